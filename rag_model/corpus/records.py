@@ -1,0 +1,123 @@
+"""The records of a corpus: page, article, passage, and the descriptors of the work on them.
+
+A descriptor says *where* work lies (a few hundred bytes of JSON); the records are the work itself and never leave the
+worker that reads them.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal, Self
+
+from rag_model.digest import digest_json
+
+SourceKind = Literal["wiki", "documents", "passages"]
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """One `<page>` of a MediaWiki export with its current revision, before anything is dropped."""
+
+    page_id: int
+    rev_id: int
+    timestamp: str  # ISO 8601, UTC, as the dump writes it: 2026-11-01T12:00:00Z
+    namespace: int
+    title: str
+    redirect: bool
+    model: str  # content model: `wikitext`, `json`, `css`, …
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """The text a reader sees under one heading; the lead's heading is the empty string."""
+
+    heading: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Article:
+    """One page's clean text by section, or one document of another source."""
+
+    page_id: str  # decimal page id of the dump, or the document's own id
+    rev_id: int  # 0 where the source has no revisions
+    title: str
+    sections: tuple[Section, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """The unit that is retrieved: about 100 words with their title."""
+
+    id: str  # page and place in the article: stable across snapshots, unlike the row
+    page_id: str
+    rev_id: int
+    title: str
+    section: str
+    text: str
+    start_word: int  # of its section (`sections`) or of its article (`words`), counted from 0
+    n_words: int
+    hash: str  # of title and text alone: equal passages share a vector
+
+    @staticmethod
+    def hash_of(title: str, text: str) -> str:
+        """Return the 32-hex-digit digest of a passage's title and text."""
+        return digest_json([title, text]).partition(":")[2][:32]
+
+
+@dataclass(frozen=True, slots=True)
+class Siteinfo:
+    """What a dump says of itself, and all that the cleaner needs to know of its language."""
+
+    dbname: str  # enwiki
+    language: str  # en
+    base: str  # URL of the main page: https://en.wikipedia.org/wiki/Main_Page
+    namespaces: Mapping[str, int] = field(default_factory=dict)  # local and English prefixes, lower case -> key
+    case: str = "first-letter"
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """A byte range that a worker can read and decode on its own: some streams of a dump, or a split file.
+
+    `first_page` and `last_page` are inclusive; slices of one source may overlap when ids are out of order.
+    """
+
+    url: str
+    offset: int  # bytes from the start of the file
+    length: int  # bytes; always known
+    codec: Literal["bz2", "gzip", "none"]
+    first_page: int
+    last_page: int
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A fixed range of page ids (or, for other sources, one bucket of document ids): the unit of work and of reuse.
+
+    A worker reads every slice of `slices` and keeps the pages with `first_page <= page_id <= last_page`.
+    """
+
+    name: str  # part-00042
+    kind: SourceKind
+    first_page: int
+    last_page: int
+    slices: tuple[Slice, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the descriptor as JSON values."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Self:
+        """Read back what `to_json` wrote."""
+        return cls(**{**value, "slices": tuple(Slice(**piece) for piece in value["slices"])})
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a dump will be cut into: parts in row order, and what the source says of itself."""
+
+    kind: SourceKind
+    siteinfo: Siteinfo
+    parts: tuple[Part, ...]

@@ -1,0 +1,41 @@
+"""Identity: canonical JSON and SHA-256 digests, the algorithm named in the id (`sha256:ab12…`)."""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+ALGORITHM = "sha256"
+_CHUNK = 1 << 20  # bytes read at a time; a digest's memory does not grow with the file
+
+
+def canonical_json(value: Any) -> bytes:
+    """Encode `value` so that equal values give equal bytes: sorted keys, no spaces, UTF-8, no NaN.
+
+    >>> canonical_json({"b": 1, "a": "é"})
+    b'{"a":"\\xc3\\xa9","b":1}'
+
+    Raises:
+        ValueError: `value` holds a NaN or an infinity, which JSON cannot carry.
+    """
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return text.encode()
+
+
+def digest_bytes(data: bytes | memoryview) -> str:
+    """Return the id of `data`, as `sha256:<64 hex digits>`."""
+    return f"{ALGORITHM}:{hashlib.sha256(data).hexdigest()}"
+
+
+def digest_json(value: Any) -> str:
+    """Return the id of a JSON value: the digest of its canonical encoding."""
+    return digest_bytes(canonical_json(value))
+
+
+def digest_file(path: Path) -> str:
+    """Return the id of a local file's bytes, read a megabyte at a time."""
+    running = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            running.update(chunk)
+    return f"{ALGORITHM}:{running.hexdigest()}"

@@ -1,0 +1,25 @@
+"""Optional dependencies: one clear error with the exact install line."""
+
+from importlib import import_module
+from types import ModuleType
+
+from rag_model.errors import MissingExtraError
+
+
+def require(module: str, extra: str) -> ModuleType:
+    """Import `module`, which the extra `extra` brings.
+
+    >>> require("json", extra="model").__name__
+    'json'
+
+    Raises:
+        MissingExtraError: it is not installed; the sentence holds the `pip install` line.
+    """
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as missing:
+        if missing.name is None or missing.name.split(".")[0] != module.split(".")[0]:
+            raise
+        raise MissingExtraError(
+            f"{module} is not installed: run `pip install 'bookwheel[{extra}]'` and try again"
+        ) from missing
