@@ -1,0 +1,157 @@
+"""The gate: what a new snapshot must show before a ref moves to it.
+
+Four questions: does each index find what exact search finds, is most of the parent still there, may the same
+questions ask it, and is it no older than what it replaces? Every check says what was observed and what was
+wanted, so that a refusal can be acted on. Judging is pure: the flow measures, this module decides.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from rag_model.evaluation.recall import percentile5
+
+Recalls = Mapping[str, npt.NDArray[np.float64]]
+
+
+@dataclass(frozen=True, slots=True)
+class Floor:
+    """The least recall that an index may show over the sampled queries."""
+
+    mean: float
+    p5: float  # fifth percentile: a good mean can hide questions for which the index is blind
+
+
+DEFAULT_FLOORS: Mapping[str, Floor] = {
+    # HNSW32 at efSearch 128 finds .97-.99 of the top 20 on real passages; below .95 its graph is damaged.
+    "hnsw": Floor(mean=0.95, p5=0.80),
+    # Quantised scores shuffle near neighbours: see evaluation/gate.py's test on the real dump. Cells or codes
+    # that were trained on something else fall far below.
+    "ivfpq": Floor(mean=0.50, p5=0.25),
+    "exact": Floor(mean=0.999, p5=0.95),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class GateRecipe:
+    """How a snapshot is examined; the defaults are what a nightly run on real dumps can hold to."""
+
+    k: int = 20  # DPR reports its retrievers at 20
+    queries: int = 256  # the mean's standard error is then below .01 at any recall above .95
+    seed: int = 0
+    floors: Mapping[str, Floor] = field(default_factory=lambda: dict(DEFAULT_FLOORS))
+    max_passage_loss: float = 0.1  # share of the parent's; a month of Wikipedia edits loses far less
+    same_space: bool = True  # a ref's readers ask with the encoder they already have
+
+
+@dataclass(frozen=True, slots=True)
+class Vitals:
+    """What the gate compares between a snapshot and its parent."""
+
+    passages: int
+    space: str | None  # digest of the encoder space; None = no embeddings
+    newest_revision: str  # ISO 8601 UTC, so text order is time order; empty = the source has no revisions
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One question put to the snapshot, with its answer."""
+
+    name: str
+    passed: bool
+    observed: str
+    wanted: str
+    why: str  # what it means that it failed, and what to do
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The gate's decision: passed if every check did."""
+
+    passed: bool
+    checks: tuple[Check, ...]
+
+    @property
+    def reason(self) -> str:
+        """One sentence naming the checks that failed; empty if none did."""
+        failed = [f"{c.name} is {c.observed}, wanted {c.wanted}" for c in self.checks if not c.passed]
+        return "; ".join(failed)
+
+
+def judge(recipe: GateRecipe, now: Vitals, recalls: Recalls, parent: Vitals | None = None) -> Verdict:
+    """Decide whether a ref may move to a snapshot.
+
+    Args:
+        recipe: thresholds.
+        now: the new snapshot.
+        recalls: of each index, the recall@k of each sampled query against exact search.
+        parent: what the ref names today; None for the first snapshot, of which only the recall is examined.
+    """
+    checks = [_holds_passages(now), *_finds(recipe, recalls)]
+    if parent is not None:
+        checks += _continues(recipe, now, parent)
+    return Verdict(all(check.passed for check in checks), tuple(checks))
+
+
+def _holds_passages(now: Vitals) -> Check:
+    return Check(
+        "passages",
+        now.passages > 0,
+        f"{now.passages:,}",
+        "at least 1",
+        "Nothing came out of the dump: look at the drop reasons.",
+    )
+
+
+def _finds(recipe: GateRecipe, recalls: Recalls) -> Iterator[Check]:
+    for index, values in recalls.items():
+        floor = recipe.floors.get(index, Floor(0.0, 0.0))
+        why = (
+            f"The {index} index misses passages that exact search finds: search it harder, "
+            "or build it with more links, more cells or longer codes."
+        )
+        for name, seen, wanted in (
+            ("mean", float(values.mean()), floor.mean),
+            ("5th percentile", percentile5(values), floor.p5),
+        ):
+            yield Check(
+                f"{index} recall@{recipe.k}, {name}",
+                seen >= wanted,
+                f"{seen:.3f}",
+                f"at least {wanted:.3f}",
+                why,
+            )
+
+
+def _continues(recipe: GateRecipe, now: Vitals, parent: Vitals) -> Iterator[Check]:
+    lost = max(0, parent.passages - now.passages) / max(1, parent.passages)
+    yield Check(
+        "passages lost since the parent",
+        lost <= recipe.max_passage_loss,
+        f"{lost:.1%} ({parent.passages:,} to {now.passages:,})",
+        f"at most {recipe.max_passage_loss:.1%}",
+        "The dump is truncated, the cleaner drops too much, or --limit is set.",
+    )
+    if recipe.same_space:
+        yield Check(
+            "encoder space",
+            now.space == parent.space,
+            "the parent's"
+            if now.space == parent.space
+            else f"{_short(now.space)}, the parent's is {_short(parent.space)}",
+            "the parent's",
+            "Services that follow the ref would be refused: publish under another ref, or allow a new space.",
+        )
+    yield Check(
+        "newest revision",
+        now.newest_revision >= parent.newest_revision,
+        now.newest_revision or "none",
+        f"{parent.newest_revision or 'none'} or later",
+        "The dump is older than the one it would replace: move the ref by hand if that is meant.",
+    )
+
+
+def _short(space: str | None) -> str:
+    return "none" if space is None else space.removeprefix("sha256:")[:12]

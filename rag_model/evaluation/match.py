@@ -1,0 +1,68 @@
+r"""Does a passage hold an answer? DPR's token match, exactly, with nothing but the standard library.
+
+DPR (Karpukhin et al. 2020) inherits DrQA's tokenizer: a token is a run of letters, numbers and marks
+(`[\p{L}\p{N}\p{M}]+`), or else any single character that is neither separator nor control (`[^\p{Z}\p{C}]`),
+taken from the NFD form and lowered. A passage holds an answer if the answer's tokens stand in it one after
+the other. `re` has no `\p{…}`, so the classes are spelled out once from `unicodedata`: the same tokens as the
+`regex` module for every character that both know.
+"""
+
+import re
+import unicodedata
+from collections.abc import Iterable
+from functools import cache
+from itertools import groupby
+
+_BETWEEN = "\n"  # a control character: never inside a token, and lowering stops at it
+
+
+@cache
+def _token_pattern() -> re.Pattern[str]:
+    words = _character_class("LNM")
+    blanks = _character_class("ZC")
+    return re.compile(f"[{words}]+|[^{blanks}]")
+
+
+def _character_class(majors: str) -> str:
+    """Spell the characters whose general category begins with one of `majors` as ranges of a `re` class."""
+    codes = (code for code in range(0x110000) if unicodedata.category(chr(code))[0] in majors)
+    ranges = []
+    for _, run in groupby(enumerate(codes), key=lambda pair: pair[1] - pair[0]):
+        members = [code for _, code in run]
+        ranges.append(f"\\U{members[0]:08x}-\\U{members[-1]:08x}")
+    return "".join(ranges)
+
+
+def tokens(text: str) -> list[str]:
+    """Return the lower-case tokens of `text` in NFD, in order.
+
+    >>> tokens("Rue de l'Été, 1789!")[:5]
+    ['rue', 'de', 'l', "'", 'été']
+    """
+    return [token.lower() for token in _token_pattern().findall(unicodedata.normalize("NFD", text))]
+
+
+def _fence(text: str) -> str:
+    return _BETWEEN + "".join(token + _BETWEEN for token in tokens(text))
+
+
+class Answers:
+    """The accepted answers of one question, made ready once for many passages."""
+
+    def __init__(self, answers: Iterable[str]) -> None:
+        """Tokenize `answers`; an answer without a token (an empty string) is in every passage, as in DPR."""
+        self._needles = [_fence(answer) for answer in answers]
+
+    def are_in(self, text: str) -> bool:
+        """Return whether the tokens of any answer stand in `text`, in order and without a gap.
+
+        >>> Answers(["New York"]).are_in("in new  york, 1900"), Answers(["York"]).are_in("Yorkshire")
+        (True, False)
+        """
+        haystack = _fence(text)
+        return any(needle in haystack for needle in self._needles)
+
+
+def has_answer(answers: Iterable[str], text: str) -> bool:
+    """Return whether `text` holds any of `answers` by DPR's token match; False without answers."""
+    return Answers(answers).are_in(text)

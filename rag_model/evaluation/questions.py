@@ -1,0 +1,215 @@
+"""Questions with their answers, from every file that people already have.
+
+DPR's `question<tab>['answer', …]` files, JSONL with `question` and `answers`, a BEIR folder, or one question
+a line; a path, a URL, or an open stream such as standard input. A malformed line is refused with its number:
+an evaluation that silently skips questions measures something else.
+"""
+
+import ast
+import csv
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import chain
+from pathlib import Path
+from typing import Any, TextIO
+
+import fsspec
+
+from rag_model.errors import InputError
+
+_LONGEST_LINE = 1 << 20  # characters; a longer line is no question
+_LONGEST_LIST = 1 << 16  # characters of a Python list of answers that the parser is trusted with
+
+Reader = Callable[[Iterator[str], str], Iterator["Question"]]
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """One question; `answers` are alternatives, and empty where only relevance judgements exist."""
+
+    id: str
+    text: str
+    answers: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class QuestionSet:
+    """The questions of one source, in its order; `grades` is empty where answers are matched instead."""
+
+    questions: tuple[Question, ...]
+    grades: Mapping[str, Mapping[str, int]] = field(
+        default_factory=dict
+    )  # question -> document -> grade, 0 = no
+
+
+def read_questions(source: str | Path | TextIO, split: str = "test") -> QuestionSet:
+    """Read the questions of a file, a URL, an open text stream, or a BEIR folder.
+
+    A file's kind is its ending (`.csv` and `.tsv`: DPR's; `.jsonl`; `.txt`: one a line) or, elsewhere and on
+    a stream, what its first line looks like. `.gz` and the like are unpacked. Ids are those of the file (`id`
+    or `_id` in JSONL), else the question's number from 0. Of a BEIR folder, the questions that
+    `qrels/<split>.tsv` judges.
+
+    Raises:
+        InputError: unreadable, not UTF-8, a malformed line (its number is named), two questions with one id,
+        or
+            none at all.
+    """
+    if not isinstance(source, str | Path):
+        return QuestionSet(_all_of(source, getattr(source, "name", "the input")))
+    if Path(source).is_dir():
+        return _read_beir(Path(source), split)
+    return QuestionSet(_read_file(str(source)))
+
+
+def _read_file(url: str) -> tuple[Question, ...]:
+    try:
+        with fsspec.open(url, "rt", encoding="utf-8", newline="", compression="infer") as file:
+            return _all_of(file, url)
+    except (OSError, EOFError, ImportError, ValueError) as broken:
+        raise InputError(f"{url} can't be read as a question file: {broken}") from broken
+
+
+def _read_beir(folder: Path, split: str) -> QuestionSet:
+    path = folder / "qrels" / f"{split}.tsv"
+    grades: dict[str, dict[str, int]] = {}
+    for number, line in enumerate(_lines_of(path), start=1):
+        if number > 1 or not line.startswith("query-id"):
+            question, document, grade = _judgement(line, f"{path}, line {number}")
+            grades.setdefault(question, {})[document] = grade
+    questions = tuple(q for q in _read_file(str(folder / "queries.jsonl")) if q.id in grades)
+    if not questions:
+        raise InputError(f"{path} judges no question of queries.jsonl: take the qrels of the same data set")
+    return QuestionSet(questions, {question.id: grades[question.id] for question in questions})
+
+
+def _lines_of(path: Path) -> Iterator[str]:
+    try:
+        with path.open(encoding="utf-8") as file:
+            yield from file
+    except (OSError, UnicodeDecodeError) as broken:
+        raise InputError(f"{path} can't be read: {broken}") from broken
+
+
+def _judgement(line: str, where: str) -> tuple[str, str, int]:
+    try:
+        question, document, grade = line.split("\t")
+        return question, document, int(grade)
+    except ValueError:
+        raise InputError(f"{where}: want query-id, corpus-id and a whole grade between tabs") from None
+
+
+def _all_of(file: TextIO, name: str) -> tuple[Question, ...]:
+    lines = _bounded(file, name)
+    try:
+        first = next(lines, "")
+        reader = _READERS.get(_ending(name)) or _reader_for(first)
+        questions = tuple(reader(chain([first], lines), name))
+    except UnicodeDecodeError as broken:
+        raise InputError(f"{name} is not UTF-8 text: {broken}") from broken
+    if not questions:
+        raise InputError(f"{name} holds no question: give a file with at least one")
+    _refuse_twins(questions, name)
+    return questions
+
+
+def _bounded(file: TextIO, name: str) -> Iterator[str]:
+    """Yield the lines, each short enough to be one: a binary file or a database dump has no line ends."""
+    number = 0
+    while line := file.readline(_LONGEST_LINE):
+        number += 1
+        if len(line) == _LONGEST_LINE:
+            raise InputError(
+                f"{name}, line {number} is longer than a million characters: is it a question file?"
+            )
+        yield line
+
+
+def _ending(name: str) -> str:
+    suffixes = Path(name).suffixes
+    known = [suffix for suffix in suffixes[-2:] if suffix in _READERS]
+    return known[-1] if known else ""
+
+
+def _reader_for(first: str) -> Reader:
+    if first.lstrip().startswith("{"):
+        return _from_jsonl
+    return _from_dpr if "\t" in first else _from_lines
+
+
+def _refuse_twins(questions: Iterable[Question], name: str) -> None:
+    seen: set[str] = set()
+    for question in questions:
+        if question.id in seen:
+            raise InputError(f"{name} holds two questions with the id {question.id!r}: make the ids unique")
+        seen.add(question.id)
+
+
+def _from_lines(lines: Iterator[str], name: str) -> Iterator[Question]:
+    texts = (line.strip() for line in lines)
+    for number, text in enumerate(text for text in texts if text):
+        yield Question(str(number), text)
+
+
+def _from_dpr(lines: Iterator[str], name: str) -> Iterator[Question]:
+    rows = csv.reader(lines, delimiter="\t")
+    number = 0
+    try:
+        for row in rows:
+            if row:
+                yield _dpr_question(row, str(number), f"{name}, line {rows.line_num}")
+                number += 1
+    except csv.Error as broken:
+        raise InputError(f"{name}, line {rows.line_num}: {broken}") from broken
+
+
+def _dpr_question(row: list[str], identity: str, where: str) -> Question:
+    if len(row) < 2 or not row[0].strip():
+        raise InputError(f"{where}: want a question, a tab and a list of answers such as ['Paris']")
+    return Question(identity, row[0].strip(), _python_list(row[1], where))
+
+
+def _python_list(text: str, where: str) -> tuple[str, ...]:
+    """Parse DPR's list of answers: a literal, never evaluated, and of bounded length."""
+    try:
+        value = ast.literal_eval(text.strip()) if len(text) <= _LONGEST_LIST else None
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        value = None
+    return _answers(value, where)
+
+
+def _answers(value: Any, where: str) -> tuple[str, ...]:
+    if not isinstance(value, list | tuple) or not all(isinstance(answer, str) for answer in value):
+        raise InputError(f"{where}: the answers must be a list of strings such as ['Paris', 'Lutetia']")
+    return tuple(value)
+
+
+def _from_jsonl(lines: Iterator[str], name: str) -> Iterator[Question]:
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            yield _json_question(line, number, f"{name}, line {number}")
+
+
+def _json_question(line: str, number: int, where: str) -> Question:
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError) as broken:
+        raise InputError(f"{where}: not a JSON object: {broken}") from broken
+    if not isinstance(value, dict):
+        raise InputError(f"{where}: want one JSON object a line, got {line[:80]!r}")
+    text = value.get("question", value.get("text"))
+    if not isinstance(text, str) or not text.strip():
+        raise InputError(f"{where}: want `question` (or BEIR's `text`) to be a string that is not empty")
+    identity = value.get("id", value.get("_id", number - 1))
+    return Question(
+        str(identity), text.strip(), _answers(value.get("answers", value.get("answer", [])), where)
+    )
+
+
+_READERS: dict[str, Reader] = {
+    ".csv": _from_dpr,
+    ".tsv": _from_dpr,
+    ".jsonl": _from_jsonl,
+    ".txt": _from_lines,
+}

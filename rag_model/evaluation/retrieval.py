@@ -1,0 +1,79 @@
+"""How often retrieval puts an answer, or a relevant page, in front of the reader.
+
+Success@k (Karpukhin et al. 2020 call it top-k retrieval accuracy): the share of questions with an answer in
+at least one of the first k passages, by DPR's token match over the passage's text, its title left out. Judged
+collections (BEIR) are measured through `ir_measures`, page by page.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from rag_model.evaluation.match import Answers
+from rag_model.evaluation.questions import Question
+from rag_model.extras import require
+from rag_model.retrieve.retriever import Hit
+
+CUTOFFS = (1, 5, 20, 100)  # the k of DPR's tables
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One question, what was found for it, and which of the hits hold an answer."""
+
+    question: Question
+    hits: tuple[Hit, ...]
+    has_answer: tuple[bool, ...]  # one a hit
+
+    @property
+    def first(self) -> int | None:
+        """The rank, from 1, of the first passage with an answer; None if none has one."""
+        return next((rank for rank, found in enumerate(self.has_answer, start=1) if found), None)
+
+
+def match_hits(question: Question, hits: Sequence[Hit]) -> Outcome:
+    """Look for the question's answers in each of its hits."""
+    answers = Answers(question.answers)
+    return Outcome(question, tuple(hits), tuple(answers.are_in(hit.passage.text) for hit in hits))
+
+
+def cutoffs(k: int) -> list[int]:
+    """Return the depths to report for a search of depth `k`: 1, 5, 20, 100 as far as they go, and `k`.
+
+    >>> cutoffs(10)
+    [1, 5, 10]
+    """
+    return sorted({depth for depth in CUTOFFS if depth <= k} | {k})
+
+
+def success(outcomes: Sequence[Outcome], k: int) -> dict[str, float]:
+    """Return `Success@…` at each depth of `cutoffs(k)`, in [0, 1]; without answers a question is missed."""
+    firsts = [outcome.first for outcome in outcomes]
+    return {
+        f"Success@{depth}": sum(first is not None and first <= depth for first in firsts) / len(firsts)
+        for depth in cutoffs(k)
+    }
+
+
+def judged(outcomes: Sequence[Outcome], grades: Mapping[str, Mapping[str, int]], k: int) -> dict[str, float]:
+    """Return nDCG@10, R@k and RR@10 against graded pages, each in [0, 1].
+
+    A document is a page (`page_id`); of a page's passages the best ranked counts, so a search of depth `k`
+    may reach fewer than `k` documents.
+
+    Raises:
+        MissingExtraError: `ir_measures` is not installed.
+    """
+    measures = require("ir_measures", "pipeline")
+    names = ["nDCG@10", f"R@{k}", "RR@10"]
+    wanted = [measures.parse_measure(name) for name in names]
+    run = {outcome.question.id: page_ranking(outcome.hits) for outcome in outcomes}
+    values = measures.calc_aggregate(wanted, {q: dict(g) for q, g in grades.items()}, run)
+    return {name: float(values[measure]) for name, measure in zip(names, wanted, strict=True)}
+
+
+def page_ranking(hits: Sequence[Hit]) -> dict[str, float]:
+    """Return each page's score: minus its best rank, so that passages that tie can't reorder the pages."""
+    ranking: dict[str, float] = {}
+    for hit in hits:
+        ranking.setdefault(hit.passage.page_id, -float(hit.rank))
+    return ranking

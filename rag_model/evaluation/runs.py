@@ -1,0 +1,104 @@
+"""What a search run leaves behind, in the three formats that other tools read.
+
+A TREC run file, DPR's retrieval JSON (what its reader and FiD train on), and one JSON object a question. Each
+appears whole or not at all: it is written beside its place and then moved there.
+"""
+
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from rag_model.errors import InputError
+from rag_model.evaluation.retrieval import Outcome
+
+RunWriter = Callable[[Sequence[Outcome], Path], None]
+
+
+def write_trec(outcomes: Sequence[Outcome], path: Path, tag: str = "bookwheel") -> None:
+    """Write a TREC run, `question Q0 passage rank score tag`; blanks in ids are percent-encoded."""
+    _write_whole(path, (line for outcome in outcomes for line in _trec_lines(outcome, tag)))
+
+
+def write_dpr(outcomes: Sequence[Outcome], path: Path) -> None:
+    """Write DPR's retrieval JSON: `question`, `answers`, `ctxs` with `id title text score has_answer`.
+
+    `score` is a string, as in DPR's own files.
+    """
+    entries = (json.dumps(_dpr_entry(outcome), ensure_ascii=False) for outcome in outcomes)
+    _write_whole(path, _json_array(entries))
+
+
+def write_jsonl(outcomes: Sequence[Outcome], path: Path) -> None:
+    """Write one JSON object a question: `id`, `question`, `answers`, `first` rank with an answer, `hits`."""
+    _write_whole(path, (json.dumps(_row(outcome), ensure_ascii=False) + "\n" for outcome in outcomes))
+
+
+WRITERS: dict[str, RunWriter] = {"trec": write_trec, "dpr": write_dpr, "jsonl": write_jsonl}
+
+
+def _trec_lines(outcome: Outcome, tag: str) -> Iterator[str]:
+    question = _trec_id(outcome.question.id)
+    for hit in outcome.hits:
+        yield f"{question} Q0 {_trec_id(hit.passage.id)} {hit.rank} {hit.score:.9g} {tag}\n"
+
+
+def _trec_id(identity: str) -> str:
+    return "".join(quote(char, safe="") if char.isspace() else char for char in identity)
+
+
+def _dpr_entry(outcome: Outcome) -> dict[str, Any]:
+    contexts = [
+        {
+            "id": hit.passage.id,
+            "title": hit.passage.title,
+            "text": hit.passage.text,
+            "score": f"{hit.score:.9g}",
+            "has_answer": found,
+        }
+        for hit, found in zip(outcome.hits, outcome.has_answer, strict=True)
+    ]
+    return {"question": outcome.question.text, "answers": list(outcome.question.answers), "ctxs": contexts}
+
+
+def _row(outcome: Outcome) -> dict[str, Any]:
+    hits = [
+        {
+            "rank": hit.rank,
+            "score": hit.score,
+            "id": hit.passage.id,
+            "page_id": hit.passage.page_id,
+            "title": hit.passage.title,
+            "url": hit.url,
+            "has_answer": found,
+        }
+        for hit, found in zip(outcome.hits, outcome.has_answer, strict=True)
+    ]
+    asked = outcome.question
+    answers = list(asked.answers)
+    return {"id": asked.id, "question": asked.text, "answers": answers, "first": outcome.first, "hits": hits}
+
+
+def _json_array(entries: Iterable[str]) -> Iterator[str]:
+    yield "["
+    for number, entry in enumerate(entries):
+        yield (",\n" if number else "\n") + entry
+    yield "\n]\n"
+
+
+def _write_whole(path: Path, pieces: Iterable[str]) -> None:
+    """Write `pieces` to a temporary file in the same folder, flush it to disk, and move it into place."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with beside.open("w", encoding="utf-8") as file:
+            file.writelines(pieces)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    except OSError as broken:
+        raise InputError(f"{path} can't be written ({broken.strerror}): choose another place") from broken
+    finally:
+        beside.unlink(missing_ok=True)

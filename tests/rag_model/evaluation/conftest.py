@@ -1,0 +1,45 @@
+"""Passages and hits made by hand, for measures that need no index."""
+
+from collections.abc import Callable, Sequence
+
+import pytest
+from hypothesis import settings
+
+from rag_model.corpus.records import Passage
+from rag_model.retrieve.retriever import Hit
+
+settings.register_profile("bookwheel", deadline=None)  # no test here is about time
+settings.load_profile("bookwheel")
+
+
+def _passage(page: str, text: str, place: int = 0) -> Passage:
+    return Passage(
+        f"{page}-{place}",
+        page,
+        7,
+        f"Title {page}",
+        "",
+        text,
+        0,
+        len(text.split()),
+        Passage.hash_of(page, text),
+    )
+
+
+@pytest.fixture(scope="session")
+def make_passage() -> Callable[..., Passage]:
+    """Return a maker of passages: page, text, place in the article."""
+    return _passage
+
+
+@pytest.fixture(scope="session")
+def make_hits() -> Callable[[Sequence[tuple[str, str]]], tuple[Hit, ...]]:
+    """Return a maker of hits from (page, text) pairs, best first, a score of 1/rank each."""
+
+    def make(found: Sequence[tuple[str, str]]) -> tuple[Hit, ...]:
+        return tuple(
+            Hit(rank, 1 / rank, rank - 1, _passage(page, text, rank), f"https://x/?oldid={rank}", "CC")
+            for rank, (page, text) in enumerate(found, start=1)
+        )
+
+    return make
