@@ -1,0 +1,160 @@
+"""Blobs: immutable files named by the digest of their bytes, so equal files are stored once and damage shows.
+
+A blob lies at `blobs/<first two hex digits>/<all 64>`; `sha256sum` of the file gives its name.
+"""
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Self
+
+from rag_model.digest import ALGORITHM, digest_bytes, digest_file
+from rag_model.errors import StoreError
+from rag_model.store.files import Files
+from rag_model.store.landing import landing
+
+_ID = re.compile(rf"{ALGORITHM}:[0-9a-f]{{64}}")
+_LARGEST = 1 << 50  # bytes; no object store holds a larger file
+
+
+@dataclass(frozen=True, slots=True)
+class BlobRef:
+    """The identity of a file's bytes."""
+
+    id: str  # sha256:<64 hex digits>
+    size: int  # bytes
+
+    def __post_init__(self) -> None:
+        """Refuse what is no blob, wherever it was read: a path is made from the id."""
+        if not isinstance(self.id, str) or not _ID.fullmatch(self.id):
+            raise StoreError(f"{self.id!r} is not a blob id (sha256:<64 hex digits>)")
+        if type(self.size) is not int or not 0 <= self.size <= _LARGEST:
+            raise StoreError(f"blob {self.id} has an impossible size: {self.size!r}")
+
+    def to_json(self) -> dict[str, Any]:
+        """Return `{"id": …, "size": …}`."""
+        return {"id": self.id, "size": self.size}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Self:
+        """Read back what `to_json` wrote.
+
+        Raises:
+            StoreError: a field is missing or impossible.
+        """
+        if not isinstance(value, Mapping) or set(value) != {"id", "size"}:
+            raise StoreError(f"{value!r} is not a blob: it needs an id and a size")
+        return cls(id=value["id"], size=value["size"])
+
+    @property
+    def path(self) -> str:
+        """Where the blob lies, relative to the store: `blobs/ab/abcdef…`."""
+        digits = self.id.partition(":")[2]
+        return f"blobs/{digits[:2]}/{digits}"
+
+
+def default_cache() -> Path:
+    """Return the folder for verified copies of remote blobs: `BOOKWHEEL_CACHE`, else `~/.cache/bookwheel/blobs`."""
+    named = os.environ.get("BOOKWHEEL_CACHE")
+    return Path(named).expanduser() if named else Path.home() / ".cache" / "bookwheel" / "blobs"
+
+
+@dataclass(frozen=True, slots=True)
+class Blobs:
+    """The blobs of one store."""
+
+    files: Files
+
+    def put_file(self, path: Path) -> BlobRef:
+        """Store a local file's bytes, streamed; nothing is copied when they are there already.
+
+        Raises:
+            StoreError: the store is full or unwritable, or the file cannot be read.
+        """
+        try:
+            ref = BlobRef(digest_file(path), path.stat().st_size)
+        except OSError as error:
+            raise StoreError(f"cannot read {path} to store it: {error}") from error
+        if not self.exists(ref):
+            self.files.upload(path, ref.path)
+        return ref
+
+    def put_bytes(self, data: bytes) -> BlobRef:
+        """Store a few bytes."""
+        ref = BlobRef(digest_bytes(data), len(data))
+        if not self.exists(ref):
+            self.files.put(ref.path, data)
+        return ref
+
+    def exists(self, ref: BlobRef) -> bool:
+        """Whether the blob is there with the right size (`verify` re-hashes)."""
+        return self.files.size(ref.path) == ref.size
+
+    def open(self, ref: BlobRef) -> BinaryIO:
+        """Open a blob for reading at any offset; the bytes are not verified.
+
+        Raises:
+            StoreError: the blob is missing or its size is wrong.
+        """
+        self._require(ref)
+        return self.files.open(ref.path)
+
+    def read(self, ref: BlobRef) -> bytes:
+        """Return a small blob's bytes, verified.
+
+        Raises:
+            StoreError: the blob is missing or damaged.
+        """
+        data = self.files.read(ref.path)
+        if data is None:
+            raise StoreError(f"blob {ref.id} is missing in {self.files.url}")
+        if digest_bytes(data) != ref.id:
+            raise self._damaged(ref)
+        return data
+
+    def fetch(self, ref: BlobRef, dest: Path) -> None:
+        """Copy a blob to a local path, which appears whole and verified or not at all; memory stays small.
+
+        Raises:
+            StoreError: the blob is missing or damaged, or `dest` cannot be written.
+        """
+        self._require(ref)
+        try:
+            with landing(dest) as temporary:
+                self.files.download(ref.path, temporary)
+                if digest_file(temporary) != ref.id:
+                    raise self._damaged(ref)
+        except OSError as error:
+            raise StoreError(f"cannot write {dest}: {error.strerror or error}") from error
+
+    def local(self, ref: BlobRef) -> Path:
+        """Return a local path to read a blob from: the blob itself, or a verified copy kept in the cache folder.
+
+        Raises:
+            StoreError: the blob is missing, its size is wrong, or the copy is damaged.
+        """
+        if self.files.is_local:
+            self._require(ref)
+            return self.files.local_path(ref.path)
+        copy = default_cache() / ref.path.partition("/")[2]
+        if not copy.is_file() or copy.stat().st_size != ref.size:
+            self.fetch(ref, copy)
+        return copy
+
+    def url(self, ref: BlobRef) -> str:
+        """Return the blob's full URL, which any fsspec reader opens."""
+        return self.files.url_of(ref.path)
+
+    def _require(self, ref: BlobRef) -> None:
+        size = self.files.size(ref.path)
+        if size is None:
+            raise StoreError(f"blob {ref.id} is missing in {self.files.url}")
+        if size != ref.size:
+            raise StoreError(
+                f"blob {ref.id} in {self.files.url} is damaged: {size} bytes instead of {ref.size}"
+            )
+
+    def _damaged(self, ref: BlobRef) -> StoreError:
+        return StoreError(f"blob {ref.id} in {self.files.url} is damaged: its bytes do not match its name")

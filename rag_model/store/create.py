@@ -1,0 +1,93 @@
+"""Create a file exclusively: of all who try, in any process on any machine, exactly one succeeds.
+
+Refs and memo rest on this one operation, so the store needs no locks. fsspec's own local `mode="create"` is a check
+and then a write (two processes both win), so the local way is a temporary file and a hard link.
+"""
+
+import errno
+import secrets
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from fsspec.implementations.local import LocalFileSystem
+from fsspec.implementations.memory import MemoryFileSystem
+
+from rag_model.store.landing import landing
+
+_memory_lock = threading.Lock()  # memory:// lives in one process
+_CONFLICT_TRIES = 8  # S3 answers 409 while another conditional write of the same key is under way
+
+
+def create_exclusive(fs: Any, path: str, data: bytes) -> bool:
+    """Create `path` holding `data`; False when it exists already, and then it is left as it was.
+
+    On object stores False may also mean that a retried request met its own first attempt: put a nonce into `data`,
+    read the file back and compare.
+
+    Raises:
+        OSError: nothing was created, for another reason than that the file exists.
+    """
+    if isinstance(fs, LocalFileSystem):
+        return _create_local(Path(path), data)
+    if isinstance(fs, MemoryFileSystem):
+        return _create_in_memory(fs, path, data)
+    return _create_by_condition(fs, path, data)
+
+
+def excludes(fs: Any, folder: str) -> bool:
+    """Probe whether exclusive creation works below `folder`: a second create of one name must fail.
+
+    A bucket that ignores `If-None-Match` overwrites in silence, and two publishers would both win.
+    """
+    path = f"{folder}/probe-{secrets.token_hex(8)}"
+    try:
+        first = create_exclusive(fs, path, b"first")
+        return first and not create_exclusive(fs, path, b"second")
+    except OSError as error:
+        if error.errno in {errno.ENOSYS, errno.EINVAL}:  # 501 and 400: the header itself is refused
+            return False
+        raise
+    finally:
+        if fs.exists(path):
+            fs.rm_file(path)
+
+
+def _create_local(path: Path, data: bytes) -> bool:
+    try:
+        with landing(path, exclusive=True) as temporary:
+            temporary.write_bytes(data)
+    except FileExistsError:
+        return False
+    return True
+
+
+def _create_in_memory(fs: MemoryFileSystem, path: str, data: bytes) -> bool:
+    with _memory_lock:
+        if fs.exists(path):
+            return False
+        fs.pipe_file(path, data)
+        return True
+
+
+def _create_by_condition(fs: Any, path: str, data: bytes) -> bool:
+    """`If-None-Match: *`. Servers name a lost race differently, but afterwards the file is there."""
+    for attempt in range(_CONFLICT_TRIES):
+        try:
+            fs.pipe_file(path, data, mode="create")
+        except FileExistsError:
+            return False
+        except OSError as error:
+            if fs.exists(path):
+                return False
+            if not _is_conflict(error):
+                raise
+            time.sleep(0.05 * 2**attempt)
+        else:
+            return True
+    raise OSError(errno.EBUSY, "another write of the same key never ended", path)
+
+
+def _is_conflict(error: OSError) -> bool:
+    return "ConditionalRequestConflict" in f"{error} {error.__cause__}"

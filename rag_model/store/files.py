@@ -1,0 +1,193 @@
+"""The one seam around fsspec: the few file operations a store needs, each failing with one clear sentence.
+
+Paths are relative to the store's URL. Listings are never answered from a cache.
+"""
+
+import errno
+import io
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+import fsspec
+from fsspec.implementations.local import LocalFileSystem
+from fsspec.implementations.memory import MemoryFileSystem
+
+from rag_model.errors import StoreError
+from rag_model.extras import require
+from rag_model.store.create import create_exclusive, excludes
+from rag_model.store.landing import landing
+
+# An upload or download holds at most these many bytes, whatever the file's size.
+_CHUNK = 16 << 20
+_CONCURRENCY = 4
+_REMOTE_BLOCK = 1 << 20  # bytes a range read fetches ahead
+
+
+class Files:
+    """Files below one fsspec URL: `memory://`, `file://` or a bare local path, `s3://`, or what else fsspec opens."""
+
+    def __init__(self, url: str) -> None:
+        """Connect to `url`; nothing is read or written yet.
+
+        Raises:
+            MissingExtraError: the URL needs a package that is not installed.
+            StoreError: fsspec knows no such protocol.
+        """
+        remote_s3 = url.startswith(("s3://", "s3a://"))
+        self._errors: tuple[type[Exception], ...] = (OSError,)
+        if remote_s3:
+            require("s3fs", extra="s3")
+            self._errors = (OSError, require("botocore.exceptions", extra="s3").BotoCoreError)
+        try:
+            fs, root = fsspec.url_to_fs(url, use_listings_cache=False)
+        except (ValueError, ImportError) as unknown:
+            raise StoreError(f"cannot open a store at {url}: {unknown}") from unknown
+        self._fs: Any = fs
+        self._root: str = root.rstrip("/")
+        self._transfer = {"chunksize": _CHUNK, "max_concurrency": _CONCURRENCY} if remote_s3 else {}
+        self.url: str = fs.unstrip_protocol(self._root)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the files lie on this machine's disk."""
+        return isinstance(self._fs, LocalFileSystem)
+
+    def local_path(self, path: str) -> Path:
+        """Return where `path` lies on this machine's disk (only where `is_local`)."""
+        return Path(self._path(path))
+
+    def url_of(self, path: str) -> str:
+        """Return the full URL of `path`."""
+        return f"{self.url}/{path}"
+
+    def size(self, path: str) -> int | None:
+        """Return a file's size in bytes; None when there is no such file."""
+        with self._explaining("look for", path):
+            try:
+                info = self._fs.info(self._path(path))
+            except (FileNotFoundError, NotADirectoryError):
+                return None
+        return int(info["size"]) if info["type"] == "file" else None
+
+    def names(self, folder: str, *, kind: str = "file") -> list[str]:
+        """Return the sorted base names of a folder's files (or of its folders: `kind="directory"`); [] for none."""
+        with self._explaining("list", folder):
+            try:
+                found = self._fs.ls(self._path(folder), detail=True, refresh=True)
+            except (FileNotFoundError, NotADirectoryError):
+                return []
+        bases = (entry["name"].rstrip("/").rpartition("/")[2] for entry in found if entry["type"] == kind)
+        return sorted(base for base in bases if base and not base.startswith("."))
+
+    def read(self, path: str) -> bytes | None:
+        """Return a small file's bytes; None when there is no such file."""
+        with self._explaining("read", path):
+            try:
+                return bytes(self._fs.cat_file(self._path(path)))
+            except (FileNotFoundError, NotADirectoryError):
+                return None
+
+    def read_json(self, path: str) -> dict[str, Any] | None:
+        """Return the JSON object that a file holds; None when there is no such file.
+
+        Raises:
+            StoreError: the file holds something else.
+        """
+        data = self.read(path)
+        if data is None:
+            return None
+        try:
+            value = json.loads(data)
+        except ValueError as broken:
+            raise StoreError(f"{self.url_of(path)} is damaged: it is not JSON ({broken})") from broken
+        if not isinstance(value, dict):
+            raise StoreError(f"{self.url_of(path)} is damaged: it does not hold a JSON object")
+        return value
+
+    def open(self, path: str) -> BinaryIO:
+        """Open a file for reading at any offset; from an object store only the ranges asked for are read."""
+        with self._explaining("read", path):
+            if self.is_local:
+                return self.local_path(path).open("rb")
+            if isinstance(self._fs, MemoryFileSystem):  # its handles share one position among all readers
+                return io.BytesIO(self._fs.cat_file(self._path(path)))
+            return cast(BinaryIO, self._fs.open(self._path(path), "rb", block_size=_REMOTE_BLOCK))
+
+    def create(self, path: str, data: bytes) -> bool:
+        """Create a file exclusively; False when another writer was first.
+
+        Bytes that carry a nonce are read back on a loss, since a retried request can lose to its own first attempt.
+        """
+        with self._explaining("write", path):
+            if create_exclusive(self._fs, self._path(path), data):
+                return True
+        return not self.is_local and self.read(path) == data
+
+    def put(self, path: str, data: bytes) -> None:
+        """Write a small file whole, replacing what was there."""
+        with self._explaining("write", path):
+            if self.is_local:
+                with landing(self.local_path(path)) as temporary:
+                    temporary.write_bytes(data)
+            else:
+                self._fs.pipe_file(self._path(path), data)
+
+    def upload(self, source: Path, path: str) -> None:
+        """Copy a local file into the store; it appears whole or not at all."""
+        with self._explaining("write", path):
+            if self.is_local:
+                with landing(self.local_path(path)) as temporary:
+                    shutil.copyfile(source, temporary)
+            else:
+                self._fs.put_file(str(source), self._path(path), **self._transfer)
+
+    def download(self, path: str, dest: Path) -> None:
+        """Copy a file of the store to a local path, which the caller makes safe for readers."""
+        with self._explaining("read", path):
+            if self.is_local:
+                shutil.copyfile(self.local_path(path), dest)
+            else:
+                self._fs.get_file(self._path(path), str(dest), **self._transfer)
+
+    def delete(self, folder: str) -> None:
+        """Delete a folder with all that it holds; nothing happens when there is none."""
+        with self._explaining("delete", folder):
+            try:
+                self._fs.rm(self._path(folder), recursive=True)
+            except FileNotFoundError:
+                return
+
+    def excludes(self) -> bool:
+        """Probe whether exclusive creation works here: without it two publishers would both win."""
+        with self._explaining("write", "probe"):
+            return excludes(self._fs, self._path("probe"))
+
+    def _path(self, path: str) -> str:
+        return f"{self._root}/{path}" if path else self._root
+
+    @contextmanager
+    def _explaining(self, doing: str, path: str) -> Iterator[None]:
+        try:
+            yield
+        except self._errors as error:
+            raise StoreError(_sentence(error, doing, self.url_of(path))) from error
+
+
+def json_bytes(value: Any) -> bytes:
+    """Encode a JSON value for people: indented, keys in the order given, one newline at the end."""
+    return (json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()
+
+
+def _sentence(error: Exception, doing: str, url: str) -> str:
+    number = getattr(error, "errno", None)
+    if number in {errno.ENOSPC, errno.EDQUOT}:
+        return f"the disk is full: cannot {doing} {url}; free some space and run it again"
+    if isinstance(error, PermissionError) or number == errno.EROFS:
+        return f"not allowed to {doing} {url} ({error}); check the permissions or credentials"
+    if isinstance(error, FileNotFoundError):
+        return f"cannot {doing} {url}: it does not exist"
+    return f"cannot {doing} {url}: {str(error) or type(error).__name__}"

@@ -1,0 +1,197 @@
+"""A snapshot as its readers see it: passages by row, vectors by part, files by name; from a store or a pulled folder.
+
+A reader keeps what it opened: refs may move and new snapshots may be pulled meanwhile.
+"""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rag_model.corpus.passages import PassageFile
+from rag_model.corpus.records import Passage
+from rag_model.errors import StoreError
+from rag_model.store.manifest import Manifest, PartEntry
+from rag_model.store.store import Store
+from rag_model.store.trees import linked_tree
+
+CURRENT = "current"  # in a pulled folder, the symbolic link to the snapshot that was pulled last
+MANIFEST = "manifest.json"
+_OPEN_PARTS = 64  # passage files kept open; their footers are what makes a second look-up cheap
+
+
+class Snapshot:
+    """One immutable version of the corpus with its vectors and indexes. Safe to share among threads."""
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        path: Callable[[str], Path],
+        source: Callable[[str], Path | IO[bytes]],
+        where: str,
+    ) -> None:
+        """Read `manifest`'s files through `path` (local path of a file) and `source` (what Parquet is read from).
+
+        Use `Snapshot.open`, `from_store` or `from_folder`.
+        """
+        self.manifest = manifest
+        self.id = manifest.id
+        self.where = where  # the store's URL or the folder, for messages
+        self._path = path
+        self._source = source
+        self._ends = np.cumsum([part.rows for part in self.parts], dtype=np.int64)
+        self._readers: OrderedDict[str, PassageFile] = OrderedDict()
+        self._lock = threading.Lock()
+
+    @classmethod
+    def open(cls, url: str, name: str = "latest") -> "Snapshot":
+        """Open a snapshot straight from a store: `name` is a ref, `ref@number`, an id or a unique prefix.
+
+        Raises:
+            StoreError: no such store or snapshot, or its manifest is damaged.
+        """
+        return cls.from_store(Store.open(url), name)
+
+    @classmethod
+    def from_store(cls, store: Store, name: str = "latest") -> "Snapshot":
+        """Open a snapshot of an open store."""
+        manifest = store.snapshots.get(store.snapshots.resolve(name))
+        files, blobs = manifest.content.files, store.blobs
+
+        def source(file: str) -> Path | IO[bytes]:
+            return blobs.local(files[file]) if store.files.is_local else blobs.open(files[file])
+
+        return cls(manifest, lambda file: blobs.local(files[file]), source, store.url)
+
+    @classmethod
+    def from_folder(cls, folder: Path) -> "Snapshot":
+        """Open what `pull` put into `folder` last, or one snapshot's own folder in it.
+
+        Raises:
+            StoreError: nothing was pulled there, or the manifest is damaged.
+        """
+        root = (folder / CURRENT if (folder / CURRENT).exists() else folder).resolve()
+        try:
+            manifest = Manifest.from_bytes((root / MANIFEST).read_bytes())
+        except OSError as missing:
+            raise StoreError(f"there is no pulled snapshot in {folder}: pull one there first") from missing
+
+        def path(file: str) -> Path:
+            if not (root / file).is_file():
+                raise StoreError(f"{file} was not pulled to {root}: pull again without leaving it out")
+            return root / file
+
+        return cls(manifest, path, path, str(root))
+
+    @property
+    def n(self) -> int:
+        """The number of passages."""
+        return self.manifest.content.n
+
+    @property
+    def parts(self) -> tuple[PartEntry, ...]:
+        """The parts in row order."""
+        return self.manifest.content.parts
+
+    @property
+    def space(self) -> Mapping[str, Any] | None:
+        """The encoder space of the vectors; None when the snapshot has none."""
+        return self.manifest.content.space
+
+    @property
+    def dim(self) -> int:
+        """The number of components of a vector.
+
+        Raises:
+            StoreError: the snapshot has no vectors.
+        """
+        for index in self.manifest.content.indexes.values():
+            return int(index["d"])
+        for part in self.parts:
+            return int(self.embeddings(part.name).shape[1])
+        raise StoreError(f"snapshot {self.id[:12]} has no vectors")
+
+    def path(self, file: str) -> Path:
+        """Return a local path to read a file of the manifest from; a remote one is copied and verified first.
+
+        Raises:
+            StoreError: the snapshot has no such file, or it is missing or damaged.
+        """
+        return self._path(self._known(file))
+
+    def folder(self, prefix: str) -> Path:
+        """Return a local folder with all files below `prefix` under their own names, as a model loader wants them.
+
+        >>> snapshot.folder("encoder/question")  # doctest: +SKIP
+        """
+        below = [file for file in self.manifest.content.files if file.startswith(f"{prefix}/")]
+        if not below:
+            raise StoreError(f"snapshot {self.id[:12]} has no files below {prefix}/")
+        return linked_tree({file.removeprefix(f"{prefix}/"): self.path(file) for file in below})
+
+    def embeddings(self, part: str) -> NDArray[np.floating[Any]]:
+        """Return a part's vectors, memory-mapped: (rows, dim), float16 or float32, row i = row i of the part.
+
+        Raises:
+            StoreError: the file is missing, is no plain array, or has another number of rows than the part.
+        """
+        file = f"embeddings/{part}.npy"
+        try:
+            vectors: NDArray[np.floating[Any]] = np.load(self.path(file), mmap_mode="r", allow_pickle=False)
+        except (ValueError, EOFError) as broken:
+            raise StoreError(f"{file} of snapshot {self.id[:12]} is damaged: {broken}") from broken
+        rows = next((entry.rows for entry in self.parts if entry.name == part), None)
+        if vectors.ndim != 2 or vectors.shape[0] != rows:
+            raise StoreError(
+                f"{file} of snapshot {self.id[:12]} has shape {vectors.shape} for {rows} passages"
+            )
+        return vectors
+
+    def passages(self, rows: Sequence[int]) -> list[Passage]:
+        """Return the passages of global rows (0 <= row < n) in the order asked; reads only their row groups.
+
+        Raises:
+            IndexError: a row lies outside the snapshot.
+            StoreError: a passage file is missing or damaged.
+        """
+        if any(not 0 <= row < self.n for row in rows):
+            raise IndexError(
+                f"a row of {list(rows)!r} lies outside the {self.n} passages of snapshot {self.id[:12]}"
+            )
+        at = np.searchsorted(self._ends, np.asarray(rows, dtype=np.int64), side="right").tolist()
+        found: dict[int, Passage] = {}
+        for place in sorted(set(at)):
+            part = self.parts[place]
+            start = int(self._ends[place]) - part.rows
+            wanted = [int(row) for row, its in zip(rows, at, strict=True) if its == place]
+            found.update(zip(wanted, self._rows(part, [row - start for row in wanted]), strict=True))
+        return [found[int(row)] for row in rows]
+
+    def passage_file(self, part: str) -> PassageFile:
+        """Open a part's passages to stream them; the caller closes it."""
+        return PassageFile(self._source(self._known(f"passages/{part}.parquet")))
+
+    def _rows(self, part: PartEntry, rows: list[int]) -> list[Passage]:
+        with self._lock:  # a Parquet reader has one position
+            reader = self._readers.pop(part.name, None) or self._checked(part)
+            self._readers[part.name] = reader
+            if len(self._readers) > _OPEN_PARTS:
+                self._readers.popitem(last=False)[1].close()
+            return reader.rows(rows)
+
+    def _checked(self, part: PartEntry) -> PassageFile:
+        reader = self.passage_file(part.name)
+        if reader.n_rows != part.rows:
+            raise StoreError(
+                f"passages/{part.name}.parquet of snapshot {self.id[:12]} holds {reader.n_rows} rows, not {part.rows}"
+            )
+        return reader
+
+    def _known(self, file: str) -> str:
+        if file not in self.manifest.content.files:
+            raise StoreError(f"snapshot {self.id[:12]} in {self.where} has no file {file}")
+        return file

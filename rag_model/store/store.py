@@ -1,0 +1,74 @@
+"""The versioned store: one fsspec URL that holds snapshots and all that they are made of."""
+
+from typing import Any
+
+from rag_model.errors import StoreError
+from rag_model.store.blobs import Blobs
+from rag_model.store.files import Files, json_bytes
+from rag_model.store.memo import Memo
+from rag_model.store.refs import Refs
+from rag_model.store.runs import Runs
+from rag_model.store.snapshots import Snapshots
+
+FORMAT = 1
+_MARK = "store.json"  # says that the URL is a store, and of which layout
+
+
+class Store:
+    """Blobs, memo, snapshots, refs and run reports below one URL.
+
+    A store pickles as its URL, so it travels to workers. Credentials and endpoints come from the environment, as
+    fsspec and the AWS libraries read it: `AWS_ACCESS_KEY_ID`, `AWS_ENDPOINT_URL`, `FSSPEC_S3_…`.
+    """
+
+    def __init__(self, files: Files) -> None:
+        """Take the store that `files` reaches, unchecked; use `Store.open`."""
+        self.files = files
+        self.blobs = Blobs(files)
+        self.memo = Memo(files, self.blobs)
+        self.refs = Refs(files)
+        self.snapshots = Snapshots(files, self.refs)
+        self.runs = Runs(files)
+
+    @property
+    def url(self) -> str:
+        """The store's full URL."""
+        return self.files.url
+
+    @classmethod
+    def open(cls, url: str, *, create: bool = False) -> "Store":
+        """Open the store at an fsspec URL (`s3://bucket/prefix`, `file:///…`, `memory://…`) or a local path.
+
+        `create` makes one where there is none.
+
+        Raises:
+            StoreError: there is no store (and not `create`), it cannot be reached or written, or it is of a newer format.
+            MissingExtraError: the URL needs a package that is not installed.
+        """
+        files = Files(url)
+        mark = files.read_json(_MARK)
+        if mark is None and create:
+            files.create(_MARK, json_bytes({"format": FORMAT}))
+            mark = files.read_json(_MARK)
+        if mark is None:
+            raise StoreError(
+                f"there is no bookwheel store at {files.url}: check the URL, or make one with `reindex`"
+            )
+        written = mark.get("format")
+        if type(written) is not int or not 1 <= written <= FORMAT:
+            raise StoreError(
+                f"the store at {files.url} is of format {written!r}, newer than {FORMAT}: upgrade bookwheel"
+            )
+        return cls(files)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle as the URL."""
+        return _reopened, (self.url,)
+
+    def __repr__(self) -> str:
+        """Show the URL."""
+        return f"Store({self.url!r})"
+
+
+def _reopened(url: str) -> Store:
+    return Store(Files(url))
