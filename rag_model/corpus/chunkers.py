@@ -1,0 +1,160 @@
+"""Chunkers: an article becomes passages of at most `words` words.
+
+`words` is DPR's cut: disjoint blocks of 100 whitespace words over the article's running text (Karpukhin et
+al. 2020, section 4.1, after Wang et al. 2019), headings left out. The last block of an article is as short
+as it is: the released `psgs_w100.tsv` fills it up with the article's beginning, which its paper does not
+say, which makes blocks overlap, and which would let an edit of the first sentence change the last passage.
+
+`sections` restarts the count at every heading, so that an edit moves the passages of its own section and no
+others. Its ids name the section by its heading, not its ordinal: a section inserted above leaves the ids
+below as they were.
+
+A chunker is anything with a `name` that turns an article into passages; register it in `CHUNKERS` and
+recipes can name it.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from rag_model.corpus.records import Article, Passage
+from rag_model.errors import UsageError
+
+MAX_ANCHOR = 64  # characters of a heading that go into a passage id
+
+
+class Chunker(Protocol):
+    """Turns an article into its passages, in reading order; equal articles give equal passages."""
+
+    @property
+    def name(self) -> str:
+        """What recipes call it."""
+        ...
+
+    def __call__(self, article: Article) -> Iterator[Passage]:
+        """Yield the article's passages."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkRecipe:
+    """All that decides which passages an article becomes, and when a part has lost too much to go on."""
+
+    chunker: str = "sections"
+    words: int = 100  # a passage, at most; DPR's figure
+    quarantine_share: float = 0.01  # of a part's articles that may be unparsable before the part fails …
+    quarantine_floor: int = 20  # … but never before this many are
+
+    def build(self) -> Chunker:
+        """Return the chunker that this recipe names.
+
+        Raises:
+            UsageError: no such chunker, or fewer than one word a passage.
+        """
+        if self.chunker not in CHUNKERS:
+            raise UsageError(
+                f"no chunker {self.chunker!r} in the recipe: choose one of {', '.join(CHUNKERS)}"
+            )
+        if self.words < 1:
+            raise UsageError(f"a passage of {self.words} words in the recipe holds nothing: give at least 1")
+        return CHUNKERS[self.chunker](self.words)
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """Disjoint windows over the whole article; ids are `<page>:<window>`."""
+
+    words: int = 100
+    name: str = "words"
+
+    def __call__(self, article: Article) -> Iterator[Passage]:
+        """Yield windows of `words` words (the last may be shorter); each names the section it starts in."""
+        split = [split_words(section.text) for section in article.sections]
+        running = [word for words in split for word in words]
+        heading_at = [i for i, words in enumerate(split) for _ in words]
+        for window, start in enumerate(range(0, len(running), self.words)):
+            heading = article.sections[heading_at[start]].heading
+            yield _passage(article, str(window), heading, start, running[start : start + self.words])
+
+
+@dataclass(frozen=True, slots=True)
+class Sections:
+    """Disjoint windows that restart at every heading; ids are `<page>:<heading>.<window>`."""
+
+    words: int = 100
+    name: str = "sections"
+
+    def __call__(self, article: Article) -> Iterator[Passage]:
+        """Yield each section's windows of `words` words; the last of a section may be shorter."""
+        taken: set[str] = set()
+        for section in article.sections:
+            prefix = anchor(section.heading, taken)
+            running = split_words(section.text)
+            for window, start in enumerate(range(0, len(running), self.words)):
+                place = f"{prefix}.{window}" if prefix else str(window)
+                yield _passage(article, place, section.heading, start, running[start : start + self.words])
+
+
+CHUNKERS: dict[str, Callable[[int], Chunker]] = {"words": Words, "sections": Sections}
+
+
+def anchor(heading: str, taken: set[str]) -> str:
+    """Return a name for a section that is unique in its article, and add it to `taken`.
+
+    As MediaWiki's anchors: blanks become underscores, and a heading that comes again gets `_2`, `_3`, …
+
+    >>> anchor("Early life", {"Early_life"})
+    'Early_life_2'
+    """
+    name = candidate = "_".join(heading.split())[:MAX_ANCHOR]
+    again = 1
+    while candidate in taken:
+        again += 1
+        candidate = f"{name}_{again}"
+    taken.add(candidate)
+    return candidate
+
+
+# Scripts that put no blanks between words: Thai, Lao, Tibetan, Burmese, Khmer, kana, Han.
+_UNSPACED = (
+    "\u0e00-\u0eff\u0f00-\u0fff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
+)
+_LONG_RUN = re.compile(f"[{_UNSPACED}]{{12}}")
+_PIECES = re.compile(f"[{_UNSPACED}]{{1,2}}|[^{_UNSPACED}]+")
+
+
+def split_words(text: str) -> list[str]:
+    r"""Cut a text into words that keep the blank before them: joined, they are the text on one line.
+
+    Words are what whitespace separates. A stretch of a dozen letters of a script without blanks (Chinese,
+    Japanese, Thai, …) counts two letters as a word, about what segmenters find there; a sentence would else
+    be one word and a passage 100 of them.
+
+    >>> split_words("One  small\nstep")
+    [' One', ' small', ' step']
+    """
+    tokens = text.split()
+    if not _LONG_RUN.search(text):
+        return [" " + token for token in tokens]
+    return [word for token in tokens for word in _split_token(token)]
+
+
+def _split_token(token: str) -> list[str]:
+    pieces = _PIECES.findall(token) if _LONG_RUN.search(token) else [token]
+    return [" " + pieces[0], *pieces[1:]]
+
+
+def _passage(article: Article, place: str, heading: str, start: int, words: Sequence[str]) -> Passage:
+    text = "".join(words).strip()
+    return Passage(
+        id=f"{article.page_id}:{place}",
+        page_id=article.page_id,
+        rev_id=article.rev_id,
+        title=article.title,
+        section=heading,
+        text=text,
+        start_word=start,
+        n_words=len(words),
+        hash=Passage.hash_of(article.title, text),
+    )
