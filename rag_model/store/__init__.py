@@ -1,4 +1,4 @@
-"""The versioned store: immutable blobs, content-addressed snapshots, and refs that move by compare-and-swap."""
+"""The versioned store: immutable blobs, content-addressed snapshots, refs moved by compare-and-swap."""
 
 from rag_model.store.blobs import BlobRef
 from rag_model.store.manifest import Content, Manifest, PartEntry

@@ -56,7 +56,7 @@ class BlobRef:
 
 
 def default_cache() -> Path:
-    """Return the folder for verified copies of remote blobs: `BOOKWHEEL_CACHE`, else `~/.cache/bookwheel/blobs`."""
+    """Return where copies of remote blobs are kept: `BOOKWHEEL_CACHE`, else `~/.cache/bookwheel/blobs`."""
     named = os.environ.get("BOOKWHEEL_CACHE")
     return Path(named).expanduser() if named else Path.home() / ".cache" / "bookwheel" / "blobs"
 
@@ -130,7 +130,7 @@ class Blobs:
             raise StoreError(f"cannot write {dest}: {error.strerror or error}") from error
 
     def local(self, ref: BlobRef) -> Path:
-        """Return a local path to read a blob from: the blob itself, or a verified copy kept in the cache folder.
+        """Return a local path to read a blob from: the blob itself, or a verified copy in the cache.
 
         Raises:
             StoreError: the blob is missing, its size is wrong, or the copy is damaged.

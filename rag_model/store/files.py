@@ -21,14 +21,15 @@ from rag_model.extras import require
 from rag_model.store.create import create_exclusive, excludes
 from rag_model.store.landing import landing
 
-# An upload or download holds at most these many bytes, whatever the file's size.
+# An upload or download holds at most 4 chunks of 16 MiB, whatever the file's size.
 _CHUNK = 16 << 20
 _CONCURRENCY = 4
+_MOST_CHUNKS = 10_000  # S3's limit for one upload; beyond 160 GB the chunks grow
 _REMOTE_BLOCK = 1 << 20  # bytes a range read fetches ahead
 
 
 class Files:
-    """Files below one fsspec URL: `memory://`, `file://` or a bare local path, `s3://`, or what else fsspec opens."""
+    """Files below one fsspec URL: a local path, `file://`, `memory://`, `s3://`, or what fsspec opens."""
 
     def __init__(self, url: str) -> None:
         """Connect to `url`; nothing is read or written yet.
@@ -37,9 +38,9 @@ class Files:
             MissingExtraError: the URL needs a package that is not installed.
             StoreError: fsspec knows no such protocol.
         """
-        remote_s3 = url.startswith(("s3://", "s3a://"))
+        self._is_s3 = url.startswith(("s3://", "s3a://"))
         self._errors: tuple[type[Exception], ...] = (OSError,)
-        if remote_s3:
+        if self._is_s3:
             require("s3fs", extra="s3")
             self._errors = (OSError, require("botocore.exceptions", extra="s3").BotoCoreError)
         try:
@@ -48,7 +49,6 @@ class Files:
             raise StoreError(f"cannot open a store at {url}: {unknown}") from unknown
         self._fs: Any = fs
         self._root: str = root.rstrip("/")
-        self._transfer = {"chunksize": _CHUNK, "max_concurrency": _CONCURRENCY} if remote_s3 else {}
         self.url: str = fs.unstrip_protocol(self._root)
 
     @property
@@ -74,13 +74,14 @@ class Files:
         return int(info["size"]) if info["type"] == "file" else None
 
     def names(self, folder: str, *, kind: str = "file") -> list[str]:
-        """Return the sorted base names of a folder's files (or of its folders: `kind="directory"`); [] for none."""
+        """Return the sorted base names of a folder's files, or of its folders (`kind="directory"`)."""
         with self._explaining("list", folder):
             try:
                 found = self._fs.ls(self._path(folder), detail=True, refresh=True)
             except (FileNotFoundError, NotADirectoryError):
                 return []
-        bases = (entry["name"].rstrip("/").rpartition("/")[2] for entry in found if entry["type"] == kind)
+        bases = (entry["name"].rpartition("/")[2] for entry in found if entry["type"] == kind)
+        # An object store may list the folder itself (a name that ends in a slash); a dot-file is a leftover.
         return sorted(base for base in bases if base and not base.startswith("."))
 
     def read(self, path: str) -> bytes | None:
@@ -117,10 +118,17 @@ class Files:
                 return io.BytesIO(self._fs.cat_file(self._path(path)))
             return cast(BinaryIO, self._fs.open(self._path(path), "rb", block_size=_REMOTE_BLOCK))
 
+    def chunks(self, path: str, size: int) -> Iterator[bytes]:
+        """Yield a file's `size` bytes in order, 16 MiB at a time."""
+        with self._explaining("read", path):
+            for start in range(0, size, _CHUNK):
+                yield self._fs.cat_file(self._path(path), start=start, end=min(start + _CHUNK, size))
+
     def create(self, path: str, data: bytes) -> bool:
         """Create a file exclusively; False when another writer was first.
 
-        Bytes that carry a nonce are read back on a loss, since a retried request can lose to its own first attempt.
+        Bytes that carry a nonce are read back on a loss, since a retried request can lose to its own first
+        attempt.
         """
         with self._explaining("write", path):
             if create_exclusive(self._fs, self._path(path), data):
@@ -143,7 +151,7 @@ class Files:
                 with landing(self.local_path(path)) as temporary:
                     shutil.copyfile(source, temporary)
             else:
-                self._fs.put_file(str(source), self._path(path), **self._transfer)
+                self._fs.put_file(str(source), self._path(path), **self._transfer(source.stat().st_size))
 
     def download(self, path: str, dest: Path) -> None:
         """Copy a file of the store to a local path, which the caller makes safe for readers."""
@@ -151,7 +159,7 @@ class Files:
             if self.is_local:
                 shutil.copyfile(self.local_path(path), dest)
             else:
-                self._fs.get_file(self._path(path), str(dest), **self._transfer)
+                self._fs.get_file(self._path(path), str(dest), **self._transfer())
 
     def delete(self, folder: str) -> None:
         """Delete a folder with all that it holds; nothing happens when there is none."""
@@ -165,6 +173,12 @@ class Files:
         """Probe whether exclusive creation works here: without it two publishers would both win."""
         with self._explaining("write", "probe"):
             return excludes(self._fs, self._path("probe"))
+
+    def _transfer(self, size: int = 0) -> dict[str, int]:
+        """Bound what a transfer holds in memory; s3fs by itself holds 500 MB."""
+        if not self._is_s3:
+            return {}
+        return {"chunksize": max(_CHUNK, -(-size // _MOST_CHUNKS)), "max_concurrency": _CONCURRENCY}
 
     def _path(self, path: str) -> str:
         return f"{self._root}/{path}" if path else self._root

@@ -1,6 +1,7 @@
 """Put a local file in place so that nobody ever sees half of it, and a crash leaves nothing but a dot-file.
 
-The bytes go to a temporary file beside the destination, reach the disk (fsync), and only then take their name.
+The bytes go to a temporary file beside the destination, reach the disk (fsync), and only then take their
+name.
 """
 
 import os

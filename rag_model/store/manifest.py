@@ -1,8 +1,8 @@
 """The manifest: one JSON file that is a snapshot.
 
-Its *content* section decides the snapshot's id; metrics, parents and provenance lie outside it, so a rebuild of the same
-dump by the same recipe has the same id however long it took. A manifest may come from anyone: it is checked as hostile
-input before a single path of it is used.
+Its *content* section decides the snapshot's id; metrics, parents and provenance lie outside it, so a rebuild
+of the same dump by the same recipe has the same id however long it took. A manifest may come from anyone: it
+is checked as hostile input before a single path of it is used.
 """
 
 import json
@@ -119,7 +119,7 @@ class Manifest:
 
     @property
     def id(self) -> str:
-        """The snapshot id: 64 hex digits, the SHA-256 of the content's canonical JSON (people see the first 12)."""
+        """The snapshot id: SHA-256 of the content's canonical JSON, 64 hex digits (people see 12)."""
         return digest_json(self.content.to_json()).partition(":")[2]
 
     def to_json(self) -> dict[str, Any]:
@@ -138,14 +138,15 @@ class Manifest:
         """Read back what `to_json` wrote, trusting nothing.
 
         Raises:
-            StoreError: a newer format, a hostile path, an impossible number, or content that does not match its id.
+            StoreError: a newer format, a hostile path, an impossible number, or content that does not match
+            its id.
         """
         _check(isinstance(value, dict), "document, which is not a JSON object")
         written = value.get("format")
         _check(type(written) is int and written >= 1, f"format {written!r}")
         if written > FORMAT:
             raise StoreError(
-                f"the snapshot was written in format {written} and this bookwheel reads up to {FORMAT}: upgrade bookwheel"
+                f"the snapshot is of format {written}, this bookwheel reads up to {FORMAT}: upgrade bookwheel"
             )
         fields = _fields(value, {"format", "id", "content", "metrics", "parents", "provenance"}, "manifest")
         for label in ("metrics", "provenance"):
@@ -179,7 +180,7 @@ def _fields(value: Any, expected: set[str], where: str) -> dict[str, Any]:
 
 
 def _check_paths(files: Mapping[str, BlobRef]) -> None:
-    """A path must stay inside its folder on every system, and no file may stand where another needs a folder."""
+    """A path must stay inside its folder on every system, and no file may be another's folder."""
     for path in files:
         segments = path.split("/")
         good = len(segments) <= 16 and all(map(_SEGMENT.fullmatch, segments)) and path != "manifest.json"

@@ -1,8 +1,8 @@
 """The memo: what a stage made of exact inputs, so that resuming and reusing are the same look-up.
 
-A record is written after its outputs exist and is created exclusively: of workers that race, the first wins and all use
-its outputs. A record whose outputs are gone is as good as absent: the next one takes the next generation,
-`<key>.2.json`, and only the newest generation counts. Nothing is locked, overwritten or deleted.
+A record is written after its outputs exist and is created exclusively: of workers that race, the first wins
+and all use its outputs. A record whose outputs are gone is as good as absent: the next one takes the next
+generation, `<key>.2.json`, and only the newest generation counts. Nothing is locked, overwritten or deleted.
 """
 
 import json
@@ -53,7 +53,7 @@ class Memo:
         return digest_json(inputs).partition(":")[2]
 
     def get(self, stage: str, key: str) -> Record | None:
-        """Return the newest record; None when there is none, or when one of its outputs is gone or of another size."""
+        """Return the newest record; None without one, or when an output of it is gone or of another size."""
         return self._newest(stage, key)[1]
 
     def record(
@@ -101,7 +101,7 @@ class Memo:
         return self.record(stage, key, outputs, produced.facts, inputs), True
 
     def _newest(self, stage: str, key: str) -> tuple[int, Record | None]:
-        """Return the newest generation's number (0: none) and its record, None if that cannot be relied on."""
+        """Return the newest generation's number (0: none) and its record, None if it is unsound."""
         generation, newest = 0, None
         while (data := self.files.read(_path(stage, key, generation + 1))) is not None:
             generation, newest = generation + 1, _parsed(stage, key, data)

@@ -1,7 +1,7 @@
 """Refs: movable names of snapshots, each an append-only numbered log.
 
-A ref moves by creating the next number exclusively: compare-and-swap without a lock, history and rollback for free.
-The highest number is current. Nothing is ever overwritten, and a clock decides nothing.
+A ref moves by creating the next number exclusively: compare-and-swap without a lock, history and rollback for
+free. The highest number is current. Nothing is ever overwritten, and a clock decides nothing.
 """
 
 import re
@@ -117,8 +117,8 @@ class Refs:
             raise self._conflict(name, expected)
         if not self._exclusive:
             raise StoreError(
-                f"{self._files.url} ignores conditional writes (If-None-Match), so two publishers could both win: "
-                "publish to a bucket that honours them"
+                f"{self._files.url} ignores conditional writes (If-None-Match), so two publishers "
+                "could both win: publish to a bucket that honours them"
             )
         now = datetime.now(UTC).isoformat(timespec="seconds")
         move = RefMove(
@@ -134,8 +134,8 @@ class Refs:
 
     def _conflict(self, name: str, expected: int) -> RefConflictError:
         return RefConflictError(
-            f"ref {name} in {self._files.url} is no longer at move {expected}: another writer moved it first; "
-            "look at it again before moving it"
+            f"ref {name} in {self._files.url} is no longer at move {expected}: another writer moved "
+            "it first; look at it again before moving it"
         )
 
 
@@ -143,7 +143,8 @@ def checked_name(name: str) -> str:
     """Return `name` if a ref may have it.
 
     Raises:
-        UsageError: it holds other characters than letters, digits, `.`, `_` and `-`, begins with a dot, or is too long.
+        UsageError: it holds other characters than letters, digits, `.`, `_` and `-`, begins with a dot, or is
+        too long.
     """
     if not _NAME.fullmatch(name):
         raise UsageError(

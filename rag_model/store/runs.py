@@ -1,4 +1,4 @@
-"""Reports of a running job's elements, at `runs/<run>/<stage>/<00042>.json`: progress, and results brought home.
+"""Reports of a running job's elements, at `runs/<run>/<stage>/<00042>.json`: progress, and results.
 
 Whatever runner the work is on, all it must do is write a small file; a retried element overwrites its own.
 """

@@ -1,4 +1,6 @@
-"""A snapshot as its readers see it: passages by row, vectors by part, files by name; from a store or a pulled folder.
+"""A snapshot as its readers see it: passages by row, vectors by part, files by name.
+
+It is read from a store or from a pulled folder.
 
 A reader keeps what it opened: refs may move and new snapshots may be pulled meanwhile.
 """
@@ -32,15 +34,15 @@ class Snapshot:
         manifest: Manifest,
         path: Callable[[str], Path],
         source: Callable[[str], Path | IO[bytes]],
-        where: str,
+        where: str | Path,
     ) -> None:
-        """Read `manifest`'s files through `path` (local path of a file) and `source` (what Parquet is read from).
+        """Read files through `path` (a file's local path) and `source` (what Parquet is read from).
 
         Use `Snapshot.open`, `from_store` or `from_folder`.
         """
         self.manifest = manifest
         self.id = manifest.id
-        self.where = where  # the store's URL or the folder, for messages
+        self.where = where  # the store's URL, or the pulled folder
         self._path = path
         self._source = source
         self._ends = np.cumsum([part.rows for part in self.parts], dtype=np.int64)
@@ -81,11 +83,16 @@ class Snapshot:
             raise StoreError(f"there is no pulled snapshot in {folder}: pull one there first") from missing
 
         def path(file: str) -> Path:
-            if not (root / file).is_file():
+            local, size = root / file, manifest.content.files[file].size
+            if not local.is_file():
                 raise StoreError(f"{file} was not pulled to {root}: pull again without leaving it out")
-            return root / file
+            if local.stat().st_size != size:
+                raise StoreError(
+                    f"{local} is damaged: {local.stat().st_size} bytes instead of {size}; pull again"
+                )
+            return local
 
-        return cls(manifest, path, path, str(root))
+        return cls(manifest, path, path, root)
 
     @property
     def n(self) -> int:
@@ -124,14 +131,15 @@ class Snapshot:
         return self._path(self._known(file))
 
     def folder(self, prefix: str) -> Path:
-        """Return a local folder with all files below `prefix` under their own names, as a model loader wants them.
+        """Return a local folder with the files below `prefix` under their own names, as model loaders want.
 
         >>> snapshot.folder("encoder/question")  # doctest: +SKIP
         """
         below = [file for file in self.manifest.content.files if file.startswith(f"{prefix}/")]
         if not below:
             raise StoreError(f"snapshot {self.id[:12]} has no files below {prefix}/")
-        return linked_tree({file.removeprefix(f"{prefix}/"): self.path(file) for file in below})
+        paths = {file.removeprefix(f"{prefix}/"): self.path(file) for file in below}
+        return self.where / prefix if isinstance(self.where, Path) else linked_tree(paths)
 
     def embeddings(self, part: str) -> NDArray[np.floating[Any]]:
         """Return a part's vectors, memory-mapped: (rows, dim), float16 or float32, row i = row i of the part.
@@ -187,7 +195,7 @@ class Snapshot:
         reader = self.passage_file(part.name)
         if reader.n_rows != part.rows:
             raise StoreError(
-                f"passages/{part.name}.parquet of snapshot {self.id[:12]} holds {reader.n_rows} rows, not {part.rows}"
+                f"the passages of {part.name} in {self.where} are damaged: {reader.n_rows} rows, not {part.rows}"
             )
         return reader
 

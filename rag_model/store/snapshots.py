@@ -50,7 +50,7 @@ class Snapshots:
         return [stem for stem in stems if _ID.fullmatch(stem)]
 
     def resolve(self, name: str) -> str:
-        """Return the id that `name` means: a ref, `ref@number`, an id, or a unique prefix of at least 4 digits.
+        """Return the id that `name` means: a ref, `ref@number`, an id, or a unique prefix (4 digits or more).
 
         A ref wins over a prefix that is spelled the same.
 

@@ -17,8 +17,8 @@ _MARK = "store.json"  # says that the URL is a store, and of which layout
 class Store:
     """Blobs, memo, snapshots, refs and run reports below one URL.
 
-    A store pickles as its URL, so it travels to workers. Credentials and endpoints come from the environment, as
-    fsspec and the AWS libraries read it: `AWS_ACCESS_KEY_ID`, `AWS_ENDPOINT_URL`, `FSSPEC_S3_…`.
+    A store pickles as its URL, so it travels to workers. Credentials and endpoints come from the environment,
+    as fsspec and the AWS libraries read it: `AWS_ACCESS_KEY_ID`, `AWS_ENDPOINT_URL`, `FSSPEC_S3_…`.
     """
 
     def __init__(self, files: Files) -> None:
@@ -42,8 +42,8 @@ class Store:
         `create` makes one where there is none.
 
         Raises:
-            StoreError: there is no store (and not `create`), it cannot be reached or written, or it is of a newer format.
-            MissingExtraError: the URL needs a package that is not installed.
+            StoreError: there is no store (and not `create`), it cannot be reached or written, or it is of a
+            newer format. MissingExtraError: the URL needs a package that is not installed.
         """
         files = Files(url)
         mark = files.read_json(_MARK)
