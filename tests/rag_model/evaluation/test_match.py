@@ -36,7 +36,8 @@ def oracle(answers: list[str], text: str) -> bool:
     return False
 
 
-# Few characters, so that answers do occur; each stands for a trap: case, marks, separators, controls, sigma, dotted I.
+# Few characters, so that answers do occur; each stands for a trap: case, marks, separators, controls, sigma,
+# dotted I.
 TRAPS = "aA1é\u0301ßΣσςİiI ǅⅣ½_-'\"’ \n\t\u00a0\u2003\u200b\ufeff\x00、字🙂\u1abe\U0001d7d9"
 
 

@@ -31,7 +31,8 @@ def test_dpr_csv(tmp_path: Path) -> None:
 
 
 def test_jsonl_keeps_ids_and_numbers_the_rest(tmp_path: Path) -> None:
-    text = '{"id": 7, "question": " Q? ", "answers": ["a", "b"]}\n\n{"question": "R?", "answer": ["c"]}\n{"text": "S"}'
+    text = '{"id": 7, "question": " Q? ", "answers": ["a", "b"]}\n\n{"question": "R?", "answer": ["c"]}\n'
+    text += '{"text": "S"}'
     assert read_questions(written(tmp_path, "q.jsonl", text)).questions == (
         Question("7", "Q?", ("a", "b")),
         Question("2", "R?", ("c",)),

@@ -1,0 +1,215 @@
+"""One page that tells a person what a build made: self-contained, no script, readable in ten years.
+
+The page takes a record of plain values and nothing else, so any run that can fill it gets the same page. Text
+from the dump is escaped by construction (`markup`), and a content policy forbids scripts and fetches besides.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.resources import files
+
+from rag_model.evaluation.charts import bars, histogram, legend, trade_offs
+from rag_model.evaluation.gate import Check, Verdict
+from rag_model.evaluation.markup import Child, Node, join, link, tag
+from rag_model.evaluation.recall import Effort
+from rag_model.retrieve.retriever import Hit
+
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+
+
+@dataclass(frozen=True, slots=True)
+class Quarantined:
+    """A page that broke the parser."""
+
+    page_id: str
+    title: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One stage of the run."""
+
+    name: str
+    seconds: float
+    made: int  # parts or shards worked on
+    reused: int  # and those taken from an earlier run
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """A question with what the snapshot answers it with."""
+
+    question: str
+    hits: Sequence[Hit]
+
+
+@dataclass(frozen=True, slots=True)
+class BuildReport:
+    """Everything that the page shows; a section whose values are empty is left out."""
+
+    title: str  # of the library: enwiki, 2026-11-01
+    snapshot: str
+    created_at: str  # ISO 8601 UTC
+    verdict: Verdict
+    counts: Mapping[str, int]  # articles, passages, embedded, reused, …
+    k: int = 20  # of the recall curves
+    dropped: Mapping[str, int] = field(default_factory=dict)  # reason -> pages
+    quarantined: Sequence[Quarantined] = ()
+    lengths: Mapping[int, int] = field(default_factory=dict)  # words, lower bound of a bucket -> passages
+    curves: Mapping[str, Sequence[Effort]] = field(default_factory=dict)  # index -> its trade-off
+    metrics: Mapping[str, float] = field(default_factory=dict)  # Success@5, …
+    stages: Sequence[Stage] = ()
+    sizes: Mapping[str, int] = field(default_factory=dict)  # kind of file -> bytes
+    lineage: Mapping[str, str] = field(default_factory=dict)  # dump, recipe, space, parent, versions
+    examples: Sequence[Example] = ()
+
+
+def render(report: BuildReport) -> str:
+    """Return the whole HTML document."""
+    style = Node((files("rag_model.evaluation") / "report.css").read_text(encoding="utf-8"))
+    head = tag(
+        "head",
+        Node('<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'),
+        Node(f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'),
+        tag("title", f"{report.title}: build report"),
+        tag("style", style),
+    )
+    page = tag("html", head, tag("body", tag("main", *_sections(report))), lang="en")
+    return f"<!doctype html>\n{page.html}\n"
+
+
+def _sections(report: BuildReport) -> Iterator[Node]:
+    yield _header(report)
+    yield _verdict(report.verdict)
+    yield tag("div", *(_tile(name, f"{n:,}") for name, n in report.counts.items()), class_="tiles")
+    if report.metrics:
+        yield tag("div", *(_tile(name, f"{x:.1%}") for name, x in report.metrics.items()), class_="tiles")
+    if report.curves:
+        yield _indexes(report.curves, report.k)
+    if report.lengths:
+        yield _section("Passage lengths", _scrolled(histogram(report.lengths, "words")))
+    yield _columns(_dropped(report), _stages(report.stages), _sizes(report.sizes))
+    if report.quarantined:
+        yield _quarantined(report.quarantined)
+    if report.examples:
+        yield _section("Questions it was asked", *(_example(example) for example in report.examples))
+    if report.lineage:
+        yield _section(
+            "Lineage", _table(("", ""), [(name, tag("code", v)) for name, v in report.lineage.items()])
+        )
+
+
+def _header(report: BuildReport) -> Node:
+    facts = tag("p", "Snapshot ", tag("code", report.snapshot), f", built {report.created_at}")
+    return tag("header", tag("h1", report.title), facts)
+
+
+def _verdict(verdict: Verdict) -> Node:
+    said = "The gate passed it." if verdict.passed else f"The gate said no: {verdict.reason}."
+    whys = (
+        tag("p", check.name, ": ", check.why, class_="note") for check in verdict.checks if not check.passed
+    )
+    table = _table(("check", "", "observed", "wanted"), [_check(check) for check in verdict.checks])
+    return tag("section", tag("h2", said), *whys, table, class_="verdict" if verdict.passed else "verdict no")
+
+
+def _check(check: Check) -> tuple[Child, ...]:
+    word, style = ("✓ passed", "yes") if check.passed else ("✗ failed", "no-mark")
+    return check.name, tag("span", word, class_=style), check.observed, check.wanted
+
+
+def _tile(name: str, value: str) -> Node:
+    return tag("div", tag("b", value), tag("span", name), class_="tile")
+
+
+def _indexes(curves: Mapping[str, Sequence[Effort]], k: int) -> Node:
+    rows = [
+        (name, e.setting, f"{e.recall_mean:.3f}", f"{e.recall_p5:.3f}", f"{e.milliseconds:.3g}")
+        for name, efforts in curves.items()
+        for e in efforts
+    ]
+    titles = ("index", "setting", f"recall@{k}, mean", "5th percentile", "ms a query")
+    return _section(
+        "What each index finds of exact search, and how fast",
+        legend(curves),
+        _scrolled(trade_offs(curves, k)),
+        tag(
+            "p",
+            f"A point is the mean recall@{k} of the sampled queries, its whisker the 5th percentile.",
+            class_="note",
+        ),
+        tag("details", tag("summary", "the numbers"), _table(titles, rows)),
+    )
+
+
+def _dropped(report: BuildReport) -> Node | None:
+    rows = sorted(report.dropped.items(), key=lambda pair: -pair[1])
+    shown = bars([(reason, n, f"{n:,}") for reason, n in rows])
+    return _section("Pages left out, by reason", shown) if rows else None
+
+
+def _stages(stages: Sequence[Stage]) -> Node | None:
+    rows = [(stage.name, stage.seconds, _stage_text(stage)) for stage in stages]
+    return _section("Time by stage", bars(rows)) if rows else None
+
+
+def _stage_text(stage: Stage) -> str:
+    return f"{stage.seconds:,.1f} s" + (f", {stage.reused} reused" if stage.reused else "")
+
+
+def _sizes(sizes: Mapping[str, int]) -> Node | None:
+    rows = sorted(sizes.items(), key=lambda pair: -pair[1])
+    return (
+        _section("Size by kind of file", bars([(kind, n, _bytes(n)) for kind, n in rows])) if rows else None
+    )
+
+
+def _bytes(n: int) -> str:
+    size = float(n)
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.3g} {unit}"
+        size /= 1000
+    return f"{size:,.3g} TB"
+
+
+def _quarantined(pages: Sequence[Quarantined]) -> Node:
+    rows = [(page.page_id, page.title, page.reason) for page in pages]
+    return _section("Pages that broke the parser", _table(("page", "title", "reason"), rows))
+
+
+def _example(example: Example) -> Node:
+    return join(tag("h3", example.question), *(_hit(hit) for hit in example.hits))
+
+
+def _hit(hit: Hit) -> Node:
+    section = f" · {hit.passage.section}" if hit.passage.section else ""
+    return tag(
+        "div",
+        tag("span", f"{hit.rank}. ", class_="rank"),
+        tag("b", link(hit.passage.title, hit.url)),
+        tag("span", f"{section} · {hit.score:.3f}", class_="rank"),
+        tag("p", hit.passage.text),
+        tag("p", hit.licence, class_="note") if hit.licence else "",
+        class_="hit",
+    )
+
+
+def _section(title: str, *content: Child) -> Node:
+    return tag("section", tag("h2", title), *content)
+
+
+def _columns(*sections: Node | None) -> Node:
+    return tag("div", *(section for section in sections if section is not None), class_="columns")
+
+
+def _table(titles: Sequence[str], rows: Sequence[Sequence[Child]]) -> Node:
+    head = [tag("tr", *(tag("th", title) for title in titles))] if any(titles) else []
+    body = (tag("tr", *(tag("td", cell) for cell in row)) for row in rows)
+    return _scrolled(tag("table", *head, *body))
+
+
+def _scrolled(wide: Node) -> Node:
+    """Let `wide` scroll within its section on a narrow screen, rather than the page."""
+    return tag("div", wide, class_="scroll")

@@ -1,0 +1,69 @@
+"""The gate passes what is sound and names what is not."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from rag_model.evaluation.gate import Floor, GateRecipe, Vitals, judge
+
+PARENT = Vitals(passages=1000, space="sha256:aa", newest_revision="2026-10-01T00:00:00Z")
+GOOD = {"hnsw": np.full(256, 0.99), "ivfpq": np.full(256, 0.9)}
+
+
+def failed(
+    now: Vitals = PARENT, parent: Vitals | None = PARENT, recipe: GateRecipe | None = None, **recalls: float
+) -> list[str]:
+    measured = {**GOOD, **{name: np.full(256, value) for name, value in recalls.items()}}
+    verdict = judge(recipe or GateRecipe(), now, measured, parent)
+    names = [check.name for check in verdict.checks if not check.passed]
+    assert verdict.passed is (not names)
+    assert bool(verdict.reason) is bool(names)
+    return names
+
+
+def test_a_sound_snapshot_passes_with_and_without_a_parent() -> None:
+    assert failed() == []
+    assert failed(parent=None) == []
+
+
+def test_recall_fails_by_its_mean_and_by_its_unlucky_questions() -> None:
+    assert failed(hnsw=0.94) == ["hnsw recall@20, mean"]
+    unlucky = np.where(np.arange(256) < 20, 0.5, 1.0)  # 8 % of the questions see half of it; the mean is .96
+    verdict = judge(GateRecipe(), PARENT, {"hnsw": unlucky}, PARENT)
+    assert [check.name for check in verdict.checks if not check.passed] == ["hnsw recall@20, 5th percentile"]
+
+
+def test_each_index_has_its_own_floor() -> None:
+    assert failed(ivfpq=0.8) == []
+    assert failed(hnsw=0.7) == ["hnsw recall@20, mean", "hnsw recall@20, 5th percentile"]
+    strict = GateRecipe(floors={"ivfpq": Floor(0.95, 0.9)})
+    assert failed(recipe=strict, ivfpq=0.92) == ["ivfpq recall@20, mean"]
+
+
+@pytest.mark.parametrize(
+    ("left", "names"), [(900, []), (899, ["passages lost since the parent"]), (5000, [])]
+)
+def test_passages_may_be_lost_up_to_a_tenth(left: int, names: list[str]) -> None:
+    assert failed(replace(PARENT, passages=left)) == names
+
+
+def test_an_empty_snapshot_never_passes() -> None:
+    assert failed(replace(PARENT, passages=0), parent=None) == ["passages"]
+
+
+def test_another_space_is_refused_unless_allowed() -> None:
+    other = replace(PARENT, space="sha256:bb")
+    assert failed(other) == ["encoder space"]
+    assert failed(other, recipe=GateRecipe(same_space=False)) == []
+    assert failed(other, parent=None) == []
+
+
+def test_an_older_dump_is_refused() -> None:
+    assert failed(replace(PARENT, newest_revision="2026-09-30T23:59:59Z")) == ["newest revision"]
+    assert failed(replace(PARENT, newest_revision="2026-10-01T00:00:01Z")) == []
+
+
+def test_the_reason_says_what_was_seen_and_wanted() -> None:
+    verdict = judge(GateRecipe(), replace(PARENT, passages=100), GOOD, PARENT)
+    assert verdict.reason == "passages lost since the parent is 90.0% (1,000 to 100), wanted at most 10.0%"

@@ -1,0 +1,40 @@
+"""Success@k counted by hand, and judged collections against their definitions."""
+
+import math
+
+import pytest
+
+from rag_model.evaluation.questions import Question
+from rag_model.evaluation.retrieval import cutoffs, judged, match_hits, page_ranking, success
+
+
+def test_success_is_the_share_of_questions_answered_within_k(make_hits) -> None:
+    pages = [("1", "nothing"), ("2", "born in Paris"), ("3", "Paris again"), ("4", "x"), ("5", "y")]
+    outcomes = [
+        match_hits(Question("a", "Q", ("Paris",)), make_hits(pages)),
+        match_hits(Question("b", "Q", ("nothing",)), make_hits(pages)),
+        match_hits(Question("c", "Q", ("Rome",)), make_hits(pages)),
+        match_hits(Question("d", "Q", ()), make_hits(pages)),
+    ]
+    assert [outcome.first for outcome in outcomes] == [2, 1, None, None]
+    assert outcomes[0].has_answer == (False, True, True, False, False)
+    assert success(outcomes, 5) == {"Success@1": 0.25, "Success@5": 0.5}
+
+
+def test_the_title_is_not_searched(make_hits) -> None:
+    assert match_hits(Question("a", "Q", ("Title 1",)), make_hits([("1", "text")])).first is None
+
+
+@pytest.mark.parametrize(("k", "depths"), [(1, [1]), (5, [1, 5]), (20, [1, 5, 20]), (30, [1, 5, 20, 30])])
+def test_depths(k: int, depths: list[int]) -> None:
+    assert cutoffs(k) == depths
+
+
+def test_judged_questions_are_measured_page_by_page(make_hits) -> None:
+    hits = make_hits([("9", "a"), ("1", "b"), ("1", "c"), ("2", "d")])
+    assert page_ranking(hits) == {"9": -1.0, "1": -2.0, "2": -4.0}
+    values = judged([match_hits(Question("q", "Q"), hits)], {"q": {"1": 1, "2": 1, "3": 1}}, k=4)
+    ideal = sum(1 / math.log2(rank + 1) for rank in (1, 2, 3))
+    assert values["nDCG@10"] == pytest.approx((1 / math.log2(3) + 1 / math.log2(4)) / ideal, abs=1e-4)
+    assert values["R@4"] == pytest.approx(2 / 3, abs=1e-4)
+    assert values["RR@10"] == pytest.approx(0.5)

@@ -1,0 +1,63 @@
+"""Run files: read back by the readers of their formats, and never half written."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rag_model.errors import InputError
+from rag_model.evaluation.questions import Question
+from rag_model.evaluation.retrieval import Outcome, match_hits
+from rag_model.evaluation.runs import WRITERS, write_dpr, write_jsonl, write_trec
+
+
+@pytest.fixture
+def outcomes(make_hits) -> list[Outcome]:
+    first = make_hits([("1", "in Paris — “Zoë”"), ("2", "elsewhere")])
+    return [match_hits(Question("q 1", "Where?", ("Paris",)), first), match_hits(Question("q2", "Who?"), ())]
+
+
+def test_trec_run_is_read_by_ir_measures(tmp_path: Path, outcomes: list[Outcome]) -> None:
+    measures = pytest.importorskip("ir_measures")
+    write_trec(outcomes, tmp_path / "run.trec")
+    read = [(d.query_id, d.doc_id, d.score) for d in measures.read_trec_run(str(tmp_path / "run.trec"))]
+    assert read == [("q%201", "1-1", 1.0), ("q%201", "2-2", 0.5)]
+
+
+def test_dpr_json_has_the_reader_s_fields(tmp_path: Path, outcomes: list[Outcome]) -> None:
+    write_dpr(outcomes, tmp_path / "run.json")
+    first, second = json.loads((tmp_path / "run.json").read_text(encoding="utf-8"))
+    assert first["question"] == "Where?"
+    assert first["answers"] == ["Paris"]
+    assert first["ctxs"][0] == {
+        "id": "1-1",
+        "title": "Title 1",
+        "text": "in Paris — “Zoë”",
+        "score": "1",
+        "has_answer": True,
+    }
+    assert [context["has_answer"] for context in first["ctxs"]] == [True, False]
+    assert second == {"question": "Who?", "answers": [], "ctxs": []}
+
+
+def test_jsonl_has_a_row_a_question(tmp_path: Path, outcomes: list[Outcome]) -> None:
+    write_jsonl(outcomes, tmp_path / "new" / "rows.jsonl")
+    rows = [json.loads(line) for line in (tmp_path / "new" / "rows.jsonl").read_text("utf-8").splitlines()]
+    assert [(row["id"], row["first"], len(row["hits"])) for row in rows] == [("q 1", 1, 2), ("q2", None, 0)]
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_a_failed_write_leaves_what_was_there(tmp_path: Path, outcomes: list[Outcome], kind: str) -> None:
+    path = tmp_path / "run"
+    path.write_text("before")
+    broken = [outcomes[0], None]
+    with pytest.raises(AttributeError):
+        WRITERS[kind](broken, path)  # type: ignore[arg-type]
+    assert path.read_text() == "before"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_place_that_can_not_be_written_is_named(tmp_path: Path, outcomes: list[Outcome]) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="choose another place"):
+        write_trec(outcomes, tmp_path / "file" / "run")
