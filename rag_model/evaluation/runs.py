@@ -7,6 +7,7 @@ appears whole or not at all: it is written beside its place and then moved there
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -101,4 +102,5 @@ def _write_whole(path: Path, pieces: Iterable[str]) -> None:
     except OSError as broken:
         raise InputError(f"{path} can't be written ({broken.strerror}): choose another place") from broken
     finally:
-        beside.unlink(missing_ok=True)
+        with suppress(OSError):  # it is gone if all went well, and can't be there if its folder can't
+            beside.unlink()
