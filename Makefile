@@ -1,0 +1,50 @@
+# make demo   a real library built, searched and measured      make test   every test      make lint   style, types, layers
+# Each target makes the environment it needs in .venv; PYTHON=python3.12 chooses the interpreter.
+PYTHON ?= python3
+TORCH := torch>=2.6,<2.14
+BIN := .venv/bin
+
+.PHONY: install demo test lint bench clean
+.DELETE_ON_ERROR:
+
+install: .venv/dev
+
+demo: .venv/demo
+	$(BIN)/bookwheel demo
+
+test: .venv/dev
+	$(BIN)/pytest -n 2 --dist loadgroup $(ARGS)
+
+lint: .venv/dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: .venv/bench
+	set -e; for bench in tests/benchmarks/bench_*.py; do echo "== $$bench"; $(BIN)/python $$bench; done
+
+clean:
+	rm -rf .venv bookwheel-demo
+
+.venv/demo: .venv/torch pyproject.toml
+	$(BIN)/pip install --quiet --editable '.[all]'
+	touch $@
+
+.venv/dev: .venv/torch pyproject.toml
+	$(BIN)/pip install --quiet --editable '.[all,dev]'
+	touch $@ .venv/demo
+
+.venv/bench: .venv/dev
+	$(BIN)/pip install --quiet --editable '.[all,dev,bench]'
+	touch $@
+
+# Without a GPU the CPU build of torch will do: where pip would bring CUDA's libraries (gigabytes), uv knows the CPU builds.
+.venv/torch:
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --upgrade pip
+	if ! command -v nvidia-smi >/dev/null && \
+	  $(BIN)/pip install --dry-run --quiet --report - '$(TORCH)' | grep -q '"name": "\(nvidia\|cuda\)-'; \
+	then $(BIN)/pip install --quiet uv && $(BIN)/uv pip install --quiet --python $(BIN)/python --torch-backend=cpu '$(TORCH)'; \
+	else $(BIN)/pip install --quiet '$(TORCH)'; fi
+	touch $@

@@ -1,0 +1,186 @@
+"""One shape for every job: `Create | Reshuffle | ParDo` over descriptors.
+
+An element is a task of a few hundred bytes. `Work` does it against the store and returns a few facts as JSON, which the
+worker reports to `runs/<run>/<stage>/`: so results come home, and progress is seen, on any runner alike.
+"""
+
+import logging
+import os
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, Self, TypeVar
+
+import apache_beam as beam
+from apache_beam.options.pipeline_options import PipelineOptions
+
+from beam_jobs.lease import held_lease, leave_with
+from beam_jobs.options import is_local, local_runner, pipeline_options, worker_threads
+from rag_model import errors
+from rag_model.store.store import Store
+
+Facts = dict[str, Any]
+Task = TypeVar("Task")
+Work = Callable[[Task, Store], Facts]
+OnProgress = Callable[[int, int], None]  # (elements done, elements in all)
+
+_FAILED = "failed"  # stage suffix under which a worker says why it gave up
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """Where and how a run's jobs are launched."""
+
+    store_url: str
+    run: str  # name of the run, unique; reports lie under it
+    flags: tuple[str, ...] = ()  # Beam's and the runner's own
+    poll_seconds: float = 1.0  # between two looks at the reports
+
+
+class _Worker(beam.DoFn, Generic[Task]):  # type: ignore[misc]
+    def __init__(
+        self, stage: str, work: Work[Task], launch: Launch, lease: Path | None, threads: int
+    ) -> None:
+        self.stage, self.work, self.launch, self.lease, self.threads = stage, work, launch, lease, threads
+
+    def setup(self) -> None:
+        if self.lease is not None:
+            leave_with(self.lease)
+        if self.threads:
+            limit_threads(self.threads)
+        self.store = Store.open(self.launch.store_url)
+
+    def process(self, element: tuple[int, Task]) -> Iterator[int]:
+        number, task = element
+        runs, run = self.store.runs, self.launch.run
+        if runs.count(run, self.stage + _FAILED):
+            return  # another worker failed: whatever is left would be work for nothing
+        try:
+            facts = self.work(task, self.store)
+        except errors.BookwheelError as error:
+            runs.write(
+                run, self.stage + _FAILED, number, {"error": type(error).__name__, "message": str(error)}
+            )
+            raise
+        runs.write(run, self.stage, number, facts)
+        yield number
+
+
+def limit_threads(threads: int) -> None:
+    """Give the numeric libraries of this process `threads` threads each, loaded already or not."""
+    for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ[variable] = str(threads)
+    import faiss  # noqa: PLC0415 - after the environment is set
+
+    faiss.omp_set_num_threads(threads)
+
+
+def run_job(
+    stage: str, work: Work[Task], tasks: Sequence[Task], launch: Launch, on_progress: OnProgress | None = None
+) -> list[Facts]:
+    """Do every task on Beam's workers; return their facts in the order of `tasks`.
+
+    `work` is a function of an installed module (workers import it by name) and must be idempotent: an engine may run
+    a task twice. Progress is told about every `launch.poll_seconds`.
+
+    Raises:
+        BookwheelError: what a worker raised, as the class it raised; or a worker that died, and how.
+    """
+    if not tasks:
+        return []
+    store = Store.open(launch.store_url)
+    options = pipeline_options(launch.flags, len(tasks))
+    tell = on_progress or (lambda done, total: None)
+    log = Path(tempfile.gettempdir()) / f"bookwheel-{launch.run}-{stage}.log"
+    with held_lease() as lease:
+        worker = _Worker(stage, work, launch, lease if is_local(options) else None, worker_threads(options))
+        with _Running(_pipeline(stage, worker, tasks, options, log)) as running:
+            while not running.finished.wait(launch.poll_seconds):
+                tell(store.runs.count(launch.run, stage), len(tasks))
+    if running.failure is not None:
+        raise _told(store, launch.run, stage, running.failure, log) from running.failure
+    log.unlink(missing_ok=True)
+    tell(len(tasks), len(tasks))
+    return _collect(store, launch.run, stage, len(tasks))
+
+
+def _pipeline(
+    stage: str, worker: _Worker[Task], tasks: Sequence[Task], options: PipelineOptions, log: Path
+) -> beam.Pipeline:
+    pipeline = beam.Pipeline(local_runner(log) if is_local(options) else None, options=options)
+    _ = (
+        pipeline
+        | "Tasks" >> beam.Create(list(enumerate(tasks)), reshuffle=False)
+        | "Spread" >> beam.Reshuffle()
+        | stage.capitalize() >> beam.ParDo(worker)
+    )
+    return pipeline
+
+
+class _Running:
+    """A pipeline in a thread of its own, so that the launcher can watch it and be interrupted."""
+
+    def __init__(self, pipeline: beam.Pipeline) -> None:
+        self.finished = threading.Event()
+        self.failure: BaseException | None = None
+        self._pipeline = pipeline
+        self._result: Any = None
+
+    def __enter__(self) -> Self:
+        logging.getLogger("apache_beam").setLevel(logging.CRITICAL)  # what matters is told in one sentence
+        threading.excepthook = self._thread_died
+        threading.Thread(target=self._run, daemon=True, name="beam").start()
+        return self
+
+    def __exit__(self, *interrupted: object) -> None:
+        if self.failure is None:  # after one, Beam's threads go on dying, at length, while the launcher leaves
+            threading.excepthook = threading.__excepthook__
+        if self._result is not None and not self.finished.is_set():
+            self._result.cancel()  # local workers need no telling: their lease ends with the launcher's
+
+    def _run(self) -> None:
+        try:
+            self._result = self._pipeline.run()
+            self._result.wait_until_finish()
+        except BaseException as failure:
+            self.failure = failure
+        finally:
+            self.finished.set()
+
+    def _thread_died(self, died: threading.ExceptHookArgs) -> None:
+        # The local runner waits for ever for a worker that was killed; the thread that watched its process tells.
+        self.failure = self.failure or died.exc_value
+        self.finished.set()
+
+
+def _told(store: Store, run: str, stage: str, failure: BaseException, log: Path) -> errors.BookwheelError:
+    reports = store.runs.read_all(run, stage + _FAILED)
+    if reports:
+        kind: type[errors.BookwheelError] = getattr(errors, reports[0]["error"], errors.BookwheelError)
+        return kind(reports[0]["message"])
+    if "exited with return code" in str(failure):
+        return errors.ResourceError(
+            f"a worker process of the {stage} job was killed, perhaps for want of memory (its log: {log}): what was "
+            "finished is recorded; run again, with one worker (-- --direct_num_workers=1) if it happens again"
+        )
+    return errors.BookwheelError(
+        f"the {stage} job failed on its runner ({type(failure).__name__}: {_last_line(failure)}): "
+        "what was finished is recorded; run again with --debug for the trace"
+    )
+
+
+def _last_line(failure: BaseException) -> str:
+    lines = [line.strip() for line in str(failure).splitlines() if line.strip()]
+    return lines[-1] if lines else "no message"
+
+
+def _collect(store: Store, run: str, stage: str, expected: int) -> list[Facts]:
+    reports: list[Facts] = store.runs.read_all(run, stage)
+    if len(reports) != expected:
+        raise errors.StoreError(
+            f"{expected - len(reports)} of {expected} reports of the {stage} job are missing under runs/{run}/{stage} "
+            f"in {store.url}: run the same command again"
+        )
+    return reports

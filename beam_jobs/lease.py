@@ -1,0 +1,40 @@
+"""A lease ties local worker processes to the launcher that started them.
+
+The launcher holds an exclusive lock on a file for as long as its job runs; every worker waits for that lock in a
+thread. The kernel hands it over when the launcher ends *by any means*, `kill -9` included, and a worker that gets it
+leaves at once: nothing is orphaned, and nothing polls.
+"""
+
+import fcntl
+import os
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def held_lease() -> Iterator[Path]:
+    """Hold a new lease for the time of the block; yield the path that workers wait on."""
+    descriptor, name = tempfile.mkstemp(prefix="bookwheel-lease-")
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield Path(name)
+    finally:
+        Path(name).unlink(missing_ok=True)
+        os.close(descriptor)
+
+
+def leave_with(lease: Path) -> None:
+    """End this process as soon as the holder of `lease` is gone; returns at once."""
+    threading.Thread(target=_wait_and_leave, args=(lease,), daemon=True, name="lease").start()
+
+
+def _wait_and_leave(lease: Path) -> None:
+    try:
+        with lease.open() as file:
+            fcntl.flock(file, fcntl.LOCK_SH)
+    except FileNotFoundError:
+        pass  # given up before this worker came: the same as handed over
+    os._exit(1)

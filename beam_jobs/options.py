@@ -1,0 +1,53 @@
+"""Beam's options: local worker processes by default, any runner's own flags after `--`."""
+
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from apache_beam.options.pipeline_options import DirectOptions, PipelineOptions, StandardOptions
+from apache_beam.runners.portability.fn_api_runner.fn_runner import FnApiRunner
+from apache_beam.transforms.environments import SubprocessSDKEnvironment
+
+
+def pipeline_options(flags: Sequence[str], elements: int) -> PipelineOptions:
+    """Return the options of a job over `elements` descriptors.
+
+    `flags` are passed through as they are. Without `--runner` among them the job runs here, in one worker process
+    a core (`--direct_num_workers` sets another number), never more than there are elements.
+    """
+    options = PipelineOptions(list(flags))
+    if is_local(options):
+        direct = options.view_as(DirectOptions)
+        named = any(flag.startswith("--direct_num_workers") for flag in flags)
+        wanted = direct.direct_num_workers if named else 0
+        direct.direct_num_workers = max(1, min(wanted or cores(), elements))
+    return options
+
+
+def is_local(options: PipelineOptions) -> bool:
+    """Tell whether the workers are this machine's own processes, started for one job."""
+    return options.view_as(StandardOptions).runner is None
+
+
+def local_runner(log: Path) -> FnApiRunner:
+    """Return the runner of local worker processes; what they and Beam print goes to `log`, off the terminal they share.
+
+    Beam's own default would download a binary.
+    """
+    worker = f"exec {shlex.quote(sys.executable)} -m apache_beam.runners.worker.sdk_worker_main"
+    command = f"{worker} >>{shlex.quote(str(log))} 2>&1"
+    return FnApiRunner(SubprocessSDKEnvironment.from_command_string(command))
+
+
+def worker_threads(options: PipelineOptions) -> int:
+    """Return the threads of one worker: its share of the cores here, 0 (as many as it has) elsewhere."""
+    if not is_local(options):
+        return 0
+    return max(1, cores() // int(options.view_as(DirectOptions).direct_num_workers))
+
+
+def cores() -> int:
+    """Return the processors this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,97 @@
+"""The `bookwheel` command: a thin layer, each verb one call.
+
+Settings come from the flag, then the environment (`BOOKWHEEL_STORE`, …), then `bookwheel.toml` here or in a parent folder, then the default.
+Exit codes: 0 ok, 1 failure, 2 usage, 3 a gate or a verification said no.
+"""
+
+import json
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from importlib.metadata import version
+from typing import Any
+
+from cyclopts import App, CycloptsError
+from cyclopts.config import Env, Toml
+
+from flows.reply import Common, Reply
+from rag_model.errors import BookwheelError
+
+USAGE = 2
+
+app = App(
+    name="bookwheel",
+    help="Turn a Wikipedia dump into a checked, versioned, searchable retrieval index.",
+    help_epilogue="Exit codes: 0 ok, 1 failure, 2 usage, 3 a gate or a verification said no.",
+    version=lambda: version("bookwheel"),
+    config=[
+        Env("BOOKWHEEL_", command=False),
+        Toml("bookwheel.toml", search_parents=True, use_commands_as_keys=False, allow_unknown=True),
+    ],
+)
+app.command(
+    "flows.verbs.demo:demo", help="Build, check and search a small real library: no account, no network."
+)
+app.command(
+    "flows.verbs.reindex:reindex", help="Build a snapshot from a dump, check it, publish it, move the ref."
+)
+app.command("flows.verbs.search:search", help="Answer questions with passages of a snapshot.")
+app.command("flows.verbs.evaluate:evaluate", help="Measure retrieval on questions with known answers.")
+app.command("flows.verbs.log:log", help="List the moves of a ref, newest first.")
+app.command("flows.verbs.show:show", help="Show what a snapshot holds and the recipe that rebuilds it.")
+app.command("flows.verbs.verify:verify", help="Read every byte of a snapshot again and name what is wrong.")
+app.command(
+    "flows.verbs.pull:pull", help="Copy a snapshot to a folder: only what is missing, verified, atomic."
+)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run one verb and exit with its code; a failure prints one sentence, `--debug` the trace as well."""
+    # Prefect's own lines would bury the verb's; a run in the Prefect UI keeps its own setting.
+    os.environ.setdefault("PREFECT_LOGGING_LEVEL", "ERROR")
+    sys.exit(run(sys.argv[1:] if argv is None else argv))
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run one verb; print its reply; return the exit code.
+
+    Returns:
+        0 ok, 1 failure, 2 usage, 3 a gate or a verification said no, 130 interrupted.
+    """
+    common = Common()
+    try:
+        verb, bound, _ = app.parse_args(argv, exit_on_error=False, print_error=False)
+        common = bound.arguments.get("common", common)
+        reply = verb(*bound.args, **bound.kwargs)
+    except CycloptsError as error:
+        return _fail(" ".join(str(error).split()), USAGE)
+    except BookwheelError as error:
+        if common.debug:
+            traceback.print_exc()
+        return _fail(str(error), error.exit_code)
+    except KeyboardInterrupt:
+        return _fail("interrupted: what was finished is recorded; run the same command again to go on", 130)
+    except Exception as error:
+        if common.debug:
+            raise
+        return _fail(f"unexpected {type(error).__name__}: {error}; run again with --debug for the trace", 1)
+    return _print(reply, common)
+
+
+def _fail(sentence: str, code: int) -> int:
+    print(f"bookwheel: {sentence}", file=sys.stderr)
+    return code
+
+
+def _print(reply: Any, common: Common) -> int:
+    if not isinstance(reply, Reply):  # --help and --version print for themselves
+        return 0
+    try:
+        print(
+            json.dumps(reply.document, ensure_ascii=False, indent=2) if common.json else reply.text,
+            flush=True,
+        )
+    except BrokenPipeError:  # `bookwheel log | head`
+        sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115 - so that the interpreter's own flush is quiet
+    return reply.exit_code

@@ -1,0 +1,31 @@
+"""What every verb takes and what every verb gives."""
+
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+StoreUrl = Annotated[
+    str, Parameter(name="--store", help="Where snapshots live: file:///…, s3://… or a folder.")
+]
+RefName = Annotated[
+    str, Parameter(name="--ref", help="A snapshot: ref, ref@number, id, or a unique prefix of an id.")
+]
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True)
+class Common:
+    """Options of every verb."""
+
+    json: Annotated[bool, Parameter(negative="", help="Print one JSON document on standard output.")] = False
+    debug: Annotated[bool, Parameter(negative="", help="Show the trace of a failure.")] = False
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A verb's answer: one JSON document, the same in words, and the exit code."""
+
+    document: Any
+    text: str
+    exit_code: int = 0

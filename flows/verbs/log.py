@@ -1,0 +1,15 @@
+"""`bookwheel log`: the history of a ref."""
+
+from flows.reply import Common, RefName, Reply, StoreUrl
+from rag_model.store.store import Store
+
+
+def log(*, store: StoreUrl, ref: RefName = "latest", common: Common | None = None) -> Reply:
+    """List the moves of a ref, newest first: number, snapshot, when, and why."""
+    moves = Store.open(store).refs.history(ref)[::-1]
+    document = [
+        {"number": move.number, "snapshot": move.snapshot, "created_at": move.created_at, "note": move.note}
+        for move in moves
+    ]
+    lines = [f"{ref}@{m.number}  {m.snapshot[:12]}  {m.created_at}  {m.note}".rstrip() for m in moves]
+    return Reply(document, "\n".join(lines) or f"ref {ref} has never been moved in {store}")

@@ -1,0 +1,41 @@
+"""`bookwheel show`: one snapshot in words."""
+
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from flows.reply import Common, Reply, StoreUrl
+from rag_model.store.manifest import Manifest
+from rag_model.store.store import Store
+
+Name = Annotated[str, Parameter(help="A ref, ref@number, an id, or a unique prefix of one.")]
+
+
+def show(snapshot: Name = "latest", /, *, store: StoreUrl, common: Common | None = None) -> Reply:
+    """Show what a snapshot holds, how it was measured, and the recipe that rebuilds it."""
+    opened = Store.open(store)
+    manifest = opened.snapshots.get(opened.snapshots.resolve(snapshot))
+    return Reply(manifest.to_json(), "\n".join(_lines(manifest)))
+
+
+def _lines(manifest: Manifest) -> list[str]:
+    content, stages = manifest.content, manifest.provenance
+    size = sum({ref.id: ref.size for ref in content.files.values()}.values())
+    lines = [
+        f"snapshot  {manifest.id}",
+        f"corpus    {content.corpus.get('dbname') or content.corpus.get('kind')}, "
+        f"newest revision {content.corpus.get('newest_revision') or 'unknown'}",
+        f"passages  {content.n:,} in {len(content.parts)} parts, {len(content.files)} files, {size / 1e6:,.1f} MB",
+        f"encoder   {content.space['name'] if content.space else 'none'}",
+        *(f"index     {name}: {_settings(index)}" for name, index in content.indexes.items()),
+        *(f"parent    {parent}" for parent in manifest.parents),
+        f"built     {stages.get('created_at', 'unknown')} from {stages.get('dump', 'unknown')}",
+        *(f"recipe    [{name}] {_settings(values)}" for name, values in content.recipe.items()),
+    ]
+    return lines
+
+
+def _settings(values: Any) -> str:
+    if not isinstance(values, dict):
+        return str(values)
+    return ", ".join(f"{key}={value}" for key, value in values.items() if value not in ("", None, {}))

@@ -1,0 +1,25 @@
+"""`bookwheel verify`: is every byte of a snapshot what was published?"""
+
+from dataclasses import asdict
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from flows.reply import Common, Reply, StoreUrl
+from rag_model.errors import RefusedError
+from rag_model.store.store import Store
+from rag_model.store.verify import verify as verify_snapshot
+
+Name = Annotated[str, Parameter(help="A ref, ref@number, an id, or a unique prefix of one.")]
+
+
+def verify(snapshot: Name = "latest", /, *, store: StoreUrl, common: Common | None = None) -> Reply:
+    """Re-hash every file of a snapshot and check its manifest and the refs; exit 3 if anything is wrong."""
+    opened = Store.open(store)
+    identity = opened.snapshots.resolve(snapshot)
+    problems = verify_snapshot(opened, identity)
+    document = {"ok": not problems, "snapshot": identity, "problems": [asdict(problem) for problem in problems]}
+    if not problems:
+        return Reply(document, f"snapshot {identity[:12]} is whole")
+    lines = [f"{problem.path}: {problem.what}" for problem in problems]
+    return Reply(document, "\n".join(lines), RefusedError.exit_code)

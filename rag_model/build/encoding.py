@@ -1,0 +1,61 @@
+"""The encoder of a build, put into the store: workers load it from there, and readers of the snapshot ask with it."""
+
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from rag_model.encoders.resolve import question_files, resolve_folder
+from rag_model.encoders.space import Space, asked_space, check_same_space, space_of
+from rag_model.encoders.spec import EncoderSpec, known_prompts, read_spec
+from rag_model.store.blobs import BlobRef
+from rag_model.store.store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class EncodeRecipe:
+    """How passages become vectors."""
+
+    dtype: Literal["float16", "float32"] = "float16"  # as stored: half the bytes, and 1e-3 is below what search sees
+    question_encoder: str = ""  # folder or hub name of a pair's other half; empty: one encoder reads both
+    spec: Mapping[str, Any] = field(default_factory=dict)  # fields of EncoderSpec that replace what the folder implies
+
+
+@dataclass(frozen=True, slots=True)
+class StoredEncoder:
+    """An encoder's files in the store, and what they make."""
+
+    name: str  # as the user gave it
+    spec: EncoderSpec
+    space: Space
+    passage: tuple[tuple[str, BlobRef], ...]  # (file name, blob), hashable: a worker loads equal ones once
+    question: tuple[tuple[str, BlobRef], ...]
+
+
+def store_encoder(store: Store, name: str, recipe: EncodeRecipe) -> StoredEncoder:
+    """Resolve the encoder `name` (a folder or hub name), and put what workers and readers need of it into the store.
+
+    Raises:
+        InputError: it is not to be found, or a file of it is missing or corrupt.
+        RefusedError: the question encoder declares that it asks into another space.
+        UsageError: `recipe.spec` names no field of the spec.
+    """
+    folder = resolve_folder(name)
+    spec = read_spec(folder, {**known_prompts(name), **recipe.spec})
+    space = space_of(folder, spec, name)
+    asking = resolve_folder(recipe.question_encoder) if recipe.question_encoder else folder
+    if asking != folder and (asked := asked_space(asking)) is not None:
+        check_same_space(asked, space)
+    with tempfile.TemporaryDirectory(prefix="bookwheel-") as workdir:
+        return StoredEncoder(
+            name=name,
+            spec=spec,
+            space=space,
+            passage=_put(store, question_files(folder, spec, space, Path(workdir))),
+            question=_put(store, question_files(asking, spec, space, Path(workdir))),
+        )
+
+
+def _put(store: Store, files: Mapping[str, Path]) -> tuple[tuple[str, BlobRef], ...]:
+    return tuple((name, store.blobs.put_file(files[name])) for name in sorted(files))

@@ -1,0 +1,65 @@
+"""Settings from a TOML table: frozen dataclasses, every key and type checked, every mistake one sentence."""
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from types import UnionType
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+from rag_model.errors import UsageError
+
+T = TypeVar("T")
+
+
+def from_table(kind: type[T], table: Any, where: str) -> T:
+    """Make a dataclass of a TOML table; keys left out keep their defaults.
+
+    `where` names the table for the reader of an error: `recipe.toml, [chunk]`.
+
+    Raises:
+        UsageError: a key is unknown, a value is of the wrong type, or the dataclass refuses it.
+    """
+    if not isinstance(table, Mapping):
+        raise UsageError(f"{where} must be a table of settings, not {table!r}")
+    hints = get_type_hints(kind)
+    known = [field.name for field in fields(kind)]  # type: ignore[arg-type]
+    values: dict[str, Any] = {}
+    for key, value in table.items():
+        if key not in known:
+            raise UsageError(f"{where} has no setting {key!r}: {_nearest(key, known)}")
+        values[key] = _checked(hints[key], value, f"{where}, {key}")
+    try:
+        return kind(**values)
+    except (TypeError, ValueError) as wrong:
+        raise UsageError(f"{where} is not usable: {wrong}") from wrong
+
+
+def _nearest(key: str, known: list[str]) -> str:
+    near = difflib.get_close_matches(key, known, 1)
+    return f"did you mean {near[0]!r}?" if near else f"it knows {', '.join(known)}"
+
+
+def _checked(hint: Any, value: Any, where: str) -> Any:
+    origin, arguments = get_origin(hint), get_args(hint)
+    if is_dataclass(hint):
+        return from_table(hint, value, where)  # type: ignore[arg-type]
+    if origin is UnionType:
+        return _checked(next(kind for kind in arguments if kind is not type(None)), value, where)
+    if origin is Literal:
+        if value not in arguments:
+            raise UsageError(f"{where} is {value!r}: choose one of {', '.join(map(str, arguments))}")
+        return value
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        if not isinstance(value, Mapping):
+            raise UsageError(f"{where} must be a table, not {value!r}")
+        return {name: _checked(arguments[1], inner, f"{where}.{name}") for name, inner in value.items()}
+    if hint is float and type(value) is int:
+        return float(value)
+    if isinstance(hint, type) and type(value) is not hint:
+        raise UsageError(f"{where} must be {_article(hint)}, not {value!r}")
+    return value
+
+
+def _article(kind: type) -> str:
+    names = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
+    return names.get(kind, kind.__name__)
