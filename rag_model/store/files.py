@@ -203,5 +203,5 @@ def _sentence(error: Exception, doing: str, url: str) -> str:
     if isinstance(error, PermissionError) or number == errno.EROFS:
         return f"not allowed to {doing} {url} ({error}); check the permissions or credentials"
     if isinstance(error, FileNotFoundError):
-        return f"cannot {doing} {url}: it does not exist"
+        return f"cannot {doing} {url}: the file, its folder or its bucket does not exist"
     return f"cannot {doing} {url}: {str(error) or type(error).__name__}"

@@ -120,7 +120,10 @@ class Manifest:
     @property
     def id(self) -> str:
         """The snapshot id: SHA-256 of the content's canonical JSON, 64 hex digits (people see 12)."""
-        return digest_json(self.content.to_json()).partition(":")[2]
+        try:
+            return digest_json(self.content.to_json()).partition(":")[2]
+        except (ValueError, RecursionError) as broken:  # NaN, half a surrogate pair, bottomless nesting
+            raise StoreError(f"the manifest has content that JSON cannot carry: {broken}") from broken
 
     def to_json(self) -> dict[str, Any]:
         """Return the manifest as JSON values in reading order."""

@@ -115,11 +115,7 @@ class Refs:
         before = self.current(name)
         if (before.number if before else 0) != expected:
             raise self._conflict(name, expected)
-        if not self._exclusive:
-            raise StoreError(
-                f"{self._files.url} ignores conditional writes (If-None-Match), so two publishers "
-                "could both win: publish to a bucket that honours them"
-            )
+        self.require_exclusion()
         now = datetime.now(UTC).isoformat(timespec="seconds")
         move = RefMove(
             expected + 1, snapshot, now, before.snapshot if before else None, secrets.token_hex(16), note
@@ -128,8 +124,20 @@ class Refs:
             raise self._conflict(name, expected)
         return move
 
+    def require_exclusion(self) -> None:
+        """Probe, once, that of two writers only one can win; call it before long work that ends in a move.
+
+        Raises:
+            StoreError: the bucket does not honour conditional writes, or cannot be written.
+        """
+        if not self._excludes:
+            raise StoreError(
+                f"{self._files.url} does not honour conditional writes (If-None-Match), so two publishers "
+                "could both win: publish to a bucket that does"
+            )
+
     @cached_property
-    def _exclusive(self) -> bool:
+    def _excludes(self) -> bool:
         return self._files.excludes()
 
     def _conflict(self, name: str, expected: int) -> RefConflictError:

@@ -117,7 +117,8 @@ class Snapshot:
             StoreError: the snapshot has no vectors.
         """
         for index in self.manifest.content.indexes.values():
-            return int(index["d"])
+            if isinstance(index.get("d"), int):
+                return int(index["d"])
         for part in self.parts:
             return int(self.embeddings(part.name).shape[1])
         raise StoreError(f"snapshot {self.id[:12]} has no vectors")
@@ -183,20 +184,37 @@ class Snapshot:
         """Open a part's passages to stream them; the caller closes it."""
         return PassageFile(self._source(self._known(f"passages/{part}.parquet")))
 
+    def close(self) -> None:
+        """Close the files that were opened."""
+        with self._lock:
+            while self._readers:
+                self._readers.popitem()[1].close()
+
+    def __enter__(self) -> "Snapshot":
+        """Close on leaving."""
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Close the files that were opened."""
+        self.close()
+
     def _rows(self, part: PartEntry, rows: list[int]) -> list[Passage]:
         with self._lock:  # a Parquet reader has one position
             reader = self._readers.pop(part.name, None) or self._checked(part)
             self._readers[part.name] = reader
             if len(self._readers) > _OPEN_PARTS:
                 self._readers.popitem(last=False)[1].close()
-            return reader.rows(rows)
+            try:
+                return reader.rows(rows)
+            except (OSError, ValueError) as broken:  # ValueError: what Arrow finds wrong
+                raise StoreError(
+                    f"the passages of {part.name} in {self.where} are damaged ({broken}): run `verify`"
+                ) from broken
 
     def _checked(self, part: PartEntry) -> PassageFile:
         reader = self.passage_file(part.name)
         if reader.n_rows != part.rows:
-            raise StoreError(
-                f"the passages of {part.name} in {self.where} are damaged: {reader.n_rows} rows, not {part.rows}"
-            )
+            raise StoreError(f"the passages of {part.name} in {self.where} are damaged: {reader.n_rows} rows")
         return reader
 
     def _known(self, file: str) -> str:

@@ -1,0 +1,122 @@
+"""Stores on every backend, and small real snapshots to put into them."""
+
+import secrets
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import moto.server
+import numpy as np
+import pytest
+from werkzeug.serving import BaseWSGIServer, make_server
+
+from rag_model.corpus.passages import PassageWriter
+from rag_model.corpus.records import Passage
+from rag_model.store import Content, Manifest, PartEntry, Store
+
+ROWS = (1500, 1, 700)  # of the three parts: more than one row group, one row, less than one row group
+DIM = 4
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The cache of remote blobs, fresh for every test."""
+    monkeypatch.setenv("BOOKWHEEL_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def local_store(tmp_path: Path) -> Store:
+    return Store.open(str(tmp_path / "store"), create=True)
+
+
+@pytest.fixture
+def memory_store() -> Iterator[Store]:
+    url = f"memory://{secrets.token_hex(4)}"
+    yield Store.open(url, create=True)
+    fsspec.filesystem("memory").rm(url, recursive=True)
+
+
+@pytest.fixture(scope="session")
+def moto_server() -> Iterator[Callable[[str], str]]:
+    """A second S3 server, by what it does with `If-None-Match`: "honour", "ignore" or "refuse"."""
+    app = moto.server.DomainDispatcherApplication(moto.server.create_backend_app)
+    servers: dict[str, BaseWSGIServer] = {}
+
+    def start(conditions: str) -> str:
+        if conditions not in servers:
+            servers[conditions] = make_server(
+                "127.0.0.1", 0, _with_conditions(app, conditions), threaded=True
+            )
+            threading.Thread(target=servers[conditions].serve_forever, daemon=True).start()
+        return f"http://127.0.0.1:{servers[conditions].port}"
+
+    yield start
+    for server in servers.values():
+        server.shutdown()
+        server.server_close()
+
+
+def _with_conditions(app: Callable[..., Any], conditions: str) -> Callable[..., Any]:
+    refusal = b"<Error><Code>NotImplemented</Code><Message>No such header</Message></Error>"
+
+    def handle(environ: dict[str, Any], start_response: Callable[..., Any]) -> Any:
+        condition = environ.get("HTTP_IF_NONE_MATCH")
+        if condition and conditions == "refuse":
+            start_response("501 Not Implemented", [("Content-Type", "application/xml")])
+            return [refusal]
+        if condition and conditions == "ignore":
+            del environ["HTTP_IF_NONE_MATCH"]
+        return app(environ, start_response)
+
+    return handle
+
+
+@pytest.fixture(scope="class")
+def moto_store_url(
+    moto_server: Callable[[str], str], s3_bucket: Callable[[str], AbstractContextManager[str]]
+) -> Iterator[str]:
+    with s3_bucket(moto_server("honour")) as url:
+        yield url
+
+
+@pytest.fixture
+def s3_store(s3_store_url: str) -> Store:
+    return Store.open(f"{s3_store_url}/{secrets.token_hex(4)}", create=True)
+
+
+@pytest.fixture(scope="session")
+def parts_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Real passage files and vectors of three parts: row r's text is `text r`, its vector is all r."""
+    folder = tmp_path_factory.mktemp("parts")
+    row = 0
+    for place, rows in enumerate(ROWS):
+        with PassageWriter(folder / f"part-{place:05d}.parquet") as writer:
+            for i in range(row, row + rows):
+                digest = Passage.hash_of("Title", f"text {i}")
+                writer.write(Passage(f"{place}:{i}", str(place), 1, "Title", "", f"text {i}", 0, 2, digest))
+        values = np.repeat(np.arange(row, row + rows, dtype=np.float32)[:, None], DIM, axis=1)
+        np.save(folder / f"part-{place:05d}.npy", values)
+        row += rows
+    return folder
+
+
+@pytest.fixture
+def publish(parts_folder: Path) -> Callable[..., str]:
+    """Publish a snapshot of the three parts to a store and return its id; `**recipe` makes another snapshot."""
+
+    def publish(store: Store, **recipe: int) -> str:
+        files = {}
+        for place in range(len(ROWS)):
+            name = f"part-{place:05d}"
+            files[f"passages/{name}.parquet"] = store.blobs.put_file(parts_folder / f"{name}.parquet")
+            files[f"embeddings/{name}.npy"] = store.blobs.put_file(parts_folder / f"{name}.npy")
+        files["encoder/question/config.json"] = store.blobs.put_bytes(b"{}")
+        files["encoder/question/copy/config.json"] = store.blobs.put_bytes(b"{}")
+        parts = tuple(PartEntry(f"part-{i:05d}", i, i, rows) for i, rows in enumerate(ROWS))
+        return store.snapshots.put(Manifest(Content({"kind": "wiki"}, parts, files, recipe)))
+
+    return publish

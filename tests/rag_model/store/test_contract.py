@@ -1,0 +1,241 @@
+"""What every store promises, on memory, on disk, and on two S3 servers."""
+
+import pickle
+import secrets
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from rag_model.errors import RefConflictError, StoreError
+from rag_model.store import BlobRef, Content, Manifest, Produced, Snapshot, Store
+from rag_model.store.pull import pull
+from rag_model.store.verify import verify
+
+SNAPSHOT = "ab" * 32
+
+
+class StoreContract:
+    """A backend's test class inherits it and gives the fixture `store`: an empty store."""
+
+    def test_a_store_is_found_again(self, store: Store) -> None:
+        blob = store.blobs.put_bytes(b"kept")
+        assert Store.open(store.url).blobs.read(blob) == b"kept"
+        assert Store.open(store.url, create=True).blobs.read(blob) == b"kept"
+
+    def test_what_is_no_store_is_not_opened(self, store: Store) -> None:
+        with pytest.raises(StoreError, match="no bookwheel store"):
+            Store.open(f"{store.url}/elsewhere")
+
+    def test_a_store_travels_as_its_url(self, store: Store) -> None:
+        blob = store.blobs.put_bytes(b"kept")
+        assert pickle.loads(pickle.dumps(store)).blobs.read(blob) == b"kept"
+
+    def test_blobs_come_back_whole(self, store: Store, tmp_path: Path) -> None:
+        data = secrets.token_bytes(3 << 20)
+        (tmp_path / "source").write_bytes(data)
+        blob = store.blobs.put_file(tmp_path / "source")
+        assert blob == store.blobs.put_bytes(data)
+        store.blobs.fetch(blob, tmp_path / "deep" / "copy")
+        assert (tmp_path / "deep" / "copy").read_bytes() == data
+        assert store.blobs.local(blob).read_bytes() == data
+        assert store.blobs.read(blob) == data
+        assert b"".join(store.files.chunks(blob.path, blob.size)) == data
+
+    def test_blobs_are_read_at_any_offset(self, store: Store) -> None:
+        with store.blobs.open(store.blobs.put_bytes(b"0123456789")) as first:
+            first.seek(7)
+            with store.blobs.open(store.blobs.put_bytes(b"0123456789")) as second:
+                assert second.read(2) == b"01"
+            assert first.read() == b"789"
+
+    def test_the_empty_blob_is_a_blob(self, store: Store, tmp_path: Path) -> None:
+        blob = store.blobs.put_bytes(b"")
+        assert store.blobs.exists(blob)
+        store.blobs.fetch(blob, tmp_path / "copy")
+        assert (tmp_path / "copy").read_bytes() == store.blobs.read(blob) == b""
+
+    def test_a_missing_blob_is_named(self, store: Store, tmp_path: Path) -> None:
+        blob = BlobRef("sha256:" + "0" * 64, 3)
+        assert not store.blobs.exists(blob)
+        for read in (
+            store.blobs.read,
+            store.blobs.open,
+            store.blobs.local,
+            lambda ref: store.blobs.fetch(ref, tmp_path / "copy"),
+        ):
+            with pytest.raises(StoreError, match=f"{blob.id} is missing"):
+                read(blob)
+
+    def test_a_damaged_blob_is_named_and_never_served(self, store: Store, tmp_path: Path) -> None:
+        blob = store.blobs.put_bytes(b"sound")
+        store.files.put(blob.path, b"sOund")
+        for read in (store.blobs.read, lambda ref: store.blobs.fetch(ref, tmp_path / "out" / "copy")):
+            with pytest.raises(StoreError, match=f"{blob.id} .*damaged"):
+                read(blob)
+        assert list((tmp_path / "out").iterdir()) == []
+
+    def test_a_truncated_blob_is_named_and_replaced(self, store: Store) -> None:
+        blob = store.blobs.put_bytes(b"sound")
+        store.files.put(blob.path, b"so")
+        with pytest.raises(StoreError, match="2 bytes instead of 5"):
+            store.blobs.open(blob)
+        store.blobs.put_bytes(b"sound")
+        assert store.blobs.read(blob) == b"sound"
+
+    def test_one_of_many_creates(self, store: Store) -> None:
+        with ThreadPoolExecutor(16) as pool:
+            won = list(pool.map(lambda i: store.files.create("race", b"%d" % i), range(16)))
+        assert won.count(True) == 1
+        assert store.files.read("race") == b"%d" % won.index(True)
+
+    def test_a_retried_create_meets_itself(self, store: Store) -> None:
+        assert store.files.create("mine", b"nonce 1")
+        assert not store.files.create("mine", b"nonce 2")
+        if not store.files.is_local:  # only a request over the wire is ever retried
+            assert store.files.create("mine", b"nonce 1")
+
+    def test_listings_are_fresh(self, store: Store) -> None:
+        assert store.files.names("folder") == []
+        for name in ("b", "a"):
+            store.files.put(f"folder/{name}", b"1")
+            assert name in store.files.names("folder")
+        store.files.put("folder/.landing-0", b"left by a crash")
+        store.files.put("folder/deeper/c", b"1")
+        assert store.files.names("folder") == ["a", "b"]
+        assert store.files.names("folder", kind="directory") == ["deeper"]
+
+    def test_the_memo_makes_once(self, store: Store) -> None:
+        made: list[Path] = []
+
+        def produce(workdir: Path) -> Produced:
+            made.append(workdir)
+            (workdir / "out").write_bytes(b"output")
+            return Produced({"out": workdir / "out"}, {"rows": 6})
+
+        first, was_made = store.memo.once("chunk", {"part": 1}, produce)
+        again, made_again = store.memo.once("chunk", {"part": 1}, produce)
+        assert (was_made, made_again, len(made)) == (True, False, 1)
+        assert first == again
+        assert again.facts == {"rows": 6}
+        assert store.blobs.read(again.outputs["out"]) == b"output"
+        assert not made[0].exists()
+
+    def test_the_first_record_wins(self, store: Store) -> None:
+        blob = store.blobs.put_bytes(b"any")
+        with ThreadPoolExecutor(8) as pool:
+            records = list(
+                pool.map(lambda i: store.memo.record("embed", "k", {"o": blob}, {"by": i}), range(8))
+            )
+        assert len({record.facts["by"] for record in records}) == 1
+        assert store.memo.get("embed", "k") == records[0]
+
+    @pytest.mark.parametrize("damage", [b"short", None])
+    def test_a_record_without_its_outputs_is_superseded(self, store: Store, damage: bytes | None) -> None:
+        lost, kept = store.blobs.put_bytes(b"lost blob"), store.blobs.put_bytes(b"kept blob")
+        store.memo.record("chunk", "k", {"o": lost}, {"version": 1})
+        if damage is None:
+            store.files.delete(lost.path)
+        else:
+            store.files.put(lost.path, damage)
+        assert store.memo.get("chunk", "k") is None
+        record = store.memo.record("chunk", "k", {"o": kept}, {"version": 2})
+        assert record.facts == {"version": 2}
+        store.blobs.put_bytes(b"lost blob")  # the older generation is whole again, and stays superseded
+        assert store.memo.get("chunk", "k") == record
+
+    def test_a_damaged_record_is_superseded(self, store: Store) -> None:
+        store.files.put("memo/chunk/k.json", b'{"outputs": {"o": {"id": "../..", "size": 1}}')
+        assert store.memo.get("chunk", "k") is None
+        assert store.memo.record("chunk", "k", {}, {"n": 1}) == store.memo.get("chunk", "k")
+
+    def test_a_snapshot_is_its_content(self, store: Store) -> None:
+        manifest = Manifest(Content({"kind": "wiki"}, (), {}), metrics={"recall": 0.9})
+        snapshot = store.snapshots.put(manifest)
+        assert store.snapshots.put(Manifest(manifest.content, metrics={"recall": 0.1})) == snapshot
+        assert store.snapshots.get(snapshot) == manifest
+        assert store.snapshots.list() == [snapshot]
+
+    def test_a_snapshot_has_many_names(self, store: Store) -> None:
+        first = store.snapshots.put(Manifest(Content({"n": 1}, (), {})))
+        second = store.snapshots.put(Manifest(Content({"n": 2}, (), {})))
+        store.refs.move("latest", first, 0)
+        store.refs.move("latest", second, 1)
+        names = {first: [first, first[:12], "latest@1"], second: [second[:4], "latest", "latest@2"]}
+        for snapshot, called in names.items():
+            assert [store.snapshots.resolve(name) for name in called] == [snapshot] * len(called)
+        for unknown in ("nothing", "latest@3", "0" * 12):
+            with pytest.raises(StoreError):
+                store.snapshots.resolve(unknown)
+
+    def test_a_ref_keeps_its_history(self, store: Store) -> None:
+        assert store.refs.current("latest") is None
+        moves = [store.refs.move("latest", f"{i:064x}", i, note=f"move {i}") for i in range(12)]
+        assert store.refs.history("latest") == moves
+        assert store.refs.current("latest") == moves[-1]
+        assert [move.number for move in moves] == list(range(1, 13))
+        assert [move.previous for move in moves] == [None, *(move.snapshot for move in moves[:-1])]
+        assert store.refs.names() == ["latest"]
+
+    @pytest.mark.parametrize("expected", [0, 2, 7])
+    def test_a_ref_moves_only_from_where_it_is(self, store: Store, expected: int) -> None:
+        store.refs.move("latest", SNAPSHOT, 0)
+        with pytest.raises(RefConflictError, match="another writer"):
+            store.refs.move("latest", SNAPSHOT, expected)
+        assert store.refs.numbers("latest") == [1]
+
+    def test_reports_come_home_in_order(self, store: Store) -> None:
+        assert store.runs.read_all("run", "chunk") == []
+        for i in (10, 2, 100_000, 2):
+            store.runs.write("run", "chunk", i, {"element": i})
+        assert store.runs.count("run", "chunk") == 3
+        assert [report["element"] for report in store.runs.read_all("run", "chunk")] == [2, 10, 100_000]
+        store.runs.clear("run")
+        store.runs.clear("run")
+        assert store.runs.count("run", "chunk") == 0
+
+    def test_a_snapshot_is_published_read_verified_and_pulled(
+        self, store: Store, publish: Callable[..., str], tmp_path: Path, cache: Path
+    ) -> None:
+        snapshot = publish(store)
+        store.refs.move("latest", snapshot, 0)
+        assert verify(store, snapshot) == []
+        with Snapshot.open(store.url) as remote:
+            assert [passage.text for passage in remote.passages([2200, 0, 1500, 0])] == [
+                "text 2200",
+                "text 0",
+                "text 1500",
+                "text 0",
+            ]
+            assert not cache.exists()  # passages come by range, not by copying their file
+            assert remote.embeddings("part-00002")[-1].tolist() == [2200] * 4
+            assert (remote.folder("encoder/question") / "copy" / "config.json").read_bytes() == b"{}"
+        report = pull(store, "latest", tmp_path / "dest")
+        with Snapshot.from_folder(tmp_path / "dest") as pulled:
+            assert pulled.id == report.snapshot == snapshot
+            assert pulled.passages([1500])[0].text == "text 1500"
+
+
+class TestMemory(StoreContract):
+    @pytest.fixture
+    def store(self, memory_store: Store) -> Store:
+        return memory_store
+
+
+class TestLocal(StoreContract):
+    @pytest.fixture
+    def store(self, local_store: Store) -> Store:
+        return local_store
+
+
+class TestSeaweed(StoreContract):
+    @pytest.fixture
+    def store(self, s3_store: Store) -> Store:
+        return s3_store
+
+
+class TestMoto(StoreContract):
+    @pytest.fixture
+    def store(self, moto_store_url: str) -> Iterator[Store]:
+        return Store.open(f"{moto_store_url}/{secrets.token_hex(4)}", create=True)
