@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from rag_model.errors import UsageError
 from rag_model.evaluation.recall import percentile5
 
 Recalls = Mapping[str, npt.NDArray[np.float64]]
@@ -24,14 +25,14 @@ class Floor:
     p5: float  # fifth percentile: a good mean can hide questions for which the index is blind
 
 
-DEFAULT_FLOORS: Mapping[str, Floor] = {
+FLOORS: Mapping[str, Floor] = {
     # HNSW32 at efSearch 128 finds .97-.99 of the top 20 on real passages; below .95 its graph is damaged.
     "hnsw": Floor(mean=0.95, p5=0.80),
-    # Quantised scores shuffle near neighbours: see evaluation/gate.py's test on the real dump. Cells or codes
-    # that were trained on something else fall far below.
+    # Quantised scores shuffle near neighbours even when every cell is searched.
     "ivfpq": Floor(mean=0.50, p5=0.25),
     "exact": Floor(mean=0.999, p5=0.95),
 }
+_ANY_FLOOR = Floor(mean=0.90, p5=0.50)  # of an index that nobody set a floor for
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +42,19 @@ class GateRecipe:
     k: int = 20  # DPR reports its retrievers at 20
     queries: int = 256  # the mean's standard error is then below .01 at any recall above .95
     seed: int = 0
-    floors: Mapping[str, Floor] = field(default_factory=lambda: dict(DEFAULT_FLOORS))
+    floors: Mapping[str, Floor] = field(default_factory=dict)  # by index, where they differ from `FLOORS`
     max_passage_loss: float = 0.1  # share of the parent's; a month of Wikipedia edits loses far less
     same_space: bool = True  # a ref's readers ask with the encoder they already have
+
+    def __post_init__(self) -> None:
+        if self.k < 1 or self.queries < 1:
+            raise UsageError(f"the gate needs k and queries of at least 1, not {self.k} and {self.queries}")
+        if not 0 <= self.max_passage_loss <= 1:
+            raise UsageError(f"max_passage_loss is a share from 0 to 1, not {self.max_passage_loss}")
+
+    def floor(self, index: str) -> Floor:
+        """Return the floor that holds for an index."""
+        return self.floors.get(index) or FLOORS.get(index) or _ANY_FLOOR
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +118,7 @@ def _holds_passages(now: Vitals) -> Check:
 
 def _finds(recipe: GateRecipe, recalls: Recalls) -> Iterator[Check]:
     for index, values in recalls.items():
-        floor = recipe.floors.get(index, Floor(0.0, 0.0))
+        floor = recipe.floor(index)
         why = (
             f"The {index} index misses passages that exact search finds: search it harder, "
             "or build it with more links, more cells or longer codes."

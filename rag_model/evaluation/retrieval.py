@@ -5,15 +5,16 @@ at least one of the first k passages, by DPR's token match over the passage's te
 collections (BEIR) are measured through `ir_measures`, page by page.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from rag_model.evaluation.match import Answers
 from rag_model.evaluation.questions import Question
 from rag_model.extras import require
-from rag_model.retrieve.retriever import Hit
+from rag_model.retrieve.retriever import Hit, Retriever
 
 CUTOFFS = (1, 5, 20, 100)  # the k of DPR's tables
+_BATCH = 256  # questions: enough to fill an encoder's batch, few enough that progress moves
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,18 @@ def match_hits(question: Question, hits: Sequence[Hit]) -> Outcome:
     """Look for the question's answers in each of its hits."""
     answers = Answers(question.answers)
     return Outcome(question, tuple(hits), tuple(answers.are_in(hit.passage.text) for hit in hits))
+
+
+def ask(retriever: Retriever, questions: Sequence[Question], k: int) -> Iterator[Outcome]:
+    """Search each question to depth `k` and match its answers: in order, in batches, yielded one by one.
+
+    Raises:
+        UsageError: what `Retriever.search` refuses.
+    """
+    for start in range(0, len(questions), _BATCH):
+        batch = questions[start : start + _BATCH]
+        found = retriever.search([question.text for question in batch], k)
+        yield from (match_hits(question, hits) for question, hits in zip(batch, found, strict=True))
 
 
 def cutoffs(k: int) -> list[int]:

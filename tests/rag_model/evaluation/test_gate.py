@@ -1,10 +1,12 @@
 """The gate passes what is sound and names what is not."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
+from rag_model.errors import UsageError
 from rag_model.evaluation.gate import Floor, GateRecipe, Vitals, judge
 
 PARENT = Vitals(passages=1000, space="sha256:aa", newest_revision="2026-10-01T00:00:00Z")
@@ -39,6 +41,14 @@ def test_each_index_has_its_own_floor() -> None:
     assert failed(hnsw=0.7) == ["hnsw recall@20, mean", "hnsw recall@20, 5th percentile"]
     strict = GateRecipe(floors={"ivfpq": Floor(0.95, 0.9)})
     assert failed(recipe=strict, ivfpq=0.92) == ["ivfpq recall@20, mean"]
+    assert failed(recipe=strict, hnsw=0.94, ivfpq=0.96) == ["hnsw recall@20, mean"]  # the others keep theirs
+    assert failed(unheard_of=0.8) == ["unheard_of recall@20, mean"]
+
+
+@pytest.mark.parametrize("wrong", [{"k": 0}, {"queries": 0}, {"max_passage_loss": 10.0}])
+def test_thresholds_that_make_no_sense_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(UsageError):
+        GateRecipe(**wrong)
 
 
 @pytest.mark.parametrize(
