@@ -1,0 +1,1 @@
+"""The pieces of the wikitext cleaner, one concern a module, each linear in its input."""

@@ -1,0 +1,151 @@
+"""One pass over templates and links, innermost first, with a stack instead of recursion or repeated rewriting.
+
+Every token is read once and every piece of text is joined once for each level that holds it, so the time is linear in
+the page times the depth, and the depth is bounded. Links and templates that hold no others, which is nearly all, are one
+token. Markup that does not pair is no error: its brackets go and its words stay.
+"""
+
+import re
+from collections.abc import Callable
+
+from rag_model.corpus.markup.unparsable import Unparsable
+
+MAX_DEPTH = 100  # open templates and links; MediaWiki stops expanding at 100 too, and real pages stay below 20
+
+_TOKEN = re.compile(
+    r"\[\[(?:([^\[\]{}|\n]*)(?:\|([^\[\]{}|\n]*))?\]\](?!\]))?"  # a link: 1 target, 2 words; or just an opening
+    r"|\{\{(?:([^{}\[\]]+)\}\}(?!\})|\{*)"  # a template that holds no other: 3 name and arguments; or an opening run
+    r"|\]\]|\}\}+|\|"
+)
+_BRACES = re.compile(r"(\{\{)|\}\}")
+_NAME = re.compile(r"\s*([^|{}\[\]<>\n]*)")
+
+Render = Callable[[list[str]], str]  # arguments as they stand between bars, the name or target first
+
+
+class _Frame:
+    """What stands between a pair of brackets so far: `braces` is 0 for a link, 2 or more for templates."""
+
+    __slots__ = ("arguments", "braces", "pieces")
+
+    def __init__(self, braces: int) -> None:
+        self.braces = braces
+        self.arguments: list[str] = []
+        self.pieces: list[str] = []
+
+    def end_argument(self) -> list[str]:
+        self.arguments.append("".join(self.pieces))
+        self.pieces.clear()
+        return self.arguments
+
+
+class Scanner:
+    """Replaces templates, parameters and links by what `template` and `link` make of their arguments.
+
+    `is_dropped` tells by a template's name that nothing is wanted of it: such a template is skipped, not read.
+    """
+
+    def __init__(self, template: Render, link: Render, is_dropped: Callable[[str], bool]) -> None:
+        self._template = template
+        self._link = link
+        self._is_dropped = is_dropped
+
+    def expand(self, text: str) -> str:
+        """Return `text` without templates and links.
+
+        Raises:
+            Unparsable: more than `MAX_DEPTH` of them are open at once.
+        """
+        frames = [_Frame(-1)]  # the lowest holds the result
+        self._may_skip = True  # until a skip meets the end: an unclosed template hides nothing
+        at = 0
+        while token := _TOKEN.search(text, at):
+            start, end = token.span()
+            pieces = frames[-1].pieces
+            if start > at:
+                pieces.append(text[at:start])
+            kind = token.lastindex
+            if kind is None:
+                at = self._bracket(frames, text, token[0], end)
+                continue
+            if kind == 3:
+                pieces.append(self._template(token[3].split("|")))
+            else:
+                pieces.append(self._link([token[1]] if kind == 1 else [token[1], token[2]]))
+            at = end
+        frames[-1].pieces.append(text[at:])
+        while len(frames) > 1:
+            _flatten(frames)
+        return "".join(frames[0].pieces)
+
+    def _bracket(self, frames: list[_Frame], text: str, token: str, end: int) -> int:
+        """Act on a bracket or bar that stands alone; return where to read on."""
+        if token == "|":
+            if len(frames) > 1:
+                frames[-1].end_argument()
+            else:
+                frames[-1].pieces.append(token)
+        elif token == "]]":
+            return self._close_link(frames, text, end)
+        elif token[0] == "}":
+            self._close_templates(frames, len(token))
+        else:
+            return self._open(frames, text, token, end)
+        return end
+
+    def _open(self, frames: list[_Frame], text: str, token: str, end: int) -> int:
+        if token == "{{" and self._may_skip and (name := _NAME.match(text, end)) and self._is_dropped(name[1]):
+            after = _skip(text, end)
+            if after:
+                return after
+            self._may_skip = False
+        if len(frames) > MAX_DEPTH or len(token) > 2 * MAX_DEPTH:
+            raise Unparsable(f"more than {MAX_DEPTH} templates and links lie within each other")
+        frames.append(_Frame(0 if token[0] == "[" else len(token)))
+        return end
+
+    def _close_link(self, frames: list[_Frame], text: str, end: int) -> int:
+        """End the innermost link; `]]` that closes none, or crosses a template's start, is dropped."""
+        link = frames[-1]
+        if link.braces:
+            return end
+        if text[end : end + 1] == "]" and "[" in "".join(link.pieces):  # [[File:…|from [http://…]]]
+            link.pieces.append("]")
+            end += 1
+        frames.pop()
+        frames[-1].pieces.append(self._link(link.end_argument()))
+        return end
+
+    def _close_templates(self, frames: list[_Frame], braces: int) -> None:
+        """End as many templates as a run of closing braces does: three end a parameter, two a template."""
+        while braces >= 2 and any(frame.braces > 0 for frame in frames):
+            while frames[-1].braces == 0:
+                _flatten(frames)
+            frame = frames[-1]
+            taken = 3 if braces >= 3 and frame.braces >= 3 else 2
+            arguments = frame.end_argument()
+            shown = "|".join(arguments[1:]) if taken == 3 else self._template(arguments)
+            braces -= taken
+            frame.braces -= taken
+            if frame.braces >= 2:
+                frame.arguments, frame.pieces = [], [shown]
+            else:
+                frames.pop()
+                frames[-1].pieces.append(shown)
+
+
+def _skip(text: str, start: int) -> int:
+    """Return where the template that opened before `start` ends, or 0 if it never does."""
+    depth = 1
+    for brace in _BRACES.finditer(text, start):
+        depth += 1 if brace[1] else -1
+        if not depth:
+            return brace.end()
+    return 0
+
+
+def _flatten(frames: list[_Frame]) -> None:
+    """Give the words of an unclosed template or link to what it stands in."""
+    arguments = frames.pop().end_argument()
+    words = arguments if len(arguments) == 1 else arguments[1:]
+    frames[-1].pieces.append(" ".join(words))

@@ -1,0 +1,111 @@
+"""Formulas: TeX to the line of text that a reader would type for it.
+
+Dropping formulas leaves sentences with holes ("where is the energy"), and raw TeX is mostly braces and typesetting. So
+`E = mc^2` stays, `\\frac{a}{b}` becomes `a/b`, Greek letters and operators become their characters, and what only sets
+type goes. Matrices, aligned equations and long derivations are dropped: on one line they say nothing.
+"""
+
+import re
+from collections.abc import Iterator
+
+MAX_CHARS = 400  # of TeX; longer formulas are displays that no line of text renders
+MAX_DEPTH = 20  # groups within groups
+
+_PAIRS = (
+    "alpha α beta β gamma γ delta δ epsilon ε varepsilon ε zeta ζ eta η theta θ vartheta ϑ iota ι kappa κ lambda λ mu μ "
+    "nu ν xi ξ pi π rho ρ sigma σ tau τ upsilon υ phi φ varphi φ chi χ psi ψ omega ω Gamma Γ Delta Δ Theta Θ Lambda Λ "
+    "Xi Ξ Pi Π Sigma Σ Phi Φ Psi Ψ Omega Ω infty ∞ partial ∂ nabla ∇ hbar ħ ell ℓ aleph ℵ emptyset ∅ varnothing ∅ "
+    "times × cdot · pm ± mp ∓ div ÷ leq ≤ le ≤ geq ≥ ge ≥ neq ≠ ne ≠ approx ≈ sim ∼ simeq ≃ cong ≅ equiv ≡ propto ∝ "
+    "in ∈ notin ∉ ni ∋ subset ⊂ subseteq ⊆ supset ⊃ supseteq ⊇ cup ∪ cap ∩ setminus ∖ forall ∀ exists ∃ neg ¬ lnot ¬ "
+    "land ∧ wedge ∧ lor ∨ vee ∨ oplus ⊕ otimes ⊗ to → rightarrow → longrightarrow → leftarrow ← leftrightarrow ↔ "
+    "Rightarrow ⇒ implies ⇒ Leftrightarrow ⇔ iff ⇔ mapsto ↦ rightleftharpoons ⇌ sum ∑ prod ∏ int ∫ oint ∮ iint ∬ "
+    "ldots … cdots … dots … vdots … circ ∘ bullet • star ⋆ ast ∗ prime ′ angle ∠ perp ⊥ parallel ∥ mid | vert | "
+    "langle ⟨ rangle ⟩ lceil ⌈ rceil ⌉ lfloor ⌊ rfloor ⌋ ll ≪ gg ≫ lbrace ( rbrace ) degree ° R ℝ N ℕ Z ℤ Q ℚ C ℂ"
+).split()
+_SYMBOLS = dict(zip(_PAIRS[::2], _PAIRS[1::2], strict=True))
+_FUNCTIONS = frozenset("sin cos tan cot sec csc sinh cosh tanh arcsin arccos arctan log ln exp lim max min sup inf det "
+                       "dim ker deg gcd arg mod bmod pmod Pr Re Im".split())  # fmt: skip
+_TOKEN = re.compile(r"\\([A-Za-z]+)\*?|\\(.)|\s+|(.)", re.DOTALL)
+_SPACE = re.compile(r"\s+")
+_COMPOUND = re.compile(r"[\s+\-−±×·/=]")
+SUPERSCRIPTS = str.maketrans("0123456789+-−()n", "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁻⁽⁾ⁿ")
+_RAISABLE = re.compile(r"[0-9+\-−()n]+")
+
+
+def render_tex(tex: str) -> str:
+    r"""Return a formula as one line of text, or nothing where it is a display no line can hold.
+
+    >>> render_tex(r"\frac{1}{2} m v^2 \leq \mathrm{const}")
+    '1/2 m v² ≤ const'
+    """
+    if len(tex) > MAX_CHARS or r"\begin" in tex:
+        return ""
+    tokens = _TOKEN.finditer(tex)
+    return _SPACE.sub(" ", _group(tokens, 0)).strip()
+
+
+def raised(text: str) -> str:
+    """Return a superscript as characters where Unicode has them, else marked by `^`.
+
+    >>> raised("-6"), raised("x"), raised("2x")
+    ('⁻⁶', '^x', '^(2x)')
+    """
+    if _RAISABLE.fullmatch(text):
+        return text.translate(SUPERSCRIPTS)
+    return f"^({text})" if len(text) > 1 else "^" + text
+
+
+def _group(tokens: Iterator[re.Match[str]], depth: int) -> str:
+    """Render up to the brace that closes this group, or the end."""
+    pieces: list[str] = []
+    while (piece := _atom(tokens, depth)) is not None:
+        pieces.append(piece)
+    return "".join(pieces)
+
+
+def _atom(tokens: Iterator[re.Match[str]], depth: int) -> str | None:
+    """Render the next letter, command with its arguments, or group; None where the group or the formula ends."""
+    token = next(tokens, None)
+    if token is None or token[3] == "}":
+        return None
+    if token[3] == "{":
+        return _group(tokens, depth + 1) if depth < MAX_DEPTH else ""
+    if token[1]:
+        return _command(token[1], tokens, depth)
+    if token[2]:
+        return token[2] if token[2] in "%$&#_" else "(" if token[2] == "{" else ")" if token[2] == "}" else " "
+    if token[3] == "^":
+        return _power(_argument(tokens, depth))
+    if token[3] == "_":
+        return "_" + _grouped(_argument(tokens, depth))
+    return {"~": " ", "&": " "}.get(token[3], token[3]) if token[3] else " "
+
+
+def _argument(tokens: Iterator[re.Match[str]], depth: int) -> str:
+    """Render the next group or letter, blanks before it skipped."""
+    while (piece := _atom(tokens, depth)) is not None:
+        if piece.strip():
+            return piece.strip()
+    return ""
+
+
+def _command(name: str, tokens: Iterator[re.Match[str]], depth: int) -> str:
+    if name in _SYMBOLS:
+        return _SYMBOLS[name]
+    if name in _FUNCTIONS:
+        return f" {name} "
+    if name in {"frac", "dfrac", "tfrac", "cfrac"}:
+        return f"{_grouped(_argument(tokens, depth))}/{_grouped(_argument(tokens, depth))}"
+    if name in {"binom", "tbinom", "dbinom"}:
+        return f"C({_argument(tokens, depth)}, {_argument(tokens, depth)})"
+    if name == "sqrt":
+        return "√" + _grouped(_argument(tokens, depth))
+    return " " if name in {"quad", "qquad", "limits"} else ""  # fonts and spacing: what follows speaks for itself
+
+
+def _power(text: str) -> str:
+    return {"∘": "°", "′": "′"}.get(text) or raised(text)
+
+
+def _grouped(text: str) -> str:
+    return f"({text})" if len(text) > 1 and _COMPOUND.search(text) else text

@@ -1,0 +1,42 @@
+"""Wikitext to the text a reader sees, by section."""
+
+
+from rag_model.corpus.markup.extension import strip_extensions
+from rag_model.corpus.markup.headings import is_apparatus, split_sections
+from rag_model.corpus.markup.links import Links
+from rag_model.corpus.markup.literal import without_noncharacters
+from rag_model.corpus.markup.prose import plain
+from rag_model.corpus.markup.scanner import Scanner
+from rag_model.corpus.markup.tables import strip_tables
+from rag_model.corpus.markup.templates import Templates, is_dropped
+from rag_model.corpus.markup.unparsable import Unparsable
+from rag_model.corpus.records import Section, Siteinfo
+
+__all__ = ["MAX_CHARS", "Unparsable", "clean"]
+
+MAX_CHARS = 8 << 20  # of a page; MediaWiki refuses to save more than 2 MiB
+
+
+def clean(text: str, siteinfo: Siteinfo, title: str = "") -> tuple[Section, ...]:
+    """Return the sections of a page that hold text, in order, the lead (heading `""`) first if it has any.
+
+    Sections without prose of their own (references, external links, see also) are left out with what lies below them.
+
+    Raises:
+        Unparsable: the page exceeds `MAX_CHARS` or nests deeper than any real page; time and memory stay in
+            proportion to its length either way.
+    """
+    if len(text) > MAX_CHARS:
+        raise Unparsable(f"the page has more than {MAX_CHARS} characters")
+    scanner = Scanner(Templates(title).render, Links(siteinfo.namespaces).render, is_dropped)
+    body = strip_tables(strip_extensions(without_noncharacters(text)))
+    kept: list[Section] = []
+    dropped_level = 7  # of the apparatus section we are in; deeper headings belong to it
+    for level, heading, raw in split_sections(body):
+        if 0 < dropped_level < level:
+            continue
+        words = plain(scanner.expand(heading)) if heading else ""
+        dropped_level = level if is_apparatus(words, siteinfo.language) else 7
+        if dropped_level == 7 and (prose := plain(scanner.expand(raw))):
+            kept.append(Section(" ".join(words.split()), prose))
+    return tuple(kept)
