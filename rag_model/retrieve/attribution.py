@@ -4,13 +4,14 @@ Reuse of Wikipedia's text asks for credit (a link to the article, whose history 
 licence, and for a word on what was changed (Creative Commons Attribution-ShareAlike 4.0, section 3.a).
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
-from urllib.parse import urlsplit
 
 from rag_model.corpus.records import Passage
 
+_ADDRESS = re.compile(r"(https?://[\w.:-]+)((?:/[^\s?#]*)?)(?:[?#]\S*)?")
 _DEEDS = {
     "CC BY-SA 4.0": "https://creativecommons.org/licenses/by-sa/4.0/",
     "CC BY-SA 3.0": "https://creativecommons.org/licenses/by-sa/3.0/",
@@ -55,9 +56,9 @@ def script_of(base: str) -> str:
     >>> script_of("https://de.wikipedia.org/wiki/Wikipedia:Hauptseite")
     'https://de.wikipedia.org/w/index.php'
     """
-    parts = urlsplit(base)
-    if parts.scheme not in {"http", "https"} or not parts.netloc:
+    address = _ADDRESS.fullmatch(base)
+    if address is None:
         return ""
-    before, found, _ = parts.path.partition("/index.php")
-    path = f"{before}/index.php" if found else "/w/index.php"
-    return f"{parts.scheme}://{parts.netloc}{path}"
+    host, path = address.groups()
+    before, found, _ = path.partition("/index.php")
+    return f"{host}{before}/index.php" if found else f"{host}/w/index.php"
