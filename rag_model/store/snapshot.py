@@ -207,8 +207,9 @@ class Snapshot:
             try:
                 return reader.rows(rows)
             except (OSError, ValueError) as broken:  # ValueError: what Arrow finds wrong
+                what = " ".join(str(broken).split())  # Arrow's messages have lines
                 raise StoreError(
-                    f"the passages of {part.name} in {self.where} are damaged ({broken}): run `verify`"
+                    f"cannot read the passages of {part.name} in {self.where} ({what}): run `verify`"
                 ) from broken
 
     def _checked(self, part: PartEntry) -> PassageFile:

@@ -106,7 +106,7 @@ def parts_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def publish(parts_folder: Path) -> Callable[..., str]:
-    """Publish a snapshot of the three parts to a store and return its id; `**recipe` makes another snapshot."""
+    """Publish a snapshot of the three parts to a store and return its id; a recipe makes another one."""
 
     def publish(store: Store, **recipe: int) -> str:
         files = {}

@@ -1,0 +1,93 @@
+"""Real processes that race for one name, or die in the middle of a write."""
+
+import multiprocessing
+import os
+import secrets
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rag_model.digest import digest_file
+from rag_model.errors import RefConflictError
+from rag_model.store import Produced, Store
+
+processes = multiprocessing.get_context("fork")
+
+
+def race(count: int, run: Callable[[int], Any]) -> list[Any]:
+    """Run `run(i)` in `count` processes that start together; return what they returned, in order of i."""
+    start, results = processes.Barrier(count), processes.SimpleQueue()
+
+    def body(i: int) -> None:
+        start.wait()
+        results.put((i, run(i)))
+
+    children = [processes.Process(target=body, args=(i,)) for i in range(count)]
+    for child in children:
+        child.start()
+    found = [results.get() for _ in children]
+    for child in children:
+        child.join()
+    assert [child.exitcode for child in children] == [0] * count
+    return [value for _, value in sorted(found)]
+
+
+def test_one_of_many_processes_creates(local_store: Store) -> None:
+    for round_ in range(10):
+        name = f"race/{round_}"
+        won = race(4, lambda i, name=name: local_store.files.create(name, b"%d" % i * 100_000))
+        assert won.count(True) == 1
+        assert local_store.files.read(name) == b"%d" % won.index(True) * 100_000
+    assert len(list(local_store.files.local_path("race").iterdir())) == 10
+
+
+def test_racing_workers_share_the_winners_output(local_store: Store) -> None:
+    def work(i: int) -> dict[str, Any]:
+        def produce(workdir: Path) -> Produced:
+            (workdir / "out").write_text(f"made by {i}")
+            return Produced({"out": workdir / "out"}, {"by": i})
+
+        record, _ = local_store.memo.once("chunk", {"part": 1}, produce)
+        return {"by": record.facts["by"], "out": local_store.blobs.read(record.outputs["out"])}
+
+    outcomes = race(8, work)
+    assert outcomes == [outcomes[0]] * 8
+    assert outcomes[0]["out"] == f"made by {outcomes[0]['by']}".encode()
+
+
+def test_32_publishers_lose_no_move(local_store: Store) -> None:
+    def publish(i: int) -> int:
+        while True:
+            current = local_store.refs.current("latest")
+            try:
+                return local_store.refs.move("latest", f"{i:064x}", current.number if current else 0).number
+            except RefConflictError:
+                continue
+
+    numbers = race(32, publish)
+    history = local_store.refs.history("latest")
+    assert sorted(numbers) == [move.number for move in history] == list(range(1, 33))
+    assert [int(history[number - 1].snapshot, 16) for number in numbers] == list(range(32))
+    assert [move.previous for move in history] == [None, *(move.snapshot for move in history[:-1])]
+
+
+@pytest.mark.parametrize("finished", [0, 1, 5])
+def test_a_killed_writer_leaves_only_whole_blobs(local_store: Store, tmp_path: Path, finished: int) -> None:
+    def write_for_ever() -> None:
+        while True:
+            (tmp_path / "source").write_bytes(secrets.token_bytes(4 << 20))
+            local_store.blobs.put_file(tmp_path / "source")
+
+    def blobs() -> list[Path]:
+        return [path for path in (tmp_path / "store" / "blobs").glob("??/*") if path.name[0] != "."]
+
+    writer = processes.Process(target=write_for_ever)
+    writer.start()
+    while len(blobs()) < finished:
+        assert writer.is_alive()
+    os.kill(writer.pid or 0, signal.SIGKILL)
+    writer.join()
+    assert [digest_file(path) for path in blobs()] == [f"sha256:{path.name}" for path in blobs()]

@@ -1,0 +1,160 @@
+"""Reading a snapshot: rows, vectors, folders, and damage."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from rag_model.errors import StoreError
+from rag_model.store import BlobRef, Content, Manifest, PartEntry, Snapshot, Store
+
+N = 2201
+FIRST = "passages/part-00000.parquet"
+
+
+@pytest.fixture
+def snapshot(local_store: Store, publish: Callable[..., str]) -> Snapshot:
+    return Snapshot.from_store(local_store, publish(local_store))
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=30)
+@given(rows=st.lists(st.integers(0, N - 1), max_size=20))
+def test_rows_come_in_the_order_asked(snapshot: Snapshot, rows: list[int]) -> None:
+    assert [passage.text for passage in snapshot.passages(rows)] == [f"text {row}" for row in rows]
+
+
+def test_rows_may_be_numpy_integers(snapshot: Snapshot) -> None:
+    rows = np.array([N - 1, 1500])
+    assert [passage.text for passage in snapshot.passages(rows.tolist())] == [f"text {N - 1}", "text 1500"]
+    assert snapshot.passages(rows)[1].text == "text 1500"  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("row", [-1, N])
+def test_rows_outside_are_refused(snapshot: Snapshot, row: int) -> None:
+    with pytest.raises(IndexError, match=f"outside the {N} passages"):
+        snapshot.passages([0, row])
+
+
+def test_empty_parts_take_no_rows(local_store: Store, parts_folder: Path, tmp_path: Path) -> None:
+    empty = tmp_path / "empty.parquet"
+    pq.write_table(pq.read_table(parts_folder / "part-00001.parquet").slice(0, 0), empty)
+    blobs = {"empty": local_store.blobs.put_file(empty)}
+    blobs["one"] = local_store.blobs.put_file(parts_folder / "part-00001.parquet")
+    names = ["empty", "one", "empty", "one"]
+    parts = tuple(PartEntry(f"p{i}", 0, 0, int(name == "one")) for i, name in enumerate(names))
+    files = {f"passages/p{i}.parquet": blobs[name] for i, name in enumerate(names)}
+    snapshot = Snapshot(
+        Manifest(Content({}, parts, files)),
+        lambda file: local_store.blobs.local(files[file]),
+        lambda file: local_store.blobs.local(files[file]),
+        "here",
+    )
+    assert [passage.id for passage in snapshot.passages([1, 0])] == ["1:1500", "1:1500"]
+
+
+def test_vectors_are_mapped_not_read(snapshot: Snapshot) -> None:
+    vectors = snapshot.embeddings("part-00002")
+    assert isinstance(vectors, np.memmap)
+    assert vectors.shape == (700, 4)
+    assert vectors[0].tolist() == [1501] * 4
+    assert (snapshot.n, snapshot.dim, snapshot.space) == (N, 4, None)
+
+
+def test_the_index_says_the_dimension_without_a_vector(memory_store: Store) -> None:
+    content = Content({}, (), {}, indexes={"hnsw": {"factory": "HNSW32", "d": 384}})
+    assert Snapshot.from_store(memory_store, memory_store.snapshots.put(Manifest(content))).dim == 384
+
+
+def test_a_snapshot_without_vectors_has_no_dimension(memory_store: Store) -> None:
+    bare = Snapshot.from_store(memory_store, memory_store.snapshots.put(Manifest(Content({}, (), {}))))
+    with pytest.raises(StoreError, match="no vectors"):
+        _ = bare.dim
+    assert bare.passages([]) == []
+
+
+def test_unknown_files_are_named(snapshot: Snapshot) -> None:
+    with pytest.raises(StoreError, match=r"has no file index/hnsw.faiss"):
+        snapshot.path("index/hnsw.faiss")
+    with pytest.raises(StoreError, match="no files below encoder/passage/"):
+        snapshot.folder("encoder/passage")
+
+
+def test_a_model_folder_is_put_together(snapshot: Snapshot) -> None:
+    folder = snapshot.folder("encoder/question")
+    assert sorted(str(path.relative_to(folder)) for path in folder.rglob("*.json")) == [
+        "config.json",
+        "copy/config.json",
+    ]
+    assert snapshot.folder("encoder/question") == folder
+
+
+def test_only_the_row_groups_asked_for_are_read(local_store: Store, snapshot: Snapshot) -> None:
+    """The second row group is overwritten: rows of the first still come, those of the second are refused."""
+    path = local_store.blobs.local(snapshot.manifest.content.files[FIRST])
+    group = pq.ParquetFile(path).metadata.row_group(1)
+    with path.open("r+b") as file:
+        for i in range(group.num_columns):
+            file.seek(group.column(i).dictionary_page_offset or group.column(i).data_page_offset)
+            file.write(b"\xff" * group.column(i).total_compressed_size)
+    assert snapshot.passages([1023])[0].text == "text 1023"
+    with pytest.raises(StoreError, match=r"cannot read .* part-00000 in .* run `verify`"):
+        snapshot.passages([1024])
+
+
+def test_a_part_of_other_length_is_refused(local_store: Store, parts_folder: Path) -> None:
+    files = {
+        FIRST: local_store.blobs.put_file(parts_folder / "part-00001.parquet"),
+        "embeddings/part-00000.npy": local_store.blobs.put_file(parts_folder / "part-00001.npy"),
+    }
+    content = Content({}, (PartEntry("part-00000", 0, 0, 2),), files)
+    snapshot = Snapshot.from_store(local_store, local_store.snapshots.put(Manifest(content)))
+    with pytest.raises(StoreError, match="damaged: 1 rows"):
+        snapshot.passages([0])
+    with pytest.raises(StoreError, match=r"shape \(1, 4\) for 2 passages"):
+        snapshot.embeddings("part-00000")
+
+
+@pytest.mark.parametrize("what", ["object array", "no array"])
+def test_no_pickle_is_ever_read(local_store: Store, tmp_path: Path, what: str) -> None:
+    file = tmp_path / "x.npy"
+    if what == "object array":
+        np.save(file, np.array([{"a": 1}], dtype=object), allow_pickle=True)
+    else:
+        file.write_bytes(b"\x80\x04N.")
+    files = {"embeddings/part-00000.npy": local_store.blobs.put_file(file)}
+    content = Content({}, (PartEntry("part-00000", 0, 0, 1),), files)
+    snapshot = Snapshot.from_store(local_store, local_store.snapshots.put(Manifest(content)))
+    with pytest.raises(StoreError, match="damaged"):
+        snapshot.embeddings("part-00000")
+
+
+def test_a_manifest_under_another_id_is_refused(local_store: Store, snapshot: Snapshot) -> None:
+    data = local_store.files.read(f"snapshots/{snapshot.id}.json") or b""
+    local_store.files.put(f"snapshots/{'0' * 64}.json", data)
+    with pytest.raises(StoreError, match="damaged: it holds snapshot"):
+        local_store.snapshots.get("0" * 64)
+
+
+def test_ambiguous_prefixes_are_refused(memory_store: Store) -> None:
+    prefixes = set()
+    for i in range(400):  # two of 400 share four digits of 65,536 with near certainty
+        prefixes.add(memory_store.snapshots.put(Manifest(Content({"i": i}, (), {})))[:4])
+        if len(prefixes) <= i:
+            break
+    shared = next(p for p in prefixes if sum(s.startswith(p) for s in memory_store.snapshots.list()) > 1)
+    with pytest.raises(StoreError, match="short for 2 snapshots"):
+        memory_store.snapshots.resolve(shared)
+
+
+def test_many_open_parts_are_closed_again(local_store: Store, parts_folder: Path) -> None:
+    blob: BlobRef = local_store.blobs.put_file(parts_folder / "part-00001.parquet")
+    parts = tuple(PartEntry(f"p{i}", 0, 0, 1) for i in range(70))
+    content = Content({}, parts, {f"passages/{part.name}.parquet": blob for part in parts})
+    with Snapshot.from_store(local_store, local_store.snapshots.put(Manifest(content))) as snapshot:
+        for _ in range(2):
+            assert {passage.id for passage in snapshot.passages(range(70))} == {"1:1500"}
+        assert len(list(Path("/proc/self/fd").iterdir())) < 200
