@@ -12,7 +12,7 @@ from rag_model.evaluation.markup import Node, join, tag
 from rag_model.evaluation.recall import Effort
 
 _WIDTH, _HEIGHT = 720.0, 300.0  # the viewBox; the page scales it
-_LEFT, _RIGHT, _TOP, _BOTTOM = 52.0, 24.0, 20.0, 46.0  # margins that hold the labels
+_LEFT, _RIGHT, _TOP, _BOTTOM = 62.0, 24.0, 20.0, 50.0  # margins that hold the labels
 _X0, _X1 = _LEFT, _WIDTH - _RIGHT
 _Y0, _Y1 = _HEIGHT - _BOTTOM, _TOP
 
@@ -142,7 +142,7 @@ def _level(y: float, label: str) -> Node:
 
 
 def _foot(x: float, label: str) -> Node:
-    return tag("text", label, x=x, y=_Y0 + 18, text_anchor="middle")
+    return tag("text", label, x=x, y=_Y0 + 20, text_anchor="middle")
 
 
 def _caption(text: str) -> Node:

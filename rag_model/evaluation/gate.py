@@ -25,10 +25,14 @@ class Floor:
     p5: float  # fifth percentile: a good mean can hide questions for which the index is blind
 
 
+# Measured on 5,000 real passages (MiniLM, 384 dimensions, one sentence of each of 256 of them as the
+# queries).
 FLOORS: Mapping[str, Floor] = {
-    # HNSW32 at efSearch 128 finds .97-.99 of the top 20 on real passages; below .95 its graph is damaged.
+    # HNSW32 at efSearch 128 finds .999 (p5 1.0) there and .99 of a million; below .95 its graph is damaged.
     "hnsw": Floor(mean=0.95, p5=0.80),
-    # Quantised scores shuffle near neighbours even when every cell is searched.
+    # Codes shuffle near neighbours even where every cell is searched: .87 (p5 .75) at a byte for 4
+    # dimensions, .74 (p5 .60) at 8, .60 (p5 .40) at 16, and less in a large corpus. Codes of another corpus
+    # find next to none.
     "ivfpq": Floor(mean=0.50, p5=0.25),
     "exact": Floor(mean=0.999, p5=0.95),
 }

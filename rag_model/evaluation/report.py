@@ -88,7 +88,7 @@ def _sections(report: BuildReport) -> Iterator[Node]:
     if report.curves:
         yield _indexes(report.curves, report.k)
     if report.lengths:
-        yield _section("Passage lengths", _scrolled(histogram(report.lengths, "words")))
+        yield _section("Passage lengths", histogram(report.lengths, "words"))
     yield _columns(_dropped(report), _stages(report.stages), _sizes(report.sizes))
     if report.quarantined:
         yield _quarantined(report.quarantined)
@@ -133,7 +133,7 @@ def _indexes(curves: Mapping[str, Sequence[Effort]], k: int) -> Node:
     return _section(
         "What each index finds of exact search, and how fast",
         legend(curves),
-        _scrolled(trade_offs(curves, k)),
+        trade_offs(curves, k),
         tag(
             "p",
             f"A point is the mean recall@{k} of the sampled queries, its whisker the 5th percentile.",
@@ -207,9 +207,6 @@ def _columns(*sections: Node | None) -> Node:
 def _table(titles: Sequence[str], rows: Sequence[Sequence[Child]]) -> Node:
     head = [tag("tr", *(tag("th", title) for title in titles))] if any(titles) else []
     body = (tag("tr", *(tag("td", cell) for cell in row)) for row in rows)
-    return _scrolled(tag("table", *head, *body))
-
-
-def _scrolled(wide: Node) -> Node:
-    """Let `wide` scroll within its section on a narrow screen, rather than the page."""
-    return tag("div", wide, class_="scroll")
+    return tag(
+        "div", tag("table", *head, *body), class_="scroll"
+    )  # a narrow screen scrolls the table, not the page
