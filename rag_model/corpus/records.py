@@ -95,7 +95,8 @@ class Slice:
 class Part:
     """A fixed range of page ids (or, for other sources, one bucket of document ids): the unit of work and of reuse.
 
-    A worker reads every slice of `slices` and keeps the pages with `first_page <= page_id <= last_page`.
+    A worker reads every slice of `slices` and keeps the pages with `first_page <= page_id <= last_page`. Of documents
+    a place in the 32-bit range of their ids' hash stands for the page id.
     """
 
     name: str  # part-00042
@@ -103,6 +104,7 @@ class Part:
     first_page: int
     last_page: int
     slices: tuple[Slice, ...]
+    ordered: bool = True  # ids strictly increase through the slices; else duplicates have to be looked for
 
     def to_json(self) -> dict[str, Any]:
         """Return the descriptor as JSON values."""

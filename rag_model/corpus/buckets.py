@@ -1,0 +1,79 @@
+"""Records go to parts by the hash of their id: one pass over the source, one file a part."""
+
+import gzip
+import json
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from itertools import chain
+from pathlib import Path
+
+from rag_model.corpus.documents import PLACES, place_of
+from rag_model.corpus.parts import part_weight
+from rag_model.corpus.records import Part, Slice, SourceKind
+from rag_model.corpus.rows import Record
+from rag_model.corpus.staging import RATIO, Stage, put, writing
+
+HELD = 16 << 20  # bytes of records held in memory before they go to the disk
+
+
+def bucket_parts(
+    kind: SourceKind, records: Iterable[Record], size: int, target: int | None, workdir: Path, stage: Stage
+) -> tuple[Part, ...]:
+    """Return parts that divide the places evenly, each with the records of its places in the order given.
+
+    Their number follows from the weight of all records if those fit in memory, else from `size`, the bytes of the
+    source; `target` is the weight of one part, if asked for. There are none without records.
+    """
+    lines = map(_encoded, records)
+    batch = _batch(lines)
+    if not batch:
+        return ()
+    held = sum(len(line) for _, line in batch)
+    weight = size if held >= HELD else held // RATIO
+    count = max(1, round(weight / (target or part_weight(weight))))
+    folder = Path(tempfile.mkdtemp(dir=workdir, prefix="buckets-"))
+    with writing(workdir):
+        for more in chain([batch], iter(lambda: _batch(lines), [])):
+            _append(more, count, folder)
+    parts = tuple(_part(kind, i, count, folder, stage) for i in range(count))
+    with suppress(OSError):  # not empty: the stage left its files where they are
+        folder.rmdir()
+    return parts
+
+
+def _encoded(record: Record) -> tuple[int, bytes]:
+    return place_of(record[0]), json.dumps(record, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
+
+
+def _batch(lines: Iterator[tuple[int, bytes]]) -> list[tuple[int, bytes]]:
+    batch, held = [], 0
+    for place, line in lines:
+        batch.append((place, line))
+        held += len(line)
+        if held >= HELD:
+            break
+    return batch
+
+
+def _append(batch: list[tuple[int, bytes]], count: int, folder: Path) -> None:
+    buckets = defaultdict[int, bytearray](bytearray)
+    for place, line in batch:
+        buckets[place * count // PLACES] += line
+    for i, lines in buckets.items():
+        with _file(folder, i).open("ab") as file:
+            file.write(gzip.compress(lines, 1, mtime=0))
+
+
+def _part(kind: SourceKind, i: int, count: int, folder: Path, stage: Stage) -> Part:
+    first, last = -(-i * PLACES // count), -(-(i + 1) * PLACES // count) - 1
+    path, slices = _file(folder, i), tuple[Slice, ...]()
+    if path.exists():
+        size = path.stat().st_size
+        slices = (Slice(put(stage, path), 0, size, "gzip", first, last),)
+    return Part(f"part-{i:05d}", kind, first, last, slices)
+
+
+def _file(folder: Path, i: int) -> Path:
+    return folder / f"bucket-{i:05d}.jsonl.gz"

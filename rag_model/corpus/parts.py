@@ -1,0 +1,85 @@
+"""Parts: ranges of page ids of about equal weight, and the slices that each has to read.
+
+Where a part begins is a function of the dump alone, never of the machine: row order, and with it the snapshot id,
+hangs on it. A later plan may give `assemble` boundaries of its own.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from rag_model.corpus.records import Part, Slice, SourceKind
+
+SMALLEST, LARGEST = 256 << 10, 32 << 20  # compressed bytes of a part, unless asked for otherwise
+PARTS = 16  # what a dump between those sizes is cut into
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """The smallest thing that can be read on its own: one stream of a dump."""
+
+    slice: Slice
+    weight: int  # compressed bytes, or an estimate of them that is the same on every machine
+    ordered: bool  # page ids strictly increase inside
+
+
+def part_weight(total: int) -> int:
+    """Return the weight that a part of a dump of `total` compressed bytes should have."""
+    return min(max(total // PARTS, SMALLEST), LARGEST)
+
+
+def boundaries(pieces: Sequence[Piece], target: int | None = None) -> list[int]:
+    """Return the first page id of each part; the first is 0. `pieces` come by their first page."""
+    total = sum(piece.weight for piece in pieces)
+    count = max(1, round(total / (target or part_weight(total))))
+    starts, done = [0], 0
+    for piece in pieces:
+        if done * count >= total * len(starts) and piece.slice.first_page > starts[-1]:
+            starts.append(piece.slice.first_page)
+        done += piece.weight
+    return starts
+
+
+def assemble(kind: SourceKind, pieces: Sequence[Piece], starts: Sequence[int], last: int) -> tuple[Part, ...]:
+    """Return the parts that begin at `starts` and tile the ids up to `last`, each with all slices it overlaps.
+
+    `pieces` come by their first page. Streams that follow each other in a file become one slice.
+    """
+    ends = [start - 1 for start in starts[1:]] + [last]
+    parts = []
+    waiting, reaching = iter(pieces), list[Piece]()
+    upcoming = next(waiting, None)
+    for i, (start, end) in enumerate(zip(starts, ends, strict=True)):
+        reaching = [piece for piece in reaching if piece.slice.last_page >= start]
+        while upcoming is not None and upcoming.slice.first_page <= end:
+            reaching.append(upcoming)
+            upcoming = next(waiting, None)
+        slices = tuple(_joined(piece.slice for piece in reaching))
+        parts.append(Part(f"part-{i:05d}", kind, start, end, slices, in_order(reaching)))
+    return tuple(parts)
+
+
+def in_order(pieces: Sequence[Piece]) -> bool:
+    """Return whether page ids strictly increase through all pieces, so that none comes twice."""
+    follows = (before.slice.last_page < after.slice.first_page for before, after in pairwise(pieces))
+    return all(piece.ordered for piece in pieces) and all(follows)
+
+
+def _joined(slices: Iterator[Slice]) -> Iterator[Slice]:
+    run: Slice | None = None
+    for piece in slices:
+        if run is not None and _continues(run, piece):
+            run = Slice(
+                run.url, run.offset, run.length + piece.length, run.codec, run.first_page, piece.last_page
+            )
+            continue
+        if run is not None:
+            yield run
+        run = piece
+    if run is not None:
+        yield run
+
+
+def _continues(run: Slice, piece: Slice) -> bool:
+    touches = run.url == piece.url and run.offset + run.length == piece.offset
+    return touches and run.last_page < piece.first_page

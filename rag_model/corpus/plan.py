@@ -1,0 +1,153 @@
+"""Plan: what a dump is, and the parts that it will be cut into. The only step that sees the whole source.
+
+Of a multistream dump the plan reads the index alone; anything else is read once, front to back.
+"""
+
+import hashlib
+import re
+from collections.abc import Iterable, Iterator
+from itertools import chain, islice
+from pathlib import Path
+
+from rag_model.corpus.articles import drop_reason
+from rag_model.corpus.buckets import bucket_parts
+from rag_model.corpus.decode import read_slice
+from rag_model.corpus.dump import slice_pages
+from rag_model.corpus.multistream import index_of, is_index, read_streams
+from rag_model.corpus.parts import Piece, assemble, boundaries, in_order
+from rag_model.corpus.records import Part, Plan, Siteinfo
+from rag_model.corpus.rows import READERS
+from rag_model.corpus.siteinfo import read_siteinfo
+from rag_model.corpus.source import basename, expand, read_bytes, size_of
+from rag_model.corpus.split import split_dump
+from rag_model.corpus.staging import Stage
+from rag_model.digest import ALGORITHM, canonical_json
+from rag_model.errors import InputError, UsageError
+
+_ROWS = re.compile(r"\.(jsonl|ndjson|parquet|tsv)(\.gz|\.bz2)?$", re.IGNORECASE)
+_WIKI = re.compile(r"\.xml\b.*$|\.(bz2|gz)$", re.IGNORECASE)
+_OTHER = re.compile(r"\.(7z|zst|xz|zip|tar|tgz|json|csv|txt|sql)(\.gz|\.bz2)?$", re.IGNORECASE)
+
+
+def plan_dump(
+    pattern: str,
+    *,
+    workdir: Path,
+    stage: Stage,
+    limit: int | None = None,
+    part_bytes: int | None = None,
+) -> Plan:
+    """Return the parts of a corpus, in the order of their rows.
+
+    Equal files give equal part boundaries on every machine. Memory grows with the number of streams (about 200 bytes
+    each), not with their size.
+
+    Args:
+        pattern: a path, URL or glob of MediaWiki exports (multistream `.bz2` with its index beside it; `.xml`, also
+            `.bz2` or `.gz`), of documents (`.jsonl`, also compressed; `.parquet`), or of ready passages (`.tsv`).
+        workdir: a folder for files on their way to `stage`.
+        stage: called with each file that planning made for the workers; returns its URL.
+        limit: take no more than this many articles (or documents, or passages), the first of the source.
+        part_bytes: compressed bytes of a part; a sixteenth of the dump, between 256 KiB and 32 MiB, if not given.
+
+    Raises:
+        InputError: a file is missing, broken or not what its name says, or there is nothing in it.
+        UsageError: the files are of no known kind or of several.
+    """
+    if (limit is not None and limit < 1) or (part_bytes is not None and part_bytes < 1):
+        raise UsageError(
+            "a plan of no articles or of parts without bytes makes nothing: give a positive number"
+        )
+    urls = [url for url in expand(pattern) if not is_index(url)]
+    kinds = {_kind(url) for url in urls}
+    if len(kinds) != 1:
+        raise UsageError(
+            f"{pattern} matches {'files of several kinds' if kinds else 'offset indexes only'}: "
+            "name dumps, documents or passages, one kind at a time"
+        )
+    kind = kinds.pop()
+    if kind == "wiki":
+        return _plan_wiki(urls, workdir, stage, limit, part_bytes)
+    records = islice(chain.from_iterable(READERS[kind](url) for url in urls), limit)
+    size = sum(map(size_of, urls))
+    rows = "passages" if kind == "tsv" else "documents"
+    parts = bucket_parts(rows, records, size, part_bytes, workdir, stage)
+    if not parts:
+        raise InputError(f"{pattern} holds no records: check that it is the file you meant")
+    return Plan(rows, Siteinfo("", "", ""), parts)
+
+
+def source_digest(part: Part) -> str:
+    """Return the identity of a part's input: its kind, its range, and the bytes of its slices in turn.
+
+    Of bz2 streams and plain XML those are the bytes as they lie in the dump; of files that planning staged the decoded
+    ones, because gzip's output differs by machine. Streams, in bounded memory.
+
+    Raises:
+        InputError: a slice cannot be read.
+    """
+    running = hashlib.sha256(canonical_json([part.kind, part.first_page, part.last_page]))
+    for piece in part.slices:
+        staged = piece.codec == "gzip"
+        for chunk in read_slice(piece) if staged else read_bytes(piece.url, piece.offset, piece.length):
+            running.update(chunk)
+    return f"{ALGORITHM}:{running.hexdigest()}"
+
+
+def _kind(url: str) -> str:
+    """Return `wiki`, or the name of the reader of rows."""
+    name = basename(url)
+    if rows := _ROWS.search(name):
+        return rows[1].lower()
+    if _OTHER.search(name) or not _WIKI.search(name):
+        raise UsageError(
+            f"{name} is of no kind that can be read: give a MediaWiki export (.xml, .xml.bz2, .xml.gz), "
+            "documents (.jsonl, .parquet) or passages (.tsv)"
+        )
+    return "wiki"
+
+
+def _plan_wiki(
+    urls: list[str], workdir: Path, stage: Stage, limit: int | None, part_bytes: int | None
+) -> Plan:
+    siteinfo = _common_siteinfo(urls)
+    pieces = chain.from_iterable(_pieces(url, workdir, stage) for url in urls)
+    taken, last = (list(pieces), None) if limit is None else _first_articles(pieces, limit, siteinfo)
+    if not taken:
+        raise InputError(f"{basename(urls[0])} holds no pages: check that it is the dump you meant")
+    taken.sort(key=lambda piece: piece.slice.first_page)
+    if last is None:
+        last = max(piece.slice.last_page for piece in taken)
+    return Plan("wiki", siteinfo, assemble("wiki", taken, boundaries(taken, part_bytes), last))
+
+
+def _pieces(url: str, workdir: Path, stage: Stage) -> Iterator[Piece]:
+    index = index_of(url)
+    return split_dump(url, workdir, stage) if index is None else read_streams(url, index)
+
+
+def _common_siteinfo(urls: list[str]) -> Siteinfo:
+    siteinfo = read_siteinfo(urls[0])
+    for url in urls[1:]:
+        other = read_siteinfo(url).dbname
+        if other != siteinfo.dbname:
+            raise InputError(
+                f"{basename(url)} is of {other or 'an unnamed wiki'}, {basename(urls[0])} of "
+                f"{siteinfo.dbname or 'an unnamed one'}: name the files of one wiki"
+            )
+    return siteinfo
+
+
+def _first_articles(
+    pieces: Iterable[Piece], limit: int, siteinfo: Siteinfo
+) -> tuple[list[Piece], int | None]:
+    """Take pieces until `limit` articles were seen; return them, and the id of the last one where ids are in order."""
+    taken: list[Piece] = []
+    found = 0
+    for piece in pieces:
+        taken.append(piece)
+        for page in slice_pages(piece.slice):
+            found += drop_reason(page, siteinfo) is None
+            if found == limit:
+                return taken, page.page_id if in_order(taken) else None
+    return taken, None

@@ -1,0 +1,126 @@
+"""The rows of JSONL, Parquet and TSV files, as records `[id, title, sections]` or `[id, title, text]`."""
+
+import csv
+import json
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import fsspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from rag_model.corpus.decode import read_lines
+from rag_model.corpus.source import basename
+from rag_model.errors import InputError
+
+Record = tuple[str, str, str] | tuple[str, str, list[tuple[str, str]]]
+
+_FIELDS = ("id", "_id", "title", "text", "sections")
+_BATCH = 256  # Parquet rows decoded at a time
+
+
+def read_jsonl(url: str) -> Iterator[Record]:
+    """Yield a record for every line: an object with `id` or `_id`, and `text` or `sections`; `title` may be missing.
+
+    `sections` is a list of `{"heading": …, "text": …}` or of plain strings.
+
+    Raises:
+        InputError: a line is not such an object.
+    """
+    for number, line in enumerate(read_lines(url), start=1):
+        if line.strip():
+            yield _document(_parsed(line, url, number), f"line {number} of {basename(url)}")
+
+
+def read_parquet(url: str) -> Iterator[Record]:
+    """Yield a record for every row; columns as the fields of `read_jsonl`.
+
+    Raises:
+        InputError: the file is not Parquet, or a row is no document.
+    """
+    try:
+        with fsspec.open(url, "rb").open() as source, pq.ParquetFile(source) as file:
+            columns = [name for name in file.schema_arrow.names if name in _FIELDS]
+            rows = (row for batch in file.iter_batches(_BATCH, columns=columns) for row in batch.to_pylist())
+            for number, row in enumerate(rows, start=1):
+                yield _document(row, f"row {number} of {basename(url)}")
+    except (pa.ArrowException, OSError) as broken:
+        raise InputError(
+            f"{basename(url)} is not readable as Parquet ({broken}): write or fetch it again"
+        ) from broken
+
+
+def read_tsv(url: str) -> Iterator[Record]:
+    """Yield a record for every row of `id, text, title`, tab-separated, quoted as DPR's `psgs_w100.tsv`.
+
+    A first row that names the columns may give them another order.
+
+    Raises:
+        InputError: a row has not three columns, or is badly quoted.
+    """
+    name = basename(url)
+    rows = csv.reader((_text(line, name) + "\n" for line in read_lines(url)), delimiter="\t", strict=True)
+    order = {"id": 0, "text": 1, "title": 2}
+    try:
+        for row in rows:
+            if rows.line_num == 1 and set(row) >= set(order):
+                order = {column: row.index(column) for column in order}
+                continue
+            if len(row) <= max(order.values()):
+                raise InputError(
+                    f"line {rows.line_num} of {name} has {len(row)} columns: give id, text and title, "
+                    "separated by tabs"
+                )
+            yield row[order["id"]], row[order["title"]], row[order["text"]]
+    except csv.Error as broken:
+        raise InputError(
+            f"line {rows.line_num} of {name} is badly quoted ({broken}): quote it as CSV"
+        ) from broken
+
+
+def _document(row: Mapping[str, Any], where: str) -> Record:
+    document_id = next((row[name] for name in ("id", "_id") if row.get(name) is not None), None)
+    if not isinstance(document_id, str | int) or document_id == "":
+        raise InputError(f"{where} has no `id` or `_id`: give every document one")
+    sections = row.get("sections") or row.get("text") or []
+    if isinstance(sections, str):
+        sections = [sections]
+    try:
+        return str(document_id), str(row.get("title") or ""), [_section(section) for section in sections]
+    except (KeyError, TypeError) as wrong:
+        raise InputError(
+            f"{where} has no readable `text` or `sections`: give a string or a list of sections"
+        ) from wrong
+
+
+def _section(section: Any) -> tuple[str, str]:
+    if isinstance(section, str):
+        return "", section
+    return section.get("heading") or "", section["text"]
+
+
+def _parsed(line: bytes, url: str, number: int) -> dict[str, Any]:
+    try:
+        value = json.loads(line)
+    except ValueError as broken:
+        raise InputError(
+            f"line {number} of {basename(url)} is not JSON ({broken}): give one object a line"
+        ) from broken
+    if not isinstance(value, dict):
+        raise InputError(f"line {number} of {basename(url)} is not a JSON object: give one object a line")
+    return value
+
+
+def _text(line: bytes, name: str) -> str:
+    try:
+        return line.decode()
+    except UnicodeDecodeError as wrong:
+        raise InputError(f"{name} is not UTF-8 ({wrong}): convert it") from wrong
+
+
+READERS: dict[str, Callable[[str], Iterator[Record]]] = {
+    "jsonl": read_jsonl,
+    "ndjson": read_jsonl,
+    "parquet": read_parquet,
+    "tsv": read_tsv,
+}

@@ -1,0 +1,93 @@
+"""Where a corpus comes from: any fsspec URL, read as chunks of bytes.
+
+Local disks, HTTP, S3 and memory each raise errors of their own; here, at the one border, all become one sentence.
+"""
+
+import re
+from collections.abc import Iterator
+
+import fsspec
+from fsspec.core import url_to_fs
+
+from rag_model.errors import InputError
+
+CHUNK = 1 << 18  # bytes handed on at a time
+
+
+def expand(pattern: str) -> list[str]:
+    """Return the full URLs of the files that a path, URL or glob names, in natural order (`2` before `10`).
+
+    Raises:
+        InputError: nothing is there, or it cannot be reached.
+    """
+    try:
+        fs, path = url_to_fs(pattern)
+        paths = [path] if fs.isfile(path) else fs.glob(path)
+        urls = [fs.unstrip_protocol(found) for found in paths if fs.isfile(found)]
+    except Exception as problem:
+        raise _unreadable(pattern, problem) from problem
+    if not urls:
+        raise InputError(f"{pattern} names no file: check the path, or give a glob such as 'dumps/*.bz2'")
+    return sorted(urls, key=_natural)
+
+
+def exists(url: str) -> bool:
+    """Return whether a file is there."""
+    try:
+        fs, path = url_to_fs(url)
+        return bool(fs.isfile(path))
+    except Exception as problem:
+        raise _unreadable(url, problem) from problem
+
+
+def size_of(url: str) -> int:
+    """Return a file's size in bytes.
+
+    Raises:
+        InputError: it cannot be reached, or its server does not say.
+    """
+    try:
+        fs, path = url_to_fs(url)
+        size = fs.size(path)
+    except Exception as problem:
+        raise _unreadable(url, problem) from problem
+    if size is None:
+        raise InputError(f"the server of {url} does not tell its size: download the file and give its path")
+    return int(size)
+
+
+def read_bytes(url: str, offset: int = 0, length: int | None = None) -> Iterator[bytes]:
+    """Yield the bytes of a file, or `length` of them from `offset`, in chunks of at most `CHUNK`.
+
+    Raises:
+        InputError: the file cannot be read, or ends before `length` bytes.
+    """
+    left = length
+    try:
+        with fsspec.open(url, "rb").open() as file:
+            if offset:
+                file.seek(offset)
+            while left is None or left > 0:
+                chunk = file.read(CHUNK if left is None else min(CHUNK, left))
+                if not chunk:
+                    break
+                left = None if left is None else left - len(chunk)
+                yield chunk
+    except Exception as problem:
+        raise _unreadable(url, problem) from problem
+    if left:
+        raise InputError(f"{url} ends {left} bytes before byte {offset + (length or 0)}: download it again")
+
+
+def basename(url: str) -> str:
+    """Return the last segment of a URL: what messages call the file."""
+    return url.rpartition("/")[2]
+
+
+def _natural(url: str) -> list[tuple[int, str]]:
+    return [(int(piece or 0), "") if i % 2 else (0, piece) for i, piece in enumerate(re.split(r"(\d+)", url))]
+
+
+def _unreadable(url: str, problem: Exception) -> InputError:
+    reason = str(problem) or type(problem).__name__
+    return InputError(f"cannot read {url} ({reason}): check that it exists and that you may read it")
