@@ -8,7 +8,7 @@ import logging
 import os
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
@@ -26,6 +26,7 @@ Task = TypeVar("Task")
 Work = Callable[[Task, Store], Facts]
 OnProgress = Callable[[int, int], None]  # (elements done, elements in all)
 
+_WORKER_DIED = "Worker subprocess exited with return code"  # Beam's own words
 _FAILED = "failed"  # stage suffix under which a worker says why it gave up
 
 
@@ -52,11 +53,11 @@ class _Worker(beam.DoFn, Generic[Task]):  # type: ignore[misc]
             limit_threads(self.threads)
         self.store = Store.open(self.launch.store_url)
 
-    def process(self, element: tuple[int, Task]) -> Iterator[int]:
+    def process(self, element: tuple[int, Task]) -> list[int]:
         number, task = element
         runs, run = self.store.runs, self.launch.run
         if runs.count(run, self.stage + _FAILED):
-            return  # another worker failed: whatever is left would be work for nothing
+            return []  # another worker failed: whatever is left would be work for nothing
         try:
             facts = self.work(task, self.store)
         except errors.BookwheelError as error:
@@ -65,7 +66,7 @@ class _Worker(beam.DoFn, Generic[Task]):  # type: ignore[misc]
             )
             raise
         runs.write(run, self.stage, number, facts)
-        yield number
+        return [number]
 
 
 def limit_threads(threads: int) -> None:
@@ -151,8 +152,9 @@ class _Running:
 
     def _thread_died(self, died: threading.ExceptHookArgs) -> None:
         # The local runner waits for ever for a worker that was killed; the thread that watched its process tells.
-        self.failure = self.failure or died.exc_value
-        self.finished.set()
+        if _WORKER_DIED in str(died.exc_value):
+            self.failure = self.failure or died.exc_value
+            self.finished.set()
 
 
 def _told(store: Store, run: str, stage: str, failure: BaseException, log: Path) -> errors.BookwheelError:
@@ -160,7 +162,7 @@ def _told(store: Store, run: str, stage: str, failure: BaseException, log: Path)
     if reports:
         kind: type[errors.BookwheelError] = getattr(errors, reports[0]["error"], errors.BookwheelError)
         return kind(reports[0]["message"])
-    if "exited with return code" in str(failure):
+    if _WORKER_DIED in str(failure):
         return errors.ResourceError(
             f"a worker process of the {stage} job was killed, perhaps for want of memory (its log: {log}): what was "
             "finished is recorded; run again, with one worker (-- --direct_num_workers=1) if it happens again"

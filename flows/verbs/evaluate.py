@@ -1,0 +1,44 @@
+"""`bookwheel evaluate`: how often the answer is among the passages found."""
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from flows.reply import Common, RefName, Reply, StoreUrl
+from flows.verbs.search import retriever_of
+from rag_model.evaluation.questions import read_questions
+from rag_model.evaluation.retrieval import judged, match_hits, success
+from rag_model.evaluation.runs import write_dpr, write_jsonl, write_trec
+from rag_model.store.snapshot import Snapshot
+
+
+def evaluate(
+    *,
+    store: StoreUrl,
+    questions: Annotated[str, Parameter(help="DPR's CSV, JSONL with `question` and `answers`, or a BEIR folder.")],
+    ref: RefName = "latest",
+    index: Annotated[str, Parameter(help="An index of the snapshot, or `exact`.")] = "hnsw",
+    k: Annotated[int, Parameter(name=["-k"], help="Passages a question.")] = 20,
+    encoder: Annotated[
+        str | None, Parameter(help="Ask with this encoder instead of the one that the snapshot carries.")
+    ] = None,
+    trec: Annotated[Path | None, Parameter(help="Write a TREC run to this file.")] = None,
+    dpr: Annotated[Path | None, Parameter(help="Write DPR's retrieval JSON to this file.")] = None,
+    rows: Annotated[Path | None, Parameter(help="Write one JSON line a question to this file.")] = None,
+    common: Common | None = None,
+) -> Reply:
+    """Search every question of a set; report Success@k by DPR's token match, or measures against judgements."""
+    asked = read_questions(questions)
+    snapshot = Snapshot.open(store, ref)
+    retriever = retriever_of(snapshot, index, encoder)
+    found = retriever.search([question.text for question in asked.questions], k)
+    outcomes = [match_hits(question, hits) for question, hits in zip(asked.questions, found, strict=True)]
+    metrics = judged(outcomes, asked.grades, k) if asked.grades else success(outcomes, k)
+    for path, write in ((trec, write_trec), (dpr, write_dpr), (rows, write_jsonl)):
+        if path is not None:
+            write(outcomes, path)
+    document = {"snapshot": snapshot.id, "index": index, "k": k, "n": len(outcomes), "metrics": metrics}
+    lines = [f"{len(outcomes)} questions on snapshot {snapshot.id[:12]}, index {index}"]
+    lines += [f"{name:<12} {value:.3f}" for name, value in metrics.items()]
+    return Reply(document, "\n".join(lines))

@@ -1,0 +1,88 @@
+"""`bookwheel search`: questions in, passages out."""
+
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from flows.reply import Common, RefName, Reply, StoreUrl
+from rag_model.encoders.encoder import Encoder
+from rag_model.errors import UsageError
+from rag_model.evaluation.questions import read_questions
+from rag_model.retrieve.dense import DenseRetriever
+from rag_model.retrieve.retriever import Hit
+from rag_model.store.snapshot import Snapshot
+
+
+def search(
+    *questions: str,
+    store: StoreUrl,
+    ref: RefName = "latest",
+    k: Annotated[int, Parameter(name=["-k"], help="Passages a question.")] = 5,
+    index: Annotated[str, Parameter(help="An index of the snapshot, or `exact`.")] = "hnsw",
+    questions_file: Annotated[
+        str | None, Parameter(name="--questions", help="A file of questions; `-` reads standard input.")
+    ] = None,
+    encoder: Annotated[
+        str | None, Parameter(help="Ask with this encoder instead of the one that the snapshot carries.")
+    ] = None,
+    common: Common | None = None,
+) -> Reply:
+    """Answer questions with passages of a snapshot, best first.
+
+    Parameters
+    ----------
+    questions
+        One or more questions, each one argument.
+    """
+    asked = [*questions, *_from_file(questions_file)]
+    if not asked:
+        raise UsageError("there is no question: give one as an argument, --questions FILE, or --questions - for stdin")
+    snapshot = Snapshot.open(store, ref)
+    retriever = retriever_of(snapshot, index, encoder)
+    found = retriever.search(asked, k)
+    results = [
+        {"question": question, "hits": [hit_json(hit) for hit in hits]}
+        for question, hits in zip(asked, found, strict=True)
+    ]
+    text = "\n\n".join(_words(question, hits) for question, hits in zip(asked, found, strict=True))
+    return Reply({"snapshot": snapshot.id, "results": results}, text)
+
+
+def retriever_of(snapshot: Snapshot, index: str, encoder: str | None) -> DenseRetriever:
+    """Open a snapshot's index with the encoder it carries, or with another that asks into the same space."""
+    if encoder is None:
+        return DenseRetriever.of(snapshot, index)
+    return DenseRetriever(snapshot, Encoder.load(encoder, "question"), index)
+
+
+def hit_json(hit: Hit) -> dict[str, Any]:
+    """Return a hit as the command line's contract has it."""
+    passage = hit.passage
+    return {
+        "rank": hit.rank,
+        "score": hit.score,
+        "id": passage.id,
+        "page_id": passage.page_id,
+        "title": passage.title,
+        "section": passage.section,
+        "text": passage.text,
+        "url": hit.url,
+        "licence": hit.licence,
+    }
+
+
+def _from_file(name: str | None) -> list[str]:
+    if name is None:
+        return []
+    source = sys.stdin if name == "-" else name
+    return [question.text for question in read_questions(source).questions]
+
+
+def _words(question: str, hits: Sequence[Hit]) -> str:
+    lines = [question]
+    for hit in hits:
+        title = hit.passage.title + (f" § {hit.passage.section}" if hit.passage.section else "")
+        lines += [f"{hit.rank:3}. {hit.score:.3f}  {title}", f"     {hit.passage.text}", f"     {hit.licence}"]
+    return "\n".join(line for line in lines if line.strip())

@@ -1,0 +1,84 @@
+"""From what the stages report to what a snapshot holds."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rag_model.build.encoding import StoredEncoder
+from rag_model.build.recipe import Recipe
+from rag_model.corpus.records import Plan
+from rag_model.retrieve.dense import QUESTION_ENCODER
+from rag_model.store.blobs import BlobRef
+from rag_model.store.manifest import Content, PartEntry
+
+WIKIPEDIA_LICENCE = "CC BY-SA 4.0"
+Facts = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltIndex:
+    """One merged index."""
+
+    name: str
+    blob: BlobRef
+    entry: Mapping[str, Any]  # factory, metric, n, d, search: as the manifest has it
+
+
+def assemble(
+    plan: Plan,
+    recipe: Recipe,
+    encoder: StoredEncoder,
+    passages: Sequence[Facts],
+    embeddings: Sequence[Facts],
+    indexes: Sequence[BuiltIndex],
+) -> Content:
+    """Return the content of the snapshot: every file by its path, and all that its id depends on.
+
+    `passages` and `embeddings` hold one report a part, in the plan's order; parts without a passage are left out.
+    """
+    files: dict[str, BlobRef] = {f"{QUESTION_ENCODER}/{name}": ref for name, ref in encoder.question}
+    parts = []
+    for part, cut, encoded in zip(plan.parts, passages, embeddings, strict=True):
+        if not cut["rows"]:
+            continue
+        files[f"passages/{part.name}.parquet"] = BlobRef.from_json(cut["passages"])
+        files[f"embeddings/{part.name}.npy"] = BlobRef.from_json(encoded["embeddings"])
+        parts.append(PartEntry(part.name, part.first_page, part.last_page, cut["rows"]))
+    files |= {f"index/{index.name}.faiss": index.blob for index in indexes}
+    return Content(
+        corpus=_corpus(plan, passages),
+        parts=tuple(parts),
+        files=files,
+        recipe=recipe.content(),
+        space=encoder.space.to_json(),
+        indexes={index.name: index.entry for index in indexes},
+    )
+
+
+def counts(passages: Sequence[Facts], embeddings: Sequence[Facts]) -> dict[str, Any]:
+    """Return what a run counted: articles, passages, embedded and reused ones, drops by reason."""
+    dropped: Counter[str] = Counter()
+    for cut in passages:
+        dropped.update(cut["dropped"])
+    embedded = sum(encoded["rows"] for encoded in embeddings if encoded["made"])
+    rows = sum(cut["rows"] for cut in passages)
+    return {
+        "articles": sum(cut["articles"] for cut in passages),
+        "passages": rows,
+        "embedded": embedded,
+        "reused": rows - embedded,
+        "dropped": dict(sorted(dropped.items())),
+    }
+
+
+def _corpus(plan: Plan, passages: Sequence[Facts]) -> dict[str, Any]:
+    site = asdict(plan.siteinfo)
+    return {
+        "kind": plan.kind,
+        "dbname": site["dbname"],
+        "language": site["language"],
+        "base": site["base"],
+        "licence": WIKIPEDIA_LICENCE if plan.kind == "wiki" else "",
+        "newest_revision": max((cut["newest_revision"] for cut in passages), default=""),
+    }

@@ -1,0 +1,73 @@
+"""The recipe of a snapshot: one frozen record a stage, read from a TOML file; the defaults are a working recipe.
+
+```toml
+[chunk]
+chunker = "sections"
+
+[encode]
+dtype = "float16"
+spec = { max_length = 256 }
+
+[index.hnsw]
+factory = "HNSW32"
+
+[gate]
+max_passage_loss = 0.1
+```
+"""
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rag_model.build.encoding import EncodeRecipe
+from rag_model.build.settings import from_table
+from rag_model.corpus.chunkers import ChunkRecipe
+from rag_model.errors import InputError, UsageError
+from rag_model.evaluation.gate import GateRecipe
+from rag_model.index.recipe import IndexRecipe
+
+
+def default_indexes() -> dict[str, IndexRecipe]:
+    """Return the indexes of a snapshot whose recipe names none: a graph to search fast, and codes to hold in little."""
+    return {"hnsw": IndexRecipe("HNSW32"), "ivfpq": IndexRecipe("IVF,PQ")}
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """Everything a build decides beside its dump and its encoder."""
+
+    chunk: ChunkRecipe = field(default_factory=ChunkRecipe)
+    encode: EncodeRecipe = field(default_factory=EncodeRecipe)
+    index: Mapping[str, IndexRecipe] = field(default_factory=default_indexes)  # by name
+    gate: GateRecipe = field(default_factory=GateRecipe)
+    part_bytes: int | None = None  # of compressed dump a part; None: by the dump's size
+
+    def content(self) -> dict[str, Any]:
+        """Return what belongs to a snapshot's identity: the gate judges a snapshot, it does not change one."""
+        values = asdict(self)
+        del values["gate"]
+        return values
+
+
+def read_recipe(path: Path | None) -> Recipe:
+    """Read a recipe file; without one, return the default recipe.
+
+    Raises:
+        InputError: the file is missing or is not TOML.
+        UsageError: a setting is unknown or has a wrong value; the sentence names it.
+    """
+    if path is None:
+        return Recipe()
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as missing:
+        raise InputError(f"cannot read the recipe {path}: {missing.strerror}") from missing
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as broken:
+        raise InputError(f"the recipe {path} is not TOML: {broken}") from broken
+    recipe = from_table(Recipe, table, str(path))
+    if not recipe.index:
+        raise UsageError(f"the recipe {path} names no index: give at least one, such as [index.hnsw]")
+    return recipe

@@ -1,0 +1,89 @@
+"""A job on real Beam workers: results in order, failures in one sentence, nothing left running."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from beam_jobs.job import Launch, run_job
+from beam_jobs.options import is_local, pipeline_options, worker_threads
+from rag_model.errors import BookwheelError, InputError, ResourceError
+from rag_model.store.store import Store
+from tests.beam_jobs import works
+
+pytestmark = pytest.mark.xdist_group("beam")  # two jobs at once would want four cores
+
+
+@pytest.fixture
+def launch(tmp_path: Path) -> Launch:
+    store = Store.open(str(tmp_path / "store"), create=True)
+    return Launch(store.url, "run-1", poll_seconds=0.05)
+
+
+def test_results_come_in_the_order_of_the_tasks_from_other_processes(launch: Launch) -> None:
+    seen: list[tuple[int, int]] = []
+    facts = run_job("square", works.square, [3, 1, 2, 5], launch, lambda done, total: seen.append((done, total)))
+    assert [fact["square"] for fact in facts] == [9, 1, 4, 25]
+    assert os.getpid() not in {fact["pid"] for fact in facts}
+    assert seen[-1] == (4, 4)
+    assert all(done <= total == 4 for done, total in seen)
+
+
+def test_no_tasks_start_no_job(launch: Launch) -> None:
+    assert run_job("square", works.square, [], launch) == []
+
+
+def test_what_a_worker_raises_is_raised_here_as_its_own_class(launch: Launch) -> None:
+    with pytest.raises(InputError, match=r"^part \d is truncated: fetch it again$"):
+        run_job("fail", works.fail, [1, 2], launch)
+
+
+def test_a_bug_in_a_worker_is_one_sentence_with_its_cause(launch: Launch) -> None:
+    with pytest.raises(BookwheelError, match=r"the bug job failed .*ZeroDivisionError"):
+        run_job("bug", works.bug, [1], launch)
+
+
+def test_a_killed_worker_ends_the_job_instead_of_hanging_it(launch: Launch) -> None:
+    with pytest.raises(ResourceError, match="was killed"):
+        run_job("die", works.die, [1, 2], launch)
+
+
+def test_workers_leave_when_their_launcher_is_killed(tmp_path: Path) -> None:
+    store = Store.open(str(tmp_path / "store"), create=True)
+    code = (
+        "from beam_jobs.job import Launch, run_job\n"
+        "from tests.beam_jobs import works\n"
+        f"run_job('linger', works.linger, [1, 2], Launch({store.url!r}, 'run-1'))\n"
+    )
+    launcher = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL)
+    workers = _until(lambda: [report["pid"] for report in store.runs.read_all("run-1", "started")], 2)
+    launcher.send_signal(signal.SIGKILL)
+    launcher.wait()
+    _until(lambda: [pid for pid in workers if not _runs(pid)], len(workers))
+
+
+def _until(look, count: int) -> list[int]:  # type: ignore[no-untyped-def]
+    deadline = time.monotonic() + 60
+    while len(found := look()) < count:
+        assert time.monotonic() < deadline, f"{found} after a minute, wanted {count}"
+        time.sleep(0.05)
+    return list(found)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
+def test_flags_choose_the_runner_and_the_number_of_workers() -> None:
+    assert is_local(pipeline_options([], 4))
+    assert not is_local(pipeline_options(["--runner=FlinkRunner", "--flink_master=[local]"], 4))
+    assert worker_threads(pipeline_options(["--direct_num_workers=1"], 4)) >= 1
+    assert worker_threads(pipeline_options(["--runner=FlinkRunner"], 4)) == 0

@@ -1,0 +1,36 @@
+"""Work for jobs under test: workers import it by name, as they do the product's own."""
+
+import os
+import signal
+from typing import Any
+
+from rag_model.errors import InputError
+from rag_model.store.store import Store
+
+
+def square(task: int, store: Store) -> dict[str, Any]:
+    """Return the square, and which process made it."""
+    return {"square": task * task, "pid": os.getpid(), "threads": os.environ.get("OMP_NUM_THREADS")}
+
+
+def fail(task: int, store: Store) -> dict[str, Any]:
+    """Raise what a bad input raises."""
+    raise InputError(f"part {task} is truncated: fetch it again")
+
+
+def bug(task: int, store: Store) -> dict[str, Any]:
+    """Raise what nobody foresaw."""
+    return {"inverse": 1 / (task - task)}
+
+
+def die(task: int, store: Store) -> dict[str, Any]:
+    """End the worker as the kernel does when memory runs out."""
+    os.kill(os.getpid(), signal.SIGKILL)
+    return {}
+
+
+def linger(task: int, store: Store) -> dict[str, Any]:
+    """Say which process this is, and stay."""
+    store.runs.write("run-1", "started", task, {"pid": os.getpid()})
+    signal.pause()
+    return {}
