@@ -1,4 +1,16 @@
-"""The versioned store: immutable blobs, content-addressed snapshots, refs moved by compare-and-swap."""
+"""The versioned store: immutable blobs, content-addressed snapshots, refs moved by compare-and-swap.
+
+```
+store.json                       the format of this layout
+blobs/ab/abcdef…                 content-addressed, immutable
+snapshots/<id>.json              manifest: content (which the id hashes), then metrics, parents, provenance
+refs/<name>/00000007.json        append-only numbered log; the highest number is current
+memo/<stage>/<key>.json          what a stage made of exact inputs; <key>.2.json when outputs were lost
+runs/<run>/<stage>/<00042>.json  reports of a running job's elements
+```
+Nothing is locked. What must not happen twice (a ref's next number, a memo record, a manifest) is created
+exclusively; everything else may be written twice with the same bytes.
+"""
 
 from rag_model.store.blobs import BlobRef
 from rag_model.store.manifest import Content, Manifest, PartEntry

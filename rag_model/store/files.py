@@ -42,7 +42,8 @@ class Files:
         self._errors: tuple[type[Exception], ...] = (OSError,)
         if self._is_s3:
             require("s3fs", extra="s3")
-            self._errors = (OSError, require("botocore.exceptions", extra="s3").BotoCoreError)
+            botocore, aiohttp = require("botocore.exceptions", "s3"), require("aiohttp", "s3")
+            self._errors = (OSError, botocore.BotoCoreError, aiohttp.ClientError)
         try:
             fs, root = fsspec.url_to_fs(url, use_listings_cache=False)
         except (ValueError, ImportError) as unknown:
@@ -155,7 +156,7 @@ class Files:
 
     def download(self, path: str, dest: Path) -> None:
         """Copy a file of the store to a local path, which the caller makes safe for readers."""
-        with self._explaining("read", path):
+        with self._explaining("copy", path):
             if self.is_local:
                 shutil.copyfile(self.local_path(path), dest)
             else:

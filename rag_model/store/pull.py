@@ -25,7 +25,7 @@ from rag_model.store.manifest import Manifest
 from rag_model.store.snapshot import CURRENT, MANIFEST
 from rag_model.store.store import Store
 
-_THREADS = 8
+_THREADS = 4  # each may hold 4 chunks of a large file
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,7 +59,7 @@ class Snapshots:
         """
         if numbered := _NUMBERED.fullmatch(name):
             return self.refs.at(numbered[1], int(numbered[2])).snapshot
-        if _ID.fullmatch(name):
+        if _ID.fullmatch(name) and self.files.size(_path(name)) is not None:
             return name
         if move := self.refs.current(name):
             return move.snapshot

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import fsspec
-import moto.server
 import numpy as np
 import pytest
+from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import BaseWSGIServer, make_server
 
 from rag_model.corpus.passages import PassageWriter
@@ -43,7 +43,7 @@ def memory_store() -> Iterator[Store]:
 @pytest.fixture(scope="session")
 def moto_server() -> Iterator[Callable[[str], str]]:
     """A second S3 server, by what it does with `If-None-Match`: "honour", "ignore" or "refuse"."""
-    app = moto.server.DomainDispatcherApplication(moto.server.create_backend_app)
+    app = DomainDispatcherApplication(create_backend_app)
     servers: dict[str, BaseWSGIServer] = {}
 
     def start(conditions: str) -> str:

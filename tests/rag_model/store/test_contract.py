@@ -2,7 +2,7 @@
 
 import pickle
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -165,7 +165,7 @@ class StoreContract:
         names = {first: [first, first[:12], "latest@1"], second: [second[:4], "latest", "latest@2"]}
         for snapshot, called in names.items():
             assert [store.snapshots.resolve(name) for name in called] == [snapshot] * len(called)
-        for unknown in ("nothing", "latest@3", "0" * 12):
+        for unknown in ("nothing", "latest@3", "0" * 12, "0" * 64):
             with pytest.raises(StoreError):
                 store.snapshots.resolve(unknown)
 
@@ -237,5 +237,5 @@ class TestSeaweed(StoreContract):
 
 class TestMoto(StoreContract):
     @pytest.fixture
-    def store(self, moto_store_url: str) -> Iterator[Store]:
+    def store(self, moto_store_url: str) -> Store:
         return Store.open(f"{moto_store_url}/{secrets.token_hex(4)}", create=True)

@@ -5,6 +5,7 @@ import os
 import secrets
 import signal
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +36,14 @@ def race(count: int, run: Callable[[int], Any]) -> list[Any]:
     return [value for _, value in sorted(found)]
 
 
+def create(store: Store, name: str, i: int) -> bool:
+    return store.files.create(name, b"%d" % i * 100_000)
+
+
 def test_one_of_many_processes_creates(local_store: Store) -> None:
     for round_ in range(10):
         name = f"race/{round_}"
-        won = race(4, lambda i, name=name: local_store.files.create(name, b"%d" % i * 100_000))
+        won = race(4, partial(create, local_store, name))
         assert won.count(True) == 1
         assert local_store.files.read(name) == b"%d" % won.index(True) * 100_000
     assert len(list(local_store.files.local_path("race").iterdir())) == 10
