@@ -8,13 +8,8 @@ wanted, so that a refusal can be acted on. Judging is pure: the flow measures, t
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-import numpy as np
-import numpy.typing as npt
-
 from rag_model.errors import UsageError
-from rag_model.evaluation.recall import percentile5
-
-Recalls = Mapping[str, npt.NDArray[np.float64]]
+from rag_model.evaluation.recall import Findings, percentile5
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,17 +21,14 @@ class Floor:
 
 
 # Measured on 5,000 real passages (MiniLM, 384 dimensions, one sentence of each of 256 of them as the
-# queries).
-FLOORS: Mapping[str, Floor] = {
-    # HNSW32 at efSearch 128 finds .999 (p5 1.0) there and .99 of a million; below .95 its graph is damaged.
-    "hnsw": Floor(mean=0.95, p5=0.80),
-    # Codes shuffle near neighbours even where every cell is searched: .87 (p5 .75) at a byte for 4
-    # dimensions, .74 (p5 .60) at 8, .60 (p5 .40) at 16, and less in a large corpus. Codes of another corpus
-    # find next to none.
-    "ivfpq": Floor(mean=0.50, p5=0.25),
-    "exact": Floor(mean=0.999, p5=0.95),
-}
-_ANY_FLOOR = Floor(mean=0.90, p5=0.50)  # of an index that nobody set a floor for
+# queries). HNSW32 at efSearch 128 finds .999 (p5 1.0) there and .99 of a million; below .95 its graph is
+# damaged.
+FLOOR = Floor(mean=0.95, p5=0.80)
+# Codes shuffle near neighbours even where every cell is searched: .87 (p5 .75) at a byte for 4 dimensions,
+# .74 (p5 .60) at 8, .60 (p5 .40) at 16, and less in a large corpus. Codes of another corpus find next to
+# none.
+QUANTISED_FLOOR = Floor(mean=0.50, p5=0.25)
+_QUANTISERS = ("PQ", "RaBitQ")  # in a factory string; scalar quantisers lose too little to count
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +36,9 @@ class GateRecipe:
     """How a snapshot is examined; the defaults are what a nightly run on real dumps can hold to."""
 
     k: int = 20  # DPR reports its retrievers at 20
-    queries: int = 256  # the mean's standard error is then below .01 at any recall above .95
+    queries: int = 256  # the mean recall is then known to about .01
     seed: int = 0
-    floors: Mapping[str, Floor] = field(default_factory=dict)  # by index, where they differ from `FLOORS`
+    floors: Mapping[str, Floor] = field(default_factory=dict)  # by index name, where the defaults don't fit
     max_passage_loss: float = 0.1  # share of the parent's; a month of Wikipedia edits loses far less
     same_space: bool = True  # a ref's readers ask with the encoder they already have
 
@@ -56,9 +48,10 @@ class GateRecipe:
         if not 0 <= self.max_passage_loss <= 1:
             raise UsageError(f"max_passage_loss is a share from 0 to 1, not {self.max_passage_loss}")
 
-    def floor(self, index: str) -> Floor:
-        """Return the floor that holds for an index."""
-        return self.floors.get(index) or FLOORS.get(index) or _ANY_FLOOR
+    def floor(self, index: str, factory: str) -> Floor:
+        """Return the floor of an index: its own if one is set, else that of its kind."""
+        default = QUANTISED_FLOOR if any(name in factory for name in _QUANTISERS) else FLOOR
+        return self.floors.get(index, default)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,16 +88,18 @@ class Verdict:
         return "; ".join(failed)
 
 
-def judge(recipe: GateRecipe, now: Vitals, recalls: Recalls, parent: Vitals | None = None) -> Verdict:
+def judge(
+    recipe: GateRecipe, now: Vitals, found: Mapping[str, Findings], parent: Vitals | None = None
+) -> Verdict:
     """Decide whether a ref may move to a snapshot.
 
     Args:
         recipe: thresholds.
         now: the new snapshot.
-        recalls: of each index, the recall@k of each sampled query against exact search.
+        found: of each index, by name, the recall@k of each sampled query against exact search.
         parent: what the ref names today; None for the first snapshot, of which only the recall is examined.
     """
-    checks = [_holds_passages(now), *_finds(recipe, recalls)]
+    checks = [_holds_passages(now), *_finds(recipe, found)]
     if parent is not None:
         checks += _continues(recipe, now, parent)
     return Verdict(all(check.passed for check in checks), tuple(checks))
@@ -120,16 +115,16 @@ def _holds_passages(now: Vitals) -> Check:
     )
 
 
-def _finds(recipe: GateRecipe, recalls: Recalls) -> Iterator[Check]:
-    for index, values in recalls.items():
-        floor = recipe.floor(index)
+def _finds(recipe: GateRecipe, found: Mapping[str, Findings]) -> Iterator[Check]:
+    for index, findings in found.items():
+        floor = recipe.floor(index, findings.factory)
         why = (
             f"The {index} index misses passages that exact search finds: search it harder, "
             "or build it with more links, more cells or longer codes."
         )
         for name, seen, wanted in (
-            ("mean", float(values.mean()), floor.mean),
-            ("5th percentile", percentile5(values), floor.p5),
+            ("mean", float(findings.recalls.mean()), floor.mean),
+            ("5th percentile", percentile5(findings.recalls), floor.p5),
         ):
             yield Check(
                 f"{index} recall@{recipe.k}, {name}",

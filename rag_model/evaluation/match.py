@@ -37,13 +37,15 @@ def tokens(text: str) -> list[str]:
     """Return the lower-case tokens of `text` in NFD, in order.
 
     >>> tokens("Rue de l'Été, 1789!")[:5]
-    ['rue', 'de', 'l', "'", 'été']
+    ['rue', 'de', 'l', "'", 'été']
     """
-    return [token.lower() for token in _token_pattern().findall(unicodedata.normalize("NFD", text))]
+    return _fence(text).split(_BETWEEN)[1:-1]
 
 
 def _fence(text: str) -> str:
-    return _BETWEEN + "".join(token + _BETWEEN for token in tokens(text))
+    """Return the lower-case tokens with a fence around each: a run of tokens is then a substring."""
+    found = _token_pattern().findall(unicodedata.normalize("NFD", text))
+    return "".join([_BETWEEN, *(f"{token}{_BETWEEN}" for token in found)]).lower()
 
 
 class Answers:

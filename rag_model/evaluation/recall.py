@@ -25,6 +25,15 @@ class Effort:
     milliseconds: float  # a query, all queries searched as one batch
 
 
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """What one index showed on the sampled queries."""
+
+    factory: str  # HNSW32
+    recalls: npt.NDArray[np.float64]  # of each query, as the index is searched by default
+    curve: tuple[Effort, ...] = ()  # its trade-off
+
+
 def recall_at(found: Rows, exact: Rows, scores: Vectors, k: int) -> npt.NDArray[np.float64]:
     """Return each query's share of the true top k that `found` holds, in [0, 1].
 

@@ -8,16 +8,23 @@ import pytest
 
 from rag_model.errors import UsageError
 from rag_model.evaluation.gate import Floor, GateRecipe, Vitals, judge
+from rag_model.evaluation.recall import Findings
 
 PARENT = Vitals(passages=1000, space="sha256:aa", newest_revision="2026-10-01T00:00:00Z")
-GOOD = {"hnsw": np.full(256, 0.99), "ivfpq": np.full(256, 0.9)}
+FACTORIES = {"hnsw": "HNSW32", "ivfpq": "IVF64,PQ48np"}
+
+
+def found(**recalls: float) -> dict[str, Findings]:
+    values = {"hnsw": 0.99, "ivfpq": 0.9, **recalls}
+    return {
+        name: Findings(FACTORIES.get(name, "Flat"), np.full(256, value)) for name, value in values.items()
+    }
 
 
 def failed(
     now: Vitals = PARENT, parent: Vitals | None = PARENT, recipe: GateRecipe | None = None, **recalls: float
 ) -> list[str]:
-    measured = {**GOOD, **{name: np.full(256, value) for name, value in recalls.items()}}
-    verdict = judge(recipe or GateRecipe(), now, measured, parent)
+    verdict = judge(recipe or GateRecipe(), now, found(**recalls), parent)
     names = [check.name for check in verdict.checks if not check.passed]
     assert verdict.passed is (not names)
     assert bool(verdict.reason) is bool(names)
@@ -32,7 +39,7 @@ def test_a_sound_snapshot_passes_with_and_without_a_parent() -> None:
 def test_recall_fails_by_its_mean_and_by_its_unlucky_questions() -> None:
     assert failed(hnsw=0.94) == ["hnsw recall@20, mean"]
     unlucky = np.where(np.arange(256) < 20, 0.5, 1.0)  # 8 % of the questions see half of it; the mean is .96
-    verdict = judge(GateRecipe(), PARENT, {"hnsw": unlucky}, PARENT)
+    verdict = judge(GateRecipe(), PARENT, {"hnsw": Findings("HNSW32", unlucky)}, PARENT)
     assert [check.name for check in verdict.checks if not check.passed] == ["hnsw recall@20, 5th percentile"]
 
 
@@ -42,7 +49,7 @@ def test_each_index_has_its_own_floor() -> None:
     strict = GateRecipe(floors={"ivfpq": Floor(0.95, 0.9)})
     assert failed(recipe=strict, ivfpq=0.92) == ["ivfpq recall@20, mean"]
     assert failed(recipe=strict, hnsw=0.94, ivfpq=0.96) == ["hnsw recall@20, mean"]  # the others keep theirs
-    assert failed(unheard_of=0.8) == ["unheard_of recall@20, mean"]
+    assert failed(flat=0.94) == ["flat recall@20, mean"]
 
 
 @pytest.mark.parametrize("wrong", [{"k": 0}, {"queries": 0}, {"max_passage_loss": 10.0}])
@@ -75,5 +82,5 @@ def test_an_older_dump_is_refused() -> None:
 
 
 def test_the_reason_says_what_was_seen_and_wanted() -> None:
-    verdict = judge(GateRecipe(), replace(PARENT, passages=100), GOOD, PARENT)
+    verdict = judge(GateRecipe(), replace(PARENT, passages=100), found(), PARENT)
     assert verdict.reason == "passages lost since the parent is 90.0% (1,000 to 100), wanted at most 10.0%"

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rag_model.evaluation.charts import bars, histogram, trade_offs
 from rag_model.evaluation.gate import GateRecipe, Vitals, judge
 from rag_model.evaluation.markup import link, tag
-from rag_model.evaluation.recall import Effort
+from rag_model.evaluation.recall import Effort, Findings
 from rag_model.evaluation.report import BuildReport, Example, Quarantined, Stage, render
 from rag_model.retrieve.retriever import Hit
 
@@ -51,7 +51,7 @@ def parsed(html: str) -> Balanced:
 
 @pytest.fixture
 def report(make_passage) -> BuildReport:
-    verdict = judge(GateRecipe(), Vitals(9, None, ""), {"hnsw": np.full(9, 0.99)})
+    verdict = judge(GateRecipe(), Vitals(9, None, ""), {"hnsw": Findings("HNSW32", np.full(9, 0.99))})
     hit = Hit(1, 0.5, 0, make_passage("1", EVIL), "https://en.wikipedia.org/w/index.php?oldid=7", EVIL)
     return BuildReport(
         title=EVIL,
@@ -107,7 +107,7 @@ def test_a_report_of_nearly_nothing_is_still_a_page(report: BuildReport) -> None
 
 
 def test_a_refusal_says_which_check_and_what_to_do(report: BuildReport) -> None:
-    refused = judge(GateRecipe(), Vitals(9, None, ""), {"hnsw": np.full(9, 0.5)})
+    refused = judge(GateRecipe(), Vitals(9, None, ""), {"hnsw": Findings("HNSW32", np.full(9, 0.5))})
     text = parsed(render(replace(report, verdict=refused))).text
     assert "The gate said no: hnsw recall@20, mean is 0.500, wanted at least 0.950" in text
     assert "search it harder" in text
