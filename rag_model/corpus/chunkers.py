@@ -38,30 +38,6 @@ class Chunker(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class ChunkRecipe:
-    """All that decides which passages an article becomes, and when a part has lost too much to go on."""
-
-    chunker: str = "sections"
-    words: int = 100  # a passage, at most; DPR's figure
-    quarantine_share: float = 0.01  # of a part's articles that may be unparsable before the part fails …
-    quarantine_floor: int = 20  # … but never before this many are
-
-    def build(self) -> Chunker:
-        """Return the chunker that this recipe names.
-
-        Raises:
-            UsageError: no such chunker, or fewer than one word a passage.
-        """
-        if self.chunker not in CHUNKERS:
-            raise UsageError(
-                f"no chunker {self.chunker!r} in the recipe: choose one of {', '.join(CHUNKERS)}"
-            )
-        if self.words < 1:
-            raise UsageError(f"a passage of {self.words} words in the recipe holds nothing: give at least 1")
-        return CHUNKERS[self.chunker](self.words)
-
-
-@dataclass(frozen=True, slots=True)
 class Words:
     """Disjoint windows over the whole article; ids are `<page>:<window>`."""
 
@@ -97,6 +73,19 @@ class Sections:
 
 
 CHUNKERS: dict[str, Callable[[int], Chunker]] = {"words": Words, "sections": Sections}
+
+
+def build_chunker(name: str, words: int) -> Chunker:
+    """Return the chunker of this name, for passages of at most `words` words.
+
+    Raises:
+        UsageError: there is no such chunker, or a passage would hold nothing.
+    """
+    if name not in CHUNKERS:
+        raise UsageError(f"no chunker {name!r} in the recipe: choose one of {', '.join(CHUNKERS)}")
+    if words < 1:
+        raise UsageError(f"a passage of {words} words in the recipe holds nothing: give at least 1")
+    return CHUNKERS[name](words)
 
 
 def anchor(heading: str, taken: set[str]) -> str:

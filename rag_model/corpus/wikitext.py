@@ -1,6 +1,5 @@
 """Wikitext to the text a reader sees, by section."""
 
-
 from rag_model.corpus.markup.extension import strip_extensions
 from rag_model.corpus.markup.headings import is_apparatus, split_sections
 from rag_model.corpus.markup.links import Links
@@ -20,7 +19,8 @@ MAX_CHARS = 8 << 20  # of a page; MediaWiki refuses to save more than 2 MiB
 def clean(text: str, siteinfo: Siteinfo, title: str = "") -> tuple[Section, ...]:
     """Return the sections of a page that hold text, in order, the lead (heading `""`) first if it has any.
 
-    Sections without prose of their own (references, external links, see also) are left out with what lies below them.
+    Sections without prose of their own (references, external links, see also) are left out with what lies
+    below them.
 
     Raises:
         Unparsable: the page exceeds `MAX_CHARS` or nests deeper than any real page; time and memory stay in

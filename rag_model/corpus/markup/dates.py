@@ -5,9 +5,7 @@ Ages that grow with the day of reading ("age 52") are left out: a snapshot would
 
 from rag_model.corpus.markup.call import Call, Renderer, by_name
 
-_MONTHS = (
-    "January February March April May June July August September October November December".split()
-)
+_MONTHS = "January February March April May June July August September October November December"
 
 
 def written_date(year: str, month: str = "", day: str = "", *, day_first: bool = False) -> str:
@@ -16,7 +14,7 @@ def written_date(year: str, month: str = "", day: str = "", *, day_first: bool =
     >>> written_date("1865", "4", "15"), written_date("1865", "04", day_first=True), written_date("c. 200 BC")
     ('April 15, 1865', 'April 1865', 'c. 200 BC')
     """
-    name = _MONTHS[int(month) - 1] if month.isdecimal() and 1 <= int(month) <= 12 else month
+    name = _MONTHS.split()[int(month) - 1] if month.isdecimal() and 1 <= int(month) <= 12 else month
     day = str(int(day)) if day.isdecimal() else day
     year = str(int(year)) if year.isdecimal() else year
     if not (name and day):
@@ -56,7 +54,7 @@ def _age_between(birth: list[str], death: list[str]) -> str:
 
 
 def _death_year(call: Call) -> str:
-    death, birth = (call.positional() + ["", ""])[:2]
+    death, birth = ([*call.positional(), "", ""])[:2]
     return f"{death} (aged {age})" if (age := _age_between([birth], [death])) else death
 
 
@@ -91,7 +89,7 @@ def _film_dates(call: Call) -> str:
 
 
 def _old_style(call: Call) -> str:
-    new, year, old = (call.positional() + ["", "", ""])[:3]
+    new, year, old = ([*call.positional(), "", "", ""])[:3]
     return f"{new} [O.S. {old}] {year}".strip()
 
 
@@ -103,9 +101,20 @@ def _marked(mark: str) -> Renderer:
 
 
 RENDERERS = by_name(
-    ("birth date, birth date and age, bda, birth-date, birth-date and age, birth date text, birthdate, dob, date", _date),
-    ("birthdate and age, birth year and age, bya, birth year, death date, death-date, death year, dod, date of birth", _date),
-    ("start date, end date, start date and age, end date and age, startdate, enddate, launch date", _start_date),
+    (
+        "birth date, birth date and age, bda, birth-date, birth-date and age, birth date text, birthdate, "
+        "dob, date",
+        _date,
+    ),
+    (
+        "birthdate and age, birth year and age, bya, birth year, death date, death-date, death year, dod, "
+        "date of birth",
+        _date,
+    ),
+    (
+        "start date, end date, start date and age, end date and age, startdate, enddate, launch date",
+        _start_date,
+    ),
     ("death date and age, dda, death-date and age, deathdateandage", _death),
     ("death year and age, dya", _death_year),
     ("age, age in years, age nts", _age),

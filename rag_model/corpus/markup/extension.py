@@ -1,26 +1,28 @@
 """Extension tags and comments, whose contents are not wikitext: dropped, or kept as literal text.
 
-They go first, because what they hold must not be read as markup: a reference that holds half a template, a formula full of
-braces. As MediaWiki does, a tag reaches to the first closing tag of its name; one that is never closed is only a tag, and
-a comment that is never closed hides the rest of the page.
+They go first, because what they hold must not be read as markup: a reference that holds half a template, a
+formula full of braces. As MediaWiki does, a tag reaches to the first closing tag of its name; one that is
+never closed is only a tag, and a comment that is never closed hides the rest of the page.
 """
 
+import html
 import re
 from collections.abc import Callable
 
 from rag_model.corpus.markup.literal import GAP, protect
 from rag_model.corpus.markup.tex import render_tex
 
-# References, media and apparatus: nothing of them is running text. Blocks of code and preformatted text go too, as they
-# did for DPR: they are listings and diagrams, not prose. Code inside a sentence stays.
+# References, media and apparatus: nothing of them is running text. Blocks of code and preformatted text go
+# too, as they did for DPR: they are listings and diagrams, not prose. Code inside a sentence stays.
 _DROPPED = (
-    "ref references gallery timeline score imagemap hiero includeonly templatedata templatestyles graph mapframe maplink "
-    "inputbox categorytree indicator section labeledsectiontransclusion rss pre syntaxhighlight source"
-).split()
+    "ref references gallery timeline score imagemap hiero includeonly templatedata templatestyles graph "
+    "mapframe maplink "
+    "inputbox categorytree indicator section labeledsectiontransclusion rss pre"
+)
 
 
 def _literal(attributes: str, body: str) -> str:
-    return protect(body) or GAP
+    return protect(html.unescape(body)) or GAP
 
 
 def _dropped(attributes: str, body: str) -> str:
@@ -28,15 +30,14 @@ def _dropped(attributes: str, body: str) -> str:
 
 
 def _listing(attributes: str, body: str) -> str:
-    return protect(body) if "inline" in attributes or "none" in attributes else ""
+    return protect(html.unescape(body)) if "inline" in attributes or "none" in attributes else ""
 
 
 _RENDER: dict[str, Callable[[str, str], str]] = {
-    **dict.fromkeys(_DROPPED, _dropped),
+    **dict.fromkeys(_DROPPED.split(), _dropped),
     "syntaxhighlight": _listing,
     "source": _listing,
     "nowiki": _literal,
-    "code": _literal,
     "math": lambda _, body: protect(render_tex(body)),
     "chem": lambda _, body: protect(render_tex(body)),
     "ce": lambda _, body: protect(render_tex(body)),

@@ -1,8 +1,9 @@
 """Headings: where sections begin, and which sections hold no prose.
 
-DPR's corpus keeps only running text. Lists of references, links and books under the usual headings answer no question and
-would be a tenth of all passages, so such sections are dropped with all that lies below them. The table is small on purpose:
-a heading that is not in it costs a few dull passages, one that is wrongly in it costs answers ("Works", "Filmography" stay).
+DPR's corpus keeps only running text. Lists of references, links and books under the usual headings answer no
+question and would be a tenth of all passages, so such sections are dropped with all that lies below them.
+The table is small on purpose: a heading that is not in it costs a few dull passages, one that is wrongly in
+it costs answers ("Works", "Filmography" stay).
 """
 
 import re
@@ -14,18 +15,27 @@ _HEADING = re.compile(r"^=.*=[ \t]*$", re.MULTILINE)
 APPARATUS: dict[str, frozenset[str]] = {
     language: frozenset(names.split(", "))
     for language, names in {
-        "en": "references, external links, see also, further reading, bibliography, notes, sources, citations, footnotes, "
+        "en": "references, external links, see also, further reading, bibliography, notes, sources, "
+        "citations, footnotes, "
         "notes and references, references and notes, works cited, external sources, references and sources, "
-        "notes and citations, citations and references, sources and references, references and further reading, "
+        "notes and citations, citations and references, sources and references, references and further "
+        "reading, "
         "general references, cited sources, literature cited, endnotes, notes and sources, links, "
-        "further reading and external links, literature, related reading, see also and references, explanatory notes, "
-        "citations and notes, notes, citations, and references, reference list, primary sources, secondary sources, "
-        "references and external links, external links and references, additional reading, additional sources, "
-        "suggested reading, selected bibliography, general sources, bibliography and further reading, cited references",
-        "de": "einzelnachweise, weblinks, literatur, siehe auch, quellen, anmerkungen, fußnoten, belege, nachweise",
-        "fr": "notes et références, références, liens externes, voir aussi, bibliographie, notes, articles connexes, "
+        "further reading and external links, literature, related reading, see also and references, "
+        "explanatory notes, "
+        "citations and notes, notes, citations, and references, reference list, primary sources, "
+        "secondary sources, "
+        "references and external links, external links and references, additional reading, additional "
+        "sources, "
+        "suggested reading, selected bibliography, general sources, bibliography and further reading, "
+        "cited references",
+        "de": "einzelnachweise, weblinks, literatur, siehe auch, quellen, anmerkungen, fußnoten, belege, "
+        "nachweise",
+        "fr": "notes et références, références, liens externes, voir aussi, bibliographie, notes, "
+        "articles connexes, "
         "annexes, lien externe, sources, note",
-        "es": "referencias, enlaces externos, véase también, bibliografía, notas, notas y referencias, fuentes",
+        "es": "referencias, enlaces externos, véase también, bibliografía, notas, notas y referencias, "
+        "fuentes",
         "it": "note, collegamenti esterni, voci correlate, bibliografia, altri progetti, fonti",
         "pt": "referências, ligações externas, ver também, bibliografia, notas, notas e referências",
         "nl": "referenties, externe links, externe link, zie ook, bronnen, literatuur, noten, voetnoten, "
@@ -37,7 +47,8 @@ APPARATUS: dict[str, frozenset[str]] = {
         "sv": "referenser, externa länkar, se även, källor, noter, fotnoter, litteratur, vidare läsning",
         "cs": "reference, externí odkazy, související články, literatura, poznámky",
         "ja": "脚注, 外部リンク, 関連項目, 参考文献, 出典, 注釈",
-        "zh": "参考文献, 外部链接, 参见, 參考文獻, 外部連結, 參見, 注释, 註釋, 参考资料, 參考資料, 相关条目, 延伸阅读",
+        "zh": "参考文献, 外部链接, 参见, 參考文獻, 外部連結, 參見, 注释, 註釋, 参考资料, "
+        "參考資料, 相关条目, 延伸阅读",
         "ko": "각주, 외부 링크, 같이 보기, 참고 문헌, 참고문헌",
         "ar": "مراجع, وصلات خارجية, انظر أيضا, المراجع, انظر أيضًا, مصادر, هوامش",
         "simple": "references, other websites, related pages, further reading, notes, sources",
@@ -66,7 +77,7 @@ def split_sections(text: str) -> Iterator[RawSection]:
 
 
 def is_apparatus(heading: str, language: str) -> bool:
-    """Tell whether a section of this heading holds references, links or reading lists; any case, colon or not."""
+    """Tell whether a section of this heading holds references, links or reading lists."""
     name = heading.strip(" :").lower()
     return name in APPARATUS.get(language, frozenset()) or name in APPARATUS["en"]
 

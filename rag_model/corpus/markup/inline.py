@@ -1,4 +1,4 @@
-"""Templates that wrap or stand for words: emphasis, languages and scripts, characters, quotations, lists, names."""
+"""Templates that wrap or stand for words: emphasis, languages, characters, quotations, lists, names."""
 
 from rag_model.corpus.markup.call import Call, Renderer, by_name
 from rag_model.corpus.markup.language_names import LANGUAGE_NAMES
@@ -44,12 +44,16 @@ def _language(call: Call) -> str:
     """`{{lang-fr|Bonjour}}` reads "French: Bonjour", with what its lit= says it means."""
     code = call.name.partition("-")[2]
     name = "" if call.get("label") == "none" else LANGUAGE_NAMES.get(code, "")
-    words = _with_meaning(call.get("1", "text"), call.get("2", "translit"), call.get("lit", "translation", "3"))
+    words = _with_meaning(
+        call.get("1", "text"), call.get("2", "translit"), call.get("lit", "translation", "3")
+    )
     return f"{name}: {words}" if name and words else words
 
 
 def _langx(call: Call) -> str:
-    rest = {str(int(key) - 1) if key.isdigit() else key: value for key, value in call.params.items() if key != "1"}
+    rest = {
+        str(int(key) - 1) if key.isdigit() else key: value for key, value in call.params.items() if key != "1"
+    }
     return _language(Call(f"lang-{call.get('1')}", rest))
 
 
@@ -59,7 +63,8 @@ def _with_meaning(words: str, romanized: str, meaning: str) -> str:
 
 
 _CHINESE = (
-    ("c", "Chinese"), ("s", "simplified Chinese"), ("t", "traditional Chinese"), ("p", "pinyin"), ("hp", "pinyin"),
+    ("c", "Chinese"), ("s", "simplified Chinese"), ("t", "traditional Chinese"), ("p", "pinyin"), ("hp",
+    "pinyin"),
     ("w", "Wade–Giles"), ("j", "Jyutping"), ("cy", "Cantonese Yale"), ("poj", "Pe̍h-ōe-jī"), ("l", "lit."),
     ("hangul", "Korean"), ("hanja", "Hanja"), ("rr", "RR"), ("mr", "MR"),
 )  # fmt: skip
@@ -93,13 +98,19 @@ def _ipa_symbols(call: Call) -> str:
     """`{{IPAc-en|ˈ|æ|n}}` reads /ˈæn/; words among the symbols say how it stands in the sentence."""
     spoken = {"pron": "pronounced ", "lang": "English: ", "also": "also ", "us": "US: ", "uk": "UK: "}
     before = "".join(spoken.get(value.lower(), "") for value in call.positional())
-    sounds = "".join(value or " " for value in call.positional() if value.lower() not in spoken and "." not in value)
+    sounds = "".join(
+        value.replace("_", " ") or " "
+        for value in call.positional()
+        if value.lower() not in spoken and "." not in value
+    )
     return f"{before}/{sounds}/" if sounds.strip() else ""
 
 
 def _quotation(call: Call) -> str:
     words = call.get("1", "text", "quote")
-    source = ", ".join(part for part in (call.get("2", "author", "sign", "by"), call.get("3", "source", "title")) if part)
+    source = ", ".join(
+        part for part in (call.get("2", "author", "sign", "by"), call.get("3", "source", "title")) if part
+    )
     return f"\n{words}\n{'— ' + source if source and words else ''}\n"
 
 
@@ -108,16 +119,22 @@ def _listed(call: Call) -> str:
 
 
 def _columns(call: Call) -> str:
-    return "\n" + "\n".join(value for key, value in call.params.items() if key.startswith("col") and key[3:].isdigit()) + "\n"
+    return (
+        "\n"
+        + "\n".join(
+            value for key, value in call.params.items() if key.startswith("col") and key[3:].isdigit()
+        )
+        + "\n"
+    )
 
 
 def _ship(call: Call) -> str:
-    """`{{USS|Hornet|CV-12|6}}`: the prefix is the template's own name; the third parameter says how much is shown."""
+    """`{{USS|Hornet|CV-12|6}}`: the prefix is the template's name, the third parameter says what is shown."""
     prefix = "" if call.name == "ship" else call.name.upper()
     parts = call.positional()
     if call.name == "ship":
-        prefix, parts = (parts + [""])[0], parts[1:]
-    name, hull, form = (parts + ["", "", ""])[:3]
+        prefix, parts = ([*parts, ""])[0], parts[1:]
+    name, hull, form = ([*parts, "", "", ""])[:3]
     hull = "" if form in {"2", "3", "6"} or not hull else f" ({hull})"
     return f"{'' if form in {'3', '5'} else prefix} {name}{hull}".strip()
 
@@ -139,7 +156,9 @@ def _respelling(call: Call) -> str:
 
 
 def _music(call: Call) -> str:
-    return {"flat": "♭", "sharp": "♯", "natural": "♮", "b": "♭", "#": "♯"}.get(first(call).lower(), first(call))
+    return {"flat": "♭", "sharp": "♯", "natural": "♮", "b": "♭", "#": "♯"}.get(
+        first(call).lower(), first(call)
+    )
 
 
 def _address(call: Call) -> str:
@@ -155,36 +174,55 @@ def _number_sign(call: Call) -> str:
 
 
 _CONSTANTS = {
-    "ndash, en dash, –": "–", "spaced ndash, snd, snds, spnd, sndash, spaced en dash, spaced en dash space": " – ",
-    "mdash, em dash, —": "—", "spaced mdash, snd—, mdashb": " — ", "ndashb": "–", "nbsp, space, spaces, thinsp, nnbsp": " ",
-    "'": "'", "'s": "'s", "' \"": "'\"", "\" '": "\"'", "-'": "'", "-\"": "\"", "!": "|", "=": "=", "pipe": "|", "*": "*", "\\": "|",
-    "·, dot, middot, •, bull, bullet, \\": " · ", "zwj, zwnj, hairsp, shy, wbr, zwsp": "", "(": "(", ")": ")", "[": "[", "]": "]",
-    "ell": "…", "...": "…", "dagger, †, extinct": "†", "double-dagger, ‡": "‡", "section sign, §": "§", "pi": "π", "okina, hamza": "ʻ",
-    "sharp": "♯", "flat": "♭", "natural": "♮", "et al., et al": "et al.", "i.e.": "i.e.", "e.g.": "e.g.", "degree, deg": "°",
-    "prime": "′", "times": "×", "minus": "−", "plusmn, ±": "±", "yes": "Yes", "no": "No", "n/a": "N/A", "tm": "™",
+    "ndash, en dash, –": "–",
+    "spaced ndash, snd, snds, spnd, sndash, spaced en dash, spaced en dash space": " – ",
+    "mdash, em dash, —": "—", "spaced mdash, snd—, mdashb": " — ", "ndashb": "–",
+    "nbsp, space, spaces, thinsp, nnbsp": " ",
+    "'": "'", "'s": "'s", "' \"": "'\"", "\" '": "\"'", "-'": "'", "-\"": "\"", "!": "|", "=": "=",
+    "pipe": "|", "*": "*", "\\": "|",
+    "·, dot, middot, •, bull, bullet, \\": " · ", "zwj, zwnj, hairsp, shy, wbr, zwsp": "", "(": "(",
+    ")": ")", "[": "[", "]": "]",
+    "ell": "…", "...": "…", "dagger, †, extinct": "†", "double-dagger, ‡": "‡", "section sign, §": "§",
+    "pi": "π", "okina, hamza": "ʻ",
+    "sharp": "♯", "flat": "♭", "natural": "♮", "et al., et al": "et al.", "i.e.": "i.e.", "e.g.": "e.g.",
+    "degree, deg": "°",
+    "prime": "′", "times": "×", "minus": "−", "plusmn, ±": "±", "yes": "Yes", "no": "No", "n/a": "N/A",
+    "tm": "™",
     "registered": "®", "male": "♂", "female": "♀", "as written": "[sic]", "infin": "∞",
+    "eqm, equilibrium": "⇌",
 }  # fmt: skip
 
 _FIRST = (
-    "nowrap, nobr, nobreak, nowraplinks, nowrap begin, small, smaller, big, larger, midsize, center, nobold, noitalic, normal, "
-    "strong, em, b, i, italic, italics, bold, underline, u, s, sc, smallcaps, small caps, sc1, sc2, caps, allcaps, mono, monospace, "
-    "code, tt, kbd, samp, var, math, mvar, mathvar, sub, vanchor, visible anchor, visanc, linktext, tooltip, abbr, "
-    "abbrlink, script, unicode, polytonic, hebrew, arabic, nastaliq, urdu, rtl, ltr, nihongo2, flag, flagcountry, flagu, "
-    "flag+link, noflag, transclude, citation needed span, cn-span, clarify span, not a typo, notatypo, typo, proper name, title, "
-    "plainlist, flatlist, plain list, endplainlist, div col content, bulleted, bible verse, lsj, iast, iso15919, wikt-lang, "
-    "color, keyword, hanja, hangul, my, dfn, word, notelist text, char, codes, wrap, shy text, pslink, section link, slink, "
-    "plain text, fontcolor, highlight, strike, del, ins, verse, sup2, nowrap1, stack, block indent, indented, poem, "
+    "nowrap, nobr, nobreak, nowraplinks, nowrap begin, small, smaller, big, larger, midsize, center, "
+    "nobold, noitalic, normal, "
+    "strong, em, b, i, italic, italics, bold, underline, u, s, sc, smallcaps, small caps, sc1, sc2, caps, "
+    "allcaps, mono, monospace, "
+    "code, tt, kbd, samp, var, math, mvar, mathvar, sub, vanchor, visible anchor, visanc, linktext, "
+    "tooltip, abbr, "
+    "abbrlink, script, unicode, polytonic, hebrew, arabic, nastaliq, urdu, rtl, ltr, nihongo2, flag, "
+    "flagcountry, flagu, "
+    "flag+link, noflag, transclude, citation needed span, cn-span, clarify span, not a typo, notatypo, "
+    "typo, proper name, title, "
+    "plainlist, flatlist, plain list, endplainlist, div col content, bulleted, bible verse, lsj, iast, "
+    "iso15919, wikt-lang, "
+    "color, keyword, hanja, hangul, my, dfn, word, notelist text, char, codes, wrap, shy text, pslink, "
+    "section link, slink, "
+    "plain text, fontcolor, highlight, strike, del, ins, verse, sup2, nowrap1, stack, block indent, "
+    "indented, poem, "
     "longitem, resize text, shc, "
-    "native name text, raise, lower, sans-serif, serif, big-math, bigmath, q, blockindent, pre, syntaxhighlight text"
+    "native name text, raise, lower, sans-serif, serif, big-math, bigmath, q, blockindent, pre, "
+    "syntaxhighlight text"
 )
 
 RENDERERS: dict[str, Renderer] = (
     by_name(*((names, _constant(text)) for names, text in _CONSTANTS.items()))
     | by_name(
         (_FIRST, first),
-        ("lang, rtl-lang, native name, nativename, wikt-lang, language with name, script/text, font, color, colour, "
+        ("lang, rtl-lang, native name, nativename, wikt-lang, language with name, script/text, font, "
+        "color, colour, "
          "resize, wiktlang, lang-x", second),
-        ("transl, transliteration, transl., iw, resize, font color, fs interlinear, columns-list, columnslist, col-list, "
+        ("transl, transliteration, transl., iw, resize, font color, fs interlinear, columns-list, "
+        "columnslist, col-list, "
          "script, stylednames, ruby-text, span", last),
         ("langx", _langx),
         ("zh, chinese, lang-zh, zh-cn, korean, ko-hhrm, lang-ko-text", _chinese),
@@ -200,7 +238,8 @@ RENDERERS: dict[str, Renderer] = (
         ("sup, smallsup", lambda call: protect(raised(first(call))) if first(call) else ""),
         ("keypress, key press, key, keys, keypress2", _joined("+")),
         ("button", _wrapped("", "")),
-        ("quote, quotation, blockquote, cquote, bquote, quote box, rquote, poem quote, poemquote, pull quote, epigraph, "
+        ("quote, quotation, blockquote, cquote, bquote, quote box, rquote, poem quote, poemquote, pull "
+        "quote, epigraph, "
          "quotebox, verse translation, centered pull quote, quote frame, long quotation", _quotation),
         ("hlist, hlist-comma, cslist, comma separated entries, csv", _joined(", ")),
         ("ubl, unbulleted list, ublist, vunblist, bulleted list, blist, ordered list, numbered list, olist, "

@@ -1,7 +1,8 @@
 """Text that only looks like markup: what `<nowiki>`, code and formulas hold.
 
-Each character that means something to the cleaner has a stand-in among Unicode's noncharacters (U+FDD0 to U+FDEF), which no
-text may contain. `protect` swaps them in, the other passes see plain letters, and `reveal` swaps them back at the end.
+Each character that means something to the cleaner has a stand-in among Unicode's noncharacters (U+FDD0 to
+U+FDEF), which no text may contain. `protect` swaps them in, the other passes see plain letters, and `reveal`
+swaps them back at the end.
 """
 
 import re
@@ -9,11 +10,10 @@ import re
 _SPECIAL = "{}[]|=<>&'*#:;_-~!\n "
 _FIRST = 0xFDD0
 _PROTECT = {ord(char): _FIRST + i for i, char in enumerate(_SPECIAL)}
-_REVEAL = {stand_in: char for char, stand_in in _PROTECT.items()}
-_NONCHARACTERS = re.compile("[\ufdd0-\ufdef]+")
+_REVEAL = {chr(_FIRST + i): char for i, char in enumerate(_SPECIAL)}
+_NONCHARACTER = re.compile("[\ufdd0-\ufdef]")
 
 GAP = "\ufdef"  # what an empty `<nowiki/>` leaves: it keeps its neighbours from joining into markup
-_REVEAL_GAP = {**_REVEAL, ord(GAP): None}
 
 
 def protect(text: str) -> str:
@@ -23,9 +23,9 @@ def protect(text: str) -> str:
 
 def reveal(text: str) -> str:
     """Undo `protect`, and remove the gaps."""
-    return text.translate(_REVEAL_GAP) if _NONCHARACTERS.search(text) else text
+    return _NONCHARACTER.sub(lambda found: _REVEAL.get(found[0], ""), text)
 
 
 def without_noncharacters(text: str) -> str:
     """Remove stand-ins that a hostile page may hold, so that it cannot smuggle markup past the cleaner."""
-    return _NONCHARACTERS.sub("", text)
+    return _NONCHARACTER.sub("", text)

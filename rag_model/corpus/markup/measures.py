@@ -1,7 +1,8 @@
 """`{{convert}}`: a measure in the article's unit with its conversion, rounded as Wikipedia rounds it.
 
-"5 miles (8.0 km)" answers a question in either unit; a dropped template leaves "a trail of long". The rounding follows
-Module:Convert's default: about as precise as the input, and never fewer than two significant figures.
+"5 miles (8.0 km)" answers a question in either unit; a dropped template leaves "a trail of long". The
+rounding follows Module:Convert's default: about as precise as the input, and never fewer than two
+significant figures.
 """
 
 import math
@@ -12,11 +13,19 @@ from rag_model.corpus.markup.call import Call, by_name
 from rag_model.corpus.markup.units import UNITS, Unit
 
 _RANGES = {
-    "to": " to ", "-": "–", "–": "–", "—": "–", "and": " and ", "or": " or ", "by": " by ", "x": " × ", "×": " × ", "*": " × ",
-    "to(-)": " to ", "to-": " to ", "and(-)": " and ", "&": " and ", "xx": " × ", "by(x)": " by ", "+/-": " ± ", "±": " ± ",
-    "and to": " and ", "with": " with ", "+": " + ", ",": ", ", ", ": ", ", ", and": ", and ", ", or": ", or ",
+    "to": " to ", "-": "–", "–": "–", "—": "–", "and": " and ", "or": " or ", "by": " by ", "x": " × ",
+    "×": " × ", "*": " × ",
+    "to(-)": " to ", "to-": " to ", "and(-)": " and ", "&": " and ", "xx": " × ", "by(x)": " by ",
+    "+/-": " ± ", "±": " ± ",
+    "and to": " and ", "with": " with ", "+": " + ", ",": ", ", ", ": ", ", ", and": ", and ",
+    ", or": ", or ",
 }  # fmt: skip
-_COMPOSITES = {"ftin": ("ft", "in", 12), "ft in": ("ft", "in", 12), "stlb": ("st", "lb", 14), "lboz": ("lb", "oz", 16)}
+_COMPOSITES = {
+    "ftin": ("ft", "in", 12),
+    "ft in": ("ft", "in", 12),
+    "stlb": ("st", "lb", 14),
+    "lboz": ("lb", "oz", 16),
+}
 _NUMBER = re.compile(r"([-+−]?)(\d[\d,]{0,30}(?:\.\d{0,30})?|\.\d{1,30})(?:e([-+]?\d{1,2}))?", re.IGNORECASE)
 _FRACTION = re.compile(r"([-−]?)(?:(\d{1,9})[\s+]+)?(\d{1,9})(?:/{1,2}|⁄)(\d{1,9})")
 _SPAN = re.compile(r"(\d[\d,.]*)\s*[-–]\s*(\d[\d,.]*)")
@@ -51,7 +60,7 @@ def read_number(text: str) -> Measure | None:
 
 
 def default_decimals(measure: Measure, output: float, source: Unit, target: Unit) -> int:
-    """Return how many decimals a conversion gets (negative: tens, hundreds): Module:Convert's `default_precision`."""
+    """Return a conversion's decimals (negative: tens, hundreds), by Module:Convert's `default_precision`."""
     if source.kind == "temperature":
         kelvin = abs(measure.value * source.factor + source.offset)
         least, finer = (2.0 if kelvin < 1e-8 else 2 - math.floor(math.log10(kelvin) + 1e-14)), 0.0
@@ -101,7 +110,12 @@ def _parse(given: list[str], call: Call) -> _Request:
         separators.append(_RANGES[rest.pop(0).lower()])
         numbers.append(_required(rest.pop(0)))
     unit = UNITS[rest.pop(0)]
-    while len(rest) >= 2 and (number := read_number(rest[0])) and rest[1] in UNITS and UNITS[rest[1]].kind == unit.kind:
+    while (
+        len(rest) >= 2
+        and (number := read_number(rest[0]))
+        and rest[1] in UNITS
+        and UNITS[rest[1]].kind == unit.kind
+    ):
         numbers, unit = [_composed(numbers[0], unit, number, UNITS[rest[1]])], UNITS[rest[1]]
         del rest[:2]
     targets = rest.pop(0) if rest and not _is_integer(rest[0]) else _default_target(unit, numbers[0])
@@ -124,7 +138,9 @@ def _is_integer(text: str) -> bool:
 def _composed(first: Measure, unit: Unit, second: Measure, smaller: Unit) -> Measure:
     """Return `6 ft 1 in` as one measure in the smaller unit."""
     ratio = unit.factor / smaller.factor
-    return Measure(f"{first.written} {unit.symbol} {second.written}", first.value * ratio + second.value, second.decimals)
+    return Measure(
+        f"{first.written} {unit.symbol} {second.written}", first.value * ratio + second.value, second.decimals
+    )
 
 
 def _default_target(unit: Unit, number: Measure) -> str:
@@ -135,14 +151,22 @@ def _default_target(unit: Unit, number: Measure) -> str:
 def _original(request: _Request, call: Call) -> str:
     """Write the measure in its own unit: "5 miles", "5-mile", "5 mi", "6 feet 1 inch"."""
     numbers, unit = request.numbers, request.unit
-    shown = numbers[0].written + "".join(s + n.written for s, n in zip(request.separators, numbers[1:], strict=True))
-    by_symbol = call.get("abbr") in {"on", "in", "~"} or unit.kind == "temperature" or "disp" in call.get("abbr")
+    shown = numbers[0].written + "".join(
+        s + n.written for s, n in zip(request.separators, numbers[1:], strict=True)
+    )
+    by_symbol = (
+        call.get("abbr") in {"on", "in", "~"} or unit.kind == "temperature" or "disp" in call.get("abbr")
+    )
     adjective = call.get("adj") in {"on", "mid", "1"}
     last = numbers[-1].value
     single = abs(last) == 1 or (0 < abs(last) < 1 and "/" in numbers[-1].written)
     name = unit.symbol if by_symbol else _spelt(unit.singular if single or adjective else unit.plural, call)
     if request.extra:
-        name = f"{name}{'' if request.extra[0] == '-' else ' '}{request.extra}" if adjective else f"{request.extra} {name}"
+        name = (
+            f"{name}{'' if request.extra[0] == '-' else ' '}{request.extra}"
+            if adjective
+            else f"{request.extra} {name}"
+        )
     glue = "-" if adjective and not by_symbol else "" if name.startswith("/") else " "
     return shown + glue + name
 
@@ -185,7 +209,11 @@ def _number(number: Measure, request: _Request, target: Unit, call: Call) -> str
     elif (step := call.get("round")) in {"5", "10", "25", "50"}:
         return _spell(math.floor(value / int(step) + 0.5) * int(step), 0)
     else:
-        decimals = request.decimals if request.decimals is not None else default_decimals(number, value, source, target)
+        decimals = (
+            request.decimals
+            if request.decimals is not None
+            else default_decimals(number, value, source, target)
+        )
     return _spell(value, decimals)
 
 

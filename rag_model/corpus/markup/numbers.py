@@ -14,7 +14,9 @@ def grouped(number: str) -> str:
     >>> grouped("1234567.8901 and 42")
     '1,234,567.8901 and 42'
     """
-    return _NUMBER.sub(lambda m: f"{int(m[1]):,}{m[2] or ''}" if len(m[1]) < 30 and m[1][0] != "0" else m[0], number)
+    return _NUMBER.sub(
+        lambda m: f"{int(m[1]):,}{m[2] or ''}" if len(m[1]) < 30 and m[1][0] != "0" else m[0], number
+    )
 
 
 def _formatted(call: Call) -> str:
@@ -32,7 +34,7 @@ def _fraction(call: Call) -> str:
 
 def _value(call: Call) -> str:
     """`{{val|1.23|0.02|e=5|u=km}}`: number, uncertainty, power of ten, unit."""
-    number, first, second = (call.positional() + ["", "", ""])[:3]
+    number, first, second = ([*call.positional(), "", "", ""])[:3]
     shown = _signed(number)
     if second:
         shown += f" +{first.lstrip('+')} −{second.lstrip('-−')}"
@@ -65,7 +67,7 @@ def _chemical(call: Call) -> str:
 
 def _nuclide(call: Call) -> str:
     """`{{nuclide|lithium|7}}`: the isotope as it is said, lithium-7."""
-    element, mass = (call.positional() + ["", ""])[:2]
+    element, mass = ([*call.positional(), "", ""])[:2]
     return f"{element}-{mass}" if mass else element
 
 
@@ -86,9 +88,10 @@ def _ordinal(call: Call) -> str:
 
 
 def _percentage(call: Call) -> str:
-    part, whole, digits = (call.positional() + ["", "", ""])[:3]
+    part, whole, digits = ([*call.positional(), "", "", ""])[:3]
     try:
-        return f"{100 * float(part.replace(',', '')) / float(whole.replace(',', '')):.{min(int(digits or 0), 9)}f}%"
+        share = 100 * float(part.replace(",", "")) / float(whole.replace(",", ""))
+        return f"{share:.{min(int(digits or 0), 9)}f}%"
     except (ValueError, ZeroDivisionError):
         return ""
 
@@ -101,14 +104,22 @@ def _inches(call: Call) -> str:
 
 
 _SIGNS = {
-    "usd": "US$", "us$": "US$", "us dollar": "US$", "gbp": "£", "pound sterling": "£", "pound": "£", "gbp£": "£", "£": "£",
-    "eur": "€", "euro": "€", "€": "€", "inr": "₹", "indian rupee": "₹", "rupee": "₹", "yen": "¥", "jpy": "¥", "¥": "¥",
-    "cad": "CA$", "ca$": "CA$", "aud": "A$", "a$": "A$", "au$": "A$", "nzd": "NZ$", "nz$": "NZ$", "hk$": "HK$",
-    "php": "₱", "krw": "₩", "won": "₩", "cny": "CN¥", "rmb": "CN¥", "ils": "₪", "rub": "₽", "ruble": "₽", "₹": "₹",
+    "usd": "US$", "us$": "US$", "us dollar": "US$", "gbp": "£", "pound sterling": "£", "pound": "£",
+    "gbp£": "£", "£": "£",
+    "eur": "€", "euro": "€", "€": "€", "inr": "₹", "indian rupee": "₹", "rupee": "₹", "yen": "¥",
+    "jpy": "¥", "¥": "¥",
+    "cad": "CA$", "ca$": "CA$", "aud": "A$", "a$": "A$", "au$": "A$", "nzd": "NZ$", "nz$": "NZ$",
+    "hk$": "HK$",
+    "php": "₱", "krw": "₩", "won": "₩", "cny": "CN¥", "rmb": "CN¥", "ils": "₪", "rub": "₽", "ruble": "₽",
+    "₹": "₹",
 }  # fmt: skip
 
 RENDERERS = by_name(
-    ("formatnum, number, nts, number table sorting, format price, formatprice, fmtn, format number, fnum, num", _formatted),
+    (
+        "formatnum, number, nts, number table sorting, format price, formatprice, fmtn, format number, "
+        "fnum, num",
+        _formatted,
+    ),
     ("frac, fraction, sfrac, mfrac, ssfrac, vulgar fraction", _fraction),
     ("val", _value),
     ("e, e10, x10^", _exponent),

@@ -9,15 +9,19 @@ import re
 from rag_model.corpus.markup.literal import protect, reveal
 from rag_model.corpus.markup.tex import raised
 
-_BLOCK = frozenset(
-    "blockquote br caption center dd div dl dt h1 h2 h3 h4 h5 h6 hr li ol p poem section table tbody td th thead tr ul".split()
+_BLOCK = (
+    "blockquote br caption center dd div dl dt h1 h2 h3 h4 h5 h6 hr li ol p poem section table tbody td "
+    "th thead tr ul"
 )
-_INLINE = frozenset(
-    "a abbr b bdi bdo big ce chem cite code data del dfn em font gallery i includeonly ins kbd mark math nobr noinclude nowiki "
-    "onlyinclude pre q rb rbc ref references rp rt rtc ruby s samp small source span strike strong sub sup syntaxhighlight "
-    "time timeline tt u var wbr".split()
+_INLINE = (
+    "a abbr b bdi bdo big ce chem cite code data del dfn em font gallery i includeonly ins kbd mark math "
+    "nobr noinclude "
+    "nowiki onlyinclude pre q rb rbc ref references rp rt rtc ruby s samp small source span strike strong "
+    "sub sup "
+    "syntaxhighlight time timeline tt u var wbr"
 )
-_TAG = re.compile(rf"</?({'|'.join(_BLOCK | _INLINE)})(?=[\s/>])[^<>]*>", re.IGNORECASE)
+_BLOCKS = frozenset(_BLOCK.split())
+_TAG = re.compile(rf"</?({'|'.join([*_BLOCK.split(), *_INLINE.split()])})(?=[\s/>])[^<>]*>", re.IGNORECASE)
 _HIDDEN = re.compile(r"<span[^<>]*display:\s*none[^<>]*>[^<>]*</span>", re.IGNORECASE)
 _SUPERSCRIPT = re.compile(r"<sup[^<>]*>([^<>]*)</sup>", re.IGNORECASE)
 _ORDINALS = frozenset({"st", "nd", "rd", "th", "er", "re", "e", "o", "a"})
@@ -29,45 +33,56 @@ _EXTERNAL = re.compile(
 _QUOTES = re.compile(r"'{2,}")
 _SWITCH = re.compile(r"__[^\W\d_]{3,}__")
 _ENTITY = re.compile(r"&(?:#\d{1,7}|#[xX][0-9a-fA-F]{1,6}|\w{2,32});")
-_TERM = re.compile(r"^;([^\n:]*?) ?: ", re.MULTILINE)
+_TERM = re.compile(r"^;([^\n:]*): ", re.MULTILINE)
 _LIST = re.compile(r"^[*#:; ]+", re.MULTILINE)
 _RULE = re.compile(r"^-{4,}", re.MULTILINE)
-_CELLS = re.compile(r"^ ?(?:\||\{\||!.*(?:\||!!)).*$", re.MULTILINE)
+_CELLS = re.compile(r"^[ \t]*(?:\||\{\||!.*(?:\||!!)).*$", re.MULTILINE)
 _LEFTOVER = re.compile(r"\{\{|\}\}|\[\[|\]\]|\{\||\|\}")
-_BLANKS = re.compile(r"[^\S\n ]+| {2,}|[\u200b\u200e\u200f\u2060\ufeff]+")
-_LINES = re.compile(r" ?\n\s*")
-_EMPTY = re.compile(r" ?\((?: ?[,;:])* ?\)")
-_OPENING = re.compile(r"\((?: ?[,;])+ ?|\( ")
-_CLOSING = re.compile(r"(?: ?[,;]){1,8} ?\)| \)")
+
+# Written to begin with a literal or a set of characters, by which `re` finds where to look much faster.
+_INVISIBLE = re.compile("[\u00ad\u200b\u200e\u200f\u2060\ufeff]")
+_BLANK = re.compile("[\t\r\f\v\u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]")
+_BLANKS = re.compile("  +")
+_LINES = re.compile(r"\n\s+")
+_EMPTY = re.compile(r"\((?: ?[,;:])* ?\)")
+_OPENING = re.compile(r"\((?: ?[,;]| )+ ?")
+_CLOSING = re.compile(r"[ ,;][ ,;]{0,8}\)")
 _BEFORE_POINT = re.compile(r" (?=[,.;:](?:\s|$))")
 
 
 def plain(text: str) -> str:
     """Return one section's expanded wikitext as lines of text, one for each paragraph or list item."""
-    text = _BLANKS.sub(" ", text)
     if "<" in text:
         text = _SUPERSCRIPT.sub(_raise, _HIDDEN.sub("", text))
-        text = _TAG.sub(lambda tag: "\n" if tag[1].lower() in _BLOCK else "", text)
-    text = _EXTERNAL.sub(lambda link: link[1] or link[2] or "", text)
+        text = _TAG.sub(lambda tag: "\n" if tag[1].lower() in _BLOCKS else "", text)
+    if "[" in text:
+        text = _EXTERNAL.sub(lambda link: link[1] or link[2] or "", text)
     text = _LIST.sub("", _TERM.sub(r"\1: ", _RULE.sub("", _CELLS.sub("", text))))
-    text = _LEFTOVER.sub("", _SWITCH.sub(_switch, _QUOTES.sub(_apostrophes, text)))
-    return _tidy(reveal(_ENTITY.sub(_entity, text)))
+    text = _LEFTOVER.sub("", _QUOTES.sub(_apostrophes, text))
+    if "__" in text:
+        text = _SWITCH.sub(_switch, text)
+    if "&" in text:
+        text = _ENTITY.sub(_entity, text)
+    return _tidy(reveal(text))
 
 
 def _tidy(text: str) -> str:
-    """Close the gaps that dropped markup leaves: doubled blanks, empty lines, empty brackets, a blank before a comma."""
-    text = _BLANKS.sub(" ", text)
+    """Close the gaps that dropped markup leaves: doubled blanks, empty lines and brackets, ` ,`."""
+    text = _BLANKS.sub(" ", _BLANK.sub(" ", _INVISIBLE.sub("", text)))
     text = _CLOSING.sub(")", _OPENING.sub("(", _EMPTY.sub("", text)))
-    return _LINES.sub("\n", _BEFORE_POINT.sub("", text)).strip()
+    text = _BEFORE_POINT.sub("", _BLANKS.sub(" ", text)).replace(" \n", "\n")
+    return _LINES.sub("\n", text).strip()
 
 
 def _raise(superscript: re.Match[str]) -> str:
     text = html.unescape(superscript[1]).strip()
-    return text if not text or text in _ORDINALS or (text.isalpha() and len(text) > 1) else protect(raised(text))
+    return (
+        text if not text or text in _ORDINALS or (text.isalpha() and len(text) > 1) else protect(raised(text))
+    )
 
 
 def _apostrophes(run: re.Match[str]) -> str:
-    """Two, three and five apostrophes are markup; the others of a run are read (the dialects' L'''amour'')."""
+    """Two, three and five apostrophes are markup; what a longer run has over is read (L''''amour''')."""
     length = len(run[0])
     return "'" if length == 4 else "'" * (length - 5)
 

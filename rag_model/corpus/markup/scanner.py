@@ -1,35 +1,49 @@
-"""One pass over templates and links, innermost first, with a stack instead of recursion or repeated rewriting.
+"""One pass over templates and links, innermost first, with a stack, not recursion or repeated rewriting.
 
-Every token is read once and every piece of text is joined once for each level that holds it, so the time is linear in
-the page times the depth, and the depth is bounded. Links and templates that hold no others, which is nearly all, are one
-token. Markup that does not pair is no error: its brackets go and its words stay.
+Every token is read once and every piece of text is joined once for each level that holds it, so the time is
+linear in the page times the depth, and the depth is bounded. Links and templates that hold no others, which
+is nearly all, are one token. Markup that does not pair is no error: its brackets go and its words stay.
 """
 
 import re
 from collections.abc import Callable
+from typing import Protocol
 
 from rag_model.corpus.markup.unparsable import Unparsable
 
-MAX_DEPTH = 100  # open templates and links; MediaWiki stops expanding at 100 too, and real pages stay below 20
+MAX_DEPTH = (
+    100  # open templates and links; MediaWiki stops expanding at 100 too, and real pages stay below 20
+)
 
 _TOKEN = re.compile(
-    r"\[\[(?:([^\[\]{}|\n]*)(?:\|([^\[\]{}|\n]*))?\]\](?!\]))?"  # a link: 1 target, 2 words; or just an opening
-    r"|\{\{(?:([^{}\[\]]+)\}\}(?!\})|\{*)"  # a template that holds no other: 3 name and arguments; or an opening run
+    r"\[\[(?:([^\[\]{}|\n]*)(?:\|([^\[\]{}|"
+    r"\n]*))?\]\](?!\]))?"  # a link: 1 target, 2 words; or just an opening
+    r"|\{\{(?:([^{}\[\]]+)\}\}(?!\})|"
+    r"\{*)"  # a template that holds no other: 3 name and arguments; or an opening run
     r"|\]\]|\}\}+|\|"
 )
 _BRACES = re.compile(r"(\{\{)|\}\}")
 _NAME = re.compile(r"\s*([^|{}\[\]<>\n]*)")
 
-Render = Callable[[list[str]], str]  # arguments as they stand between bars, the name or target first
+LinkRenderer = Callable[[list[str]], str]  # what stands between the bars, the target first
+
+
+class TemplateRenderer(Protocol):
+    """Renders a template from what stands between its bars, the name first."""
+
+    def __call__(self, arguments: list[str], *, inside: bool) -> str:
+        """Return its words; `inside` tells that it does not begin its line."""
+        ...
 
 
 class _Frame:
     """What stands between a pair of brackets so far: `braces` is 0 for a link, 2 or more for templates."""
 
-    __slots__ = ("arguments", "braces", "pieces")
+    __slots__ = ("arguments", "braces", "inside", "pieces")
 
-    def __init__(self, braces: int) -> None:
+    def __init__(self, braces: int, *, inside: bool = False) -> None:
         self.braces = braces
+        self.inside = inside
         self.arguments: list[str] = []
         self.pieces: list[str] = []
 
@@ -42,10 +56,13 @@ class _Frame:
 class Scanner:
     """Replaces templates, parameters and links by what `template` and `link` make of their arguments.
 
-    `is_dropped` tells by a template's name that nothing is wanted of it: such a template is skipped, not read.
+    `is_dropped` tells by a template's name that nothing is wanted of it: such a template is skipped, not
+    read.
     """
 
-    def __init__(self, template: Render, link: Render, is_dropped: Callable[[str], bool]) -> None:
+    def __init__(
+        self, template: TemplateRenderer, link: LinkRenderer, is_dropped: Callable[[str], bool]
+    ) -> None:
         self._template = template
         self._link = link
         self._is_dropped = is_dropped
@@ -69,7 +86,7 @@ class Scanner:
                 at = self._bracket(frames, text, token[0], end)
                 continue
             if kind == 3:
-                pieces.append(self._template(token[3].split("|")))
+                pieces.append(self._template(token[3].split("|"), inside=_is_inside(text, start)))
             else:
                 pieces.append(self._link([token[1]] if kind == 1 else [token[1], token[2]]))
             at = end
@@ -94,14 +111,20 @@ class Scanner:
         return end
 
     def _open(self, frames: list[_Frame], text: str, token: str, end: int) -> int:
-        if token == "{{" and self._may_skip and (name := _NAME.match(text, end)) and self._is_dropped(name[1]):
+        if (
+            token == "{{"
+            and self._may_skip
+            and (name := _NAME.match(text, end))
+            and self._is_dropped(name[1])
+        ):
             after = _skip(text, end)
             if after:
                 return after
             self._may_skip = False
         if len(frames) > MAX_DEPTH or len(token) > 2 * MAX_DEPTH:
             raise Unparsable(f"more than {MAX_DEPTH} templates and links lie within each other")
-        frames.append(_Frame(0 if token[0] == "[" else len(token)))
+        braces = 0 if token[0] == "[" else len(token)
+        frames.append(_Frame(braces, inside=_is_inside(text, end - len(token))))
         return end
 
     def _close_link(self, frames: list[_Frame], text: str, end: int) -> int:
@@ -124,7 +147,7 @@ class Scanner:
             frame = frames[-1]
             taken = 3 if braces >= 3 and frame.braces >= 3 else 2
             arguments = frame.end_argument()
-            shown = "|".join(arguments[1:]) if taken == 3 else self._template(arguments)
+            shown = "|".join(arguments[1:]) if taken == 3 else self._template(arguments, inside=frame.inside)
             braces -= taken
             frame.braces -= taken
             if frame.braces >= 2:
@@ -132,6 +155,11 @@ class Scanner:
             else:
                 frames.pop()
                 frames[-1].pieces.append(shown)
+
+
+def _is_inside(text: str, start: int) -> bool:
+    """Tell whether what starts here continues a line of text; after a template it may be a row of boxes."""
+    return start > 0 and text[start - 1] not in "\n}"
 
 
 def _skip(text: str, start: int) -> int:

@@ -1,7 +1,7 @@
 """Tables, `{| … |}` and `<table>`: cut out before templates are read.
 
-DPR's corpus has none, and a passage of cells without their headers answers nothing. Cutting them first also keeps the
-thousands of pipes in them away from the template scanner.
+DPR's corpus has none, and a passage of cells without their headers answers nothing. Cutting them first also
+keeps the thousands of pipes in them away from the template scanner.
 """
 
 import re
@@ -12,7 +12,7 @@ _HTML = re.compile(r"<(?:(table)\b|/table\s*)[^<>]*>", re.IGNORECASE)
 
 
 def strip_tables(text: str) -> str:
-    """Remove every table that is closed, with all it holds; what is left of unclosed ones goes line by line later.
+    """Remove every table that is closed, with all it holds; rows of unclosed ones go line by line later.
 
     Linear: one pass pairs openings with closings, and only the outermost pairs are cut.
     """

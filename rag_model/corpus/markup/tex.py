@@ -1,8 +1,9 @@
-"""Formulas: TeX to the line of text that a reader would type for it.
+r"""Formulas: TeX to the line of text that a reader would type for it.
 
-Dropping formulas leaves sentences with holes ("where is the energy"), and raw TeX is mostly braces and typesetting. So
-`E = mc^2` stays, `\\frac{a}{b}` becomes `a/b`, Greek letters and operators become their characters, and what only sets
-type goes. Matrices, aligned equations and long derivations are dropped: on one line they say nothing.
+Dropping formulas leaves sentences with holes ("where is the energy"), and raw TeX is mostly braces and
+typesetting. So `E = mc^2` stays, `\frac{a}{b}` becomes `a/b`, Greek letters and operators become their
+characters, and what only sets type goes. Matrices, aligned equations and long derivations are dropped: on
+one line they say nothing.
 """
 
 import re
@@ -12,20 +13,34 @@ MAX_CHARS = 400  # of TeX; longer formulas are displays that no line of text ren
 MAX_DEPTH = 20  # groups within groups
 
 _PAIRS = (
-    "alpha α beta β gamma γ delta δ epsilon ε varepsilon ε zeta ζ eta η theta θ vartheta ϑ iota ι kappa κ lambda λ mu μ "
-    "nu ν xi ξ pi π rho ρ sigma σ tau τ upsilon υ phi φ varphi φ chi χ psi ψ omega ω Gamma Γ Delta Δ Theta Θ Lambda Λ "
-    "Xi Ξ Pi Π Sigma Σ Phi Φ Psi Ψ Omega Ω infty ∞ partial ∂ nabla ∇ hbar ħ ell ℓ aleph ℵ emptyset ∅ varnothing ∅ "
-    "times × cdot · pm ± mp ∓ div ÷ leq ≤ le ≤ geq ≥ ge ≥ neq ≠ ne ≠ approx ≈ sim ∼ simeq ≃ cong ≅ equiv ≡ propto ∝ "
-    "in ∈ notin ∉ ni ∋ subset ⊂ subseteq ⊆ supset ⊃ supseteq ⊇ cup ∪ cap ∩ setminus ∖ forall ∀ exists ∃ neg ¬ lnot ¬ "
-    "land ∧ wedge ∧ lor ∨ vee ∨ oplus ⊕ otimes ⊗ to → rightarrow → longrightarrow → leftarrow ← leftrightarrow ↔ "
-    "Rightarrow ⇒ implies ⇒ Leftrightarrow ⇔ iff ⇔ mapsto ↦ rightleftharpoons ⇌ sum ∑ prod ∏ int ∫ oint ∮ iint ∬ "
-    "ldots … cdots … dots … vdots … circ ∘ bullet • star ⋆ ast ∗ prime ′ angle ∠ perp ⊥ parallel ∥ mid | vert | "
-    "langle ⟨ rangle ⟩ lceil ⌈ rceil ⌉ lfloor ⌊ rfloor ⌋ ll ≪ gg ≫ lbrace ( rbrace ) degree ° R ℝ N ℕ Z ℤ Q ℚ C ℂ"
-).split()
-_SYMBOLS = dict(zip(_PAIRS[::2], _PAIRS[1::2], strict=True))
-_FUNCTIONS = frozenset("sin cos tan cot sec csc sinh cosh tanh arcsin arccos arctan log ln exp lim max min sup inf det "
-                       "dim ker deg gcd arg mod bmod pmod Pr Re Im".split())  # fmt: skip
+    "alpha α beta β gamma γ delta δ epsilon ε varepsilon ε zeta ζ eta η theta θ vartheta ϑ iota ι kappa κ "
+    "lambda λ mu μ "
+    "nu ν xi ξ pi π rho ρ sigma σ tau τ upsilon υ phi φ varphi φ chi χ psi ψ omega ω Gamma Γ Delta Δ "
+    "Theta Θ Lambda Λ "
+    "Xi Ξ Pi Π Sigma Σ Phi Φ Psi Ψ Omega Ω infty ∞ partial ∂ nabla ∇ hbar ħ ell ℓ aleph ℵ emptyset ∅ "
+    "varnothing ∅ "
+    "times × cdot · pm ± mp ∓ div ÷ leq ≤ le ≤ geq ≥ ge ≥ neq ≠ ne ≠ approx ≈ sim ∼ simeq ≃ cong ≅ equiv "
+    "≡ propto ∝ "
+    "in ∈ notin ∉ ni ∋ subset ⊂ subseteq ⊆ supset ⊃ supseteq ⊇ cup ∪ cap ∩ setminus ∖ forall ∀ exists ∃ "
+    "neg ¬ lnot ¬ "
+    "land ∧ wedge ∧ lor ∨ vee ∨ oplus ⊕ otimes ⊗ to → rightarrow → longrightarrow → leftarrow ← "
+    "leftrightarrow ↔ "
+    "Rightarrow ⇒ implies ⇒ Leftrightarrow ⇔ iff ⇔ mapsto ↦ rightleftharpoons ⇌ sum ∑ prod ∏ int ∫ oint ∮ "
+    "iint ∬ "
+    "ldots … cdots … dots … vdots … circ ∘ bullet • star ⋆ ast ∗ prime ′ angle ∠ perp ⊥ parallel ∥ mid | "
+    "vert | "
+    "langle ⟨ rangle ⟩ lceil ⌈ rceil ⌉ lfloor ⌊ rfloor ⌋ ll ≪ gg ≫ lbrace ( rbrace ) degree ° R ℝ N ℕ Z ℤ "
+    "Q ℚ C ℂ"
+)
+_SYMBOLS = dict(zip(_PAIRS.split()[::2], _PAIRS.split()[1::2], strict=True))
+_FUNCTIONS = (
+    "sin cos tan cot sec csc sinh cosh tanh arcsin arccos arctan log ln exp lim max min sup inf det dim "
+    "ker deg gcd arg "
+    "mod bmod pmod Pr Re Im"
+)
 _TOKEN = re.compile(r"\\([A-Za-z]+)\*?|\\(.)|\s+|(.)", re.DOTALL)
+_ESCAPED = {char: char for char in "%$&#_"} | {"{": "(", "}": ")", "|": "‖"}
+_SPACES = {"~": " ", "&": " ", " ": " "}
 _SPACE = re.compile(r"\s+")
 _COMPOUND = re.compile(r"[\s+\-−±×·/=]")
 SUPERSCRIPTS = str.maketrans("0123456789+-−()n", "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁻⁽⁾ⁿ")
@@ -64,21 +79,18 @@ def _group(tokens: Iterator[re.Match[str]], depth: int) -> str:
 
 
 def _atom(tokens: Iterator[re.Match[str]], depth: int) -> str | None:
-    """Render the next letter, command with its arguments, or group; None where the group or the formula ends."""
+    """Render the next letter, group, or command with its arguments; None where group or formula ends."""
     token = next(tokens, None)
     if token is None or token[3] == "}":
         return None
-    if token[3] == "{":
-        return _group(tokens, depth + 1) if depth < MAX_DEPTH else ""
     if token[1]:
         return _command(token[1], tokens, depth)
-    if token[2]:
-        return token[2] if token[2] in "%$&#_" else "(" if token[2] == "{" else ")" if token[2] == "}" else " "
-    if token[3] == "^":
-        return _power(_argument(tokens, depth))
-    if token[3] == "_":
-        return "_" + _grouped(_argument(tokens, depth))
-    return {"~": " ", "&": " "}.get(token[3], token[3]) if token[3] else " "
+    if token[3] == "{":
+        return _group(tokens, depth + 1) if depth < MAX_DEPTH else ""
+    if token[3] in {"^", "_"}:
+        argument = _argument(tokens, depth)
+        return _power(argument) if token[3] == "^" else "_" + _grouped(argument)
+    return _ESCAPED.get(token[2], " ") if token[2] else _SPACES.get(token[3] or " ", token[3])
 
 
 def _argument(tokens: Iterator[re.Match[str]], depth: int) -> str:
@@ -92,7 +104,7 @@ def _argument(tokens: Iterator[re.Match[str]], depth: int) -> str:
 def _command(name: str, tokens: Iterator[re.Match[str]], depth: int) -> str:
     if name in _SYMBOLS:
         return _SYMBOLS[name]
-    if name in _FUNCTIONS:
+    if name in _FUNCTIONS.split():
         return f" {name} "
     if name in {"frac", "dfrac", "tfrac", "cfrac"}:
         return f"{_grouped(_argument(tokens, depth))}/{_grouped(_argument(tokens, depth))}"
@@ -100,7 +112,9 @@ def _command(name: str, tokens: Iterator[re.Match[str]], depth: int) -> str:
         return f"C({_argument(tokens, depth)}, {_argument(tokens, depth)})"
     if name == "sqrt":
         return "√" + _grouped(_argument(tokens, depth))
-    return " " if name in {"quad", "qquad", "limits"} else ""  # fonts and spacing: what follows speaks for itself
+    return (
+        " " if name in {"quad", "qquad", "limits"} else ""
+    )  # fonts and spacing: what follows speaks for itself
 
 
 def _power(text: str) -> str:

@@ -1,8 +1,9 @@
 """Units of `{{convert}}`: symbol, names, size in base units, and what they convert to unless told.
 
-One line a unit: codes (the first is the symbol shown unless `symbol` differs), singular, plural, factor, default output. Factors
-are to metres, square metres, cubic metres, kilograms, metres a second, joules, watts, pascals, kelvins (and so on): only units
-of one kind are ever converted into each other. Sources: NIST SP 811, appendix B; Module:Convert/documentation for defaults.
+One line a unit: codes (the first is the symbol shown unless `symbol` differs), singular, plural, factor,
+default output. Factors are to metres, square metres, cubic metres, kilograms, metres a second, joules,
+watts, pascals, kelvins (and so on): only units of one kind are ever converted into each other. Sources: NIST
+SP 811, appendix B; Module:Convert/documentation for defaults.
 """
 
 from typing import NamedTuple
@@ -169,13 +170,19 @@ frequency
 Hz | hertz | hertz | 1 | rpm
 """
 _SYMBOLS = {
-    "km2": "km²", "m2": "m²", "cm2": "cm²", "mm2": "mm²", "km3": "km³", "m3": "m³", "cm3": "cm³", "sqmi": "sq mi",
-    "sqyd": "sq yd", "sqft": "sq ft", "sqin": "sq in", "cumi": "cu mi", "cuyd": "cu yd", "cuft": "cu ft", "cuin": "cu in",
+    "km2": "km²", "m2": "m²", "cm2": "cm²", "mm2": "mm²", "km3": "km³", "m3": "m³", "cm3": "cm³",
+    "sqmi": "sq mi",
+    "sqyd": "sq yd", "sqft": "sq ft", "sqin": "sq in", "cumi": "cu mi", "cuyd": "cu yd", "cuft": "cu ft",
+    "cuin": "cu in",
     "USgal": "US gal", "impgal": "imp gal", "USfloz": "US fl oz", "impfloz": "imp fl oz", "USqt": "US qt",
-    "imppt": "imp pt", "USbbl": "bbl", "acre.ft": "acre⋅ft", "USbsh": "US bsh", "ST": "short tons", "LT": "long tons",
-    "ftlb": "ft⋅lbf", "Nm": "N⋅m", "lbft": "lb⋅ft", "m3/s": "m³/s", "cuft/s": "cu ft/s", "USgal/min": "US gal/min",
-    "g/cm3": "g/cm³", "kg/m3": "kg/m³", "lb/cuin": "lb/cu in", "lb/cuyd": "lb/cu yd", "/km2": "/km²", "/sqmi": "/sq mi",
-    "C-change": "°C", "F-change": "°F", "mpgus": "mpg‑US", "mpgimp": "mpg‑imp", "torr": "Torr", "acre": "acres",
+    "imppt": "imp pt", "USbbl": "bbl", "acre.ft": "acre⋅ft", "USbsh": "US bsh", "ST": "short tons",
+    "LT": "long tons",
+    "ftlb": "ft⋅lbf", "Nm": "N⋅m", "lbft": "lb⋅ft", "m3/s": "m³/s", "cuft/s": "cu ft/s",
+    "USgal/min": "US gal/min",
+    "g/cm3": "g/cm³", "kg/m3": "kg/m³", "lb/cuin": "lb/cu in", "lb/cuyd": "lb/cu yd", "/km2": "/km²",
+    "/sqmi": "/sq mi",
+    "C-change": "°C", "F-change": "°F", "mpgus": "mpg‑US", "mpgimp": "mpg‑imp", "torr": "Torr",
+    "acre": "acres",
 }  # fmt: skip
 
 
@@ -189,7 +196,15 @@ def _read(table: str) -> dict[str, Unit]:
             continue
         names = codes.split(",")
         singular, plural, factor, default, *offset = columns
-        unit = Unit(kind, _SYMBOLS.get(names[0], names[0]), singular, plural, float(factor), default, *map(float, offset))
+        unit = Unit(
+            kind,
+            _SYMBOLS.get(names[0], names[0]),
+            singular,
+            plural,
+            float(factor),
+            default,
+            *map(float, offset),
+        )
         units.update(dict.fromkeys([*names, singular, plural], unit))
     return units
 

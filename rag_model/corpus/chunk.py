@@ -1,0 +1,154 @@
+"""Chunk a part: its pages become articles, its articles passages, in one Parquet file.
+
+Nothing vanishes silently: every page that does not end up in passages is counted under its reason. A page
+the cleaner cannot read is set aside with its reason and the part goes on; only where that happens to more
+pages than the recipe allows is the dump taken to be broken and the part fails. One page and one row group
+are held in memory at a time.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rag_model.corpus.articles import article_or_drop
+from rag_model.corpus.chunkers import build_chunker
+from rag_model.corpus.documents import read_documents, read_ready_passages
+from rag_model.corpus.dump import read_pages
+from rag_model.corpus.passages import PassageWriter
+from rag_model.corpus.records import Article, Page, Part, Passage, Section, Siteinfo
+from rag_model.corpus.wikitext import Unparsable, clean
+from rag_model.errors import InputError
+
+MAX_LISTED = 100  # quarantined pages that are named; the others are only counted
+BUCKET = 10  # words; width of the bars of the length histogram
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkRecipe:
+    """All that decides which passages an article becomes, and when a part has lost too many to go on."""
+
+    chunker: str = "sections"
+    words: int = 100  # a passage, at most; DPR's figure
+    quarantine_share: float = 0.01  # of a part's articles that may be unparsable …
+    quarantine_floor: int = 20  # … but as many as this in any part, however small
+
+
+@dataclass(frozen=True, slots=True)
+class Quarantined:
+    """A page that the cleaner could not read."""
+
+    page_id: str
+    title: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkFacts:
+    """What became of a part; JSON values throughout."""
+
+    rows: int  # passages
+    digest: str  # of the rows' values, whatever their encoding
+    articles: int  # with at least one passage
+    dropped: dict[str, int]  # pages by reason; `unparsable` are the quarantined ones
+    quarantined: tuple[Quarantined, ...]  # the first `MAX_LISTED`
+    newest_revision: str  # latest timestamp among the articles, ISO 8601; empty without revisions
+    words: int
+    lengths: dict[str, int]  # passages by their number of words, rounded down to a multiple of `BUCKET`
+
+
+def chunk_part(part: Part, siteinfo: Siteinfo, recipe: ChunkRecipe, out: Path, workdir: Path) -> ChunkFacts:
+    """Write the passages of one part to the Parquet file `out`, and return what became of it.
+
+    `workdir` is a folder for files that a chunker may need on the way; none does yet.
+
+    Raises:
+        InputError: the source cannot be read, or more of its pages are unparsable than the recipe allows.
+        UsageError: the recipe names no chunker, or passages without words.
+    """
+    tally = _Tally()
+    with PassageWriter(out) as writer:
+        for passage in _passages(part, siteinfo, recipe, tally):
+            tally.words += passage.n_words
+            tally.lengths[passage.n_words // BUCKET * BUCKET] += 1
+            writer.write(passage)
+        tally.check(part, recipe)
+    return ChunkFacts(
+        rows=writer.rows,
+        digest=writer.digest,
+        articles=tally.articles,
+        dropped=dict(sorted(tally.dropped.items())),
+        quarantined=tuple(tally.quarantined),
+        newest_revision=tally.newest_revision,
+        words=tally.words,
+        lengths={str(length): count for length, count in sorted(tally.lengths.items())},
+    )
+
+
+@dataclass(slots=True)
+class _Tally:
+    """What is counted on the way."""
+
+    articles: int = 0
+    dropped: Counter[str] = field(default_factory=Counter)
+    quarantined: list[Quarantined] = field(default_factory=list)
+    newest_revision: str = ""
+    words: int = 0
+    lengths: Counter[int] = field(default_factory=Counter)
+
+    def quarantine(self, page: Page, reason: str) -> None:
+        self.dropped["unparsable"] += 1
+        if len(self.quarantined) < MAX_LISTED:
+            self.quarantined.append(Quarantined(str(page.page_id), page.title, reason))
+
+    def check(self, part: Part, recipe: ChunkRecipe) -> None:
+        unparsable = self.dropped["unparsable"]
+        allowed = max(recipe.quarantine_floor, recipe.quarantine_share * (self.articles + unparsable))
+        if unparsable > allowed:
+            first = self.quarantined[0]
+            raise InputError(
+                f"{unparsable} pages of {part.name} cannot be parsed and {allowed:.0f} may be, "
+                f"the first is {first.title!r} ({first.reason}): "
+                "check the dump, or raise quarantine_share in the recipe"
+            )
+
+
+def _passages(part: Part, siteinfo: Siteinfo, recipe: ChunkRecipe, tally: _Tally) -> Iterator[Passage]:
+    """Yield the passages of a part of any kind; ready ones are taken as they are."""
+    if part.kind == "passages":
+        yield from read_ready_passages(part)
+        return
+    chunker = build_chunker(recipe.chunker, recipe.words)
+    articles = _articles(part, siteinfo, tally) if part.kind == "wiki" else read_documents(part)
+    for article in articles:
+        first = True
+        for passage in chunker(article):
+            tally.articles += first
+            first = False
+            yield passage
+        if first:
+            tally.dropped["no_text"] += 1
+
+
+def _articles(part: Part, siteinfo: Siteinfo, tally: _Tally) -> Iterator[Article]:
+    for page in read_pages(part):
+        kept = article_or_drop(page, siteinfo)
+        if not isinstance(kept, Page):
+            tally.dropped[kept] += 1
+            continue
+        sections = _cleaned(page, siteinfo, tally)
+        if sections is not None:
+            tally.newest_revision = max(tally.newest_revision, page.timestamp)
+            yield Article(str(page.page_id), page.rev_id, page.title, sections)
+
+
+def _cleaned(page: Page, siteinfo: Siteinfo, tally: _Tally) -> tuple[Section, ...] | None:
+    """Return a page's text, or None once it is quarantined."""
+    try:
+        return clean(page.text, siteinfo, page.title)
+    except Unparsable as bound:
+        tally.quarantine(page, bound.reason)
+    except (ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as bug:
+        # A bug of the cleaner that one page in millions meets must not cost the others of its part.
+        tally.quarantine(page, f"the cleaner failed: {type(bug).__name__}: {bug}")
+    return None
