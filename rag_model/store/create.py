@@ -37,7 +37,7 @@ def create_exclusive(fs: Any, path: str, data: bytes) -> bool:
 
 
 def excludes(fs: Any, folder: str) -> bool:
-    """Probe whether exclusive creation works below `folder`: a second create of one name must fail.
+    """Probe whether exclusive creation works below `folder`: a second create must not replace the first.
 
     A bucket that ignores `If-None-Match` overwrites in silence, and two publishers would both win.
     """
@@ -45,8 +45,9 @@ def excludes(fs: Any, folder: str) -> bool:
         return True
     path = f"{folder}/probe-{secrets.token_hex(8)}"
     try:
-        first = create_exclusive(fs, path, b"first")
-        return first and not create_exclusive(fs, path, b"second")
+        create_exclusive(fs, path, b"first")
+        create_exclusive(fs, path, b"second")
+        return bool(fs.cat_file(path) == b"first")
     except OSError as error:
         if error.errno in {errno.ENOSYS, errno.EINVAL}:  # 501 and 400: the header itself is refused
             return False

@@ -1,5 +1,6 @@
 """Stores on every backend, and small real snapshots to put into them."""
 
+import io
 import secrets
 import threading
 from collections.abc import Callable, Iterator
@@ -42,7 +43,10 @@ def memory_store() -> Iterator[Store]:
 
 @pytest.fixture(scope="session")
 def moto_server() -> Iterator[Callable[[str], str]]:
-    """A second S3 server, by what it does with `If-None-Match`: "honour", "ignore" or "refuse"."""
+    """A second S3 server, by what it does with `If-None-Match`: "honour", "ignore", "refuse" or "repeat".
+
+    "repeat" carries such a request out twice, as when the first answer was lost and the client tried again.
+    """
     app = DomainDispatcherApplication(create_backend_app)
     servers: dict[str, BaseWSGIServer] = {}
 
@@ -70,6 +74,11 @@ def _with_conditions(app: Callable[..., Any], conditions: str) -> Callable[..., 
             return [refusal]
         if condition and conditions == "ignore":
             del environ["HTTP_IF_NONE_MATCH"]
+        if condition and conditions == "repeat":
+            body = environ["wsgi.input"].read(int(environ["CONTENT_LENGTH"]))
+            environ["wsgi.input"] = io.BytesIO(body)
+            list(app(dict(environ), lambda status, headers: None))
+            environ["wsgi.input"] = io.BytesIO(body)
         return app(environ, start_response)
 
     return handle

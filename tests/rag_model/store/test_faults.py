@@ -8,11 +8,13 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
+import fsspec
 import pytest
 import s3fs
 
-from rag_model.errors import MissingExtraError, StoreError
+from rag_model.errors import MissingExtraError, RefConflictError, StoreError
 from rag_model.store import Snapshot, Store
+from rag_model.store.create import create_exclusive
 from rag_model.store.landing import TEMPORARY
 from rag_model.store.pull import pull
 from rag_model.store.verify import verify
@@ -146,6 +148,19 @@ def test_a_bucket_without_conditional_writes_is_not_published_to(
             store.refs.move("latest", "0" * 64, 0)
         assert store.refs.numbers("latest") == []
         assert store.files.names("probe") == []
+
+
+def test_a_writer_that_meets_its_own_first_attempt_has_won(
+    moto_server: Callable[[str], str], s3_bucket: Callable[[str], AbstractContextManager[str]]
+) -> None:
+    with s3_bucket(moto_server("repeat")) as url:
+        store = Store.open(url, create=True)
+        fs, root = fsspec.url_to_fs(url)
+        assert create_exclusive(fs, f"{root}/raw", b"data") is False
+        assert store.refs.move("latest", "0" * 64, 0) == store.refs.current("latest")
+        with pytest.raises(RefConflictError):
+            store.refs.move("latest", "1" * 64, 0)
+        assert store.memo.record("chunk", "k", {}, {"by": 1}).facts == {"by": 1}
 
 
 def test_a_missing_bucket_says_so(s3_store_url: str) -> None:
