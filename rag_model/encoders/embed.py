@@ -1,17 +1,18 @@
-"""One part's passages to its vectors: Parquet in, `.npy` out, row i of one is row i of the other.
+"""One part's passages to vectors: Parquet in, `.npy` out, row i of one is row i of the other.
 
-Nothing is held but a window of rows, so a worker's memory does not grow with its part.
+A window of rows is held at a time, so a worker's memory does not grow with its part.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Literal
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rag_model.encoders.encoder import WINDOW, Encoder
+from rag_model.encoders.encoder import Encoder, TextInput
 from rag_model.errors import InputError
 
 Dtype = Literal["float16", "float32"]
@@ -19,35 +20,46 @@ Dtype = Literal["float16", "float32"]
 
 @dataclass(frozen=True, slots=True)
 class EmbedFacts:
-    """What came of one part."""
+    """What became of one part; how it was computed is recorded, and compared by nobody."""
 
     rows: int
     dim: int
+    tokens: int  # real ones, padding apart
+    device: str  # cpu, cuda:0
+    arithmetic: str  # bfloat16
 
 
 def embed_part(passages: Path, out: Path, encoder: Encoder, dtype: Dtype = "float16") -> EmbedFacts:
-    """Write the vectors of the passages in Parquet file `passages` to `out`, an (n, d) `.npy` of `dtype`, C order.
+    """Write the vectors of the passages in Parquet file `passages` to `out`: an (n, d) `.npy` of `dtype`.
 
     Raises:
-        InputError: `passages` is no Parquet file of passages, or its rows are not as many as its footer says.
+        InputError: `passages` is missing, corrupt or short of rows, or a vector is not finite.
     """
-    try:
-        source = pq.ParquetFile(passages)
-        rows, done = source.metadata.num_rows, 0
-        with out.open("wb") as file:
-            _write_header(file, (rows, encoder.dim), np.dtype(dtype))
-            for batch in source.iter_batches(WINDOW, columns=["title", "text"]):
-                columns = batch.to_pydict()
-                vectors = encoder.encode_passages(columns["title"], columns["text"])
-                file.write(vectors.astype(dtype).tobytes())
-                done += len(vectors)
-    except (OSError, ValueError, KeyError) as broken:
-        raise InputError(f"passages file {passages} can not be read ({broken}): make it again") from broken
+    with _open(passages) as source, out.open("wb") as file:
+        rows, done, tokens = source.metadata.num_rows, 0, 0
+        descr = np.lib.format.dtype_to_descr(np.dtype(dtype))
+        header = {"descr": descr, "fortran_order": False, "shape": (rows, encoder.dim)}
+        np.lib.format.write_array_header_1_0(file, header)
+        for vectors, count in encoder.stream(_inputs(source, encoder, passages)):
+            file.write(vectors.astype(dtype).tobytes())
+            done += len(vectors)
+            tokens += count
     if done != rows:
-        raise InputError(f"passages file {passages} has {done} rows, its footer says {rows}: make it again")
-    return EmbedFacts(rows, encoder.dim)
+        raise InputError(f"passages file {passages} has {done} rows and promises {rows}: make it again")
+    return EmbedFacts(rows, encoder.dim, tokens, str(encoder.model.device), str(encoder.model.dtype)[6:])
 
 
-def _write_header(file: BinaryIO, shape: tuple[int, int], dtype: np.dtype[Any]) -> None:
-    header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
-    np.lib.format.write_array_header_1_0(file, header)
+def _open(passages: Path) -> pq.ParquetFile:
+    try:
+        return pq.ParquetFile(passages)
+    except (OSError, pa.ArrowException) as broken:
+        raise InputError(f"passages file {passages} can not be read ({broken}): make it again") from broken
+
+
+def _inputs(source: pq.ParquetFile, encoder: Encoder, passages: Path) -> Iterator[list[TextInput]]:
+    try:
+        for batch in source.iter_batches(encoder.window, columns=["title", "text"], use_threads=False):
+            titles, texts = (batch.column(name).to_pylist() for name in ("title", "text"))
+            yield [encoder.spec.passage(title, text) for title, text in zip(titles, texts, strict=True)]
+    except (OSError, KeyError, pa.ArrowException) as broken:
+        raise InputError(f"passages file {passages} can not be read ({broken}): make it again") from broken

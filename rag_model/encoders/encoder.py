@@ -1,21 +1,24 @@
 """Text to vectors: the bi-encoder that every stage uses.
 
-`Encoder.load` takes a folder or a hub name; `encode_passages` and `encode_questions` return float32 vectors, row for row.
+`Encoder.load` takes a folder or a hub name; `encode_passages` and `encode_questions` return float32 vectors,
+row for row. Texts are tokenised and sorted by length a window at a time: more texts take no more memory.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from rag_model.encoders.batches import by_length
+from rag_model.encoders.files import CONFIG, read_object
 from rag_model.encoders.resolve import resolve_folder
 from rag_model.encoders.space import Space, asked_space, space_of
 from rag_model.encoders.spec import EncoderSpec, known_prompts, read_spec
-from rag_model.encoders.tokens import TokenIds, load_tokenizer, tokenize
+from rag_model.encoders.tokens import TokenIds, limit_tokenizer, load_tokenizer, tokenize
 from rag_model.errors import InputError
 from rag_model.extras import require
 
@@ -26,21 +29,22 @@ if TYPE_CHECKING:
 
 Role = Literal["passage", "question"]
 Vectors = npt.NDArray[np.float32]
-WINDOW = 4096  # inputs tokenised and sorted together: memory does not grow with the number of texts
-CPU_BATCH_TOKENS = 4096
-CUDA_BATCH_TOKENS = 65_536
+TextInput = str | tuple[str, str]
+_WINDOW = 4096  # inputs tokenised and sorted together on a CPU
+_CUDA_WINDOW = 32_768  # a GPU's batches are bigger, and so must be what they are sorted from
+_WRONG_ROLE = {"passage": "DPRQuestionEncoder", "question": "DPRContextEncoder"}
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
 class Encoder:
     """A loaded encoder; make one with `load`."""
 
-    name: str
+    name: str  # as the user gave it
     folder: Path
     spec: EncoderSpec
     tokenizer: "Tokenizer"
     model: "Model"
-    batch_tokens: int
 
     @classmethod
     def load(
@@ -53,68 +57,123 @@ class Encoder:
         dtype: str | None = None,
         threads: int | None = None,
     ) -> Self:
-        """Load the encoder in folder `name`, or of that hub name, ready to encode.
+        """Load the encoder in folder `name`, or of that hub name.
+
+        `overrides` replace fields of the spec. `device` (`cpu`, `cuda:1`): by default the first GPU, else the
+        CPU. `dtype`: by default bf16 on GPUs and on CPUs that multiply it fast, else float32. `threads` sets
+        torch's and tokenizers' for the whole process; None leaves them.
 
         Raises:
-            InputError: it is not to be found, a file of it is corrupt, or it is another kind of model.
-            UsageError: an override is no field of `EncoderSpec`.
+            InputError: it is not to be found, a file is missing or corrupt, or it is another kind of model.
+            MissingExtraError: the model extra is not installed.
+            UsageError: an override is no field of the spec, or this machine has no such device.
         """
         folder = resolve_folder(name)
-        torch = require("torch", "model")
-        if threads is not None:
-            torch.set_num_threads(threads)
+        _check_role(folder, role)
         spec = read_spec(folder, {**known_prompts(str(name)), **(overrides or {})})
-        loaded = load_model_lazily(folder, device, dtype)
-        budget = CUDA_BATCH_TOKENS if loaded.device.type == "cuda" else CPU_BATCH_TOKENS
-        return cls(str(name), folder, spec, load_tokenizer(folder, spec.max_length), loaded, budget)
+        if threads is not None:
+            require("torch", "model").set_num_threads(threads)
+            limit_tokenizer(threads)
+        require("transformers", "model")
+        model = import_module("rag_model.encoders.model").load_model(folder, spec, device, dtype)
+        return cls(str(name), folder, spec, load_tokenizer(folder, spec.max_length), model)
 
     @property
     def dim(self) -> int:
-        """Length of a vector."""
+        """Return the length of a vector."""
         return self.model.dim
 
+    @property
+    def window(self) -> int:
+        """Return how many inputs are sorted together: what `stream` is best fed at a time."""
+        return _CUDA_WINDOW if self.model.device.type == "cuda" else _WINDOW
+
     def space(self) -> Space:
-        """Return the space of its passages or, for a separate question encoder, the one that it asks into."""
+        """Return the space that its questions ask into: as its folder declares, else its own passages'.
+
+        Raises:
+            InputError: the declaration or a file of the encoder is corrupt.
+        """
         return asked_space(self.folder) or space_of(self.folder, self.spec, self.name)
 
     def encode_passages(self, titles: Sequence[str], texts: Sequence[str]) -> Vectors:
-        """Return (n, d) float32 vectors of passages, in order."""
-        inputs = [self.spec.passage(title, text) for title, text in zip(titles, texts, strict=True)]
-        return self._encode(inputs)
+        """Return the (n, d) float32 vectors of passages, in order.
+
+        Raises:
+            InputError: a vector is not finite; the sentence names its row.
+        """
+        return self._encode(
+            [self.spec.passage(title, text) for title, text in zip(titles, texts, strict=True)]
+        )
 
     def encode_questions(self, questions: Sequence[str]) -> Vectors:
-        """Return (n, d) float32 vectors of questions, in order."""
+        """Return the (n, d) float32 vectors of questions, in order.
+
+        Raises:
+            InputError: a vector is not finite; the sentence names its row.
+        """
         return self._encode([self.spec.question(question) for question in questions])
 
-    def encode_tokens(self, tokens: Sequence[TokenIds]) -> Vectors:
-        """Return (n, d) float32 vectors of inputs that are already token ids, in order."""
-        from rag_model.encoders.model import forward
+    def stream(self, windows: Iterable[Sequence[TextInput]]) -> Iterator[tuple[Vectors, int]]:
+        """Yield each window's (n, d) float32 vectors and its number of tokens.
 
-        out = np.empty((len(tokens), self.dim), np.float32)
-        for rows in by_length([len(ids) for ids in tokens], self.batch_tokens):
-            batch = [tokens[row] for row in rows]
-            out[rows] = (
-                forward(self.model, batch, self.spec.pooling, normalize=self.spec.normalize).cpu().numpy()
-            )
-        bad = np.flatnonzero(~np.isfinite(out).all(1))
+        Holds one window; on CUDA a second, which is read and tokenised while the GPU works.
+
+        Raises:
+            InputError: a vector is not finite; the sentence names its row.
+        """
+        row = 0
+        tokenized = (tokenize(self.tokenizer, window) for window in windows)
+        for tokens in _one_ahead(tokenized) if self.model.device.type == "cuda" else tokenized:
+            vectors = self.model.encode(tokens)
+            self._check_finite(vectors, row)
+            row += len(vectors)
+            yield vectors, sum(len(ids) for ids in tokens)
+
+    def encode_tokens(self, tokens: Sequence[TokenIds]) -> Vectors:
+        """Return the (n, d) float32 vectors of inputs that are token ids already, in order.
+
+        Raises:
+            InputError: a vector is not finite; the sentence names its row.
+        """
+        vectors = self.model.encode(tokens)
+        self._check_finite(vectors, 0)
+        return vectors
+
+    def _encode(self, inputs: Sequence[TextInput]) -> Vectors:
+        out = np.empty((len(inputs), self.dim), np.float32)
+        row = 0
+        for vectors, _ in self.stream(_windows(inputs, self.window)):
+            out[row : row + len(vectors)] = vectors
+            row += len(vectors)
+        return out
+
+    def _check_finite(self, vectors: Vectors, first_row: int) -> None:
+        bad = np.flatnonzero(~np.isfinite(vectors).all(axis=1))
         if len(bad):
             raise InputError(
-                f"encoder {self.name} made a vector that is not finite for input {bad[0]}: its weights are broken"
+                f"encoder {self.name} made a vector of row {first_row + int(bad[0])} that is not finite: its weights "
+                "are broken, fetch the model again"
             )
-        return out
-
-    def _encode(self, inputs: Sequence[str | tuple[str, str]]) -> Vectors:
-        out = np.empty((len(inputs), self.dim), np.float32)
-        for start in range(0, len(inputs), WINDOW):
-            out[start : start + WINDOW] = self.encode_tokens(
-                tokenize(self.tokenizer, inputs[start : start + WINDOW])
-            )
-        return out
 
 
-def load_model_lazily(folder: Path, device: str | None, dtype: str | None) -> "Model":
-    """Load the model, importing torch only now."""
-    require("transformers", "model")
-    from rag_model.encoders.model import load_model
+def _windows(inputs: Sequence[TextInput], size: int) -> Iterator[Sequence[TextInput]]:
+    return (inputs[start : start + size] for start in range(0, len(inputs), size))
 
-    return load_model(folder, device, dtype)
+
+def _one_ahead(items: Iterator[_T]) -> Iterator[_T]:
+    """Yield `items`, the next one being made in a thread while this one is used."""
+    end = object()
+    with ThreadPoolExecutor(1) as thread:
+        coming = thread.submit(next, items, end)
+        while (item := coming.result()) is not end:
+            coming = thread.submit(next, items, end)
+            yield item  # type: ignore[misc]
+
+
+def _check_role(folder: Path, role: Role) -> None:
+    if _WRONG_ROLE[role] in (read_object(folder / CONFIG).get("architectures") or []):
+        other = "passage" if role == "question" else "question"
+        raise InputError(
+            f"encoder {folder} is DPR's {other} encoder: give the {role} encoder of the pair instead"
+        )

@@ -1,4 +1,4 @@
-"""The model itself: token ids in, vectors out, on one device."""
+"""The model itself: token ids in, vectors out, on one device. The only module here that needs torch."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,126 +8,156 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+import transformers
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModel
 from transformers.utils import logging
 
-from rag_model.encoders.spec import Pooling, read_json
-from rag_model.encoders.weights import weight_files
-from rag_model.errors import InputError
+from rag_model.encoders.batches import by_length, padded
+from rag_model.encoders.files import CONFIG, read_object
+from rag_model.encoders.sentence_transformers import MODULES
+from rag_model.encoders.spec import RECORD_FILE, EncoderSpec
+from rag_model.encoders.tokens import TokenIds
+from rag_model.encoders.weights import stored_tensors
+from rag_model.errors import InputError, UsageError
 
-logging.set_verbosity_error()
-logging.disable_progress_bar()
+# Tokens of a batch, padding included. On two cores with AMX 2,048 to 4,096 are the fastest (bigger ones leave
+# the cache); a GPU wants enough that launching kernels costs nothing beside running them.
+CPU_BATCH_TOKENS = 4096
+CUDA_BATCH_TOKENS = 65_536
 _DPR_ENCODERS = {"DPRContextEncoder": "ctx_encoder", "DPRQuestionEncoder": "question_encoder"}
+_OTHER_TASKS = ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
+logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+logging.disable_progress_bar()  # type: ignore[no-untyped-call]
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A loaded encoder: transformer, optional projection (DPR's `encode_proj`), and what batching must know."""
+    """A loaded encoder on its device."""
 
-    body: nn.Module
-    projection: nn.Module | None
-    pad_id: int
+    body: nn.Module  # ids and mask to hidden states
+    projection: nn.Module | None  # DPR's `encode_proj`
+    spec: EncoderSpec
     dim: int
+    pad_id: int  # RoBERTa counts positions by it
     device: torch.device
     dtype: torch.dtype
+    batch_tokens: int
+
+    @torch.inference_mode()
+    def encode(self, tokens: Sequence[TokenIds]) -> npt.NDArray[np.float32]:
+        """Return the (n, d) float32 vectors of inputs, in order; on CUDA the host waits once, at the end."""
+        out = torch.empty((len(tokens), self.dim), device=self.device)
+        for rows in by_length([len(ids) for ids in tokens], self.batch_tokens):
+            place = _to(torch.from_numpy(rows), self.device)
+            out[place] = self._vectors([tokens[row] for row in rows])
+        vectors: npt.NDArray[np.float32] = out.cpu().numpy()
+        return vectors
+
+    def _vectors(self, batch: Sequence[TokenIds]) -> Tensor:
+        lengths = np.array([len(ids) for ids in batch])
+        real = np.arange(padded(int(lengths.max()))) < lengths[:, None]
+        ids = np.full(real.shape, self.pad_id, np.int64)
+        ids[real] = np.concatenate(batch)
+        mask = None if real.all() else _to(torch.from_numpy(real), self.device)
+        hidden = self.body(
+            input_ids=_to(torch.from_numpy(ids), self.device),
+            attention_mask=None if mask is None else mask.long(),
+        )[0]
+        vectors = self._pool(hidden, mask, _to(torch.from_numpy(lengths), self.device))
+        if self.projection is not None:
+            vectors = self.projection(vectors.to(self.dtype)).float()
+        return nn.functional.normalize(vectors) if self.spec.normalize else vectors
+
+    def _pool(self, hidden: Tensor, mask: Tensor | None, lengths: Tensor) -> Tensor:
+        if self.spec.pooling == "cls":
+            return hidden[:, 0].float()
+        if self.spec.pooling == "last":
+            return hidden[torch.arange(len(hidden), device=self.device), lengths - 1].float()
+        if mask is not None:
+            hidden = hidden.masked_fill(~mask[..., None], 0)
+        return hidden.sum(1, dtype=torch.float32) / lengths[:, None]
 
 
-def has_fast_bf16() -> bool:
-    """Say whether this CPU multiplies bf16 matrices faster than fp32 ones (AVX512-BF16 or AMX)."""
-    capabilities = torch.cpu.get_capabilities()
-    return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))
-
-
-def load_model(folder: Path, device: str | None = None, dtype: str | None = None) -> Model:
-    """Load the encoder of `folder` for inference.
+def load_model(folder: Path, spec: EncoderSpec, device: str | None = None, dtype: str | None = None) -> Model:
+    """Load the encoder of `folder` for inference, on CUDA where there is one unless told otherwise.
 
     Raises:
         InputError: weights are missing, pickled, corrupt, or of another kind of model.
+        UsageError: this machine has no such device.
     """
-    where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    kind = getattr(torch, dtype) if dtype else _best_dtype(where)
-    weight_files(folder)
-    config = read_json(folder / "config.json")
-    if config.get("is_encoder_decoder"):
+    check_kind(folder)
+    stored_tensors(folder)  # says which file is truncated; transformers does not
+    where = _device(device)
+    kind = getattr(torch, dtype) if dtype else _fastest(where)
+    try:
+        whole, loading = _class_of(folder).from_pretrained(
+            str(folder), dtype=kind, local_files_only=True, use_safetensors=True, output_loading_info=True
+        )
+    except (OSError, ValueError, RuntimeError, KeyError) as broken:
+        sentence = str(broken).partition("\n")[0]
+        raise InputError(f"encoder {folder} can not be loaded ({sentence}): give a bi-encoder") from broken
+    if missing := sorted(name for name in loading["missing_keys"] if "pooler" not in name):
+        raise InputError(f"encoder {folder} lacks {len(missing)} tensors, {missing[0]} first: fetch it again")
+    return model_of(whole, spec, where)
+
+
+def model_of(whole: Any, spec: EncoderSpec, device: torch.device) -> Model:
+    """Make a `Model` of a transformers model in memory; its dtype stays."""
+    whole.to(device).eval()
+    inner = getattr(whole, _DPR_ENCODERS.get(type(whole).__name__, ""), None)
+    body, projection = (inner.bert_model, getattr(inner, "encode_proj", None)) if inner else (whole, None)
+    dim = projection.out_features if projection is not None else whole.config.hidden_size
+    pad_id = getattr(whole.config, "pad_token_id", None) or 0
+    budget = CUDA_BATCH_TOKENS if device.type == "cuda" else CPU_BATCH_TOKENS
+    return Model(body, projection, spec, dim, pad_id, device, whole.dtype, budget)
+
+
+def check_kind(folder: Path) -> None:
+    """Check by its config that `folder` holds an encoder.
+
+    Raises:
+        InputError: it holds a generator, a classifier, or a model of another task.
+    """
+    config = read_object(folder / CONFIG)
+    architecture = next(iter(config.get("architectures") or [""]))
+    ours = (folder / RECORD_FILE).is_file() or (folder / MODULES).is_file()
+    generates = config.get("is_encoder_decoder") or (architecture.endswith("ForCausalLM") and not ours)
+    other_dpr = config.get("model_type") == "dpr" and architecture not in _DPR_ENCODERS
+    if generates or other_dpr or architecture.endswith(_OTHER_TASKS):
         raise InputError(
-            f"encoder {folder} is a {config.get('model_type')} model, which generates text: give a bi-encoder (BERT, DPR, MPNet, …)"
+            f"encoder {folder} is a {architecture or config.get('model_type')}, which makes no search vectors: "
+            "give a bi-encoder such as BERT, MPNet, DPR, E5 or BGE"
         )
-    body, projection = _load(folder, kind)
-    body.to(where).eval()
-    if projection is not None:
-        projection.to(where).eval()
-    loaded = body.config
-    return Model(
-        body,
-        projection,
-        int(loaded.pad_token_id or 0),
-        int(projection.out_features if projection else loaded.hidden_size),
-        where,
-        kind,
-    )
 
 
-def _best_dtype(device: torch.device) -> torch.dtype:
-    if device.type == "cuda" or has_fast_bf16():
-        return torch.bfloat16
-    return torch.float32
+def device_of(turn: int) -> str:
+    """Name the device of the `turn`-th part or worker: the GPUs in turn, else the CPU."""
+    return f"cuda:{turn % torch.cuda.device_count()}" if torch.cuda.is_available() else "cpu"
 
 
-def _load(folder: Path, dtype: torch.dtype) -> tuple[Any, Any]:
-    config = AutoConfig.from_pretrained(str(folder), local_files_only=True)
-    architecture = next(iter(config.architectures or [""]))
-    if config.model_type == "dpr":
-        if architecture not in _DPR_ENCODERS:
-            raise InputError(
-                f"encoder {folder} is a {architecture}: give a DPRContextEncoder or a DPRQuestionEncoder"
-            )
-        import transformers
-
-        whole = getattr(transformers, architecture).from_pretrained(
-            str(folder), dtype=dtype, local_files_only=True, use_safetensors=True
-        )
-        inner = getattr(whole, _DPR_ENCODERS[architecture])
-        return inner.bert_model, getattr(inner, "encode_proj", None)
-    kwargs = (
-        {"add_pooling_layer": False}
-        if config.model_type in {"bert", "roberta", "xlm-roberta", "mpnet"}
-        else {}
-    )
-    return AutoModel.from_pretrained(
-        str(folder), dtype=dtype, local_files_only=True, use_safetensors=True, **kwargs
-    ), None
+def _class_of(folder: Path) -> Any:
+    architecture = next(iter(read_object(folder / CONFIG).get("architectures") or [""]))
+    return getattr(transformers, architecture) if architecture in _DPR_ENCODERS else transformers.AutoModel
 
 
-def pool(hidden: Tensor, lengths: Tensor, pooling: Pooling) -> Tensor:
-    """Return one vector a row: (n, length, d) hidden states and (n,) real lengths to (n, d) float32."""
-    if pooling == "cls":
-        return hidden[:, 0].float()
-    if pooling == "last":
-        return hidden[torch.arange(len(hidden), device=hidden.device), lengths - 1].float()
-    real = torch.arange(hidden.shape[1], device=hidden.device)[None, :] < lengths[:, None]
-    return (hidden.float() * real[..., None]).sum(1) / lengths[:, None]
+def _device(name: str | None) -> torch.device:
+    if name is None:
+        name = device_of(0)
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise UsageError(f"device {name} is not here: install a CUDA build of torch, or use cpu")
+    try:
+        return torch.device(name)
+    except RuntimeError as unknown:
+        raise UsageError(f"device {name!r} is unknown: use cpu or cuda:0") from unknown
 
 
-@torch.inference_mode()
-def forward(
-    model: Model, batch: Sequence[npt.NDArray[np.int32]], pooling: Pooling, *, normalize: bool
-) -> Tensor:
-    """Encode one batch of token ids, right-padded to its longest: (n, d) float32 on the model's device."""
-    lengths = torch.tensor([len(ids) for ids in batch])
-    ids = torch.full((len(batch), int(lengths.max())), model.pad_id)
-    for row, tokens in zip(ids, batch, strict=True):
-        row[: len(tokens)] = torch.from_numpy(tokens)
-    mask = (
-        None
-        if bool((lengths == ids.shape[1]).all())
-        else (torch.arange(ids.shape[1])[None] < lengths[:, None]).long()
-    )
-    ids, lengths = ids.to(model.device), lengths.to(model.device)
-    hidden = model.body(
-        input_ids=ids, attention_mask=None if mask is None else mask.to(model.device)
-    ).last_hidden_state
-    vectors = pool(hidden, lengths, pooling)
-    if model.projection is not None:
-        vectors = model.projection(vectors.to(model.dtype)).float()
-    return nn.functional.normalize(vectors) if normalize else vectors
+def _fastest(device: torch.device) -> torch.dtype:
+    # Without AVX512-BF16 or AMX a CPU emulates bf16, and fp32 is faster.
+    fast = device.type == "cuda" or torch.cpu._is_avx512_bf16_supported()
+    return torch.bfloat16 if fast else torch.float32
+
+
+def _to(tensor: Tensor, device: torch.device) -> Tensor:
+    if device.type != "cuda":
+        return tensor
+    return tensor.pin_memory().to(device, non_blocking=True)

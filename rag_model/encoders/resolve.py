@@ -1,15 +1,20 @@
-"""Where an encoder's files are: a local folder, or a hub name fetched once; and which of them a question encoder needs."""
+"""Where an encoder's files are, and which of them make a question encoder.
+
+An encoder is named by a folder, or by a hub name, which is fetched once into the hub's own cache.
+"""
 
 import json
 from pathlib import Path
 
-from rag_model.encoders.space import TOKENIZER_FILES, Space
+from rag_model.encoders.files import CONFIG
+from rag_model.encoders.space import OLD_TOKENIZER_FILES, TOKENIZER, Space
 from rag_model.encoders.spec import RECORD_FILE, EncoderSpec
 from rag_model.encoders.weights import weight_files
 from rag_model.errors import InputError
 from rag_model.extras import require
 
-_FILES = ("*.json", "*.txt", "*.model", "*.safetensors", "*/config.json")
+_FETCHED = ["*.json", "*.txt", "*.model", "*.safetensors"]
+_OTHER_RUNTIMES = ["onnx/*", "openvino/*"]
 
 
 def resolve_folder(name: str | Path) -> Path:
@@ -20,30 +25,48 @@ def resolve_folder(name: str | Path) -> Path:
     """
     if Path(name).is_dir():
         return Path(name).resolve()
-    if not isinstance(name, str) or name.count("/") > 1 or name.startswith((".", "/", "~")):
+    if (
+        isinstance(name, Path)
+        or name.count("/") != 1
+        or name.startswith((".", "/", "~"))
+        or name.endswith("/")
+    ):
         raise InputError(
-            f"encoder folder {name} does not exist: give a folder, or a hub name such as intfloat/e5-small-v2"
+            f"encoder folder {name} is not here: give a folder, or a hub name as intfloat/e5-small-v2"
         )
     hub = require("huggingface_hub", "model")
     try:
-        return Path(hub.snapshot_download(name, allow_patterns=list(_FILES)))
-    except Exception as failed:  # the hub raises errors of many libraries
+        return Path(hub.snapshot_download(name, allow_patterns=_FETCHED, ignore_patterns=_OTHER_RUNTIMES))
+    except Exception as failed:  # the hub raises what its HTTP library raises, too
         raise InputError(
-            f"encoder {name} is no folder here and could not be fetched from the hub ({type(failed).__name__}): "
+            f"encoder {name} is no folder here, and the hub did not give it ({type(failed).__name__}): "
             "check the name and the network, or give a local folder"
         ) from failed
 
 
-def question_files(folder: Path, spec: EncoderSpec, space: Space, workdir: Path) -> dict[str, Path]:
-    """Return the files, by flat name, that load again as a question encoder which asks into `space`.
+def question_sibling(name: str) -> str:
+    """Return the name of the question encoder that belongs to passage encoder `name`; most read both.
 
-    `bookwheel.json` is written into `workdir`; the others stay where they are.
+    >>> question_sibling("facebook/dpr-ctx_encoder-single-nq-base")
+    'facebook/dpr-question_encoder-single-nq-base'
+    """
+    parent, slash, last = name.rstrip("/").rpartition("/")
+    return parent + slash + last.replace("ctx_encoder", "question_encoder")
+
+
+def question_files(folder: Path, spec: EncoderSpec, space: Space, workdir: Path) -> dict[str, Path]:
+    """Return, by name, the files which in one flat folder load as a question encoder that asks into `space`.
+
+    Its record, `bookwheel.json`, is written into `workdir`; the others are files of `folder`, where they lie.
+
+    Raises:
+        InputError: `folder` has no weights.
     """
     record = workdir / RECORD_FILE
+    declared = {"asks": space.to_json(), "spec": spec.to_json()}
     record.write_text(
-        json.dumps({"spec": spec.to_json(), "asks": space.to_json()}, indent=2, sort_keys=True) + "\n"
+        json.dumps(declared, indent=2, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8"
     )
-    tokenizer = ["tokenizer.json"] if (folder / "tokenizer.json").is_file() else list(TOKENIZER_FILES)
-    names = ["config.json", *tokenizer]
-    files = [folder / name for name in names if (folder / name).is_file()] + weight_files(folder)
-    return {**{path.name: path for path in files}, RECORD_FILE: record}
+    tokenizer = [TOKENIZER] if (folder / TOKENIZER).is_file() else OLD_TOKENIZER_FILES
+    named = [folder / name for name in (CONFIG, *tokenizer) if (folder / name).is_file()]
+    return {path.name: path for path in [*named, *weight_files(folder), record]}

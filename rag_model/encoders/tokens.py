@@ -1,5 +1,9 @@
-"""Text to token ids, by the model's fast tokenizer: no padding, cut at `max_length`."""
+"""Text to token ids by the model's fast tokenizer: cut at `max_length`, not padded.
 
+`tokenizer.json` alone decides where there is one, so what is digested is what is used.
+"""
+
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -7,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from rag_model.encoders.space import TOKENIZER
 from rag_model.errors import InputError
 from rag_model.extras import require
 
@@ -17,14 +22,14 @@ TokenIds = npt.NDArray[np.int32]
 
 
 def load_tokenizer(folder: Path, max_length: int) -> "Tokenizer":
-    """Load the fast tokenizer of `folder`, cutting at `max_length` tokens with special tokens, not padding.
+    """Load the tokenizer of `folder`, cutting inputs at `max_length` tokens, special ones included.
 
     Raises:
-        InputError: the tokenizer files are missing or corrupt.
+        InputError: its files are missing or corrupt.
     """
     try:
-        tokenizer = _from_json(folder) if (folder / "tokenizer.json").is_file() else _converted(folder)
-    except Exception as broken:  # tokenizers raises bare Exception
+        tokenizer = _fast(folder) if (folder / TOKENIZER).is_file() else _converted(folder)
+    except Exception as broken:  # tokenizers raises nothing narrower
         raise InputError(
             f"the tokenizer of encoder {folder} can not be read ({broken}): fetch the model again"
         ) from broken
@@ -34,16 +39,21 @@ def load_tokenizer(folder: Path, max_length: int) -> "Tokenizer":
 
 
 def tokenize(tokenizer: "Tokenizer", inputs: Sequence[str | tuple[str, str]]) -> list[TokenIds]:
-    """Return the token ids of each input, special tokens included, in order."""
+    """Return the token ids of each input, special ones included, in order."""
     return [np.array(encoding.ids, np.int32) for encoding in tokenizer.encode_batch_fast(list(inputs))]
 
 
-def _from_json(folder: Path) -> "Tokenizer":
-    tokenizer: Tokenizer = require("tokenizers", "model").Tokenizer.from_file(str(folder / "tokenizer.json"))
+def limit_tokenizer(threads: int) -> None:
+    """Keep tokenizers to one thread where the caller has one; its pool is else as wide as the machine."""
+    os.environ["TOKENIZERS_PARALLELISM"] = "false" if threads == 1 else "true"
+
+
+def _fast(folder: Path) -> "Tokenizer":
+    tokenizer: Tokenizer = require("tokenizers", "model").Tokenizer.from_file(str(folder / TOKENIZER))
     return tokenizer
 
 
 def _converted(folder: Path) -> "Tokenizer":
-    slow = require("transformers", "model").AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
-    tokenizer: Tokenizer = slow.backend_tokenizer
+    auto = require("transformers", "model").AutoTokenizer
+    tokenizer: Tokenizer = auto.from_pretrained(str(folder), local_files_only=True).backend_tokenizer
     return tokenizer

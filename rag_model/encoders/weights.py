@@ -1,14 +1,13 @@
 """The identity of an encoder's weights: its tensors, not its files.
 
-Two folders that hold equal tensors have one digest, whatever the file names, shards, order, dtype (fp16 or bf16 that
-equal the fp32 ones) or the class that saved them. Pure numpy: a service checks spaces without torch.
+Two folders that hold equal tensors have one digest, whatever the file names, shards, order, dtype (fp16 or
+bf16 values that equal the fp32 ones) or the class that saved them. Pure numpy: no torch is needed to check.
 """
 
 import hashlib
 import json
 import math
-import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,45 +16,51 @@ import numpy as np
 import numpy.typing as npt
 
 from rag_model.digest import ALGORITHM, digest_json
-from rag_model.encoders.spec import read_json
+from rag_model.encoders.files import read_object
 from rag_model.errors import InputError
 
 WEIGHTS = "model.safetensors"
 WEIGHTS_INDEX = "model.safetensors.index.json"
 _CHUNK = 1 << 22  # values cast and hashed at a time
-_DTYPES = {"F64": np.dtype("<f8"), "F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2")}
+_STORED_AS = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 _MAX_HEADER = 100_000_000  # bytes; safetensors' own bound
-# Tensors that never reach a vector: heads of other tasks, BERT's pooler (its tanh layer), saved buffers.
-_UNUSED_PARTS = frozenset(
-    {"pooler", "cls", "lm_head", "classifier", "qa_outputs", "position_ids", "inv_freq"}
-)
+# Tensors that never reach a vector: other tasks' heads, BERT's pooler (its tanh layer), saved buffers.
+_UNUSED = frozenset({"pooler", "cls", "lm_head", "classifier", "qa_outputs", "position_ids", "inv_freq"})
 _OLD_NAMES = {"gamma": "weight", "beta": "bias"}
 
 
 @dataclass(frozen=True, slots=True)
-class Tensor:
+class StoredTensor:
     """Where one tensor lies in a safetensors file."""
 
     path: Path
-    dtype: str
+    dtype: str  # safetensors' name of it: F32
     shape: tuple[int, ...]
     offset: int  # bytes from the start of the file
 
     def digest(self) -> str:
-        """Return the digest of the values as little-endian fp32, cast a few megabytes at a time."""
-        if self.dtype not in _DTYPES:
+        """Return the digest of the values as little-endian fp32, cast some megabytes at a time.
+
+        Raises:
+            InputError: the dtype is no float, as in a quantised model.
+        """
+        if self.dtype not in _STORED_AS:
             raise InputError(
-                f"encoder file {self.path} holds {self.dtype} tensors: convert the model to fp32, fp16 or bf16"
+                f"encoder file {self.path} holds {self.dtype} tensors: save the model as fp32, fp16 or bf16"
             )
         running = hashlib.sha256()
-        stored = np.memmap(self.path, _DTYPES[self.dtype], "r", self.offset, shape=(math.prod(self.shape),))
-        for start in range(0, stored.size, _CHUNK):
-            running.update(_as_float32(stored[start : start + _CHUNK], self.dtype).tobytes())
+        left = math.prod(self.shape)
+        with self.path.open("rb") as file:
+            file.seek(self.offset)
+            while left:
+                values = np.fromfile(file, _STORED_AS[self.dtype], min(left, _CHUNK))
+                running.update(_as_float32(values, self.dtype).tobytes())
+                left -= len(values)
         return f"{ALGORITHM}:{running.hexdigest()}"
 
 
 def digest_weights(folder: Path) -> str:
-    """Return the digest of the tensors of `folder` that decide its vectors.
+    """Return the digest of those tensors of `folder` that decide its vectors.
 
     Canonical form: fp32 values by name, names without the prefix of the wrapping class (`bert.`,
     `ctx_encoder.bert_model.`), without task heads, pooler and buffers.
@@ -63,68 +68,71 @@ def digest_weights(folder: Path) -> str:
     Raises:
         InputError: there are no safetensors weights, or a file is truncated or corrupt.
     """
-    tensors = _canonical_names(_tensors(folder))
-    return digest_json({name: [list(t.shape), t.digest()] for name, t in tensors.items()})
+    tensors = _canonical_names(stored_tensors(folder))
+    return digest_json({name: [list(tensor.shape), tensor.digest()] for name, tensor in tensors.items()})
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """List the safetensors files of `folder`, the index of a sharded model first.
+    """List the weight files of `folder`; of a sharded model the index first, then the shards by name.
 
     Raises:
-        InputError: there are none; the sentence says what to do when there are pickled ones.
+        InputError: there are none; the sentence says what to do where there are pickled ones.
     """
     if (folder / WEIGHTS).is_file():
         return [folder / WEIGHTS]
     if (folder / WEIGHTS_INDEX).is_file():
-        shards = sorted(set(read_json(folder / WEIGHTS_INDEX)["weight_map"].values()))
-        return [folder / WEIGHTS_INDEX, *(folder / Path(shard).name for shard in shards)]
+        shards = set(read_object(folder / WEIGHTS_INDEX).get("weight_map", {}).values())
+        return [folder / WEIGHTS_INDEX, *(folder / Path(shard).name for shard in sorted(shards))]
     if any(folder.glob("*.bin")):
         raise InputError(
-            f"encoder {folder} has only pickled weights, which can run code when read: save it again with "
-            "`model.save_pretrained(folder)`, which writes model.safetensors"
+            f"encoder {folder} has only pickled weights, which can run code when read: write {WEIGHTS} with "
+            "`model.save_pretrained(folder)` of a transformers that you trust it to"
         )
-    raise InputError(
-        f"encoder {folder} has no {WEIGHTS}: give the folder of a Hugging Face model, or fetch it again"
-    )
+    raise InputError(f"encoder {folder} has no {WEIGHTS}: give the folder of a Hugging Face model")
 
 
-def _tensors(folder: Path) -> dict[str, Tensor]:
-    found: dict[str, Tensor] = {}
+def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
+    """Return where every tensor of `folder` lies, by its name in the files; reads headers only.
+
+    Raises:
+        InputError: a weight file is missing, truncated or corrupt.
+    """
+    found: dict[str, StoredTensor] = {}
     for path in weight_files(folder):
         if path.suffix == ".safetensors":
             found.update(_read_header(path))
     return found
 
 
-def _read_header(path: Path) -> Iterator[tuple[str, Tensor]]:
+def _read_header(path: Path) -> dict[str, StoredTensor]:
     try:
-        header, start = _header(path)
-        size = path.stat().st_size
-        for name, entry in header.items():
-            if name == "__metadata__":
-                continue
-            begin, end = entry["data_offsets"]
-            if start + end > size:
-                raise ValueError(f"tensor {name} ends at byte {start + end} of {size}")
-            yield name, Tensor(path, entry["dtype"], tuple(entry["shape"]), start + begin)
-    except (OSError, ValueError, KeyError, TypeError) as broken:
-        raise InputError(
-            f"encoder file {path} is missing or corrupt ({broken}): fetch the model again"
-        ) from broken
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            header: dict[str, Any] = json.loads(file.read(min(length, _MAX_HEADER)))
+        entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
+        end = max(entry["data_offsets"][1] for entry in entries.values())
+        missing = 8 + length + end - path.stat().st_size
+        tensors = {
+            name: StoredTensor(
+                path, entry["dtype"], tuple(entry["shape"]), 8 + length + entry["data_offsets"][0]
+            )
+            for name, entry in entries.items()
+        }
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as broken:
+        raise InputError(f"encoder file {path} is missing or corrupt: fetch the model again") from broken
+    if missing > 0:
+        raise InputError(f"encoder file {path} is truncated ({missing} bytes are missing): fetch it again")
+    return tensors
 
 
-def _header(path: Path) -> tuple[Mapping[str, Any], int]:
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        if not 2 <= length <= _MAX_HEADER:
-            raise ValueError(f"a header of {length} bytes")
-        return json.loads(file.read(length)), 8 + length
-
-
-def _canonical_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    used = {tuple(name.split(".")): tensor for name, tensor in tensors.items()}
-    used = {parts: tensor for parts, tensor in used.items() if not _UNUSED_PARTS & set(parts)}
-    skip = len(os.path.commonprefix([parts[:-1] for parts in used]))
+def _canonical_names(tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
+    named = {tuple(name.split(".")): tensor for name, tensor in tensors.items()}
+    used = {parts: tensor for parts, tensor in named.items() if not _UNUSED & set(parts)}
+    skip = 0
+    for column in zip(*(parts[:-1] for parts in used), strict=False):
+        if len(set(column)) > 1:
+            break
+        skip += 1
     return {_modern(parts[skip:]): tensor for parts, tensor in used.items()}
 
 

@@ -1,0 +1,66 @@
+"""Reading the JSON files of an encoder folder."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from rag_model.errors import InputError
+
+CONFIG = "config.json"
+_DEFAULT_MAX_LENGTH = 512  # tokens, where no file names a limit
+_UNBOUNDED = 100_000  # tokens; tokenizers write 1e30 for "no limit"
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Read a JSON object of an encoder folder.
+
+    Raises:
+        InputError: the file is missing, not JSON, or not an object.
+    """
+    value = read_json(path)
+    if not isinstance(value, dict):
+        raise InputError(f"encoder file {path} is corrupt (no JSON object): fetch the model again")
+    return value
+
+
+def read_json(path: Path) -> Any:
+    """Read a JSON file of an encoder folder.
+
+    Raises:
+        InputError: the file is missing or not JSON.
+    """
+    try:
+        return json.loads(path.read_bytes())
+    except FileNotFoundError as missing:
+        raise InputError(
+            f"encoder {path.parent} has no {path.name}: give the folder of a Hugging Face model"
+        ) from missing
+    except (ValueError, OSError) as broken:
+        raise InputError(f"encoder file {path} is corrupt ({broken}): fetch the model again") from broken
+
+
+def optional_object(path: Path) -> dict[str, Any]:
+    """Read a JSON object, or return an empty one where there is no such file."""
+    return read_object(path) if path.is_file() else {}
+
+
+def longest_input(folder: Path) -> int:
+    """Return how many tokens the model of `folder` can read: the least of the limits that its files name."""
+    limits = [
+        read_object(folder / CONFIG).get("max_position_embeddings"),
+        optional_object(folder / "tokenizer_config.json").get("model_max_length"),
+    ]
+    return min((int(limit) for limit in limits if limit and limit < _UNBOUNDED), default=_DEFAULT_MAX_LENGTH)
+
+
+def vector_length(folder: Path) -> int:
+    """Return the length of the vectors of the model in `folder`.
+
+    Raises:
+        InputError: its config names none.
+    """
+    config = read_object(folder / CONFIG)
+    for key in ("projection_dim", "hidden_size", "dim", "d_model", "n_embd"):
+        if isinstance(length := config.get(key), int) and length > 0:
+            return length
+    raise InputError(f"encoder file {folder / CONFIG} names no hidden_size: give the folder of a bi-encoder")

@@ -1,0 +1,87 @@
+"""The settings of a sentence-transformers folder: pooling, normalisation, length and prompts.
+
+Both layouts are read: `pooling_mode_mean_tokens: true` (to version 5) and `pooling_mode: "mean"` (from 6).
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rag_model.encoders.files import longest_input, optional_object, read_json, read_object
+from rag_model.errors import InputError
+
+MODULES = "modules.json"
+_SUPPORTED = {"Transformer", "Pooling", "Normalize"}
+_POOLING = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_lasttoken": "last",
+    "cls": "cls",
+    "mean": "mean",
+    "lasttoken": "last",
+}
+_PASSAGE_PROMPTS = ("document", "passage", "corpus")  # in the order of its `encode_document`
+_QUESTION_PROMPTS = ("query",)
+
+
+def read_sentence_transformers(folder: Path) -> dict[str, Any]:
+    """Return the fields of `EncoderSpec` that the folder sets.
+
+    Raises:
+        InputError: a file is missing or corrupt, or the model has a part that is not supported here.
+    """
+    modules = _modules(folder)
+    prompts = optional_object(folder / "config_sentence_transformers.json")
+    return {
+        "pooling": _pooling(folder / modules["Pooling"] / "config.json"),
+        "normalize": "Normalize" in modules,
+        "max_length": _max_length(folder),
+        "passage_prompt": _prompt(prompts, _PASSAGE_PROMPTS),
+        "question_prompt": _prompt(prompts, _QUESTION_PROMPTS),
+    }
+
+
+def _modules(folder: Path) -> dict[str, str]:
+    listed = read_json(folder / MODULES)
+    try:
+        modules = {str(module["type"]).rpartition(".")[2]: str(module["path"]) for module in listed}
+    except (TypeError, KeyError) as broken:
+        raise InputError(f"encoder file {folder / MODULES} is corrupt: fetch the model again") from broken
+    if unknown := sorted(modules.keys() - _SUPPORTED):
+        raise InputError(
+            f"encoder {folder} has a {unknown[0]} module, which is not supported: "
+            "use a model of Transformer, Pooling and Normalize"
+        )
+    if "Pooling" not in modules or modules.get("Transformer") != "":
+        raise InputError(
+            f"encoder {folder} has no Transformer at its top, or no Pooling: use a model that has both"
+        )
+    return modules
+
+
+def _pooling(path: Path) -> str:
+    config = read_object(path)
+    named = config.get("pooling_mode")
+    modes = [name for name, on in config.items() if name.startswith("pooling_mode_") and on is True]
+    modes += [named] if isinstance(named, str) else list(named or [])
+    if len(modes) != 1 or modes[0] not in _POOLING:
+        raise InputError(
+            f"encoder file {path} asks for pooling {'+'.join(modes) or 'none'}, which is not supported: "
+            "use a model that pools by cls, mean or last token"
+        )
+    if config.get("include_prompt") is False:
+        raise InputError(
+            f"encoder file {path} pools without the prompt, which is not supported: use another model"
+        )
+    return _POOLING[modes[0]]
+
+
+def _max_length(folder: Path) -> int:
+    given = optional_object(folder / "sentence_bert_config.json").get("max_seq_length")
+    return min(int(given or longest_input(folder)), longest_input(folder))
+
+
+def _prompt(config: Mapping[str, Any], names: tuple[str, ...]) -> str:
+    prompts = config.get("prompts") or {}
+    given = [prompts.get(name) for name in (*names, config.get("default_prompt_name"))]
+    return next((str(prompt) for prompt in given if prompt), "")
