@@ -1,11 +1,13 @@
 """Which pages are articles: what DPR kept of Wikipedia.
 
-DPR (Karpukhin et al. 2020, section 4.1) took DrQA's preparation: WikiExtractor leaves out redirects, other namespaces
-and what holds a disambiguation template; `prep_wikipedia.py` drops titles with "(disambiguation)" and those that start
-with "List of", "Index of" or "Outline of". Here the same rules stand for each language (`languages.py`).
+DPR (Karpukhin et al. 2020, section 4.1) took DrQA's preparation: WikiExtractor leaves out redirects, other
+namespaces and what holds a disambiguation template; `prep_wikipedia.py` drops titles with "(disambiguation)"
+and those that start with "List of", "Index of" or "Outline of". Here these rules stand for each language.
 """
 
 import re
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 from typing import Literal
 
@@ -16,32 +18,48 @@ DropReason = Literal["namespace", "redirect", "not_wikitext", "empty", "disambig
 
 
 def article_or_drop(page: Page, siteinfo: Siteinfo) -> Page | DropReason:
-    """Return the page if it is an article, else the reason why it is none: the first that holds, in a fixed order."""
+    """Return the page if it is an article, else the first reason of `DropReason` why it is none."""
     return drop_reason(page, siteinfo) or page
 
 
 def drop_reason(page: Page, siteinfo: Siteinfo) -> DropReason | None:
-    """Return why a page is no article, or None; looks at its head, its title and its templates' names only."""
-    if page.namespace != 0:
-        return "namespace"
-    language, templates, redirect = _rules(siteinfo.language)
-    if page.redirect or redirect.match(page.text):
-        return "redirect"
-    if page.model != "wikitext":
-        return "not_wikitext"
-    if not page.text.strip():
-        return "empty"
-    if any(mark in page.title for mark in language.disambiguation_titles) or templates.search(page.text):
-        return "disambiguation"
-    if page.title.startswith(language.list_prefixes) or page.title.endswith(language.list_suffixes):
-        return "list"
-    return None
+    """Return the first reason why a page is no article, or None; looks at its title, head and templates."""
+    words = _words(siteinfo.language)
+    return next((reason for reason, holds in _REASONS.items() if holds(page, words)), None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Words:
+    language: Language
+    redirect: re.Pattern[str]
+    disambiguation: re.Pattern[str]
 
 
 @cache
-def _rules(code: str) -> tuple[Language, re.Pattern[str], re.Pattern[str]]:
+def _words(code: str) -> _Words:
     language = language_of(code)
     names = "|".join(re.escape(name).replace(r"\ ", "[ _]") for name in language.disambiguation_templates)
     templates = rf"\{{\{{[\s_]*(?i:{names})[\s_]*(?:\||\}}\}}|<!--)|__DISAMBIG__"
-    words = "|".join(map(re.escape, language.redirect_words))
-    return language, re.compile(templates), re.compile(rf"\s*(?:{words})\s*:?\s*\[\[", re.IGNORECASE)
+    marks = "|".join(map(re.escape, language.redirect_words))
+    redirect = rf"\s*(?:{marks})\s*:?\s*\[\["
+    return _Words(language, re.compile(redirect, re.IGNORECASE), re.compile(templates))
+
+
+def _is_disambiguation(page: Page, words: _Words) -> bool:
+    in_title = any(mark in page.title for mark in words.language.disambiguation_titles)
+    return in_title or words.disambiguation.search(page.text) is not None
+
+
+def _is_list(page: Page, words: _Words) -> bool:
+    language = words.language
+    return page.title.startswith(language.list_prefixes) or page.title.endswith(language.list_suffixes)
+
+
+_REASONS: dict[DropReason, Callable[[Page, _Words], bool]] = {
+    "namespace": lambda page, _: page.namespace != 0,
+    "redirect": lambda page, words: page.redirect or words.redirect.match(page.text) is not None,
+    "not_wikitext": lambda page, _: page.model != "wikitext",
+    "empty": lambda page, _: not page.text.strip(),
+    "disambiguation": _is_disambiguation,
+    "list": _is_list,
+}

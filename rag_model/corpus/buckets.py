@@ -19,12 +19,18 @@ HELD = 16 << 20  # bytes of records held in memory before they go to the disk
 
 
 def bucket_parts(
-    kind: SourceKind, records: Iterable[Record], size: int, target: int | None, workdir: Path, stage: Stage
+    kind: SourceKind,
+    records: Iterable[Record],
+    *,
+    size: int,
+    target: int | None,
+    workdir: Path,
+    stage: Stage,
 ) -> tuple[Part, ...]:
     """Return parts that divide the places evenly, each with the records of its places in the order given.
 
-    Their number follows from the weight of all records if those fit in memory, else from `size`, the bytes of the
-    source; `target` is the weight of one part, if asked for. There are none without records.
+    Their number follows from the weight of all records if those fit in memory, else from `size`, the bytes
+    of the source; `target` is the weight of one part, if asked for. There are none without records.
     """
     lines = map(_encoded, records)
     batch = _batch(lines)

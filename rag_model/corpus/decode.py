@@ -1,7 +1,7 @@
 """Decompression in bounded memory, one stream after another.
 
-The standard library's `BZ2File` takes whatever follows a first stream and is not a stream for padding, and stops
-in silence: on a multistream dump that loses articles. Here every byte has to decode.
+The standard library's `BZ2File` takes whatever follows a first stream and is not a stream for padding, and
+stops in silence: on a multistream dump that loses articles. Here every byte has to decode.
 """
 
 import bz2
@@ -91,7 +91,8 @@ def _streams(
                 yield from drain(decoder, rest)
             except (OSError, EOFError, zlib.error) as corrupt:
                 raise InputError(
-                    f"{where} is corrupt ({str(corrupt).lower()}): download it again, and its index with it if it has one"
+                    f"{where} is corrupt ({str(corrupt).lower()}): download it again, "
+                    "and its index with it if it has one"
                 ) from corrupt
             rest = decoder.unused_data if decoder.eof else b""
             decoder = None if decoder.eof else decoder

@@ -1,7 +1,7 @@
-"""Corpora that are no wiki: documents (JSONL, Parquet), and passages that are ready made (DPR's `psgs_w100.tsv`).
+"""Corpora that are no wiki: documents (JSONL, Parquet), and ready passages (DPR's `psgs_w100.tsv`).
 
-A record goes to the part that holds its *place*, a 32-bit hash of its id, as a page goes to the part that holds its
-page id. The plan reads the source once and writes each part's records to a file of its own, as JSON lines.
+A record goes to the part that holds its *place*, a 32-bit hash of its id, as a page goes to the part that
+holds its page id. The plan reads the source once and writes each part's records to a file of its own.
 """
 
 import hashlib

@@ -7,12 +7,14 @@ from rag_model.corpus.pages import parse_pages
 from rag_model.corpus.records import Page, Part, Slice
 from rag_model.errors import InputError
 
+_ADVICE = "download the dump and its index again, both of one date"
+
 
 def read_pages(part: Part) -> Iterator[Page]:
     """Yield the pages whose ids lie in the part's range, in the dump's order, each id once.
 
-    Where the plan found ids in order, they stream by. Else the part is read twice, first for its ids alone; of pages
-    with one id the highest `rev_id` wins, and of equal ones the first.
+    Where the plan found ids in order, they stream by. Else the part is read twice, first for its ids alone;
+    of pages with one id the highest `rev_id` wins, and of equal ones the first.
 
     Raises:
         InputError: a slice is unreadable, corrupt, hostile, or does not hold the pages that the plan says.
@@ -25,8 +27,8 @@ def _in_order(part: Part) -> Iterator[Page]:
     for page in _in_range(part):
         if page.page_id <= last:
             raise InputError(
-                f"page {page.page_id} follows page {last} in {part.name}, though the index has them in order: "
-                "download the dump and its index again, both of one date"
+                f"page {page.page_id} follows page {last} in {part.name}, "
+                f"though its index has them in order: {_ADVICE}"
             )
         last = page.page_id
         yield page
@@ -67,6 +69,6 @@ def slice_pages(piece: Slice) -> Iterator[Page]:
 
 def _other_dump(piece: Slice, found: str) -> InputError:
     return InputError(
-        f"{where(piece)} should hold pages {piece.first_page} to {piece.last_page} by its index, but {found}: "
-        "download the dump and its index again, both of one date"
+        f"{where(piece)} should hold pages {piece.first_page} to {piece.last_page} by its index, "
+        f"but {found}: {_ADVICE}"
     )

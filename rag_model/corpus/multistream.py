@@ -1,7 +1,7 @@
 """A multistream dump: bz2 streams of about 100 pages, end to end, and an index that says where each begins.
 
-The index has a line `offset:page id:title` for every page. Only streams are kept of it: tens of megabytes for the
-whole of English Wikipedia.
+The index has a line `offset:page id:title` for every page. Only streams are kept of it: tens of megabytes
+for the whole of English Wikipedia.
 """
 
 import re
@@ -43,7 +43,7 @@ def index_of(url: str) -> str | None:
 
 
 def read_streams(url: str, index: str) -> Iterator[Piece]:
-    """Yield the streams of a dump in the order of the file; reads the index, and little of the dump to compare.
+    """Yield the streams of a dump in the order of the file; reads the index and two streams to compare.
 
     Raises:
         InputError: the index is malformed, incomplete, or that of another dump.
@@ -55,8 +55,8 @@ def read_streams(url: str, index: str) -> Iterator[Piece]:
     for (offset, ids), (end, _) in pairwise(chain(streams, [(size_of(url), list[int]())])):
         if end <= offset:
             raise InputError(
-                f"{basename(index)} places a stream at byte {offset} of {basename(url)}, past its end or its next "
-                f"stream: {_ADVICE}"
+                f"{basename(index)} places a stream at byte {offset} of {basename(url)}, "
+                f"past its end or its next stream: {_ADVICE}"
             )
         first, piece = piece is None, _stream(url, offset, end, ids)
         if first:
@@ -102,7 +102,8 @@ def _check_stream(piece: Piece, index: str) -> None:
     head = b"".join(read_bytes(at.url, at.offset, min(10, at.length)))
     if not _STREAM_MAGIC.match(head):
         raise InputError(
-            f"{basename(index)} names byte {at.offset} of {basename(at.url)}, but no bz2 stream begins there: {_ADVICE}"
+            f"{basename(index)} places a stream at byte {at.offset} of {basename(at.url)}, "
+            f"but no bz2 stream begins there: {_ADVICE}"
         )
     for _ in slice_pages(at):
         pass

@@ -1,8 +1,9 @@
 """MediaWiki's export XML (schemas 0.3 to 0.11) becomes pages, as its bytes come in.
 
-The parser is expat, which is in the standard library: it was the faster of two (362 MB/s, lxml 297, on the real
-extract), keeps no tree, and sets no limit on a text node, where libxml2 wants its protections off for more than 10 MB.
-What an export never holds is refused at once: a document type (and with it every entity), deep nesting, endless tokens.
+The parser is expat, of the standard library: it was the faster of two (362 MB/s, lxml 297, on the real
+extract), keeps no tree, and sets no limit on a text node, where libxml2 wants its protections off beyond
+10 MB. What an export never holds is refused at once: a document type (and with it every entity), deep
+nesting, endless tokens.
 """
 
 from collections.abc import Iterable, Iterator
@@ -67,7 +68,7 @@ class PageParser:
         self._done: list[tuple[int, Page]] = []
 
     def feed(self, data: bytes) -> list[tuple[int, Page]]:
-        """Return the pages that these bytes complete, each with the offset of its `<page` in all bytes fed."""
+        """Return the pages that these bytes complete, each after the offset of its `<page` in all fed."""
         if self._head is not None:
             self._head += data
             start = self._head.lstrip()

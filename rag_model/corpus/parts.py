@@ -1,7 +1,7 @@
 """Parts: ranges of page ids of about equal weight, and the slices that each has to read.
 
-Where a part begins is a function of the dump alone, never of the machine: row order, and with it the snapshot id,
-hangs on it. A later plan may give `assemble` boundaries of its own.
+Where a part begins is a function of the dump alone, never of the machine: row order, and with it the
+snapshot id, hangs on it. A later plan may give `assemble` boundaries of its own.
 """
 
 from collections.abc import Iterator, Sequence
@@ -41,7 +41,7 @@ def boundaries(pieces: Sequence[Piece], target: int | None = None) -> list[int]:
 
 
 def assemble(kind: SourceKind, pieces: Sequence[Piece], starts: Sequence[int], last: int) -> tuple[Part, ...]:
-    """Return the parts that begin at `starts` and tile the ids up to `last`, each with all slices it overlaps.
+    """Return the parts that begin at `starts` and tile the ids up to `last`, with the slices each overlaps.
 
     `pieces` come by their first page. Streams that follow each other in a file become one slice.
     """

@@ -15,7 +15,7 @@ from rag_model.corpus.decode import read_slice
 from rag_model.corpus.dump import slice_pages
 from rag_model.corpus.multistream import index_of, is_index, read_streams
 from rag_model.corpus.parts import Piece, assemble, boundaries, in_order
-from rag_model.corpus.records import Part, Plan, Siteinfo
+from rag_model.corpus.records import Part, Plan, Siteinfo, SourceKind
 from rag_model.corpus.rows import READERS
 from rag_model.corpus.siteinfo import read_siteinfo
 from rag_model.corpus.source import basename, expand, read_bytes, size_of
@@ -39,16 +39,16 @@ def plan_dump(
 ) -> Plan:
     """Return the parts of a corpus, in the order of their rows.
 
-    Equal files give equal part boundaries on every machine. Memory grows with the number of streams (about 200 bytes
-    each), not with their size.
+    Equal files give equal part boundaries on every machine. Memory grows with the number of streams (some
+    300 bytes each), not with their size.
 
     Args:
-        pattern: a path, URL or glob of MediaWiki exports (multistream `.bz2` with its index beside it; `.xml`, also
-            `.bz2` or `.gz`), of documents (`.jsonl`, also compressed; `.parquet`), or of ready passages (`.tsv`).
+        pattern: a path, URL or glob of MediaWiki exports (multistream `.bz2` with its index beside it;
+            `.xml`, also compressed), of documents (`.jsonl`, `.parquet`), or of ready passages (`.tsv`).
         workdir: a folder for files on their way to `stage`.
         stage: called with each file that planning made for the workers; returns its URL.
         limit: take no more than this many articles (or documents, or passages), the first of the source.
-        part_bytes: compressed bytes of a part; a sixteenth of the dump, between 256 KiB and 32 MiB, if not given.
+        part_bytes: compressed bytes of a part; by default a sixteenth of all, between 256 KiB and 32 MiB.
 
     Raises:
         InputError: a file is missing, broken or not what its name says, or there is nothing in it.
@@ -69,9 +69,9 @@ def plan_dump(
     if kind == "wiki":
         return _plan_wiki(urls, workdir, stage, limit, part_bytes)
     records = islice(chain.from_iterable(READERS[kind](url) for url in urls), limit)
+    rows: SourceKind = "passages" if kind == "tsv" else "documents"
     size = sum(map(size_of, urls))
-    rows = "passages" if kind == "tsv" else "documents"
-    parts = bucket_parts(rows, records, size, part_bytes, workdir, stage)
+    parts = bucket_parts(rows, records, size=size, target=part_bytes, workdir=workdir, stage=stage)
     if not parts:
         raise InputError(f"{pattern} holds no records: check that it is the file you meant")
     return Plan(rows, Siteinfo("", "", ""), parts)
@@ -80,8 +80,8 @@ def plan_dump(
 def source_digest(part: Part) -> str:
     """Return the identity of a part's input: its kind, its range, and the bytes of its slices in turn.
 
-    Of bz2 streams and plain XML those are the bytes as they lie in the dump; of files that planning staged the decoded
-    ones, because gzip's output differs by machine. Streams, in bounded memory.
+    Of bz2 streams and plain XML those are the bytes as they lie in the dump; of files that planning staged
+    the decoded ones, because gzip's output differs by machine. Streams, in bounded memory.
 
     Raises:
         InputError: a slice cannot be read.
@@ -141,7 +141,7 @@ def _common_siteinfo(urls: list[str]) -> Siteinfo:
 def _first_articles(
     pieces: Iterable[Piece], limit: int, siteinfo: Siteinfo
 ) -> tuple[list[Piece], int | None]:
-    """Take pieces until `limit` articles were seen; return them, and the id of the last one where ids are in order."""
+    """Return the pieces that hold the first `limit` articles, and the last one's id if ids are in order."""
     taken: list[Piece] = []
     found = 0
     for piece in pieces:

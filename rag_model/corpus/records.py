@@ -1,7 +1,7 @@
 """The records of a corpus: page, article, passage, and the descriptors of the work on them.
 
-A descriptor says *where* work lies (a few hundred bytes of JSON); the records are the work itself and never leave the
-worker that reads them.
+A descriptor says *where* work lies (a few hundred bytes of JSON); the records are the work itself and never
+leave the worker that reads them.
 """
 
 from collections.abc import Mapping
@@ -72,7 +72,7 @@ class Siteinfo:
     dbname: str  # enwiki
     language: str  # en
     base: str  # URL of the main page: https://en.wikipedia.org/wiki/Main_Page
-    namespaces: Mapping[str, int] = field(default_factory=dict)  # local and English prefixes, lower case -> key
+    namespaces: Mapping[str, int] = field(default_factory=dict)  # local or English name, lower case -> key
     case: str = "first-letter"
 
 
@@ -93,10 +93,10 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A fixed range of page ids (or, for other sources, one bucket of document ids): the unit of work and of reuse.
+    """A fixed range of page ids: the unit of work and of reuse.
 
-    A worker reads every slice of `slices` and keeps the pages with `first_page <= page_id <= last_page`. Of documents
-    a place in the 32-bit range of their ids' hash stands for the page id.
+    A worker reads every slice of `slices` and keeps the pages with `first_page <= page_id <= last_page`. For
+    documents, the 32-bit hash of a document's id stands for the page id.
     """
 
     name: str  # part-00042

@@ -20,7 +20,7 @@ _BATCH = 256  # Parquet rows decoded at a time
 
 
 def read_jsonl(url: str) -> Iterator[Record]:
-    """Yield a record for every line: an object with `id` or `_id`, and `text` or `sections`; `title` may be missing.
+    """Yield a record for every line: an object with `id` or `_id`, `title`, and `text` or `sections`.
 
     `sections` is a list of `{"heading": …, "text": …}` or of plain strings.
 

@@ -1,6 +1,6 @@
 """Where a corpus comes from: any fsspec URL, read as chunks of bytes.
 
-Local disks, HTTP, S3 and memory each raise errors of their own; here, at the one border, all become one sentence.
+Local disks, HTTP, S3 and memory raise errors of their own; here, at the border, all become one sentence.
 """
 
 import re

@@ -1,8 +1,8 @@
 """A dump without offsets is read once, front to back, and becomes one with offsets.
 
-Runs of pages are written as gzip members of some 256 KiB of XML, many to a file, and `stage` puts each file where
-workers can read it. Plain XML can be read from anywhere as it is: there the runs are byte ranges of the dump itself.
-At no time more than one file lies on the disk, nor more than a run of pages in memory.
+Runs of pages are written as gzip members of some 256 KiB of XML, many to a file, and `stage` puts each file
+where workers can read it. Plain XML can be read from any place as it is: there the runs are byte ranges of
+the dump itself. No more than one file lies on the disk at a time, nor more than a run of pages in memory.
 """
 
 import gzip
@@ -70,7 +70,7 @@ def _staged(runs: Iterator[_Run], workdir: Path, stage: Stage) -> Iterator[Piece
 
 
 def _runs(url: str) -> Iterator[_Run]:
-    """Cut the dump before a `<page>` wherever enough has come together; the last run keeps what follows it."""
+    """Cut the dump before a `<page>` once enough has come together; the last run keeps what follows."""
     parser = PageParser(basename(url))
     held, base, page_ids = bytearray(), 0, list[int]()
     for chunk in decode(read_bytes(url), codec_of(url), basename(url)):

@@ -1,4 +1,4 @@
-"""Files that planning makes for the workers: written to a local folder, then handed to the caller's `stage`."""
+"""Files that planning makes for the workers: written locally, then handed to the caller's `stage`."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -30,5 +30,6 @@ def writing(folder: Path) -> Iterator[None]:
         yield
     except OSError as refused:
         raise ResourceError(
-            f"cannot write to {folder} ({refused.strerror or refused}): free space there or choose another folder"
+            f"cannot write to {folder} ({refused.strerror or refused}): "
+            "free space there or choose another folder"
         ) from refused
