@@ -18,15 +18,6 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
 
 @dataclass(frozen=True, slots=True)
-class Quarantined:
-    """A page that broke the parser."""
-
-    page_id: str
-    title: str
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
 class Stage:
     """One stage of the run."""
 
@@ -55,7 +46,7 @@ class BuildReport:
     counts: Mapping[str, int]  # articles, passages, embedded, reused, …
     k: int = 20  # of the recall curves
     dropped: Mapping[str, int] = field(default_factory=dict)  # reason -> pages
-    quarantined: Sequence[Quarantined] = ()
+    quarantined: Sequence[tuple[str, str, str]] = ()  # page id, title, reason
     lengths: Mapping[int, int] = field(default_factory=dict)  # words, lower bound of a bucket -> passages
     curves: Mapping[str, Sequence[Effort]] = field(default_factory=dict)  # index -> its trade-off
     metrics: Mapping[str, float] = field(default_factory=dict)  # Success@5, …
@@ -91,7 +82,8 @@ def _sections(report: BuildReport) -> Iterator[Node]:
         yield _section("Passage lengths", histogram(report.lengths, "words"))
     yield _columns(_dropped(report), _stages(report.stages), _sizes(report.sizes))
     if report.quarantined:
-        yield _quarantined(report.quarantined)
+        titles = ("page", "title", "reason")
+        yield _section("Pages that broke the parser", _table(titles, report.quarantined))
     if report.examples:
         yield _section("Questions it was asked", *(_example(example) for example in report.examples))
     if report.lineage:
@@ -172,11 +164,6 @@ def _bytes(n: int) -> str:
             return f"{size:.3g} {unit}"
         size /= 1000
     return f"{size:,.3g} TB"
-
-
-def _quarantined(pages: Sequence[Quarantined]) -> Node:
-    rows = [(page.page_id, page.title, page.reason) for page in pages]
-    return _section("Pages that broke the parser", _table(("page", "title", "reason"), rows))
 
 
 def _example(example: Example) -> Node:

@@ -13,7 +13,7 @@ from rag_model.evaluation.charts import bars, histogram, trade_offs
 from rag_model.evaluation.gate import GateRecipe, Vitals, judge
 from rag_model.evaluation.markup import link, tag
 from rag_model.evaluation.recall import Effort, Findings
-from rag_model.evaluation.report import BuildReport, Example, Quarantined, Stage, render
+from rag_model.evaluation.report import BuildReport, Example, Stage, render
 from rag_model.retrieve.retriever import Hit
 
 EVIL = "</title><script>alert('x')</script>\" onload=\"alert(1)"
@@ -60,7 +60,7 @@ def report(make_passage) -> BuildReport:
         verdict=verdict,
         counts={"articles": 106, "passages": 12345, EVIL: 0},
         dropped={"redirect": 95, EVIL: 1},
-        quarantined=[Quarantined(EVIL, EVIL, EVIL)],
+        quarantined=[(EVIL, EVIL, EVIL)],
         lengths={0: 3, 10: 0, 20: 400},
         curves={
             "hnsw": [Effort("efSearch=16", 0.9, 0.7, 0.1), Effort("efSearch=64", 0.99, 0.9, 0.3)],
