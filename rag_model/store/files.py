@@ -156,7 +156,7 @@ class Files:
 
     def download(self, path: str, dest: Path) -> None:
         """Copy a file of the store to a local path, which the caller makes safe for readers."""
-        with self._explaining("copy", path):
+        with self._explaining(f"fill {dest.parent} from", path):
             if self.is_local:
                 shutil.copyfile(self.local_path(path), dest)
             else:

@@ -97,7 +97,7 @@ class Snapshot:
     @property
     def n(self) -> int:
         """The number of passages."""
-        return self.manifest.content.n
+        return int(self._ends[-1]) if self.parts else 0
 
     @property
     def parts(self) -> tuple[PartEntry, ...]:
@@ -167,18 +167,18 @@ class Snapshot:
             IndexError: a row lies outside the snapshot.
             StoreError: a passage file is missing or damaged.
         """
-        if any(not 0 <= row < self.n for row in rows):
+        asked = np.asarray(rows, dtype=np.int64)
+        if ((asked < 0) | (asked >= self.n)).any():
             raise IndexError(
-                f"a row of {list(rows)!r} lies outside the {self.n} passages of snapshot {self.id[:12]}"
+                f"a row of {asked.tolist()} lies outside the {self.n} passages of snapshot {self.id[:12]}"
             )
-        at = np.searchsorted(self._ends, np.asarray(rows, dtype=np.int64), side="right").tolist()
+        places = np.searchsorted(self._ends, asked, side="right")
         found: dict[int, Passage] = {}
-        for place in sorted(set(at)):
-            part = self.parts[place]
+        for place in np.unique(places).tolist():
+            part, wanted = self.parts[place], asked[places == place]
             start = int(self._ends[place]) - part.rows
-            wanted = [int(row) for row, its in zip(rows, at, strict=True) if its == place]
-            found.update(zip(wanted, self._rows(part, [row - start for row in wanted]), strict=True))
-        return [found[int(row)] for row in rows]
+            found.update(zip(wanted.tolist(), self._rows(part, (wanted - start).tolist()), strict=True))
+        return [found[row] for row in asked.tolist()]
 
     def passage_file(self, part: str) -> PassageFile:
         """Open a part's passages to stream them; the caller closes it."""
