@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
-# With AMX, bf16 attention costs 1.0 us a token and layer where the length is a multiple of 16, else 1.5; tensor
-# cores want multiples of 8. Measured: 7 % more tokens, and a quarter less time.
+# With AMX, bf16 attention costs 1.0 us a token and layer where the length is a multiple of 16, else 1.5;
+# tensor cores want multiples of 8. Measured: 7 % more tokens, and a quarter less time.
 LENGTH_MULTIPLE = 16
 
 

@@ -151,9 +151,10 @@ class Encoder:
     def _check_finite(self, vectors: Vectors, first_row: int) -> None:
         bad = np.flatnonzero(~np.isfinite(vectors).all(axis=1))
         if len(bad):
+            row = first_row + int(bad[0])
             raise InputError(
-                f"encoder {self.name} made a vector of row {first_row + int(bad[0])} that is not finite: its weights "
-                "are broken, fetch the model again"
+                f"encoder {self.name} made a vector of row {row} that is not finite: its weights are broken, "
+                "fetch the model again"
             )
 
 

@@ -25,6 +25,7 @@ from rag_model.errors import InputError, UsageError
 CPU_BATCH_TOKENS = 4096
 CUDA_BATCH_TOKENS = 65_536
 _DPR_ENCODERS = {"DPRContextEncoder": "ctx_encoder", "DPRQuestionEncoder": "question_encoder"}
+_GENERATORS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 _OTHER_TASKS = ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
 logging.set_verbosity_error()  # type: ignore[no-untyped-call]
 logging.disable_progress_bar()  # type: ignore[no-untyped-call]
@@ -121,12 +122,12 @@ def check_kind(folder: Path) -> None:
     config = read_object(folder / CONFIG)
     architecture = next(iter(config.get("architectures") or [""]))
     ours = (folder / RECORD_FILE).is_file() or (folder / MODULES).is_file()
-    generates = config.get("is_encoder_decoder") or (architecture.endswith("ForCausalLM") and not ours)
+    generates = config.get("is_encoder_decoder") or (architecture.endswith(_GENERATORS) and not ours)
     other_dpr = config.get("model_type") == "dpr" and architecture not in _DPR_ENCODERS
     if generates or other_dpr or architecture.endswith(_OTHER_TASKS):
         raise InputError(
-            f"encoder {folder} is a {architecture or config.get('model_type')}, which makes no search vectors: "
-            "give a bi-encoder such as BERT, MPNet, DPR, E5 or BGE"
+            f"encoder {folder} is a {architecture or config.get('model_type')}, which makes no vectors to "
+            "search: give a bi-encoder such as BERT, MPNet, DPR, E5 or BGE"
         )
 
 

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 from rag_model.encoders.files import CONFIG
-from rag_model.encoders.space import OLD_TOKENIZER_FILES, TOKENIZER, Space
+from rag_model.encoders.space import Space, tokenizer_files
 from rag_model.encoders.spec import RECORD_FILE, EncoderSpec
 from rag_model.encoders.weights import weight_files
 from rag_model.errors import InputError
@@ -60,13 +60,12 @@ def question_files(folder: Path, spec: EncoderSpec, space: Space, workdir: Path)
     Its record, `bookwheel.json`, is written into `workdir`; the others are files of `folder`, where they lie.
 
     Raises:
-        InputError: `folder` has no weights.
+        InputError: `folder` has no weights or no tokenizer.
     """
     record = workdir / RECORD_FILE
     declared = {"asks": space.to_json(), "spec": spec.to_json()}
     record.write_text(
         json.dumps(declared, indent=2, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8"
     )
-    tokenizer = [TOKENIZER] if (folder / TOKENIZER).is_file() else OLD_TOKENIZER_FILES
-    named = [folder / name for name in (CONFIG, *tokenizer) if (folder / name).is_file()]
-    return {path.name: path for path in [*named, *weight_files(folder), record]}
+    files = [folder / CONFIG, *tokenizer_files(folder), *weight_files(folder), record]
+    return {path.name: path for path in files}

@@ -17,14 +17,7 @@ from rag_model.encoders.weights import digest_weights
 from rag_model.errors import InputError, RefusedError
 
 TOKENIZER = "tokenizer.json"
-OLD_TOKENIZER_FILES = (  # what says the same where there is no tokenizer.json
-    "vocab.txt",
-    "vocab.json",
-    "merges.txt",
-    "sentencepiece.bpe.model",
-    "spiece.model",
-    "tokenizer_config.json",
-)
+_OLD_TOKENIZERS = ("vocab.txt", "vocab.json", "merges.txt", "sentencepiece.bpe.model", "spiece.model")
 _SETTINGS_OF_USE = {"truncation", "padding", "version"}  # of tokenizer.json: the spec decides these
 
 
@@ -125,10 +118,23 @@ def digest_tokenizer(folder: Path) -> str:
     Raises:
         InputError: there are no tokenizer files.
     """
+    files = tokenizer_files(folder)
+    if files[0].name != TOKENIZER:
+        return digest_json({path.name: digest_file(path) for path in files})
+    rules = read_object(folder / TOKENIZER)
+    return digest_json({key: value for key, value in rules.items() if key not in _SETTINGS_OF_USE})
+
+
+def tokenizer_files(folder: Path) -> list[Path]:
+    """List the files that decide how `folder` cuts text: `tokenizer.json` alone where there is one.
+
+    Raises:
+        InputError: there are none.
+    """
     if (folder / TOKENIZER).is_file():
-        rules = read_object(folder / TOKENIZER)
-        return digest_json({key: value for key, value in rules.items() if key not in _SETTINGS_OF_USE})
-    files = {name: digest_file(folder / name) for name in OLD_TOKENIZER_FILES if (folder / name).is_file()}
-    if not files.keys() - {"tokenizer_config.json"}:
+        return [folder / TOKENIZER]
+    files = [folder / name for name in _OLD_TOKENIZERS if (folder / name).is_file()]
+    if not files:
         raise InputError(f"encoder {folder} has no {TOKENIZER}: give the folder of a Hugging Face model")
-    return digest_json(files)
+    settings = folder / "tokenizer_config.json"
+    return [*files, settings] if settings.is_file() else files

@@ -107,7 +107,8 @@ def _own_spec(folder: Path) -> EncoderSpec:
     if (folder / MODULES).is_file():
         return EncoderSpec(**read_sentence_transformers(folder))
     if read_object(folder / CONFIG).get("model_type") == "dpr":
-        return EncoderSpec(pooling="cls", normalize=False, max_length=DPR_MAX_LENGTH, layout="pair")
+        length = min(DPR_MAX_LENGTH, longest_input(folder))
+        return EncoderSpec(pooling="cls", normalize=False, max_length=length, layout="pair")
     return EncoderSpec(max_length=longest_input(folder))
 
 

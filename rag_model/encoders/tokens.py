@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from rag_model.encoders.space import TOKENIZER
+from rag_model.encoders.space import TOKENIZER, tokenizer_files
 from rag_model.errors import InputError
 from rag_model.extras import require
 
@@ -27,8 +27,9 @@ def load_tokenizer(folder: Path, max_length: int) -> "Tokenizer":
     Raises:
         InputError: its files are missing or corrupt.
     """
+    files = tokenizer_files(folder)
     try:
-        tokenizer = _fast(folder) if (folder / TOKENIZER).is_file() else _converted(folder)
+        tokenizer = _fast(files[0]) if files[0].name == TOKENIZER else _converted(folder)
     except Exception as broken:  # tokenizers raises nothing narrower
         raise InputError(
             f"the tokenizer of encoder {folder} can not be read ({broken}): fetch the model again"
@@ -48,8 +49,8 @@ def limit_tokenizer(threads: int) -> None:
     os.environ["TOKENIZERS_PARALLELISM"] = "false" if threads == 1 else "true"
 
 
-def _fast(folder: Path) -> "Tokenizer":
-    tokenizer: Tokenizer = require("tokenizers", "model").Tokenizer.from_file(str(folder / TOKENIZER))
+def _fast(file: Path) -> "Tokenizer":
+    tokenizer: Tokenizer = require("tokenizers", "model").Tokenizer.from_file(str(file))
     return tokenizer
 
 

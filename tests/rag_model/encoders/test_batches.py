@@ -1,0 +1,32 @@
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rag_model.encoders.batches import LENGTH_MULTIPLE, by_length, padded
+
+LENGTHS = st.lists(st.integers(1, 300), max_size=80)
+
+
+@given(LENGTHS, st.integers(1, 2000))
+def test_every_position_comes_once(lengths: list[int], budget: int) -> None:
+    batches = list(by_length(lengths, budget))
+    assert sorted(int(row) for batch in batches for row in batch) == list(range(len(lengths)))
+
+
+@given(LENGTHS, st.integers(1, 2000))
+def test_no_batch_exceeds_the_budget_unless_it_is_one_input(lengths: list[int], budget: int) -> None:
+    for batch in by_length(lengths, budget):
+        longest = max(lengths[row] for row in batch)
+        assert len(batch) == 1 or len(batch) * padded(longest) <= budget
+
+
+@given(LENGTHS)
+def test_longest_come_first_and_equal_lengths_keep_their_order(lengths: list[int]) -> None:
+    order = np.concatenate([*by_length(lengths, 256), np.empty(0, np.int64)]).astype(int).tolist()
+    assert order == sorted(range(len(lengths)), key=lambda row: -lengths[row])
+
+
+@given(st.integers(1, 10_000))
+def test_padding_is_the_least_multiple_that_holds_the_length(length: int) -> None:
+    assert padded(length) % LENGTH_MULTIPLE == 0
+    assert length <= padded(length) < length + LENGTH_MULTIPLE

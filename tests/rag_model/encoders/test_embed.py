@@ -1,0 +1,80 @@
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from rag_model.encoders.embed import EmbedFacts, embed_part
+from rag_model.encoders.encoder import Encoder
+from rag_model.errors import InputError
+
+Texts = tuple[list[str], list[str]]
+
+
+def passages(path: Path, texts: Texts) -> Path:
+    table = pa.table({"id": [str(i) for i in range(len(texts[0]))], "title": texts[0], "text": texts[1]})
+    pq.write_table(table, path, row_group_size=7)
+    return path
+
+
+@pytest.fixture(scope="module")
+def encoder(tiny_bert: Path) -> Encoder:
+    return Encoder.load(tiny_bert, dtype="float32")
+
+
+def test_row_i_is_the_vector_of_passage_i(tmp_path: Path, encoder: Encoder, texts: Texts) -> None:
+    facts = embed_part(passages(tmp_path / "p.parquet", texts), tmp_path / "v.npy", encoder, "float32")
+    vectors = np.load(tmp_path / "v.npy", allow_pickle=False, mmap_mode="r")
+    assert (vectors.shape, vectors.dtype, vectors.flags.c_contiguous) == ((30, 32), np.float32, True)
+    for row, (title, text) in enumerate(zip(*texts, strict=True)):
+        np.testing.assert_allclose(vectors[row], encoder.encode_passages([title], [text])[0], atol=1e-5)
+    assert facts == EmbedFacts(30, 32, facts.tokens, "cpu", "float32")
+    assert facts.tokens == sum(
+        len(encoder.tokenizer.encode(f"{a} {b}".strip()).ids) for a, b in zip(*texts, strict=True)
+    )
+
+
+def test_windows_do_not_show(
+    tmp_path: Path, encoder: Encoder, texts: Texts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = passages(tmp_path / "p.parquet", texts)
+    embed_part(source, tmp_path / "whole.npy", encoder, "float32")
+    monkeypatch.setattr("rag_model.encoders.encoder._WINDOW", 4)
+    embed_part(source, tmp_path / "windows.npy", encoder, "float32")
+    np.testing.assert_allclose(np.load(tmp_path / "windows.npy"), np.load(tmp_path / "whole.npy"), atol=1e-5)
+
+
+def test_half_precision_is_the_default(tmp_path: Path, encoder: Encoder, texts: Texts) -> None:
+    embed_part(passages(tmp_path / "p.parquet", texts), tmp_path / "v.npy", encoder)
+    vectors = np.load(tmp_path / "v.npy")
+    assert vectors.dtype == np.float16
+    np.testing.assert_allclose(vectors, encoder.encode_passages(*texts), atol=1e-3)
+
+
+def test_the_same_part_gives_the_same_bytes(tmp_path: Path, encoder: Encoder, texts: Texts) -> None:
+    source = passages(tmp_path / "p.parquet", texts)
+    for name in ("a.npy", "b.npy"):
+        embed_part(source, tmp_path / name, encoder)
+    assert (tmp_path / "a.npy").read_bytes() == (tmp_path / "b.npy").read_bytes()
+
+
+def test_an_empty_part_has_no_rows(tmp_path: Path, encoder: Encoder) -> None:
+    embed_part(passages(tmp_path / "p.parquet", (["x"], ["y"])), tmp_path / "v.npy", encoder)
+    schema = pa.schema({"title": pa.string(), "text": pa.string()})
+    pq.write_table(schema.empty_table(), tmp_path / "empty.parquet")
+    assert embed_part(tmp_path / "empty.parquet", tmp_path / "v.npy", encoder).rows == 0
+    assert np.load(tmp_path / "v.npy").shape == (0, 32)
+
+
+def test_a_corrupt_part_is_named(tmp_path: Path, encoder: Encoder, texts: Texts) -> None:
+    source = passages(tmp_path / "p.parquet", texts)
+    data = bytearray(source.read_bytes())
+    (tmp_path / "cut.parquet").write_bytes(data[:-20])
+    with pytest.raises(InputError, match=r"cut\.parquet can not be read"):
+        embed_part(tmp_path / "cut.parquet", tmp_path / "v.npy", encoder)
+    with pytest.raises(InputError, match=r"none\.parquet can not be read"):
+        embed_part(tmp_path / "none.parquet", tmp_path / "v.npy", encoder)
+    pq.write_table(pa.table({"title": ["x"]}), tmp_path / "other.parquet")
+    with pytest.raises(InputError, match=r"other\.parquet can not be read"):
+        embed_part(tmp_path / "other.parquet", tmp_path / "v.npy", encoder)

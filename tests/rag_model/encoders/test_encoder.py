@@ -1,0 +1,217 @@
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from sentence_transformers import SentenceTransformer
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    DPRContextEncoder,
+    DPRQuestionEncoder,
+    GPT2Config,
+    GPT2LMHeadModel,
+    GPT2Model,
+    RobertaConfig,
+    RobertaModel,
+    T5Config,
+    T5ForConditionalGeneration,
+)
+
+from rag_model.encoders.encoder import Encoder
+from rag_model.errors import InputError, UsageError
+
+Build = Callable[..., Path]
+Texts = tuple[list[str], list[str]]
+SMALL = {"vocab_size": 128, "n_embd": 32, "n_layer": 1, "n_head": 2, "n_positions": 64}
+
+
+def copied(source: Path, into: Path) -> Path:
+    return shutil.copytree(source, into)
+
+
+def test_the_real_minilm_encodes_as_sentence_transformers_does(minilm: Path) -> None:
+    texts = ["A bookwheel lets one read many books at once.", "Paris", "Rivers " * 300, ""]
+    ours = Encoder.load(minilm, "question", dtype="float32")
+    peer = SentenceTransformer(str(minilm), device="cpu")
+    np.testing.assert_allclose(ours.encode_questions(texts), peer.encode(texts), atol=1e-5)
+    passages = ours.encode_passages(["Paris"], ["is a city."])
+    np.testing.assert_allclose(passages, peer.encode(["Paris is a city."]), atol=1e-5)
+
+
+def test_bf16_stays_within_a_thousandth_of_fp32(minilm: Path, texts: Texts) -> None:
+    half = Encoder.load(minilm, dtype="bfloat16").encode_passages(*texts)
+    full = Encoder.load(minilm, dtype="float32").encode_passages(*texts)
+    assert half.dtype == np.float32
+    cosine = (half * full).sum(1) / np.linalg.norm(half, axis=1) / np.linalg.norm(full, axis=1)
+    assert cosine.min() >= 0.999
+
+
+@pytest.mark.parametrize("pooling", ["cls", "mean", "lasttoken"])
+@pytest.mark.parametrize("normalize", [True, False])
+def test_pooling_prompts_and_length_are_those_of_sentence_transformers(
+    tiny_st: Build, texts: Texts, pooling: str, normalize: bool
+) -> None:
+    folder = tiny_st(
+        pooling={"word_embedding_dimension": 32, "pooling_mode": pooling},
+        modules=["Transformer", "Pooling", *(["Normalize"] if normalize else [])],
+        prompts={"prompts": {"query": "query: ", "document": "passage: "}},
+    )
+    ours = Encoder.load(folder, dtype="float32")
+    peer = SentenceTransformer(str(folder), device="cpu")
+    joined = [f"{title} {text}".strip() for title, text in zip(*texts, strict=True)]
+    np.testing.assert_allclose(ours.encode_passages(*texts), peer.encode_document(joined), atol=1e-5)
+    np.testing.assert_allclose(ours.encode_questions(joined), peer.encode_query(joined), atol=1e-5)
+
+
+def test_dpr_encodes_pairs_as_transformers_does(tiny_dpr: tuple[Path, Path], texts: Texts) -> None:
+    passage = Encoder.load(tiny_dpr[0], "passage", {"max_length": 64}, dtype="float32")
+    oracle = DPRContextEncoder.from_pretrained(tiny_dpr[0])
+    vectors = passage.encode_passages(*texts)
+    for vector, title, text in zip(vectors, *texts, strict=True):
+        ids = passage.tokenizer.encode(title, text) if title else passage.tokenizer.encode(text)
+        assert ids.tokens.count("[SEP]") == (2 if title else 1)
+        expected = oracle(torch.tensor([ids.ids])).pooler_output[0].detach().numpy()
+        np.testing.assert_allclose(vector, expected, atol=1e-4)
+
+
+def test_dpr_encodes_questions_as_transformers_does(tiny_dpr: tuple[Path, Path]) -> None:
+    question = Encoder.load(tiny_dpr[1], "question", {"max_length": 64}, dtype="float32")
+    ids = question.tokenizer.encode("who was the king?").ids
+    expected = DPRQuestionEncoder.from_pretrained(tiny_dpr[1])(torch.tensor([ids])).pooler_output
+    vectors = question.encode_questions(["who was the king?"])
+    np.testing.assert_allclose(vectors, expected.detach().numpy(), atol=1e-4)
+
+
+def test_neighbours_in_a_batch_do_not_show(tiny_bert: Path, texts: Texts) -> None:
+    encoder = Encoder.load(tiny_bert, dtype="float32")
+    together = encoder.encode_passages(*texts)
+    apart = np.concatenate([encoder.encode_passages([a], [b]) for a, b in zip(*texts, strict=True)])
+    np.testing.assert_allclose(together, apart, atol=1e-5)
+
+
+def test_the_same_texts_give_the_same_bits(minilm: Path, texts: Texts) -> None:
+    encoder = Encoder.load(minilm)
+    np.testing.assert_array_equal(encoder.encode_passages(*texts), encoder.encode_passages(*texts))
+
+
+def test_nothing_gives_no_rows(tiny_bert: Path) -> None:
+    encoder = Encoder.load(tiny_bert)
+    assert encoder.encode_questions([]).shape == (0, 32)
+    assert (encoder.dim, encoder.space().dim) == (32, 32)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        " ",
+        "\x00",
+        "日本語" * 100,
+        "a" * 10_000,
+        "\ud83d\ude00".encode("utf-16", "surrogatepass").decode("utf-16"),
+    ],
+)
+def test_any_text_has_a_vector(tiny_bert: Path, text: str) -> None:
+    assert np.isfinite(Encoder.load(tiny_bert).encode_questions([text])).all()
+
+
+def test_positions_of_roberta_are_counted_past_the_padding(
+    tmp_path: Path, tiny_bert: Path, texts: Texts
+) -> None:
+    config = RobertaConfig(
+        vocab_size=128, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64,
+        max_position_embeddings=66, pad_token_id=1, initializer_range=0.5,
+    )  # fmt: skip
+    folder = copied(tiny_bert, tmp_path / "roberta")
+    RobertaModel(config, add_pooling_layer=False).save_pretrained(folder)
+    encoder = Encoder.load(folder, dtype="float32")
+    alone = np.concatenate([encoder.encode_passages([a], [b]) for a, b in zip(*texts, strict=True)])
+    np.testing.assert_allclose(encoder.encode_passages(*texts), alone, atol=1e-5)
+
+
+def test_the_last_token_of_a_decoder_is_a_vector(tmp_path: Path, tiny_bert: Path, texts: Texts) -> None:
+    folder = copied(tiny_bert, tmp_path / "gpt2")
+    GPT2Model(GPT2Config(**SMALL, initializer_range=0.5)).save_pretrained(folder)
+    encoder = Encoder.load(folder, overrides={"pooling": "last", "max_length": 64}, dtype="float32")
+    alone = np.concatenate([encoder.encode_passages([a], [b]) for a, b in zip(*texts, strict=True)])
+    np.testing.assert_allclose(encoder.encode_passages(*texts), alone, atol=1e-5)
+
+
+def test_a_vector_that_is_not_finite_names_its_row(tmp_path: Path, tiny_bert: Path) -> None:
+    folder = copied(tiny_bert, tmp_path / "broken")
+    tensors = load_file(folder / "model.safetensors")
+    encoder = Encoder.load(tiny_bert)
+    king = encoder.tokenizer.token_to_id("king")
+    tensors["embeddings.word_embeddings.weight"][king] = torch.nan
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(InputError, match="of row 2 that is not finite"):
+        Encoder.load(folder).encode_questions(["a", "the", "the king", "was"])
+
+
+def test_models_of_another_kind_are_refused(tmp_path: Path, tiny_bert: Path) -> None:
+    shape = {"vocab_size": 128, "d_model": 32, "d_kv": 16, "d_ff": 64, "num_layers": 1, "num_heads": 2}
+    bert = BertConfig(vocab_size=128, hidden_size=32, num_hidden_layers=1, num_attention_heads=2)
+    models = {
+        "T5ForConditionalGeneration": T5ForConditionalGeneration(T5Config(**shape)),
+        "BertForSequenceClassification": BertForSequenceClassification(bert),
+        "GPT2LMHeadModel": GPT2LMHeadModel(GPT2Config(**SMALL)),
+    }
+    for name, model in models.items():
+        folder = copied(tiny_bert, tmp_path / name)
+        model.save_pretrained(folder)
+        with pytest.raises(InputError, match=f"is a {name}, which makes no vectors"):
+            Encoder.load(folder)
+
+
+def test_a_folder_that_lacks_tensors_is_refused(tmp_path: Path, tiny_bert: Path) -> None:
+    folder = copied(tiny_bert, tmp_path / "short")
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["encoder.layer.0.output.dense.weight"]
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(InputError, match="lacks 1 tensors"):
+        Encoder.load(folder)
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
+def test_a_missing_or_corrupt_file_is_one_sentence(tmp_path: Path, tiny_bert: Path, name: str) -> None:
+    folder = copied(tiny_bert, tmp_path / "broken")
+    (folder / name).write_bytes((folder / name).read_bytes()[:-7])
+    with pytest.raises(InputError, match=r"fetch (it|the model) again"):
+        Encoder.load(folder)
+    (folder / name).unlink()
+    (folder / "tokenizer_config.json").unlink()
+    with pytest.raises(InputError):
+        Encoder.load(folder)
+
+
+def test_a_device_that_is_not_here_is_named(tiny_bert: Path) -> None:
+    with pytest.raises(UsageError, match="device 'gpu' is unknown"):
+        Encoder.load(tiny_bert, device="gpu")
+    if not torch.cuda.is_available():
+        with pytest.raises(UsageError, match="device cuda:0 is not here"):
+            Encoder.load(tiny_bert, device="cuda:0")
+
+
+def test_threads_are_set_where_asked(tiny_bert: Path) -> None:
+    before = torch.get_num_threads()
+    try:
+        Encoder.load(tiny_bert, threads=1)
+        assert torch.get_num_threads() == 1
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_a_folder_of_before_tokenizer_json_cuts_text_the_same(tmp_path: Path, tiny_bert: Path) -> None:
+    folder = copied(tiny_bert, tmp_path / "old")
+    new = Encoder.load(tiny_bert, dtype="float32")
+    vocabulary = new.tokenizer.get_vocab()
+    (folder / "tokenizer.json").unlink()
+    (folder / "vocab.txt").write_text("\n".join(sorted(vocabulary, key=lambda token: vocabulary[token])))
+    texts = ["Who wrote the theory of music?", "the king"]
+    old = Encoder.load(folder, dtype="float32")
+    np.testing.assert_array_equal(old.encode_questions(texts), new.encode_questions(texts))
+    assert old.space().tokenizer != new.space().tokenizer

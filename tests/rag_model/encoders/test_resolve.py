@@ -1,0 +1,83 @@
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rag_model.encoders.encoder import Encoder
+from rag_model.encoders.resolve import question_files, question_sibling, resolve_folder
+from rag_model.encoders.space import check_same_space, space_of
+from rag_model.encoders.spec import EncoderSpec, read_spec
+from rag_model.errors import InputError, RefusedError
+
+
+def flat(files: dict[str, Path], folder: Path) -> Path:
+    folder.mkdir()
+    for name, path in files.items():
+        shutil.copy(path, folder / name)
+    return folder
+
+
+def test_a_folder_is_itself(tiny_bert: Path) -> None:
+    assert resolve_folder(tiny_bert) == resolve_folder(str(tiny_bert)) == tiny_bert.resolve()
+
+
+@pytest.mark.parametrize("name", ["/nowhere/model", "./model", "a/b/c", "model", "intfloat/"])
+def test_a_missing_folder_is_named_without_asking_the_hub(name: str) -> None:
+    with pytest.raises(InputError, match="is not here: give a folder, or a hub name"):
+        resolve_folder(name)
+
+
+def test_a_hub_that_is_out_of_reach_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(InputError, match="check the name and the network, or give a local folder"):
+        resolve_folder("nobody/has-this-model")
+
+
+def test_dpr_names_its_sibling() -> None:
+    assert question_sibling("/models/dpr-ctx_encoder-nq/") == "/models/dpr-question_encoder-nq"
+    assert question_sibling("intfloat/e5-small-v2") == "intfloat/e5-small-v2"
+
+
+def test_a_shipped_question_encoder_loads_from_one_flat_folder(minilm: Path, tmp_path: Path) -> None:
+    spec = EncoderSpec.from_json({**read_spec(minilm).to_json(), "max_length": 32, "question_prompt": "q: "})
+    space = space_of(minilm, spec, "minilm")
+    files = question_files(minilm, spec, space, tmp_path)
+    assert sorted(files) == ["bookwheel.json", "config.json", "model.safetensors", "tokenizer.json"]
+    shipped = Encoder.load(flat(files, tmp_path / "flat"), "question", dtype="float32")
+    original = Encoder.load(minilm, "question", {"max_length": 32, "question_prompt": "q: "}, dtype="float32")
+    assert shipped.spec == spec
+    check_same_space(shipped.space(), space)
+    np.testing.assert_array_equal(
+        shipped.encode_questions(["who wrote Hamlet?"]), original.encode_questions(["who wrote Hamlet?"])
+    )
+
+
+def test_a_pairs_question_encoder_asks_where_it_declares(tiny_dpr: tuple[Path, Path], tmp_path: Path) -> None:
+    passage, question = tiny_dpr
+    spec = read_spec(passage, {"max_length": 64})
+    space = space_of(passage, spec, "tiny-dpr")
+    undeclared = Encoder.load(question, "question", {"max_length": 64})
+    with pytest.raises(RefusedError, match="dpr-question_encoder can not ask a snapshot of encoder tiny-dpr"):
+        check_same_space(undeclared.space(), space)
+    folder = flat(question_files(question, spec, space, tmp_path), tmp_path / "flat")
+    check_same_space(Encoder.load(folder, "question").space(), space)
+
+
+def test_each_half_of_a_pair_knows_its_role(tiny_dpr: tuple[Path, Path]) -> None:
+    with pytest.raises(InputError, match="is DPR's passage encoder: give the question encoder"):
+        Encoder.load(tiny_dpr[0], "question")
+    with pytest.raises(InputError, match="is DPR's question encoder: give the passage encoder"):
+        Encoder.load(tiny_dpr[1], "passage")
+
+
+def test_spaces_are_known_without_torch() -> None:
+    code = (
+        "import sys\n"
+        "for name in ('torch', 'transformers', 'tokenizers', 'safetensors', 'huggingface_hub'):\n"
+        "    sys.modules[name] = None\n"
+        "from rag_model.encoders import embed, encoder, resolve, space, spec, weights\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

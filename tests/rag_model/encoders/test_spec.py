@@ -1,0 +1,105 @@
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rag_model.encoders.spec import EncoderSpec, known_prompts, read_spec
+from rag_model.errors import InputError, UsageError
+
+Build = Callable[..., Path]
+
+
+def test_dpr_reads_pairs_by_the_first_token_unnormalised(tiny_dpr: tuple[Path, Path]) -> None:
+    expected = EncoderSpec(pooling="cls", normalize=False, max_length=64, layout="pair")
+    assert read_spec(tiny_dpr[0]) == read_spec(tiny_dpr[1]) == expected
+
+
+def test_a_plain_folder_is_cut_where_its_model_ends(tiny_bert: Path) -> None:
+    assert read_spec(tiny_bert) == EncoderSpec(pooling="mean", normalize=True, max_length=64, layout="joined")
+
+
+@pytest.mark.parametrize(
+    ("config", "pooling"),
+    [
+        ({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}, "cls"),
+        ({"pooling_mode_mean_tokens": True}, "mean"),
+        ({"pooling_mode_lasttoken": True}, "last"),
+        ({"pooling_mode": "cls", "include_prompt": True}, "cls"),
+        ({"pooling_mode": ["mean"]}, "mean"),
+    ],
+)
+def test_sentence_transformers_names_the_pooling_in_either_layout(
+    tiny_st: Build, config: dict[str, Any], pooling: str
+) -> None:
+    assert read_spec(tiny_st(pooling=config)).pooling == pooling
+
+
+def test_sentence_transformers_sets_length_normalisation_and_prompts(tiny_st: Build) -> None:
+    prompts = {"prompts": {"query": "query: ", "passage": "passage: "}}
+    spec = read_spec(tiny_st(modules=["Transformer", "Pooling"], prompts=prompts))
+    assert spec == EncoderSpec("mean", False, 24, "joined", "passage: ", "query: ")
+
+
+def test_the_default_prompt_serves_where_there_is_no_other(tiny_st: Build) -> None:
+    prompts = {"prompts": {"query": "q: ", "sts": "same: "}, "default_prompt_name": "sts"}
+    spec = read_spec(tiny_st(prompts=prompts))
+    assert (spec.passage_prompt, spec.question_prompt) == ("same: ", "q: ")
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"pooling": {"pooling_mode_max_tokens": True}}, "pooling_mode_max_tokens, which is not supported"),
+        ({"pooling": {"pooling_mode_max_tokens": True, "pooling_mode_cls_token": True}}, r"\+"),
+        ({"pooling": {}}, "none"),
+        ({"pooling": {"pooling_mode": "mean", "include_prompt": False}}, "without the prompt"),
+        ({"modules": ["Transformer", "Pooling", "Dense"]}, "Dense module, which is not supported"),
+        ({"modules": ["Transformer", "Normalize"]}, "no Pooling"),
+    ],
+)
+def test_what_is_not_supported_is_refused(tiny_st: Build, change: dict[str, Any], says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        read_spec(tiny_st(**change))
+
+
+def test_our_record_outranks_what_the_folder_says(tiny_st: Build) -> None:
+    folder = tiny_st()
+    (folder / "bookwheel.json").write_text('{"spec": {"pooling": "cls", "max_length": 9}}')
+    assert read_spec(folder) == EncoderSpec(pooling="cls", max_length=9)
+
+
+def test_an_unknown_setting_is_named(tiny_bert: Path) -> None:
+    with pytest.raises(UsageError, match="'pool' is no setting of an encoder"):
+        read_spec(tiny_bert, {"pool": "cls"})
+    with pytest.raises(UsageError, match="pooling 'max' is unknown"):
+        read_spec(tiny_bert, {"pooling": "max"})
+    with pytest.raises(UsageError, match=r"max_length 65 is more than encoder .* reads: use 64 or less"):
+        read_spec(tiny_bert, {"max_length": 65})
+    with pytest.raises(UsageError, match="max_length 2"):
+        read_spec(tiny_bert, {"max_length": 2})
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"{", b"\xff\xfe"])
+def test_a_corrupt_config_is_named(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "config.json").write_bytes(content)
+    with pytest.raises(InputError, match=r"config\.json is corrupt"):
+        read_spec(tmp_path)
+
+
+def test_a_folder_without_a_model_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"has no config\.json"):
+        read_spec(tmp_path)
+
+
+def test_families_without_prompts_in_their_files_are_known_by_hub_name() -> None:
+    assert known_prompts("intfloat/multilingual-e5-base")["passage_prompt"] == "passage: "
+    assert known_prompts("BAAI/bge-small-en-v1.5").keys() == {"question_prompt"}
+    assert known_prompts("/models/e5-small-v2") == {}
+
+
+def test_a_passage_without_title_is_its_text() -> None:
+    assert EncoderSpec(layout="pair").passage("", "text") == "text"
+    assert EncoderSpec(layout="pair").passage("title", "text") == ("title", "text")
+    assert EncoderSpec(passage_prompt="p: ").passage("title", "text") == "p: title text"
+    assert EncoderSpec(layout="text", passage_prompt="p: ").passage("title", "text") == "p: text"

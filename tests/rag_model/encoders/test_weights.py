@@ -1,0 +1,116 @@
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModel, BertConfig, BertForMaskedLM, BertModel, DPRContextEncoder
+
+from rag_model.encoders.weights import digest_weights, weight_files
+from rag_model.errors import InputError
+
+
+def resaved(source: Path, into: Path, **options: object) -> Path:
+    AutoModel.from_pretrained(source).save_pretrained(into, **options)
+    return into
+
+
+def with_tensors(source: Path, into: Path, tensors: dict[str, torch.Tensor]) -> Path:
+    into.mkdir()
+    shutil.copy(source / "config.json", into)
+    save_file(tensors, into / "model.safetensors")
+    return into
+
+
+def test_names_and_shards_do_not_matter(tiny_bert: Path, tmp_path: Path) -> None:
+    renamed = shutil.copytree(tiny_bert, tmp_path / "renamed")
+    sharded = resaved(tiny_bert, tmp_path / "sharded", max_shard_size="8KB")
+    assert len(weight_files(sharded)) > 3
+    assert digest_weights(tiny_bert) == digest_weights(renamed) == digest_weights(sharded)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_equal_values_of_another_dtype_do_not_matter(
+    tiny_bert: Path, tmp_path: Path, dtype: torch.dtype
+) -> None:
+    tensors = load_file(tiny_bert / "model.safetensors")
+    rounded = {
+        name: tensor.to(torch.float16 if dtype == torch.float64 else dtype)
+        for name, tensor in tensors.items()
+    }
+    wide = with_tensors(tiny_bert, tmp_path / "wide", {name: t.float() for name, t in rounded.items()})
+    other = with_tensors(tiny_bert, tmp_path / "other", {name: t.to(dtype) for name, t in rounded.items()})
+    assert digest_weights(wide) == digest_weights(other)
+
+
+def test_one_changed_value_matters(tiny_bert: Path, tmp_path: Path) -> None:
+    tensors = load_file(tiny_bert / "model.safetensors")
+    tensors["embeddings.word_embeddings.weight"][7, 3] += 1e-3
+    assert digest_weights(with_tensors(tiny_bert, tmp_path / "changed", tensors)) != digest_weights(tiny_bert)
+
+
+def test_the_wrapping_class_does_not_matter(tiny_bert: Path, tmp_path: Path) -> None:
+    config = BertConfig.from_pretrained(tiny_bert)
+    bert = BertModel.from_pretrained(tiny_bert, add_pooling_layer=False)
+    language_model = BertForMaskedLM(config)
+    language_model.bert.load_state_dict(bert.state_dict())
+    language_model.save_pretrained(tmp_path / "mlm")
+    dpr = DPRContextEncoder.from_pretrained(_as_dpr(tiny_bert, tmp_path / "dpr"))
+    dpr.save_pretrained(tmp_path / "dpr-again")
+    BertModel(config).save_pretrained(tmp_path / "other-weights")
+    digest = digest_weights(tiny_bert)
+    assert digest == digest_weights(tmp_path / "mlm") == digest_weights(tmp_path / "dpr-again")
+    assert digest != digest_weights(tmp_path / "other-weights")
+
+
+def _as_dpr(bert: Path, into: Path) -> Path:
+    tensors = load_file(bert / "model.safetensors")
+    folder = with_tensors(bert, into, {f"ctx_encoder.bert_model.{name}": t for name, t in tensors.items()})
+    config = json.loads((bert / "config.json").read_text())
+    changed = {**config, "model_type": "dpr", "architectures": ["DPRContextEncoder"]}
+    (folder / "config.json").write_text(json.dumps(changed))
+    return folder
+
+
+def test_old_layer_norm_names_do_not_matter(tiny_bert: Path, tmp_path: Path) -> None:
+    tensors = load_file(tiny_bert / "model.safetensors")
+    old = {
+        name.replace("LayerNorm.weight", "LayerNorm.gamma").replace(
+            "LayerNorm.bias", "LayerNorm.beta"
+        ): tensor
+        for name, tensor in tensors.items()
+    }
+    assert digest_weights(with_tensors(tiny_bert, tmp_path / "old", old)) == digest_weights(tiny_bert)
+
+
+def test_pickled_weights_are_refused(tiny_bert: Path, tmp_path: Path) -> None:
+    shutil.copy(tiny_bert / "config.json", tmp_path)
+    (tmp_path / "pytorch_model.bin").write_bytes(b"anything")
+    with pytest.raises(InputError, match="only pickled weights"):
+        digest_weights(tmp_path)
+
+
+def test_a_missing_file_is_named(tiny_bert: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"has no model\.safetensors"):
+        digest_weights(tmp_path)
+    sharded = resaved(tiny_bert, tmp_path / "sharded", max_shard_size="8KB")
+    weight_files(sharded)[-1].unlink()
+    with pytest.raises(InputError, match=r"model-0.*safetensors is missing or corrupt"):
+        digest_weights(sharded)
+
+
+@pytest.mark.parametrize(
+    ("keep", "says"), [(-1, "truncated"), (100, "corrupt"), (4, "corrupt"), (0, "corrupt")]
+)
+def test_a_truncated_file_is_named(tiny_bert: Path, tmp_path: Path, keep: int, says: str) -> None:
+    data = (tiny_bert / "model.safetensors").read_bytes()
+    (tmp_path / "model.safetensors").write_bytes(data[:keep])
+    with pytest.raises(InputError, match=says):
+        digest_weights(tmp_path)
+
+
+def test_quantised_weights_are_refused(tiny_bert: Path, tmp_path: Path) -> None:
+    tensors = {"layer.weight": torch.zeros(3, dtype=torch.int8)}
+    with pytest.raises(InputError, match="I8 tensors"):
+        digest_weights(with_tensors(tiny_bert, tmp_path / "int8", tensors))
