@@ -1,4 +1,4 @@
-"""Tiny real encoders, built on the spot: one random layer, 32 dimensions, a vocabulary of letters and some words."""
+"""Tiny real encoders, built on the spot: one random layer, 32 dimensions, a vocabulary of letters and words."""
 
 import json
 from collections.abc import Callable
@@ -34,7 +34,7 @@ WORDS = [
     "theory",
 ]
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-VOCABULARY = [*SPECIAL, *WORDS, *LETTERS, *(f"##{letter}" for letter in LETTERS)]
+VOCABULARY = list(dict.fromkeys([*SPECIAL, *WORDS, *LETTERS, *(f"##{letter}" for letter in LETTERS)]))
 SHAPE = {
     "vocab_size": 128,
     "hidden_size": 32,
