@@ -1,0 +1,99 @@
+"""A small real snapshot: two parts of hand-written passages, encoded by the real encoder, in a real store."""
+
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from rag_model.corpus.passages import PassageWriter
+from rag_model.corpus.records import Passage
+from rag_model.encoders.embed import embed_part
+from rag_model.encoders.encoder import Encoder
+from rag_model.encoders.resolve import question_files
+from rag_model.index.recipe import IndexRecipe, resolve
+from rag_model.index.structure import build
+from rag_model.store.blobs import BlobRef
+from rag_model.store.manifest import Content, Manifest, PartEntry
+from rag_model.store.snapshot import Snapshot
+from rag_model.store.store import Store
+
+ARTICLES = {
+    "Animal Farm": "Animal Farm is an allegorical novella by George Orwell, first published in August 1945.",
+    "Aardvark": "The aardvark is a nocturnal mammal of Africa that feeds on ants and termites.",
+    "Ampere": "The ampere is the unit of electric current, named after the physicist André-Marie Ampère.",
+    "Alabama": "The capital of Alabama is Montgomery; its largest city by population is Birmingham.",
+    "Apollo 8": "Apollo 8 was the first crewed spacecraft to orbit the Moon; Frank Borman commanded it.",
+    "Alphabet": "The Greek alphabet was the first script with letters for vowels as well as consonants.",
+    "Abacus": "The Japanese abacus is called soroban; it was imported from China in the 14th century.",
+    "Aikido": "Aikido is a modern Japanese martial art developed by Morihei Ueshiba.",
+    "Alaska": "The United States bought Alaska from Russia in 1867 for 7.2 million dollars.",
+    "Algeria": "Algiers is the capital and the most populous city of Algeria, on the Mediterranean coast.",
+    "Aspirin": "Aspirin relieves pain, fever and inflammation, and thins the blood.",
+    "Albedo": "Albedo is the share of sunlight that a surface reflects; fresh snow has a high albedo.",
+}
+PARTS = (0, 5, 12)  # rows at which the parts begin and end
+ENWIKI = {
+    "kind": "wiki",
+    "dbname": "enwiki",
+    "language": "en",
+    "base": "https://en.wikipedia.org/wiki/Main_Page",
+    "licence": "CC BY-SA 4.0",
+    "newest_revision": "2026-11-01T00:00:00Z",
+}
+
+
+def _passage(page: int, title: str, text: str) -> Passage:
+    words = len(text.split())
+    return Passage(
+        f"{page}-0", str(page), 1000 + page, title, "", text, 0, words, Passage.hash_of(title, text)
+    )
+
+
+@pytest.fixture(scope="session")
+def passages() -> list[Passage]:
+    """The corpus, in row order."""
+    return [_passage(page, *article) for page, article in enumerate(ARTICLES.items(), start=1)]
+
+
+@pytest.fixture(scope="session")
+def encoder(minilm: Path) -> Encoder:
+    """The real encoder, on one thread."""
+    return Encoder.load(minilm, threads=1)
+
+
+@pytest.fixture(scope="session")
+def content(
+    tmp_path_factory: pytest.TempPathFactory, passages: list[Passage], encoder: Encoder
+) -> tuple[Store, Content]:
+    """A store with all blobs of a snapshot, and its content: two indexes, and the encoder to ask with."""
+    work = tmp_path_factory.mktemp("build")
+    store = Store.open(str(tmp_path_factory.mktemp("store")), create=True)
+    files: dict[str, BlobRef] = {}
+    entries, arrays = [], []
+    for number, (first, last) in enumerate(pairwise(PARTS)):
+        part, rows, array = f"part-{number:05}", work / f"{number}.parquet", work / f"{number}.npy"
+        with PassageWriter(rows) as writer:
+            for passage in passages[first:last]:
+                writer.write(passage)
+        embed_part(rows, array, encoder)
+        files[f"passages/{part}.parquet"] = store.blobs.put_file(rows)
+        files[f"embeddings/{part}.npy"] = store.blobs.put_file(array)
+        entries.append(PartEntry(part, first + 1, last, last - first))
+        arrays.append(array)
+    space = encoder.space()
+    for name, path in question_files(encoder.folder, encoder.spec, space, work).items():
+        files[f"encoder/question/{name}"] = store.blobs.put_file(path)
+    indexes = {}
+    for name, factory in (("hnsw", "HNSW32"), ("ivfpq", "IVF,PQ")):
+        plan = resolve(IndexRecipe(factory), len(passages), encoder.dim)
+        build(plan, arrays, work / f"{name}.faiss", work)
+        files[f"index/{name}.faiss"] = store.blobs.put_file(work / f"{name}.faiss")
+        indexes[name] = plan.entry()
+    return store, Content(ENWIKI, tuple(entries), files, {}, space.to_json(), indexes)
+
+
+@pytest.fixture(scope="session")
+def snapshot(content: tuple[Store, Content]) -> Snapshot:
+    """The published snapshot, opened from its store."""
+    store, what = content
+    return Snapshot.from_store(store, store.snapshots.put(Manifest(what)))

@@ -1,0 +1,67 @@
+"""A snapshot examined: sound indexes pass the gate, and one built over other vectors does not."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from rag_model.encoders.encoder import Encoder
+from rag_model.evaluation.examine import examine
+from rag_model.evaluation.gate import GateRecipe, Vitals, judge
+from rag_model.index.recipe import IndexRecipe, resolve
+from rag_model.index.structure import build
+from rag_model.store.manifest import Content, Manifest
+from rag_model.store.snapshot import Snapshot
+from rag_model.store.store import Store
+
+RECIPE = GateRecipe(k=5, queries=10)
+
+
+def test_every_index_is_compared_with_exact_search(snapshot: Snapshot, encoder: Encoder) -> None:
+    examined = examine(snapshot, encoder, RECIPE)
+    assert {name: found.factory for name, found in examined.findings.items()} == {
+        name: entry["factory"] for name, entry in snapshot.manifest.content.indexes.items()
+    }
+    for found in examined.findings.values():
+        assert found.recalls.shape == (10,)
+        assert found.recalls.min() >= 0.6
+    assert examined.findings["hnsw"].recalls.tolist() == [1.0] * 10  # a graph of a dozen misses nothing
+    assert list(examined.curves) == ["hnsw", "ivfpq", "exact"]
+    settings = [effort.setting for effort in examined.curves["hnsw"]]
+    assert f"efSearch={snapshot.manifest.content.indexes['hnsw']['search']['efSearch']}" in settings
+    assert len(settings) == len(set(settings)) >= 4
+    assert judge(RECIPE, Vitals(snapshot.n, None, ""), examined.findings).passed
+
+
+def test_k_may_be_larger_than_the_corpus(snapshot: Snapshot, encoder: Encoder) -> None:
+    examined = examine(snapshot, encoder, GateRecipe(k=50, queries=500))
+    assert examined.findings["hnsw"].recalls.shape == (12,)
+    assert examined.findings["hnsw"].recalls.min() == 1.0
+
+
+def test_an_index_of_other_vectors_fails_the_gate(
+    content: tuple[Store, Content], encoder: Encoder, tmp_path: Path
+) -> None:
+    store, what = content
+    noise = np.random.default_rng(0).normal(size=(12, encoder.dim)).astype(np.float32)
+    np.save(tmp_path / "noise.npy", noise)
+    build(
+        resolve(IndexRecipe("HNSW32"), 12, encoder.dim), [tmp_path / "noise.npy"], tmp_path / "out", tmp_path
+    )
+    files = {**what.files, "index/hnsw.faiss": store.blobs.put_file(tmp_path / "out")}
+    broken = Snapshot.from_store(store, store.snapshots.put(Manifest(replace(what, files=files))))
+    verdict = judge(RECIPE, Vitals(12, None, ""), examine(broken, encoder, RECIPE).findings)
+    assert [check.name for check in verdict.checks if not check.passed] == [
+        "hnsw recall@5, mean",
+        "hnsw recall@5, 5th percentile",
+    ]
+
+
+def test_a_snapshot_without_passages_has_nothing_to_show(
+    content: tuple[Store, Content], encoder: Encoder
+) -> None:
+    store, what = content
+    empty = store.snapshots.put(Manifest(replace(what, parts=(), files={}, indexes={})))
+    examined = examine(Snapshot.from_store(store, empty), encoder, RECIPE)
+    assert not examined.findings
+    assert not examined.curves

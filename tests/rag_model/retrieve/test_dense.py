@@ -1,0 +1,157 @@
+"""Dense retrieval over a small real snapshot: right passages, right order, right credit, clear refusals."""
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rag_model.corpus.records import Passage
+from rag_model.encoders.encoder import Encoder
+from rag_model.encoders.space import Space
+from rag_model.errors import RefusedError, UsageError
+from rag_model.retrieve.dense import DenseRetriever
+from rag_model.store.manifest import Content, Manifest
+from rag_model.store.pull import pull
+from rag_model.store.snapshot import Snapshot
+from rag_model.store.store import Store
+
+QUESTIONS = {
+    "who wrote animal farm?": "Animal Farm",
+    "what do you call a japanese abacus": "Abacus",
+    "how much did the us pay for alaska": "Alaska",
+    "which unit measures electric current": "Ampere",
+}
+INDEXES = ["hnsw", "ivfpq", "exact"]
+
+
+@pytest.mark.parametrize("index", INDEXES)
+def test_questions_find_their_passages(snapshot: Snapshot, encoder: Encoder, index: str) -> None:
+    found = DenseRetriever(snapshot, encoder, index).search(list(QUESTIONS), 3)
+    assert [hits[0].passage.title for hits in found] == list(QUESTIONS.values())
+    for hits in found:
+        assert [hit.rank for hit in hits] == [1, 2, 3]
+        assert [hit.score for hit in hits] == sorted((hit.score for hit in hits), reverse=True)
+
+
+def test_exact_scores_are_inner_products_with_the_rows(
+    snapshot: Snapshot, encoder: Encoder, passages: list[Passage]
+) -> None:
+    rows = np.concatenate([snapshot.embeddings(part.name) for part in snapshot.parts]).astype(np.float32)
+    question = "what relieves pain?"
+    hits = DenseRetriever(snapshot, encoder, "exact").search([question], snapshot.n)[0]
+    scores = rows @ encoder.encode_questions([question])[0]
+    assert [hit.row for hit in hits] == np.argsort(-scores).tolist()
+    assert [hit.score for hit in hits] == pytest.approx(sorted(scores, reverse=True), abs=1e-5)
+    assert [hit.passage for hit in hits] == [passages[hit.row] for hit in hits]
+
+
+def test_a_hit_carries_its_revision_and_its_credit(snapshot: Snapshot, encoder: Encoder) -> None:
+    hit = DenseRetriever(snapshot, encoder).search(["who commanded apollo 8"], 1)[0][0]
+    assert hit.url == f"https://en.wikipedia.org/w/index.php?oldid={hit.passage.rev_id}"
+    assert hit.url in hit.licence
+    assert "CC BY-SA 4.0" in hit.licence
+
+
+def test_the_snapshot_brings_the_encoder_that_may_ask_it(snapshot: Snapshot, encoder: Encoder) -> None:
+    own = DenseRetriever.of(snapshot).search(list(QUESTIONS), 2)
+    given = DenseRetriever(snapshot, encoder).search(list(QUESTIONS), 2)
+    assert [[hit.row for hit in hits] for hits in own] == [[hit.row for hit in hits] for hits in given]
+
+
+def test_vectors_find_what_their_questions_find(snapshot: Snapshot, encoder: Encoder) -> None:
+    vectors = encoder.encode_questions(list(QUESTIONS))
+    by_vector = DenseRetriever(snapshot).search_vectors(vectors, 2)
+    assert by_vector == DenseRetriever(snapshot, encoder).search(list(QUESTIONS), 2)
+
+
+def test_no_questions_give_no_hits(snapshot: Snapshot, encoder: Encoder) -> None:
+    assert DenseRetriever(snapshot, encoder).search([], 2) == []
+    assert DenseRetriever(snapshot).search_vectors(np.empty((0, snapshot.dim), np.float32), 2) == []
+
+
+@pytest.mark.parametrize(
+    ("questions", "k", "sentence"),
+    [
+        (["a", " \n"], 1, "question 2 is empty"),
+        ([""], 1, "question 1 is empty"),
+        (["a"], 0, "at least 1"),
+        (["a"], -3, "at least 1"),
+        (["a"], 13, "12 passages"),
+    ],
+)
+def test_wrong_requests_are_refused(
+    snapshot: Snapshot, encoder: Encoder, questions: list[str], k: int, sentence: str
+) -> None:
+    with pytest.raises(UsageError, match=sentence):
+        DenseRetriever(snapshot, encoder).search(questions, k)
+
+
+def test_wrong_vectors_are_refused(snapshot: Snapshot) -> None:
+    retriever = DenseRetriever(snapshot)
+    with pytest.raises(UsageError, match="384"):
+        retriever.search_vectors(np.zeros((1, 3), np.float32), 1)
+    with pytest.raises(UsageError, match="NaN"):
+        retriever.search_vectors(np.full((1, 384), np.nan, np.float32), 1)
+    with pytest.raises(UsageError, match="has no encoder"):
+        retriever.search(["a"], 1)
+
+
+def test_an_unknown_index_is_refused_with_those_there_are(snapshot: Snapshot) -> None:
+    with pytest.raises(UsageError, match=r"bm25.*hnsw.*ivfpq.*exact"):
+        DenseRetriever(snapshot, index="bm25")
+
+
+def test_questions_of_another_space_are_refused(content: tuple[Store, Content], encoder: Encoder) -> None:
+    store, what = content
+    other = replace(encoder.space(), weights="sha256:" + "0" * 64)
+    foreign = store.snapshots.put(Manifest(replace(what, space=other.to_json())))
+    with pytest.raises(RefusedError, match="weights"):
+        DenseRetriever(Snapshot.from_store(store, foreign), encoder)
+    blind = store.snapshots.put(Manifest(replace(what, space=None)))
+    with pytest.raises(UsageError, match="no vectors"):
+        DenseRetriever(Snapshot.from_store(store, blind), encoder)
+    assert Space.from_json(what.space or {}) == encoder.space()
+
+
+def test_a_pulled_folder_answers_like_the_store(
+    content: tuple[Store, Content], snapshot: Snapshot, encoder: Encoder, tmp_path: Path
+) -> None:
+    pull(content[0], snapshot.id, tmp_path)
+    pulled = DenseRetriever(Snapshot.from_folder(tmp_path), encoder)
+    assert pulled.search(list(QUESTIONS), 4) == DenseRetriever(snapshot, encoder).search(list(QUESTIONS), 4)
+
+
+CORE_ONLY = """
+import sys
+class Absent:
+    def find_spec(self, name, *rest):
+        if name.split(".")[0] in {"torch", "transformers", "tokenizers", "safetensors", "lxml",
+        "mwparserfromhell",
+                                  "prefect", "apache_beam", "pydantic", "ir_measures", "regex",
+                                  "huggingface_hub"}:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Absent())
+import numpy as np
+from pathlib import Path
+from rag_model.errors import MissingExtraError
+from rag_model.retrieve.dense import DenseRetriever
+from rag_model.store.snapshot import Snapshot
+snapshot = Snapshot.open(sys.argv[1], sys.argv[2])
+vectors = np.asarray(snapshot.embeddings(snapshot.parts[0].name), np.float32)
+print([hits[0].row for hits in DenseRetriever(snapshot).search_vectors(vectors, 1)])
+try:
+    DenseRetriever.of(snapshot)
+except MissingExtraError as missing:
+    print(missing)
+"""
+
+
+def test_the_core_alone_searches_by_vector(snapshot: Snapshot) -> None:
+    run = [sys.executable, "-c", CORE_ONLY, snapshot.where, snapshot.id]
+    told = subprocess.run(run, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[3])
+    rows, missing = told.stdout.splitlines()
+    assert rows == "[0, 1, 2, 3, 4]"
+    assert "pip install 'bookwheel[model]'" in missing
