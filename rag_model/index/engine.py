@@ -1,0 +1,108 @@
+"""The one seam around faiss: the rest of the package sees arrays, paths and our own errors.
+
+faiss ships stubs that know a part of its C++ classes, so it enters here, once, as a name without types.
+
+A faiss error is a paragraph with a C++ source line in it. `guarded` turns it into a sentence about the file
+or the request at hand; nothing outside this package catches a faiss exception.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from rag_model.errors import BookwheelError, InputError, ResourceError
+
+faiss: Any = import_module("faiss")
+FaissIndex: TypeAlias = Any  # one of its many index classes
+Metric = Literal["ip", "l2"]
+Vectors = npt.NDArray[np.float32]
+Rows = npt.NDArray[np.int64]
+
+VERSION: str = faiss.__version__  # index files repeat byte for byte within one version only
+_METRICS: dict[str, int] = {"ip": faiss.METRIC_INNER_PRODUCT, "l2": faiss.METRIC_L2}
+
+
+@contextmanager
+def guarded(error: type[BookwheelError], sentence: str) -> Iterator[None]:
+    """Raise `error(sentence)` in place of whatever faiss raises inside the block; the cause stays attached.
+
+    Raises:
+        ResourceError: memory ran out inside the block, whatever `error` is.
+    """
+    try:
+        yield
+    except MemoryError as full:
+        raise ResourceError(f"memory ran out ({sentence}): use a smaller factory or more memory") from full
+    except (RuntimeError, AssertionError, ValueError, TypeError, OverflowError) as broken:
+        raise error(sentence) from broken
+
+
+def metric_code(metric: Metric) -> int:
+    """Return faiss's number of a metric."""
+    return _METRICS[metric]
+
+
+def metric_of(index: FaissIndex) -> Metric:
+    """Return the metric of an open index.
+
+    Raises:
+        InputError: it is neither inner product nor L2.
+    """
+    for name, code in _METRICS.items():
+        if index.metric_type == code:
+            return "ip" if name == "ip" else "l2"
+    raise InputError(
+        f"the index uses faiss metric {index.metric_type}: only inner product and L2 can be searched"
+    )
+
+
+def read(path: Path, *, mmap: bool = False) -> FaissIndex:
+    """Read an index file; `mmap` maps its arrays instead of loading them, and the result is then read-only.
+
+    `IO_FLAG_MMAP_IFC` is the flag that maps; `IO_FLAG_MMAP` loads most structures. Adding to mapped storage
+    aborts the process, so only search opens mapped files. A file cut short is found by its size: a mapped one
+    may open.
+
+    Raises:
+        InputError: the file is missing, truncated, or no faiss index.
+    """
+    if not path.is_file():
+        raise InputError(f"there is no index file {path}: build it first")
+    flags = faiss.IO_FLAG_MMAP_IFC if mmap else 0
+    broken = f"{path} is not a whole faiss index: it is truncated or damaged, so fetch or build it again"
+    with guarded(InputError, broken):
+        return faiss.read_index(str(path), flags)
+
+
+def write(index: FaissIndex, path: Path) -> None:
+    """Write an index file that plain `faiss.read_index` opens.
+
+    Raises:
+        ResourceError: the file cannot be written.
+    """
+    with guarded(ResourceError, f"cannot write {path}: the disk is full or the folder is not writable"):
+        faiss.write_index(index, str(path))
+
+
+def array_of(vector: Any) -> npt.NDArray[Any]:
+    """Return a copy of a C++ vector."""
+    copied: npt.NDArray[Any] = faiss.vector_to_array(vector)
+    return copied
+
+
+def view_of(vector: Any) -> npt.NDArray[Any]:
+    """Return a writable view of a C++ vector; it lives as long as the index that owns it, and not longer."""
+    if vector.size() == 0:
+        return np.empty(0, np.int32)
+    view: npt.NDArray[Any] = faiss.rev_swig_ptr(vector.data(), vector.size())
+    return view
+
+
+def file_bytes(path: Path) -> int:
+    """Return the size of a file on disk, in bytes."""
+    return path.stat().st_size

@@ -1,0 +1,59 @@
+"""Exact search over memory-mapped vectors: the truth that every other index is measured against.
+
+Blocks of the parts pass by one at a time, so memory is bounded by a block and by the best k so far, and a
+corpus larger than memory can be searched without having been indexed.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from rag_model.errors import ResourceError
+from rag_model.index import engine
+from rag_model.index.engine import Metric, Rows, Vectors, faiss
+from rag_model.index.question import check_question
+from rag_model.index.recipe import check_search
+from rag_model.index.vectors import VectorFiles
+
+
+class ExactIndex:
+    """A `SearchIndex` that compares a question with every vector."""
+
+    def __init__(self, vectors: Sequence[Path], metric: Metric = "ip") -> None:
+        """Map the parts' `.npy` files, in row order.
+
+        Raises:
+            InputError: a file is missing, damaged or of another dimension.
+        """
+        self._files = VectorFiles(vectors)
+        self.n, self.dim, self.metric = self._files.n, self._files.dim, metric
+
+    def search(self, vectors: Vectors, k: int, **parameters: int) -> tuple[Vectors, Rows]:
+        """Return the k best rows of each vector: (q, k) float32 scores, best first, and (q, k) int64 rows.
+
+        Scores are inner products, or squared distances negated, so larger is better. Of rows that tie the
+        smaller come first, except at the k-th place, where any may be left out.
+
+        Raises:
+            UsageError: the vectors or `k` do not fit the index, or a search parameter is given.
+            InputError: a row of the corpus holds a NaN or an infinity.
+        """
+        vectors = check_question(vectors, k, self.n, self.dim)
+        check_search(parameters, "exact")
+        scores = np.empty((len(vectors), 0), np.float32)
+        rows = np.empty((len(vectors), 0), np.int64)
+        for first, block in self._files.blocks():
+            found, local = self._best(vectors, block, min(k, len(block)))
+            scores, rows = _best_of(np.hstack([scores, found]), np.hstack([rows, local + first]), k)
+        return scores, rows
+
+    def _best(self, vectors: Vectors, block: Vectors, k: int) -> tuple[Vectors, Rows]:
+        with engine.guarded(ResourceError, f"exact search of {len(vectors)} vectors failed"):
+            found, rows = faiss.knn(vectors, block, k, metric=engine.metric_code(self.metric))
+        return (found if self.metric == "ip" else -found), rows
+
+
+def _best_of(scores: Vectors, rows: Rows, k: int) -> tuple[Vectors, Rows]:
+    order = np.lexsort((rows, -scores), axis=1)[:, :k]
+    return np.take_along_axis(scores, order, 1), np.take_along_axis(rows, order, 1)

@@ -1,0 +1,231 @@
+"""Factory strings: faiss's own language for an index, read and checked before any work starts.
+
+Known are `Flat`; `HNSW32` with storage `Flat`, `SQ8` or `SQfp16` (`HNSW32_SQ8`); and inverted lists,
+optionally behind a transform and with a graph over the centroids: `IVF1024,PQ48np`,
+`OPQ48_192,IVF65536_HNSW32,PQ48np`, `IVF4096,SQ8`, `IVF4096,RaBitQ4`. A number left out (`HNSW`, `IVF,PQ`) is
+chosen for the corpus by `recipe.resolve`.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from rag_model.errors import UsageError
+
+Kind = Literal["exact", "hnsw", "ivf"]
+
+_GRAPH = re.compile(r"HNSW(\d*)(?:[_,](Flat|SQ8|SQfp16))?")
+_ROTATION = re.compile(r"(OPQ)(\d*)(?:_(\d+))?|(PCAR?)(\d+)")
+_LISTS = re.compile(r"IVF(\d*)(?:_HNSW(\d*))?")
+_CODES = re.compile(r"Flat|SQ(?:4|6|8|fp16|bf16)|RaBitQ(\d?)|PQ(\d*)(?:x(\d+))?(np)?")
+_EXAMPLES = "for example HNSW32, IVF1024,PQ48np or OPQ48_192,IVF65536_HNSW32,PQ48np"
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """`HNSW<links>_<storage>`."""
+
+    links: int | None  # M: links a node and level, twice that at the bottom; None = to be chosen
+    storage: str  # Flat, SQ8, SQfp16
+
+    def __str__(self) -> str:
+        """Return the factory string."""
+        tail = "" if self.storage == "Flat" else f"_{self.storage}"
+        return f"HNSW{_number(self.links)}{tail}"
+
+
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """A linear transform in front of the lists: `OPQ<m>_<out>` or `PCA<out>`."""
+
+    name: str  # OPQ, PCA, PCAR
+    pieces: int | None  # of OPQ; None = as many as the codes'
+    out: int | None  # dimensions behind it; None = those before it
+
+    def __str__(self) -> str:
+        """Return the factory piece."""
+        if self.name != "OPQ":
+            return f"{self.name}{self.out}"
+        return f"OPQ{_number(self.pieces)}" + (f"_{self.out}" if self.out else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Codes:
+    """How a list keeps a vector: `Flat`, `SQ8`, `RaBitQ4`, or `PQ<pieces>x<bits>`."""
+
+    name: str  # Flat, SQ8, RaBitQ, PQ …
+    pieces: int | None = None  # of PQ; None = to be chosen
+    bits: int = 8  # of a PQ piece, or of a RaBitQ dimension
+    fast: bool = True  # PQ without polysemous training, which costs far more than it returns
+
+    def __str__(self) -> str:
+        """Return the factory piece."""
+        if self.name == "RaBitQ":
+            return f"RaBitQ{self.bits if self.bits > 1 else ''}"
+        if self.name != "PQ":
+            return self.name
+        bits = "" if self.bits == 8 else f"x{self.bits}"
+        return f"PQ{_number(self.pieces)}{bits}{'np' if self.fast else ''}"
+
+
+@dataclass(frozen=True, slots=True)
+class Lists:
+    """`<rotation>,IVF<lists>_HNSW<coarse>,<codes>`."""
+
+    rotation: Rotation | None
+    lists: int | None  # None = to be chosen
+    coarse: int | None  # M of a graph over the centroids; None = they are scanned
+    codes: Codes
+
+    def __str__(self) -> str:
+        """Return the factory string."""
+        graph = f"_HNSW{self.coarse}" if self.coarse else ""
+        pieces = [f"IVF{_number(self.lists)}{graph}", str(self.codes)]
+        return ",".join([str(self.rotation), *pieces] if self.rotation else pieces)
+
+    def code_dim(self, d: int) -> int:
+        """Return the dimensions that the codes see."""
+        return d if self.rotation is None or self.rotation.out is None else self.rotation.out
+
+
+@dataclass(frozen=True, slots=True)
+class Exact:
+    """`Flat`: the vectors themselves, every one compared."""
+
+    def __str__(self) -> str:
+        """Return the factory string."""
+        return "Flat"
+
+
+Factory = Graph | Lists | Exact
+
+
+def parse(text: str) -> Factory:
+    """Read a factory string.
+
+    >>> parse("OPQ48_192,IVF65536_HNSW32,PQ48np").codes
+    Codes(name='PQ', pieces=48, bits=8, fast=True)
+
+    Raises:
+        UsageError: a piece is unknown, missing or out of place; the sentence names it.
+    """
+    if text == "Flat":
+        return Exact()
+    if text.startswith("HNSW"):
+        return _graph(text)
+    return _lists(text)
+
+
+def kind_of(text: str) -> Kind:
+    """Return which structure builds a factory string.
+
+    Raises:
+        UsageError: it is not a factory string known here.
+    """
+    factory = parse(text)
+    if isinstance(factory, Exact):
+        return "exact"
+    return "hnsw" if isinstance(factory, Graph) else "ivf"
+
+
+def check(factory: Factory, d: int) -> None:
+    """Check that a factory fits vectors of `d` dimensions.
+
+    Raises:
+        UsageError: a number does not fit; the sentence holds one that does.
+    """
+    if isinstance(factory, Lists):
+        rotation = factory.rotation
+        if rotation is not None and rotation.out is not None and rotation.out > d and rotation.name != "OPQ":
+            raise UsageError(
+                f"{rotation} cannot give {rotation.out} of {d} dimensions: ask for no more than {d}"
+            )
+        width = factory.code_dim(d)
+        _check_divides(str(factory), factory.codes.pieces, width, "PQ")
+        if rotation is not None:
+            _check_divides(str(factory), rotation.pieces, width, "OPQ")
+
+
+def divisor(width: int, at_most: int) -> int:
+    """Return the largest divisor of `width` that is at most `at_most`, at least 1.
+
+    >>> divisor(384, 50)
+    48
+    """
+    return next(pieces for pieces in range(max(1, min(at_most, width)), 0, -1) if width % pieces == 0)
+
+
+def _check_divides(text: str, pieces: int | None, width: int, name: str) -> None:
+    if pieces is not None and width % pieces:
+        raise UsageError(
+            f"{text} is wrong: {name}{pieces} cannot cut {width} dimensions into {pieces} equal pieces, "
+            f"but {name}{divisor(width, pieces)} can"
+        )
+
+
+def _graph(text: str) -> Graph:
+    found = _GRAPH.fullmatch(text)
+    if found is None:
+        raise UsageError(
+            f"{text!r} is not a factory string: HNSW<M> takes Flat, SQ8 or SQfp16 behind it, as in HNSW32_SQ8"
+        )
+    links = _positive(text, found[1])
+    if links is not None and links < 2:
+        raise UsageError(f"{text!r} gives a node {links} link: HNSW needs at least 2, and 16 to 64 is usual")
+    return Graph(links, found[2] or "Flat")
+
+
+def _lists(text: str) -> Lists:
+    pieces = text.split(",")
+    rotation = _rotation(text, pieces[0])
+    if rotation is not None:
+        del pieces[0]
+    found = _LISTS.fullmatch(pieces[0]) if pieces else None
+    if found is None:
+        wrong = pieces[0] if pieces and pieces[0] else "nothing"
+        raise UsageError(
+            f"{text!r} is not a factory string: it has {wrong!r} where IVF<lists> belongs; {_EXAMPLES}"
+        )
+    if len(pieces) == 1:
+        raise UsageError(
+            f"{text!r} says not how its lists keep a vector: add Flat, SQ8, PQ<m>np or RaBitQ4, {_EXAMPLES}"
+        )
+    codes = _CODES.fullmatch(pieces[1])
+    if codes is None or len(pieces) > 2:
+        raise UsageError(
+            f"{text!r} is not a factory string: {','.join(pieces[1:])!r} is unknown; {_EXAMPLES}"
+        )
+    coarse = None if found[2] is None else _positive(text, found[2]) or 32
+    return Lists(rotation, _positive(text, found[1]), coarse, _codes(text, pieces[1], codes))
+
+
+def _rotation(text: str, piece: str) -> Rotation | None:
+    found = _ROTATION.fullmatch(piece)
+    if found is None:
+        return None
+    if found[4]:
+        return Rotation(found[4], None, _positive(text, found[5]))
+    return Rotation("OPQ", _positive(text, found[2]), _positive(text, found[3] or ""))
+
+
+def _codes(text: str, piece: str, found: re.Match[str]) -> Codes:
+    if piece.startswith("RaBitQ"):
+        return Codes("RaBitQ", bits=_positive(text, found[1]) or 1)
+    if not piece.startswith("PQ"):
+        return Codes(piece)
+    pieces, bits = _positive(text, found[2]), _positive(text, found[3] or "") or 8
+    if bits > 8:
+        raise UsageError(
+            f"{text!r} asks for {bits} bits a piece: faiss's lists take at most 8, the usual number"
+        )
+    return Codes("PQ", pieces, bits, fast=pieces is None or found[4] is not None)
+
+
+def _positive(text: str, digits: str) -> int | None:
+    if digits and int(digits) == 0:
+        raise UsageError(f"{text!r} is not a factory string: it holds a 0 where a positive number belongs")
+    return int(digits) if digits else None
+
+
+def _number(value: int | None) -> str:
+    return "" if value is None else str(value)

@@ -1,0 +1,105 @@
+"""How good an index is: recall against exact search, at what price in time and in distance computations.
+
+Two graphs are compared at equal distance computations, never at equal `efSearch`: a denser graph buys its
+recall with more work for each step.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Self
+
+from rag_model.evaluation.recall import Effort, percentile5, recall_at
+from rag_model.index.engine import Rows, Vectors, faiss
+from rag_model.index.search import IndexFile, SearchIndex
+
+_REPEATS = 3  # runs of which the fastest counts: a machine is slowed by others, never hurried
+
+
+@dataclass(frozen=True, slots=True)
+class Probe(Effort):
+    """An `Effort` with the parameter that was set, and the work that no machine changes."""
+
+    parameter: str  # efSearch, nprobe; empty for an index that has none
+    value: int
+    distances: float  # computed a query, mean; of lists the codes compared, centroids not counted
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """Queries whose true neighbours are known."""
+
+    vectors: Vectors  # (q, d) float32
+    k: int  # depth of recall
+    scores: Vectors  # (q, >= k) of exact search, best first; wider than k lets ties at the k-th place count
+    rows: Rows  # (q, >= k)
+
+    @classmethod
+    def of(cls, exact: SearchIndex, vectors: Vectors, k: int) -> Self:
+        """Find the true neighbours of `vectors` by exact search.
+
+        Raises:
+            UsageError: the vectors or `k` do not fit the index.
+        """
+        return cls(vectors, k, *exact.search(vectors, max(k, min(2 * k, exact.n))))
+
+
+def sweep(index: IndexFile, trial: Trial, values: Sequence[int] | None = None) -> list[Probe]:
+    """Search with a range of settings; return one probe each, cheapest first.
+
+    `values` are of `efSearch` or `nprobe`; without them they double, up to 512 or to all lists (1,024 at
+    most). faiss counts distances for the whole process: a search elsewhere in it meanwhile spoils that
+    figure, and only that.
+
+    Raises:
+        UsageError: the queries or their depth do not fit the index.
+    """
+    parameter = {"hnsw": "efSearch", "ivf": "nprobe", "exact": ""}[index.kind]
+    if not parameter:
+        return [_probe(index, trial, parameter, 0)]
+    chosen = _steps(index) if values is None else sorted(values)
+    return [_probe(index, trial, parameter, value) for value in chosen]
+
+
+def _steps(index: IndexFile) -> list[int]:
+    most = 512 if index.kind == "hnsw" else min(index.lists, 1024)
+    least = 16 if index.kind == "hnsw" else 1
+    return [*(1 << step for step in range(least.bit_length() - 1, (most - 1).bit_length())), most]
+
+
+def _probe(index: IndexFile, trial: Trial, parameter: str, value: int) -> Probe:
+    parameters = {parameter: value} if parameter else {}
+    queries = len(trial.vectors)
+    _reset_counters()
+    found = index.search(trial.vectors, trial.k, **parameters)[1]  # warms the caches too
+    distances = _counted(index, queries) / queries
+    seconds = min(_seconds(index, trial, parameters) for _ in range(_REPEATS))
+    recalls = recall_at(found, trial.rows, trial.scores, trial.k)
+    return Probe(
+        setting=f"{parameter}={value}" if parameter else "exact",
+        recall_mean=float(recalls.mean()),
+        recall_p5=percentile5(recalls),
+        milliseconds=1000 * seconds / queries,
+        parameter=parameter,
+        value=value,
+        distances=distances,
+    )
+
+
+def _seconds(index: IndexFile, trial: Trial, parameters: dict[str, int]) -> float:
+    start = perf_counter()
+    index.search(trial.vectors, trial.k, **parameters)
+    return perf_counter() - start
+
+
+def _reset_counters() -> None:
+    faiss.cvar.hnsw_stats.reset()
+    faiss.cvar.indexIVF_stats.reset()
+
+
+def _counted(index: IndexFile, queries: int) -> float:
+    if index.kind == "hnsw":
+        return float(faiss.cvar.hnsw_stats.ndis)
+    if index.kind == "ivf":
+        return float(faiss.cvar.indexIVF_stats.ndis)
+    return float(index.n * queries)

@@ -1,0 +1,212 @@
+"""What an index should be (`IndexRecipe`), and what it therefore is for n vectors (`IndexPlan`).
+
+A recipe may leave numbers open: `HNSW`, `IVF,PQ`, `cells = None`. `resolve` fills them in from n and d, so
+that the same recipe builds a demo of a thousand passages and the whole of Wikipedia, and it says what it had
+to change.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from math import isqrt
+from typing import Any
+
+from rag_model.errors import InputError, UsageError
+from rag_model.index.engine import Metric
+from rag_model.index.factory import (
+    Codes,
+    Factory,
+    Graph,
+    Kind,
+    Lists,
+    Rotation,
+    check,
+    divisor,
+    kind_of,
+    parse,
+)
+
+LINKS = (
+    32  # M of HNSW: faiss's and most papers' choice for text vectors; 16 halves the graph and loses ~1 point
+)
+ONE_CELL = 100_000  # up to so many vectors one graph takes a core minutes: not worth cutting
+CELL_ROWS = (
+    62_500  # of a larger corpus, a cell: measured at 1M / 16 cells, cheaper than one graph at its recall
+)
+POINTS_PER_LIST = 39  # faiss calls a centroid of fewer points badly trained
+MANY_LISTS = (
+    8_192  # from here on finding the nearest centroids costs more than the lists: search them by a graph
+)
+FEW_VECTORS = 1_024  # fewer cannot train the 256 centroids of a code's piece; they need no compression either
+PQ_SAMPLE = 65_536  # training points of a product quantizer: 256 for each of 256 centroids
+
+
+@dataclass(frozen=True, slots=True)
+class IndexRecipe:
+    """One index of a snapshot; the defaults are what a build publishes when nobody says otherwise."""
+
+    factory: str  # a faiss factory string; `HNSW` and `IVF,PQ` leave the numbers to n and d
+    metric: Metric = "ip"  # inner product: cosine where the encoder normalises, DPR's score where it doesn't
+    ef_construction: int = 100  # candidates while a node is linked; 200 costs twice the time for < 1 point
+    cells: int | None = None  # HNSW shards; None: 1 up to 100,000 vectors, then one for 62,500
+    border: float = 0.5  # share of vectors, those nearest a border, that join a second cell; .3 loses a point
+    train_sample: int | None = (
+        None  # vectors that train centroids and codes; None: 39 a list, at least 65,536
+    )
+    seed: int = 0
+    search: Mapping[str, int] = field(default_factory=dict)  # efSearch or nprobe; left out: chosen
+
+    def __post_init__(self) -> None:
+        kind = kind_of(self.factory)
+        if self.metric not in ("ip", "l2"):
+            raise UsageError(f"metric is {self.metric!r}: choose ip (inner product) or l2")
+        if not 0 <= self.border <= 1:
+            raise UsageError(f"border is a share from 0 to 1, not {self.border}")
+        for name in ("ef_construction", "cells", "train_sample"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UsageError(f"{name} must be at least 1, not {value}")
+        check_search(self.search, kind)
+
+
+@dataclass(frozen=True, slots=True)
+class IndexPlan:
+    """A recipe made concrete for n vectors of d dimensions: small and plain, a descriptor that travels."""
+
+    kind: Kind
+    factory: str  # complete: plain faiss builds from it
+    metric: Metric
+    n: int
+    d: int
+    ef_construction: int
+    cells: int
+    border: float
+    train_sample: int
+    seed: int
+    search: Mapping[str, int]  # what a search uses unless told otherwise
+    notes: tuple[str, ...] = ()  # sentences: what was asked for, and why it is not what is built
+
+    def entry(self) -> dict[str, Any]:
+        """Return the index's entry in a snapshot's manifest: factory, metric, n, d, search."""
+        return {
+            "factory": self.factory,
+            "metric": self.metric,
+            "n": self.n,
+            "d": self.d,
+            "search": dict(self.search),
+        }
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the plan as JSON values; with the vectors' digests it decides every byte of the index."""
+        return asdict(self) | {"notes": list(self.notes), "search": dict(self.search)}
+
+
+def check_search(search: Mapping[str, int], kind: Kind) -> None:
+    """Check that search parameters are ones that an index of `kind` knows, each at least 1.
+
+    Raises:
+        UsageError: one is unknown or too small.
+    """
+    known = {"hnsw": "efSearch", "ivf": "nprobe", "exact": None}[kind]
+    for name, value in search.items():
+        if name != known:
+            takes = f"it takes {known}" if known else "it takes none"
+            raise UsageError(f"{name} is not a search parameter of this index ({kind}): {takes}")
+        if value < 1:
+            raise UsageError(f"{name} must be at least 1, not {value}")
+
+
+def resolve(recipe: IndexRecipe, n: int, d: int) -> IndexPlan:
+    """Choose every number that `recipe` leaves open, for `n` vectors of `d` dimensions.
+
+    Raises:
+        InputError: there are no vectors.
+        UsageError: the factory does not fit `d` dimensions.
+    """
+    if n < 1 or d < 1:
+        raise InputError(
+            f"an index over {n} vectors of {d} dimensions is not possible: give at least one vector"
+        )
+    notes: list[str] = []
+    factory = _complete(parse(recipe.factory), n, d, notes)
+    check(factory, d)
+    cells = _cells(recipe, factory, n, notes)
+    return IndexPlan(
+        kind=kind_of(str(factory)),
+        factory=str(factory),
+        metric=recipe.metric,
+        n=n,
+        d=d,
+        ef_construction=recipe.ef_construction,
+        cells=cells,
+        border=recipe.border if cells > 1 else 0.0,
+        train_sample=min(n, recipe.train_sample or _sample(factory)),
+        seed=recipe.seed,
+        search=dict(recipe.search) or _search(factory),
+        notes=tuple(notes),
+    )
+
+
+def _complete(factory: Factory, n: int, d: int, notes: list[str]) -> Factory:
+    if isinstance(factory, Graph):
+        return replace(factory, links=factory.links or LINKS)
+    if isinstance(factory, Lists):
+        return _complete_lists(factory, n, d, notes)
+    return factory
+
+
+def _complete_lists(factory: Lists, n: int, d: int, notes: list[str]) -> Lists:
+    check(factory, d)  # a wrong number is wrong for any n: say so before a small n hides it
+    if n < FEW_VECTORS and (factory.codes.name == "PQ" or factory.rotation is not None):
+        notes.append(f"{n} vectors are too few to train {factory}: the lists keep the vectors themselves")
+        factory = replace(factory, rotation=None, codes=Codes("Flat"))
+    return _with_lists(_with_codes(factory, d), n, notes)
+
+
+def _with_codes(factory: Lists, d: int) -> Lists:
+    """Choose a byte for 4 dimensions: 192 at 768, so 21 million passages in 4 GB; rotate an indivisible d."""
+    rotation, codes = factory.rotation, factory.codes
+    width = factory.code_dim(d)
+    if codes.name == "PQ" and codes.pieces is None:
+        codes = replace(codes, pieces=divisor(width, width // 4))
+        if rotation is None and codes.pieces is not None and 8 * codes.pieces < width:
+            codes = replace(codes, pieces=width // 4)
+            rotation = Rotation("OPQ", width // 4, width // 4 * 4)
+    if rotation is not None and rotation.name == "OPQ" and rotation.pieces is None:
+        rotation = replace(rotation, pieces=codes.pieces or divisor(width, width // 4))
+    return replace(factory, rotation=rotation, codes=codes)
+
+
+def _with_lists(factory: Lists, n: int, notes: list[str]) -> Lists:
+    """Choose about 4 sqrt(n) lists, a power of two: finding and reading them then cost about the same."""
+    trained = max(1, n // POINTS_PER_LIST)
+    lists = factory.lists or 1 << (min(4 * isqrt(n), trained).bit_length() - 1)
+    if lists > n:
+        notes.append(f"{n} vectors cannot train {lists} lists: there are {trained}")
+        lists = trained
+    coarse = factory.coarse or (LINKS if factory.lists is None and lists >= MANY_LISTS else None)
+    return replace(factory, lists=lists, coarse=coarse)
+
+
+def _cells(recipe: IndexRecipe, factory: Factory, n: int, notes: list[str]) -> int:
+    if not isinstance(factory, Graph):
+        return 1
+    wanted = recipe.cells or (1 if n <= ONE_CELL else -(-n // CELL_ROWS))
+    most = max(1, n // (4 * (factory.links or LINKS)))  # a smaller cell has fewer nodes than a node could use
+    if wanted > most:
+        notes.append(f"{n} vectors are too few for {wanted} cells: there are {most}")
+    return min(wanted, most)
+
+
+def _sample(factory: Factory) -> int:
+    lists = factory.lists or 1 if isinstance(factory, Lists) else 1
+    return max(PQ_SAMPLE, POINTS_PER_LIST * lists)
+
+
+def _search(factory: Factory) -> dict[str, int]:
+    """Choose efSearch 128 (recall@20 of .99 at a million), or a sixteenth of the lists, 16 to 128 of them."""
+    if isinstance(factory, Graph):
+        return {"efSearch": 128}
+    if isinstance(factory, Lists):
+        lists = factory.lists or 1
+        return {"nprobe": min(lists, max(16, min(128, lists // 16)))}
+    return {}

@@ -1,0 +1,100 @@
+"""Search: one call for every index, safe to make from many threads with different settings.
+
+Settings travel with the call (faiss's `SearchParameters`), never by changing the index.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from rag_model.errors import InputError
+from rag_model.index import engine
+from rag_model.index.engine import Metric, Rows, Vectors, faiss
+from rag_model.index.factory import Kind
+from rag_model.index.question import check_question
+from rag_model.index.recipe import check_search
+
+
+class SearchIndex(Protocol):
+    """What can be searched by vector: an index file, or the vectors themselves."""
+
+    n: int  # vectors held; rows are 0 … n-1
+    dim: int
+    metric: Metric
+
+    def search(self, vectors: Vectors, k: int, **parameters: int) -> tuple[Vectors, Rows]:
+        """Return the k best rows of each vector, best first: (q, k) float32 scores, (q, k) int64 rows.
+
+        Scores are inner products, or squared distances negated: larger is better. Where an approximate index
+        finds fewer than k, the rest is row -1 with score -inf.
+
+        Args:
+            vectors: (q, dim) float32, finite.
+            k: 1 <= k <= n.
+            parameters: `efSearch` of a graph, `nprobe` of lists; left out, the index's own default.
+
+        Raises:
+            UsageError: the vectors, `k` or a parameter do not fit the index.
+        """
+        ...
+
+
+class IndexFile:
+    """A `SearchIndex` read from a faiss file."""
+
+    def __init__(self, path: Path, *, mmap: bool = True, defaults: Mapping[str, int] | None = None) -> None:
+        """Open `path`; see `open_index`."""
+        self._index = engine.read(path, mmap=mmap)
+        self._lists = faiss.try_extract_index_ivf(self._index)
+        self.kind: Kind = _kind(self._index, self._lists)
+        self.lists = 0 if self._lists is None else int(self._lists.nlist)  # 0: it has none
+        self.n, self.dim = int(self._index.ntotal), int(self._index.d)
+        self.metric: Metric = engine.metric_of(self._index)
+        self.defaults = dict(defaults or {})
+        check_search(self.defaults, self.kind)
+        self._path = path
+
+    def search(self, vectors: Vectors, k: int, **parameters: int) -> tuple[Vectors, Rows]:
+        """Return the k best rows of each vector, as `SearchIndex.search` says."""
+        vectors = check_question(vectors, k, self.n, self.dim)
+        check_search(parameters, self.kind)
+        settings = self._settings({**self.defaults, **parameters})
+        with engine.guarded(
+            InputError, f"{self._path} cannot be searched: it is damaged, so fetch or build it again"
+        ):
+            scores, rows = self._index.search(vectors, k, params=settings)
+        scores = scores if self.metric == "ip" else -scores
+        return np.where(rows < 0, np.float32(-np.inf), scores), rows
+
+    def _settings(self, parameters: Mapping[str, int]) -> Any:
+        if not parameters:
+            return None
+        if self.kind == "hnsw":
+            return faiss.SearchParametersHNSW(efSearch=parameters["efSearch"])
+        lists = faiss.SearchParametersIVF(nprobe=min(parameters["nprobe"], self.lists))
+        if isinstance(self._index, faiss.IndexPreTransform):
+            return faiss.SearchParametersPreTransform(index_params=lists)
+        return lists
+
+
+def open_index(path: Path, *, mmap: bool = True, defaults: Mapping[str, int] | None = None) -> IndexFile:
+    """Open an index file to search it.
+
+    Args:
+        path: any faiss file of a graph, of inverted lists, or of plain vectors.
+        mmap: map the file: it opens at once, and processes that search it share its memory.
+        defaults: search parameters for calls that give none, such as a manifest's `search`.
+
+    Raises:
+        InputError: the file is missing, truncated, or no index that can be searched by inner product or L2.
+        UsageError: a default is no parameter of this index.
+    """
+    return IndexFile(path, mmap=mmap, defaults=defaults)
+
+
+def _kind(index: Any, lists: Any) -> Kind:
+    if lists is not None:
+        return "ivf"
+    return "hnsw" if isinstance(index, faiss.IndexHNSW) else "exact"
