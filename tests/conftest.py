@@ -1,8 +1,11 @@
 """Fixtures that every test folder shares: the real dump, the real encoder, a real S3 server."""
 
+import bz2
+import html
 import importlib.util
 import json
 import os
+import re
 import secrets
 import shutil
 import socket
@@ -32,6 +35,78 @@ def _package_folder(name: str) -> Path:
 def demo_dump() -> Path:
     """A real extract of English Wikipedia: 206 pages, 106 articles, one plain bz2 stream."""
     return _package_folder("gensim") / DUMP
+
+
+@pytest.fixture(scope="session")
+def make_multistream(demo_dump: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
+    """Return a function that writes a dump as Wikimedia does: bz2 streams end to end, an offset index beside.
+
+    `make(folder, source=demo_dump, pages_a_stream=20, copies=1, files=1)` returns the path of the dump, or of
+    several `files` a glob. `copies` repeats the pages under new ids, for a larger dump.
+    """
+    built: dict[tuple[int, int, int, int], Path] = {}  # compressing is slow, copying is not
+
+    def make(
+        folder: Path,
+        source: Path = demo_dump,
+        *,
+        pages_a_stream: int = 20,
+        copies: int = 1,
+        files: int = 1,
+    ) -> str:
+        key = (hash(source.read_bytes()), pages_a_stream, copies, files)
+        if key not in built:
+            built[key] = tmp_path_factory.mktemp("multistream")
+            _write_multistream(
+                built[key], *_cut_export(source, copies), pages_a_stream=pages_a_stream, files=files
+            )
+        names = [Path(shutil.copy(path, folder)).name for path in built[key].iterdir()]
+        (dump, *_) = [name for name in names if ".xml" in name]
+        return str(folder / (dump if files == 1 else "*-multistream*.xml*.bz2"))
+
+    return make
+
+
+def _write_multistream(
+    folder: Path,
+    head: bytes,
+    pages: list[tuple[int, str, bytes]],
+    foot: bytes,
+    *,
+    pages_a_stream: int,
+    files: int,
+) -> None:
+    share = -(-len(pages) // files)
+    for number, start in enumerate(range(0, len(pages), share), start=1):
+        own = pages[start : start + share]
+        infix = f"{number}" if files > 1 else ""
+        span = f"-p{own[0][0]}p{own[-1][0]}" if files > 1 else ""
+        name = f"enwiki-20261101-pages-articles-multistream{{}}{infix}.{{}}{span}.bz2"
+        streams = [own[i : i + pages_a_stream] for i in range(0, len(own), pages_a_stream)]
+        with (folder / name.format("", "xml")).open("wb") as dump:
+            index = []
+            dump.write(bz2.compress(head))
+            for stream in streams:
+                index += [f"{dump.tell()}:{page_id}:{title}\n" for page_id, title, _ in stream]
+                dump.write(bz2.compress(b"".join(text for _, _, text in stream)))
+            dump.write(bz2.compress(foot))
+        (folder / name.format("-index", "txt")).write_bytes(bz2.compress("".join(index).encode()))
+
+
+def _cut_export(source: Path, copies: int) -> tuple[bytes, list[tuple[int, str, bytes]], bytes]:
+    """Return what stands before the pages, the pages as (id, title, XML), and what stands after them."""
+    xml = bz2.decompress(source.read_bytes()) if source.suffix == ".bz2" else source.read_bytes()
+    pattern = re.compile(rb"\s*<page>\s*<title>(.*?)</title>.*?<id>(\d+)</id>.*?</page>\n?", re.DOTALL)
+    found = list(pattern.finditer(xml))
+    step = max(int(page[2]) for page in found)
+    pages = []
+    for copy in range(copies):
+        for page in found:
+            page_id, title = int(page[2]) + copy * step, html.unescape(page[1].decode())
+            inside = slice(page.start(2) - page.start(), page.end(2) - page.start())
+            text = page[0][: inside.start] + str(page_id).encode() + page[0][inside.stop :]
+            pages.append((page_id, title, text))
+    return xml[: found[0].start()], pages, xml[found[-1].end() :]
 
 
 @pytest.fixture(scope="session")

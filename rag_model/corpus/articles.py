@@ -18,14 +18,12 @@ DropReason = Literal["namespace", "redirect", "not_wikitext", "empty", "disambig
 
 
 def article_or_drop(page: Page, siteinfo: Siteinfo) -> Page | DropReason:
-    """Return the page if it is an article, else the first reason of `DropReason` why it is none."""
-    return drop_reason(page, siteinfo) or page
+    """Return the page if it is an article, else why it is none: the first that holds of `DropReason`.
 
-
-def drop_reason(page: Page, siteinfo: Siteinfo) -> DropReason | None:
-    """Return the first reason why a page is no article, or None; looks at its title, head and templates."""
+    Looks at the title, the start of the text and the names of templates; nothing is parsed.
+    """
     words = _words(siteinfo.language)
-    return next((reason for reason, holds in _REASONS.items() if holds(page, words)), None)
+    return next((reason for reason, holds in _REASONS.items() if holds(page, words)), page)
 
 
 @dataclass(frozen=True, slots=True)

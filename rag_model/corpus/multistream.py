@@ -51,9 +51,10 @@ def read_streams(url: str, index: str) -> Iterator[Piece]:
     streams = (
         (offset, [page_id for _, page_id in group]) for offset, group in groupby(_entries(index), _first)
     )
+    size = size_of(url)
     piece: Piece | None = None
-    for (offset, ids), (end, _) in pairwise(chain(streams, [(size_of(url), list[int]())])):
-        if end <= offset:
+    for (offset, ids), (end, _) in pairwise(chain(streams, [(size, list[int]())])):
+        if not offset < end <= size:
             raise InputError(
                 f"{basename(index)} places a stream at byte {offset} of {basename(url)}, "
                 f"past its end or its next stream: {_ADVICE}"

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from itertools import chain, islice
 from pathlib import Path
 
-from rag_model.corpus.articles import drop_reason
+from rag_model.corpus.articles import article_or_drop
 from rag_model.corpus.buckets import bucket_parts
 from rag_model.corpus.decode import read_slice
 from rag_model.corpus.dump import slice_pages
@@ -147,7 +147,7 @@ def _first_articles(
     for piece in pieces:
         taken.append(piece)
         for page in slice_pages(piece.slice):
-            found += drop_reason(page, siteinfo) is None
+            found += article_or_drop(page, siteinfo) is page
             if found == limit:
                 return taken, page.page_id if in_order(taken) else None
     return taken, None

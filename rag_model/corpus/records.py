@@ -123,3 +123,13 @@ class Plan:
     kind: SourceKind
     siteinfo: Siteinfo
     parts: tuple[Part, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the plan as JSON values."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Self:
+        """Read back what `to_json` wrote."""
+        parts = tuple(Part.from_json(part) for part in value["parts"])
+        return cls(value["kind"], Siteinfo(**value["siteinfo"]), parts)

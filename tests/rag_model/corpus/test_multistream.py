@@ -1,0 +1,121 @@
+import bz2
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rag_model.corpus.dump import read_pages
+from rag_model.corpus.multistream import index_of, is_index
+from rag_model.errors import InputError
+
+Lines = list[str]
+
+
+@pytest.mark.parametrize(
+    ("dump", "index"),
+    [
+        (
+            "enwiki-20261101-pages-articles-multistream.xml.bz2",
+            "enwiki-20261101-pages-articles-multistream-index.txt.bz2",
+        ),
+        (
+            "enwiki-20261101-pages-articles-multistream1.xml-p1p41242.bz2",
+            "enwiki-20261101-pages-articles-multistream-index1.txt-p1p41242.bz2",
+        ),
+        (
+            "enwiki-20261101-pages-articles-multistream27.xml-p79822778p81322777.bz2",
+            "enwiki-20261101-pages-articles-multistream-index27.txt-p79822778p81322777.bz2",
+        ),
+        ("simple-20261101.xml.bz2", "simple-20261101-index.txt.bz2"),
+    ],
+)
+def test_an_index_is_found_by_its_name(tmp_path: Path, dump: str, index: str) -> None:
+    url = (tmp_path / dump).as_uri()
+    assert index_of(url) is None
+    (tmp_path / index).write_bytes(b"")
+    assert index_of(url) == (tmp_path / index).as_uri()
+    assert is_index(index)
+    assert not is_index(dump)
+
+
+@pytest.fixture
+def dump_with(tmp_path, make_multistream) -> Callable[[Callable[[Lines], Lines]], Path]:
+    """Return a function that rewrites the lines of the index of a new dump."""
+
+    def change(rewrite: Callable[[Lines], Lines]) -> Path:
+        dump = Path(make_multistream(tmp_path))
+        index = tmp_path / dump.name.replace(".xml", "-index.txt")
+        lines = bz2.decompress(index.read_bytes()).decode().splitlines()
+        index.write_bytes(bz2.compress("".join(f"{line}\n" for line in rewrite(lines)).encode()))
+        return dump
+
+    return change
+
+
+def shifted(lines: Lines, by: int) -> Lines:
+    return [f"{int(line.partition(':')[0]) + by}:{line.partition(':')[2]}" for line in lines]
+
+
+def renumbered(lines: Lines, by: int) -> Lines:
+    cut = [line.split(":", 2) for line in lines]
+    return [f"{offset}:{int(page_id) + by}:{title}" for offset, page_id, title in cut]
+
+
+@pytest.mark.parametrize(
+    ("rewrite", "says"),
+    [
+        (lambda lines: shifted(lines, 5), "but no bz2 stream begins there"),
+        (
+            lambda lines: renumbered(lines, 1),
+            "should hold pages 11 to 43 by its index, but page 10 is there",
+        ),
+        (
+            lambda lines: renumbered(lines, -1),
+            "should hold pages 9 to 41 by its index, but page 42 is there",
+        ),
+        (lambda lines: shifted(lines, 10_000_000), "past its end or its next stream"),
+        (lambda lines: lines[40:60] + lines[:20], "past its end or its next stream"),
+        (lambda lines: lines[20:], "does not name the first pages"),
+        (lambda lines: lines[:-20], "but page [0-9]+ is there"),
+        (lambda lines: lines[:-1], "but page 775 is there"),
+        (lambda _: [], "is empty"),
+        (lambda lines: [*lines[:5], "no numbers here"], "line 6 of .*index.* is not `offset:page id:title`"),
+    ],
+)
+def test_an_index_of_another_dump_is_refused(dump_with, plan, rewrite, says: str) -> None:
+    with pytest.raises(InputError, match=says) as refused:
+        plan(dump_with(rewrite))
+    assert str(refused.value).endswith(": download the dump and its index again, both of one date")
+
+
+def test_an_index_that_lacks_streams_in_the_middle_is_found_out_by_the_worker(dump_with, plan) -> None:
+    parts = plan(dump_with(lambda lines: lines[:60] + lines[80:])).parts
+    with pytest.raises(InputError, match=r"by its index, but page .* is there: download the dump"):
+        [page for part in parts for page in read_pages(part)]
+
+
+def test_an_index_that_lacks_a_line_in_a_stream_does_no_harm(dump_with, plan) -> None:
+    parts = plan(dump_with(lambda lines: lines[:5] + lines[6:])).parts
+    assert sum(1 for part in parts for _ in read_pages(part)) == 206
+
+
+def test_titles_may_hold_colons(tmp_path, page_xml, export_xml, make_multistream, plan) -> None:
+    source = tmp_path / "source.xml"
+    source.write_bytes(export_xml(page_xml(1, title="2001: A Space Odyssey: 1")))
+    (part,) = plan(make_multistream(tmp_path, source)).parts
+    assert [page.title for page in read_pages(part)] == ["2001: A Space Odyssey: 1"]
+
+
+def test_a_truncated_index_is_one_sentence(tmp_path, make_multistream, plan) -> None:
+    dump = Path(make_multistream(tmp_path))
+    index = tmp_path / dump.name.replace(".xml", "-index.txt")
+    index.write_bytes(index.read_bytes()[:-30])
+    with pytest.raises(InputError, match=r"-index\.txt\.bz2 is truncated"):
+        plan(dump)
+
+
+def test_a_truncated_dump_is_one_sentence(tmp_path, make_multistream, plan) -> None:
+    dump = Path(make_multistream(tmp_path))
+    dump.write_bytes(dump.read_bytes()[:-20_000])
+    with pytest.raises(InputError, match=r"multistream\.xml\.bz2 .* is truncated"):
+        plan(dump)
