@@ -17,6 +17,20 @@ _X0, _X1 = _LEFT, _WIDTH - _RIGHT
 _Y0, _Y1 = _HEIGHT - _BOTTOM, _TOP
 
 
+class Scale:
+    """Maps data to the picture: a line through two points, on a linear or logarithmic axis."""
+
+    def __init__(self, low: float, high: float, start: float, end: float, *, log: bool = False) -> None:
+        """Map `low` to `start` and `high` to `end`."""
+        self._shape = math.log if log else float
+        self._low, self._start = self._shape(low), start
+        self._slope = (end - start) / ((self._shape(high) - self._low) or 1.0)
+
+    def __call__(self, value: float) -> float:
+        """Return the place of `value`."""
+        return self._start + (self._shape(value) - self._low) * self._slope
+
+
 def bars(rows: Sequence[tuple[str, float, str]]) -> Node:
     """Return horizontal bars of (label, value, value as text) in that order; the longest fills the width."""
     longest = max((value for _, value, _ in rows), default=0) or 1
@@ -40,8 +54,8 @@ def histogram(buckets: Mapping[int, int], unit: str) -> Node:
     width = min((b - a for a, b in pairwise(lows)), default=max(1, lows[-1] if lows else 1))
     first, last = (lows[0], lows[-1] + width) if lows else (0, width)
     top = max(buckets.values(), default=1)
-    x = _linear(first, last, _X0, _X1)
-    y = _linear(0, top, _Y0, _Y1)
+    x = Scale(first, last, _X0, _X1)
+    y = Scale(0, top, _Y0, _Y1)
     columns = (
         tag(
             "rect",
@@ -71,8 +85,8 @@ def trade_offs(curves: Mapping[str, Sequence[Effort]], k: int) -> Node:
     low, high = min(times) / 1.3, max(times) * 1.3
     least = min((min(e.recall_p5, e.recall_mean) for e in points), default=0.0)
     floor = min(math.floor(least * 10) / 10, 0.9)
-    x = _logarithmic(low, high, _X0, _X1)
-    y = _linear(floor, 1.0, _Y0, _Y1)
+    x = Scale(low, high, _X0, _X1, log=True)
+    y = Scale(floor, 1.0, _Y0, _Y1)
     levels = [_level(y(tick), f"{tick:.2f}") for tick in _ticks(floor, 1.0)]
     feet = [_foot(x(tick), f"{tick:g}") for tick in _log_ticks(low, high)]
     lines = [_curve(n, name, efforts, x, y) for n, (name, efforts) in enumerate(curves.items(), start=1)]
@@ -80,7 +94,7 @@ def trade_offs(curves: Mapping[str, Sequence[Effort]], k: int) -> Node:
     return _figure(f"recall@{k} against time", join(*levels, *feet, caption, *lines))
 
 
-def _curve(number: int, name: str, efforts: Sequence[Effort], x: "Scale", y: "Scale") -> Node:
+def _curve(number: int, name: str, efforts: Sequence[Effort], x: Scale, y: Scale) -> Node:
     ordered = sorted(efforts, key=lambda effort: effort.milliseconds)
     places = [(x(max(e.milliseconds, 1e-4)), y(e.recall_mean), y(e.recall_p5)) for e in ordered]
     line = tag("polyline", points=" ".join(f"{px:.1f},{py:.1f}" for px, py, _ in places), class_="line")
@@ -98,28 +112,6 @@ def _curve(number: int, name: str, efforts: Sequence[Effort], x: "Scale", y: "Sc
         for e, (px, py, low) in zip(ordered, places, strict=True)
     ]
     return tag("g", line, *marks, class_=f"s{number}")
-
-
-class Scale:
-    """Maps data to the picture: a line through two points, on a linear or logarithmic axis."""
-
-    def __init__(self, low: float, high: float, start: float, end: float, *, log: bool = False) -> None:
-        """Map `low` to `start` and `high` to `end`."""
-        self._shape = math.log if log else float
-        self._low, self._start = self._shape(low), start
-        self._slope = (end - start) / ((self._shape(high) - self._low) or 1.0)
-
-    def __call__(self, value: float) -> float:
-        """Return the place of `value`."""
-        return self._start + (self._shape(value) - self._low) * self._slope
-
-
-def _linear(low: float, high: float, start: float, end: float) -> Scale:
-    return Scale(low, high, start, end)
-
-
-def _logarithmic(low: float, high: float, start: float, end: float) -> Scale:
-    return Scale(low, high, start, end, log=True)
 
 
 def _ticks(low: float, high: float, about: int = 5) -> list[float]:

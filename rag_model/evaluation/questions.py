@@ -8,6 +8,7 @@ an evaluation that silently skips questions measures something else.
 import ast
 import csv
 import json
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
@@ -75,7 +76,7 @@ def _read_beir(folder: Path, split: str) -> QuestionSet:
     path = folder / "qrels" / f"{split}.tsv"
     grades: dict[str, dict[str, int]] = {}
     for number, line in enumerate(_lines_of(path), start=1):
-        if number > 1 or not line.startswith("query-id"):
+        if line.strip() and (number > 1 or not line.startswith("query-id")):
             question, document, grade = _judgement(line, f"{path}, line {number}")
             grades.setdefault(question, {})[document] = grade
     questions = tuple(q for q in _read_file(str(folder / "queries.jsonl")) if q.id in grades)
@@ -111,6 +112,7 @@ def _all_of(file: TextIO, name: str) -> tuple[Question, ...]:
     if not questions:
         raise InputError(f"{name} holds no question: give a file with at least one")
     _refuse_twins(questions, name)
+    _refuse_broken_text(questions, name)
     return questions
 
 
@@ -146,6 +148,15 @@ def _refuse_twins(questions: Iterable[Question], name: str) -> None:
         seen.add(question.id)
 
 
+def _refuse_broken_text(questions: Iterable[Question], name: str) -> None:
+    """Refuse lone surrogates (from JSON escapes, or stray bytes on standard input): no encoder reads them."""
+    for question in questions:
+        try:
+            "".join([question.text, *question.answers]).encode()
+        except UnicodeEncodeError as broken:
+            raise InputError(f"{name}: question {question.id!r} holds half a character: {broken}") from broken
+
+
 def _from_lines(lines: Iterator[str], name: str) -> Iterator[Question]:
     texts = (line.strip() for line in lines)
     for number, text in enumerate(text for text in texts if text):
@@ -173,7 +184,8 @@ def _dpr_question(row: list[str], identity: str, where: str) -> Question:
 def _python_list(text: str, where: str) -> tuple[str, ...]:
     """Parse DPR's list of answers: a literal, never evaluated, and of bounded length."""
     try:
-        value = ast.literal_eval(text.strip()) if len(text) <= _LONGEST_LIST else None
+        with warnings.catch_warnings(action="ignore"):  # `['\\d+']`: an answer that is a pattern
+            value = ast.literal_eval(text.strip()) if len(text) <= _LONGEST_LIST else None
     except (ValueError, SyntaxError, RecursionError, MemoryError):
         value = None
     return _answers(value, where)

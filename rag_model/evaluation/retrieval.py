@@ -8,6 +8,7 @@ collections (BEIR) are measured through `ir_measures`, page by page.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from rag_model.errors import UsageError
 from rag_model.evaluation.match import Answers
 from rag_model.evaluation.questions import Question
 from rag_model.extras import require
@@ -59,7 +60,13 @@ def cutoffs(k: int) -> list[int]:
 
 
 def success(outcomes: Sequence[Outcome], k: int) -> dict[str, float]:
-    """Return `Success@…` at each depth of `cutoffs(k)`, in [0, 1]; without answers a question is missed."""
+    """Return `Success@…` at each depth of `cutoffs(k)`, in [0, 1]; a question without answers is missed.
+
+    Raises:
+        UsageError: no question has an answer, so there is nothing to look for.
+    """
+    if not any(outcome.question.answers for outcome in outcomes):
+        raise UsageError("no question has an answer to look for: give a file with answers, or a BEIR folder")
     firsts = [outcome.first for outcome in outcomes]
     return {
         f"Success@{depth}": sum(first is not None and first <= depth for first in firsts) / len(firsts)

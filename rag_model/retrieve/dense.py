@@ -74,13 +74,13 @@ class DenseRetriever:
         A list is shorter than `k` only where an approximate index reaches fewer passages.
 
         Raises:
-            UsageError: a question is empty, `k` is below 1 or above the number of passages, or the retriever
+            UsageError: a question is empty or no text, `k` is below 1 or above the number of passages, or the
+            retriever
                 was made without an encoder.
         """
         self._check_depth(k)
         for number, question in enumerate(questions, start=1):
-            if not question.strip():
-                raise UsageError(f"question {number} is empty: ask something")
+            _check_question(number, question)
         if self._encoder is None:
             raise UsageError("this retriever has no encoder: give it one, or search by vector")
         if not questions:
@@ -117,6 +117,17 @@ class DenseRetriever:
 
     def _hit(self, rank: int, score: float, row: int, passage: Passage) -> Hit:
         return Hit(rank, score, row, passage, self._source.url(passage), self._source.line(passage))
+
+
+def _check_question(number: int, question: str) -> None:
+    if not question.strip():
+        raise UsageError(f"question {number} is empty: ask something")
+    try:
+        question.encode()
+    except UnicodeEncodeError as broken:
+        raise UsageError(
+            f"question {number} is not UTF-8 text ({broken.reason}): check the terminal"
+        ) from broken
 
 
 def _check_space(encoder: QuestionEncoder, snapshot: Snapshot) -> None:

@@ -52,6 +52,12 @@ def test_a_stream_is_known_by_its_first_line(text: str, questions: list[str]) ->
     assert [question.text for question in read_questions(io.StringIO(text)).questions] == questions
 
 
+def test_answers_may_be_patterns(tmp_path: Path) -> None:
+    assert read_questions(written(tmp_path, "q.csv", "Q\t['\\d+ miles']\n")).questions[0].answers == (
+        r"\d+ miles",
+    )
+
+
 def test_compressed_files_are_unpacked(tmp_path: Path) -> None:
     path = tmp_path / "q.jsonl.gz"
     path.write_bytes(gzip.compress(b'{"question": "Q", "answers": ["a"]}\n'))
@@ -60,7 +66,7 @@ def test_compressed_files_are_unpacked(tmp_path: Path) -> None:
 
 def test_beir_folder_keeps_the_judged_questions(tmp_path: Path) -> None:
     written(tmp_path, "queries.jsonl", '{"_id": "q1", "text": "One?"}\n{"_id": "q2", "text": "Two?"}\n')
-    written(tmp_path, "qrels/test.tsv", "query-id\tcorpus-id\tscore\nq2\t10\t2\nq2\t12\t0\n")
+    written(tmp_path, "qrels/test.tsv", "query-id\tcorpus-id\tscore\nq2\t10\t2\r\nq2\t12\t0\n\n")
     read = read_questions(tmp_path)
     assert read.questions == (Question("q2", "Two?"),)
     assert read.grades == {"q2": {"10": 2, "12": 0}}
@@ -87,6 +93,7 @@ def test_beir_folder_keeps_the_judged_questions(tmp_path: Path) -> None:
             '{"id": 1, "question": "Q"}\n{"id": 1, "question": "R"}\n',
             "two questions with the id '1'",
         ),
+        ("q.jsonl", '{"question": "Q \\ud800"}\n', "'0' holds half a character"),
         ("q.txt", "\n \n", "no question"),
         ("q.txt", "x" * (1 << 20), "longer than a million"),
     ],

@@ -4,6 +4,7 @@ import math
 
 import pytest
 
+from rag_model.errors import UsageError
 from rag_model.evaluation.questions import Question
 from rag_model.evaluation.retrieval import cutoffs, judged, match_hits, page_ranking, success
 
@@ -19,6 +20,11 @@ def test_success_is_the_share_of_questions_answered_within_k(make_hits) -> None:
     assert [outcome.first for outcome in outcomes] == [2, 1, None, None]
     assert outcomes[0].has_answer == (False, True, True, False, False)
     assert success(outcomes, 5) == {"Success@1": 0.25, "Success@5": 0.5}
+
+
+def test_questions_without_any_answer_can_not_be_scored(make_hits) -> None:
+    with pytest.raises(UsageError, match="BEIR"):
+        success([match_hits(Question("a", "Q"), make_hits([("1", "text")]))], 1)
 
 
 def test_the_title_is_not_searched(make_hits) -> None:

@@ -77,6 +77,7 @@ def test_no_questions_give_no_hits(snapshot: Snapshot, encoder: Encoder) -> None
     [
         (["a", " \n"], 1, "question 2 is empty"),
         ([""], 1, "question 1 is empty"),
+        (["caf\udce9"], 1, "question 1 is not UTF-8"),
         (["a"], 0, "at least 1"),
         (["a"], -3, "at least 1"),
         (["a"], 13, "12 passages"),
