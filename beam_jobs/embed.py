@@ -4,9 +4,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Self
 
 from beam_jobs.job import Facts, Launch, OnProgress, run_job
 from beam_jobs.libraries import versions
+from rag_model.build.encoding import StoredEncoder
 from rag_model.encoders.embed import Dtype, embed_part
 from rag_model.encoders.encoder import Encoder
 from rag_model.store.blobs import BlobRef
@@ -26,6 +28,12 @@ class EmbedTask:
     encoder: tuple[tuple[str, BlobRef], ...]  # its files in the store, by name
     space: str
     dtype: Dtype
+
+    @classmethod
+    def of(cls, cut: Facts, encoder: StoredEncoder, dtype: Dtype) -> Self:
+        """Return the task of a part that the chunk job reported."""
+        passages = BlobRef.from_json(cut["passages"])
+        return cls(passages, cut["digest"], encoder.passage, encoder.space.digest, dtype)
 
 
 def embed(task: EmbedTask, store: Store) -> Facts:

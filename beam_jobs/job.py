@@ -6,10 +6,12 @@ worker reports to `runs/<run>/<stage>/`: so results come home, and progress is s
 
 import logging
 import os
+import secrets
 import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
 
@@ -38,6 +40,11 @@ class Launch:
     run: str  # name of the run, unique; reports lie under it
     flags: tuple[str, ...] = ()  # Beam's and the runner's own
     poll_seconds: float = 1.0  # between two looks at the reports
+
+    @classmethod
+    def new(cls, store_url: str, flags: Sequence[str] = ()) -> Self:
+        """Return a launch under a run name of its own, which sorts by time."""
+        return cls(store_url, f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{secrets.token_hex(4)}", tuple(flags))
 
 
 class _Worker(beam.DoFn, Generic[Task]):  # type: ignore[misc]

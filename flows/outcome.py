@@ -1,8 +1,10 @@
 """What a flow gives back: plain values, as the command line and the Prefect UI show them."""
 
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Self
 
+from rag_model.build.publish import Published
+from rag_model.corpus.records import Plan
 from rag_model.errors import RefusedError
 
 
@@ -19,6 +21,27 @@ class Reindexed:
     seconds: dict[str, float] = field(default_factory=dict)  # by stage
     report: str | None = None  # URL of the HTML report
 
+    @classmethod
+    def of(
+        cls,
+        published: Published,
+        ref: str,
+        counts: dict[str, Any],
+        metrics: dict[str, Any],
+        seconds: dict[str, float],
+        report: str,
+    ) -> Self:
+        """Return the outcome of a run that published a snapshot."""
+        number = published.move.number if published.move else None
+        gate = asdict(published.verdict)
+        return cls(published.snapshot, ref, number, counts, metrics, gate, seconds, report)
+
+    @classmethod
+    def of_plan(cls, plan: Plan, ref: str) -> Self:
+        """Return the outcome of a dry run: what would be read."""
+        size = sum({(piece.url, piece.offset): piece.length for part in plan.parts for piece in part.slices}.values())
+        return cls(None, ref, None, {"parts": len(plan.parts), "bytes": size}, {})
+
     def to_json(self) -> dict[str, Any]:
         """Return the outcome as JSON values."""
         return asdict(self)
@@ -27,7 +50,10 @@ class Reindexed:
 class GateRefusedError(RefusedError):
     """The snapshot is published and the ref stays where it was; `outcome` is what was made all the same."""
 
-    def __init__(self, sentence: str, outcome: Reindexed) -> None:
+    def __init__(self, outcome: Reindexed, reason: str) -> None:
         """Say why, and keep what was made."""
-        super().__init__(sentence)
+        super().__init__(
+            f"snapshot {(outcome.snapshot or '')[:12]} is published but {outcome.ref} did not move: {reason}; "
+            f"see {outcome.report}"
+        )
         self.outcome = outcome

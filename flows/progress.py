@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from uuid import UUID
 
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
@@ -19,9 +20,23 @@ Tell = Callable[[int, int], None]  # (done, total)
 _PLAIN_SECONDS = 10.0  # between two plain lines: a log is read, not watched
 
 
+@dataclass
+class StageClock:
+    """Runs the stages of a flow one after another: shows each one's progress and keeps its time."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def __call__(self, stage: str) -> Iterator[Tell]:
+        """Yield a function to call with (done, total) as the stage goes on, as often as one likes."""
+        started = time.monotonic()
+        with _stage_progress(stage) as tell:
+            yield tell
+        self.seconds[stage] = round(time.monotonic() - started, 3)
+
+
 @contextmanager
-def stage_progress(stage: str) -> Iterator[Tell]:
-    """Yield a function to call with (done, total) as a stage goes on; it may be called as often as one likes."""
+def _stage_progress(stage: str) -> Iterator[Tell]:
     console = Console(stderr=True)
     artifact = _Artifact(stage) if FlowRunContext.get() else None
     with _bar(stage, console) if console.is_terminal else _lines(stage) as show:

@@ -1,28 +1,24 @@
 """From what the stages report to what a snapshot holds."""
 
+import platform
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
+from datetime import UTC, datetime
+from importlib.metadata import version
 from typing import Any
 
 from rag_model.build.encoding import StoredEncoder
 from rag_model.build.recipe import Recipe
 from rag_model.corpus.records import Plan
+from rag_model.index.recipe import IndexPlan
 from rag_model.retrieve.dense import QUESTION_ENCODER
 from rag_model.store.blobs import BlobRef
 from rag_model.store.manifest import Content, PartEntry
 
 WIKIPEDIA_LICENCE = "CC BY-SA 4.0"
-Facts = Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class BuiltIndex:
-    """One merged index."""
-
-    name: str
-    blob: BlobRef
-    entry: Mapping[str, Any]  # factory, metric, n, d, search: as the manifest has it
+Facts = Mapping[str, Any]  # what a job reports of one part
+_DECIDING = ("bookwheel", "faiss-cpu", "numpy", "pyarrow", "torch", "transformers", "tokenizers", "apache-beam")
 
 
 def assemble(
@@ -31,11 +27,12 @@ def assemble(
     encoder: StoredEncoder,
     passages: Sequence[Facts],
     embeddings: Sequence[Facts],
-    indexes: Sequence[BuiltIndex],
+    indexes: Sequence[tuple[str, IndexPlan, BlobRef]],
 ) -> Content:
     """Return the content of the snapshot: every file by its path, and all that its id depends on.
 
     `passages` and `embeddings` hold one report a part, in the plan's order; parts without a passage are left out.
+    `indexes` are names with what was built and the file it became.
     """
     files: dict[str, BlobRef] = {f"{QUESTION_ENCODER}/{name}": ref for name, ref in encoder.question}
     parts = []
@@ -45,15 +42,32 @@ def assemble(
         files[f"passages/{part.name}.parquet"] = BlobRef.from_json(cut["passages"])
         files[f"embeddings/{part.name}.npy"] = BlobRef.from_json(encoded["embeddings"])
         parts.append(PartEntry(part.name, part.first_page, part.last_page, cut["rows"]))
-    files |= {f"index/{index.name}.faiss": index.blob for index in indexes}
+    files |= {f"index/{name}.faiss": blob for name, _, blob in indexes}
     return Content(
         corpus=_corpus(plan, passages),
         parts=tuple(parts),
         files=files,
         recipe=recipe.content(),
         space=encoder.space.to_json(),
-        indexes={index.name: index.entry for index in indexes},
+        indexes={name: index.entry() for name, index, _ in indexes},
     )
+
+
+def vectors_of(embeddings: Sequence[Facts]) -> list[BlobRef]:
+    """Return the embeddings that hold a vector, in row order: what an index is built over."""
+    return [BlobRef.from_json(encoded["embeddings"]) for encoded in embeddings if encoded["rows"]]
+
+
+def provenance(dump: str, encoder: str, seconds: Mapping[str, float]) -> dict[str, Any]:
+    """Return where and how a snapshot was made: nothing that its id depends on."""
+    return {
+        "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "dump": dump,
+        "encoder": encoder,
+        "processor": platform.processor() or platform.machine(),
+        "seconds": dict(seconds),
+        "versions": {name: version(name) for name in _DECIDING},
+    }
 
 
 def counts(passages: Sequence[Facts], embeddings: Sequence[Facts]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ Whoever loses a race for the ref looks again: the winner is the new parent, and 
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rag_model.errors import RefConflictError
 from rag_model.evaluation.gate import Verdict, Vitals
@@ -34,14 +34,10 @@ def vitals(manifest: Manifest) -> Vitals:
     )
 
 
-def current_vitals(store: Store, ref: str) -> tuple[RefMove | None, Vitals | None]:
-    """Return a ref's newest move and the vitals of what it names; (None, None) for a ref that does not exist."""
-    move = store.refs.current(ref)
-    return move, vitals(store.snapshots.get(move.snapshot)) if move else None
-
-
-def move_ref(store: Store, snapshot: str, ref: str, judge: Callable[[Vitals | None], Verdict]) -> Published:
-    """Move `ref` to a published `snapshot` if `judge`, given the parent's vitals, agrees.
+def publish(
+    store: Store, manifest: Manifest, ref: str, judge: Callable[[Vitals | None], Verdict]
+) -> Published:
+    """Write a manifest, then move `ref` to it if `judge`, given the vitals of what the ref names, agrees.
 
     A ref that names the snapshot already is left alone, so a rerun adds nothing to its history.
 
@@ -49,9 +45,12 @@ def move_ref(store: Store, snapshot: str, ref: str, judge: Callable[[Vitals | No
         RefConflictError: other writers won every one of many races.
         StoreError: the store cannot exclude a second writer, or cannot be written.
     """
+    before = store.refs.current(ref)
+    parents = (before.snapshot,) if before and before.snapshot != manifest.id else ()
+    snapshot = store.snapshots.put(replace(manifest, parents=parents))
     for _ in range(_TRIES):
-        now, parent = current_vitals(store, ref)
-        verdict = judge(parent)
+        now = store.refs.current(ref)
+        verdict = judge(vitals(store.snapshots.get(now.snapshot)) if now else None)
         if not verdict.passed:
             return Published(snapshot, verdict, None)
         if now is not None and now.snapshot == snapshot:

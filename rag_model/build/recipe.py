@@ -24,7 +24,7 @@ from typing import Any
 
 from rag_model.build.encoding import EncodeRecipe
 from rag_model.build.settings import from_table
-from rag_model.corpus.chunkers import ChunkRecipe
+from rag_model.corpus.chunk import ChunkRecipe
 from rag_model.errors import InputError, UsageError
 from rag_model.evaluation.gate import GateRecipe
 from rag_model.index.recipe import IndexRecipe
@@ -32,7 +32,7 @@ from rag_model.index.recipe import IndexRecipe
 
 def default_indexes() -> dict[str, IndexRecipe]:
     """Return the indexes of a snapshot whose recipe names none: a graph to search fast, and codes to hold in little."""
-    return {"hnsw": IndexRecipe("HNSW32"), "ivfpq": IndexRecipe("IVF,PQ")}
+    return {"hnsw": IndexRecipe("HNSW"), "ivfpq": IndexRecipe("IVF,PQ")}
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,7 +61,11 @@ class Snapshot:
     @classmethod
     def from_store(cls, store: Store, name: str = "latest") -> "Snapshot":
         """Open a snapshot of an open store."""
-        manifest = store.snapshots.get(store.snapshots.resolve(name))
+        return cls.of(store, store.snapshots.get(store.snapshots.resolve(name)))
+
+    @classmethod
+    def of(cls, store: Store, manifest: Manifest) -> "Snapshot":
+        """Open what a manifest describes, published or not, with its blobs in `store`."""
         files, blobs = manifest.content.files, store.blobs
 
         def source(file: str) -> Path | IO[bytes]:

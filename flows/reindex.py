@@ -1,0 +1,167 @@
+"""Rebuild an index snapshot from a dump, check it, publish it, and move the ref if the gate agrees.
+
+Purpose: the scheduled job behind a retrieval index. Each stage is a Beam job over descriptors of parts or shards.
+Caching: the store's memo, which knows exact inputs, and none of Prefect's: a run that died is run again and redoes only
+what was not recorded.
+Requires: a store that this machine and the workers both reach.
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+from prefect import flow, task
+from prefect.cache_policies import NO_CACHE
+
+from beam_jobs import chunk, embed, index
+from beam_jobs.chunk import ChunkTask
+from beam_jobs.embed import EmbedTask
+from beam_jobs.index import IndexBuild
+from beam_jobs.job import Facts, Launch
+from flows import artifacts
+from flows.outcome import GateRefusedError, Reindexed
+from flows.progress import StageClock, Tell
+from rag_model.build.content import assemble, counts, provenance, vectors_of
+from rag_model.build.encoding import StoredEncoder, store_encoder
+from rag_model.build.measure import Measured, measure
+from rag_model.build.planning import plan_parts
+from rag_model.build.publish import Published, publish, vitals
+from rag_model.build.recipe import Recipe
+from rag_model.build.report import write_report
+from rag_model.build.sizing import plan_indexes
+from rag_model.corpus.records import Plan
+from rag_model.evaluation.gate import judge
+from rag_model.index.recipe import IndexPlan
+from rag_model.store.manifest import Manifest
+from rag_model.store.snapshot import Snapshot
+from rag_model.store.store import Store
+
+DEFAULT_ENCODER = "sentence-transformers/all-MiniLM-L6-v2"
+stage = partial(task, cache_policy=NO_CACHE, persist_result=False)
+
+
+@flow(name="reindex", persist_result=False)
+def reindex(
+    dump: str,
+    store: str,
+    encoder: str = DEFAULT_ENCODER,
+    recipe: Recipe | None = None,
+    ref: str = "latest",
+    limit: int | None = None,
+    dry_run: bool = False,
+    beam_options: Sequence[str] = (),
+) -> Reindexed:
+    """Build a snapshot of `dump` in `store` and move `ref` to it.
+
+    Args:
+        dump: URL, path or glob of a MediaWiki dump, of JSONL or Parquet documents, or of psgs_w100.tsv.
+        store: URL or folder of the store; made if there is none.
+        encoder: folder or hub name of the passage encoder.
+        recipe: everything else that decides the snapshot; the default recipe if none is given.
+        ref: the name that shall mean the new snapshot.
+        limit: read only so many articles, for a quick look.
+        dry_run: plan, say what would be built, and build nothing.
+        beam_options: options of Beam and of its runner, as on their own command lines.
+
+    Raises:
+        GateRefusedError: the snapshot is published, but the ref did not move; the sentence says why.
+        BookwheelError: a stage failed; what was finished is recorded.
+    """
+    recipe, clock = recipe or Recipe(), StageClock()
+    target = Store.open(store, create=True)
+    target.refs.require_exclusion()
+    launch = Launch.new(target.url, beam_options)
+
+    with clock("plan"):
+        plan = plan_dump(target, dump, recipe, limit)
+        encoding = prepare_encoder(target, encoder, recipe)
+    if dry_run:
+        return Reindexed.of_plan(plan, ref)
+    with clock("chunk") as tell:
+        passages = chunk_parts(plan, recipe, launch, tell)
+    plans = plan_indexes(recipe.index, passages, encoding.space.dim)
+    with clock("embed") as tell:
+        embeddings = embed_parts(passages, encoding, recipe, launch, tell)
+    with clock("train") as tell:
+        indexes = train_indexes(target, plans, embeddings, launch, tell)
+    with clock("shard") as tell:
+        indexes = build_shards(indexes, launch, tell)
+    with clock("merge") as tell:
+        indexes = merge_shards(indexes, launch, tell)
+    content = assemble(plan, recipe, encoding, passages, embeddings, [(i.name, i.plan, i.merged) for i in indexes])
+    with clock("gate"):
+        measured = measure_indexes(target, Manifest(content), recipe)
+    manifest = Manifest(content, measured.metrics(), provenance=provenance(dump, encoder, clock.seconds))
+    published = publish_snapshot(target, manifest, measured, recipe, ref)
+    target.runs.clear(launch.run)
+
+    counted = counts(passages, embeddings)
+    reports = {"chunk": passages, "embed": embeddings}
+    page = write_report(target, manifest, published, measured, counted, reports, clock.seconds)
+    outcome = Reindexed.of(published, ref, counted, measured.metrics(), clock.seconds, page)
+    artifacts.show(outcome)
+    if published.move is None:
+        raise GateRefusedError(outcome, published.verdict.reason)
+    return outcome
+
+
+@stage(name="plan")
+def plan_dump(store: Store, dump: str, recipe: Recipe, limit: int | None) -> Plan:
+    """Decide the parts."""
+    return plan_parts(store, dump, recipe, limit)
+
+
+@stage(name="encoder")
+def prepare_encoder(store: Store, encoder: str, recipe: Recipe) -> StoredEncoder:
+    """Put the encoder where workers and readers find it."""
+    return store_encoder(store, encoder, recipe.encode)
+
+
+@stage(name="chunk")
+def chunk_parts(plan: Plan, recipe: Recipe, launch: Launch, tell: Tell) -> list[Facts]:
+    """Cut every part into passages."""
+    return chunk.run([ChunkTask(part, plan.siteinfo, recipe.chunk) for part in plan.parts], launch, tell)
+
+
+@stage(name="embed")
+def embed_parts(
+    passages: Sequence[Facts], encoding: StoredEncoder, recipe: Recipe, launch: Launch, tell: Tell
+) -> list[Facts]:
+    """Encode every part's passages."""
+    tasks = [EmbedTask.of(cut, encoding, recipe.encode.dtype) for cut in passages]
+    return embed.run(tasks, launch, tell)
+
+
+@stage(name="train")
+def train_indexes(
+    store: Store, plans: Mapping[str, IndexPlan], embeddings: Sequence[Facts], launch: Launch, tell: Tell
+) -> list[IndexBuild]:
+    """Learn what the shards of each index share."""
+    builds = [index.start(store, name, plan, vectors_of(embeddings)) for name, plan in plans.items()]
+    return index.train(builds, launch, tell)
+
+
+@stage(name="shard")
+def build_shards(indexes: Sequence[IndexBuild], launch: Launch, tell: Tell) -> list[IndexBuild]:
+    """Build every shard of every index."""
+    return index.build_shards(indexes, launch, tell)
+
+
+@stage(name="merge")
+def merge_shards(indexes: Sequence[IndexBuild], launch: Launch, tell: Tell) -> list[IndexBuild]:
+    """Join each index's shards."""
+    return index.merge(indexes, launch, tell)
+
+
+@stage(name="gate")
+def measure_indexes(store: Store, manifest: Manifest, recipe: Recipe) -> Measured:
+    """Compare every index with exact search."""
+    with Snapshot.of(store, manifest) as snapshot:
+        return measure(snapshot, recipe.gate)
+
+
+@stage(name="publish")
+def publish_snapshot(
+    store: Store, manifest: Manifest, measured: Measured, recipe: Recipe, ref: str
+) -> Published:
+    """Write the manifest, ask the gate, and move the ref if it agrees."""
+    return publish(store, manifest, ref, partial(judge, recipe.gate, vitals(manifest), measured.recalls))

@@ -1,0 +1,21 @@
+"""Will it fit? The indexes of a build, resolved and weighed before a single passage is encoded."""
+
+from collections.abc import Mapping, Sequence
+
+from rag_model.build.content import Facts
+from rag_model.errors import InputError
+from rag_model.index.recipe import IndexPlan, IndexRecipe, resolve
+
+
+def plan_indexes(recipes: Mapping[str, IndexRecipe], passages: Sequence[Facts], dim: int) -> dict[str, IndexPlan]:
+    """Return what each recipe comes to for the passages that were cut, (n, dim) vectors.
+
+    Raises:
+        InputError: there are no passages.
+        UsageError: a factory does not fit.
+        ResourceError: a build would not fit in memory; the sentence names a factory that would.
+    """
+    n = sum(cut["rows"] for cut in passages)
+    if n == 0:
+        raise InputError("the dump came to no passages at all: look at what was dropped, and why")
+    return {name: resolve(recipe, n, dim) for name, recipe in recipes.items()}
