@@ -8,15 +8,19 @@ from rag_model.corpus.markup.call import Call, Renderer, by_name
 _MONTHS = "January February March April May June July August September October November December"
 
 
+def _is_number(text: str) -> bool:
+    return text.isdecimal() and len(text) < 6
+
+
 def written_date(year: str, month: str = "", day: str = "", *, day_first: bool = False) -> str:
     """Write a date in words; parts that are no numbers stand as they are.
 
     >>> written_date("1865", "4", "15"), written_date("1865", "04", day_first=True), written_date("c. 200 BC")
     ('April 15, 1865', 'April 1865', 'c. 200 BC')
     """
-    name = _MONTHS.split()[int(month) - 1] if month.isdecimal() and 1 <= int(month) <= 12 else month
-    day = str(int(day)) if day.isdecimal() else day
-    year = str(int(year)) if year.isdecimal() else year
+    name = _MONTHS.split()[int(month) - 1] if _is_number(month) and 1 <= int(month) <= 12 else month
+    day = str(int(day)) if _is_number(day) else day
+    year = str(int(year)) if _is_number(year) else year
     if not (name and day):
         return f"{name} {year}".strip()
     if not year:
@@ -43,7 +47,7 @@ def _death(call: Call) -> str:
 
 def _age_between(birth: list[str], death: list[str]) -> str:
     """Return the years from one date to another, each (year, month, day), as one number or as `55–56`."""
-    if len(birth) < 1 or len(death) < 1 or not all(part.isdecimal() for part in (*birth, *death) if part):
+    if len(birth) < 1 or len(death) < 1 or not all(_is_number(part) for part in (*birth, *death) if part):
         return ""
     (y1, *rest1), (y2, *rest2) = ([int(part) for part in parts if part] or [0] for parts in (birth, death))
     if not y1 or not y2:

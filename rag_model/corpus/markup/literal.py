@@ -7,7 +7,7 @@ swaps them back at the end.
 
 import re
 
-_SPECIAL = "{}[]|=<>&'*#:;_-~!\n "
+_SPECIAL = "{}[]|=<>&'*#:;_-~!"
 _FIRST = 0xFDD0
 _PROTECT = {ord(char): _FIRST + i for i, char in enumerate(_SPECIAL)}
 _REVEAL = {chr(_FIRST + i): char for i, char in enumerate(_SPECIAL)}

@@ -1,7 +1,7 @@
 """`{{convert}}`: a measure in the article's unit with its conversion, rounded as Wikipedia rounds it.
 
 "5 miles (8.0 km)" answers a question in either unit; a dropped template leaves "a trail of long". The
-rounding is Module:Convert's default: about as precise as the input, and never fewer than two significant figures.
+rounding is Module:Convert's default: about as precise as the input, never fewer than two significant figures.
 """
 
 import math
@@ -14,9 +14,10 @@ from rag_model.corpus.markup.quantities import Quantity, read_number, spell
 from rag_model.corpus.markup.units import UNITS, Unit
 
 _RANGES = {
-    "to": " to ", "to(-)": " to ", "to-": " to ", "-": "–", "–": "–", "—": "–", "and": " and ", "and(-)": " and ",
-    "and to": " and ", "&": " and ", "or": " or ", "by": " by ", "by(x)": " by ", "x": " × ", "×": " × ", "xx": " × ",
-    "*": " × ", "+": " + ", "±": " ± ", "+/-": " ± ", "with": " with ", ",": ", ", ", and": ", and ", ", or": ", or ",
+    "to": " to ", "to(-)": " to ", "to-": " to ", "-": "–", "–": "–", "—": "–", "and": " and ", "&": " and ",
+    "and(-)": " and ", "and to": " and ", "or": " or ", "by": " by ", "by(x)": " by ", "x": " × ", "×": " × ",
+    "xx": " × ", "*": " × ", "+": " + ", "±": " ± ", "+/-": " ± ", "with": " with ", ",": ", ",
+    ", or": ", or ", ", and": ", and ",
 }  # fmt: skip
 _COMPOSITES = {
     "ftin": ("ft", "in", 12),
@@ -62,7 +63,7 @@ def _parse(rest: list[str], call: Call) -> _Request:
     Raises:
         KeyError, IndexError: it does not have this form, or names a unit that is not in the table.
     """
-    rest = list(rest)
+    rest = rest[:40]  # no measure needs more
     words = rest.pop() if call.get("adj") in {"mid", "pre"} and len(rest) > 3 else ""
     if span := _SPAN.fullmatch(rest[0]):
         rest[:1] = [span[1], "-", span[2]]

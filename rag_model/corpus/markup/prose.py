@@ -6,8 +6,11 @@ Each step is one regular expression over a section, none of which can run longer
 import html
 import re
 
-from rag_model.corpus.markup.literal import protect, reveal
+from rag_model.corpus.markup.literal import GAP, protect, reveal
 from rag_model.corpus.markup.tex import raised
+from rag_model.corpus.markup.unparsable import Unparsable
+
+MAX_LEFTOVERS = 10  # passes over brackets that pair with nothing; real pages need one
 
 _BLOCK = (
     "blockquote br caption center dd div dl dt h1 h2 h3 h4 h5 h6 hr li ol p poem section table tbody td "
@@ -26,10 +29,11 @@ _HIDDEN = re.compile(r"<span[^<>]*display:\s*none[^<>]*>[^<>]*</span>", re.IGNOR
 _SUPERSCRIPT = re.compile(r"<sup[^<>]*>([^<>]*)</sup>", re.IGNORECASE)
 _ORDINALS = frozenset({"st", "nd", "rd", "th", "er", "re", "e", "o", "a"})
 _EXTERNAL = re.compile(
-    r"\[(?:(?:https?|ftps?|ircs?|gopher|git|svn|telnet|nntp|worldwind):)?//[^\s\[\]<>]*[ \t]*([^\[\]\n]*)\]"
-    r"|\[(?:mailto|news|tel|urn|geo|magnet|sips?|xmpp):[^\s\[\]<>]*[ \t]*([^\[\]\n]*)\]",
+    r"\[(?:(?:https?|ftps?|ircs?|gopher|git|svn|telnet|nntp|worldwind):)?//[^\s\[\]<>]*([^\[\]\n]*)\]"
+    r"|\[(?:mailto|news|tel|urn|geo|magnet|sips?|xmpp):[^\s\[\]<>]*([^\[\]\n]*)\]",
     re.IGNORECASE,
 )
+_FORM = re.compile(r"^\s*[a-z-]{2,12}\s*:")
 _QUOTES = re.compile(r"'{2,}")
 _SWITCH = re.compile(r"__[^\W\d_]{3,}__")
 _ENTITY = re.compile(r"&(?:#\d{1,7}|#[xX][0-9a-fA-F]{1,6}|\w{2,32});")
@@ -37,7 +41,8 @@ _TERM = re.compile(r"^;([^\n:]*): ", re.MULTILINE)
 _LIST = re.compile(r"^[*#:; ]+", re.MULTILINE)
 _RULE = re.compile(r"^-{4,}", re.MULTILINE)
 _CELLS = re.compile(r"^[ \t]*(?:\||\{\||!.*(?:\||!!)).*$", re.MULTILINE)
-_LEFTOVER = re.compile(r"\{\{|\}\}|\[\[|\]\]|\{\||\|\}")
+_LEFTOVER = re.compile(r"\{\{|\}\}|\[\[|\]\]|\{\||\|\}|<!--|</?ref\b[^<>\n]{0,80}>?")
+_VARIANT = re.compile(r"-\{([^{}]*)\}-")
 
 # Written to begin with a literal or a set of characters, by which `re` finds where to look much faster.
 _INVISIBLE = re.compile("[\u00ad\u200b\u200e\u200f\u2060\ufeff]")
@@ -51,19 +56,29 @@ _BEFORE_POINT = re.compile(r" (?=[,.;:](?:\s|$))")
 
 
 def plain(text: str) -> str:
-    """Return one section's expanded wikitext as lines of text, one for each paragraph or list item."""
+    """Return one section's expanded wikitext as lines of text, one for each paragraph or list item.
+
+    Raises:
+        Unparsable: brackets lie so within each other that taking them out leaves new ones again and again.
+    """
     if "<" in text:
         text = _SUPERSCRIPT.sub(_raise, _HIDDEN.sub("", text))
         text = _TAG.sub(lambda tag: "\n" if tag[1].lower() in _BLOCKS else "", text)
     if "[" in text:
-        text = _EXTERNAL.sub(lambda link: link[1] or link[2] or "", text)
+        text = _EXTERNAL.sub(lambda link: (link[1] or link[2] or "").strip(), text)
+    if "-{" in text:
+        text = _VARIANT.sub(_variant, text)
     text = _LIST.sub("", _TERM.sub(r"\1: ", _RULE.sub("", _CELLS.sub("", text))))
-    text = _LEFTOVER.sub("", _QUOTES.sub(_apostrophes, text))
+    text = _QUOTES.sub(_apostrophes, text).replace(GAP, "")
     if "__" in text:
         text = _SWITCH.sub(_switch, text)
     if "&" in text:
         text = _ENTITY.sub(_entity, text)
-    return _tidy(reveal(text))
+    for _ in range(MAX_LEFTOVERS):
+        text = _tidy(_LEFTOVER.sub("", text))
+        if not _LEFTOVER.search(text):  # nothing brought two halves of a bracket together
+            return reveal(text)
+    raise Unparsable("unpaired brackets lie within each other")
 
 
 def _tidy(text: str) -> str:
@@ -87,9 +102,19 @@ def _apostrophes(run: re.Match[str]) -> str:
     return "'" if length == 4 else "'" * (length - 5)
 
 
+def _variant(choice: re.Match[str]) -> str:
+    """Show the first of the forms that wikis of two scripts (Chinese, Serbian) give; rules show nothing."""
+    flags, bar, forms = choice[1].rpartition("|")
+    if bar and set(flags) & set("HT-"):
+        return ""
+    return _FORM.sub("", forms.partition(";")[0]).strip()
+
+
 def _switch(word: re.Match[str]) -> str:
     return "" if word[0].isupper() else word[0]
 
 
 def _entity(entity: re.Match[str]) -> str:
-    return html.unescape(entity[0])
+    """Decode an entity; what it stands for is read, even where it looks like markup."""
+    character = html.unescape(entity[0])
+    return character if character.isspace() else protect(character)

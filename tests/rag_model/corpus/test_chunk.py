@@ -1,0 +1,108 @@
+"""A part of any kind becomes a passage file, and every page that does not is accounted for."""
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+from rag_model.corpus.chunk import ChunkFacts, ChunkRecipe, chunk_part
+from rag_model.corpus.passages import PassageFile
+from rag_model.corpus.plan import plan_dump
+from rag_model.corpus.records import Passage, Plan
+from rag_model.errors import InputError, UsageError
+
+XML = """<mediawiki xmlns="http://www.mediawiki.org/xml/export-0.10/" version="0.10" xml:lang="en">
+<siteinfo><dbname>testwiki</dbname><base>https://t.org/wiki/Main</base>
+<namespaces><namespace key="0" /><namespace key="6">File</namespace></namespaces></siteinfo>
+{}</mediawiki>"""
+PAGE = """<page><title>{title}</title><ns>{ns}</ns><id>{id}</id><revision><id>{id}0</id>
+<timestamp>2026-01-0{id}T00:00:00Z</timestamp><model>wikitext</model><text>{text}</text></revision></page>
+"""
+HOSTILE = "{{small|" * 200
+
+
+def plan_of(tmp_path: Path, *texts: str, name: str = "dump.xml") -> Plan:
+    pages = (PAGE.format(id=i, ns=0, title=f"Page {i}", text=text) for i, text in enumerate(texts, 1))
+    (tmp_path / name).write_text(XML.format("".join(pages)), encoding="utf-8")
+    return plan_dump(str(tmp_path / name), workdir=tmp_path, stage=str)
+
+
+def chunk(plan: Plan, tmp_path: Path, recipe: ChunkRecipe | None = None) -> tuple[ChunkFacts, list[Passage]]:
+    (part,) = plan.parts
+    facts = chunk_part(part, plan.siteinfo, recipe or ChunkRecipe(), tmp_path / "out.parquet", tmp_path)
+    return facts, list(PassageFile(tmp_path / "out.parquet").passages())
+
+
+def test_pages_become_passages_and_drops_are_counted(tmp_path: Path) -> None:
+    plan = plan_of(
+        tmp_path, "One '''two''' three.\n== Life ==\nFour.", "#REDIRECT [[Page 1]]", "{{stub}}", HOSTILE
+    )
+    facts, passages = chunk(plan, tmp_path)
+    assert [(p.id, p.page_id, p.rev_id, p.title, p.section, p.text) for p in passages] == [
+        ("1:0", "1", 10, "Page 1", "", "One two three."),
+        ("1:Life.0", "1", 10, "Page 1", "Life", "Four."),
+    ]
+    assert facts.dropped == {"no_text": 1, "redirect": 1, "unparsable": 1}
+    assert [(q.page_id, q.title) for q in facts.quarantined] == [("4", "Page 4")]
+    assert "within each other" in facts.quarantined[0].reason
+    assert (facts.rows, facts.articles, facts.words) == (2, 1, 4)
+    assert facts.newest_revision == "2026-01-03T00:00:00Z"
+    assert facts.lengths == {"0": 2}
+
+
+def test_the_facts_are_json(tmp_path: Path) -> None:
+    facts, _ = chunk(plan_of(tmp_path, "Text.", HOSTILE), tmp_path)
+    assert json.loads(json.dumps(asdict(facts)))["quarantined"][0]["title"] == "Page 2"
+
+
+def test_a_part_with_too_many_unparsable_pages_fails(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, "Text.", HOSTILE, HOSTILE)
+    chunk(plan, tmp_path, ChunkRecipe(quarantine_floor=2))
+    with pytest.raises(
+        InputError, match="2 pages of part-00000 cannot be parsed and 1 may be, the first is 'Page 2'"
+    ):
+        chunk(plan, tmp_path, ChunkRecipe(quarantine_floor=1))
+    chunk(plan, tmp_path, ChunkRecipe(quarantine_floor=0, quarantine_share=0.7))
+
+
+def test_the_recipe_decides_the_cut(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, "a b c d e\n== Life ==\nf")
+    _, passages = chunk(plan, tmp_path, ChunkRecipe(chunker="words", words=4))
+    assert [p.text for p in passages] == ["a b c d", "e f"]
+    with pytest.raises(UsageError, match="no chunker"):
+        chunk(plan, tmp_path, ChunkRecipe(chunker="none"))
+
+
+def test_an_edit_changes_only_the_passages_of_its_section(tmp_path: Path) -> None:
+    before = chunk(plan_of(tmp_path, "Lead.\n== A ==\nold\n== B ==\nsame", name="1.xml"), tmp_path)[1]
+    after = chunk(plan_of(tmp_path, "Lead.\n== A ==\nnew and longer\n== B ==\nsame", name="2.xml"), tmp_path)[
+        1
+    ]
+    hashes = {p.id: p.hash for p in before}
+    assert [p.id for p in after if hashes.get(p.id) != p.hash] == ["1:A.0"]
+
+
+def test_the_same_part_gives_the_same_file(demo_dump: Path, tmp_path: Path) -> None:
+    plan = plan_dump(str(demo_dump), workdir=tmp_path, stage=str)
+    part = replace(plan.parts[0])
+    outs = [tmp_path / "a.parquet", tmp_path / "b.parquet"]
+    facts = [chunk_part(part, plan.siteinfo, ChunkRecipe(), out, tmp_path) for out in outs]
+    assert facts[0] == facts[1]
+    assert outs[0].read_bytes() == outs[1].read_bytes()
+    assert facts[0].rows > 500
+    assert sum(facts[0].lengths.values()) == facts[0].rows
+
+
+def test_documents_are_cut_and_ready_passages_are_taken_as_they_are(tmp_path: Path) -> None:
+    (tmp_path / "d.jsonl").write_text(
+        '{"id": "x", "title": "T", "text": "a b c"}\n{"id": "y", "title": "U", "text": ""}\n'
+    )
+    (tmp_path / "p.tsv").write_text('id\ttext\ttitle\n1\t"a ""b"""\tT\n')
+    seen = []
+    for name in ("d.jsonl", "p.tsv"):
+        plan = plan_dump(str(tmp_path / name), workdir=tmp_path, stage=str)
+        out = tmp_path / "out.parquet"
+        facts = [chunk_part(part, plan.siteinfo, ChunkRecipe(words=2), out, tmp_path) for part in plan.parts]
+        seen.append((sum(f.rows for f in facts), [p.text for p in PassageFile(out).passages()]))
+    assert seen == [(2, ["a b", "c"]), (1, ['a "b"'])]

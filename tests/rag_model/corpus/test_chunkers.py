@@ -1,0 +1,116 @@
+"""Chunkers cut every word of an article into disjoint windows, in order."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rag_model.corpus.chunkers import CHUNKERS, Sections, Words, anchor, build_chunker, split_words
+from rag_model.corpus.records import Article, Passage, Section
+from rag_model.errors import UsageError
+
+TEXTS = st.lists(st.from_regex(r"[\w.]{1,9}", fullmatch=True), max_size=40).map(" ".join)
+HEADINGS = st.sampled_from(["Life", "Works", "Early life", "Życie", "Life 2"])
+SECTIONS = st.lists(st.builds(Section, HEADINGS, TEXTS), max_size=6).map(tuple)
+ARTICLES = st.builds(Article, st.just("12"), st.just(7), st.just("Ada"), SECTIONS)
+SIZES = st.integers(min_value=1, max_value=12)
+
+
+def words_of(*texts: str) -> list[str]:
+    return " ".join(texts).split()
+
+
+def test_words_cuts_an_article_as_dpr_does() -> None:
+    text = " ".join(f"w{i}" for i in range(250))
+    article = Article(
+        "12",
+        7,
+        "Ada",
+        (Section("", text[: text.index(" w150")]), Section("Life", text[text.index("w150") :])),
+    )
+    passages = list(Words()(article))
+    assert [(p.id, p.section, p.start_word, p.n_words) for p in passages] == [
+        ("12:0", "", 0, 100),
+        ("12:1", "", 100, 100),
+        ("12:2", "Life", 200, 50),
+    ]
+    assert passages[2].text == " ".join(f"w{i}" for i in range(200, 250))
+    assert passages[0].title == "Ada"
+    assert passages[0].hash == Passage.hash_of("Ada", passages[0].text)
+
+
+def test_sections_restart_at_every_heading() -> None:
+    sections = (Section("", "a b c"), Section("Early life", "d e"), Section("Early life", "f"))
+    passages = list(Sections(words=2)(Article("12", 7, "Ada", sections)))
+    assert [(p.id, p.section, p.text, p.start_word) for p in passages] == [
+        ("12:0", "", "a b", 0),
+        ("12:1", "", "c", 2),
+        ("12:Early_life.0", "Early life", "d e", 0),
+        ("12:Early_life_2.0", "Early life", "f", 0),
+    ]
+
+
+@given(ARTICLES, SIZES)
+def test_words_windows_are_disjoint_and_cover_every_word_in_order(article: Article, size: int) -> None:
+    passages = list(Words(size)(article))
+    assert words_of(*(p.text for p in passages)) == words_of(*(s.text for s in article.sections))
+    assert all(p.n_words == size for p in passages[:-1])
+    assert all(0 < p.n_words <= size and p.n_words == len(p.text.split()) for p in passages)
+    assert [p.start_word for p in passages] == [i * size for i in range(len(passages))]
+
+
+@given(ARTICLES, SIZES)
+def test_sections_windows_are_disjoint_and_cover_every_section_in_order(article: Article, size: int) -> None:
+    passages = list(Sections(size)(article))
+    assert words_of(*(p.text for p in passages)) == words_of(*(s.text for s in article.sections))
+    assert all(0 < p.n_words <= size for p in passages)
+    starts = [i for i, p in enumerate(passages) if p.start_word == 0]
+    assert len(starts) == sum(bool(section.text) for section in article.sections)
+
+
+@pytest.mark.parametrize("name", CHUNKERS)
+@given(article=ARTICLES, size=SIZES)
+def test_ids_are_unique_without_blanks_and_repeat(name: str, article: Article, size: int) -> None:
+    passages = list(build_chunker(name, size)(article))
+    assert len({p.id for p in passages}) == len(passages)
+    assert all(p.id.split() == [p.id] and p.id.startswith("12:") for p in passages)
+    assert passages == list(build_chunker(name, size)(article))
+
+
+@given(ARTICLES.filter(lambda article: article.sections), SIZES, TEXTS, st.data())
+def test_an_edit_moves_only_its_own_section(
+    article: Article, size: int, text: str, data: st.DataObject
+) -> None:
+    edited = data.draw(st.integers(0, len(article.sections) - 1))
+    sections = list(article.sections)
+    sections[edited] = replace(sections[edited], text=text)
+    after = list(Sections(size)(replace(article, sections=tuple(sections))))
+    taken: set[str] = set()
+    prefix = [anchor(section.heading, taken) for section in sections][edited]
+    others = [p for p in Sections(size)(article) if not p.id.startswith(f"12:{prefix}.")]
+    assert [p for p in after if not p.id.startswith(f"12:{prefix}.")] == others
+
+
+@given(ARTICLES, SIZES, TEXTS)
+def test_a_section_inserted_first_leaves_the_others_as_they_were(
+    article: Article, size: int, text: str
+) -> None:
+    longer = replace(article, sections=(Section("Brand new", text), *article.sections))
+    before = set(Sections(size)(article))
+    assert before <= set(Sections(size)(longer))
+
+
+def test_scripts_without_blanks_are_cut_too() -> None:
+    text = "日本の首都は東京である。" * 30
+    passages = list(Words(50)(Article("1", 0, "東京", (Section("", text),))))
+    assert "".join(p.text for p in passages) == text
+    assert len(passages) > 3
+    assert split_words("ein 東京 Wort") == [" ein", " 東京", " Wort"]
+
+
+def test_the_recipe_is_checked() -> None:
+    with pytest.raises(UsageError, match="choose one of words, sections"):
+        build_chunker("semantic", 100)
+    with pytest.raises(UsageError, match="at least 1"):
+        build_chunker("words", 0)

@@ -1,0 +1,121 @@
+"""Passage files keep rows in order, cheap to read by row, whatever their encoding."""
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from rag_model.corpus.passages import PASSAGE_SCHEMA, ROW_GROUP, PassageFile, PassageWriter
+from rag_model.corpus.records import Passage
+from rag_model.errors import InputError
+
+
+def passage(i: int) -> Passage:
+    text = f"word {i} é"
+    return Passage(f"1:{i}", "1", 5, "Title", "Héading", text, i, 3, Passage.hash_of("Title", text))
+
+
+def write(path: Path, rows: int) -> str:
+    with PassageWriter(path) as writer:
+        for i in range(rows):
+            writer.write(passage(i))
+    assert writer.rows == rows
+    return writer.digest
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("passages") / "part.parquet"
+    write(path, 2 * ROW_GROUP + 100)
+    return path
+
+
+def test_rows_come_back_as_they_were_written(path: Path) -> None:
+    with PassageFile(path) as file:
+        assert file.n_rows == 2 * ROW_GROUP + 100
+        assert list(file.passages()) == [passage(i) for i in range(file.n_rows)]
+
+
+def test_rows_are_read_in_the_order_asked(path: Path) -> None:
+    wanted = [2100, 0, ROW_GROUP, 2100, ROW_GROUP - 1]
+    with path.open("rb") as source, PassageFile(source) as file:
+        assert file.rows(wanted) == [passage(i) for i in wanted]
+        assert file.rows(np.array([3, 1]).tolist()) == [passage(3), passage(1)]
+        assert file.rows([]) == []
+
+
+def test_only_the_row_groups_of_the_rows_are_read(path: Path, tmp_path: Path) -> None:
+    damaged = tmp_path / "damaged.parquet"
+    data = bytearray(path.read_bytes())
+    metadata = pq.ParquetFile(path).metadata
+    first = metadata.row_group(0).column(0)
+    start = first.dictionary_page_offset or first.data_page_offset
+    data[start : start + 64] = bytes(64)
+    damaged.write_bytes(data)
+    assert PassageFile(damaged).rows([ROW_GROUP + 5]) == [passage(ROW_GROUP + 5)]
+    with pytest.raises((OSError, pa.ArrowException)):
+        PassageFile(damaged).rows([5])
+
+
+@pytest.mark.parametrize("row", [-1, 2 * ROW_GROUP + 100])
+def test_a_row_outside_the_file_is_refused(path: Path, row: int) -> None:
+    with pytest.raises(IndexError, match="outside"):
+        PassageFile(path).rows([row])
+
+
+def test_batches_hold_the_columns_asked(path: Path) -> None:
+    batches = list(PassageFile(path).iter_batches(["title", "text"], rows=500))
+    assert sum(batch.num_rows for batch in batches) == 2 * ROW_GROUP + 100
+    assert max(batch.num_rows for batch in batches) <= 500
+    assert batches[0].schema.names == ["title", "text"]
+
+
+def test_the_file_is_plain_parquet_in_small_row_groups(path: Path) -> None:
+    file = pq.ParquetFile(path)
+    assert file.schema_arrow.equals(PASSAGE_SCHEMA)
+    assert [file.metadata.row_group(i).num_rows for i in range(3)] == [ROW_GROUP, ROW_GROUP, 100]
+
+
+def test_equal_rows_give_equal_bytes_and_digests(tmp_path: Path) -> None:
+    assert write(tmp_path / "a", 1500) == write(tmp_path / "b", 1500)
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+    assert write(tmp_path / "c", 1499) != write(tmp_path / "d", 1500)
+
+
+def test_the_digest_depends_on_order_and_not_on_flushes(tmp_path: Path) -> None:
+    digests = []
+    for rows in ([0, 1], [1, 0]):
+        with PassageWriter(tmp_path / "rows") as writer:
+            for i in rows:
+                writer.write(passage(i))
+        digests.append(writer.digest)
+    assert digests[0] != digests[1]
+    assert digests[0].startswith("sha256:")
+
+
+def test_an_empty_part_is_a_file_without_rows(tmp_path: Path) -> None:
+    write(tmp_path / "empty", 0)
+    file = PassageFile(tmp_path / "empty")
+    assert (file.n_rows, list(file.passages())) == (0, [])
+
+
+def test_a_failed_write_leaves_nothing(tmp_path: Path) -> None:
+    def fail_midway() -> None:
+        with PassageWriter(tmp_path / "part") as writer:
+            writer.write(passage(0))
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail_midway()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_no_passage_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("no parquet")
+    with pytest.raises(InputError, match="not a readable passage file"):
+        PassageFile(tmp_path / "text")
+    pq.write_table(pa.table({"id": ["1"]}), tmp_path / "other")
+    with pytest.raises(InputError, match="lacks the columns page_id"):
+        PassageFile(tmp_path / "other")

@@ -1,0 +1,248 @@
+"""Wikitext becomes the text a reader sees, by section, whatever the page holds."""
+
+import re
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rag_model.corpus.dump import read_pages
+from rag_model.corpus.plan import plan_dump
+from rag_model.corpus.records import Section, Siteinfo
+from rag_model.corpus.wikitext import MAX_CHARS, Unparsable, clean
+
+ENGLISH = Siteinfo(
+    "enwiki", "en", "https://en.wikipedia.org/wiki/Main_Page", {"file": 6, "category": 14, "help": 12}
+)
+BULGARIAN = Siteinfo(
+    "bgwiki", "bg", "https://bg.wikipedia.org/wiki/", {"файл": 6, "картинка": 6, "категория": 14}
+)
+RESIDUE = re.compile(r"\{\{|\}\}|\[\[|\]\]|\{\||\|\}|<ref|</|'''|&nbsp;|__TOC__|thumb\||<!--")
+
+
+def shown(wikitext: str, site: Siteinfo = ENGLISH) -> str:
+    """Return all text of a page, its headings on lines of their own."""
+    return "\n".join(
+        filter(None, (part for s in clean(wikitext, site, "Title") for part in (s.heading, s.text)))
+    )
+
+
+@pytest.mark.parametrize(
+    ("wikitext", "expected"),
+    [
+        ("'''Bold''' and ''italic'' and '''''both'''''", "Bold and italic and both"),
+        ("L''''amour''' and the dogs' '''bones'''", "L'amour and the dogs' bones"),
+        ("a [[link]], [[target|words]], [[bus]]es, [[Help:Page]], [[:Category:Cats]]",
+         "a link, words, buses, Help:Page, Category:Cats"),
+        ("[[Mercury (planet)|]] and [[#Later|below]]", "Mercury and below"),
+        ("[[File:A.jpg|thumb|left|A [[cat]] and {{convert|1|mi}}]]Text", "Text"),
+        ("[[Image:A.jpg|200px|with [http://a.org a link]]]Text", "Text"),
+        ("[[Category:Cats]][[de:Katze]]Text[[Category:Pets|*]]", "Text"),
+        ("[[wikt:cat|cat]] and [[doi:10.1/2]]", "cat and doi:10.1/2"),
+        ("see [http://a.org/x?y=1 the site], [http://b.org] and [//c.org it]", "see the site, and it"),
+        ("[mailto:a@b.c write], [sic: this]", "write, [sic: this]"),
+        ("H<sub>2</sub>O, 10<sup>6</sup>, km<sup>2</sup>, 19<sup>th</sup>, x<sup>ab1</sup>, "
+        "m<sup>&minus;2</sup>",
+         "H2O, 10⁶, km², 19th, x^(ab1), m⁻²"),
+        ("<div class='a'>One<br/>two<p>three</p></div>", "One\ntwo\nthree"),
+        ("a <span style='display:none'>0001</span><b>1</b> <small>x</small> 1 < 2 > 0", "a 1 x 1 < 2 > 0"),
+        ("Fish &amp; chips&nbsp;&ndash; &#233;&#xe9; &lt;b&gt; &bogus; AT&T",
+        "Fish & chips – éé <b> &bogus; AT&T"),
+        ("<nowiki>[[no]] {{link}} ''here''</nowiki> '''b'''", "[[no]] {{link}} ''here'' b"),
+        ("a<nowiki/>'' b'' {<nowiki/>{c}}", "a b c"),
+        ("x <math>E = mc^2</math>, <math>\\frac{a}{b_{1}}</math>", "x E = mc², a/b_1"),
+        ("<math>\\alpha \\le \\sqrt{x+1}</math> <math>\\begin{matrix}1\\end{matrix}</math>end",
+        "α ≤ √(x+1) end"),
+        ("code <code>a = b[1]</code>; <syntaxhighlight inline>{{x}}</syntaxhighlight>.",
+        "code a = b[1]; {{x}}."),
+        ("A<source lang='c'>int a[] = {{1}};</source>B<pre>\n|x|\n</pre>C", "ABC"),
+        ("A.<ref>{{cite web|url=x}}</ref> B.<ref name=a /> C.<ref name='b'>[[x]] <b>y</ref>", "A. B. C."),
+        ("A.<ref name=x>never closed", "A.never closed"),
+        ("A.<ref name=x and no end", "A."),
+        ("a<!-- hidden [[ --> b <!-- {{ -->c", "a b c"),
+        ("seen <!-- never closed [[x]]", "seen"),
+        ("__NOTOC__A__FORCETOC__ __init__", "A __init__"),
+        ("* one\n* two\n** deeper\n# first\n: indented", "one\ntwo\ndeeper\nfirst\nindented"),
+        ("; term : its meaning\n; other\n: meaning", "term: its meaning\nother\nmeaning"),
+        ("above\n----\nbelow", "above\nbelow"),
+        ("{|\n! a !! b\n|-\n| [[c]] || d\n|}\nText", "Text"),
+        ("{| class=x\n| a\n{|\n| nested\n|}\n| b\n|}\nText", "Text"),
+        (":{|\n|a\n|}Text", "Text"),
+        ("Before\n{|\n| cell\n|-\n| cell", "Before"),
+        ("<table><tr><td>x<table></table></td></tr></table>Text", "Text"),
+        ("<gallery>\nFile:a.jpg|b\n</gallery>Text<timeline>x</timeline>", "Text"),
+        ("Ada ({{IPA-xx|}}; born 1815), ( , ) and ()", "Ada (born 1815), and"),
+        ("{{nowrap|'''}}bold{{nowrap|'''}}", "bold"),
+        ("''{{unknown}}'' and '''{{unknown}}''' x", "and x"),
+        ("a {{unclosed|text", "a text"),
+        ("a [[unclosed|text", "a text"),
+        ("a }} b ]] c |} d", "a b c d"),
+        ("{{small|[[a}} b", "a b"),
+        ("{{{1|default}}} and {{{2}}}", "default and"),
+        ("-{zh-hans:汉;zh-hant:漢}- -{R|x}- -{H|a:b}-", "汉 x"),
+        ("\ufeffzero\u200bwidth\u00ad\u00a0space\u2003wide", "zerowidth space wide"),
+        ("\ufdd0\ufdd0x\ufdd1\ufdd1", "x"),
+        ("<onlyinclude>a</onlyinclude><includeonly>b</includeonly><noinclude>c</noinclude>", "ac"),
+    ],
+)  # fmt: skip
+def test_markup_becomes_what_a_reader_sees(wikitext: str, expected: str) -> None:
+    assert shown(wikitext) == expected
+
+
+def test_sections_come_by_heading() -> None:
+    page = "Lead.\n== First ''one'' ==\nA.\n=== [[Deeper|Below]] ===\nB.\n==Empty==\n==Last==\nC."
+    assert clean(page, ENGLISH) == (
+        Section("", "Lead."),
+        Section("First one", "A."),
+        Section("Below", "B."),
+        Section("Last", "C."),
+    )
+
+
+def test_sections_without_prose_go_with_what_lies_below_them() -> None:
+    page = "Lead.\n==See also==\n*x\n===Books===\n*y\n==Life==\nA.\n==External links==\n[http://a b]\n==Notes:==\n"
+    assert [section.heading for section in clean(page, ENGLISH)] == ["", "Life"]
+
+
+def test_namespaces_and_headings_follow_the_language() -> None:
+    page = "[[Файл:А.jpg|мини|надпис]][[Категория:Б]]Текст.\n== Източници ==\nи\n== Живот ==\nж"
+    assert clean(page, BULGARIAN) == (Section("", "Текст."), Section("Живот", "ж"))
+
+
+def test_unclosed_markup_ends_with_its_section() -> None:
+    assert shown("a {{lost|b\n== Next ==\nc [[d]] e") == "a b\nNext\nc d e"
+
+
+def test_an_empty_page_has_no_sections() -> None:
+    assert clean("", ENGLISH) == clean("{{stub}}\n<!-- -->\n", ENGLISH) == ()
+
+
+def test_bounds_name_their_reason() -> None:
+    with pytest.raises(Unparsable, match="characters"):
+        clean("x" * (MAX_CHARS + 1), ENGLISH)
+    with pytest.raises(Unparsable, match="within each other"):
+        clean("{{small|" * 1000, ENGLISH)
+
+
+HOSTILE = {
+    "open templates": "{{", "spaced templates": "{{ ", "named templates": "{{a|", "citations": "{{cite web|",
+    "closing braces": "}}", "open links": "[[", "piped links": "[[a|", "closing links": "]]",
+    "tables": "{|\n",
+    "html tables": "<table>", "references": "<ref>", "cut references": '<ref name="a" ', "comments": "<!--",
+    "nowiki": "<nowiki>", "math": "<math>", "tags": "<div ", "less": "<", "sup": "<sup>",
+    "hidden": "<span display:",
+    "words": "word ", "letters": "a", "headings": "= =", "heading lines": "==\n", "quotes": "'",
+    "ampersands": "&amp",
+    "brackets": "(", "empty brackets": "(, ,;", "commas": " ,", "blanks": " ", "lines": "\n ", "nbsp": "\xa0",
+    "external": "[http://a ", "external blanks": "[http://a\t\t\t\t", "lists": "*", "terms": "; a : ",
+    "bars": "|",
+    "cells": "\n|", "bangs": "!", "switches": "__A", "mixed": "{{[[", "crossed": "{{a|[[b}}",
+    "variants": "-{",
+    "parameters": "{{{", "noncharacters": "\ufdd0",
+}  # fmt: skip
+
+
+@pytest.mark.timeout(60)  # a quadratic pass over any of these would take hours
+@pytest.mark.parametrize("unit", HOSTILE.values(), ids=HOSTILE)
+def test_hostile_markup_ends(unit: str) -> None:
+    with suppress(Unparsable):
+        assert sum(len(section.text) for section in clean(unit * 100_000, ENGLISH)) <= len(unit) * 100_000
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    ("before", "middle", "after"),
+    [
+        ("{{small|", "x", "}}"), ("[[a|", "x", "]]"), ("{|\n", "|x\n", "\n|}"), ("<table>", "x", "</table>"),
+        ("{{{1|", "x", "}}}"), ("<ref>", "x", "</ref>"), ("{", "|x", "}"), ("(", ",", ")"), ("<div>", "x",
+        "</div>"),
+    ],
+)  # fmt: skip
+def test_deep_markup_ends(before: str, middle: str, after: str) -> None:
+    page = before * 100_000 + middle + after * 100_000
+    with suppress(Unparsable):
+        assert sum(len(section.text) for section in clean(page, ENGLISH)) <= len(page)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    "page",
+    [
+        "[http://a" + " " * 200_000, "=" + " " * 200_000 + "x", ";" + "a " * 200_000,
+        "{{hlist" + "|a" * 200_000 + "}}",
+        "{{convert|" + "9" * 200_000 + "|km}}", "{{convert|1" + "|to|1" * 100_000 + "|mi}}",
+        "{{birth date|" + "1" * 200_000 + "|1|1}}", "{{formatnum:" + "1" * 200_000 + "}}",
+        "{{" + "a " * 200_000 + "}}",
+        "[[a " + "( " * 200_000 + "|]]", "<span display:" + " " * 200_000,
+        "<math>" + "{" * 200_000 + "</math>",
+        "x" + "{[" * 100_000 + "y" + "]}" * 100_000, "&#" + "1" * 200_000 + ";",
+        "{{e|" + "9" * 200_000 + "}}",
+    ],
+    ids=lambda page: page[:14],
+)  # fmt: skip
+def test_giant_pieces_end(page: str) -> None:
+    with suppress(Unparsable):
+        assert sum(len(section.text) for section in clean(page, ENGLISH)) <= 8 * len(page)
+
+
+TOKENS = [
+    "{{", "}}", "{{{", "}}}", "[[", "]]", "{|", "|}", "|", "\n", "\n|", "\n|-\n", "=", "\n== h ==\n", "'''",
+    "''", "<ref>",
+    "</ref>", "<ref name=a/>", "<!--", "-->", "<br>", "<sup>", "</sup>", "<table>", "</table>", "<math>",
+    "</math>", "[", "]",
+    "http://a.b", "File:", "Category:", "convert", "lang", "5", "1/2", "km", "mi", "word ", "é", "(", ")",
+    ",", "\n*", "\n;",
+    ":", "__TOC__", "-{", "}-", "nihongo", "quote", "hlist", "cite web", "{", "}", " ", "formatnum:",
+    "birth date", "val", "to",
+]  # fmt: skip
+
+
+@given(st.lists(st.sampled_from(TOKENS), max_size=60).map("".join))
+def test_any_markup_becomes_text_without_residue(wikitext: str) -> None:
+    try:
+        text = shown(wikitext)
+    except Unparsable:
+        return
+    assert not RESIDUE.search(text)
+
+
+@given(st.text(max_size=300))
+def test_any_text_is_cleaned_and_stays_clean(text: str) -> None:
+    try:
+        sections = clean(text, ENGLISH)
+    except Unparsable:
+        return
+    assert all(section.text == section.text.strip() and section.text for section in sections)
+    assert "\n\n" not in shown(text)
+
+
+@given(st.lists(st.from_regex(r"[a-z]{1,8}", fullmatch=True), min_size=1, max_size=30))
+def test_plain_words_pass_unchanged(words: list[str]) -> None:
+    assert shown(" ".join(words)).split() == words
+
+
+@given(st.lists(st.from_regex(r"[a-z]{1,8}", fullmatch=True), min_size=1, max_size=8), st.data())
+def test_markup_around_words_loses_none(words: list[str], data: st.DataObject) -> None:
+    wraps = ["{}", "''{}''", "'''{}'''", "[[{}]]", "[[a|{}]]", "{{{{nowrap|{}}}}}", "<b>{}</b>",
+    "{}<ref>r</ref>",
+             "{{{{small|[[x|{}]]}}}}", "[http://a {}]", "{}{{{{sfn|a}}}}", "{}<!-- c -->",
+             "{{{{lang|fr|{}}}}}"]  # fmt: skip
+    page = " ".join(data.draw(st.sampled_from(wraps)).format(word) for word in words)
+    assert shown(page).split() == words
+
+
+def test_the_real_dump_has_no_residue(demo_dump: Path, tmp_path: Path) -> None:
+    plan = plan_dump(str(demo_dump), workdir=tmp_path, stage=str)
+    found: dict[str, str] = {}
+    pages = 0
+    for part in plan.parts:
+        for page in read_pages(part):
+            if page.namespace or page.redirect:
+                continue
+            pages += 1
+            for section in clean(page.text, plan.siteinfo, page.title):
+                found.update(dict.fromkeys(RESIDUE.findall(section.text), page.title))
+    assert pages > 100
+    assert not found
