@@ -6,6 +6,7 @@ extract), keeps no tree, and sets no limit on a text node, where libxml2 wants i
 nesting, endless tokens.
 """
 
+from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Iterable, Iterator
 from xml.parsers import expat
 
@@ -45,7 +46,7 @@ class PageParser:
     def __init__(self, where: str) -> None:
         self.siteinfo: Siteinfo | None = None
         self._where = where
-        self._expat = expat.ParserCreate()
+        self._expat = expat.ParserCreate("UTF-8")  # as all exports are, whatever a declaration says
         self._expat.buffer_text = True
         self._expat.buffer_size = 1 << 20
         self._expat.StartElementHandler = self._open
@@ -75,6 +76,8 @@ class PageParser:
             if len(start) < len(b"<page"):
                 return []
             data, self._head = self._head, None
+            if data.startswith((BOM_UTF16_LE, BOM_UTF16_BE)):
+                raise self._error("is UTF-16", "convert it to UTF-8, as all dumps of Wikimedia are")
             if start.startswith(b"<page"):
                 self._shift = len(_ROOT)
                 self._parse(_ROOT)

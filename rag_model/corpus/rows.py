@@ -86,17 +86,22 @@ def _document(row: Mapping[str, Any], where: str) -> Record:
     if isinstance(sections, str):
         sections = [sections]
     try:
-        return str(document_id), str(row.get("title") or ""), [_section(section) for section in sections]
-    except (KeyError, TypeError) as wrong:
-        raise InputError(
-            f"{where} has no readable `text` or `sections`: give a string or a list of sections"
-        ) from wrong
+        title = _printable(row.get("title") or "")
+        return _printable(str(document_id)), title, [_section(section) for section in sections]
+    except (AttributeError, KeyError, TypeError) as wrong:
+        raise InputError(f"{where} has no readable `title`, `text` or `sections`: give strings") from wrong
 
 
 def _section(section: Any) -> tuple[str, str]:
-    if isinstance(section, str):
-        return "", section
-    return section.get("heading") or "", section["text"]
+    heading, text = (
+        ("", section) if isinstance(section, str) else (section.get("heading") or "", section["text"])
+    )
+    return _printable(heading), _printable(text)
+
+
+def _printable(text: str) -> str:
+    """Replace lone surrogates, which JSON can carry and UTF-8 cannot."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _parsed(line: bytes, url: str, number: int) -> dict[str, Any]:

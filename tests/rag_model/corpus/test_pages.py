@@ -96,6 +96,7 @@ def bomb() -> bytes:
         (b"just some words", "not well-formed"),
         (b"\x89PNG\r\n\x1a\n", "not well-formed"),
         (b"<mediawiki><page>\xff</page></mediawiki>", "not well-formed"),
+        ("<mediawiki><page></page></mediawiki>".encode("utf-16"), "is UTF-16"),
         (b"<mediawiki><page><title>a</title></page></mediawiki>", "without <id>"),
         (b"<page><title>a</title><id>one</id></page>", "'one' where a number"),
         (b"", "is empty"),

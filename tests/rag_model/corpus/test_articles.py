@@ -1,0 +1,127 @@
+import bz2
+from collections import Counter
+
+import pytest
+
+from rag_model.corpus.articles import article_or_drop
+from rag_model.corpus.languages import ENGLISH, LANGUAGES, language_of
+from rag_model.corpus.pages import parse_pages
+from rag_model.corpus.records import Page, Siteinfo
+from rag_model.corpus.siteinfo import read_siteinfo
+
+
+def judge(
+    title: str = "Anarchism", text: str = "Some words.", language: str = "en", **fields: object
+) -> object:
+    values = {"namespace": 0, "redirect": False, "model": "wikitext", **fields}
+    page = Page(page_id=1, rev_id=1, timestamp="", title=title, text=text, **values)
+    kept = article_or_drop(page, Siteinfo("", language, ""))
+    return "article" if kept is page else kept
+
+
+@pytest.mark.parametrize(
+    ("page", "reason"),
+    [
+        ({}, "article"),
+        ({"namespace": 10}, "namespace"),
+        ({"redirect": True}, "redirect"),
+        ({"text": "#REDIRECT [[Anarchy]]"}, "redirect"),
+        ({"text": "\n#redirect: [[Anarchy]]"}, "redirect"),
+        ({"text": "On #redirect [[Anarchy]]"}, "article"),
+        ({"model": "json"}, "not_wikitext"),
+        ({"text": " \n"}, "empty"),
+        ({"text": "'''A''' may be:\n* [[B]]\n{{disambiguation}}"}, "disambiguation"),
+        ({"text": "x {{ Disambig | human name }}"}, "disambiguation"),
+        ({"text": "x {{Place_name disambiguation}}"}, "disambiguation"),
+        ({"text": "x {{hndis|Doe, John}}"}, "disambiguation"),
+        ({"text": "x __DISAMBIG__"}, "disambiguation"),
+        ({"text": "a [[B]]{{disambiguation needed|date=May 2020}}"}, "article"),
+        ({"text": "{{other uses|A (disambiguation)}} text"}, "article"),
+        ({"text": "{{disambiguations}} {{dabble}}"}, "article"),
+        ({"title": "Mercury (disambiguation)"}, "disambiguation"),
+        ({"title": "List of sovereign states"}, "list"),
+        ({"title": "Index of Andorra-related articles"}, "list"),
+        ({"title": "Outline of physics"}, "list"),
+        ({"title": "Listed building"}, "article"),
+        ({"title": "Franz List of Vienna"}, "article"),
+        ({"namespace": 4, "redirect": True}, "namespace"),
+    ],
+)
+def test_what_dpr_left_out_is_dropped_with_its_reason(page, reason: str) -> None:
+    assert judge(**page) == reason
+
+
+@pytest.mark.parametrize(
+    ("language", "page", "reason"),
+    [
+        ("de", {"text": "x {{Begriffsklärung}}"}, "disambiguation"),
+        ("de", {"text": "{{Begriffsklärungshinweis}} x"}, "article"),
+        ("de", {"title": "Liste der Päpste"}, "list"),
+        ("de", {"text": "#WEITERLEITUNG [[X]]"}, "redirect"),
+        ("fr", {"text": "x {{Homonymie}}"}, "disambiguation"),
+        ("fr", {"title": "Liste d'îles"}, "list"),
+        ("es", {"text": "x {{desambiguación}}"}, "disambiguation"),
+        ("es", {"text": "#REDIRECCIÓN [[X]]"}, "redirect"),
+        ("it", {"text": "{{disambigua}} x"}, "disambiguation"),
+        ("pt-BR", {"title": "Lista de países"}, "list"),
+        ("nl", {"text": "x {{dp}}"}, "disambiguation"),
+        ("pl", {"text": "x {{Ujednoznacznienie}}"}, "disambiguation"),
+        ("ru", {"text": "x {{неоднозначность|тип=топоним}}"}, "disambiguation"),
+        ("ru", {"text": "{{значения|Москва}} x"}, "article"),
+        ("ru", {"text": "#ПЕРЕНАПРАВЛЕНИЕ [[X]]"}, "redirect"),
+        ("ja", {"text": "x {{aimai}}"}, "disambiguation"),
+        ("ja", {"title": "国の一覧"}, "list"),
+        ("ja", {"text": "#転送 [[X]]"}, "redirect"),
+        ("zh", {"title": "水星 (消歧义)"}, "disambiguation"),
+        ("zh", {"title": "国家列表"}, "list"),
+        ("ar", {"text": "x {{توضيح}}"}, "disambiguation"),
+        ("sv", {"text": "x {{förgrening}}"}, "disambiguation"),
+        ("sv", {"title": "Lista över länder"}, "list"),
+        ("eo", {"text": "x {{disambig}}"}, "disambiguation"),
+        ("en", {"text": "x {{Begriffsklärung}}"}, "article"),
+    ],
+)
+def test_each_language_has_its_own_words(language: str, page, reason: str) -> None:
+    assert judge(language=language, **page) == reason
+
+
+@pytest.mark.parametrize("code", LANGUAGES)
+def test_english_holds_beside_every_language(code: str) -> None:
+    language = language_of(code)
+    assert set(ENGLISH.disambiguation_templates) <= set(language.disambiguation_templates)
+    assert language.redirect_words[-1] == "#redirect"
+    assert LANGUAGES[code].disambiguation_templates
+    assert all(name == name.lower() for name in language.disambiguation_templates + language.file_names)
+
+
+def test_the_real_extract_keeps_its_articles(demo_dump) -> None:
+    siteinfo = read_siteinfo(demo_dump.as_uri())
+    pages = list(parse_pages([bz2.decompress(demo_dump.read_bytes())], "demo"))
+    verdicts = {page.title: article_or_drop(page, siteinfo) for page in pages}
+    assert Counter(kept if isinstance(kept, str) else "article" for kept in verdicts.values()) == {
+        "article": 96,
+        "redirect": 99,
+        "disambiguation": 8,
+        "list": 2,
+        "namespace": 1,
+    }
+    assert {title for title, kept in verdicts.items() if kept in {"disambiguation", "list"}} == {
+        "Aa River",
+        "Aberdeen (disambiguation)",
+        "Ada",
+        "Alien",
+        "Animal (disambiguation)",
+        "Argument (disambiguation)",
+        "Asia Minor (disambiguation)",
+        "Austin (disambiguation)",
+        "List of Atlas Shrugged characters",
+        "List of anthropologists",
+    }
+
+
+def test_siteinfo_is_read_without_the_rest(tmp_path, page_xml, export_xml) -> None:
+    path = tmp_path / "x.xml.bz2"
+    path.write_bytes(bz2.compress(export_xml(language="de", dbname="dewiki")) + b"no bz2 at all")
+    siteinfo = read_siteinfo(path.as_uri())
+    assert (siteinfo.dbname, siteinfo.language) == ("dewiki", "de")
+    assert siteinfo.base == "https://de.wikipedia.org/wiki/Main_Page"

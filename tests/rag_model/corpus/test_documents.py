@@ -1,0 +1,223 @@
+import csv
+import gzip
+import json
+import tracemalloc
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from rag_model.corpus import buckets
+from rag_model.corpus.documents import PLACES, place_of, read_documents, read_ready_passages
+from rag_model.corpus.plan import plan_dump, source_digest
+from rag_model.corpus.records import Article, Passage, Plan, Section
+from rag_model.errors import InputError
+
+
+def articles(plan: Plan) -> list[Article]:
+    return [article for part in plan.parts for article in read_documents(part)]
+
+
+def passages(plan: Plan) -> list[Passage]:
+    return [passage for part in plan.parts for passage in read_ready_passages(part)]
+
+
+def write_jsonl(path: Path, rows: list[object]) -> Path:
+    data = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
+    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+    return path
+
+
+ROWS = [
+    {"_id": f"doc {i}", "title": f"Title {i}", "text": f"Text é {i}.", "metadata": {}} for i in range(500)
+]
+EXPECTED = {Article(f"doc {i}", 0, f"Title {i}", (Section("", f"Text é {i}."),)) for i in range(500)}
+
+
+@pytest.mark.parametrize("name", ["corpus.jsonl", "corpus.jsonl.gz", "corpus.parquet"])
+def test_documents_come_back_whole(tmp_path, plan, name: str) -> None:
+    path = tmp_path / name
+    if path.suffix == ".parquet":
+        columns = {key: [row[key] for row in ROWS] for key in ("_id", "title", "text")}
+        pq.write_table(pa.table({**columns, "vector": [[0.5]] * len(ROWS)}), path)
+    else:
+        write_jsonl(path, ROWS)
+    made = plan(path, part_bytes=1000)
+    found = articles(made)
+    assert made.kind == "documents"
+    assert set(found) == EXPECTED
+    assert len(found) == len(EXPECTED)
+    assert len(made.parts) > 5
+
+
+def test_a_document_lies_in_the_part_of_its_place_in_the_order_of_the_source(tmp_path, plan) -> None:
+    made = plan(write_jsonl(tmp_path / "x.jsonl", ROWS), part_bytes=1000)
+    assert made.parts[0].first_page == 0
+    assert made.parts[-1].last_page == PLACES - 1
+    for before, after in zip(made.parts, made.parts[1:], strict=False):
+        assert after.first_page == before.last_page + 1
+    for part in made.parts:
+        ids = [article.page_id for article in read_documents(part)]
+        assert all(part.first_page <= place_of(document_id) <= part.last_page for document_id in ids)
+        assert ids == sorted(ids, key=lambda document_id: int(document_id[4:]))
+
+
+def test_a_plan_of_documents_repeats_and_moves_only_what_changed(tmp_path, plan) -> None:
+    path = tmp_path / "x.jsonl"
+    first = list(map(source_digest, plan(write_jsonl(path, ROWS), part_bytes=1000).parts))
+    again = list(map(source_digest, plan(write_jsonl(path, ROWS), part_bytes=1000).parts))
+    edited = [*ROWS[:7], {**ROWS[7], "text": "Text è 7."}, *ROWS[8:]]
+    other = list(map(source_digest, plan(write_jsonl(path, edited), part_bytes=1000).parts))
+    assert first == again
+    assert sum(a != b for a, b in zip(first, other, strict=True)) == 1
+
+
+def test_more_documents_than_fit_in_memory_are_appended(tmp_path, plan, monkeypatch) -> None:
+    monkeypatch.setattr(buckets, "HELD", 2000)
+    path = write_jsonl(tmp_path / "x.jsonl", ROWS)
+    assert set(articles(plan(path, part_bytes=1000))) == EXPECTED
+
+
+def test_bucketing_holds_little_in_memory(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(buckets, "HELD", 1 << 20)
+    path = tmp_path / "x.jsonl"
+    with path.open("w") as file:
+        for i in range(20_000):
+            file.write(json.dumps({"id": i, "text": "word " * 200}) + "\n")
+    tracemalloc.start()
+    plan_dump(str(path), workdir=tmp_path, stage=Path.as_uri)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 10 << 20 < path.stat().st_size
+
+
+def test_sections_and_numbers_as_ids_are_taken(tmp_path, plan) -> None:
+    sections = [{"heading": "", "text": "Lead."}, {"heading": "Life", "text": "Born."}, "Plain."]
+    rows = [{"id": 7, "title": "T", "sections": sections}, {"id": "8", "text": None}, {"id": "9"}]
+    found = {article.page_id: article for article in articles(plan(write_jsonl(tmp_path / "x.jsonl", rows)))}
+    assert found["7"].sections == (Section("", "Lead."), Section("Life", "Born."), Section("", "Plain."))
+    assert found["8"] == Article("8", 0, "", ())
+    assert found["9"].sections == ()
+
+
+def test_half_a_character_becomes_a_mark(tmp_path, plan) -> None:
+    (tmp_path / "x.jsonl").write_text('{"id": "1", "text": "a \\ud800 \\ud83d\\ude00"}\n')
+    assert articles(plan(tmp_path / "x.jsonl"))[0].sections == (
+        Section("", "a \N{REPLACEMENT CHARACTER} 😀"),
+    )
+
+
+def test_sections_in_parquet_are_taken(tmp_path, plan) -> None:
+    sections = [{"heading": "Life", "text": "Born."}]
+    pq.write_table(pa.table({"id": ["1"], "sections": [sections]}), tmp_path / "x.parquet")
+    assert articles(plan(tmp_path / "x.parquet")) == [Article("1", 0, "", (Section("Life", "Born."),))]
+
+
+def test_a_limit_takes_the_first_documents_over_files(tmp_path, plan) -> None:
+    write_jsonl(tmp_path / "a2.jsonl", ROWS[:10])
+    write_jsonl(tmp_path / "a10.jsonl", ROWS[10:])
+    found = articles(plan(tmp_path / "*.jsonl", limit=12))
+    assert sorted(article.page_id for article in found) == sorted(f"doc {i}" for i in range(12))
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("{", r"line 2 of x\.jsonl is not JSON"),
+        ("[1]", r"line 2 of x\.jsonl is not a JSON object"),
+        ('{"text": "no id"}', r"line 2 of x\.jsonl has no `id` or `_id`"),
+        ('{"id": {}, "text": "x"}', r"line 2 of x\.jsonl has no `id` or `_id`"),
+        ('{"id": "b", "title": 5}', r"line 2 of x\.jsonl has no readable"),
+        ('{"id": "b", "text": 5}', r"line 2 of x\.jsonl has no readable"),
+        ('{"id": "b", "sections": [{"heading": "x"}]}', r"line 2 of x\.jsonl has no readable"),
+        ('{"id": "b", "sections": [{"text": 1}]}', r"line 2 of x\.jsonl has no readable"),
+        ("\xff", r"line 2 of x\.jsonl is not JSON"),
+    ],
+)
+def test_a_broken_document_is_one_sentence(tmp_path, plan, line: str, says: str) -> None:
+    (tmp_path / "x.jsonl").write_bytes(b'{"id": "a", "text": "x"}\n' + line.encode("latin-1") + b"\n")
+    with pytest.raises(InputError, match=says) as refused:
+        plan(tmp_path / "x.jsonl")
+    assert "\n" not in str(refused.value)
+
+
+def test_an_id_that_comes_twice_is_one_sentence(tmp_path, plan) -> None:
+    made = plan(write_jsonl(tmp_path / "x.jsonl", [*ROWS[:3], ROWS[1]]))
+    with pytest.raises(InputError, match="the id 'doc 1' comes twice"):
+        articles(made)
+
+
+@pytest.mark.parametrize("name", ["x.jsonl", "x.tsv"])
+def test_a_file_without_records_is_one_sentence(tmp_path, plan, name: str) -> None:
+    (tmp_path / name).write_bytes(b"")
+    with pytest.raises(InputError, match="holds no records"):
+        plan(tmp_path / name)
+
+
+def test_a_file_that_is_no_parquet_is_one_sentence(tmp_path, plan) -> None:
+    (tmp_path / "x.parquet").write_bytes(b"no parquet at all")
+    with pytest.raises(InputError, match=r"^x\.parquet is not readable as Parquet"):
+        plan(tmp_path / "x.parquet")
+
+
+def test_ready_passages_are_taken_as_they_are(tmp_path, plan) -> None:
+    path = tmp_path / "psgs_w100.tsv.gz"
+    rows = 'id\ttext\ttitle\n1\t"He said ""yes"" to it."\tAaron\n2\tMore\twords\n'.replace(
+        "More\twords", "More words\tAaron"
+    )
+    path.write_bytes(gzip.compress(rows.encode()))
+    made = plan(path)
+    assert made.kind == "passages"
+    assert passages(made) == [
+        Passage(
+            "1",
+            "Aaron",
+            0,
+            "Aaron",
+            "",
+            'He said "yes" to it.',
+            0,
+            5,
+            Passage.hash_of("Aaron", 'He said "yes" to it.'),
+        ),
+        Passage("2", "Aaron", 0, "Aaron", "", "More words", 0, 2, Passage.hash_of("Aaron", "More words")),
+    ]
+
+
+cell = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\r\0"), max_size=20)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=50)
+@given(rows=st.lists(st.tuples(cell, cell), min_size=1, max_size=20))
+def test_what_csv_writes_is_read_back(tmp_path, plan, rows: list[tuple[str, str]]) -> None:
+    path = tmp_path / "x.tsv"
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, delimiter="\t", lineterminator="\n")
+        writer.writerow(["id", "text", "title"])
+        writer.writerows([str(i), *row] for i, row in enumerate(rows))
+    found = {int(passage.id): (passage.text, passage.title) for passage in passages(plan(path))}
+    assert found == dict(enumerate(rows))
+
+
+def test_a_header_may_name_another_order(tmp_path, plan) -> None:
+    (tmp_path / "x.tsv").write_text("title\tid\ttext\nT\t5\tWords\n")
+    (found,) = passages(plan(tmp_path / "x.tsv"))
+    assert (found.id, found.title, found.text) == ("5", "T", "Words")
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        (b"1\tonly two", r"line 2 of x\.tsv has 2 columns"),
+        (b'1\t"no end\tx\n', "badly quoted"),
+        (b'1\t"a" b\tx', "badly quoted"),
+        (b"1\t\xff\tx", "not UTF-8"),
+    ],
+)
+def test_a_broken_row_is_one_sentence(tmp_path, plan, line: bytes, says: str) -> None:
+    (tmp_path / "x.tsv").write_bytes(b"id\ttext\ttitle\n" + line)
+    with pytest.raises(InputError, match=says):
+        plan(tmp_path / "x.tsv")
