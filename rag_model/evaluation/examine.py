@@ -10,7 +10,7 @@ from time import perf_counter
 from typing import Any
 
 from rag_model.evaluation.gate import GateRecipe
-from rag_model.evaluation.recall import Effort, Findings, measure_effort, recall_at
+from rag_model.evaluation.recall import Effort, Findings, measure_effort, percentile5, recall_at
 from rag_model.evaluation.sampling import sample_rows, sample_sentences
 from rag_model.index.engine import Rows, Vectors
 from rag_model.index.search import SearchIndex
@@ -25,8 +25,19 @@ _STEPS = (1 / 8, 1 / 4, 1 / 2, 1, 2, 4)  # of the default effort: the points of 
 class Examination:
     """What the indexes of a snapshot showed."""
 
+    k: int
     findings: Mapping[str, Findings]  # by index; empty for a snapshot without passages
     curves: Mapping[str, Sequence[Effort]]  # the indexes' trade-offs, and exact search as a point of its own
+
+    def metrics(self) -> dict[str, dict[str, float]]:
+        """Return what a manifest keeps: by index, recall@k's mean and 5th percentile."""
+        return {
+            name: {
+                f"recall@{self.k}": round(float(found.recalls.mean()), 4),
+                f"recall@{self.k}_p5": round(percentile5(found.recalls), 4),
+            }
+            for name, found in self.findings.items()
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +57,13 @@ def examine(snapshot: Snapshot, encoder: QuestionEncoder, recipe: GateRecipe) ->
     """
     sampled = sample_rows(snapshot.n, recipe.queries, recipe.seed)
     if not sampled:
-        return Examination({}, {})
+        return Examination(recipe.k, {}, {})
     queries = encoder.encode_questions(sample_sentences(snapshot.passages(sampled), recipe.seed))
     truth, exact = _exact(snapshot, queries, recipe.k)
     entries = snapshot.manifest.content.indexes
     findings = {name: _findings(index_of(snapshot, name), entry, truth) for name, entry in entries.items()}
     curves = {name: found.curve for name, found in findings.items()}
-    return Examination(findings, {**curves, EXACT: (exact,)})
+    return Examination(recipe.k, findings, {**curves, EXACT: (exact,)})
 
 
 def _exact(snapshot: Snapshot, queries: Vectors, k: int) -> tuple[Truth, Effort]:

@@ -67,7 +67,9 @@ def render(report: BuildReport) -> str:
         tag("style", style),
     )
     page = tag("html", head, tag("body", tag("main", *_sections(report))), lang="en")
-    return f"<!doctype html>\n{page.html}\n"
+    return f"<!doctype html>\n{page.html}\n".encode(
+        errors="replace"
+    ).decode()  # titles may hold half characters
 
 
 def _sections(report: BuildReport) -> Iterator[Node]:

@@ -64,9 +64,8 @@ class DenseRetriever:
             StoreError: the snapshot carries no encoder.
             UsageError: the snapshot has no such index.
         """
-        return cls(
-            snapshot, Encoder.load(snapshot.folder(QUESTION_ENCODER), "question", device=device), index
-        )
+        encoder = Encoder.load(snapshot.folder(QUESTION_ENCODER), "question", device=device)
+        return cls(snapshot, encoder, index)
 
     def search(self, questions: Sequence[str], k: int) -> list[list[Hit]]:
         """Return the best `k` passages of each question, best first, in the order of the questions.
@@ -75,8 +74,7 @@ class DenseRetriever:
 
         Raises:
             UsageError: a question is empty or no text, `k` is below 1 or above the number of passages, or the
-            retriever
-                was made without an encoder.
+                retriever was made without an encoder.
         """
         self._check_depth(k)
         for number, question in enumerate(questions, start=1):
@@ -102,9 +100,7 @@ class DenseRetriever:
         if k < 1:
             raise UsageError(f"k is {k}: ask for at least 1 passage")
         if k > self.snapshot.n:
-            raise UsageError(
-                f"k is {k} but the snapshot holds {self.snapshot.n} passages: ask for no more than that"
-            )
+            raise UsageError(f"k is {k} but the snapshot holds {self.snapshot.n} passages: ask for fewer")
 
     def _passages(self, rows: Rows) -> dict[int, Passage]:
         """Read each passage once, however many questions found it, and in row order."""

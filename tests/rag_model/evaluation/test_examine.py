@@ -30,6 +30,7 @@ def test_every_index_is_compared_with_exact_search(snapshot: Snapshot, encoder: 
     settings = [effort.setting for effort in examined.curves["hnsw"]]
     assert f"efSearch={snapshot.manifest.content.indexes['hnsw']['search']['efSearch']}" in settings
     assert len(settings) == len(set(settings)) >= 4
+    assert examined.metrics()["hnsw"] == {"recall@5": 1.0, "recall@5_p5": 1.0}
     assert judge(RECIPE, Vitals(snapshot.n, None, ""), examined.findings).passed
 
 

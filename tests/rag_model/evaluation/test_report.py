@@ -101,6 +101,10 @@ def test_nothing_is_fetched_and_nothing_runs(report: BuildReport) -> None:
     }
 
 
+def test_the_page_is_text_whatever_a_title_holds(report: BuildReport) -> None:
+    assert "half ?" in parsed(render(replace(report, title="half \ud800"))).text
+
+
 def test_a_report_of_nearly_nothing_is_still_a_page(report: BuildReport) -> None:
     bare = BuildReport("t", "ab" * 32, "2026-11-21T11:00:00Z", report.verdict, {})
     assert "svg" not in {name for name, _ in parsed(render(bare)).seen}
