@@ -89,7 +89,7 @@ def load_model(folder: Path, spec: EncoderSpec, device: str | None = None, dtype
     check_kind(folder)
     stored_tensors(folder)  # says which file is truncated; transformers does not
     where = _device(device)
-    kind = getattr(torch, dtype) if dtype else _fastest(where)
+    kind = getattr(torch, dtype) if dtype else fastest_dtype(where)
     try:
         whole, loading = _class_of(folder).from_pretrained(
             str(folder), dtype=kind, local_files_only=True, use_safetensors=True, output_loading_info=True
@@ -102,14 +102,14 @@ def load_model(folder: Path, spec: EncoderSpec, device: str | None = None, dtype
     return model_of(whole, spec, where)
 
 
-def model_of(whole: Any, spec: EncoderSpec, device: torch.device) -> Model:
+def model_of(whole: Any, spec: EncoderSpec, device: torch.device, batch_tokens: int | None = None) -> Model:
     """Make a `Model` of a transformers model in memory; its dtype stays."""
     whole.to(device).eval()
     inner = getattr(whole, _DPR_ENCODERS.get(type(whole).__name__, ""), None)
     body, projection = (inner.bert_model, getattr(inner, "encode_proj", None)) if inner else (whole, None)
     dim = projection.out_features if projection is not None else whole.config.hidden_size
     pad_id = getattr(whole.config, "pad_token_id", None) or 0
-    budget = CUDA_BATCH_TOKENS if device.type == "cuda" else CPU_BATCH_TOKENS
+    budget = batch_tokens or (CUDA_BATCH_TOKENS if device.type == "cuda" else CPU_BATCH_TOKENS)
     return Model(body, projection, spec, dim, pad_id, device, whole.dtype, budget)
 
 
@@ -152,8 +152,8 @@ def _device(name: str | None) -> torch.device:
         raise UsageError(f"device {name!r} is unknown: use cpu or cuda:0") from unknown
 
 
-def _fastest(device: torch.device) -> torch.dtype:
-    # Without AVX512-BF16 or AMX a CPU emulates bf16, and fp32 is faster.
+def fastest_dtype(device: torch.device) -> torch.dtype:
+    """Return bfloat16 where `device` multiplies it fast: GPUs, and CPUs with AVX512-BF16 or AMX."""
     fast = device.type == "cuda" or torch.cpu._is_avx512_bf16_supported()
     return torch.bfloat16 if fast else torch.float32
 

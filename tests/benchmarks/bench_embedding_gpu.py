@@ -1,0 +1,125 @@
+"""Embedding on a GPU: passages a second, and the share of the matrix-multiply rate of the same run.
+
+Needs torch, transformers and numpy alone: BERT-base of random weights, passages of random tokens with the
+lengths of real 100-word passages, no network. The path is production's, token ids in, vectors out. On a CPU it
+runs a tiny model, to be tested. FLOPs are counted on real tokens: padding is no work done. Prints one JSON
+line. From the repository's root: `python -m tests.benchmarks.bench_embedding_gpu [--windows 4]`.
+"""
+
+import argparse
+import json
+import statistics
+import time
+
+import numpy as np
+import torch
+from transformers import BertConfig, BertModel
+
+from rag_model.encoders.batches import by_length, padded
+from rag_model.encoders.model import Model, device_of, fastest_dtype, model_of
+from rag_model.encoders.spec import EncoderSpec
+from rag_model.encoders.tokens import TokenIds
+
+WIKIPEDIA = 21_015_324  # passages of DPR's psgs_w100.tsv
+DPR_RATE = 83  # passages a second and GPU, of DPR's release
+# Quantiles of the WordPiece tokens of 48,286 real passages of 100 words, title and special tokens included.
+SHARES = [0, 0.01, 0.05, 0.10, 0.25, 0.50, 0.75, 0.90, 0.95, 0.99, 1]
+LENGTHS = [102, 106, 110, 113, 121, 128, 137, 147, 155, 174, 256]
+TINY = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 256}
+
+
+def passages(count: int, vocabulary: int, seed: int) -> list[TokenIds]:
+    """Return random token ids of real lengths."""
+    random = np.random.default_rng(seed)
+    lengths = np.interp(random.random(count), SHARES, LENGTHS).astype(int)
+    return [random.integers(1000, vocabulary, length, dtype=np.int32) for length in lengths]
+
+
+def flops(lengths: list[int], config: BertConfig) -> float:
+    """Return the multiplications and additions in the matrix products of inputs of `lengths` tokens.
+
+    A layer's four projections and two feed-forward products take 2 T (4 d^2 + 2 d f), attention's two
+    products 4 T^2 d; embeddings, softmax, GELU and norms are not counted.
+    """
+    tokens = np.asarray(lengths, np.float64)
+    wide = 4 * config.hidden_size**2 + 2 * config.hidden_size * config.intermediate_size
+    layer = 2 * tokens * wide + 4 * tokens**2 * config.hidden_size
+    return float(config.num_hidden_layers * layer.sum())
+
+
+def matmul_rate(device: torch.device, dtype: torch.dtype, size: int) -> float:
+    """Return the FLOP/s of the product of two square matrices: the best of five rounds of ten."""
+    left, right = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
+    best = float("inf")
+    for _ in range(5):
+        wait(device)
+        started = time.perf_counter()
+        for _ in range(10):
+            torch.matmul(left, right)
+        wait(device)
+        best = min(best, (time.perf_counter() - started) / 10)
+    return 2 * size**3 / best
+
+
+def wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def timed(model: Model, tokens: list[TokenIds]) -> float:
+    wait(model.device)
+    started = time.perf_counter()
+    vectors = model.encode(tokens)
+    seconds = time.perf_counter() - started
+    if vectors.shape != (len(tokens), model.dim) or not np.isfinite(vectors).all():
+        raise SystemExit("the vectors are not finite")
+    return seconds
+
+
+def main() -> None:
+    device = torch.device(device_of(0))
+    on_gpu = device.type == "cuda"
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--passages", type=int, default=32_768 if on_gpu else 128, help="in a window")
+    parser.add_argument("--windows", type=int, default=4 if on_gpu else 3)
+    parser.add_argument("--batch-tokens", type=int, help="instead of production's")
+    options = parser.parse_args()
+    torch.manual_seed(0)
+    config = BertConfig() if on_gpu else BertConfig(**TINY)
+    body = BertModel(config, add_pooling_layer=False).to(fastest_dtype(device))
+    model = model_of(body, EncoderSpec(pooling="cls", normalize=False), device, options.batch_tokens)
+    timed(model, passages(options.passages, config.vocab_size, seed=0))  # warm-up
+    windows = [passages(options.passages, config.vocab_size, seed) for seed in range(1, options.windows + 1)]
+    lengths = [len(ids) for ids in windows[0]]
+    multiplied = matmul_rate(device, model.dtype, 8192 if on_gpu else 512)
+    if on_gpu:
+        torch.cuda.reset_peak_memory_stats(device)
+    seconds = [timed(model, window) for window in windows]
+    rate = options.passages / statistics.median(seconds)
+    work = flops([len(ids) for window in windows for ids in window], config) / len(windows) / options.passages
+    with_padding = sum(
+        len(rows) * padded(lengths[rows[0]]) for rows in by_length(lengths, model.batch_tokens)
+    )
+    report = {
+        "benchmark": "embedding_gpu",
+        "device": torch.cuda.get_device_name(device) if on_gpu else "cpu (tiny model)",
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "layers": config.num_hidden_layers,
+        "hidden": config.hidden_size,
+        "batch_tokens": model.batch_tokens,
+        "mean_tokens": round(statistics.mean(lengths), 1),
+        "padding_share": round(1 - sum(lengths) / with_padding, 4),
+        "passages_per_s": round(rate, 1),
+        "times_dpr": round(rate / DPR_RATE, 1),
+        "tflops": round(rate * work / 1e12, 3),
+        "matmul_tflops": round(multiplied / 1e12, 3),
+        "share_of_matmul": round(rate * work / multiplied, 3),
+        "hours_for_wikipedia": round(WIKIPEDIA / rate / 3600, 2),
+        "peak_gpu_mb": torch.cuda.max_memory_allocated(device) >> 20 if on_gpu else 0,
+        "seconds": [round(one, 3) for one in seconds],
+    }
+    print(json.dumps(report))
+
+
+if __name__ == "__main__":
+    main()

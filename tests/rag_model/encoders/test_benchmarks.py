@@ -1,0 +1,37 @@
+"""The benchmarks run, on little: what they print is a number a person relies on."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from transformers import BertConfig
+
+ROOT = Path(__file__).parents[3]
+
+
+def report(*arguments: str) -> dict[str, Any]:
+    done = subprocess.run(
+        [sys.executable, *arguments], cwd=ROOT, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
+    parsed: dict[str, Any] = json.loads(done.stdout)
+    return parsed
+
+
+def test_embedding_on_a_gpu_is_measured_on_a_cpu_too() -> None:
+    found = report("-m", "tests.benchmarks.bench_embedding_gpu", "--passages", "16", "--windows", "2")
+    assert found["passages_per_s"] > 0
+    assert 0 < found["share_of_matmul"] < 1
+    assert np.isclose(found["hours_for_wikipedia"], 21_015_324 / found["passages_per_s"] / 3600, rtol=0.02)
+    assert BertConfig().hidden_size == 768  # what it runs on a GPU is BERT-base
+
+
+@pytest.mark.slow
+def test_embedding_is_measured_beside_sentence_transformers(minilm: Path) -> None:
+    arguments = ["--texts", "6", "--rounds", "1", "--threads", "1", "--model", str(minilm)]
+    found = report("tests/benchmarks/bench_embedding.py", *arguments)
+    assert (found["texts"], found["dim"]) == (6, 384)
+    assert found["cosine_min"] >= 0.999
