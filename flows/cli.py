@@ -19,6 +19,14 @@ from flows.reply import Common, Reply
 from rag_model.errors import BookwheelError
 
 USAGE = 2
+_ENVIRONMENT = {  # before Prefect, transformers and the like are imported; what is set already wins
+    "PREFECT_LOGGING_LEVEL": "CRITICAL",  # a failure is told once, in one sentence
+    "PREFECT_SERVER_LOGGING_LEVEL": "CRITICAL",
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "DO_NOT_TRACK": "1",
+    "TOKENIZERS_PARALLELISM": "false",  # a process a core does that already
+    "TRANSFORMERS_VERBOSITY": "error",
+}
 
 app = App(
     name="bookwheel",
@@ -48,8 +56,8 @@ app.command(
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run one verb and exit with its code; a failure prints one sentence, `--debug` the trace as well."""
-    # Prefect's own lines would bury the verb's; a run in the Prefect UI keeps its own setting.
-    os.environ.setdefault("PREFECT_LOGGING_LEVEL", "ERROR")
+    for name, value in _ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
     sys.exit(run(sys.argv[1:] if argv is None else argv))
 
 

@@ -164,4 +164,4 @@ def publish_snapshot(
     store: Store, manifest: Manifest, measured: Measured, recipe: Recipe, ref: str
 ) -> Published:
     """Write the manifest, ask the gate, and move the ref if it agrees."""
-    return publish(store, manifest, ref, partial(judge, recipe.gate, vitals(manifest), measured.recalls))
+    return publish(store, manifest, ref, partial(judge, recipe.gate, vitals(manifest), measured.found))

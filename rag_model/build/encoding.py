@@ -2,13 +2,13 @@
 
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from rag_model.encoders.resolve import question_files, resolve_folder
 from rag_model.encoders.space import Space, asked_space, check_same_space, space_of
-from rag_model.encoders.spec import EncoderSpec, known_prompts, read_spec
+from rag_model.encoders.spec import EncoderSpec, known_prompts, read_json, read_spec
 from rag_model.store.blobs import BlobRef
 from rag_model.store.store import Store
 
@@ -43,7 +43,7 @@ def store_encoder(store: Store, name: str, recipe: EncodeRecipe) -> StoredEncode
     """
     folder = resolve_folder(name)
     spec = read_spec(folder, {**known_prompts(name), **recipe.spec})
-    space = space_of(folder, spec, name)
+    space = _named(space_of(folder, spec), folder)
     asking = resolve_folder(recipe.question_encoder) if recipe.question_encoder else folder
     if asking != folder and (asked := asked_space(asking)) is not None:
         check_same_space(asked, space)
@@ -55,6 +55,12 @@ def store_encoder(store: Store, name: str, recipe: EncodeRecipe) -> StoredEncode
             passage=_put(store, question_files(folder, spec, space, Path(workdir))),
             question=_put(store, question_files(asking, spec, space, Path(workdir))),
         )
+
+
+def _named(space: Space, folder: Path) -> Space:
+    """Name a space by what it is, `BertModel-384-53aa5117`: a folder's name would make its snapshots differ."""
+    architecture = (read_json(folder / "config.json").get("architectures") or ["encoder"])[0]
+    return replace(space, name=f"{architecture}-{space.dim}-{space.weights.partition(':')[2][:8]}")
 
 
 def _put(store: Store, files: Mapping[str, Path]) -> tuple[tuple[str, BlobRef], ...]:

