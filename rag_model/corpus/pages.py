@@ -98,6 +98,7 @@ class PageParser:
         if self._paths:
             raise self._error("ends before its XML does", "it is truncated, download it again")
         self._parse(b"", last=True)
+        del self._expat  # it holds this object's methods and megabytes: don't leave the pair to the collector
 
     def _parse(self, data: bytes, *, last: bool = False) -> None:
         try:

@@ -1,4 +1,6 @@
+import gc
 import tracemalloc
+import weakref
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 
@@ -135,6 +137,19 @@ def test_what_never_ends_is_given_up(opening: bytes, says: str) -> None:
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 200 << 20
+
+
+def test_a_parser_goes_without_waiting_for_the_collector(page_xml) -> None:
+    gc.disable()
+    try:
+        parser = PageParser("x")
+        parser.feed(page_xml(1).encode())
+        parser.close()
+        seen = weakref.ref(parser)
+        del parser
+        assert seen() is None
+    finally:
+        gc.enable()
 
 
 def test_memory_does_not_grow_with_the_pages(page_xml) -> None:
