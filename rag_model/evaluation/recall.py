@@ -1,8 +1,6 @@
 """How much of exact search an approximate index finds, and at what price in time."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from time import perf_counter
 
 import numpy as np
 import numpy.typing as npt
@@ -31,7 +29,6 @@ class Findings:
 
     factory: str  # HNSW32
     recalls: npt.NDArray[np.float64]  # of each query, as the index is searched by default
-    curve: tuple[Effort, ...] = ()  # its trade-off
 
 
 def recall_at(found: Rows, exact: Rows, scores: Vectors, k: int) -> npt.NDArray[np.float64]:
@@ -58,19 +55,3 @@ def recall_at(found: Rows, exact: Rows, scores: Vectors, k: int) -> npt.NDArray[
 def percentile5(recalls: npt.NDArray[np.float64]) -> float:
     """Return the fifth percentile, interpolated as `numpy.percentile` does."""
     return float(np.percentile(recalls, 5))
-
-
-def measure_effort(
-    setting: str, search: Callable[[], Rows], exact: Rows, scores: Vectors, *, k: int, repeats: int = 3
-) -> Effort:
-    """Search `repeats` times with one setting; keep the recall and the fastest run's time a query."""
-    found = search()  # also warms the caches, so that the first setting is not charged for it
-    seconds = min(_seconds(search) for _ in range(repeats))
-    recalls = recall_at(found, exact, scores, k)
-    return Effort(setting, float(recalls.mean()), percentile5(recalls), 1000 * seconds / len(found))
-
-
-def _seconds(search: Callable[[], Rows]) -> float:
-    start = perf_counter()
-    search()
-    return perf_counter() - start

@@ -1,12 +1,11 @@
 """Recall against exact search, ties included."""
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from rag_model.evaluation.recall import measure_effort, percentile5, recall_at
+from rag_model.evaluation.recall import percentile5, recall_at
 
 
 def ranked(vectors: np.ndarray, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
@@ -50,14 +49,6 @@ def test_exact_search_finds_itself_however_ties_fall(
         vectors[order], queries, k
     )  # the same vectors under other rows: ties break otherwise
     assert recall_at(order[shuffled], exact, scores, k).tolist() == [1.0, 1.0, 1.0]
-
-
-def test_an_effort_carries_recall_and_time() -> None:
-    exact, scores = np.array([[1, 2], [3, 4]]), np.array([[2, 1], [2, 1]], np.float32)
-    effort = measure_effort("efSearch=8", lambda: np.array([[1, 2], [9, 4]]), exact, scores, k=2)
-    assert (effort.setting, effort.recall_mean) == ("efSearch=8", 0.75)
-    assert effort.recall_p5 == pytest.approx(0.525)
-    assert effort.milliseconds > 0
 
 
 def test_the_fifth_percentile_sees_the_unlucky_few() -> None:

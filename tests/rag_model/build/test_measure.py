@@ -1,0 +1,52 @@
+"""A snapshot measured: sound indexes pass the gate, and one built over other vectors does not."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from rag_model.build.measure import measure
+from rag_model.evaluation.gate import GateRecipe, Vitals, judge
+from rag_model.index.recipe import IndexRecipe, resolve
+from rag_model.index.structure import build
+from rag_model.store.manifest import Content, Manifest
+from rag_model.store.snapshot import Snapshot
+from rag_model.store.store import Store
+
+RECIPE = GateRecipe(k=5, queries=10)
+
+
+def test_every_index_is_compared_with_exact_search(snapshot: Snapshot) -> None:
+    measured = measure(snapshot, RECIPE)
+    assert {name: found.factory for name, found in measured.found.items()} == {
+        name: entry["factory"] for name, entry in snapshot.manifest.content.indexes.items()
+    }
+    for found in measured.found.values():
+        assert found.recalls.shape == (10,)
+        assert found.recalls.min() >= 0.6
+    assert measured.found["hnsw"].recalls.tolist() == [1.0] * 10  # a graph of a dozen misses nothing
+    settings = [effort.setting for effort in measured.curves["hnsw"]]
+    assert f"efSearch={snapshot.manifest.content.indexes['hnsw']['search']['efSearch']}" in settings
+    assert len(settings) == len(set(settings)) >= 4
+    assert measured.metrics()["hnsw"] == {"recall@5": 1.0, "recall@5_p5": 1.0}
+    assert judge(RECIPE, Vitals(snapshot.n, None, ""), measured.found).passed
+
+
+def test_k_may_be_larger_than_the_corpus(snapshot: Snapshot) -> None:
+    measured = measure(snapshot, GateRecipe(k=50, queries=500))
+    assert measured.found["hnsw"].recalls.shape == (12,)
+    assert measured.found["hnsw"].recalls.min() == 1.0
+
+
+def test_an_index_of_other_vectors_fails_the_gate(content: tuple[Store, Content], tmp_path: Path) -> None:
+    store, what = content
+    noise = np.random.default_rng(0).normal(size=(12, 384)).astype(np.float32)
+    np.save(tmp_path / "noise.npy", noise)
+    build(resolve(IndexRecipe("HNSW32"), 12, 384), [tmp_path / "noise.npy"], tmp_path / "out", tmp_path)
+    files = {**what.files, "index/hnsw.faiss": store.blobs.put_file(tmp_path / "out")}
+    broken = Snapshot.from_store(store, store.snapshots.put(Manifest(replace(what, files=files))))
+    verdict = judge(RECIPE, Vitals(12, None, ""), measure(broken, RECIPE).found)
+    assert [check.name for check in verdict.checks if not check.passed] == [
+        "hnsw recall@5, mean",
+        "hnsw recall@5, 5th percentile",
+    ]
