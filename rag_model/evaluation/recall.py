@@ -1,4 +1,4 @@
-"""How much of exact search an approximate index finds, and at what price in time."""
+"""How much of exact search an approximate index finds: the measure, and the records of it that others fill."""
 
 from dataclasses import dataclass
 
@@ -8,9 +8,8 @@ import numpy.typing as npt
 Rows = npt.NDArray[np.int64]
 Vectors = npt.NDArray[np.float32]
 
-_TIE = (
-    1e-5  # share of the k-th score within which another passage is as good: fp32 sums differ by their order
-)
+# Share of the k-th score within which another passage is as good: sums of float32 differ by their order.
+_TIE = 1e-5
 
 
 @dataclass(frozen=True, slots=True)
