@@ -1,1 +1,1 @@
-"""How good retrieval and indexes are: questions, matches, measures, the gate, run files and the build report."""
+"""How good retrieval and indexes are: questions, matches, measures, gate, run files, build report."""

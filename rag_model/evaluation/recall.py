@@ -1,4 +1,4 @@
-"""How much of exact search an approximate index finds: the measure, and the records of it that others fill."""
+"""How much of exact search an index finds: the measure, and the records of it that others fill."""
 
 from dataclasses import dataclass
 
