@@ -1,0 +1,235 @@
+"""Chunking beside WikiExtractor 3.1 on the real extract: speed, residue, holes; then workers and memory.
+
+Three JSON lines: `cleaning` compares the cleaner with WikiExtractor and with the two parser libraries it
+could have stood on, one core, the same pages, turn by turn, best of the rounds; residue is markup left in
+the text, a hole is a template case of which an expected word is missing. `workers` cuts the dump repeated
+eight times with one process and with two, in a plain pool, start-up excluded. `memory` is a worker's peak on
+one part that holds the dump once, and eight times. `python tests/benchmarks/bench_chunking.py [--rounds 3]
+[--repeat 8]`, about a minute.
+"""
+
+import argparse
+import importlib.util
+import json
+import logging
+import re
+import tempfile
+import time
+from bz2 import BZ2File
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
+from itertools import cycle
+from multiprocessing import get_context
+from pathlib import Path
+
+from rag_model.corpus.articles import article_or_drop
+from rag_model.corpus.chunk import ChunkRecipe, chunk_part
+from rag_model.corpus.dump import read_pages
+from rag_model.corpus.plan import plan_dump
+from rag_model.corpus.records import Page, Part, Plan, Siteinfo
+from rag_model.corpus.wikitext import clean
+
+DUMP = "test/test_data/enwiki-latest-pages-articles1.xml-p000000010p000030302-shortened.bz2"
+CASES = Path(__file__).parents[1] / "rag_model" / "corpus" / "template_cases.tsv"
+RESIDUE = re.compile(
+    r"\{\{|\}\}|\[\[|\]\]|\{\||\|\}|^\||</?[a-z]+[ />]|&[a-z]+;|'''|__[A-Z]+__|thumb\||formula_\d|\(\)|"
+    r"\(\s*[,;]|\s,\s",
+    re.M,
+)
+SAMPLE = 3  # the parser libraries, ten times slower, read every third page
+Clean = Callable[[str, str], str]  # title and wikitext to text
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """A cleaner, and the pages it is measured on."""
+
+    name: str
+    clean: Clean
+    pages: list[Page]
+
+    def rate(self) -> float:
+        """Return megabytes of wikitext a CPU second."""
+        start = time.process_time()
+        for page in self.pages:
+            self.clean(page.title, page.text)
+        return sum(len(page.text.encode()) for page in self.pages) / 1e6 / (time.process_time() - start)
+
+    def residue(self) -> int:
+        """Return how many marks of markup are left in the text of its pages."""
+        return sum(len(RESIDUE.findall(self.clean(page.title, page.text))) for page in self.pages)
+
+    def holes(self, cases: list[tuple[str, str]]) -> int:
+        """Return of how many cases a word or number is missing."""
+        return sum(bool(words(expected) - words(self.clean("Title", markup))) for markup, expected in cases)
+
+
+def words(text: str) -> set[str]:
+    """Return the words and numbers of a text; a number is one word, its commas and point included."""
+    return set(re.findall(r"[\d][\d.,]*\d|\w+", text))
+
+
+def ours(site: Siteinfo) -> Clean:
+    """Return the cleaner of this repository."""
+    return lambda title, text: "\n".join(section.text for section in clean(text, site, title))
+
+
+def wikiextractor() -> Clean:
+    """Return WikiExtractor's own path for a page; the extract holds no templates it could expand."""
+    logging.disable(logging.CRITICAL)
+    extractor = import_module("wikiextractor.extract").Extractor
+    return lambda title, text: "\n".join(
+        extractor("1", "1", "https://en.wikipedia.org", title, []).clean_text(text, html_safe=False)
+    )
+
+
+def mwparserfromhell() -> Clean:
+    """Return what mwparserfromhell makes of a page by itself."""
+    parse = import_module("mwparserfromhell").parse
+    return lambda title, text: str(parse(text).strip_code())
+
+
+def wikitextparser() -> Clean:
+    """Return what wikitextparser makes of a page by itself."""
+    remove = import_module("wikitextparser").remove_markup
+    return lambda title, text: str(remove(text))
+
+
+def measure_cleaning(plan: Plan, rounds: int) -> dict[str, object]:
+    """Return speed, residue and holes of each contender, and the ratio to WikiExtractor."""
+    read = (page for part in plan.parts for page in read_pages(part))
+    pages = [page for page in read if isinstance(article_or_drop(page, plan.siteinfo), Page)]
+    cases = [
+        (markup.replace("\\n", "\n"), expected.replace("\\n", "\n"))
+        for line in CASES.read_text(encoding="utf-8").splitlines()
+        if not line.startswith("#")
+        for markup, _, expected in [line.partition("\t")]
+    ]
+    makers: dict[str, tuple[Callable[[], Clean], list[Page]]] = {
+        "bookwheel": (partial(ours, plan.siteinfo), pages),
+        "wikiextractor": (wikiextractor, pages),
+        "mwparserfromhell": (mwparserfromhell, pages[::SAMPLE]),
+        "wikitextparser": (wikitextparser, pages[::SAMPLE]),
+    }
+    contenders = [
+        Contender(name, make(), chosen)
+        for name, (make, chosen) in makers.items()
+        if name == "bookwheel" or importlib.util.find_spec(name)
+    ]
+    rates = [[contender.rate() for contender in contenders] for _ in range(rounds)]
+    best = {c.name: max(column) for c, column in zip(contenders, zip(*rates, strict=True), strict=True)}
+    return {
+        "bench": "cleaning",
+        "pages": len(pages),
+        "wikitext_mb": round(sum(len(page.text.encode()) for page in pages) / 1e6, 2),
+        "mb_per_s_a_core": {name: round(rate, 2) for name, rate in best.items()},
+        "ratio_to_wikiextractor": round(best["bookwheel"] / best["wikiextractor"], 2),
+        "residue": {c.name: c.residue() for c in contenders},
+        "residue_pages": {c.name: len(c.pages) for c in contenders},
+        "template_cases": len(cases),
+        "cases_with_holes": {c.name: c.holes(cases) for c in contenders},
+    }
+
+
+def repeat_dump(dump: Path, times: int, out: Path) -> Path:
+    """Write the dump's pages `times` over, with ids of their own each time, as plain XML."""
+    with BZ2File(dump) as file:
+        xml = file.read()
+    head, *pages = xml.partition(b"</mediawiki>")[0].split(b"<page>")
+    with out.open("wb") as file:
+        file.write(head)
+        for again in range(times):
+            for page in pages:
+                before, _, rest = page.partition(b"<id>")
+                number, _, after = rest.partition(b"</id>")
+                file.write(b"<page>%b<id>%d</id>%b" % (before, int(number) + again * 10**6, after))
+        file.write(b"</mediawiki>")
+    return out
+
+
+def cut(part: Part, siteinfo: Siteinfo) -> tuple[int, float]:
+    """Chunk one part into a file nobody keeps; return its rows and the CPU seconds it took."""
+    start = time.process_time()
+    with tempfile.TemporaryDirectory() as folder:
+        facts = chunk_part(part, siteinfo, ChunkRecipe(), Path(folder, "out.parquet"), Path(folder))
+    return facts.rows, time.process_time() - start
+
+
+def measure_workers(plan: Plan) -> dict[str, object]:
+    """Return the wall-clock seconds of one and of two worker processes, all of them warm, parts dealt in turn."""
+    work = partial(cut, siteinfo=plan.siteinfo)
+    seconds: dict[str, float] = {}
+    cpu_seconds: dict[str, float] = {}
+    for workers in (1, 2):
+        with ExitStack() as stack:
+            pools = [stack.enter_context(one_worker()) for _ in range(workers)]
+            for pool in pools:
+                pool.submit(work, plan.parts[-1]).result()
+            start = time.perf_counter()
+            running = [pool.submit(work, part) for part, pool in zip(plan.parts, cycle(pools), strict=False)]
+            done = [one.result() for one in running]
+            seconds[str(workers)] = round(time.perf_counter() - start, 2)
+            cpu_seconds[str(workers)] = round(sum(cpu for _, cpu in done), 2)
+    return {
+        "bench": "workers",
+        "parts": len(plan.parts),
+        "passages": sum(rows for rows, _ in done),
+        "seconds": seconds,
+        "cpu_seconds": cpu_seconds,  # more than one worker's, or less than the seconds: the machine was busy
+        "ratio_two_to_one": round(seconds["1"] / seconds["2"], 2),
+    }
+
+
+def one_worker() -> ProcessPoolExecutor:
+    """Return a pool of one fresh process."""
+    return ProcessPoolExecutor(1, mp_context=get_context("spawn"))
+
+
+def peak(part: Part, siteinfo: Siteinfo) -> tuple[int, int]:
+    """Return the rows of a part and the peak memory of this process, in bytes, once it is cut."""
+    rows, _ = cut(part, siteinfo)
+    status = Path("/proc/self/status").read_text(encoding="utf-8")
+    return rows, int(status.partition("VmHWM:")[2].split()[0]) * 1024
+
+
+def measure_memory(once: Plan, repeated: Plan) -> dict[str, object]:
+    """Return the peak memory of a fresh worker on each plan's only part."""
+    measured = {}
+    for name, plan in {"once": once, "repeated": repeated}.items():
+        (part,) = plan.parts
+        with one_worker() as pool:
+            measured[name] = pool.submit(peak, part, plan.siteinfo).result()
+    return {
+        "bench": "memory",
+        "passages": {name: rows for name, (rows, _) in measured.items()},
+        "peak_mb": {name: round(size / 1e6, 1) for name, (_, size) in measured.items()},
+        "ratio": round(measured["repeated"][1] / measured["once"][1], 3),
+    }
+
+
+def main() -> None:
+    """Run the three measurements and print a line for each as it is done."""
+    arguments = argparse.ArgumentParser(description=__doc__)
+    arguments.add_argument("--rounds", type=int, default=3)
+    arguments.add_argument("--repeat", type=int, default=8)
+    options = arguments.parse_args()
+    found = importlib.util.find_spec("gensim")
+    if found is None or found.origin is None:
+        raise SystemExit("the real extract comes with gensim: pip install 'bookwheel[demo,bench]'")
+    dump = Path(found.origin).parent / DUMP
+    with tempfile.TemporaryDirectory() as folder:
+        plan = partial(plan_dump, workdir=Path(folder), stage=str)
+        print(json.dumps(measure_cleaning(plan(str(dump)), options.rounds)), flush=True)
+        once = repeat_dump(dump, 1, Path(folder, "once.xml"))
+        repeated = repeat_dump(dump, options.repeat, Path(folder, "repeated.xml"))
+        print(json.dumps(measure_workers(plan(str(repeated)))), flush=True)
+        whole = partial(plan, part_bytes=1 << 40)
+        print(json.dumps(measure_memory(whole(str(once)), whole(str(repeated)))), flush=True)
+
+
+if __name__ == "__main__":
+    main()
