@@ -18,11 +18,13 @@ MAX_DEPTH = 16  # an export nests six deep
 MAX_TEXT = 64 << 20  # characters in one element; MediaWiki's own limit for a page is 2 MiB
 MAX_TOKEN = 16 << 20  # bytes of one tag or comment
 
-_PAGE_FIELDS = {"/page/title", "/page/ns", "/page/id"}
-_REVISION_FIELDS = {f"/page/revision/{name}" for name in ("id", "timestamp", "model", "text")}
-_SITE_FIELDS = {f"/siteinfo/{name}" for name in ("dbname", "base", "case")}
+_REVISION = "/page/revision"
+_REVISION_FIELDS = [f"{_REVISION}/{name}" for name in ("id", "timestamp", "model", "text")]
 _NAMESPACE = "/siteinfo/namespaces/namespace"
-_CAPTURED = _PAGE_FIELDS | _REVISION_FIELDS | _SITE_FIELDS | {_NAMESPACE}
+_CAPTURED = {
+    *("/siteinfo/dbname", "/siteinfo/base", "/siteinfo/case", _NAMESPACE),
+    *("/page/title", "/page/ns", "/page/id", *_REVISION_FIELDS),
+}
 
 
 def parse_pages(chunks: Iterable[bytes], where: str) -> Iterator[Page]:
@@ -56,16 +58,14 @@ class PageParser:
         self._shift = 0  # bytes of the root that a fragment was given
         self._fed = 0
         self._paths: list[str] = []  # of the open elements, the root's being empty
-        self._text: list[str] = []
+        self._text: list[str] = []  # of the captured element that is open
         self._length = 0
+        self._fields: dict[str, str] = {}  # path -> text, of the siteinfo or page that is open
         self._language = ""
-        self._key = 0
+        self._key = 0  # of the namespace that is open
         self._namespaces: dict[str, int] = {}
-        self._site: dict[str, str] = {}
-        self._page: dict[str, str] = {}
-        self._revision: dict[str, str] = {}
-        self._best: dict[str, str] = {}
-        self._start = 0
+        self._start = 0  # of the page that is open
+        self._revision: dict[str, str] = {}  # its newest so far
         self._done: list[tuple[int, Page]] = []
 
     def feed(self, data: bytes) -> list[tuple[int, Page]]:
@@ -73,7 +73,7 @@ class PageParser:
         if self._head is not None:
             self._head += data
             start = self._head.lstrip()
-            if len(start) < len(b"<page"):
+            if len(start) < len(b"<page") and len(self._head) < _LONGEST_HEAD:
                 return []
             data, self._head = self._head, None
             if data.startswith((BOM_UTF16_LE, BOM_UTF16_BE)):
@@ -121,16 +121,14 @@ class PageParser:
             raise self._error(f"nests XML elements more than {MAX_DEPTH} deep", _ADVICE)
         self._paths.append(path)
         if path in _CAPTURED:
-            self._key = int(attributes.get("key", "0")) if path == _NAMESPACE else 0
+            self._key = self._number(attributes.get("key", "0"))
             self._text, self._length = [], 0
             self._expat.CharacterDataHandler = self._data
         elif path == "/page":
             self._start = self._expat.CurrentByteIndex - self._shift
-            self._page, self._best = {}, {}
+            self._fields, self._revision = {}, {}
         elif path == "/page/redirect":
-            self._page["redirect"] = "yes"
-        elif path == "/page/revision":
-            self._revision = {}
+            self._fields[path] = ""
 
     def _data(self, text: str) -> None:
         self._length += len(text)
@@ -142,47 +140,46 @@ class PageParser:
         path = self._paths.pop()
         if path in _CAPTURED:
             self._expat.CharacterDataHandler = None
-            self._keep(path, tag, "".join(self._text))
-        elif path == "/page/revision":
-            self._best = max(self._best, self._revision, key=lambda one: self._number(one.get("id", "-1")))
-        elif path == "/page":
-            self._done.append((self._start, self._finished_page()))
+            self._fields[path] = "".join(self._text)
+        if path == _NAMESPACE:
+            self._namespaces[self._fields[path].lower()] = self._key
         elif path == "/siteinfo":
             self.siteinfo = self._finished_siteinfo()
+        elif path == _REVISION:
+            self._finish_revision()
+        elif path == "/page":
+            self._done.append((self._start, self._finished_page()))
 
-    def _keep(self, path: str, tag: str, text: str) -> None:
-        if path == _NAMESPACE:
-            self._namespaces[text.lower()] = self._key
-        elif path in _REVISION_FIELDS:
-            self._revision[tag] = text
-        elif path in _PAGE_FIELDS:
-            self._page[tag] = text
-        else:
-            self._site[tag] = text
+    def _finish_revision(self) -> None:
+        """Keep the revision if it is newer than those of the page before it."""
+        found = {name: self._fields.pop(name) for name in _REVISION_FIELDS if name in self._fields}
+        newest, this = (self._number(one.get(f"{_REVISION}/id", "0")) for one in (self._revision, found))
+        if this >= newest:
+            self._revision = found
 
     def _finished_page(self) -> Page:
-        page, revision = self._page, self._best
-        if "id" not in page or "title" not in page:
+        page, revision = self._fields, self._revision
+        if "/page/id" not in page or "/page/title" not in page:
             raise self._error("has a <page> without <id> or <title>", _ADVICE)
         return Page(
-            page_id=self._number(page["id"]),
-            rev_id=self._number(revision.get("id", "0")),
-            timestamp=revision.get("timestamp", ""),
-            namespace=self._number(page.get("ns", "0")),
-            title=page["title"],
-            redirect="redirect" in page,
-            model=revision.get("model", "wikitext"),
-            text=revision.get("text", ""),
+            page_id=self._number(page["/page/id"]),
+            rev_id=self._number(revision.get(f"{_REVISION}/id", "0")),
+            timestamp=revision.get(f"{_REVISION}/timestamp", ""),
+            namespace=self._number(page.get("/page/ns", "0")),
+            title=page["/page/title"],
+            redirect="/page/redirect" in page,
+            model=revision.get(f"{_REVISION}/model", "wikitext"),
+            text=revision.get(f"{_REVISION}/text", ""),
         )
 
     def _finished_siteinfo(self) -> Siteinfo:
-        language = language_of(self._language)
+        older = dict.fromkeys(language_of(self._language).file_names, CANONICAL["file"])
         return Siteinfo(
-            dbname=self._site.get("dbname", ""),
+            dbname=self._fields.get("/siteinfo/dbname", ""),
             language=self._language,
-            base=self._site.get("base", ""),
-            namespaces={**CANONICAL, **dict.fromkeys(language.file_names, 6), **self._namespaces},
-            case=self._site.get("case", "first-letter"),
+            base=self._fields.get("/siteinfo/base", ""),
+            namespaces={**CANONICAL, **older, **self._namespaces},
+            case=self._fields.get("/siteinfo/case", "first-letter"),
         )
 
     def _number(self, text: str) -> int:
@@ -199,6 +196,7 @@ class PageParser:
 
 
 _ROOT = b"<mediawiki>"
+_LONGEST_HEAD = 1 << 16  # bytes; blanks beyond are left to the parser
 _ADVICE = "give a MediaWiki export as dumps.wikimedia.org has them"
 
 # Every wiki understands the English names beside its own.

@@ -19,9 +19,7 @@ from rag_model.corpus.records import Slice
 from rag_model.corpus.source import basename, read_bytes
 from rag_model.corpus.staging import RATIO, Stage, put, writing
 
-RUN = (
-    256 << 10
-)  # bytes of XML in a run, at least; about three bz2 streams' worth make a part of the smallest size
+RUN = 256 << 10  # bytes of XML in a run, at least; four make a part of the smallest size
 FILE = 8 << 20  # compressed bytes in a staged file, at least
 
 

@@ -101,6 +101,7 @@ def bomb() -> bytes:
         ("<mediawiki><page></page></mediawiki>".encode("utf-16"), "is UTF-16"),
         (b"<mediawiki><page><title>a</title></page></mediawiki>", "without <id>"),
         (b"<page><title>a</title><id>one</id></page>", "'one' where a number"),
+        (b'<mediawiki><siteinfo><namespaces><namespace key="x"/>', "'x' where a number"),
         (b"", "is empty"),
         (b"  \n", "is empty"),
         (b"<mediawiki>", "truncated"),
@@ -127,6 +128,7 @@ def endless(opening: bytes, filling: bytes) -> Iterator[bytes]:
         (b"<page><revision><text>", "MiB of text"),
         (b'<page><revision><text a="', "XML tag of more than"),
         (b"<page><!--", "XML tag of more than"),
+        (b" " * (1 << 20), "XML tag of more than"),
         (b"<page", "XML tag of more than"),
     ],
 )

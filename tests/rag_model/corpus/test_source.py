@@ -74,16 +74,16 @@ def titles(plan: Plan) -> list[str]:
     return [page.title for part in plan.parts for page in read_pages(part)]
 
 
-def test_dumps_are_read_over_http(tmp_path, make_multistream, demo_dump, plan, serve) -> None:
+def test_dumps_are_read_over_http(tmp_path, make_multistream, small_dump, plan, serve) -> None:
     (tmp_path / "dumps").mkdir()
-    make_multistream(tmp_path / "dumps", files=2)
-    expected = titles(plan(demo_dump))
+    make_multistream(tmp_path / "dumps", small_dump, files=2)
+    expected = titles(plan(small_dump))
     assert titles(plan(f"{serve(ranges=True)}/dumps/*.bz2")) == expected
 
 
-def test_a_server_without_ranges_serves_what_is_read_front_to_back(tmp_path, demo_dump, plan, serve) -> None:
-    (tmp_path / "x.xml.bz2").write_bytes(demo_dump.read_bytes())
-    assert titles(plan(f"{serve(ranges=False)}/x.xml.bz2")) == titles(plan(demo_dump))
+def test_a_server_without_ranges_serves_what_is_read_front_to_back(tmp_path, small_dump, plan, serve) -> None:
+    (tmp_path / "x.xml.bz2").write_bytes(small_dump.read_bytes())
+    assert titles(plan(f"{serve(ranges=False)}/x.xml.bz2")) == titles(plan(small_dump))
 
 
 def test_a_server_without_sizes_is_one_sentence_where_they_are_needed(
@@ -101,13 +101,13 @@ def test_what_a_server_lacks_is_one_sentence(plan, serve) -> None:
 
 class TestS3:
     def test_dumps_are_read_from_a_bucket(
-        self, tmp_path, make_multistream, demo_dump, plan, s3_store_url
+        self, tmp_path, make_multistream, small_dump, plan, s3_store_url
     ) -> None:
-        make_multistream(tmp_path, files=2)
+        make_multistream(tmp_path, small_dump, files=2)
         bucket, _ = fsspec.url_to_fs(s3_store_url)
         for path in tmp_path.glob("*.bz2"):
             bucket.put_file(str(path), f"{s3_store_url}/{path.name}")
-        assert titles(plan(f"{s3_store_url}/*.bz2")) == titles(plan(demo_dump))
+        assert titles(plan(f"{s3_store_url}/*.bz2")) == titles(plan(small_dump))
 
 
 def test_files_come_in_the_order_of_their_numbers(tmp_path) -> None:
