@@ -16,7 +16,7 @@ from rag_model.index.engine import FaissIndex, Metric, Rows, Vectors, faiss
 
 Links = npt.NDArray[np.int32]
 
-_BLOCK = 8_192  # nodes handled at once
+BLOCK = 8_192  # nodes handled at once
 
 
 def new_graph(d: int, links: int, metric: Metric, ef_construction: int) -> FaissIndex:
@@ -26,17 +26,36 @@ def new_graph(d: int, links: int, metric: Metric, ef_construction: int) -> Faiss
     return index
 
 
-def bottom_slots(index: FaissIndex) -> Rows:
-    """Return (n, 2M) int64: where in the array of links each node's bottom list lies."""
-    starts = engine.array_of(index.hnsw.offsets)[:-1].astype(np.int64)
-    slots: Rows = starts[:, None] + np.arange(index.hnsw.nb_neighbors(0))
-    return slots
+class Bottom:
+    """The bottom level of an index in memory: what is written here is in the graph."""
 
+    def __init__(self, index: FaissIndex) -> None:
+        """Look at the arrays of an index; the view lives as long as the index, and not longer."""
+        self.n, self.width = int(index.ntotal), int(index.hnsw.nb_neighbors(0))
+        self._starts = engine.array_of(index.hnsw.offsets)[:-1].astype(np.int64)
+        self._links = engine.view_of(index.hnsw.neighbors)
 
-def bottom_links(index: FaissIndex) -> Links:
-    """Return a copy of the bottom lists: (n, 2M) int32 node numbers, -1 where empty."""
-    links: Links = engine.view_of(index.hnsw.neighbors)[bottom_slots(index)]
-    return links
+    def __getitem__(self, nodes: Rows | slice) -> Links:
+        """Return a copy of the nodes' lists: (m, 2M) int32 node numbers, -1 where empty."""
+        links: Links = self._links[self._slots(nodes)]
+        return links
+
+    def __setitem__(self, nodes: Rows | slice, links: Links) -> None:
+        """Write the nodes' lists: (m, 2M) int32, filled from the left."""
+        self._links[self._slots(nodes)] = links
+
+    def all(self) -> Links:
+        """Return a copy of every list: (n, 2M) int32."""
+        return self[:]
+
+    def degree(self) -> float:
+        """Return the mean number of links of a node."""
+        total = sum(int((self[first : first + BLOCK] >= 0).sum()) for first in range(0, self.n, BLOCK))
+        return round(total / max(1, self.n), 2)
+
+    def _slots(self, nodes: Rows | slice) -> Rows:
+        slots: Rows = self._starts[nodes][:, None] + np.arange(self.width)
+        return slots
 
 
 def similarities(vectors: Vectors, links: Links, metric: Metric) -> Vectors:
@@ -77,9 +96,9 @@ def levels_of(n: int, links: int) -> Links:
     """Return the levels that faiss would draw for `n` nodes added at once: (n,) int32, from 1."""
     hnsw = faiss.HNSW(links)
     levels = np.empty(n, np.int32)
-    for first in range(0, n, _BLOCK):
+    for first in range(0, n, BLOCK):
         hnsw.reset()  # keeps the random generator where it stands
-        count = min(_BLOCK, n - first)
+        count = min(BLOCK, n - first)
         hnsw.prepare_level_tab(count)
         levels[first : first + count] = engine.array_of(hnsw.levels)
     return levels

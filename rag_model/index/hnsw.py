@@ -22,10 +22,10 @@ from rag_model.index.cells import Cells, assign
 from rag_model.index.engine import FaissIndex, Rows, faiss
 from rag_model.index.factory import Graph, parse
 from rag_model.index.graph import (
+    BLOCK,
+    Bottom,
     add_upper_levels,
     best_links,
-    bottom_links,
-    bottom_slots,
     levels_of,
     new_graph,
     prepare,
@@ -36,7 +36,6 @@ from rag_model.index.recipe import IndexPlan
 from rag_model.index.vectors import VectorFiles
 
 VERSION = 1
-_BLOCK = 8_192  # nodes stitched at once
 Facts = dict[str, Any]
 Lists = npt.NDArray[
     Any
@@ -102,8 +101,9 @@ def merge(
         levels = levels_of(plan.n, _links(plan))
         prepare(index, levels)
         add_upper_levels(index, levels, files.take(np.flatnonzero(levels > 1)))
-        degree = _stitch(index, cells, members, lists)
+        _stitch(index, cells, members, lists)
         repaired = repair(index, files)
+        degree = Bottom(index).degree()
     engine.write(index, out)
     return {
         "rows": plan.n,
@@ -128,8 +128,9 @@ def _whole(plan: IndexPlan, files: VectorFiles, out: Path) -> Facts:
     if not index.is_trained:
         index.train(files.sample(plan.train_sample, plan.seed))
     index.add(vectors)
-    degree = round(float((bottom_links(index) >= 0).sum(axis=1).mean()), 2)
+    index.hnsw.efSearch = plan.search["efSearch"]
     repaired = repair(index, files)
+    degree = Bottom(index).degree()
     engine.write(index, out)
     return {
         "rows": plan.n,
@@ -157,7 +158,7 @@ def _lists_of(plan: IndexPlan, files: VectorFiles, rows: Rows) -> Lists:
     if len(rows):
         index = new_graph(plan.d, links, plan.metric, plan.ef_construction)
         index.add(vectors)
-        lists["links"] = bottom_links(index)
+        lists["links"] = Bottom(index).all()
         lists["near"] = similarities(vectors, lists["links"], plan.metric)
     return lists
 
@@ -194,18 +195,15 @@ def _with_storage(plan: IndexPlan, files: VectorFiles) -> FaissIndex:
     for _, block in files.blocks():
         storage.add(block)
     index.ntotal, index.is_trained = plan.n, True
+    index.hnsw.efSearch = plan.search["efSearch"]
     return index
 
 
-def _stitch(index: FaissIndex, cells: Cells, members: Sequence[Rows], lists: Sequence[Lists]) -> float:
-    """Write every node's bottom list; return the mean number of links."""
-    view, slots = engine.view_of(index.hnsw.neighbors), bottom_slots(index)
-    width, total = slots.shape[1], 0
-    for first, last, candidates, near in _candidates(cells, members, lists, width):
-        best = best_links(candidates, near, width)
-        view[slots[first:last]] = best
-        total += int((best >= 0).sum())
-    return round(total / len(slots), 2)
+def _stitch(index: FaissIndex, cells: Cells, members: Sequence[Rows], lists: Sequence[Lists]) -> None:
+    """Write every node's bottom list: the best of what its cells say."""
+    bottom = Bottom(index)
+    for first, last, candidates, near in _candidates(cells, members, lists, bottom.width):
+        bottom[first:last] = best_links(candidates, near, bottom.width)
 
 
 def _candidates(
@@ -213,8 +211,8 @@ def _candidates(
 ) -> Iterator[tuple[int, int, Rows, npt.NDArray[np.float32]]]:
     """Yield (first row, last row, candidates, similarities) by block: what one or two cells say of a row."""
     n = len(cells.of_row)
-    for first in range(0, n, _BLOCK):
-        last = min(n, first + _BLOCK)
+    for first in range(0, n, BLOCK):
+        last = min(n, first + BLOCK)
         candidates = np.full((last - first, 2, width), -1, np.int64)
         near = np.full(candidates.shape, -np.inf, np.float32)
         for cell, (rows, found) in enumerate(zip(members, lists, strict=True)):

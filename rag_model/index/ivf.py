@@ -47,12 +47,15 @@ def train(plan: IndexPlan, vectors: Sequence[Path], out: Path) -> Facts:
 
 def empty(plan: IndexPlan, sample: engine.Vectors) -> engine.FaissIndex:
     """Return an index trained on `sample`, (m, d) float32, that holds no vector yet."""
-    sentence = f"{plan.factory} could not be trained on {len(sample)} vectors of {plan.d} dimensions"
+    sentence = f"{plan.factory} could not be trained on {len(sample)} vectors: use a smaller one"
     with engine.guarded(ResourceError, sentence):
         index = faiss.index_factory(plan.d, plan.factory, engine.metric_code(plan.metric))
         kept = _set_training(index, plan.seed)
         index.train(sample)
     del kept
+    lists = faiss.try_extract_index_ivf(index)
+    if lists is not None:
+        lists.nprobe = plan.search["nprobe"]  # in the file, so plain faiss searches as the plan says
     return index
 
 

@@ -7,14 +7,12 @@ stitched one.
 import numpy as np
 import numpy.typing as npt
 
-from rag_model.index import engine
 from rag_model.index.engine import FaissIndex, Rows, Vectors, faiss
-from rag_model.index.graph import Links, bottom_slots
+from rag_model.index.graph import BLOCK, Bottom
 from rag_model.index.vectors import VectorFiles
 
 _NEAR = 16  # reachable nodes tried as the way in
 _EFFORT = 64  # efSearch with which they are looked for
-_BATCH = 4_096
 
 
 class Reach:
@@ -22,9 +20,8 @@ class Reach:
 
     def __init__(self, index: FaissIndex) -> None:
         """Walk the graph of an index in memory, breadth first."""
-        self._slots = bottom_slots(index)
-        self._links = engine.view_of(index.hnsw.neighbors)  # a view: what is written here is in the graph
-        self._parent: Rows = np.full(len(self._slots), -1, np.int64)
+        self._bottom = Bottom(index)
+        self._parent: Rows = np.full(self._bottom.n, -1, np.int64)
         self._last = int(index.hnsw.entry_point)
         self._parent[self._last] = self._last
         self._walk(np.array([self._last]))
@@ -46,33 +43,41 @@ class Reach:
         when no other is.
         """
         for way in [*ways_in.tolist(), self._last]:
-            slot = self._room(way)
-            if slot is not None:
-                self._links[slot] = node
+            if self._write(way, node):
                 self._parent[node] = way
                 self._last = node
                 self._walk(np.array([node]))
                 return
         raise AssertionError("a leaf of the walk has no room for a link")
 
-    def _room(self, way: int) -> int | None:
-        slots = self._slots[way]
-        targets: Links = self._links[slots]
-        empty = np.flatnonzero(targets < 0)
-        if len(empty):
-            return int(slots[empty[0]])
-        spare = np.flatnonzero(self._parent[targets] != way)
-        return int(slots[spare[-1]]) if len(spare) else None
+    def _write(self, way: int, node: int) -> bool:
+        """Put a link to `node` into the list of `way`; return whether there was room."""
+        source = np.array([way])
+        links = self._bottom[source]
+        spare = np.flatnonzero((links[0] < 0) | (self._parent[links[0]] != way))
+        if len(spare) == 0:
+            return False
+        empty = np.flatnonzero(links[0] < 0)
+        links[0, empty[0] if len(empty) else spare[-1]] = node
+        self._bottom[source] = links
+        return True
 
     def _walk(self, front: Rows) -> None:
         while len(front):
-            targets = self._links[self._slots[front]]
-            new = (targets >= 0) & (self._parent[targets] < 0)
-            sources = np.broadcast_to(front[:, None], targets.shape)[new]
-            front, first = np.unique(targets[new], return_index=True)
-            self._parent[front] = sources[first]
+            front = np.concatenate(
+                [self._step(front[first : first + BLOCK]) for first in range(0, len(front), BLOCK)]
+            )
             if len(front):
                 self._last = int(front[-1])
+
+    def _step(self, front: Rows) -> Rows:
+        """Mark what `front` links to and nobody did before; return it, ascending."""
+        targets = self._bottom[front]
+        new = (targets >= 0) & (self._parent[targets] < 0)
+        sources = np.broadcast_to(front[:, None], targets.shape)[new]
+        found, first = np.unique(targets[new], return_index=True)
+        self._parent[found] = sources[first]
+        return found.astype(np.int64)
 
 
 def repair(index: FaissIndex, vectors: VectorFiles) -> int:
@@ -86,8 +91,8 @@ def repair(index: FaissIndex, vectors: VectorFiles) -> int:
     """
     reach = Reach(index)
     missing = reach.missing()
-    for first in range(0, len(missing), _BATCH):
-        nodes = missing[first : first + _BATCH]
+    for first in range(0, len(missing), BLOCK):
+        nodes = missing[first : first + BLOCK]
         for node, near in zip(nodes.tolist(), _near(index, vectors.take(nodes)), strict=True):
             if not reach.reached(node):  # one linked before may have led here
                 ways_in = near[near >= 0]

@@ -130,6 +130,11 @@ def resolve(recipe: IndexRecipe, n: int, d: int) -> IndexPlan:
     factory = _complete(parse(recipe.factory), n, d, notes)
     check(factory, d)
     cells = _cells(recipe, factory, n, notes)
+    sample = min(n, recipe.train_sample or _sample(factory))
+    if sample < _least_sample(factory):
+        raise UsageError(
+            f"train_sample is {sample} but {factory} needs {_least_sample(factory)} vectors or more: raise it"
+        )
     return IndexPlan(
         kind=kind_of(str(factory)),
         factory=str(factory),
@@ -139,7 +144,7 @@ def resolve(recipe: IndexRecipe, n: int, d: int) -> IndexPlan:
         ef_construction=recipe.ef_construction,
         cells=cells,
         border=recipe.border if cells > 1 else 0.0,
-        train_sample=min(n, recipe.train_sample or _sample(factory)),
+        train_sample=sample,
         seed=recipe.seed,
         search=dict(recipe.search) or _search(factory),
         notes=tuple(notes),
@@ -200,6 +205,14 @@ def _cells(recipe: IndexRecipe, factory: Factory, n: int, notes: list[str]) -> i
 def _sample(factory: Factory) -> int:
     lists = factory.lists or 1 if isinstance(factory, Lists) else 1
     return max(PQ_SAMPLE, POINTS_PER_LIST * lists)
+
+
+def _least_sample(factory: Factory) -> int:
+    """Return the vectors without which k-means has fewer points than centroids."""
+    if not isinstance(factory, Lists):
+        return 1
+    bits = 8 if factory.rotation is not None else factory.codes.bits if factory.codes.name == "PQ" else 0
+    return max(factory.lists or 1, 1 << bits)
 
 
 def _search(factory: Factory) -> dict[str, int]:

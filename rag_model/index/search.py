@@ -55,6 +55,8 @@ class IndexFile:
         self.defaults = dict(defaults or {})
         check_search(self.defaults, self.kind)
         self._path = path
+        if self._lists is not None and mmap:
+            _check_tail(path, self._lists)
 
     def search(self, vectors: Vectors, k: int, **parameters: int) -> tuple[Vectors, Rows]:
         """Return the k best rows of each vector, as `SearchIndex.search` says."""
@@ -85,7 +87,7 @@ def open_index(path: Path, *, mmap: bool = True, defaults: Mapping[str, int] | N
     Args:
         path: any faiss file of a graph, of inverted lists, or of plain vectors.
         mmap: map the file: it opens at once, and processes that search it share its memory.
-        defaults: search parameters for calls that give none, such as a manifest's `search`.
+        defaults: search parameters for calls that give none; without them, those written in the file.
 
     Raises:
         InputError: the file is missing, truncated, or no index that can be searched by inner product or L2.
@@ -98,3 +100,16 @@ def _kind(index: Any, lists: Any) -> Kind:
     if lists is not None:
         return "ivf"
     return "hnsw" if isinstance(index, faiss.IndexHNSW) else "exact"
+
+
+def _check_tail(path: Path, lists: Any) -> None:
+    """Check that the file ends with its last list's ids: mapped, one that lacks a few bytes still opens."""
+    sizes = [lists.invlists.list_size(number) for number in range(lists.nlist)]
+    last = max((number for number, size in enumerate(sizes) if size), default=None)
+    if last is None:
+        return
+    ids = faiss.rev_swig_ptr(lists.invlists.get_ids(last), sizes[last])
+    with path.open("rb") as file:
+        file.seek(-8 * sizes[last], 2)
+        if file.read() != ids.tobytes():
+            raise InputError(f"{path} is truncated: fetch or build it again")

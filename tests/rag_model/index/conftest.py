@@ -1,0 +1,68 @@
+"""Vectors that look like embeddings: clustered, of a low inner dimension, unit length if wanted."""
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rag_model.index.engine import Vectors, faiss
+from rag_model.index.recipe import IndexPlan, IndexRecipe, resolve
+from rag_model.index.structure import build
+
+MakeVectors = Callable[..., Vectors]
+WriteParts = Callable[[Vectors, Sequence[int]], list[Path]]
+BuildIndex = Callable[..., tuple[Path, IndexPlan]]
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Index files repeat on one thread."""
+    before = faiss.omp_get_max_threads()
+    faiss.omp_set_num_threads(1)
+    yield
+    faiss.omp_set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def make_vectors() -> MakeVectors:
+    def make(n: int, d: int = 32, seed: int = 0, unit: bool = True) -> Vectors:
+        rng = np.random.default_rng(seed)
+        centres = np.random.default_rng(99).normal(size=(60, 12))
+        latent = centres[rng.integers(0, 60, n)] + 0.8 * rng.normal(size=(n, 12))
+        spread = np.random.default_rng(98).normal(size=(12, d))
+        vectors = np.tanh(latent @ spread / 4) + 0.05 * rng.normal(size=(n, d))
+        if unit:
+            vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+        return vectors.astype(np.float32)
+
+    return make
+
+
+@pytest.fixture
+def write_parts(tmp_path: Path) -> WriteParts:
+    """Write vectors as part files, cut at the given rows."""
+
+    def write(vectors: Vectors, cuts: Sequence[int] = ()) -> list[Path]:
+        paths = []
+        for number, rows in enumerate(np.split(vectors, list(cuts))):
+            paths.append(tmp_path / f"part-{number:05d}.npy")
+            np.save(paths[-1], rows)
+        return paths
+
+    return write
+
+
+@pytest.fixture
+def build_index(tmp_path: Path) -> BuildIndex:
+    """Plan and build an index over part files; return its file and its plan."""
+
+    def make(parts: Sequence[Path], recipe: IndexRecipe, name: str = "index") -> tuple[Path, IndexPlan]:
+        arrays = [np.load(path) for path in parts]
+        plan = resolve(recipe, sum(map(len, arrays)), arrays[0].shape[1])
+        workdir = tmp_path / f"{name}-work"
+        workdir.mkdir()
+        build(plan, parts, tmp_path / f"{name}.faiss", workdir)
+        return tmp_path / f"{name}.faiss", plan
+
+    return make

@@ -1,0 +1,87 @@
+import pytest
+
+from rag_model.errors import UsageError
+from rag_model.index.engine import faiss
+from rag_model.index.factory import check, divisor, kind_of, parse
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("Flat", "exact"),
+        ("HNSW32", "hnsw"),
+        ("HNSW", "hnsw"),
+        ("HNSW32_SQ8", "hnsw"),
+        ("HNSW16_SQfp16", "hnsw"),
+        ("IVF1024,PQ48np", "ivf"),
+        ("IVF1024,PQ48x4np", "ivf"),
+        ("IVF,PQ", "ivf"),
+        ("IVF4096,SQ8", "ivf"),
+        ("IVF64,Flat", "ivf"),
+        ("IVF65536_HNSW32,RaBitQ4", "ivf"),
+        ("OPQ48_192,IVF65536_HNSW32,PQ48np", "ivf"),
+        ("PCA64,IVF1024,PQ16np", "ivf"),
+    ],
+)
+def test_kinds(text: str, kind: str) -> None:
+    assert kind_of(text) == kind
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "HNSW16",
+        "HNSW32_SQ8",
+        "IVF64,PQ16np",
+        "OPQ16_64,IVF64_HNSW32,PQ16np",
+        "PCA64,IVF64,SQ8",
+        "IVF9,RaBitQ4",
+    ],
+)
+def test_a_complete_factory_survives_parsing_and_faiss_takes_it(text: str) -> None:
+    assert str(parse(text)) == text
+    assert faiss.index_factory(128, text).d == 128
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "nothing"),
+        ("HNSW32,PQ8", "HNSW32_SQ8"),
+        ("HNSW1", "at least 2"),
+        ("HNSW0", "a 0"),
+        ("IVF1024", "says not how"),
+        ("IVF1024,", "unknown"),
+        ("IVF1024,QP48", "'QP48' is unknown"),
+        ("IVF1024,PQ48np,Refine(Flat)", "unknown"),
+        ("PQ48", "where IVF<lists> belongs"),
+        ("OPQ48", "where IVF<lists> belongs"),
+        ("IVF0,Flat", "a 0"),
+        ("IVF64,PQ8x16", "at most 8"),
+        ("ivf64,Flat", "'ivf64'"),
+    ],
+)
+def test_a_wrong_factory_is_one_clear_sentence(text: str, said: str) -> None:
+    with pytest.raises(UsageError) as wrong:
+        parse(text)
+    assert said in str(wrong.value)
+    assert "\n" not in str(wrong.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "offer"),
+    [("IVF64,PQ50np", "PQ48 can"), ("OPQ50,IVF64,PQ48np", "OPQ48 can"), ("OPQ48_100,IVF64,PQ48", "PQ25 can")],
+)
+def test_pieces_that_do_not_divide_are_refused_with_a_number_that_does(text: str, offer: str) -> None:
+    with pytest.raises(UsageError, match=offer):
+        check(parse(text), 384)
+
+
+def test_pca_cannot_add_dimensions() -> None:
+    with pytest.raises(UsageError, match="no more than 32"):
+        check(parse("PCA64,IVF64,Flat"), 32)
+
+
+def test_divisor_of_a_prime_is_one() -> None:
+    assert divisor(97, 24) == 1
+    assert divisor(4, 100) == 4

@@ -1,0 +1,101 @@
+import json
+from dataclasses import asdict
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rag_model.errors import InputError, UsageError
+from rag_model.index.engine import faiss
+from rag_model.index.factory import check, parse
+from rag_model.index.recipe import IndexRecipe, resolve
+
+TEMPLATES = ["HNSW", "HNSW32_SQ8", "IVF,PQ", "OPQ,IVF,PQ", "IVF,RaBitQ4", "IVF,SQ8", "IVF,Flat", "Flat"]
+
+
+@given(st.sampled_from(TEMPLATES), st.integers(1, 30_000_000), st.integers(2, 1100))
+def test_every_template_becomes_a_factory_that_faiss_takes(template: str, n: int, d: int) -> None:
+    plan = resolve(IndexRecipe(template), n, d)
+    check(parse(plan.factory), d)
+    assert "IVF," not in plan.factory
+    assert 1 <= plan.train_sample <= n
+    assert 1 <= plan.cells <= n
+    assert faiss.index_factory(d, plan.factory).d == d
+
+
+@given(st.integers(1, 30_000_000))
+def test_lists_are_fewer_than_training_points(n: int) -> None:
+    factory = parse(resolve(IndexRecipe("IVF,PQ"), n, 64).factory)
+    assert factory.lists <= max(1, n // 39)
+
+
+def test_wikipedia_in_four_gigabytes() -> None:
+    plan = resolve(IndexRecipe("IVF,PQ"), 21_015_324, 768)
+    assert plan.factory == "IVF16384_HNSW32,PQ192np"
+    assert plan.search == {"nprobe": 128}
+    assert resolve(IndexRecipe("HNSW"), 21_015_324, 768).cells == 337
+
+
+def test_numbers_that_were_asked_for_are_kept() -> None:
+    recipe = IndexRecipe("OPQ16_64,IVF32_HNSW8,PQ16", train_sample=2000, search={"nprobe": 3})
+    plan = resolve(recipe, 5000, 128)
+    assert (plan.factory, plan.train_sample, plan.search) == (
+        "OPQ16_64,IVF32_HNSW8,PQ16",
+        2000,
+        {"nprobe": 3},
+    )
+    assert plan.notes == ()
+
+
+def test_too_few_vectors_fall_back_and_say_so() -> None:
+    plan = resolve(IndexRecipe("IVF1024,PQ8np"), 300, 32)
+    assert plan.factory == "IVF7,Flat"
+    assert len(plan.notes) == 2
+    assert "too few to train IVF1024,PQ8np" in plan.notes[0]
+    cells = resolve(IndexRecipe("HNSW16", cells=8), 300, 32)
+    assert cells.cells == 4
+    assert "too few for 8 cells" in cells.notes[0]
+
+
+def test_an_odd_dimension_is_rotated_to_one_that_divides() -> None:
+    assert resolve(IndexRecipe("IVF,PQ"), 10_000, 97).factory == "OPQ24_96,IVF256,PQ24np"
+
+
+def test_a_plan_is_json_and_a_manifest_entry() -> None:
+    recipe = IndexRecipe("IVF,PQ")
+    plan = resolve(recipe, 5000, 384)
+    assert json.loads(json.dumps(plan.to_json())) == plan.to_json()
+    assert json.loads(json.dumps(asdict(recipe)))["factory"] == "IVF,PQ"
+    assert plan.entry() == {
+        "factory": "IVF128,PQ96np",
+        "metric": "ip",
+        "n": 5000,
+        "d": 384,
+        "search": {"nprobe": 16},
+    }
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"metric": "cosine"}, "choose ip"),
+        ({"border": 1.5}, "from 0 to 1"),
+        ({"cells": 0}, "cells must be at least 1"),
+        ({"ef_construction": 0}, "ef_construction"),
+        ({"search": {"nprobe": 4}}, "it takes efSearch"),
+        ({"search": {"efSearch": 0}}, "at least 1"),
+    ],
+)
+def test_a_wrong_setting_is_refused(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        IndexRecipe("HNSW32", **settings)
+
+
+def test_what_cannot_be_planned_is_refused() -> None:
+    with pytest.raises(InputError, match="at least one vector"):
+        resolve(IndexRecipe("HNSW32"), 0, 32)
+    with pytest.raises(UsageError, match="train_sample is 100"):
+        resolve(IndexRecipe("IVF64,PQ8np", train_sample=100), 5000, 32)
+    with pytest.raises(UsageError, match="PQ7 cannot cut"):
+        resolve(IndexRecipe("IVF64,PQ7np"), 100, 32)

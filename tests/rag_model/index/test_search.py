@@ -1,0 +1,151 @@
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from rag_model.errors import InputError, UsageError
+from rag_model.index import vectors as vectors_module
+from rag_model.index.engine import faiss
+from rag_model.index.exact import ExactIndex
+from rag_model.index.health import Trial, sweep
+from rag_model.index.recipe import IndexRecipe
+from rag_model.index.search import open_index
+
+Make = Callable[..., Any]  # fixtures of conftest.py
+FACTORIES = ["HNSW8", "IVF16,PQ8x4np", "OPQ8,IVF16_HNSW8,PQ8x4np", "IVF16,RaBitQ4", "Flat"]
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_exact_search_is_exact(
+    data: st.DataObject, make_vectors: Make, write_parts: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Any cut, any block size, both metrics: the scores of a full sort, and rows that have them."""
+    n, metric = data.draw(st.integers(1, 120)), data.draw(st.sampled_from(["ip", "l2"]))
+    monkeypatch.setattr(vectors_module, "BLOCK_BYTES", 4 * 32 * data.draw(st.integers(1, 50)))
+    corpus, queries = make_vectors(n, seed=data.draw(st.integers(0, 3))), make_vectors(3, seed=9)
+    corpus[data.draw(st.lists(st.integers(0, n - 1)))] = corpus[0]
+    parts = write_parts(corpus, sorted(data.draw(st.lists(st.integers(0, n), max_size=3))))
+    k = data.draw(st.integers(1, n))
+    scores, rows = ExactIndex(parts, metric).search(queries, k)
+    distances = np.square(queries[:, None] - corpus[None]).sum(axis=2)
+    truth = queries @ corpus.T if metric == "ip" else -distances
+    np.testing.assert_allclose(scores, -np.sort(-truth, axis=1)[:, :k], atol=1e-5)
+    np.testing.assert_allclose(np.take_along_axis(truth, rows, 1), scores, atol=1e-5)
+    assert all(len(set(found)) == k for found in rows.tolist())
+
+
+@pytest.mark.parametrize("mmap", [True, False])
+@pytest.mark.parametrize("factory", FACTORIES)
+def test_an_index_file_answers_as_plain_faiss_does(
+    factory: str, mmap: bool, make_vectors: Make, write_parts: Make, build_index: Make
+) -> None:
+    path, plan = build_index(write_parts(make_vectors(1500), [700]), IndexRecipe(factory))
+    queries = make_vectors(30, seed=5)
+    index = open_index(path, mmap=mmap, defaults=plan.search)
+    assert (index.n, index.dim, index.metric, index.kind) == (1500, 32, "ip", plan.kind)
+    scores, rows = index.search(queries, 10)
+    assert (scores.dtype, rows.dtype) == (np.float32, np.int64)
+    plain_scores, plain_rows = faiss.read_index(str(path)).search(queries, 10)
+    np.testing.assert_array_equal(rows, plain_rows)
+    np.testing.assert_array_equal(scores[rows >= 0], plain_scores[rows >= 0])
+
+
+@pytest.mark.parametrize("factory", FACTORIES)
+def test_l2_scores_are_negated_distances(
+    factory: str, make_vectors: Make, write_parts: Make, build_index: Make
+) -> None:
+    path, _ = build_index(write_parts(make_vectors(1500)), IndexRecipe(factory, "l2"))
+    scores, _ = open_index(path).search(make_vectors(20, seed=5), 10)
+    assert np.all(scores <= 1e-6)
+    assert np.all(np.diff(scores, axis=1) <= 0)
+
+
+def test_settings_travel_with_the_call(make_vectors: Make, write_parts: Make, build_index: Make) -> None:
+    path, _ = build_index(write_parts(make_vectors(3000)), IndexRecipe("IVF32,Flat"))
+    index, queries = open_index(path), make_vectors(40, seed=5)
+    alone = {probes: index.search(queries, 10, nprobe=probes)[1] for probes in (1, 4, 32)}
+    assert not np.array_equal(alone[1], alone[32])
+    with ThreadPoolExecutor(4) as pool:
+        together = [(n, pool.submit(index.search, queries, 10, nprobe=n)) for n in (1, 32, 4) * 10]
+    for probes, found in together:
+        np.testing.assert_array_equal(found.result()[1], alone[probes])
+
+
+def test_what_is_not_found_is_row_minus_one(make_vectors: Make, write_parts: Make, build_index: Make) -> None:
+    path, _ = build_index(write_parts(make_vectors(500)), IndexRecipe("IVF8,Flat"))
+    scores, rows = open_index(path).search(make_vectors(5), 500, nprobe=1)
+    assert (rows == -1).any()
+    assert np.all(np.isneginf(scores[rows == -1]))
+    assert np.all(np.isfinite(scores[rows >= 0]))
+
+
+@pytest.mark.parametrize("factory", ["HNSW8", "IVF8,Flat", "exact"])
+def test_wrong_questions_are_refused(
+    factory: str, make_vectors: Make, write_parts: Make, build_index: Make
+) -> None:
+    parts = write_parts(make_vectors(300))
+    index: Any = ExactIndex(parts)
+    if factory != "exact":
+        index = open_index(build_index(parts, IndexRecipe(factory))[0])
+    good = make_vectors(2)
+    with pytest.raises(UsageError, match="k is 301 but the index holds 300 vectors"):
+        index.search(good, 301)
+    with pytest.raises(UsageError, match="k is 0"):
+        index.search(good, 0)
+    with pytest.raises(UsageError, match=r"shape \(2, 31\)"):
+        index.search(good[:, :31], 5)
+    with pytest.raises(UsageError, match="efsearch is not a search parameter"):
+        index.search(good, 5, efsearch=10)
+    good[1, 3] = np.nan
+    with pytest.raises(UsageError, match="vector 1 of the question"):
+        index.search(good, 5)
+
+
+@pytest.mark.parametrize("mmap", [True, False])
+@pytest.mark.parametrize("factory", FACTORIES)
+def test_a_file_cut_short_anywhere_is_refused(
+    factory: str, mmap: bool, make_vectors: Make, write_parts: Make, build_index: Make
+) -> None:
+    path, _ = build_index(write_parts(make_vectors(1100)), IndexRecipe(factory))
+    whole = path.read_bytes()
+    for size in [*range(0, len(whole), len(whole) // 40), *range(len(whole) - 9, len(whole))]:
+        path.write_bytes(whole[:size])
+        with pytest.raises(InputError) as broken:
+            open_index(path, mmap=mmap)
+        assert str(path) in str(broken.value)
+        assert "faiss::" not in str(broken.value)
+
+
+def test_what_is_no_index_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="build it first"):
+        open_index(tmp_path / "missing.faiss")
+    (tmp_path / "text.faiss").write_text("no index" * 100)
+    with pytest.raises(InputError, match="not a whole faiss index"):
+        open_index(tmp_path / "text.faiss")
+    faiss.write_index(faiss.IndexFlat(8, faiss.METRIC_L1), str(tmp_path / "l1.faiss"))
+    with pytest.raises(InputError, match="only inner product and L2"):
+        open_index(tmp_path / "l1.faiss")
+
+
+@pytest.mark.parametrize("factory", ["HNSW8", "IVF32,Flat", "Flat"])
+def test_more_effort_finds_more(
+    factory: str, make_vectors: Make, write_parts: Make, build_index: Make
+) -> None:
+    parts = write_parts(make_vectors(2000))
+    index = open_index(build_index(parts, IndexRecipe(factory))[0])
+    probes = sweep(index, Trial.of(ExactIndex(parts), make_vectors(50, seed=3), 10))
+    work = [probe.distances for probe in probes]
+    recall = [probe.recall_mean for probe in probes]
+    assert work == sorted(work)
+    assert recall == sorted(recall)
+    assert recall[-1] > 0.99
+    assert all(0 <= probe.recall_p5 <= 1 and probe.milliseconds > 0 for probe in probes)
+    if factory != "Flat":
+        assert probes[0].setting == f"{probes[0].parameter}={probes[0].value}"
+        assert work[0] < work[-1]
