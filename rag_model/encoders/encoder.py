@@ -59,9 +59,9 @@ class Encoder:
     ) -> Self:
         """Load the encoder in folder `name`, or of that hub name.
 
-        `overrides` replace fields of the spec. `device` (`cpu`, `cuda:1`): by default the first GPU, else the
-        CPU. `dtype`: by default bf16 on GPUs and on CPUs that multiply it fast, else float32. `threads` sets
-        torch's and tokenizers' for the whole process; None leaves them.
+        `overrides` replace fields of the spec. `device` (`cpu`, `cuda:1`): by default a GPU, another one for
+        each worker of a machine, else the CPU. `dtype`: by default bf16 on GPUs and on CPUs that multiply it
+        fast, else float32. `threads` sets torch's and tokenizers' for the whole process; None leaves them.
 
         Raises:
             InputError: it is not to be found, a file is missing or corrupt, or it is another kind of model.
@@ -124,7 +124,7 @@ class Encoder:
         """
         row = 0
         tokenized = (tokenize(self.tokenizer, window) for window in windows)
-        for tokens in _one_ahead(tokenized) if self.model.device.type == "cuda" else tokenized:
+        for tokens in one_ahead(tokenized) if self.model.device.type == "cuda" else tokenized:
             vectors = self.model.encode(tokens)
             self._check_finite(vectors, row)
             row += len(vectors)
@@ -162,7 +162,7 @@ def _windows(inputs: Sequence[TextInput], size: int) -> Iterator[Sequence[TextIn
     return (inputs[start : start + size] for start in range(0, len(inputs), size))
 
 
-def _one_ahead(items: Iterator[_T]) -> Iterator[_T]:
+def one_ahead(items: Iterator[_T]) -> Iterator[_T]:
     """Yield `items`, the next one being made in a thread while this one is used."""
     end = object()
     with ThreadPoolExecutor(1) as thread:

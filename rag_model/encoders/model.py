@@ -1,5 +1,6 @@
 """The model itself: token ids in, vectors out, on one device. The only module here that needs torch."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,7 +81,7 @@ class Model:
 
 
 def load_model(folder: Path, spec: EncoderSpec, device: str | None = None, dtype: str | None = None) -> Model:
-    """Load the encoder of `folder` for inference, on CUDA where there is one unless told otherwise.
+    """Load the encoder of `folder` for inference, by default on one of the GPUs, else on the CPU.
 
     Raises:
         InputError: weights are missing, pickled, corrupt, or of another kind of model.
@@ -143,7 +144,7 @@ def _class_of(folder: Path) -> Any:
 
 def _device(name: str | None) -> torch.device:
     if name is None:
-        name = device_of(0)
+        name = device_of(os.getpid())  # workers started together have consecutive ids
     if name.startswith("cuda") and not torch.cuda.is_available():
         raise UsageError(f"device {name} is not here: install a CUDA build of torch, or use cpu")
     try:

@@ -1,7 +1,7 @@
 """Embedding on a CPU, beside sentence-transformers `encode` at its defaults: same model, texts and threads.
 
 The two run in processes of their own and take turns, so neither has the machine at a better moment; medians
-are compared. Prints one JSON line. `python tests/benchmarks/bench_embedding.py [--texts 1000] [--threads 2]`.
+are compared. Prints one JSON line. `python tests/benchmarks/bench_embedding.py [--texts 700] [--threads 2]`.
 """
 
 import argparse
@@ -123,7 +123,7 @@ def cosines(left: Vectors, right: Vectors) -> Vectors:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--texts", type=int, default=1000)
+    parser.add_argument("--texts", type=int, default=700)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--model", help="a sentence-transformers folder; MiniLM by default")

@@ -1,9 +1,9 @@
 """Embedding on a GPU: passages a second, and the share of the matrix-multiply rate of the same run.
 
 Needs torch, transformers and numpy alone: BERT-base of random weights, passages of random tokens with the
-lengths of real 100-word passages, no network. The path is production's, token ids in, vectors out. On a CPU it
-runs a tiny model, to be tested. FLOPs are counted on real tokens: padding is no work done. Prints one JSON
-line. From the repository's root: `python -m tests.benchmarks.bench_embedding_gpu [--windows 4]`.
+lengths of real 100-word passages, no network. The path is production's, ids in, vectors out. On a CPU it
+runs a tiny model, to be tested. FLOPs are counted on real tokens: padding is no work. Prints one JSON line.
+From the repository's root: `python -m tests.benchmarks.bench_embedding_gpu [--windows 4]`.
 """
 
 import argparse

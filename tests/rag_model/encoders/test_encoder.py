@@ -1,5 +1,6 @@
 import shutil
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,7 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
-from rag_model.encoders.encoder import Encoder
+from rag_model.encoders.encoder import Encoder, one_ahead
 from rag_model.errors import InputError, UsageError
 
 Build = Callable[..., Path]
@@ -215,3 +216,34 @@ def test_a_folder_of_before_tokenizer_json_cuts_text_the_same(tmp_path: Path, ti
     old = Encoder.load(folder, dtype="float32")
     np.testing.assert_array_equal(old.encode_questions(texts), new.encode_questions(texts))
     assert old.space().tokenizer != new.space().tokenizer
+
+
+def test_the_next_window_is_made_in_another_thread_and_in_order() -> None:
+    made: list[tuple[int, str]] = []
+
+    def windows() -> Iterator[int]:
+        for number in range(5):
+            made.append((number, threading.current_thread().name))
+            yield number
+
+    assert list(one_ahead(windows())) == [0, 1, 2, 3, 4]
+    assert [number for number, _ in made] == [0, 1, 2, 3, 4]
+    assert threading.current_thread().name not in {name for _, name in made}
+
+
+def test_an_error_of_the_next_window_reaches_the_reader() -> None:
+    def windows() -> Iterator[int]:
+        yield 0
+        raise InputError("the second window is corrupt")
+
+    ahead = one_ahead(windows())
+    assert next(ahead) == 0
+    with pytest.raises(InputError, match="second window"):
+        next(ahead)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_gpu_gives_the_vectors_of_the_cpu(minilm: Path, texts: Texts) -> None:
+    ours = Encoder.load(minilm, device="cuda:0").encode_passages(*texts)
+    cpu = Encoder.load(minilm, device="cpu", dtype="float32").encode_passages(*texts)
+    assert (ours * cpu).sum(1).min() >= 0.999
