@@ -1,4 +1,26 @@
-"""Wikitext to the text a reader sees, by section."""
+"""Wikitext to the text a reader sees, by section.
+
+**The parser is our own scanner, by measurement.** `tests/benchmarks/bench_chunking.py` reads the real
+extract (96 articles, 5.7 MB) and 190 template cases; one core, MB of wikitext a second, marks of markup
+left in the text, cases with a hole:
+
+| | MB/s | residue | holes |
+| --- | --- | --- | --- |
+| this module | 19.1 | 1 (of 96 pages) | 0 |
+| WikiExtractor 3.1 | 11.6 | 342 (of 96 pages) | 168 |
+| wikitextparser 3.0, `remove_markup` | 3.7 | 84 (of 32 pages) | 172 |
+| mwparserfromhell 0.7.2, `strip_code` | 2.2 | 444 (of 32 pages) | 173 |
+
+Both libraries build a tree to edit, which costs nine tenths of their time before a word is rendered; and
+neither bounds its work on hostile pages. Here each pass is a regular expression or a stack over the text,
+linear in its length: extension tags and comments (`extension`), tables (`tables`), sections (`headings`),
+then section by section templates and links (`scanner`, `templates`, `links`) and what is left (`prose`).
+
+**What is kept, and what goes.** Words, numbers, quotations, lists (a line an item), pronunciations and
+short formulas stay: the reader sees them, and a sentence needs them. Tables, infoboxes, pictures with their
+captions, references, notices that point elsewhere ("Main article: …"), blocks of code, and sections that
+hold no prose (`headings.APPARATUS`) go, as DPR's did.
+"""
 
 from rag_model.corpus.markup.extension import strip_extensions
 from rag_model.corpus.markup.headings import is_apparatus, split_sections

@@ -160,7 +160,7 @@ def cut(part: Part, siteinfo: Siteinfo) -> tuple[int, float]:
 
 
 def measure_workers(plan: Plan) -> dict[str, object]:
-    """Return the wall-clock seconds of one and of two worker processes, all of them warm, parts dealt in turn."""
+    """Return the wall-clock seconds of one and of two worker processes, all warm, parts dealt in turn."""
     work = partial(cut, siteinfo=plan.siteinfo)
     seconds: dict[str, float] = {}
     cpu_seconds: dict[str, float] = {}

@@ -16,8 +16,7 @@ from rag_model.corpus.markup.tex import render_tex
 # too, as they did for DPR: they are listings and diagrams, not prose. Code inside a sentence stays.
 _DROPPED = (
     "ref references gallery timeline score imagemap hiero includeonly templatedata templatestyles graph "
-    "mapframe maplink "
-    "inputbox categorytree indicator section labeledsectiontransclusion rss pre"
+    "mapframe maplink inputbox categorytree indicator section labeledsectiontransclusion rss pre"
 )
 
 

@@ -16,30 +16,24 @@ APPARATUS: dict[str, frozenset[str]] = {
     language: frozenset(names.split(", "))
     for language, names in {
         "en": "references, external links, see also, further reading, bibliography, notes, sources, "
-        "citations, footnotes, "
-        "notes and references, references and notes, works cited, external sources, references and sources, "
-        "notes and citations, citations and references, sources and references, references and further "
-        "reading, "
-        "general references, cited sources, literature cited, endnotes, notes and sources, links, "
-        "further reading and external links, literature, related reading, see also and references, "
-        "explanatory notes, "
-        "citations and notes, notes, citations, and references, reference list, primary sources, "
-        "secondary sources, "
-        "references and external links, external links and references, additional reading, additional "
-        "sources, "
-        "suggested reading, selected bibliography, general sources, bibliography and further reading, "
-        "cited references",
+        "citations, footnotes, notes and references, references and notes, works cited, external sources, "
+        "references and sources, notes and citations, citations and references, sources and references, "
+        "references and further reading, general references, cited sources, literature cited, endnotes, "
+        "notes and sources, links, further reading and external links, literature, related reading, see "
+        "also and references, explanatory notes, citations and notes, notes citations and references, "
+        "reference list, primary sources, secondary sources, references and external links, external links "
+        "and references, additional reading, additional sources, suggested reading, selected bibliography, "
+        "general sources, bibliography and further reading, cited references",
         "de": "einzelnachweise, weblinks, literatur, siehe auch, quellen, anmerkungen, fußnoten, belege, "
         "nachweise",
         "fr": "notes et références, références, liens externes, voir aussi, bibliographie, notes, "
-        "articles connexes, "
-        "annexes, lien externe, sources, note",
+        "articles connexes, annexes, lien externe, sources, note",
         "es": "referencias, enlaces externos, véase también, bibliografía, notas, notas y referencias, "
         "fuentes",
         "it": "note, collegamenti esterni, voci correlate, bibliografia, altri progetti, fonti",
         "pt": "referências, ligações externas, ver também, bibliografia, notas, notas e referências",
         "nl": "referenties, externe links, externe link, zie ook, bronnen, literatuur, noten, voetnoten, "
-        "bronnen, noten en/of referenties",
+        "bronnen noten en/of referenties",
         "pl": "przypisy, linki zewnętrzne, zobacz też, bibliografia, uwagi",
         "ru": "примечания, ссылки, литература, см. также, источники, комментарии",
         "uk": "примітки, посилання, література, див. також, джерела",
@@ -78,7 +72,7 @@ def split_sections(text: str) -> Iterator[RawSection]:
 
 def is_apparatus(heading: str, language: str) -> bool:
     """Tell whether a section of this heading holds references, links or reading lists."""
-    name = heading.strip(" :").lower()
+    name = heading.strip(" :").replace(",", "").lower()
     return name in APPARATUS.get(language, frozenset()) or name in APPARATUS["en"]
 
 

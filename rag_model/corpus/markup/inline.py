@@ -1,6 +1,7 @@
 """Templates that wrap or stand for words: emphasis, languages, characters, quotations, lists, names."""
 
 from rag_model.corpus.markup.call import Call, Renderer, by_name
+from rag_model.corpus.markup.country_names import COUNTRY_NAMES
 from rag_model.corpus.markup.language_names import LANGUAGE_NAMES
 from rag_model.corpus.markup.literal import protect
 from rag_model.corpus.markup.tex import raised
@@ -128,6 +129,11 @@ def _columns(call: Call) -> str:
     )
 
 
+def _flag(call: Call) -> str:
+    """`{{flag|FRA}}` names the country; a name stands as it is."""
+    return COUNTRY_NAMES.get(first(call), first(call))
+
+
 def _ship(call: Call) -> str:
     """`{{USS|Hornet|CV-12|6}}`: the prefix is the template's name, the third parameter says what is shown."""
     prefix = "" if call.name == "ship" else call.name.upper()
@@ -193,25 +199,17 @@ _CONSTANTS = {
 }  # fmt: skip
 
 _FIRST = (
-    "nowrap, nobr, nobreak, nowraplinks, nowrap begin, small, smaller, big, larger, midsize, center, "
-    "nobold, noitalic, normal, "
-    "strong, em, b, i, italic, italics, bold, underline, u, s, sc, smallcaps, small caps, sc1, sc2, caps, "
-    "allcaps, mono, monospace, "
-    "code, tt, kbd, samp, var, math, mvar, mathvar, sub, vanchor, visible anchor, visanc, linktext, "
-    "tooltip, abbr, "
-    "abbrlink, script, unicode, polytonic, hebrew, arabic, nastaliq, urdu, rtl, ltr, nihongo2, flag, "
-    "flagcountry, flagu, "
-    "flag+link, noflag, transclude, citation needed span, cn-span, clarify span, not a typo, notatypo, "
-    "typo, proper name, title, "
-    "plainlist, flatlist, plain list, endplainlist, div col content, bulleted, bible verse, lsj, iast, "
-    "iso15919, wikt-lang, "
-    "color, keyword, hanja, hangul, my, dfn, word, notelist text, char, codes, wrap, shy text, pslink, "
-    "section link, slink, "
-    "plain text, fontcolor, highlight, strike, del, ins, verse, sup2, nowrap1, stack, block indent, "
-    "indented, poem, "
-    "longitem, resize text, shc, "
-    "native name text, raise, lower, sans-serif, serif, big-math, bigmath, q, blockindent, pre, "
-    "syntaxhighlight text"
+    "nowrap, nobr, nobreak, nowraplinks, nowrap begin, small, smaller, big, larger, midsize, center, nobold, "
+    "noitalic, normal, strong, em, b, i, italic, italics, bold, underline, u, s, sc, smallcaps, small caps, "
+    "sc1, sc2, caps, allcaps, mono, monospace, code, tt, kbd, samp, var, math, mvar, mathvar, sub, vanchor, "
+    "visible anchor, visanc, linktext, tooltip, abbr, abbrlink, script, unicode, polytonic, hebrew, arabic, "
+    "nastaliq, urdu, rtl, ltr, nihongo2, noflag, transclude, citation needed span, cn-span, clarify span, "
+    "not a typo, notatypo, typo, proper name, title, plainlist, flatlist, plain list, endplainlist, div col "
+    "content, bulleted, bible verse, lsj, iast, iso15919, wikt-lang, color, keyword, hanja, hangul, my, dfn, "
+    "word, notelist text, char, codes, wrap, shy text, pslink, section link, slink, plain text, fontcolor, "
+    "highlight, strike, del, ins, verse, sup2, nowrap1, stack, block indent, indented, poem, longitem, "
+    "resize text, shc, native name text, raise, lower, sans-serif, serif, big-math, bigmath, q, blockindent, "
+    "pre, syntaxhighlight text"
 )
 
 RENDERERS: dict[str, Renderer] = (
@@ -248,6 +246,7 @@ RENDERERS: dict[str, Renderer] = (
         ("ship, uss, hms, hmas, hmcs, ss, ms, rms, mv, usns, sms, hmnzs, ins, ijn, uscgc", _ship),
         ("ill, interlanguage link, link-interwiki, interlanguage link multi, illm", _interlanguage),
         ("bibleverse, bibleref, bibleref2, bibleverse-lb, bibleref2-nb", _bible),
+        ("flag, flagcountry, flagu, flag+link, flaglink, flagg", _flag),
         ("music", _music),
         ("url, official url, url2", _address),
         ("sic, sic?", _sic),

@@ -208,4 +208,21 @@ def _join(original: str, converted: list[str], call: Call) -> str:
     return f"{original} [{inside}]" if disp == "sqbr" else f"{original} ({inside})"
 
 
-RENDERERS = by_name(("convert, cvt, convinfobox, conv", render_convert))
+def _population_density(call: Call) -> str:
+    """`{{pop density|3645257|640082|km2|sqmi}}`: people, area, and the unit of the area."""
+    people, area = (read_number(call.get(key)) for key in ("1", "2"))
+    source, target = (UNITS.get(f"/{call.get(key)}") for key in ("3", "4"))
+    if not (people and area and area.value and source):
+        return ""
+    densities = [(people.value / area.value, source)]
+    if target:
+        densities.append((densities[0][0] * source.factor / target.factor, target))
+    decimals = int(call.get("prec")) if _is_integer(call.get("prec")) else int(densities[0][0] < 10)
+    shown = [spell(value, decimals) + unit.symbol for value, unit in densities]
+    return _join(shown[0], shown[1:], call)
+
+
+RENDERERS = by_name(
+    ("convert, cvt, convinfobox, conv", render_convert),
+    ("pop density, population density", _population_density),
+)

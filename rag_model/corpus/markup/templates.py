@@ -12,6 +12,7 @@ from functools import lru_cache
 
 from rag_model.corpus.markup import dates, inline, measures, numbers
 from rag_model.corpus.markup.call import Renderer, parse_call
+from rag_model.corpus.markup.country_names import COUNTRY_NAMES
 from rag_model.corpus.markup.literal import GAP
 
 RENDERERS: dict[str, Renderer] = inline.RENDERERS | dates.RENDERERS | numbers.RENDERERS | measures.RENDERERS
@@ -70,6 +71,8 @@ class Templates:
         renderer = RENDERERS.get(name) or inline.by_family(name)
         if renderer is not None:
             return renderer(parse_call(name, arguments[1:])) or GAP
+        if (code := arguments[0].strip()) in COUNTRY_NAMES and len(arguments) == 1:
+            return COUNTRY_NAMES[code]
         if name in {"pagename", "fullpagename", "subjectpagename", "basepagename"}:
             return self._title
         if ":" in name:

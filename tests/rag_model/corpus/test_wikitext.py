@@ -13,20 +13,14 @@ from rag_model.corpus.plan import plan_dump
 from rag_model.corpus.records import Section, Siteinfo
 from rag_model.corpus.wikitext import MAX_CHARS, Unparsable, clean
 
-ENGLISH = Siteinfo(
-    "enwiki", "en", "https://en.wikipedia.org/wiki/Main_Page", {"file": 6, "category": 14, "help": 12}
-)
-BULGARIAN = Siteinfo(
-    "bgwiki", "bg", "https://bg.wikipedia.org/wiki/", {"файл": 6, "картинка": 6, "категория": 14}
-)
+ENGLISH = Siteinfo("enwiki", "en", "https://en.wikipedia.org/wiki/Main_Page", {"file": 6, "category": 14, "help": 12})
+BULGARIAN = Siteinfo("bgwiki", "bg", "https://bg.wikipedia.org/wiki/", {"файл": 6, "картинка": 6, "категория": 14})
 RESIDUE = re.compile(r"\{\{|\}\}|\[\[|\]\]|\{\||\|\}|<ref|</|'''|&nbsp;|__TOC__|thumb\||<!--")
 
 
 def shown(wikitext: str, site: Siteinfo = ENGLISH) -> str:
     """Return all text of a page, its headings on lines of their own."""
-    return "\n".join(
-        filter(None, (part for s in clean(wikitext, site, "Title") for part in (s.heading, s.text)))
-    )
+    return "\n".join(filter(None, (part for s in clean(wikitext, site, "Title") for part in (s.heading, s.text))))
 
 
 @pytest.mark.parametrize(
@@ -102,7 +96,8 @@ def test_sections_come_by_heading() -> None:
 
 
 def test_sections_without_prose_go_with_what_lies_below_them() -> None:
-    page = "Lead.\n==See also==\n*x\n===Books===\n*y\n==Life==\nA.\n==External links==\n[http://a b]\n==Notes:==\n"
+    page = "Lead.\n==See also==\n*x\n===Books===\n*y\n==Life==\nA.\n==External links==\n[http://a b]\n"
+    page += "== Notes, citations, and references: ==\nn"
     assert [section.heading for section in clean(page, ENGLISH)] == ["", "Life"]
 
 
