@@ -9,6 +9,7 @@ from typing import Any
 
 from beam_jobs.job import Facts, Launch, OnProgress, limit_threads, run_job
 from beam_jobs.libraries import versions
+from rag_model.build.content import BuiltIndex
 from rag_model.index.recipe import IndexPlan
 from rag_model.index.structure import structure_of
 from rag_model.store.blobs import BlobRef
@@ -26,7 +27,6 @@ class IndexBuild:
     vectors: BlobRef  # JSON list of the parts' embeddings, in row order
     trained: BlobRef | None = None  # what the shards share
     shards: BlobRef | None = None  # JSON list of the shards, in order
-    merged: BlobRef | None = None  # the index
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +64,10 @@ def build_shards(
     return [replace(build, shards=_put_list(store, [_out(report) for _, report in made])) for build, made in files]
 
 
-def merge(builds: Sequence[IndexBuild], launch: Launch, on_progress: OnProgress | None = None) -> list[IndexBuild]:
+def merge(builds: Sequence[IndexBuild], launch: Launch, on_progress: OnProgress | None = None) -> list[BuiltIndex]:
     """Merge all indexes."""
     reports = run_job("merge", merge_one, builds, launch, on_progress)
-    return [replace(build, merged=_out(report)) for build, report in zip(builds, reports, strict=True)]
+    return [BuiltIndex(build.name, build.plan, _out(report)) for build, report in zip(builds, reports, strict=True)]
 
 
 def train_one(build: IndexBuild, store: Store) -> Facts:

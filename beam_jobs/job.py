@@ -47,10 +47,8 @@ class Launch:
         return cls(store_url, f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{secrets.token_hex(4)}", tuple(flags))
 
 
-class _Worker(beam.DoFn, Generic[Task]):  # type: ignore[misc]
-    def __init__(
-        self, stage: str, work: Work[Task], launch: Launch, lease: Path | None, threads: int
-    ) -> None:
+class _Worker(beam.DoFn, Generic[Task]):
+    def __init__(self, stage: str, work: Work[Task], launch: Launch, lease: Path | None, threads: int) -> None:
         self.stage, self.work, self.launch, self.lease, self.threads = stage, work, launch, lease, threads
 
     def setup(self) -> None:
@@ -68,9 +66,7 @@ class _Worker(beam.DoFn, Generic[Task]):  # type: ignore[misc]
         try:
             facts = self.work(task, self.store)
         except errors.BookwheelError as error:
-            runs.write(
-                run, self.stage + _FAILED, number, {"error": type(error).__name__, "message": str(error)}
-            )
+            runs.write(run, self.stage + _FAILED, number, {"error": type(error).__name__, "message": str(error)})
             raise
         runs.write(run, self.stage, number, facts)
         return [number]
@@ -120,9 +116,9 @@ def _pipeline(
     pipeline = beam.Pipeline(local_runner(log) if is_local(options) else None, options=options)
     _ = (
         pipeline
-        | "Tasks" >> beam.Create(list(enumerate(tasks)), reshuffle=False)
-        | "Spread" >> beam.Reshuffle()
-        | stage.capitalize() >> beam.ParDo(worker)
+        | "Tasks" >> beam.Create(list(enumerate(tasks)), reshuffle=False)  # type: ignore[no-untyped-call]
+        | "Spread" >> beam.Reshuffle()  # type: ignore[no-untyped-call]
+        | stage.capitalize() >> beam.ParDo(worker)  # type: ignore[no-untyped-call]
     )
     return pipeline
 

@@ -51,3 +51,20 @@ def worker_threads(options: PipelineOptions) -> int:
 def cores() -> int:
     """Return the processors this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def worker_memory(flags: Sequence[str]) -> int | None:
+    """Return the bytes of memory that are free for workers; None where they are other machines'."""
+    if not is_local(PipelineOptions(list(flags))):
+        return None
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") + _cached()
+
+
+def _cached() -> int:
+    """Return the bytes that the kernel would give back at once (Linux; elsewhere 0)."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return 0
+    kilobytes = {name: int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in lines)}
+    return 1024 * max(0, kilobytes.get("MemAvailable", 0) - kilobytes.get("MemFree", 0))

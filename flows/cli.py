@@ -1,6 +1,7 @@
 """The `bookwheel` command: a thin layer, each verb one call.
 
-Settings come from the flag, then the environment (`BOOKWHEEL_STORE`, …), then `bookwheel.toml` here or in a parent folder, then the default.
+Settings come from the flag, then the environment (`BOOKWHEEL_STORE`, …), then `bookwheel.toml` here or in a
+parent folder, then the default.
 Exit codes: 0 ok, 1 failure, 2 usage, 3 a gate or a verification said no.
 """
 
@@ -38,20 +39,14 @@ app = App(
         Toml("bookwheel.toml", search_parents=True, use_commands_as_keys=False, allow_unknown=True),
     ],
 )
-app.command(
-    "flows.verbs.demo:demo", help="Build, check and search a small real library: no account, no network."
-)
-app.command(
-    "flows.verbs.reindex:reindex", help="Build a snapshot from a dump, check it, publish it, move the ref."
-)
+app.command("flows.verbs.demo:demo", help="Build, check and search a small real library: no account, no network.")
+app.command("flows.verbs.reindex:reindex", help="Build a snapshot from a dump, check it, publish it, move the ref.")
 app.command("flows.verbs.search:search", help="Answer questions with passages of a snapshot.")
 app.command("flows.verbs.evaluate:evaluate", help="Measure retrieval on questions with known answers.")
 app.command("flows.verbs.log:log", help="List the moves of a ref, newest first.")
 app.command("flows.verbs.show:show", help="Show what a snapshot holds and the recipe that rebuilds it.")
 app.command("flows.verbs.verify:verify", help="Read every byte of a snapshot again and name what is wrong.")
-app.command(
-    "flows.verbs.pull:pull", help="Copy a snapshot to a folder: only what is missing, verified, atomic."
-)
+app.command("flows.verbs.pull:pull", help="Copy a snapshot to a folder: only what is missing, verified, atomic.")
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import cast
 from uuid import UUID
 
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
@@ -78,7 +79,8 @@ class _Artifact:
 
     def __init__(self, stage: str) -> None:
         self.shown = 0
-        self.id: UUID = create_progress_artifact(0.0, key=f"reindex-{stage}", description=f"{stage}: parts done")
+        described = f"{stage}: parts or shards done"
+        self.id = cast(UUID, create_progress_artifact(0.0, key=f"reindex-{stage}", description=described))
 
     def __call__(self, done: int, total: int) -> None:
         percent = int(100 * done / total) if total else 100

@@ -9,18 +9,19 @@ Requires: a store that this machine and the workers both reach.
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from prefect import flow, task
-from prefect.cache_policies import NO_CACHE
+from prefect import flow
 
 from beam_jobs import chunk, embed, index
 from beam_jobs.chunk import ChunkTask
 from beam_jobs.embed import EmbedTask
 from beam_jobs.index import IndexBuild
 from beam_jobs.job import Facts, Launch
+from beam_jobs.options import worker_memory
 from flows import artifacts
 from flows.outcome import GateRefusedError, Reindexed
 from flows.progress import StageClock, Tell
-from rag_model.build.content import assemble, counts, provenance, vectors_of
+from flows.stage import stage
+from rag_model.build.content import BuiltIndex, assemble, counts, provenance, vectors_of
 from rag_model.build.encoding import StoredEncoder, store_encoder
 from rag_model.build.measure import Measured, measure
 from rag_model.build.planning import plan_parts
@@ -36,7 +37,6 @@ from rag_model.store.snapshot import Snapshot
 from rag_model.store.store import Store
 
 DEFAULT_ENCODER = "sentence-transformers/all-MiniLM-L6-v2"
-stage = partial(task, cache_policy=NO_CACHE, persist_result=False)
 
 
 @flow(name="reindex", persist_result=False)
@@ -78,7 +78,7 @@ def reindex(
         return Reindexed.of_plan(plan, ref)
     with clock("chunk") as tell:
         passages = chunk_parts(plan, recipe, launch, tell)
-    plans = plan_indexes(recipe.index, passages, encoding.space.dim)
+    plans = plan_indexes(recipe.index, passages, encoding.space.dim, worker_memory(beam_options))
     with clock("embed") as tell:
         embeddings = embed_parts(passages, encoding, recipe, launch, tell)
     with clock("train") as tell:
@@ -87,7 +87,7 @@ def reindex(
         indexes = build_shards(indexes, launch, tell)
     with clock("merge") as tell:
         indexes = merge_shards(indexes, launch, tell)
-    content = assemble(plan, recipe, encoding, passages, embeddings, [(i.name, i.plan, i.merged) for i in indexes])
+    content = assemble(plan, recipe, encoding, passages, embeddings, indexes)
     with clock("gate"):
         measured = measure_indexes(target, Manifest(content), recipe)
     manifest = Manifest(content, measured.metrics(), provenance=provenance(dump, encoder, clock.seconds))
@@ -104,25 +104,25 @@ def reindex(
     return outcome
 
 
-@stage(name="plan")
+@stage
 def plan_dump(store: Store, dump: str, recipe: Recipe, limit: int | None) -> Plan:
     """Decide the parts."""
     return plan_parts(store, dump, recipe, limit)
 
 
-@stage(name="encoder")
+@stage
 def prepare_encoder(store: Store, encoder: str, recipe: Recipe) -> StoredEncoder:
     """Put the encoder where workers and readers find it."""
     return store_encoder(store, encoder, recipe.encode)
 
 
-@stage(name="chunk")
+@stage
 def chunk_parts(plan: Plan, recipe: Recipe, launch: Launch, tell: Tell) -> list[Facts]:
     """Cut every part into passages."""
     return chunk.run([ChunkTask(part, plan.siteinfo, recipe.chunk) for part in plan.parts], launch, tell)
 
 
-@stage(name="embed")
+@stage
 def embed_parts(
     passages: Sequence[Facts], encoding: StoredEncoder, recipe: Recipe, launch: Launch, tell: Tell
 ) -> list[Facts]:
@@ -131,7 +131,7 @@ def embed_parts(
     return embed.run(tasks, launch, tell)
 
 
-@stage(name="train")
+@stage
 def train_indexes(
     store: Store, plans: Mapping[str, IndexPlan], embeddings: Sequence[Facts], launch: Launch, tell: Tell
 ) -> list[IndexBuild]:
@@ -140,28 +140,26 @@ def train_indexes(
     return index.train(builds, launch, tell)
 
 
-@stage(name="shard")
+@stage
 def build_shards(indexes: Sequence[IndexBuild], launch: Launch, tell: Tell) -> list[IndexBuild]:
     """Build every shard of every index."""
     return index.build_shards(indexes, launch, tell)
 
 
-@stage(name="merge")
-def merge_shards(indexes: Sequence[IndexBuild], launch: Launch, tell: Tell) -> list[IndexBuild]:
+@stage
+def merge_shards(indexes: Sequence[IndexBuild], launch: Launch, tell: Tell) -> list[BuiltIndex]:
     """Join each index's shards."""
     return index.merge(indexes, launch, tell)
 
 
-@stage(name="gate")
+@stage
 def measure_indexes(store: Store, manifest: Manifest, recipe: Recipe) -> Measured:
     """Compare every index with exact search."""
     with Snapshot.of(store, manifest) as snapshot:
         return measure(snapshot, recipe.gate)
 
 
-@stage(name="publish")
-def publish_snapshot(
-    store: Store, manifest: Manifest, measured: Measured, recipe: Recipe, ref: str
-) -> Published:
+@stage
+def publish_snapshot(store: Store, manifest: Manifest, measured: Measured, recipe: Recipe, ref: str) -> Published:
     """Write the manifest, ask the gate, and move the ref if it agrees."""
     return publish(store, manifest, ref, partial(judge, recipe.gate, vitals(manifest), measured.found))

@@ -5,12 +5,8 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-StoreUrl = Annotated[
-    str, Parameter(name="--store", help="Where snapshots live: file:///…, s3://… or a folder.")
-]
-RefName = Annotated[
-    str, Parameter(name="--ref", help="A snapshot: ref, ref@number, id, or a unique prefix of an id.")
-]
+StoreUrl = Annotated[str, Parameter(name="--store", help="Where snapshots live: file:///…, s3://… or a folder.")]
+RefName = Annotated[str, Parameter(name="--ref", help="A snapshot: ref, ref@number, id, or a unique prefix of an id.")]
 
 
 @Parameter(name="*")

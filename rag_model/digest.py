@@ -10,10 +10,10 @@ _CHUNK = 1 << 20  # bytes read at a time; a digest's memory does not grow with t
 
 
 def canonical_json(value: Any) -> bytes:
-    """Encode `value` so that equal values give equal bytes: sorted keys, no spaces, UTF-8, no NaN.
+    r"""Encode `value` so that equal values give equal bytes: sorted keys, no spaces, UTF-8, no NaN.
 
     >>> canonical_json({"b": 1, "a": "é"})
-    b'{"a":"\\xc3\\xa9","b":1}'
+    b'{"a":"\xc3\xa9","b":1}'
 
     Raises:
         ValueError: `value` holds a NaN or an infinity, which JSON cannot carry.

@@ -8,7 +8,7 @@ class BookwheelError(Exception):
 
 
 class InputError(BookwheelError):
-    """An input (dump, question file, encoder folder, index file) is missing, truncated, corrupt or not what it claims."""
+    """An input (dump, question file, encoder, index) is missing, truncated, corrupt or not what it claims."""
 
 
 class StoreError(BookwheelError):

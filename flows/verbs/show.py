@@ -21,7 +21,7 @@ def show(snapshot: Name = "latest", /, *, store: StoreUrl, common: Common | None
 def _lines(manifest: Manifest) -> list[str]:
     content, stages = manifest.content, manifest.provenance
     size = sum({ref.id: ref.size for ref in content.files.values()}.values())
-    lines = [
+    return [
         f"snapshot  {manifest.id}",
         f"corpus    {content.corpus.get('dbname') or content.corpus.get('kind')}, "
         f"newest revision {content.corpus.get('newest_revision') or 'unknown'}",
@@ -32,7 +32,6 @@ def _lines(manifest: Manifest) -> list[str]:
         f"built     {stages.get('created_at', 'unknown')} from {stages.get('dump', 'unknown')}",
         *(f"recipe    [{name}] {_settings(values)}" for name, values in content.recipe.items()),
     ]
-    return lines
 
 
 def _settings(values: Any) -> str:

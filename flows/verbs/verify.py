@@ -1,4 +1,4 @@
-"""`bookwheel verify`: is every byte of a snapshot what was published?"""
+"""`bookwheel verify`: whether every byte of a snapshot is what was published."""
 
 from dataclasses import asdict
 from typing import Annotated

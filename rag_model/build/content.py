@@ -3,7 +3,7 @@
 import platform
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import Any
@@ -21,18 +21,26 @@ Facts = Mapping[str, Any]  # what a job reports of one part
 _DECIDING = ("bookwheel", "faiss-cpu", "numpy", "pyarrow", "torch", "transformers", "tokenizers", "apache-beam")
 
 
+@dataclass(frozen=True, slots=True)
+class BuiltIndex:
+    """An index that is finished."""
+
+    name: str
+    plan: IndexPlan
+    blob: BlobRef  # the file that plain faiss opens
+
+
 def assemble(
     plan: Plan,
     recipe: Recipe,
     encoder: StoredEncoder,
     passages: Sequence[Facts],
     embeddings: Sequence[Facts],
-    indexes: Sequence[tuple[str, IndexPlan, BlobRef]],
+    indexes: Sequence[BuiltIndex],
 ) -> Content:
     """Return the content of the snapshot: every file by its path, and all that its id depends on.
 
     `passages` and `embeddings` hold one report a part, in the plan's order; parts without a passage are left out.
-    `indexes` are names with what was built and the file it became.
     """
     files: dict[str, BlobRef] = {f"{QUESTION_ENCODER}/{name}": ref for name, ref in encoder.question}
     parts = []
@@ -42,14 +50,14 @@ def assemble(
         files[f"passages/{part.name}.parquet"] = BlobRef.from_json(cut["passages"])
         files[f"embeddings/{part.name}.npy"] = BlobRef.from_json(encoded["embeddings"])
         parts.append(PartEntry(part.name, part.first_page, part.last_page, cut["rows"]))
-    files |= {f"index/{name}.faiss": blob for name, _, blob in indexes}
+    files |= {f"index/{index.name}.faiss": index.blob for index in indexes}
     return Content(
         corpus=_corpus(plan, passages),
         parts=tuple(parts),
         files=files,
         recipe=recipe.content(),
         space=encoder.space.to_json(),
-        indexes={name: index.entry() for name, index, _ in indexes},
+        indexes={index.name: index.plan.entry() for index in indexes},
     )
 
 

@@ -6,9 +6,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from rag_model.encoders.files import read_json
 from rag_model.encoders.resolve import question_files, resolve_folder
 from rag_model.encoders.space import Space, asked_space, check_same_space, space_of
-from rag_model.encoders.spec import EncoderSpec, known_prompts, read_json, read_spec
+from rag_model.encoders.spec import EncoderSpec, known_prompts, read_spec
 from rag_model.store.blobs import BlobRef
 from rag_model.store.store import Store
 

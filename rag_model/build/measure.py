@@ -43,6 +43,8 @@ def measure(snapshot: Snapshot, recipe: GateRecipe) -> Measured:
         InputError: an index or its vectors are damaged.
     """
     entries = snapshot.manifest.content.indexes
+    if not snapshot.n:
+        return Measured(recipe.k, {}, {})
     k = min(recipe.k, snapshot.n)
     trial = Trial.of(index_of(snapshot, EXACT), _questions(snapshot, recipe), k)
     found, curves = {}, {}

@@ -34,9 +34,7 @@ def vitals(manifest: Manifest) -> Vitals:
     )
 
 
-def publish(
-    store: Store, manifest: Manifest, ref: str, judge: Callable[[Vitals | None], Verdict]
-) -> Published:
+def publish(store: Store, manifest: Manifest, ref: str, judge: Callable[[Vitals | None], Verdict]) -> Published:
     """Write a manifest, then move `ref` to it if `judge`, given the vitals of what the ref names, agrees.
 
     A ref that names the snapshot already is left alone, so a rerun adds nothing to its history.

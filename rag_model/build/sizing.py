@@ -4,11 +4,16 @@ from collections.abc import Mapping, Sequence
 
 from rag_model.build.content import Facts
 from rag_model.errors import InputError
+from rag_model.index.estimate import check_fits
 from rag_model.index.recipe import IndexPlan, IndexRecipe, resolve
 
 
-def plan_indexes(recipes: Mapping[str, IndexRecipe], passages: Sequence[Facts], dim: int) -> dict[str, IndexPlan]:
+def plan_indexes(
+    recipes: Mapping[str, IndexRecipe], passages: Sequence[Facts], dim: int, memory_bytes: int | None
+) -> dict[str, IndexPlan]:
     """Return what each recipe comes to for the passages that were cut, (n, dim) vectors.
+
+    `memory_bytes` is what a worker has; None where that is not known here.
 
     Raises:
         InputError: there are no passages.
@@ -18,4 +23,8 @@ def plan_indexes(recipes: Mapping[str, IndexRecipe], passages: Sequence[Facts], 
     n = sum(cut["rows"] for cut in passages)
     if n == 0:
         raise InputError("the dump came to no passages at all: look at what was dropped, and why")
-    return {name: resolve(recipe, n, dim) for name, recipe in recipes.items()}
+    plans = {name: resolve(recipe, n, dim) for name, recipe in recipes.items()}
+    if memory_bytes is not None:
+        for plan in plans.values():
+            check_fits(plan, memory_bytes)
+    return plans
