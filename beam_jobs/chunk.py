@@ -38,7 +38,7 @@ def chunk(task: ChunkTask, store: Store) -> Facts:
         "siteinfo": asdict(task.siteinfo),
         "recipe": asdict(task.recipe),
         "code": CODE,
-        "libraries": versions("lxml", "mwparserfromhell", "pyarrow"),
+        "libraries": versions("pyarrow"),
     }
     record, made = store.memo.once("chunk", inputs, produce)
     return {**record.facts, "passages": asdict(record.outputs["passages"]), "made": made}

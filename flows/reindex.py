@@ -6,6 +6,7 @@ what was not recorded.
 Requires: a store that this machine and the workers both reach.
 """
 
+import tempfile
 from collections.abc import Mapping, Sequence
 from functools import partial
 
@@ -67,6 +68,8 @@ def reindex(
         BookwheelError: a stage failed; what was finished is recorded.
     """
     recipe, clock = recipe or Recipe(), StageClock()
+    if dry_run:
+        return Reindexed.of_plan(rehearse(dump, recipe, limit), ref)
     target = Store.open(store, create=True)
     target.refs.require_exclusion()
     launch = Launch.new(target.url, beam_options)
@@ -74,8 +77,6 @@ def reindex(
     with clock("plan"):
         plan = plan_dump(target, dump, recipe, limit)
         encoding = prepare_encoder(target, encoder, recipe)
-    if dry_run:
-        return Reindexed.of_plan(plan, ref)
     with clock("chunk") as tell:
         passages = chunk_parts(plan, recipe, launch, tell)
     plans = plan_indexes(recipe.index, passages, encoding.space.dim, worker_memory(beam_options))
@@ -86,8 +87,8 @@ def reindex(
     with clock("shard") as tell:
         indexes = build_shards(indexes, launch, tell)
     with clock("merge") as tell:
-        indexes = merge_shards(indexes, launch, tell)
-    content = assemble(plan, recipe, encoding, passages, embeddings, indexes)
+        built = merge_shards(indexes, launch, tell)
+    content = assemble(plan, recipe, encoding, passages, embeddings, built)
     with clock("gate"):
         measured = measure_indexes(target, Manifest(content), recipe)
     manifest = Manifest(content, measured.metrics(), provenance=provenance(dump, encoder, clock.seconds))
@@ -102,6 +103,13 @@ def reindex(
     if published.move is None:
         raise GateRefusedError(outcome, published.verdict.reason)
     return outcome
+
+
+@stage
+def rehearse(dump: str, recipe: Recipe, limit: int | None) -> Plan:
+    """Decide the parts and keep nothing."""
+    with tempfile.TemporaryDirectory(prefix="bookwheel-dry-run-") as nowhere:
+        return plan_parts(Store.open(nowhere, create=True), dump, recipe, limit)
 
 
 @stage
