@@ -1,0 +1,69 @@
+"""The house rules that a tool can hold: documented, layered, lean, and packed as promised."""
+
+import ast
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("flows", "beam_jobs", "rag_model")
+FILES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+Documented = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+
+
+def _public(node: ast.Module | ast.ClassDef, inside: str = "") -> Iterator[tuple[str, Documented]]:
+    for child in node.body:
+        if isinstance(child, Documented) and not child.name.startswith("_"):
+            yield f"{inside}{child.name}", child
+            if isinstance(child, ast.ClassDef):
+                yield from _public(child, f"{child.name}.")
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_everything_public_is_documented(path: Path) -> None:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    bare = [name for name, node in _public(tree) if not ast.get_docstring(node)]
+    assert not bare, f"{path.name} has no docstring for {', '.join(bare)}"
+    assert ast.get_docstring(tree) or not tree.body, f"{path.name} does not say what it is for"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_no_file_outgrows_its_room(path: Path) -> None:
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= 400
+
+
+def test_nothing_reads_pickles() -> None:
+    for path in FILES:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+        assert not names & {"pickle", "dill", "cloudpickle", "joblib", "shelve"}, path
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "np.load":
+                assert "allow_pickle=False" in ast.unparse(node), f"{path}:{node.lineno}"
+
+
+def test_the_layers_hold() -> None:
+    run = subprocess.run([str(Path(sys.executable).with_name("lint-imports"))], cwd=ROOT, capture_output=True, text=True)
+    assert run.returncode == 0, run.stdout
+
+
+def test_the_wheel_holds_three_packages_and_the_demo(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(tmp_path), str(ROOT)]
+    subprocess.run(command, check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {name.partition("/")[0] for name in names if ".dist-info" not in name} == set(PACKAGES)
+    assert {"flows/demo/questions.jsonl", "rag_model/py.typed", "rag_model/evaluation/report.css"} <= set(names)
+
+
+def test_the_readme_names_every_verb() -> None:
+    from flows.cli import app  # noqa: PLC0415 - with its settings read late, as the command does
+
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    verbs = [name for name in app if not name.startswith("-")]
+    assert verbs
+    assert [verb for verb in verbs if f"bookwheel {verb}" not in readme] == []
