@@ -54,9 +54,7 @@ class Cells:
         except (OSError, ValueError, EOFError) as broken:
             raise InputError(f"{path} is not a whole file of cells: train the index again") from broken
         if of_row.shape != (plan.n, 2) or of_row.dtype != np.int16 or of_row.max() >= plan.cells:
-            raise InputError(
-                f"{path} holds the cells of other vectors than the plan's: train the index again"
-            )
+            raise InputError(f"{path} holds the cells of other vectors than the plan's: train the index again")
         return cls(of_row, plan.cells)
 
 
@@ -73,7 +71,7 @@ def assign(plan: IndexPlan, vectors: VectorFiles) -> Cells:
         return Cells(of_row, 1)
     sample = vectors.sample(_POINTS * plan.cells, plan.seed)
     margin = np.empty(plan.n, np.float32)  # how much nearer the first centroid is than the second
-    with engine.guarded(ResourceError, f"{plan.n} vectors could not be cut into {plan.cells} cells"):
+    with engine.guarded(ResourceError, f"{plan.n} vectors could not be cut into {plan.cells} cells: give fewer"):
         centroids = _centroids(plan, sample)
         for first, block in vectors.blocks():
             nearness, cell = centroids.search(block, 2)

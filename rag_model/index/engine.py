@@ -56,9 +56,7 @@ def metric_of(index: FaissIndex) -> Metric:
     for name, code in _METRICS.items():
         if index.metric_type == code:
             return "ip" if name == "ip" else "l2"
-    raise InputError(
-        f"the index uses faiss metric {index.metric_type}: only inner product and L2 can be searched"
-    )
+    raise InputError(f"the index uses faiss metric {index.metric_type}: only inner product and L2 can be searched")
 
 
 def read(path: Path, *, mmap: bool = False) -> FaissIndex:

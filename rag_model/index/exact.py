@@ -49,7 +49,7 @@ class ExactIndex:
         return scores, rows
 
     def _best(self, vectors: Vectors, block: Vectors, k: int) -> tuple[Vectors, Rows]:
-        with engine.guarded(ResourceError, f"exact search of {len(vectors)} vectors failed"):
+        with engine.guarded(ResourceError, f"exact search of {len(vectors)} vectors failed: ask fewer at once"):
             found, rows = faiss.knn(vectors, block, k, metric=engine.metric_code(self.metric))
         return (found if self.metric == "ip" else -found), rows
 

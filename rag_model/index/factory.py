@@ -137,9 +137,7 @@ def check(factory: Factory, d: int) -> None:
     if isinstance(factory, Lists):
         rotation = factory.rotation
         if rotation is not None and rotation.out is not None and rotation.out > d and rotation.name != "OPQ":
-            raise UsageError(
-                f"{rotation} cannot give {rotation.out} of {d} dimensions: ask for no more than {d}"
-            )
+            raise UsageError(f"{rotation} cannot give {rotation.out} of {d} dimensions: ask for no more than {d}")
         width = factory.code_dim(d)
         _check_divides(str(factory), factory.codes.pieces, width, "PQ")
         if rotation is not None:
@@ -183,18 +181,14 @@ def _lists(text: str) -> Lists:
     found = _LISTS.fullmatch(pieces[0]) if pieces else None
     if found is None:
         wrong = pieces[0] if pieces and pieces[0] else "nothing"
-        raise UsageError(
-            f"{text!r} is not a factory string: it has {wrong!r} where IVF<lists> belongs; {_EXAMPLES}"
-        )
+        raise UsageError(f"{text!r} is not a factory string: it has {wrong!r} where IVF<lists> belongs; {_EXAMPLES}")
     if len(pieces) == 1:
         raise UsageError(
             f"{text!r} says not how its lists keep a vector: add Flat, SQ8, PQ<m>np or RaBitQ4, {_EXAMPLES}"
         )
     codes = _CODES.fullmatch(pieces[1])
     if codes is None or len(pieces) > 2:
-        raise UsageError(
-            f"{text!r} is not a factory string: {','.join(pieces[1:])!r} is unknown; {_EXAMPLES}"
-        )
+        raise UsageError(f"{text!r} is not a factory string: {','.join(pieces[1:])!r} is unknown; {_EXAMPLES}")
     coarse = None if found[2] is None else _positive(text, found[2]) or 32
     return Lists(rotation, _positive(text, found[1]), coarse, _codes(text, pieces[1], codes))
 
@@ -215,9 +209,7 @@ def _codes(text: str, piece: str, found: re.Match[str]) -> Codes:
         return Codes(piece)
     pieces, bits = _positive(text, found[2]), _positive(text, found[3] or "") or 8
     if bits > 8:
-        raise UsageError(
-            f"{text!r} asks for {bits} bits a piece: faiss's lists take at most 8, the usual number"
-        )
+        raise UsageError(f"{text!r} asks for {bits} bits a piece: faiss's lists take at most 8, the usual number")
     return Codes("PQ", pieces, bits, fast=pieces is None or found[4] is not None)
 
 

@@ -37,9 +37,7 @@ from rag_model.index.vectors import VectorFiles
 
 VERSION = 1
 Facts = dict[str, Any]
-Lists = npt.NDArray[
-    Any
-]  # records of one node's `links` (2M int32, numbers within the cell) and `near` (2M float32)
+Lists = npt.NDArray[Any]  # records of one node's `links` (2M int32, numbers within the cell) and `near` (2M float32)
 
 
 def reads(plan: IndexPlan, parts: int) -> list[tuple[int, ...]]:
@@ -69,7 +67,9 @@ def shard(plan: IndexPlan, trained: Path, vectors: Sequence[Path], number: int, 
         ResourceError: memory ran out, or the file cannot be written.
     """
     files = VectorFiles.of(vectors, plan.n, plan.d)
-    with engine.guarded(ResourceError, f"cell {number} of {plan.factory} could not be built"):
+    with engine.guarded(
+        ResourceError, f"cell {number} of {plan.factory} could not be built: see the cause with --debug"
+    ):
         if plan.cells == 1:
             return _whole(plan, files, out)
         rows = Cells.load(trained, plan).rows(number)
@@ -77,9 +77,7 @@ def shard(plan: IndexPlan, trained: Path, vectors: Sequence[Path], number: int, 
     return {"rows": len(rows), "bytes": engine.file_bytes(out)}
 
 
-def merge(
-    plan: IndexPlan, trained: Path, vectors: Sequence[Path], shards: Sequence[Path], out: Path
-) -> Facts:
+def merge(plan: IndexPlan, trained: Path, vectors: Sequence[Path], shards: Sequence[Path], out: Path) -> Facts:
     """Stitch the cells' graphs into one index over all vectors.
 
     Holds the index in memory; the shards are memory-mapped and pass by block by block.
@@ -93,10 +91,8 @@ def merge(
     files = VectorFiles.of(vectors, plan.n, plan.d)
     cells = Cells.load(trained, plan)
     members = [cells.rows(cell) for cell in range(plan.cells)]
-    lists = [
-        _read_lists(path, 2 * _links(plan), len(rows)) for path, rows in zip(shards, members, strict=True)
-    ]
-    with engine.guarded(ResourceError, f"the cells of {plan.factory} could not be merged"):
+    lists = [_read_lists(path, 2 * _links(plan), len(rows)) for path, rows in zip(shards, members, strict=True)]
+    with engine.guarded(ResourceError, f"the cells of {plan.factory} could not be merged: see the cause with --debug"):
         index = _with_storage(plan, files)
         levels = levels_of(plan.n, _links(plan))
         prepare(index, levels)

@@ -70,15 +70,15 @@ def shard(plan: IndexPlan, trained: Path, vectors: Sequence[Path], number: int, 
     for _, block in VectorFiles(vectors).blocks():
         if block.shape[1] != index.d:
             raise InputError(f"{vectors[0]} has {block.shape[1]} dimensions where the index has {index.d}")
-        with engine.guarded(ResourceError, f"shard {number} of {plan.factory} could not be built"):
+        with engine.guarded(
+            ResourceError, f"shard {number} of {plan.factory} could not be built: see the cause with --debug"
+        ):
             index.add(block)
     engine.write(index, out)
     return {"rows": int(index.ntotal), "bytes": engine.file_bytes(out)}
 
 
-def merge(
-    plan: IndexPlan, trained: Path, vectors: Sequence[Path], shards: Sequence[Path], out: Path
-) -> Facts:
+def merge(plan: IndexPlan, trained: Path, vectors: Sequence[Path], shards: Sequence[Path], out: Path) -> Facts:
     """Append the shards, in row order, to the trained index: equal to adding all vectors to it in that order.
 
     Holds the whole index and one shard in memory.
@@ -99,9 +99,7 @@ def merge(
             index.check_compatible_for_merge(other)
             index.merge_from(other, 0 if plan.kind == "exact" else int(index.ntotal))
     if index.ntotal != plan.n:
-        raise InputError(
-            f"the shards hold {index.ntotal} vectors where the plan says {plan.n}: plan the index anew"
-        )
+        raise InputError(f"the shards hold {index.ntotal} vectors where the plan says {plan.n}: plan the index anew")
     engine.write(index, out)
     return {"rows": plan.n, "bytes": engine.file_bytes(out)} | _balance(index)
 

@@ -16,9 +16,7 @@ def check_question(vectors: npt.NDArray[Any], k: int, n: int, dim: int) -> Vecto
         UsageError: wrong shape, a NaN or an infinity, or `k` outside 1 … n.
     """
     if vectors.ndim != 2 or vectors.shape[1] != dim:
-        raise UsageError(
-            f"vectors of shape {vectors.shape} can't ask an index of {dim} dimensions: give (q, {dim})"
-        )
+        raise UsageError(f"vectors of shape {vectors.shape} can't ask an index of {dim} dimensions: give (q, {dim})")
     if not 1 <= k <= n:
         raise UsageError(f"k is {k} but the index holds {n} vectors: ask for 1 to {n}")
     bad = np.flatnonzero(~np.isfinite(vectors).all(axis=1))

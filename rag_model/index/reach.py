@@ -64,9 +64,7 @@ class Reach:
 
     def _walk(self, front: Rows) -> None:
         while len(front):
-            front = np.concatenate(
-                [self._step(front[first : first + BLOCK]) for first in range(0, len(front), BLOCK)]
-            )
+            front = np.concatenate([self._step(front[first : first + BLOCK]) for first in range(0, len(front), BLOCK)])
             if len(front):
                 self._last = int(front[-1])
 

@@ -25,17 +25,11 @@ from rag_model.index.factory import (
     parse,
 )
 
-LINKS = (
-    32  # M of HNSW: faiss's and most papers' choice for text vectors; 16 halves the graph and loses ~1 point
-)
+LINKS = 32  # M of HNSW: faiss's and most papers' choice for text vectors; 16 halves the graph and loses ~1 point
 ONE_CELL = 100_000  # up to so many vectors one graph takes a core minutes: not worth cutting
-CELL_ROWS = (
-    62_500  # of a larger corpus, a cell: measured at 1M / 16 cells, cheaper than one graph at its recall
-)
+CELL_ROWS = 62_500  # of a larger corpus, a cell: measured at 1M / 16 cells, cheaper than one graph at its recall
 POINTS_PER_LIST = 39  # faiss calls a centroid of fewer points badly trained
-MANY_LISTS = (
-    8_192  # from here on finding the nearest centroids costs more than the lists: search them by a graph
-)
+MANY_LISTS = 8_192  # from here on finding the nearest centroids costs more than the lists: search them by a graph
 FEW_VECTORS = 1_024  # fewer cannot train the 256 centroids of a code's piece; they need no compression either
 PQ_SAMPLE = 65_536  # training points of a product quantizer: 256 for each of 256 centroids
 
@@ -49,9 +43,7 @@ class IndexRecipe:
     ef_construction: int = 100  # candidates while a node is linked; 200 costs twice the time for < 1 point
     cells: int | None = None  # HNSW shards; None: 1 up to 100,000 vectors, then one for 62,500
     border: float = 0.5  # share of vectors, those nearest a border, that join a second cell; .3 loses a point
-    train_sample: int | None = (
-        None  # vectors that train centroids and codes; None: 39 a list, at least 65,536
-    )
+    train_sample: int | None = None  # vectors that train centroids and codes; None: 39 a list, at least 65,536
     seed: int = 0
     search: Mapping[str, int] = field(default_factory=dict)  # efSearch or nprobe; left out: chosen
 
@@ -123,9 +115,7 @@ def resolve(recipe: IndexRecipe, n: int, d: int) -> IndexPlan:
         UsageError: the factory does not fit `d` dimensions.
     """
     if n < 1 or d < 1:
-        raise InputError(
-            f"an index over {n} vectors of {d} dimensions is not possible: give at least one vector"
-        )
+        raise InputError(f"an index over {n} vectors of {d} dimensions is not possible: give at least one vector")
     notes: list[str] = []
     factory = _complete(parse(recipe.factory), n, d, notes)
     check(factory, d)

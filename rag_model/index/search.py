@@ -11,7 +11,7 @@ import numpy as np
 
 from rag_model.errors import InputError
 from rag_model.index import engine
-from rag_model.index.engine import Metric, Rows, Vectors, faiss
+from rag_model.index.engine import FaissIndex, Metric, Rows, Vectors, faiss
 from rag_model.index.factory import Kind
 from rag_model.index.question import check_question
 from rag_model.index.recipe import check_search
@@ -47,15 +47,14 @@ class IndexFile:
     def __init__(self, path: Path, *, mmap: bool = True, defaults: Mapping[str, int] | None = None) -> None:
         """Open `path`; see `open_index`."""
         self._index = engine.read(path, mmap=mmap)
-        self._lists = faiss.try_extract_index_ivf(self._index)
-        self.kind: Kind = _kind(self._index, self._lists)
+        self.kind, self._lists = _kind(path, self._index)
         self.lists = 0 if self._lists is None else int(self._lists.nlist)  # 0: it has none
         self.n, self.dim = int(self._index.ntotal), int(self._index.d)
         self.metric: Metric = engine.metric_of(self._index)
         self.defaults = dict(defaults or {})
         check_search(self.defaults, self.kind)
         self._path = path
-        if self._lists is not None and mmap:
+        if mmap and self._lists is not None:
             _check_tail(path, self._lists)
 
     def search(self, vectors: Vectors, k: int, **parameters: int) -> tuple[Vectors, Rows]:
@@ -63,9 +62,7 @@ class IndexFile:
         vectors = check_question(vectors, k, self.n, self.dim)
         check_search(parameters, self.kind)
         settings = self._settings({**self.defaults, **parameters})
-        with engine.guarded(
-            InputError, f"{self._path} cannot be searched: it is damaged, so fetch or build it again"
-        ):
+        with engine.guarded(InputError, f"{self._path} cannot be searched: it is damaged, so fetch or build it again"):
             scores, rows = self._index.search(vectors, k, params=settings)
         scores = scores if self.metric == "ip" else -scores
         return np.where(rows < 0, np.float32(-np.inf), scores), rows
@@ -96,14 +93,23 @@ def open_index(path: Path, *, mmap: bool = True, defaults: Mapping[str, int] | N
     return IndexFile(path, mmap=mmap, defaults=defaults)
 
 
-def _kind(index: Any, lists: Any) -> Kind:
-    if lists is not None:
-        return "ivf"
-    return "hnsw" if isinstance(index, faiss.IndexHNSW) else "exact"
+def _kind(path: Path, index: FaissIndex) -> tuple[Kind, FaissIndex | None]:
+    """Return an index's kind, and its inverted lists if it has some."""
+    inner = faiss.downcast_index(index.index) if isinstance(index, faiss.IndexPreTransform) else index
+    if isinstance(inner, faiss.IndexIVF):
+        return "ivf", inner
+    if isinstance(index, faiss.IndexHNSW):
+        return "hnsw", None
+    if isinstance(index, faiss.IndexFlat):
+        return "exact", None
+    name = type(index).__name__
+    raise InputError(f"{path} is an {name}, which is not searched here: build HNSW, IVF or Flat")
 
 
-def _check_tail(path: Path, lists: Any) -> None:
+def _check_tail(path: Path, lists: FaissIndex) -> None:
     """Check that the file ends with its last list's ids: mapped, one that lacks a few bytes still opens."""
+    if not isinstance(faiss.downcast_InvertedLists(lists.invlists), faiss.ArrayInvertedLists):
+        return  # laid out otherwise
     sizes = [lists.invlists.list_size(number) for number in range(lists.nlist)]
     last = max((number for number, size in enumerate(sizes) if size), default=None)
     if last is None:

@@ -118,9 +118,7 @@ def _mapped(path: Path) -> npt.NDArray[Any]:
     except (OSError, ValueError, EOFError) as broken:
         raise InputError(f"{path} is not a whole .npy file: encode its part again") from broken
     if array.ndim != 2 or array.shape[1] == 0 or array.dtype not in (np.float16, np.float32):
-        raise InputError(
-            f"{path} holds {array.dtype} of shape {array.shape}: vectors are (rows, d) float16 or float32"
-        )
+        raise InputError(f"{path} holds {array.dtype} of shape {array.shape}: vectors are (rows, d) float16 or float32")
     return array
 
 
@@ -134,6 +132,4 @@ def _check_rows(vectors: Vectors, path: Path, rows: Rows) -> None:
     bad = np.flatnonzero(~np.isfinite(vectors).all(axis=1))
     if len(bad):
         more = f" and {len(bad) - 1} more near it" if len(bad) > 1 else ""
-        raise InputError(
-            f"row {rows[bad[0]]} of {path}{more} holds a NaN or an infinity: encode the part again"
-        )
+        raise InputError(f"row {rows[bad[0]]} of {path}{more} holds a NaN or an infinity: encode the part again")

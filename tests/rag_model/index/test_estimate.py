@@ -36,9 +36,7 @@ def test_the_size_on_disk_is_what_was_estimated(
 
 def test_wikipedia_is_refused_on_a_laptop_with_a_factory_that_fits() -> None:
     plan = resolve(IndexRecipe("HNSW32"), *WIKIPEDIA)
-    with pytest.raises(
-        ResourceError, match=r"71\.\d GB of memory to build, and 16\.0 GB are free"
-    ) as refused:
+    with pytest.raises(ResourceError, match=r"71\.\d GB of memory to build, and 16\.0 GB are free") as refused:
         check_fits(plan, 16 * 10**9)
     offered = re.search(r"use (\S+)$", str(refused.value))
     assert offered is not None

@@ -69,9 +69,7 @@ def test_one_cell_is_what_faiss_builds(make_vectors: Make, write_parts: Make, bu
 
 
 @pytest.mark.parametrize("metric", ["ip", "l2"])
-def test_the_build_repeats_to_the_byte(
-    metric: Any, make_vectors: Make, write_parts: Make, build_index: Make
-) -> None:
+def test_the_build_repeats_to_the_byte(metric: Any, make_vectors: Make, write_parts: Make, build_index: Make) -> None:
     parts = write_parts(make_vectors(2500), [900])
     recipe = IndexRecipe("HNSW8", metric, cells=5)
     assert build_index(parts, recipe, "a")[0].read_bytes() == build_index(parts, recipe, "b")[0].read_bytes()

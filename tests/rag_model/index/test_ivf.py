@@ -83,9 +83,7 @@ def _plan(factory: str, metric: Any, n: int) -> IndexPlan:
     return replace(resolve(IndexRecipe(factory, metric), 1500, 32), n=n)
 
 
-def test_the_whole_build_repeats_to_the_byte(
-    make_vectors: Make, write_parts: Make, build_index: Make
-) -> None:
+def test_the_whole_build_repeats_to_the_byte(make_vectors: Make, write_parts: Make, build_index: Make) -> None:
     parts = write_parts(make_vectors(2000), [700, 701])
     recipe = IndexRecipe("OPQ8,IVF,PQ8x4np", seed=3)
     first, plan = build_index(parts, recipe, "first")
@@ -94,9 +92,7 @@ def test_the_whole_build_repeats_to_the_byte(
     assert faiss.read_index(str(first)).ntotal == plan.n == 2000
 
 
-def test_training_says_how_the_lists_are_filled(
-    make_vectors: Make, write_parts: Make, tmp_path: Path
-) -> None:
+def test_training_says_how_the_lists_are_filled(make_vectors: Make, write_parts: Make, tmp_path: Path) -> None:
     parts = write_parts(make_vectors(1200), [500])
     plan = resolve(IndexRecipe("IVF16,Flat"), 1200, 32)
     assert ivf.reads(plan, 2) == [(0,), (1,)]

@@ -86,9 +86,7 @@ def test_what_is_not_found_is_row_minus_one(make_vectors: Make, write_parts: Mak
 
 
 @pytest.mark.parametrize("factory", ["HNSW8", "IVF8,Flat", "exact"])
-def test_wrong_questions_are_refused(
-    factory: str, make_vectors: Make, write_parts: Make, build_index: Make
-) -> None:
+def test_wrong_questions_are_refused(factory: str, make_vectors: Make, write_parts: Make, build_index: Make) -> None:
     parts = write_parts(make_vectors(300))
     index: Any = ExactIndex(parts)
     if factory != "exact":
@@ -131,12 +129,13 @@ def test_what_is_no_index_is_refused(tmp_path: Path) -> None:
     faiss.write_index(faiss.IndexFlat(8, faiss.METRIC_L1), str(tmp_path / "l1.faiss"))
     with pytest.raises(InputError, match="only inner product and L2"):
         open_index(tmp_path / "l1.faiss")
+    faiss.write_index(faiss.IndexLSH(8, 16), str(tmp_path / "lsh.faiss"))
+    with pytest.raises(InputError, match="IndexLSH, which is not searched here"):
+        open_index(tmp_path / "lsh.faiss")
 
 
 @pytest.mark.parametrize("factory", ["HNSW8", "IVF32,Flat", "Flat"])
-def test_more_effort_finds_more(
-    factory: str, make_vectors: Make, write_parts: Make, build_index: Make
-) -> None:
+def test_more_effort_finds_more(factory: str, make_vectors: Make, write_parts: Make, build_index: Make) -> None:
     parts = write_parts(make_vectors(2000))
     index = open_index(build_index(parts, IndexRecipe(factory))[0])
     probes = sweep(index, Trial.of(ExactIndex(parts), make_vectors(50, seed=3), 10))
