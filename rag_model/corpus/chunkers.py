@@ -1,9 +1,9 @@
 """Chunkers: an article becomes passages of at most `words` words.
 
 `words` is DPR's cut: disjoint blocks of 100 whitespace words over the article's running text (Karpukhin et
-al. 2020, section 4.1, after Wang et al. 2019), headings left out. The last block of an article is as short
-as it is: the released `psgs_w100.tsv` fills it up with the article's beginning, which its paper does not
-say, which makes blocks overlap, and which would let an edit of the first sentence change the last passage.
+al. 2020, section 4.1), headings left out. The last block of an article is as short as it is: filling it up
+from the article's beginning, as the released `psgs_w100.tsv` seems to, would make blocks overlap and let an
+edit of the first sentence change the last passage. Titles stand beside the text, not in it.
 
 `sections` restarts the count at every heading, so that an edit moves the passages of its own section and no
 others. Its ids name the section by its heading, not its ordinal: a section inserted above leaves the ids

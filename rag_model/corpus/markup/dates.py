@@ -106,8 +106,7 @@ def _marked(mark: str) -> Renderer:
 
 RENDERERS = by_name(
     (
-        "birth date, birth date and age, bda, birth-date, birth-date and age, birth date text, birthdate, "
-        "dob, date",
+        "birth date, birth date and age, bda, birth-date, birth-date and age, birth date text, birthdate, dob, date",
         _date,
     ),
     (

@@ -25,11 +25,11 @@ def _literal(attributes: str, body: str) -> str:
 
 
 def _dropped(attributes: str, body: str) -> str:
-    return ""
+    return GAP
 
 
 def _listing(attributes: str, body: str) -> str:
-    return protect(html.unescape(body)) if "inline" in attributes or "none" in attributes else ""
+    return protect(html.unescape(body)) if "inline" in attributes or "none" in attributes else GAP
 
 
 _RENDER: dict[str, Callable[[str, str], str]] = {

@@ -24,12 +24,10 @@ APPARATUS: dict[str, frozenset[str]] = {
         "reference list, primary sources, secondary sources, references and external links, external links "
         "and references, additional reading, additional sources, suggested reading, selected bibliography, "
         "general sources, bibliography and further reading, cited references",
-        "de": "einzelnachweise, weblinks, literatur, siehe auch, quellen, anmerkungen, fußnoten, belege, "
-        "nachweise",
+        "de": "einzelnachweise, weblinks, literatur, siehe auch, quellen, anmerkungen, fußnoten, belege, nachweise",
         "fr": "notes et références, références, liens externes, voir aussi, bibliographie, notes, "
         "articles connexes, annexes, lien externe, sources, note",
-        "es": "referencias, enlaces externos, véase también, bibliografía, notas, notas y referencias, "
-        "fuentes",
+        "es": "referencias, enlaces externos, véase también, bibliografía, notas, notas y referencias, fuentes",
         "it": "note, collegamenti esterni, voci correlate, bibliografia, altri progetti, fonti",
         "pt": "referências, ligações externas, ver também, bibliografia, notas, notas e referências",
         "nl": "referenties, externe links, externe link, zie ook, bronnen, literatuur, noten, voetnoten, "
@@ -41,8 +39,7 @@ APPARATUS: dict[str, frozenset[str]] = {
         "sv": "referenser, externa länkar, se även, källor, noter, fotnoter, litteratur, vidare läsning",
         "cs": "reference, externí odkazy, související články, literatura, poznámky",
         "ja": "脚注, 外部リンク, 関連項目, 参考文献, 出典, 注釈",
-        "zh": "参考文献, 外部链接, 参见, 參考文獻, 外部連結, 參見, 注释, 註釋, 参考资料, "
-        "參考資料, 相关条目, 延伸阅读",
+        "zh": "参考文献, 外部链接, 参见, 參考文獻, 外部連結, 參見, 注释, 註釋, 参考资料, 參考資料, 相关条目, 延伸阅读",
         "ko": "각주, 외부 링크, 같이 보기, 참고 문헌, 참고문헌",
         "ar": "مراجع, وصلات خارجية, انظر أيضا, المراجع, انظر أيضًا, مصادر, هوامش",
         "simple": "references, other websites, related pages, further reading, notes, sources",

@@ -45,16 +45,12 @@ def _language(call: Call) -> str:
     """`{{lang-fr|Bonjour}}` reads "French: Bonjour", with what its lit= says it means."""
     code = call.name.partition("-")[2]
     name = "" if call.get("label") == "none" else LANGUAGE_NAMES.get(code, "")
-    words = _with_meaning(
-        call.get("1", "text"), call.get("2", "translit"), call.get("lit", "translation", "3")
-    )
+    words = _with_meaning(call.get("1", "text"), call.get("2", "translit"), call.get("lit", "translation", "3"))
     return f"{name}: {words}" if name and words else words
 
 
 def _langx(call: Call) -> str:
-    rest = {
-        str(int(key) - 1) if key.isdigit() else key: value for key, value in call.params.items() if key != "1"
-    }
+    rest = {str(int(key) - 1) if key.isdigit() else key: value for key, value in call.params.items() if key != "1"}
     return _language(Call(f"lang-{call.get('1')}", rest))
 
 
@@ -122,9 +118,7 @@ def _listed(call: Call) -> str:
 def _columns(call: Call) -> str:
     return (
         "\n"
-        + "\n".join(
-            value for key, value in call.params.items() if key.startswith("col") and key[3:].isdigit()
-        )
+        + "\n".join(value for key, value in call.params.items() if key.startswith("col") and key[3:].isdigit())
         + "\n"
     )
 
@@ -162,9 +156,7 @@ def _respelling(call: Call) -> str:
 
 
 def _music(call: Call) -> str:
-    return {"flat": "♭", "sharp": "♯", "natural": "♮", "b": "♭", "#": "♯"}.get(
-        first(call).lower(), first(call)
-    )
+    return {"flat": "♭", "sharp": "♯", "natural": "♮", "b": "♭", "#": "♯"}.get(first(call).lower(), first(call))
 
 
 def _address(call: Call) -> str:

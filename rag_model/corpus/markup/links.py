@@ -5,9 +5,7 @@ from collections.abc import Mapping
 
 _FILE, _CATEGORY = 6, 14
 _ALWAYS = {"file": _FILE, "image": _FILE, "category": _CATEGORY}  # every wiki takes the English names too
-_LANGUAGE = re.compile(
-    r"(?:[a-z]{2,3}(?:-[a-z]+)*|simple)"
-)  # `[[de:Haus]]` is a link in the margin, not in the text
+_LANGUAGE = re.compile(r"(?:[a-z]{2,3}(?:-[a-z]+)*|simple)")  # `[[de:Haus]]` is a link in the margin, not in the text
 _NOT_LANGUAGES = frozenset({"doi", "rfc", "isbn", "cia", "ims", "orig"})
 _QUALIFIER = re.compile(r"\s*\([^()]*\)$|,.*$")
 
@@ -16,9 +14,7 @@ class Links:
     """Renders links by the namespaces of one wiki."""
 
     def __init__(self, namespaces: Mapping[str, int]) -> None:
-        self._hidden = {
-            prefix for prefix, key in {**_ALWAYS, **namespaces}.items() if key in (_FILE, _CATEGORY)
-        }
+        self._hidden = {prefix for prefix, key in {**_ALWAYS, **namespaces}.items() if key in (_FILE, _CATEGORY)}
 
     def render(self, arguments: list[str]) -> str:
         """Return the text shown for a link, given what stands between its bars, the target first."""

@@ -13,7 +13,7 @@ _PROTECT = {ord(char): _FIRST + i for i, char in enumerate(_SPECIAL)}
 _REVEAL = {chr(_FIRST + i): char for i, char in enumerate(_SPECIAL)}
 _NONCHARACTER = re.compile("[\ufdd0-\ufdef]")
 
-GAP = "\ufdef"  # what an empty `<nowiki/>` leaves: it keeps its neighbours from joining into markup
+GAP = "\ufdef"  # where something was dropped: it keeps its neighbours from joining into markup
 
 
 def protect(text: str) -> str:

@@ -41,9 +41,7 @@ class _Request(NamedTuple):
 
     def joined(self, numbers: Sequence[str]) -> str:
         """Return numbers with this request's separators between them."""
-        return numbers[0] + "".join(
-            mark + number for mark, number in zip(self.separators, numbers[1:], strict=True)
-        )
+        return numbers[0] + "".join(mark + number for mark, number in zip(self.separators, numbers[1:], strict=True))
 
 
 def render_convert(call: Call) -> str:
@@ -100,9 +98,7 @@ def _composed(first: Quantity, unit: Unit, second: Quantity, smaller: Unit) -> Q
     """Return `6 feet 1` inch as one measure in the smaller unit."""
     value = first.value * unit.factor / smaller.factor + second.value
     name = unit.singular if first.value == 1 else unit.plural
-    return Quantity(
-        f"{first.written} {name} {second.written}", value, second.decimals, smaller.symbol == "in"
-    )
+    return Quantity(f"{first.written} {name} {second.written}", value, second.decimals, smaller.symbol == "in")
 
 
 def _default_target(unit: Unit, number: Quantity) -> str:

@@ -14,9 +14,7 @@ def grouped(number: str) -> str:
     >>> grouped("1234567.8901 and 42")
     '1,234,567.8901 and 42'
     """
-    return _NUMBER.sub(
-        lambda m: f"{int(m[1]):,}{m[2] or ''}" if len(m[1]) < 30 and m[1][0] != "0" else m[0], number
-    )
+    return _NUMBER.sub(lambda m: f"{int(m[1]):,}{m[2] or ''}" if len(m[1]) < 30 and m[1][0] != "0" else m[0], number)
 
 
 def _formatted(call: Call) -> str:
@@ -116,8 +114,7 @@ _SIGNS = {
 
 RENDERERS = by_name(
     (
-        "formatnum, number, nts, number table sorting, format price, formatprice, fmtn, format number, "
-        "fnum, num",
+        "formatnum, number, nts, number table sorting, format price, formatprice, fmtn, format number, fnum, num",
         _formatted,
     ),
     ("frac, fraction, sfrac, mfrac, ssfrac, vulgar fraction", _fraction),

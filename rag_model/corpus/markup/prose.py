@@ -13,8 +13,7 @@ from rag_model.corpus.markup.unparsable import Unparsable
 MAX_LEFTOVERS = 10  # passes over brackets that pair with nothing; real pages need one
 
 _BLOCK = (
-    "blockquote br caption center dd div dl dt h1 h2 h3 h4 h5 h6 hr li ol p poem section table tbody td th "
-    "thead tr ul"
+    "blockquote br caption center dd div dl dt h1 h2 h3 h4 h5 h6 hr li ol p poem section table tbody td th thead tr ul"
 )
 _INLINE = (
     "a abbr b bdi bdo big ce chem cite code data del dfn em font gallery i includeonly ins kbd mark math "
@@ -50,7 +49,8 @@ _LINES = re.compile(r"\n\s+")
 _EMPTY = re.compile(r"\((?: ?[,;:])* ?\)")
 _OPENING = re.compile(r"\((?: ?[,;]| )+ ?")
 _CLOSING = re.compile(r"[ ,;][ ,;]{0,8}\)")
-_BEFORE_POINT = re.compile(r" (?=[,.;:](?:\s|$))")
+_POINTS = frozenset(",.;:)\n")
+_GAPS = re.compile(f"{GAP}[{GAP} ]*")
 
 
 def plain(text: str) -> str:
@@ -66,8 +66,8 @@ def plain(text: str) -> str:
         text = _EXTERNAL.sub(lambda link: (link[1] or link[2] or "").strip(), text)
     if "-{" in text:
         text = _VARIANT.sub(_variant, text)
-    text = _LIST.sub("", _TERM.sub(r"\1: ", _RULE.sub("", _CELLS.sub("", text))))
-    text = _QUOTES.sub(_apostrophes, text).replace(GAP, "")
+    text = _LIST.sub("", _TERM.sub(lambda term: term[1].rstrip() + ": ", _RULE.sub("", _CELLS.sub("", text))))
+    text = _GAPS.sub(_close_gap, _QUOTES.sub(_apostrophes, text).replace(f" {GAP}", f"{GAP} "))
     if "__" in text:
         text = _SWITCH.sub(_switch, text)
     if "&" in text:
@@ -83,21 +83,22 @@ def _tidy(text: str) -> str:
     """Close the gaps that dropped markup leaves: doubled blanks, empty lines and brackets, ` ,`."""
     text = _BLANKS.sub(" ", _BLANK.sub(" ", _INVISIBLE.sub("", text)))
     text = _CLOSING.sub(")", _OPENING.sub("(", _EMPTY.sub("", text)))
-    text = _BEFORE_POINT.sub("", _BLANKS.sub(" ", text)).replace(" \n", "\n")
-    return _LINES.sub("\n", text).strip()
+    return _LINES.sub("\n", _BLANKS.sub(" ", text).replace(" \n", "\n")).strip()
 
 
 def _raise(superscript: re.Match[str]) -> str:
     text = html.unescape(superscript[1]).strip()
-    return (
-        text if not text or text in _ORDINALS or (text.isalpha() and len(text) > 1) else protect(raised(text))
-    )
+    return text if not text or text in _ORDINALS or (text.isalpha() and len(text) > 1) else protect(raised(text))
 
 
 def _apostrophes(run: re.Match[str]) -> str:
-    """Two, three and five apostrophes are markup; what a longer run has over is read (L''''amour''')."""
-    length = len(run[0])
-    return "'" if length == 4 else "'" * (length - 5)
+    """Two, three and five apostrophes are markup; one more than that is read (L''''amour''')."""
+    return "'" if len(run[0]) in {4, 6} else ""
+
+
+def _close_gap(gap: re.Match[str]) -> str:
+    """Leave one of the blanks beside what was dropped, none before a point or a bracket that closes."""
+    return " " if " " in gap[0] and gap.string[gap.end() : gap.end() + 1] not in _POINTS else ""
 
 
 def _variant(choice: re.Match[str]) -> str:

@@ -11,9 +11,7 @@ from typing import Protocol
 
 from rag_model.corpus.markup.unparsable import Unparsable
 
-MAX_DEPTH = (
-    100  # open templates and links; MediaWiki stops expanding at 100 too, and real pages stay below 20
-)
+MAX_DEPTH = 100  # open templates and links; MediaWiki stops expanding at 100 too, and real pages stay below 20
 
 _TOKEN = re.compile(
     r"\[\[(?:([^\[\]{}|\n]*)(?:\|([^\[\]{}|"
@@ -60,9 +58,7 @@ class Scanner:
     read.
     """
 
-    def __init__(
-        self, template: TemplateRenderer, link: LinkRenderer, is_dropped: Callable[[str], bool]
-    ) -> None:
+    def __init__(self, template: TemplateRenderer, link: LinkRenderer, is_dropped: Callable[[str], bool]) -> None:
         self._template = template
         self._link = link
         self._is_dropped = is_dropped
@@ -111,12 +107,7 @@ class Scanner:
         return end
 
     def _open(self, frames: list[_Frame], text: str, token: str, end: int) -> int:
-        if (
-            token == "{{"
-            and self._may_skip
-            and (name := _NAME.match(text, end))
-            and self._is_dropped(name[1])
-        ):
+        if token == "{{" and self._may_skip and (name := _NAME.match(text, end)) and self._is_dropped(name[1]):
             after = _skip(text, end)
             if after:
                 return after

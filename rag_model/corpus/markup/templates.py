@@ -97,11 +97,6 @@ def _function(arguments: list[str]) -> str:
 
 
 def _only_parameter(arguments: list[str]) -> str:
-    if (
-        len(arguments) != 2
-        or "=" in arguments[1]
-        or len(arguments[1]) > 200
-        or _NOT_SHOWABLE.search(arguments[1])
-    ):
+    if len(arguments) != 2 or "=" in arguments[1] or len(arguments[1]) > 200 or _NOT_SHOWABLE.search(arguments[1]):
         return ""
     return arguments[1].strip()

@@ -103,9 +103,7 @@ def _command(name: str, tokens: Iterator[re.Match[str]], depth: int) -> str:
         return f"C({_argument(tokens, depth)}, {_argument(tokens, depth)})"
     if name == "sqrt":
         return "√" + _grouped(_argument(tokens, depth))
-    return (
-        " " if name in {"quad", "qquad", "limits"} else ""
-    )  # fonts and spacing: what follows speaks for itself
+    return " " if name in {"quad", "qquad", "limits"} else ""  # fonts and spacing: what follows speaks for itself
 
 
 def _power(text: str) -> str:
