@@ -21,6 +21,8 @@ from pathlib import Path
 import pytest
 import s3fs
 
+pytest_plugins = ["tests.fixtures.exports"]
+
 DUMP = "test/test_data/enwiki-latest-pages-articles1.xml-p000000010p000030302-shortened.bz2"
 
 
@@ -57,9 +59,7 @@ def make_multistream(demo_dump: Path, tmp_path_factory: pytest.TempPathFactory) 
         key = (hash(source.read_bytes()), pages_a_stream, copies, files)
         if key not in built:
             built[key] = tmp_path_factory.mktemp("multistream")
-            _write_multistream(
-                built[key], *_cut_export(source, copies), pages_a_stream=pages_a_stream, files=files
-            )
+            _write_multistream(built[key], *_cut_export(source, copies), pages_a_stream=pages_a_stream, files=files)
         names = [Path(shutil.copy(path, folder)).name for path in built[key].iterdir()]
         (dump, *_) = [name for name in names if ".xml" in name]
         return str(folder / (dump if files == 1 else "*-multistream*.xml*.bz2"))
@@ -127,9 +127,7 @@ def s3_endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     }
     (folder / "s3.json").write_text(json.dumps({"identities": [identity]}))
     services = ("master.port", "volume.port", "filer.port", "s3.port")
-    ports = dict(
-        zip([f"{name}{kind}" for name in services for kind in ("", ".grpc")], _free_ports(8), strict=True)
-    )
+    ports = dict(zip([f"{name}{kind}" for name in services for kind in ("", ".grpc")], _free_ports(8), strict=True))
     options = {
         "ip": "127.0.0.1",
         "ip.bind": "127.0.0.1",

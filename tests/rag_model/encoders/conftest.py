@@ -1,72 +1,22 @@
-"""Tiny real encoders, built on the spot: one random layer, 32 dimensions, letters and a few words."""
+"""The tiny encoder in every shape that folders come in, and texts to encode."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tokenizers.implementations import BertWordPieceTokenizer
-from transformers import BertConfig, BertModel, DPRConfig, DPRContextEncoder, DPRQuestionEncoder
+from transformers import DPRConfig, DPRContextEncoder, DPRQuestionEncoder
 
-LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789.,:?!'-"
-WORDS = [
-    "the",
-    "of",
-    "and",
-    "a",
-    "in",
-    "to",
-    "is",
-    "was",
-    "were",
-    "query",
-    "passage",
-    "who",
-    "wrote",
-    "born",
-    "city",
-    "river",
-    "king",
-    "music",
-    "war",
-    "theory",
-]
-SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-VOCABULARY = list(dict.fromkeys([*SPECIAL, *WORDS, *LETTERS, *(f"##{letter}" for letter in LETTERS)]))
-SHAPE = {
-    "vocab_size": 128,
-    "hidden_size": 32,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "intermediate_size": 64,
-    "max_position_embeddings": 64,
-    "initializer_range": 0.5,  # the default .02 leaves random vectors nearly equal
-}
+from tests.fixtures.tiny import SHAPE, WORDS, add_tokenizer, save_bert, write_json
+
 Build = Callable[..., Path]
-
-
-def write_json(path: Path, value: Any) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(value))
-
-
-def add_tokenizer(folder: Path) -> None:
-    vocabulary = {token: number for number, token in enumerate(VOCABULARY)}
-    BertWordPieceTokenizer(vocabulary, lowercase=True).save(str(folder / "tokenizer.json"))
-    settings = {"tokenizer_class": "BertTokenizer", "do_lower_case": True, "model_max_length": 64}
-    write_json(folder / "tokenizer_config.json", settings)
 
 
 @pytest.fixture(scope="session")
 def tiny_bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A plain Hugging Face folder."""
-    folder = tmp_path_factory.mktemp("tiny-bert")
-    torch.manual_seed(1)
-    BertModel(BertConfig(**SHAPE), add_pooling_layer=False).save_pretrained(folder)
-    add_tokenizer(folder)
-    return folder
+    return save_bert(tmp_path_factory.mktemp("tiny-bert"))
 
 
 @pytest.fixture(scope="session")
