@@ -1,4 +1,7 @@
-"""The index jobs: train once, build shards side by side, merge. All indexes of a snapshot share the three jobs."""
+"""The index jobs: train once, build shards side by side, merge. All indexes of a snapshot share the three jobs.
+
+Each task uses one thread, so that equal vectors give equal bytes; work is spread by shards and by indexes.
+"""
 
 import json
 from collections.abc import Sequence
@@ -74,6 +77,7 @@ def train_one(build: IndexBuild, store: Store) -> Facts:
     """Learn what the shards of one index share, once."""
 
     def produce(workdir: Path) -> Produced:
+        limit_threads(1)
         out = workdir / "trained"
         facts = structure_of(build.plan).train(build.plan, _local(store, _listed(store, build.vectors)), out)
         return Produced({"out": out}, facts)
@@ -83,7 +87,7 @@ def train_one(build: IndexBuild, store: Store) -> Facts:
 
 
 def build_shard(shard: Shard, store: Store) -> Facts:
-    """Build one shard, once; with one thread, so that equal vectors give equal bytes."""
+    """Build one shard, once."""
     build, trained = shard.build, _made(shard.build.trained)
     listed = _listed(store, build.vectors)
     vectors = [listed[part] for part in shard.reads]

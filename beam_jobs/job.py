@@ -6,10 +6,12 @@ worker reports to `runs/<run>/<stage>/`: so results come home, and progress is s
 
 import logging
 import os
+import re
 import secrets
 import tempfile
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -29,6 +31,7 @@ Work = Callable[[Task, Store], Facts]
 OnProgress = Callable[[int, int], None]  # (elements done, elements in all)
 
 _WORKER_DIED = "Worker subprocess exited with return code"  # Beam's own words
+_RAISED = re.compile(r"^rag_model\.errors\.(\w+): (.*?)(?: \[while running .*\])?$", re.MULTILINE)  # of a trace
 _FAILED = "failed"  # stage suffix under which a worker says why it gave up
 
 
@@ -64,17 +67,27 @@ class _Worker(beam.DoFn, Generic[Task]):
         if runs.count(run, self.stage + _FAILED):
             return []  # another worker failed: whatever is left would be work for nothing
         try:
-            facts = self.work(task, self.store)
+            runs.write(run, self.stage, number, self._done(task))
         except errors.BookwheelError as error:
-            runs.write(run, self.stage + _FAILED, number, {"error": type(error).__name__, "message": str(error)})
+            with suppress(errors.BookwheelError):  # where the store itself failed, the raised error must do
+                runs.write(run, self.stage + _FAILED, number, {"error": type(error).__name__, "message": str(error)})
             raise
-        runs.write(run, self.stage, number, facts)
         return [number]
+
+    def _done(self, task: Task) -> Facts:
+        try:
+            return self.work(task, self.store)
+        except OSError as refused:
+            where = refused.filename or tempfile.gettempdir()
+            raise errors.ResourceError(
+                f"a worker could not read or write {where} ({refused.strerror or refused}): free space or give access "
+                "there, and run the same command again"
+            ) from refused
 
 
 def limit_threads(threads: int) -> None:
     """Give the numeric libraries of this process `threads` threads each, loaded already or not."""
-    for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS"):
         os.environ[variable] = str(threads)
     import faiss  # noqa: PLC0415 - after the environment is set
 
@@ -162,9 +175,11 @@ class _Running:
 
 def _told(store: Store, run: str, stage: str, failure: BaseException, log: Path) -> errors.BookwheelError:
     reports = store.runs.read_all(run, stage + _FAILED)
+    raised = _RAISED.search(str(failure))
     if reports:
-        kind: type[errors.BookwheelError] = getattr(errors, reports[0]["error"], errors.BookwheelError)
-        return kind(reports[0]["message"])
+        return _error(reports[0]["error"], reports[0]["message"])
+    if raised is not None:
+        return _error(raised[1], raised[2])
     if _WORKER_DIED in str(failure):
         return errors.ResourceError(
             f"a worker process of the {stage} job was killed, perhaps for want of memory (its log: {log}): what was "
@@ -174,6 +189,11 @@ def _told(store: Store, run: str, stage: str, failure: BaseException, log: Path)
         f"the {stage} job failed on its runner ({type(failure).__name__}: {_last_line(failure)}): "
         "what was finished is recorded; run again with --debug for the trace"
     )
+
+
+def _error(name: str, message: str) -> errors.BookwheelError:
+    kind: type[errors.BookwheelError] = getattr(errors, name, errors.BookwheelError)
+    return kind(message)
 
 
 def _last_line(failure: BaseException) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rag_model.encoders.files import read_json
-from rag_model.encoders.resolve import question_files, resolve_folder
+from rag_model.encoders.resolve import question_files, question_sibling, resolve_folder
 from rag_model.encoders.space import Space, asked_space, check_same_space, space_of
 from rag_model.encoders.spec import EncoderSpec, known_prompts, read_spec
 from rag_model.store.blobs import BlobRef
@@ -19,7 +19,7 @@ class EncodeRecipe:
     """How passages become vectors."""
 
     dtype: Literal["float16", "float32"] = "float16"  # as stored: half the bytes, and 1e-3 is below what search sees
-    question_encoder: str = ""  # folder or hub name of a pair's other half; empty: one encoder reads both
+    question_encoder: str = ""  # folder or hub name of a pair's other half; empty: DPR's sibling, or one reads both
     spec: Mapping[str, Any] = field(default_factory=dict)  # fields of EncoderSpec that replace what the folder implies
 
 
@@ -43,9 +43,10 @@ def store_encoder(store: Store, name: str, recipe: EncodeRecipe) -> StoredEncode
         UsageError: `recipe.spec` names no field of the spec.
     """
     folder = resolve_folder(name)
-    spec = read_spec(folder, {**known_prompts(name), **recipe.spec})
+    settings = {**known_prompts(name), **recipe.spec}
+    spec = read_spec(folder, settings)
     space = _named(space_of(folder, spec), folder)
-    asking = resolve_folder(recipe.question_encoder) if recipe.question_encoder else folder
+    asking = resolve_folder(recipe.question_encoder or question_sibling(name))
     if asking != folder and (asked := asked_space(asking)) is not None:
         check_same_space(asked, space)
     with tempfile.TemporaryDirectory(prefix="bookwheel-") as workdir:
@@ -54,7 +55,7 @@ def store_encoder(store: Store, name: str, recipe: EncodeRecipe) -> StoredEncode
             spec=spec,
             space=space,
             passage=_put(store, question_files(folder, spec, space, Path(workdir))),
-            question=_put(store, question_files(asking, spec, space, Path(workdir))),
+            question=_put(store, question_files(asking, read_spec(asking, settings), space, Path(workdir))),
         )
 
 
