@@ -103,14 +103,10 @@ class PassageFile:
         try:
             self._file = pq.ParquetFile(source)
         except (pa.ArrowInvalid, OSError) as broken:
-            raise InputError(
-                f"{name} is not a readable passage file ({broken}): build or pull it again"
-            ) from broken
+            raise InputError(f"{name} is not a readable passage file ({broken}): build or pull it again") from broken
         missing = [column for column in _NAMES if column not in self._file.schema_arrow.names]
         if missing:
-            raise InputError(
-                f"{name} lacks the columns {', '.join(missing)} of a passage file: build it again"
-            )
+            raise InputError(f"{name} lacks the columns {', '.join(missing)} of a passage file: build it again")
         metadata = self._file.metadata
         self.n_rows: int = metadata.num_rows
         sizes = (metadata.row_group(i).num_rows for i in range(metadata.num_row_groups))
@@ -118,9 +114,7 @@ class PassageFile:
         for size in sizes:
             self._starts.append(self._starts[-1] + size)
 
-    def iter_batches(
-        self, columns: Sequence[str] | None = None, rows: int = ROW_GROUP
-    ) -> Iterator[pa.RecordBatch]:
+    def iter_batches(self, columns: Sequence[str] | None = None, rows: int = ROW_GROUP) -> Iterator[pa.RecordBatch]:
         """Yield the rows in order, at most `rows` at a time, with `columns` of `PASSAGE_SCHEMA` or all."""
         chosen = _NAMES if columns is None else list(columns)
         return self._file.iter_batches(batch_size=rows, columns=chosen)  # type: ignore[no-any-return]

@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable
 from typing import Protocol
 
+from rag_model.corpus.markup.literal import GAP
 from rag_model.corpus.markup.unparsable import Unparsable
 
 MAX_DEPTH = 100  # open templates and links; MediaWiki stops expanding at 100 too, and real pages stay below 20
@@ -110,6 +111,7 @@ class Scanner:
         if token == "{{" and self._may_skip and (name := _NAME.match(text, end)) and self._is_dropped(name[1]):
             after = _skip(text, end)
             if after:
+                frames[-1].pieces.append(GAP)
                 return after
             self._may_skip = False
         if len(frames) > MAX_DEPTH or len(token) > 2 * MAX_DEPTH:

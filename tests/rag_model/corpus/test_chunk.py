@@ -35,9 +35,7 @@ def chunk(plan: Plan, tmp_path: Path, recipe: ChunkRecipe | None = None) -> tupl
 
 
 def test_pages_become_passages_and_drops_are_counted(tmp_path: Path) -> None:
-    plan = plan_of(
-        tmp_path, "One '''two''' three.\n== Life ==\nFour.", "#REDIRECT [[Page 1]]", "{{stub}}", HOSTILE
-    )
+    plan = plan_of(tmp_path, "One '''two''' three.\n== Life ==\nFour.", "#REDIRECT [[Page 1]]", "{{stub}}", HOSTILE)
     facts, passages = chunk(plan, tmp_path)
     assert [(p.id, p.page_id, p.rev_id, p.title, p.section, p.text) for p in passages] == [
         ("1:0", "1", 10, "Page 1", "", "One two three."),
@@ -59,9 +57,7 @@ def test_the_facts_are_json(tmp_path: Path) -> None:
 def test_a_part_with_too_many_unparsable_pages_fails(tmp_path: Path) -> None:
     plan = plan_of(tmp_path, "Text.", HOSTILE, HOSTILE)
     chunk(plan, tmp_path, ChunkRecipe(quarantine_floor=2))
-    with pytest.raises(
-        InputError, match="2 pages of part-00000 cannot be parsed and 1 may be, the first is 'Page 2'"
-    ):
+    with pytest.raises(InputError, match="2 pages of part-00000 cannot be parsed and 1 may be, the first is 'Page 2'"):
         chunk(plan, tmp_path, ChunkRecipe(quarantine_floor=1))
     chunk(plan, tmp_path, ChunkRecipe(quarantine_floor=0, quarantine_share=0.7))
 
@@ -76,9 +72,7 @@ def test_the_recipe_decides_the_cut(tmp_path: Path) -> None:
 
 def test_an_edit_changes_only_the_passages_of_its_section(tmp_path: Path) -> None:
     before = chunk(plan_of(tmp_path, "Lead.\n== A ==\nold\n== B ==\nsame", name="1.xml"), tmp_path)[1]
-    after = chunk(plan_of(tmp_path, "Lead.\n== A ==\nnew and longer\n== B ==\nsame", name="2.xml"), tmp_path)[
-        1
-    ]
+    after = chunk(plan_of(tmp_path, "Lead.\n== A ==\nnew and longer\n== B ==\nsame", name="2.xml"), tmp_path)[1]
     hashes = {p.id: p.hash for p in before}
     assert [p.id for p in after if hashes.get(p.id) != p.hash] == ["1:A.0"]
 

@@ -79,9 +79,7 @@ def test_ids_are_unique_without_blanks_and_repeat(name: str, article: Article, s
 
 
 @given(ARTICLES.filter(lambda article: article.sections), SIZES, TEXTS, st.data())
-def test_an_edit_moves_only_its_own_section(
-    article: Article, size: int, text: str, data: st.DataObject
-) -> None:
+def test_an_edit_moves_only_its_own_section(article: Article, size: int, text: str, data: st.DataObject) -> None:
     edited = data.draw(st.integers(0, len(article.sections) - 1))
     sections = list(article.sections)
     sections[edited] = replace(sections[edited], text=text)
@@ -93,9 +91,7 @@ def test_an_edit_moves_only_its_own_section(
 
 
 @given(ARTICLES, SIZES, TEXTS)
-def test_a_section_inserted_first_leaves_the_others_as_they_were(
-    article: Article, size: int, text: str
-) -> None:
+def test_a_section_inserted_first_leaves_the_others_as_they_were(article: Article, size: int, text: str) -> None:
     longer = replace(article, sections=(Section("Brand new", text), *article.sections))
     before = set(Sections(size)(article))
     assert before <= set(Sections(size)(longer))
