@@ -18,7 +18,7 @@ def require(module: str, extra: str) -> ModuleType:
     try:
         return import_module(module)
     except ModuleNotFoundError as missing:
-        if missing.name is None or missing.name.split(".")[0] != module.split(".")[0]:
+        if missing.name is None or missing.name.split(".")[0] != module.split(".", maxsplit=1)[0]:
             raise
         raise MissingExtraError(
             f"{module} is not installed: run `pip install 'bookwheel[{extra}]'` and try again"

@@ -47,7 +47,9 @@ def test_nothing_reads_pickles() -> None:
 
 
 def test_the_layers_hold() -> None:
-    run = subprocess.run([str(Path(sys.executable).with_name("lint-imports"))], cwd=ROOT, capture_output=True, text=True)
+    run = subprocess.run(
+        [str(Path(sys.executable).with_name("lint-imports"))], cwd=ROOT, capture_output=True, text=True
+    )
     assert run.returncode == 0, run.stdout
 
 
