@@ -64,8 +64,8 @@ class _Worker(beam.DoFn, Generic[Task]):
     def process(self, element: tuple[int, Task]) -> list[int]:
         number, task = element
         runs, run = self.store.runs, self.launch.run
-        if runs.count(run, self.stage + _FAILED):
-            return []  # another worker failed: whatever is left would be work for nothing
+        if self.lease is not None and runs.count(run, self.stage + _FAILED):
+            return []  # the local runner retries nothing: after one failure the rest would be work for nothing
         try:
             runs.write(run, self.stage, number, self._done(task))
         except errors.BookwheelError as error:
