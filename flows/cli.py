@@ -17,7 +17,7 @@ from cyclopts import App, CycloptsError
 from cyclopts.config import Env, Toml
 
 from flows.reply import Common, Reply
-from rag_model.errors import BookwheelError
+from rag_model.errors import BookwheelError, RefusedError
 
 USAGE = 2
 _ENVIRONMENT = {  # before Prefect, transformers and the like are imported; what is set already wins
@@ -97,4 +97,4 @@ def _print(reply: Any, common: Common) -> int:
         )
     except BrokenPipeError:  # `bookwheel log | head`
         sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115 - so that the interpreter's own flush is quiet
-    return reply.exit_code
+    return _fail(reply.refusal, RefusedError.exit_code) if reply.refusal else 0

@@ -71,6 +71,7 @@ def reindex(
     if dry_run:
         return Reindexed.of_plan(rehearse(dump, recipe, limit), ref)
     target = Store.open(store, create=True)
+    target.refs.current(ref)  # a name that cannot be, or a damaged log, is told before the work and not after it
     target.refs.require_exclusion()
     launch = Launch.new(target.url, beam_options)
 

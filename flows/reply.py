@@ -20,8 +20,8 @@ class Common:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A verb's answer: one JSON document, the same in words, and the exit code."""
+    """A verb's answer: one JSON document, the same in words, and, where a gate or a verification said no, why."""
 
     document: Any
     text: str
-    exit_code: int = 0
+    refusal: str = ""  # one sentence; empty: all is well

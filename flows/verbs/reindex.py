@@ -31,7 +31,7 @@ def reindex(
     try:
         outcome = reindex_flow(dump, store, encoder, read_recipe(recipe), ref, limit, dry_run, beam_options)
     except GateRefusedError as refused:
-        return Reply(refused.outcome.to_json(), str(refused), refused.exit_code)
+        return Reply(refused.outcome.to_json(), _words(refused.outcome), str(refused))
     return Reply(outcome.to_json(), _words(outcome))
 
 
@@ -41,7 +41,7 @@ def _words(outcome: Reindexed) -> str:
     counts = outcome.counts
     lines = [
         f"snapshot  {outcome.snapshot}",
-        f"ref       {outcome.ref}@{outcome.number}",
+        f"ref       {outcome.ref}@{outcome.number}" if outcome.number else f"ref       {outcome.ref} did not move",
         f"articles  {counts['articles']:,}, dropped {_listed(counts['dropped']) or 'none'}",
         f"passages  {counts['passages']:,}, of which {counts['embedded']:,} embedded and {counts['reused']:,} reused",
         *(f"index     {name}: {_listed(figures)}" for name, figures in outcome.metrics.items()),

@@ -6,7 +6,6 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from flows.reply import Common, Reply, StoreUrl
-from rag_model.errors import RefusedError
 from rag_model.store.store import Store
 from rag_model.store.verify import verify as verify_snapshot
 
@@ -22,4 +21,8 @@ def verify(snapshot: Name = "latest", /, *, store: StoreUrl, common: Common | No
     if not problems:
         return Reply(document, f"snapshot {identity[:12]} is whole")
     lines = [f"{problem.path}: {problem.what}" for problem in problems]
-    return Reply(document, "\n".join(lines), RefusedError.exit_code)
+    refusal = (
+        f"{len(problems)} things in {opened.url} are not as they were published (first {lines[0]}): "
+        "restore them from a copy of the store, or run reindex again, which makes what is missing"
+    )
+    return Reply(document, "\n".join(lines), refusal)

@@ -15,6 +15,7 @@ from rag_model.errors import InputError
 
 Codec = Literal["bz2", "gzip", "none"]
 PIECE = 1 << 20  # decoded bytes produced at a time, however well they were compressed
+_ADVICE = "download it again, and its index with it if it has one"
 MAX_LINE = 64 << 20  # bytes of one line, of those formats that have lines
 
 
@@ -90,14 +91,11 @@ def _streams(
             try:
                 yield from drain(decoder, rest)
             except (OSError, EOFError, zlib.error) as corrupt:
-                raise InputError(
-                    f"{where} is corrupt ({str(corrupt).lower()}): download it again, "
-                    "and its index with it if it has one"
-                ) from corrupt
+                raise InputError(f"{where} is corrupt ({str(corrupt).lower()}): {_ADVICE}") from corrupt
             rest = decoder.unused_data if decoder.eof else b""
             decoder = None if decoder.eof else decoder
     if decoder is not None:
-        raise InputError(f"{where} is truncated, it ends inside a compressed stream: download it again")
+        raise InputError(f"{where} is truncated, it ends inside a compressed stream: {_ADVICE}")
 
 
 def _drain_bz2(decoder: bz2.BZ2Decompressor, data: bytes) -> Iterator[bytes]:

@@ -54,10 +54,9 @@ def plan_dump(
         InputError: a file is missing, broken or not what its name says, or there is nothing in it.
         UsageError: the files are of no known kind or of several.
     """
-    if (limit is not None and limit < 1) or (part_bytes is not None and part_bytes < 1):
-        raise UsageError(
-            "a plan of no articles or of parts without bytes makes nothing: give a positive number"
-        )
+    for name, least in (("limit", limit), ("part_bytes", part_bytes)):
+        if least is not None and least < 1:
+            raise UsageError(f"{name} must be at least 1, not {least}")
     urls = [url for url in expand(pattern) if not is_index(url)]
     kinds = {_kind(url) for url in urls}
     if len(kinds) != 1:

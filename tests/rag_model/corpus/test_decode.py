@@ -39,7 +39,7 @@ def test_sizes_around_the_limit_of_a_piece_come_out_whole(codec: Codec, size: in
 @pytest.mark.parametrize("cut", [1, 5, 20, -1, -5])
 def test_a_truncated_stream_says_so(codec: Codec, cut: int) -> None:
     packed = COMPRESS[codec](b"one") + COMPRESS[codec](b"some words" * 100)[:cut]
-    with pytest.raises(InputError, match=r"^x\.bin is truncated, .*: download it again$"):
+    with pytest.raises(InputError, match=r"^x\.bin is truncated, .*: download it again, and its index with it if it has one$"):
         list(decode([packed], codec, "x.bin"))
 
 

@@ -169,7 +169,7 @@ def test_a_file_that_is_missing_is_one_sentence(tmp_path, plan) -> None:
 
 @pytest.mark.parametrize("wrong", [{"limit": 0}, {"limit": -1}, {"part_bytes": 0}])
 def test_nothing_is_not_a_plan(small_dump, plan, wrong) -> None:
-    with pytest.raises(UsageError, match="positive"):
+    with pytest.raises(UsageError, match="must be at least 1"):
         plan(small_dump, **wrong)
 
 

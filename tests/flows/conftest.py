@@ -1,0 +1,165 @@
+"""A Prefect server for all flows, a small real dump, a tiny real encoder, and the command line in this process or not.
+
+Most tests run the flow with Beam's workers inside this process (`IN_PROCESS`): the path is the same and starts faster.
+"""
+
+import bz2
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows import cli
+
+for _name, _value in cli._ENVIRONMENT.items():  # as the command does, before Prefect and transformers are imported
+    os.environ.setdefault(_name, _value)
+
+from prefect.testing.utilities import prefect_test_harness  # noqa: E402
+
+from tests.fixtures.tiny import save_bert  # noqa: E402
+
+BOOKWHEEL = Path(sys.executable).with_name("bookwheel")
+IN_PROCESS = "--runner=FnApiRunner"
+RECIPE = """
+part_bytes = 50_000
+
+[index.hnsw]
+factory = "HNSW8"
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """What one command did."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        """The one JSON document on standard output."""
+        return json.loads(self.out)
+
+    @property
+    def complaint(self) -> str:
+        """The one sentence of a failure: one line, no trace, and nothing but progress before it."""
+        told = [line for line in self.err.splitlines() if line.startswith("bookwheel: ")]
+        assert len(told) == 1, self.err
+        others = [line for line in self.err.splitlines() if line not in told]
+        assert all(line.endswith(("…", " s")) for line in others), self.err
+        assert self.out == ""
+        return told[0].removeprefix("bookwheel: ")
+
+
+Bookwheel = Callable[..., Ran]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def prefect_server() -> Iterator[None]:
+    """One real Prefect server, on a database of its own, for this process and those it starts."""
+    with prefect_test_harness(server_startup_timeout=120), pytest.MonkeyPatch.context() as environment:
+        from prefect.settings import PREFECT_API_URL  # noqa: PLC0415 - known once the server runs
+
+        environment.setenv("PREFECT_API_URL", PREFECT_API_URL.value())
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """No setting and no cached blob of the person who runs the tests reaches them."""
+    with pytest.MonkeyPatch.context() as environment:
+        for name in [name for name in os.environ if name.startswith("BOOKWHEEL_")]:
+            environment.delenv(name)
+        environment.setenv("BOOKWHEEL_CACHE", str(tmp_path_factory.mktemp("cache")))
+        environment.chdir(tmp_path_factory.mktemp("here"))
+        yield
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny random BERT."""
+    return save_bert(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="session")
+def other_tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An encoder of another space."""
+    return save_bert(tmp_path_factory.mktemp("other"), seed=2)
+
+
+@pytest.fixture(scope="session")
+def mini_dump(demo_dump: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The first 40 pages of the real extract: 3 articles, 37 redirects, 232 passages in 2 parts."""
+    path = tmp_path_factory.mktemp("mini") / "mini.xml.bz2"
+    pages = bz2.decompress(demo_dump.read_bytes()).split(b"</page>\n")[:40]
+    path.write_bytes(bz2.compress(b"</page>\n".join([*pages, b"</mediawiki>\n"])))
+    return path
+
+
+@pytest.fixture(scope="session")
+def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One small graph, and parts so small that there are two."""
+    path = tmp_path_factory.mktemp("recipe") / "recipe.toml"
+    path.write_text(RECIPE)
+    return path
+
+
+@pytest.fixture
+def bookwheel(capfd: pytest.CaptureFixture[str]) -> Bookwheel:
+    """Run a verb in this process."""
+
+    def run(*argv: object) -> Ran:
+        capfd.readouterr()
+        code = cli.run([str(word) for word in argv])
+        return Ran(code, *capfd.readouterr())
+
+    return run
+
+
+@pytest.fixture
+def reindex(bookwheel: Bookwheel, mini_dump: Path, tiny: Path, recipe: Path) -> Bookwheel:
+    """Run `reindex --json` in this process, over the small dump unless told otherwise: `reindex(store, dump=…)`."""
+
+    def run(store: object, *flags: object, beam: Sequence[str] = (IN_PROCESS,), **options: object) -> Ran:
+        named = {"dump": mini_dump, "encoder": tiny, "recipe": recipe, **options}
+        given = [word for name, value in named.items() for word in (f"--{name}", value)]
+        return bookwheel("reindex", "--store", store, *given, *flags, "--json", "--", *beam)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def command() -> Callable[..., Ran]:
+    """Run a verb as people do, in a process of its own."""
+
+    def run(*argv: object, stdin: str | None = None, **environment: str) -> Ran:
+        done = subprocess.run(
+            [BOOKWHEEL, *map(str, argv)],
+            input=stdin,
+            capture_output=True,
+            text=True,
+            check=False,
+            env={**os.environ, **environment},
+            timeout=120,
+        )
+        return Ran(done.returncode, done.stdout, done.stderr)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def library(
+    mini_dump: Path, tiny: Path, recipe: Path, tmp_path_factory: pytest.TempPathFactory, prefect_server: None
+) -> Path:
+    """A store that holds the small dump's snapshot; tests only read it."""
+    store = tmp_path_factory.mktemp("library")
+    given = ["--dump", mini_dump, "--encoder", tiny, "--recipe", recipe, "--store", store]
+    assert cli.run(["reindex", *map(str, given), "--", IN_PROCESS]) == 0
+    return store

@@ -1,0 +1,182 @@
+"""The flow, end to end on a small real dump: what it makes, what it reuses, what it refuses."""
+
+import asyncio
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.objects import Artifact
+
+from rag_model.store.snapshot import Snapshot
+from rag_model.store.store import Store
+
+pytestmark = pytest.mark.xdist_group("flows")  # one server for all of them
+
+STAGES = ["plan", "chunk", "embed", "train", "shard", "merge", "gate"]
+COUNTS = {"articles": 3, "passages": 232, "embedded": 232, "reused": 0, "dropped": {"redirect": 37}}
+
+
+def artifacts_beside(report: str) -> dict[str, Any]:
+    """Return what Prefect shows of the run that made a report, by key."""
+
+    async def read() -> list[Artifact]:
+        async with get_client() as client:
+            return await client.read_artifacts()
+
+    artifacts = asyncio.run(read())
+    (run,) = {artifact.flow_run_id for artifact in artifacts if report in str(artifact.data)}
+    return {str(artifact.key): artifact.data for artifact in artifacts if artifact.flow_run_id == run}
+
+
+def records(store: Path) -> dict[str, int]:
+    return {stage.name: len(list(stage.iterdir())) for stage in (store / "memo").iterdir()}
+
+
+def test_a_dump_becomes_a_snapshot_that_a_ref_names(tmp_path: Path, reindex: Any, bookwheel: Any) -> None:
+    ran = reindex(tmp_path)
+    assert ran.code == 0, ran.err
+    made = ran.json
+    assert made["counts"] == COUNTS
+    assert made["metrics"]["hnsw"]["recall@20"] > 0.95
+    assert made["gate"]["passed"]
+    assert list(made["seconds"]) == STAGES
+
+    (move,) = bookwheel("log", "--store", tmp_path, "--json").json
+    assert (move["number"], move["snapshot"]) == (1, made["snapshot"])
+    assert bookwheel("verify", "--store", tmp_path, "--json").json["ok"]
+    with Snapshot.open(str(tmp_path)) as snapshot:
+        assert snapshot.id == made["snapshot"]
+        assert snapshot.n == made["counts"]["passages"]
+        assert len(snapshot.manifest.content.parts) == 2
+        assert {name.partition("/")[0] for name in snapshot.manifest.content.files} == {
+            "passages",
+            "embeddings",
+            "index",
+            "encoder",
+        }
+        (first,) = snapshot.passages([0])
+        assert (first.title, first.page_id) == ("Anarchism", "12")
+    assert not list((tmp_path / "runs").glob("*")), "a finished run leaves no reports of its elements"
+
+
+def test_the_report_is_one_page_that_needs_nothing_else(tmp_path: Path, reindex: Any) -> None:
+    made = reindex(tmp_path).json
+    page = Path(made["report"].removeprefix("file://")).read_text()
+    assert made["snapshot"] in page
+    assert not re.findall(r"""(?:src|href)\s*=\s*["']?(?!#|data:|https://[a-z]+\.wikipedia)""", page)
+    for said in ("redirect", "hnsw", "recall", *STAGES):
+        assert said in page, said
+
+
+def test_prefect_shows_counts_progress_and_the_report(tmp_path: Path, reindex: Any) -> None:
+    made = reindex(tmp_path).json
+    seen = artifacts_beside(made["report"])
+    table = json.loads(seen["reindex-counts"])
+    assert {"what": "passages", "value": "232"} in table
+    assert {"what": "dropped: redirect", "value": "37"} in table
+    assert {row["what"] for row in table} >= {f"{stage}, seconds" for stage in STAGES}
+    for stage in ("chunk", "embed", "train", "shard", "merge"):
+        assert seen[f"reindex-{stage}"] == 100.0, stage
+
+
+def test_a_rerun_makes_nothing_and_moves_nothing(tmp_path: Path, reindex: Any, bookwheel: Any) -> None:
+    first = reindex(tmp_path).json
+    before = records(tmp_path)
+    again = reindex(tmp_path).json
+    assert again["snapshot"] == first["snapshot"]
+    assert again["number"] == first["number"] == 1
+    assert again["counts"] == {**COUNTS, "embedded": 0, "reused": 232}
+    assert records(tmp_path) == before
+    assert len(bookwheel("log", "--store", tmp_path, "--json").json) == 1
+
+
+def test_the_id_is_of_the_content_not_of_names_and_places(
+    tmp_path: Path, reindex: Any, tiny: Path, mini_dump: Path
+) -> None:
+    first = reindex(tmp_path / "a").json["snapshot"]
+    renamed = tmp_path / "another-name"
+    renamed.symlink_to(tiny)
+    moved = tmp_path / "moved.xml.bz2"
+    moved.write_bytes(mini_dump.read_bytes())
+    assert reindex(tmp_path / "b", encoder=renamed, dump=moved).json["snapshot"] == first
+
+
+@pytest.mark.slow
+def test_workers_of_any_number_build_the_same_from_a_multistream_dump(
+    tmp_path: Path, reindex: Any, mini_dump: Path, make_multistream: Callable[..., str]
+) -> None:
+    dump = make_multistream(tmp_path, mini_dump, pages_a_stream=10)
+    local = [reindex(tmp_path / f"{n}", dump=dump, beam=[f"--direct_num_workers={n}"]).json for n in (1, 2)]
+    within = reindex(tmp_path / "0", dump=dump).json
+    assert local[0]["snapshot"] == local[1]["snapshot"] == within["snapshot"]
+    assert within["counts"] == COUNTS
+
+
+def test_a_recipe_decides_the_snapshot(tmp_path: Path, reindex: Any, recipe: Path) -> None:
+    words = tmp_path / "words.toml"
+    words.write_text(recipe.read_text() + '\n[chunk]\nchunker = "words"\n')
+    store = tmp_path / "store"
+    made, other = reindex(store).json, reindex(store, recipe=words, ref="words").json
+    assert other["snapshot"] != made["snapshot"]
+    assert other["counts"]["passages"] < made["counts"]["passages"]  # no passage ends with its section
+
+
+def test_a_limit_reads_so_many_articles(tmp_path: Path, reindex: Any) -> None:
+    made = reindex(tmp_path, limit=2).json
+    assert made["counts"]["articles"] == 2
+
+
+def test_a_dry_run_builds_nothing(tmp_path: Path, reindex: Any, bookwheel: Any) -> None:
+    ran = reindex(tmp_path, "--dry-run")
+    assert ran.code == 0
+    assert ran.json["snapshot"] is None
+    assert ran.json["counts"]["parts"] == 2
+    assert not list(tmp_path.iterdir())
+
+
+def refused(ran: Any, store: Path, stands: str | None) -> str:
+    """Check that a snapshot was published, that `latest` stands where it stood, and return why."""
+    assert ran.code == 3
+    made = ran.json
+    opened = Store.open(str(store))
+    assert opened.snapshots.get(made["snapshot"])
+    assert made["number"] is None
+    now = opened.refs.current("latest")
+    assert (now.snapshot if now else None) == stands
+    (failed, *_) = [check for check in made["gate"]["checks"] if not check["passed"]]
+    (said,) = [line for line in ran.err.splitlines() if line.startswith("bookwheel: ")]
+    assert f"{failed['name']} is {failed['observed']}, wanted {failed['wanted']}" in said
+    assert made["snapshot"][:12] in said
+    return str(failed["name"])
+
+
+def test_the_gate_refuses_an_index_that_misses_too_much(tmp_path: Path, reindex: Any, recipe: Path) -> None:
+    strict = tmp_path / "strict.toml"
+    strict.write_text(recipe.read_text() + "\n[gate.floors.hnsw]\nmean = 1.1\np5 = 0.5\n")
+    store = tmp_path / "store"
+    assert refused(reindex(store, recipe=strict), store, None) == "hnsw recall@20, mean"
+
+
+def test_the_gate_refuses_what_the_parent_would_not_be_replaced_by(
+    tmp_path: Path, reindex: Any, other_tiny: Path, mini_dump: Path
+) -> None:
+    parent = reindex(tmp_path).json["snapshot"]
+    assert refused(reindex(tmp_path, limit=1), tmp_path, parent) == "passages lost since the parent"
+    assert refused(reindex(tmp_path, encoder=other_tiny), tmp_path, parent) == "encoder space"
+    assert reindex(tmp_path, encoder=other_tiny, ref="candidate").code == 0  # a ref of its own is free
+    assert Store.open(str(tmp_path)).refs.names() == ["candidate", "latest"]
+
+
+def test_the_gate_refuses_an_older_dump(
+    tmp_path: Path, reindex: Any, page_xml: Callable[..., str], export_xml: Callable[..., bytes]
+) -> None:
+    newer, older = tmp_path / "newer.xml", tmp_path / "older.xml"
+    newer.write_bytes(export_xml(*(page_xml(page, f"Page {page} says some words.") for page in range(1, 9))))
+    older.write_bytes(newer.read_bytes().replace(b"2026-11-01T", b"2026-10-01T"))
+    store = tmp_path / "store"
+    parent = reindex(store, dump=newer).json["snapshot"]
+    assert refused(reindex(store, dump=older), store, parent) == "newest revision"
