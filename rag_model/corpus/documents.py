@@ -60,8 +60,6 @@ def _records(part: Part) -> Iterator[list]:  # type: ignore[type-arg]
             if not part.first_page <= place_of(record[0]) <= part.last_page:
                 continue
             if record[0] in seen:
-                raise InputError(
-                    f"the id {record[0]!r} comes twice in the corpus: give every record an id of its own"
-                )
+                raise InputError(f"the id {record[0]!r} comes twice in the corpus: give every record an id of its own")
             seen.add(record[0])
             yield record

@@ -27,8 +27,7 @@ def _in_order(part: Part) -> Iterator[Page]:
     for page in _in_range(part):
         if page.page_id <= last:
             raise InputError(
-                f"page {page.page_id} follows page {last} in {part.name}, "
-                f"though its index has them in order: {_ADVICE}"
+                f"page {page.page_id} follows page {last} in {part.name}, though its index has them in order: {_ADVICE}"
             )
         last = page.page_id
         yield page
@@ -69,6 +68,5 @@ def slice_pages(piece: Slice) -> Iterator[Page]:
 
 def _other_dump(piece: Slice, found: str) -> InputError:
     return InputError(
-        f"{where(piece)} should hold pages {piece.first_page} to {piece.last_page} by its index, "
-        f"but {found}: {_ADVICE}"
+        f"{where(piece)} should hold pages {piece.first_page} to {piece.last_page} by its index, but {found}: {_ADVICE}"
     )

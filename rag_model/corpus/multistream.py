@@ -48,9 +48,7 @@ def read_streams(url: str, index: str) -> Iterator[Piece]:
     Raises:
         InputError: the index is malformed, incomplete, or that of another dump.
     """
-    streams = (
-        (offset, [page_id for _, page_id in group]) for offset, group in groupby(_entries(index), _first)
-    )
+    streams = ((offset, [page_id for _, page_id in group]) for offset, group in groupby(_entries(index), _first))
     size = size_of(url)
     piece: Piece | None = None
     for (offset, ids), (end, _) in pairwise(chain(streams, [(size, list[int]())])):

@@ -69,9 +69,7 @@ def _joined(slices: Iterator[Slice]) -> Iterator[Slice]:
     run: Slice | None = None
     for piece in slices:
         if run is not None and _continues(run, piece):
-            run = Slice(
-                run.url, run.offset, run.length + piece.length, run.codec, run.first_page, piece.last_page
-            )
+            run = Slice(run.url, run.offset, run.length + piece.length, run.codec, run.first_page, piece.last_page)
             continue
         if run is not None:
             yield run

@@ -106,9 +106,7 @@ def _kind(url: str) -> str:
     return "wiki"
 
 
-def _plan_wiki(
-    urls: list[str], workdir: Path, stage: Stage, limit: int | None, part_bytes: int | None
-) -> Plan:
+def _plan_wiki(urls: list[str], workdir: Path, stage: Stage, limit: int | None, part_bytes: int | None) -> Plan:
     siteinfo = _common_siteinfo(urls)
     pieces = chain.from_iterable(_pieces(url, workdir, stage) for url in urls)
     taken, last = (list(pieces), None) if limit is None else _first_articles(pieces, limit, siteinfo)
@@ -137,9 +135,7 @@ def _common_siteinfo(urls: list[str]) -> Siteinfo:
     return siteinfo
 
 
-def _first_articles(
-    pieces: Iterable[Piece], limit: int, siteinfo: Siteinfo
-) -> tuple[list[Piece], int | None]:
+def _first_articles(pieces: Iterable[Piece], limit: int, siteinfo: Siteinfo) -> tuple[list[Piece], int | None]:
     """Return the pieces that hold the first `limit` articles, and the last one's id if ids are in order."""
     taken: list[Piece] = []
     found = 0

@@ -45,9 +45,7 @@ def read_parquet(url: str) -> Iterator[Record]:
             for number, row in enumerate(rows, start=1):
                 yield _document(row, f"row {number} of {basename(url)}")
     except (pa.ArrowException, OSError) as broken:
-        raise InputError(
-            f"{basename(url)} is not readable as Parquet ({broken}): write or fetch it again"
-        ) from broken
+        raise InputError(f"{basename(url)} is not readable as Parquet ({broken}): write or fetch it again") from broken
 
 
 def read_tsv(url: str) -> Iterator[Record]:
@@ -68,14 +66,11 @@ def read_tsv(url: str) -> Iterator[Record]:
                 continue
             if len(row) <= max(order.values()):
                 raise InputError(
-                    f"line {rows.line_num} of {name} has {len(row)} columns: give id, text and title, "
-                    "separated by tabs"
+                    f"line {rows.line_num} of {name} has {len(row)} columns: give id, text and title, separated by tabs"
                 )
             yield row[order["id"]], row[order["title"]], row[order["text"]]
     except csv.Error as broken:
-        raise InputError(
-            f"line {rows.line_num} of {name} is badly quoted ({broken}): quote it as CSV"
-        ) from broken
+        raise InputError(f"line {rows.line_num} of {name} is badly quoted ({broken}): quote it as CSV") from broken
 
 
 def _document(row: Mapping[str, Any], where: str) -> Record:
@@ -93,9 +88,7 @@ def _document(row: Mapping[str, Any], where: str) -> Record:
 
 
 def _section(section: Any) -> tuple[str, str]:
-    heading, text = (
-        ("", section) if isinstance(section, str) else (section.get("heading") or "", section["text"])
-    )
+    heading, text = ("", section) if isinstance(section, str) else (section.get("heading") or "", section["text"])
     return _printable(heading), _printable(text)
 
 
@@ -108,9 +101,7 @@ def _parsed(line: bytes, url: str, number: int) -> dict[str, Any]:
     try:
         value = json.loads(line)
     except ValueError as broken:
-        raise InputError(
-            f"line {number} of {basename(url)} is not JSON ({broken}): give one object a line"
-        ) from broken
+        raise InputError(f"line {number} of {basename(url)} is not JSON ({broken}): give one object a line") from broken
     if not isinstance(value, dict):
         raise InputError(f"line {number} of {basename(url)} is not a JSON object: give one object a line")
     return value

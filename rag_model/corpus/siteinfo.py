@@ -23,6 +23,4 @@ def read_siteinfo(url: str) -> Siteinfo:
             break
     else:
         parser.close()
-    raise InputError(
-        f"{where} has no <siteinfo>, which tells its wiki and language: export it with its siteinfo"
-    )
+    raise InputError(f"{where} has no <siteinfo>, which tells its wiki and language: export it with its siteinfo")

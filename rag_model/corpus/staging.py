@@ -30,6 +30,5 @@ def writing(folder: Path) -> Iterator[None]:
         yield
     except OSError as refused:
         raise ResourceError(
-            f"cannot write to {folder} ({refused.strerror or refused}): "
-            "free space there or choose another folder"
+            f"cannot write to {folder} ({refused.strerror or refused}): free space there or choose another folder"
         ) from refused

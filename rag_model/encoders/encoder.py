@@ -102,9 +102,7 @@ class Encoder:
         Raises:
             InputError: a vector is not finite; the sentence names its row.
         """
-        return self._encode(
-            [self.spec.passage(title, text) for title, text in zip(titles, texts, strict=True)]
-        )
+        return self._encode([self.spec.passage(title, text) for title, text in zip(titles, texts, strict=True)])
 
     def encode_questions(self, questions: Sequence[str]) -> Vectors:
         """Return the (n, d) float32 vectors of questions, in order.
@@ -175,6 +173,4 @@ def one_ahead(items: Iterator[_T]) -> Iterator[_T]:
 def _check_role(folder: Path, role: Role) -> None:
     if _WRONG_ROLE[role] in (read_object(folder / CONFIG).get("architectures") or []):
         other = "passage" if role == "question" else "question"
-        raise InputError(
-            f"encoder {folder} is DPR's {other} encoder: give the {role} encoder of the pair instead"
-        )
+        raise InputError(f"encoder {folder} is DPR's {other} encoder: give the {role} encoder of the pair instead")

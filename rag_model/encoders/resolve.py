@@ -25,15 +25,8 @@ def resolve_folder(name: str | Path) -> Path:
     """
     if Path(name).is_dir():
         return Path(name).resolve()
-    if (
-        isinstance(name, Path)
-        or name.count("/") != 1
-        or name.startswith((".", "/", "~"))
-        or name.endswith("/")
-    ):
-        raise InputError(
-            f"encoder folder {name} is not here: give a folder, or a hub name as intfloat/e5-small-v2"
-        )
+    if isinstance(name, Path) or name.count("/") != 1 or name.startswith((".", "/", "~")) or name.endswith("/"):
+        raise InputError(f"encoder folder {name} is not here: give a folder, or a hub name as intfloat/e5-small-v2")
     hub = require("huggingface_hub", "model")
     try:
         return Path(hub.snapshot_download(name, allow_patterns=_FETCHED, ignore_patterns=_OTHER_RUNTIMES))
@@ -64,8 +57,6 @@ def question_files(folder: Path, spec: EncoderSpec, space: Space, workdir: Path)
     """
     record = workdir / RECORD_FILE
     declared = {"asks": space.to_json(), "spec": spec.to_json()}
-    record.write_text(
-        json.dumps(declared, indent=2, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8"
-    )
+    record.write_text(json.dumps(declared, indent=2, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
     files = [folder / CONFIG, *tokenizer_files(folder), *weight_files(folder), record]
     return {path.name: path for path in files}

@@ -53,9 +53,7 @@ def _modules(folder: Path) -> dict[str, str]:
             "use a model of Transformer, Pooling and Normalize"
         )
     if "Pooling" not in modules or modules.get("Transformer") != "":
-        raise InputError(
-            f"encoder {folder} has no Transformer at its top, or no Pooling: use a model that has both"
-        )
+        raise InputError(f"encoder {folder} has no Transformer at its top, or no Pooling: use a model that has both")
     return modules
 
 
@@ -70,9 +68,7 @@ def _pooling(path: Path) -> str:
             "use a model that pools by cls, mean or last token"
         )
     if config.get("include_prompt") is False:
-        raise InputError(
-            f"encoder file {path} pools without the prompt, which is not supported: use another model"
-        )
+        raise InputError(f"encoder file {path} pools without the prompt, which is not supported: use another model")
     return _POOLING[modes[0]]
 
 

@@ -58,9 +58,7 @@ class Space:
                 f"an encoder space has no field {missing}: it was written by another version of bookwheel"
             ) from missing
         if space.digest != value.get("digest"):
-            raise InputError(
-                f"the space of encoder {space.name} is corrupt: its digest is not that of its fields"
-            )
+            raise InputError(f"the space of encoder {space.name} is corrupt: its digest is not that of its fields")
         return space
 
 

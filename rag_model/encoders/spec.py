@@ -44,9 +44,7 @@ class EncoderSpec:
     def __post_init__(self) -> None:
         for name, choices in (("pooling", get_args(Pooling)), ("layout", get_args(Layout))):
             if getattr(self, name) not in choices:
-                raise UsageError(
-                    f"{name} {getattr(self, name)!r} is unknown: use one of {', '.join(choices)}"
-                )
+                raise UsageError(f"{name} {getattr(self, name)!r} is unknown: use one of {', '.join(choices)}")
         if self.max_length < _SHORTEST:
             raise UsageError(f"max_length {self.max_length} leaves no room for text: use {_SHORTEST} or more")
 
@@ -86,9 +84,7 @@ def read_spec(folder: Path, overrides: Mapping[str, Any] | None = None) -> Encod
     spec = replace(_own_spec(folder), **_checked(overrides or {}))
     limit = read_object(folder / CONFIG).get("max_position_embeddings")
     if limit and spec.max_length > limit:
-        raise UsageError(
-            f"max_length {spec.max_length} is more than encoder {folder} reads: use {limit} or less"
-        )
+        raise UsageError(f"max_length {spec.max_length} is more than encoder {folder} reads: use {limit} or less")
     return spec
 
 

@@ -44,9 +44,7 @@ def tokenize(tokenizer: "Tokenizer", inputs: Sequence[str | tuple[str, str]]) ->
     """Return the token ids of each input, special ones included, in order."""
     pieces = (inputs[start : start + _AT_ONCE] for start in range(0, len(inputs), _AT_ONCE))
     return [
-        np.array(encoding.ids, np.int32)
-        for piece in pieces
-        for encoding in tokenizer.encode_batch_fast(list(piece))
+        np.array(encoding.ids, np.int32) for piece in pieces for encoding in tokenizer.encode_batch_fast(list(piece))
     ]
 
 

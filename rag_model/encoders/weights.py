@@ -113,9 +113,7 @@ def _read_header(path: Path) -> dict[str, StoredTensor]:
         end = max(entry["data_offsets"][1] for entry in entries.values())
         missing = 8 + length + end - path.stat().st_size
         tensors = {
-            name: StoredTensor(
-                path, entry["dtype"], tuple(entry["shape"]), 8 + length + entry["data_offsets"][0]
-            )
+            name: StoredTensor(path, entry["dtype"], tuple(entry["shape"]), 8 + length + entry["data_offsets"][0])
             for name, entry in entries.items()
         }
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as broken:

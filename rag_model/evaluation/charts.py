@@ -70,9 +70,7 @@ def histogram(buckets: Mapping[int, int], unit: str) -> Node:
     )
     heights = [_level(y(tick), f"{tick:,.0f}") for tick in _ticks(0, top)]
     feet = [_foot(x(tick), f"{tick:,.0f}") for tick in _ticks(first, last, 8)]
-    return _figure(
-        f"passages by length in {unit}", join(*heights, *columns, *feet, _caption(f"{unit} in a passage"))
-    )
+    return _figure(f"passages by length in {unit}", join(*heights, *columns, *feet, _caption(f"{unit} in a passage")))
 
 
 def trade_offs(curves: Mapping[str, Sequence[Effort]], k: int) -> Node:
@@ -148,8 +146,5 @@ def _figure(label: str, content: Node) -> Node:
 
 def legend(names: Iterable[str]) -> Node:
     """Return the key of the lines: a swatch and a name each, in the order of `trade_offs`."""
-    keys = (
-        tag("span", tag("i", class_=f"swatch b{n}"), name, class_="key")
-        for n, name in enumerate(names, start=1)
-    )
+    keys = (tag("span", tag("i", class_=f"swatch b{n}"), name, class_="key") for n, name in enumerate(names, start=1))
     return tag("div", *keys, class_="legend")

@@ -88,9 +88,7 @@ class Verdict:
         return "; ".join(failed)
 
 
-def judge(
-    recipe: GateRecipe, now: Vitals, found: Mapping[str, Findings], parent: Vitals | None = None
-) -> Verdict:
+def judge(recipe: GateRecipe, now: Vitals, found: Mapping[str, Findings], parent: Vitals | None = None) -> Verdict:
     """Decide whether a ref may move to a snapshot.
 
     Args:

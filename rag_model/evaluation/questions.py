@@ -39,9 +39,7 @@ class QuestionSet:
     """The questions of one source, in its order; `grades` is empty where answers are matched instead."""
 
     questions: tuple[Question, ...]
-    grades: Mapping[str, Mapping[str, int]] = field(
-        default_factory=dict
-    )  # question -> document -> grade, 0 = no
+    grades: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # question -> document -> grade, 0 = no
 
 
 def read_questions(source: str | Path | TextIO, split: str = "test") -> QuestionSet:
@@ -122,9 +120,7 @@ def _bounded(file: TextIO, name: str) -> Iterator[str]:
     while line := file.readline(_LONGEST_LINE):
         number += 1
         if len(line) == _LONGEST_LINE:
-            raise InputError(
-                f"{name}, line {number} is longer than a million characters: is it a question file?"
-            )
+            raise InputError(f"{name}, line {number} is longer than a million characters: is it a question file?")
         yield line
 
 
@@ -214,9 +210,7 @@ def _json_question(line: str, number: int, where: str) -> Question:
     if not isinstance(text, str) or not text.strip():
         raise InputError(f"{where}: want `question` (or BEIR's `text`) to be a string that is not empty")
     identity = value.get("id", value.get("_id", number - 1))
-    return Question(
-        str(identity), text.strip(), _answers(value.get("answers", value.get("answer", [])), where)
-    )
+    return Question(str(identity), text.strip(), _answers(value.get("answers", value.get("answer", [])), where))
 
 
 _READERS: dict[str, Reader] = {

@@ -45,9 +45,7 @@ def recall_at(found: Rows, exact: Rows, scores: Vectors, k: int) -> npt.NDArray[
     k = min(k, exact.shape[1])
     border = scores[:, k - 1 : k]
     true = scores >= border - np.abs(border) * _TIE
-    hits = [
-        np.isin(row[:k], wanted[good]).sum() for row, wanted, good in zip(found, exact, true, strict=True)
-    ]
+    hits = [np.isin(row[:k], wanted[good]).sum() for row, wanted, good in zip(found, exact, true, strict=True)]
     return np.minimum(np.array(hits, dtype=np.float64) / k, 1.0)
 
 

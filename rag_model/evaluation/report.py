@@ -67,9 +67,7 @@ def render(report: BuildReport) -> str:
         tag("style", style),
     )
     page = tag("html", head, tag("body", tag("main", *_sections(report))), lang="en")
-    return f"<!doctype html>\n{page.html}\n".encode(
-        errors="replace"
-    ).decode()  # titles may hold half characters
+    return f"<!doctype html>\n{page.html}\n".encode(errors="replace").decode()  # titles may hold half characters
 
 
 def _sections(report: BuildReport) -> Iterator[Node]:
@@ -89,9 +87,7 @@ def _sections(report: BuildReport) -> Iterator[Node]:
     if report.examples:
         yield _section("Questions it was asked", *(_example(example) for example in report.examples))
     if report.lineage:
-        yield _section(
-            "Lineage", _table(("", ""), [(name, tag("code", v)) for name, v in report.lineage.items()])
-        )
+        yield _section("Lineage", _table(("", ""), [(name, tag("code", v)) for name, v in report.lineage.items()]))
 
 
 def _header(report: BuildReport) -> Node:
@@ -101,9 +97,7 @@ def _header(report: BuildReport) -> Node:
 
 def _verdict(verdict: Verdict) -> Node:
     said = "The gate passed it." if verdict.passed else f"The gate said no: {verdict.reason}."
-    whys = (
-        tag("p", check.name, ": ", check.why, class_="note") for check in verdict.checks if not check.passed
-    )
+    whys = (tag("p", check.name, ": ", check.why, class_="note") for check in verdict.checks if not check.passed)
     table = _table(("check", "", "observed", "wanted"), [_check(check) for check in verdict.checks])
     return tag("section", tag("h2", said), *whys, table, class_="verdict" if verdict.passed else "verdict no")
 
@@ -154,9 +148,7 @@ def _stage_text(stage: Stage) -> str:
 
 def _sizes(sizes: Mapping[str, int]) -> Node | None:
     rows = sorted(sizes.items(), key=lambda pair: -pair[1])
-    return (
-        _section("Size by kind of file", bars([(kind, n, _bytes(n)) for kind, n in rows])) if rows else None
-    )
+    return _section("Size by kind of file", bars([(kind, n, _bytes(n)) for kind, n in rows])) if rows else None
 
 
 def _bytes(n: int) -> str:
@@ -196,6 +188,4 @@ def _columns(*sections: Node | None) -> Node:
 def _table(titles: Sequence[str], rows: Sequence[Sequence[Child]]) -> Node:
     head = [tag("tr", *(tag("th", title) for title in titles))] if any(titles) else []
     body = (tag("tr", *(tag("td", cell) for cell in row)) for row in rows)
-    return tag(
-        "div", tag("table", *head, *body), class_="scroll"
-    )  # a narrow screen scrolls the table, not the page
+    return tag("div", tag("table", *head, *body), class_="scroll")  # a narrow screen scrolls the table, not the page

@@ -39,9 +39,7 @@ class QuestionEncoder(Protocol):
 class DenseRetriever:
     """A `Retriever` over one index of one snapshot."""
 
-    def __init__(
-        self, snapshot: Snapshot, encoder: QuestionEncoder | None = None, index: str = "hnsw"
-    ) -> None:
+    def __init__(self, snapshot: Snapshot, encoder: QuestionEncoder | None = None, index: str = "hnsw") -> None:
         """Open `index` (one of the snapshot's, or `exact`); without `encoder` only vectors can be searched.
 
         Raises:
@@ -121,9 +119,7 @@ def _check_question(number: int, question: str) -> None:
     try:
         question.encode()
     except UnicodeEncodeError as broken:
-        raise UsageError(
-            f"question {number} is not UTF-8 text ({broken.reason}): check the terminal"
-        ) from broken
+        raise UsageError(f"question {number} is not UTF-8 text ({broken.reason}): check the terminal") from broken
 
 
 def _check_space(encoder: QuestionEncoder, snapshot: Snapshot) -> None:
@@ -148,7 +144,5 @@ def index_of(snapshot: Snapshot, name: str) -> SearchIndex:
         raise UsageError(f"snapshot {snapshot.id[:12]} has no index {name!r}: choose one of {known}")
     index = open_index(snapshot.path(f"index/{name}.faiss"), defaults=entries[name]["search"])
     if index.n != snapshot.n:
-        raise StoreError(
-            f"index {name} holds {index.n} vectors for {snapshot.n} passages: reindex the snapshot"
-        )
+        raise StoreError(f"index {name} holds {index.n} vectors for {snapshot.n} passages: reindex the snapshot")
     return index

@@ -152,9 +152,7 @@ class Blobs:
         if size is None:
             raise StoreError(f"blob {ref.id} is missing in {self.files.url}")
         if size != ref.size:
-            raise StoreError(
-                f"blob {ref.id} in {self.files.url} is damaged: {size} bytes instead of {ref.size}"
-            )
+            raise StoreError(f"blob {ref.id} in {self.files.url} is damaged: {size} bytes instead of {ref.size}")
 
     def _damaged(self, ref: BlobRef) -> StoreError:
         return StoreError(f"blob {ref.id} in {self.files.url} is damaged: its bytes do not match its name")

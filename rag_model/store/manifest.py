@@ -39,9 +39,7 @@ class PartEntry:
         for label in ("first_page", "last_page"):
             value = getattr(self, label)
             _check(type(value) is int and abs(value) <= MOST_PAGE, f"{label} {value!r} of {self.name}")
-        _check(
-            type(self.rows) is int and 0 <= self.rows <= MOST_ROWS, f"row count {self.rows!r} of {self.name}"
-        )
+        _check(type(self.rows) is int and 0 <= self.rows <= MOST_ROWS, f"row count {self.rows!r} of {self.name}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +51,7 @@ class Content:
     files: Mapping[str, BlobRef]  # relative path -> blob
     recipe: Mapping[str, Any] = field(default_factory=dict)
     space: Mapping[str, Any] | None = None  # the encoder space of the vectors; None: no vectors
-    indexes: Mapping[str, Mapping[str, Any]] = field(
-        default_factory=dict
-    )  # name -> factory, metric, n, d, search
+    indexes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # name -> factory, metric, n, d, search
 
     def __post_init__(self) -> None:
         """Refuse doubled parts, and paths that could leave a folder or hide one another."""

@@ -38,9 +38,7 @@ class PullReport:
     reused_bytes: int  # found in DEST and verified
 
 
-def pull(
-    store: Store, snapshot: str, dest: Path, *, select: Callable[[str], bool] = lambda path: True
-) -> PullReport:
+def pull(store: Store, snapshot: str, dest: Path, *, select: Callable[[str], bool] = lambda path: True) -> PullReport:
     """Bring a snapshot (an id, a unique prefix or a ref) to `dest`; `select` says which of its files.
 
     A later pull of the same snapshot that selects more adds files to the same folder. An interrupted pull

@@ -86,9 +86,7 @@ class Refs:
         path = _path(name, number)
         value = self._files.read_json(path)
         if value is None:
-            raise StoreError(
-                f"ref {name} has no move {number} in {self._files.url}: `log --ref {name}` lists them"
-            )
+            raise StoreError(f"ref {name} has no move {number} in {self._files.url}: `log --ref {name}` lists them")
         move = RefMove.from_json(value)
         if move.number != number:
             raise StoreError(f"{self._files.url_of(path)} is damaged: it says it is move {move.number!r}")
@@ -109,17 +107,13 @@ class Refs:
             StoreError: the store cannot exclude a second writer, or cannot be written.
         """
         if not _SNAPSHOT.fullmatch(snapshot):
-            raise UsageError(
-                f"{snapshot!r} is not a full snapshot id (64 hex digits), so no ref can be moved to it"
-            )
+            raise UsageError(f"{snapshot!r} is not a full snapshot id (64 hex digits), so no ref can be moved to it")
         before = self.current(name)
         if (before.number if before else 0) != expected:
             raise self._conflict(name, expected)
         self.require_exclusion()
         now = datetime.now(UTC).isoformat(timespec="seconds")
-        move = RefMove(
-            expected + 1, snapshot, now, before.snapshot if before else None, secrets.token_hex(16), note
-        )
+        move = RefMove(expected + 1, snapshot, now, before.snapshot if before else None, secrets.token_hex(16), note)
         if not self._files.create(_path(name, move.number), json_bytes(move.to_json())):
             raise self._conflict(name, expected)
         return move
@@ -155,9 +149,7 @@ def checked_name(name: str) -> str:
         too long.
     """
     if not _NAME.fullmatch(name):
-        raise UsageError(
-            f"{name!r} is not a ref name: use up to 100 letters, digits, '.', '_' and '-', no leading dot"
-        )
+        raise UsageError(f"{name!r} is not a ref name: use up to 100 letters, digits, '.', '_' and '-', no leading dot")
     return name
 
 

@@ -91,9 +91,7 @@ class Snapshot:
             if not local.is_file():
                 raise StoreError(f"{file} was not pulled to {root}: pull again without leaving it out")
             if local.stat().st_size != size:
-                raise StoreError(
-                    f"{local} is damaged: {local.stat().st_size} bytes instead of {size}; pull again"
-                )
+                raise StoreError(f"{local} is damaged: {local.stat().st_size} bytes instead of {size}; pull again")
             return local
 
         return cls(manifest, path, path, root)
@@ -159,9 +157,7 @@ class Snapshot:
             raise StoreError(f"{file} of snapshot {self.id[:12]} is damaged: {broken}") from broken
         rows = next((entry.rows for entry in self.parts if entry.name == part), None)
         if vectors.ndim != 2 or vectors.shape[0] != rows:
-            raise StoreError(
-                f"{file} of snapshot {self.id[:12]} has shape {vectors.shape} for {rows} passages"
-            )
+            raise StoreError(f"{file} of snapshot {self.id[:12]} has shape {vectors.shape} for {rows} passages")
         return vectors
 
     def passages(self, rows: Sequence[int]) -> list[Passage]:
@@ -173,9 +169,7 @@ class Snapshot:
         """
         asked = np.asarray(rows, dtype=np.int64)
         if ((asked < 0) | (asked >= self.n)).any():
-            raise IndexError(
-                f"a row of {asked.tolist()} lies outside the {self.n} passages of snapshot {self.id[:12]}"
-            )
+            raise IndexError(f"a row of {asked.tolist()} lies outside the {self.n} passages of snapshot {self.id[:12]}")
         places = np.searchsorted(self._ends, asked, side="right")
         found: dict[int, Passage] = {}
         for place in np.unique(places).tolist():

@@ -39,9 +39,7 @@ class Snapshots:
             raise StoreError(f"snapshot {snapshot[:12]} is missing in {self.files.url}")
         manifest = Manifest.from_bytes(data)
         if manifest.id != snapshot:
-            raise StoreError(
-                f"{self.files.url_of(_path(snapshot))} is damaged: it holds snapshot {manifest.id[:12]}"
-            )
+            raise StoreError(f"{self.files.url_of(_path(snapshot))} is damaged: it holds snapshot {manifest.id[:12]}")
         return manifest
 
     def list(self) -> list[str]:
@@ -63,15 +61,11 @@ class Snapshots:
             return name
         if move := self.refs.current(name):
             return move.snapshot
-        matches = (
-            [known for known in self.list() if known.startswith(name)] if _PREFIX.fullmatch(name) else []
-        )
+        matches = [known for known in self.list() if known.startswith(name)] if _PREFIX.fullmatch(name) else []
         if len(matches) == 1:
             return matches[0]
         if matches:
-            raise StoreError(
-                f"{name} is short for {len(matches)} snapshots in {self.files.url}: give more digits"
-            )
+            raise StoreError(f"{name} is short for {len(matches)} snapshots in {self.files.url}: give more digits")
         known = ", ".join(self.refs.names()) or "none"
         raise StoreError(f"no snapshot or ref {name!r} in {self.files.url} (refs: {known})")
 

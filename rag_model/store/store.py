@@ -51,9 +51,7 @@ class Store:
             files.create(_MARK, json_bytes({"format": FORMAT}))
             mark = files.read_json(_MARK)
         if mark is None:
-            raise StoreError(
-                f"there is no bookwheel store at {files.url}: check the URL, or make one with `reindex`"
-            )
+            raise StoreError(f"there is no bookwheel store at {files.url}: check the URL, or make one with `reindex`")
         written = mark.get("format")
         if type(written) is not int or not 1 <= written <= FORMAT:
             raise StoreError(

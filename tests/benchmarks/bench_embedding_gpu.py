@@ -97,9 +97,7 @@ def main() -> None:
     seconds = [timed(model, window) for window in windows]
     rate = options.passages / statistics.median(seconds)
     work = flops([len(ids) for window in windows for ids in window], config) / len(windows) / options.passages
-    with_padding = sum(
-        len(rows) * padded(lengths[rows[0]]) for rows in by_length(lengths, model.batch_tokens)
-    )
+    with_padding = sum(len(rows) * padded(lengths[rows[0]]) for rows in by_length(lengths, model.batch_tokens))
     report = {
         "benchmark": "embedding_gpu",
         "device": torch.cuda.get_device_name(device) if on_gpu else "cpu (tiny model)",

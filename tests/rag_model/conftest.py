@@ -44,9 +44,7 @@ ENWIKI = {
 
 def _passage(page: int, title: str, text: str) -> Passage:
     words = len(text.split())
-    return Passage(
-        f"{page}-0", str(page), 1000 + page, title, "", text, 0, words, Passage.hash_of(title, text)
-    )
+    return Passage(f"{page}-0", str(page), 1000 + page, title, "", text, 0, words, Passage.hash_of(title, text))
 
 
 @pytest.fixture(scope="session")

@@ -10,9 +10,7 @@ from rag_model.corpus.records import Page, Siteinfo
 from rag_model.corpus.siteinfo import read_siteinfo
 
 
-def judge(
-    title: str = "Anarchism", text: str = "Some words.", language: str = "en", **fields: object
-) -> object:
+def judge(title: str = "Anarchism", text: str = "Some words.", language: str = "en", **fields: object) -> object:
     values = {"namespace": 0, "redirect": False, "model": "wikitext", **fields}
     page = Page(page_id=1, rev_id=1, timestamp="", title=title, text=text, **values)
     kept = article_or_drop(page, Siteinfo("", language, ""))

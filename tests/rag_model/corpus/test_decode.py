@@ -39,7 +39,9 @@ def test_sizes_around_the_limit_of_a_piece_come_out_whole(codec: Codec, size: in
 @pytest.mark.parametrize("cut", [1, 5, 20, -1, -5])
 def test_a_truncated_stream_says_so(codec: Codec, cut: int) -> None:
     packed = COMPRESS[codec](b"one") + COMPRESS[codec](b"some words" * 100)[:cut]
-    with pytest.raises(InputError, match=r"^x\.bin is truncated, .*: download it again, and its index with it if it has one$"):
+    with pytest.raises(
+        InputError, match=r"^x\.bin is truncated, .*: download it again, and its index with it if it has one$"
+    ):
         list(decode([packed], codec, "x.bin"))
 
 
@@ -68,9 +70,7 @@ def test_a_bomb_is_decoded_in_bounded_memory(codec: Codec) -> None:
     assert peak < 16 << 20
 
 
-@given(
-    lines=st.lists(st.binary(max_size=20).map(lambda line: line.replace(b"\n", b""))), step=st.integers(1, 30)
-)
+@given(lines=st.lists(st.binary(max_size=20).map(lambda line: line.replace(b"\n", b""))), step=st.integers(1, 30))
 def test_lines_are_what_newlines_divide(lines: list[bytes], step: int) -> None:
     text = b"".join(line + b"\n" for line in lines)
     assert list(split_lines(chunked(text, step), "x")) == lines

@@ -31,9 +31,7 @@ def write_jsonl(path: Path, rows: list[object]) -> Path:
     return path
 
 
-ROWS = [
-    {"_id": f"doc {i}", "title": f"Title {i}", "text": f"Text é {i}.", "metadata": {}} for i in range(500)
-]
+ROWS = [{"_id": f"doc {i}", "title": f"Title {i}", "text": f"Text é {i}.", "metadata": {}} for i in range(500)]
 EXPECTED = {Article(f"doc {i}", 0, f"Title {i}", (Section("", f"Text é {i}."),)) for i in range(500)}
 
 
@@ -105,9 +103,7 @@ def test_sections_and_numbers_as_ids_are_taken(tmp_path, plan) -> None:
 
 def test_half_a_character_becomes_a_mark(tmp_path, plan) -> None:
     (tmp_path / "x.jsonl").write_text('{"id": "1", "text": "a \\ud800 \\ud83d\\ude00"}\n')
-    assert articles(plan(tmp_path / "x.jsonl"))[0].sections == (
-        Section("", "a \N{REPLACEMENT CHARACTER} 😀"),
-    )
+    assert articles(plan(tmp_path / "x.jsonl"))[0].sections == (Section("", "a \N{REPLACEMENT CHARACTER} 😀"),)
 
 
 def test_sections_in_parquet_are_taken(tmp_path, plan) -> None:

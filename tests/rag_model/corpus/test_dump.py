@@ -61,26 +61,20 @@ revisions = st.lists(st.tuples(st.integers(1, 12), st.integers(1, 3)), min_size=
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60)
-@given(
-    revisions=revisions, pages_a_stream=st.integers(1, 5), files=st.integers(1, 3), multistream=st.booleans()
-)
+@given(revisions=revisions, pages_a_stream=st.integers(1, 5), files=st.integers(1, 3), multistream=st.booleans())
 def test_of_duplicates_the_highest_revision_wins_in_any_order(
     tmp_path, page_xml, export_xml, make_multistream, plan, *, revisions, pages_a_stream, files, multistream
 ) -> None:
     folder = tmp_path / "dumps"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
-    written = [
-        page_xml(page_id, f"{page_id}.{rev} {'x' * 100_000}", rev_id=rev) for page_id, rev in revisions
-    ]
+    written = [page_xml(page_id, f"{page_id}.{rev} {'x' * 100_000}", rev_id=rev) for page_id, rev in revisions]
     source = folder / "all.xml"
     source.write_bytes(export_xml(*written))
     if multistream:
         make_multistream(folder, source, pages_a_stream=pages_a_stream, files=files)
         source.unlink()
-    read = [
-        (page.page_id, page.rev_id) for page in pages_of(plan(f"{folder}/*.*", part_bytes=1 + 200 * files))
-    ]
+    read = [(page.page_id, page.rev_id) for page in pages_of(plan(f"{folder}/*.*", part_bytes=1 + 200 * files))]
     newest = {page_id: max(rev for other, rev in revisions if other == page_id) for page_id, _ in revisions}
     assert dict(read) == newest
     assert len(read) == len(newest)
@@ -105,12 +99,8 @@ def test_pages_out_of_the_order_that_the_plan_saw_are_refused(tmp_path, page_xml
         list(read_pages(part))
 
 
-@pytest.mark.parametrize(
-    ("now", "says"), [((1, 7, 3), "page 7 is there"), ((1, 2, 2), "only pages 1 to 2 are there")]
-)
-def test_pages_that_the_plan_did_not_see_are_refused(
-    tmp_path, page_xml, export_xml, plan, *, now, says
-) -> None:
+@pytest.mark.parametrize(("now", "says"), [((1, 7, 3), "page 7 is there"), ((1, 2, 2), "only pages 1 to 2 are there")])
+def test_pages_that_the_plan_did_not_see_are_refused(tmp_path, page_xml, export_xml, plan, *, now, says) -> None:
     dump = tmp_path / "x.xml"
     dump.write_bytes(export_xml(*map(page_xml, (1, 2, 3))))
     part = replace(plan(dump).parts[0], ordered=False)

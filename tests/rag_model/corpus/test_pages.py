@@ -20,9 +20,7 @@ def pages_of(xml: bytes, step: int = 1000) -> list[Page]:
 @pytest.mark.parametrize("schema", ["0.10", "0.11"])
 def test_a_page_is_read_whole(page_xml, export_xml, schema: str) -> None:
     xml = export_xml(page_xml(12, "a < b & 'c' é", rev_id=34, title="A &amp; B"), schema=schema)
-    assert pages_of(xml) == [
-        Page(12, 34, "2026-11-01T12:00:00Z", 0, "A & B", False, "wikitext", "a < b & 'c' é")
-    ]
+    assert pages_of(xml) == [Page(12, 34, "2026-11-01T12:00:00Z", 0, "A & B", False, "wikitext", "a < b & 'c' é")]
 
 
 def test_redirects_namespaces_and_content_models_are_kept_apart(page_xml, export_xml) -> None:

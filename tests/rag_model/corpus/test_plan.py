@@ -43,9 +43,7 @@ def test_streams_in_a_row_are_one_slice(tmp_path, make_multistream, plan) -> Non
 
 def test_a_part_may_span_files(tmp_path, make_multistream, small_dump, plan) -> None:
     (part,) = plan(make_multistream(tmp_path, small_dump, files=3), part_bytes=1 << 30).parts
-    assert [piece.url[-6:] for piece in part.slices] == ["61.bz2", "83.bz2", "75.bz2"] or len(
-        part.slices
-    ) == 3
+    assert [piece.url[-6:] for piece in part.slices] == ["61.bz2", "83.bz2", "75.bz2"] or len(part.slices) == 3
     check_tiling(plan(make_multistream(tmp_path, small_dump, files=3), part_bytes=90_000))
 
 

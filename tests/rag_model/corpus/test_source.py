@@ -86,9 +86,7 @@ def test_a_server_without_ranges_serves_what_is_read_front_to_back(tmp_path, sma
     assert titles(plan(f"{serve(ranges=False)}/x.xml.bz2")) == titles(plan(small_dump))
 
 
-def test_a_server_without_sizes_is_one_sentence_where_they_are_needed(
-    tmp_path, make_multistream, plan, serve
-) -> None:
+def test_a_server_without_sizes_is_one_sentence_where_they_are_needed(tmp_path, make_multistream, plan, serve) -> None:
     name = Path(make_multistream(tmp_path)).name
     with pytest.raises(InputError, match="does not tell its size: download the file"):
         plan(f"{serve(ranges=False)}/{name}")
@@ -100,9 +98,7 @@ def test_what_a_server_lacks_is_one_sentence(plan, serve) -> None:
 
 
 class TestS3:
-    def test_dumps_are_read_from_a_bucket(
-        self, tmp_path, make_multistream, small_dump, plan, s3_store_url
-    ) -> None:
+    def test_dumps_are_read_from_a_bucket(self, tmp_path, make_multistream, small_dump, plan, s3_store_url) -> None:
         make_multistream(tmp_path, small_dump, files=2)
         bucket, _ = fsspec.url_to_fs(s3_store_url)
         for path in tmp_path.glob("*.bz2"):

@@ -35,9 +35,7 @@ def test_row_i_is_the_vector_of_passage_i(tmp_path: Path, encoder: Encoder, text
     )
 
 
-def test_windows_do_not_show(
-    tmp_path: Path, encoder: Encoder, texts: Texts, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_windows_do_not_show(tmp_path: Path, encoder: Encoder, texts: Texts, monkeypatch: pytest.MonkeyPatch) -> None:
     source = passages(tmp_path / "p.parquet", texts)
     embed_part(source, tmp_path / "whole.npy", encoder, "float32")
     monkeypatch.setattr("rag_model.encoders.encoder._WINDOW", 4)

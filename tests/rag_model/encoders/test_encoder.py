@@ -120,9 +120,7 @@ def test_any_text_has_a_vector(tiny_bert: Path, text: str) -> None:
     assert np.isfinite(Encoder.load(tiny_bert).encode_questions([text])).all()
 
 
-def test_positions_of_roberta_are_counted_past_the_padding(
-    tmp_path: Path, tiny_bert: Path, texts: Texts
-) -> None:
+def test_positions_of_roberta_are_counted_past_the_padding(tmp_path: Path, tiny_bert: Path, texts: Texts) -> None:
     config = RobertaConfig(
         vocab_size=128, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64,
         max_position_embeddings=66, pad_token_id=1, initializer_range=0.5,

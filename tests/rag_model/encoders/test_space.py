@@ -33,9 +33,7 @@ def test_a_renamed_folder_is_the_same_space(tiny_bert: Path, tmp_path: Path) -> 
 )
 def test_what_decides_a_passages_vector_decides_the_space(tiny_bert: Path, change: dict[str, Any]) -> None:
     mine, theirs = space_of(tiny_bert, SPEC, "mine"), space_of(tiny_bert, replace(SPEC, **change), "theirs")
-    with pytest.raises(
-        RefusedError, match=f"encoder mine .* encoder theirs, whose {next(iter(change))} differ"
-    ):
+    with pytest.raises(RefusedError, match=f"encoder mine .* encoder theirs, whose {next(iter(change))} differ"):
         check_same_space(mine, theirs)
 
 
@@ -45,9 +43,7 @@ def test_the_question_prompt_does_not(tiny_bert: Path) -> None:
 
 
 def test_other_weights_are_another_space(tiny_bert: Path, tiny_dpr: tuple[Path, Path]) -> None:
-    with pytest.raises(
-        RefusedError, match="whose weights differ: ask with the encoder that the snapshot carries"
-    ):
+    with pytest.raises(RefusedError, match="whose weights differ: ask with the encoder that the snapshot carries"):
         check_same_space(space_of(tiny_dpr[0], SPEC), space_of(tiny_bert, SPEC))
 
 

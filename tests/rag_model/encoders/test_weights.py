@@ -31,14 +31,9 @@ def test_names_and_shards_do_not_matter(tiny_bert: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-def test_equal_values_of_another_dtype_do_not_matter(
-    tiny_bert: Path, tmp_path: Path, dtype: torch.dtype
-) -> None:
+def test_equal_values_of_another_dtype_do_not_matter(tiny_bert: Path, tmp_path: Path, dtype: torch.dtype) -> None:
     tensors = load_file(tiny_bert / "model.safetensors")
-    rounded = {
-        name: tensor.to(torch.float16 if dtype == torch.float64 else dtype)
-        for name, tensor in tensors.items()
-    }
+    rounded = {name: tensor.to(torch.float16 if dtype == torch.float64 else dtype) for name, tensor in tensors.items()}
     wide = with_tensors(tiny_bert, tmp_path / "wide", {name: t.float() for name, t in rounded.items()})
     other = with_tensors(tiny_bert, tmp_path / "other", {name: t.to(dtype) for name, t in rounded.items()})
     assert digest_weights(wide) == digest_weights(other)
@@ -76,9 +71,7 @@ def _as_dpr(bert: Path, into: Path) -> Path:
 def test_old_layer_norm_names_do_not_matter(tiny_bert: Path, tmp_path: Path) -> None:
     tensors = load_file(tiny_bert / "model.safetensors")
     old = {
-        name.replace("LayerNorm.weight", "LayerNorm.gamma").replace(
-            "LayerNorm.bias", "LayerNorm.beta"
-        ): tensor
+        name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): tensor
         for name, tensor in tensors.items()
     }
     assert digest_weights(with_tensors(tiny_bert, tmp_path / "old", old)) == digest_weights(tiny_bert)
@@ -100,9 +93,7 @@ def test_a_missing_file_is_named(tiny_bert: Path, tmp_path: Path) -> None:
         digest_weights(sharded)
 
 
-@pytest.mark.parametrize(
-    ("keep", "says"), [(-1, "truncated"), (100, "corrupt"), (4, "corrupt"), (0, "corrupt")]
-)
+@pytest.mark.parametrize(("keep", "says"), [(-1, "truncated"), (100, "corrupt"), (4, "corrupt"), (0, "corrupt")])
 def test_a_truncated_file_is_named(tiny_bert: Path, tmp_path: Path, keep: int, says: str) -> None:
     data = (tiny_bert / "model.safetensors").read_bytes()
     (tmp_path / "model.safetensors").write_bytes(data[:keep])

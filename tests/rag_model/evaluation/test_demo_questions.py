@@ -22,11 +22,7 @@ def wikitext(dump: Path) -> dict[str, str]:
                 title = element.text or ""
             elif name == "text":
                 plain = (
-                    (element.text or "")
-                    .replace("[[", "")
-                    .replace("]]", "")
-                    .replace("''", "")
-                    .replace("&nbsp;", " ")
+                    (element.text or "").replace("[[", "").replace("]]", "").replace("''", "").replace("&nbsp;", " ")
                 )
                 found[title] = plain.replace("|", " ")
     return found
@@ -35,9 +31,7 @@ def wikitext(dump: Path) -> dict[str, str]:
 def test_every_answer_stands_in_its_article(demo_dump: Path) -> None:
     articles = wikitext(demo_dump)
     rows = [json.loads(line) for line in FILE.read_text("utf-8").splitlines()]
-    missing = [
-        (r["question"], a) for r in rows for a in r["answers"] if not has_answer([a], articles[r["article"]])
-    ]
+    missing = [(r["question"], a) for r in rows for a in r["answers"] if not has_answer([a], articles[r["article"]])]
     assert missing == []
 
 

@@ -16,9 +16,7 @@ FACTORIES = {"hnsw": "HNSW32", "ivfpq": "IVF64,PQ48np"}
 
 def found(**recalls: float) -> dict[str, Findings]:
     values = {"hnsw": 0.99, "ivfpq": 0.9, **recalls}
-    return {
-        name: Findings(FACTORIES.get(name, "Flat"), np.full(256, value)) for name, value in values.items()
-    }
+    return {name: Findings(FACTORIES.get(name, "Flat"), np.full(256, value)) for name, value in values.items()}
 
 
 def failed(
@@ -58,9 +56,7 @@ def test_thresholds_that_make_no_sense_are_refused(wrong: dict[str, Any]) -> Non
         GateRecipe(**wrong)
 
 
-@pytest.mark.parametrize(
-    ("left", "names"), [(900, []), (899, ["passages lost since the parent"]), (5000, [])]
-)
+@pytest.mark.parametrize(("left", "names"), [(900, []), (899, ["passages lost since the parent"]), (5000, [])])
 def test_passages_may_be_lost_up_to_a_tenth(left: int, names: list[str]) -> None:
     assert failed(replace(PARENT, passages=left)) == names
 

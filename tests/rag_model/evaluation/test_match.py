@@ -59,9 +59,7 @@ def test_an_answer_cut_out_at_token_borders_is_found(before: str, after: str, da
 
 def test_every_character_is_classed_as_the_regex_module_does() -> None:
     regex = pytest.importorskip("regex")
-    dpr = regex.compile(
-        r"([\p{L}\p{N}\p{M}]+)|([^\p{Z}\p{C}])", regex.IGNORECASE | regex.UNICODE | regex.MULTILINE
-    )
+    dpr = regex.compile(r"([\p{L}\p{N}\p{M}]+)|([^\p{Z}\p{C}])", regex.IGNORECASE | regex.UNICODE | regex.MULTILINE)
     known = "".join(f"{chr(c)}\n" for c in range(sys.maxunicode + 1) if unicodedata.category(chr(c)) != "Cn")
     normal = unicodedata.normalize("NFD", known)
     assert tokens(known) == [match.group().lower() for match in dpr.finditer(normal)]

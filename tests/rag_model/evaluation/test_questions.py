@@ -53,9 +53,7 @@ def test_a_stream_is_known_by_its_first_line(text: str, questions: list[str]) ->
 
 
 def test_answers_may_be_patterns(tmp_path: Path) -> None:
-    assert read_questions(written(tmp_path, "q.csv", "Q\t['\\d+ miles']\n")).questions[0].answers == (
-        r"\d+ miles",
-    )
+    assert read_questions(written(tmp_path, "q.csv", "Q\t['\\d+ miles']\n")).questions[0].answers == (r"\d+ miles",)
 
 
 def test_compressed_files_are_unpacked(tmp_path: Path) -> None:

@@ -39,15 +39,11 @@ def test_a_corpus_smaller_than_k_can_be_found_whole() -> None:
 
 
 @given(arrays(np.float32, (12, 3), elements=st.integers(-2, 2)), st.integers(1, 12), st.data())
-def test_exact_search_finds_itself_however_ties_fall(
-    vectors: np.ndarray, k: int, data: st.DataObject
-) -> None:
+def test_exact_search_finds_itself_however_ties_fall(vectors: np.ndarray, k: int, data: st.DataObject) -> None:
     queries = np.eye(3, dtype=np.float32)
     exact, scores = ranked(vectors, queries, 12)
     order = np.array(data.draw(st.permutations(range(12))))
-    shuffled, _ = ranked(
-        vectors[order], queries, k
-    )  # the same vectors under other rows: ties break otherwise
+    shuffled, _ = ranked(vectors[order], queries, k)  # the same vectors under other rows: ties break otherwise
     assert recall_at(order[shuffled], exact, scores, k).tolist() == [1.0, 1.0, 1.0]
 
 

@@ -96,9 +96,7 @@ def test_nothing_is_fetched_and_nothing_runs(report: BuildReport) -> None:
     assert not any(key.startswith("on") or key == "src" for _, attributes in page.seen for key in attributes)
     assert not re.search(r"url\(|@import", render(report))
     assert "default-src 'none'" in render(report)
-    assert {a["href"] for name, a in page.seen if name == "a"} == {
-        "https://en.wikipedia.org/w/index.php?oldid=7"
-    }
+    assert {a["href"] for name, a in page.seen if name == "a"} == {"https://en.wikipedia.org/w/index.php?oldid=7"}
 
 
 def test_the_page_is_text_whatever_a_title_holds(report: BuildReport) -> None:

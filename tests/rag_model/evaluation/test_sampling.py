@@ -27,9 +27,7 @@ def test_one_whole_sentence_of_each_passage(make_passage) -> None:
 
 
 def test_the_choice_does_not_hang_on_the_order(make_passage) -> None:
-    passages = [
-        make_passage(str(page), "One sentence is here. Another sentence follows it.") for page in range(9)
-    ]
+    passages = [make_passage(str(page), "One sentence is here. Another sentence follows it.") for page in range(9)]
     assert sample_sentences(passages[::-1], 3) == sample_sentences(passages, 3)[::-1]
 
 

@@ -52,9 +52,7 @@ def moto_server() -> Iterator[Callable[[str], str]]:
 
     def start(conditions: str) -> str:
         if conditions not in servers:
-            servers[conditions] = make_server(
-                "127.0.0.1", 0, _with_conditions(app, conditions), threaded=True
-            )
+            servers[conditions] = make_server("127.0.0.1", 0, _with_conditions(app, conditions), threaded=True)
             threading.Thread(target=servers[conditions].serve_forever, daemon=True).start()
         return f"http://127.0.0.1:{servers[conditions].port}"
 

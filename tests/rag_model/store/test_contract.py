@@ -125,9 +125,7 @@ class StoreContract:
     def test_the_first_record_wins(self, store: Store) -> None:
         blob = store.blobs.put_bytes(b"any")
         with ThreadPoolExecutor(8) as pool:
-            records = list(
-                pool.map(lambda i: store.memo.record("embed", "k", {"o": blob}, {"by": i}), range(8))
-            )
+            records = list(pool.map(lambda i: store.memo.record("embed", "k", {"o": blob}, {"by": i}), range(8)))
         assert len({record.facts["by"] for record in records}) == 1
         assert store.memo.get("embed", "k") == records[0]
 

@@ -56,9 +56,7 @@ def failures(attempt: Callable[[], object]) -> Iterator[StoreError]:
     pytest.fail(f"more than {MOST_WRITES} writes")
 
 
-def test_a_full_disk_publishes_nothing_half(
-    local_store: Store, publish: Callable[..., str], tmp_path: Path
-) -> None:
+def test_a_full_disk_publishes_nothing_half(local_store: Store, publish: Callable[..., str], tmp_path: Path) -> None:
     def attempt() -> None:
         local_store.refs.move("latest", publish(local_store), 0)
 

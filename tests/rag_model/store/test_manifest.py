@@ -23,9 +23,7 @@ values = st.recursive(
     | st.integers(-(1 << 53), 1 << 53)
     | st.floats(allow_nan=False, allow_infinity=False)
     | st.text(st.characters(exclude_categories=["Cs"])),
-    lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(st.text("abc", min_size=1), inner, max_size=3)
-    ),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text("abc", min_size=1), inner, max_size=3),
     max_leaves=5,
 )
 objects = st.dictionaries(st.text("abcxyz", min_size=1), values, max_size=3)

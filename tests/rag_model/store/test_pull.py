@@ -50,9 +50,7 @@ def test_a_second_pull_fetches_nothing(local_store: Store, publish: Callable[...
     assert (again.fetched_bytes, again.reused_bytes) == (0, size_of(local_store, snapshot))
 
 
-def test_the_next_snapshot_fetches_what_changed(
-    local_store: Store, publish: Callable[..., str], dest: Path
-) -> None:
+def test_the_next_snapshot_fetches_what_changed(local_store: Store, publish: Callable[..., str], dest: Path) -> None:
     old, new = publish(local_store), publish(local_store, words=50)
     pull(local_store, old, dest)
     reader = Snapshot.from_folder(dest)
@@ -76,9 +74,7 @@ def test_a_choice_of_files_grows(local_store: Store, publish: Callable[..., str]
 
 
 @pytest.mark.parametrize("damage", ["flipped", "truncated", "gone"])
-def test_a_damaged_copy_is_repaired(
-    local_store: Store, publish: Callable[..., str], dest: Path, damage: str
-) -> None:
+def test_a_damaged_copy_is_repaired(local_store: Store, publish: Callable[..., str], dest: Path, damage: str) -> None:
     snapshot = publish(local_store)
     pull(local_store, snapshot, dest)
     file = dest / snapshot / VECTORS
@@ -122,9 +118,7 @@ def test_a_hostile_manifest_writes_nothing(
     assert not (tmp_path / "escaped").exists()
 
 
-def test_a_place_that_is_a_file_says_so(
-    local_store: Store, publish: Callable[..., str], tmp_path: Path
-) -> None:
+def test_a_place_that_is_a_file_says_so(local_store: Store, publish: Callable[..., str], tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(StoreError, match="cannot write"):
         pull(local_store, publish(local_store), tmp_path / "file")

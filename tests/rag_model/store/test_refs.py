@@ -13,11 +13,7 @@ from rag_model.store import Store
 from rag_model.store.refs import checked_name
 
 
-@given(
-    st.lists(
-        st.tuples(st.sampled_from(["latest", "candidate"]), st.integers(0, 5), st.integers(0, 3)), max_size=20
-    )
-)
+@given(st.lists(st.tuples(st.sampled_from(["latest", "candidate"]), st.integers(0, 5), st.integers(0, 3)), max_size=20))
 def test_refs_do_as_a_list_does(moves: list[tuple[str, int, int]]) -> None:
     url = f"memory://{secrets.token_hex(4)}"
     refs = Store.open(url, create=True).refs
@@ -67,8 +63,6 @@ def test_a_damaged_log_says_so(written: bytes, memory_store: Store) -> None:
 
 def test_a_moves_number_is_checked(memory_store: Store) -> None:
     memory_store.refs.move("latest", "0" * 64, 0)
-    memory_store.files.put(
-        "refs/latest/00000002.json", memory_store.files.read("refs/latest/00000001.json") or b""
-    )
+    memory_store.files.put("refs/latest/00000002.json", memory_store.files.read("refs/latest/00000001.json") or b"")
     with pytest.raises(StoreError, match="says it is move 1"):
         memory_store.refs.history("latest")
