@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from rag_model.encoders.encoder import Encoder
-from rag_model.evaluation.gate import GateRecipe
-from rag_model.evaluation.recall import Effort, Findings, percentile5, recall_at
+from rag_model.evaluation.gate import Findings, GateRecipe
 from rag_model.evaluation.sampling import sample_rows, sample_sentences
 from rag_model.index.engine import Vectors
-from rag_model.index.health import Trial, sweep
+from rag_model.index.health import Effort, Trial, sweep
+from rag_model.index.recall import percentile5, recall_at
 from rag_model.index.search import IndexFile
 from rag_model.retrieve.dense import EXACT, QUESTION_ENCODER, index_of
 from rag_model.store.snapshot import Snapshot

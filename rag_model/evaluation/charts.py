@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 
 from rag_model.evaluation.markup import Node, join, tag
-from rag_model.evaluation.recall import Effort
+from rag_model.index.health import Effort
 
 _WIDTH, _HEIGHT = 720.0, 300.0  # the viewBox; the page scales it
 _LEFT, _RIGHT, _TOP, _BOTTOM = 62.0, 24.0, 20.0, 50.0  # margins that hold the labels

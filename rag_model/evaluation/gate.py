@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from rag_model.errors import UsageError
-from rag_model.evaluation.recall import Findings, percentile5
+from rag_model.index.recall import Recalls, percentile5
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +61,14 @@ class Vitals:
     passages: int
     space: str | None  # digest of the encoder space; None = no embeddings
     newest_revision: str  # ISO 8601 UTC, so text order is time order; empty = the source has no revisions
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """What one index showed on the sampled queries."""
+
+    factory: str  # HNSW32
+    recalls: Recalls  # of each query, as the index is searched by default
 
 
 @dataclass(frozen=True, slots=True)

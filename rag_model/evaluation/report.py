@@ -11,7 +11,7 @@ from importlib.resources import files
 from rag_model.evaluation.charts import bars, histogram, legend, trade_offs
 from rag_model.evaluation.gate import Check, Verdict
 from rag_model.evaluation.markup import Child, Node, join, link, tag
-from rag_model.evaluation.recall import Effort
+from rag_model.index.health import Effort
 from rag_model.retrieve.retriever import Hit
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"

@@ -9,20 +9,22 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Self
 
-from rag_model.evaluation.recall import Effort, percentile5, recall_at
 from rag_model.index.engine import Rows, Vectors, faiss
+from rag_model.index.recall import percentile5, recall_at
 from rag_model.index.search import IndexFile, SearchIndex
 
 _REPEATS = 3  # runs of which the fastest counts: a machine is slowed by others, never hurried
 
 
 @dataclass(frozen=True, slots=True)
-class Probe(Effort):
-    """An `Effort` with the parameter that was set, and the work that no machine changes."""
+class Effort:
+    """One point of an index's trade-off: how hard it searched, what it found, how long it took."""
 
-    parameter: str  # efSearch, nprobe; empty for an index that has none
-    value: int
-    distances: float  # computed a query, mean; of lists the codes compared, centroids not counted
+    setting: str  # efSearch=128, nprobe=32, exact
+    recall_mean: float
+    recall_p5: float  # the fifth percentile over the queries: what an unlucky question gets
+    milliseconds: float  # a query, all queries searched as one batch
+    distances: float  # computed a query, mean: no machine changes it; of lists the codes compared, not the centroids
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +46,8 @@ class Trial:
         return cls(vectors, k, *exact.search(vectors, max(k, min(2 * k, exact.n))))
 
 
-def sweep(index: IndexFile, trial: Trial, values: Sequence[int] | None = None) -> list[Probe]:
-    """Search with a range of settings; return one probe each, cheapest first.
+def sweep(index: IndexFile, trial: Trial, values: Sequence[int] | None = None) -> list[Effort]:
+    """Search with a range of settings; return one effort each, cheapest first.
 
     `values` are of `efSearch` or `nprobe`; without them they double, up to 512 or to all lists (1,024 at
     most). faiss counts distances for the whole process: a search elsewhere in it meanwhile spoils that
@@ -56,9 +58,9 @@ def sweep(index: IndexFile, trial: Trial, values: Sequence[int] | None = None) -
     """
     parameter = {"hnsw": "efSearch", "ivf": "nprobe", "exact": ""}[index.kind]
     if not parameter:
-        return [_probe(index, trial, parameter, 0)]
+        return [_effort(index, trial, {})]
     chosen = _steps(index) if values is None else sorted(values)
-    return [_probe(index, trial, parameter, value) for value in chosen]
+    return [_effort(index, trial, {parameter: value}) for value in chosen]
 
 
 def _steps(index: IndexFile) -> list[int]:
@@ -67,21 +69,18 @@ def _steps(index: IndexFile) -> list[int]:
     return [*(1 << step for step in range(least.bit_length() - 1, (most - 1).bit_length())), most]
 
 
-def _probe(index: IndexFile, trial: Trial, parameter: str, value: int) -> Probe:
-    parameters = {parameter: value} if parameter else {}
+def _effort(index: IndexFile, trial: Trial, parameters: dict[str, int]) -> Effort:
     queries = len(trial.vectors)
     _reset_counters()
     found = index.search(trial.vectors, trial.k, **parameters)[1]  # warms the caches too
     distances = _counted(index, queries) / queries
     seconds = min(_seconds(index, trial, parameters) for _ in range(_REPEATS))
     recalls = recall_at(found, trial.rows, trial.scores, trial.k)
-    return Probe(
-        setting=f"{parameter}={value}" if parameter else "exact",
+    return Effort(
+        setting=", ".join(f"{name}={value}" for name, value in parameters.items()) or "exact",
         recall_mean=float(recalls.mean()),
         recall_p5=percentile5(recalls),
         milliseconds=1000 * seconds / queries,
-        parameter=parameter,
-        value=value,
         distances=distances,
     )
 

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from rag_model.errors import UsageError
-from rag_model.evaluation.gate import Floor, GateRecipe, Vitals, judge
-from rag_model.evaluation.recall import Findings
+from rag_model.evaluation.gate import Findings, Floor, GateRecipe, Vitals, judge
 
 PARENT = Vitals(passages=1000, space="sha256:aa", newest_revision="2026-10-01T00:00:00Z")
 FACTORIES = {"hnsw": "HNSW32", "ivfpq": "IVF64,PQ48np"}

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rag_model.evaluation.charts import bars, histogram, trade_offs
-from rag_model.evaluation.gate import GateRecipe, Vitals, judge
+from rag_model.evaluation.gate import Findings, GateRecipe, Vitals, judge
 from rag_model.evaluation.markup import link, tag
-from rag_model.evaluation.recall import Effort, Findings
 from rag_model.evaluation.report import BuildReport, Example, Stage, render
+from rag_model.index.health import Effort
 from rag_model.retrieve.retriever import Hit
 
 EVIL = "</title><script>alert('x')</script>\" onload=\"alert(1)"
@@ -63,7 +63,7 @@ def report(make_passage) -> BuildReport:
         quarantined=[(EVIL, EVIL, EVIL)],
         lengths={0: 3, 10: 0, 20: 400},
         curves={
-            "hnsw": [Effort("efSearch=16", 0.9, 0.7, 0.1), Effort("efSearch=64", 0.99, 0.9, 0.3)],
+            "hnsw": [Effort("efSearch=16", 0.9, 0.7, 0.1, 300), Effort("efSearch=64", 0.99, 0.9, 0.3, 900)],
             EVIL: [],
         },
         metrics={"Success@5": 0.8125},
@@ -136,7 +136,12 @@ def test_histograms_of_any_counts_stay_in_the_picture(buckets: dict[int, int]) -
 
 
 EFFORTS = st.builds(
-    Effort, st.just("nprobe=1"), st.floats(0, 1), st.floats(0, 1), st.floats(0, 1e5, allow_subnormal=False)
+    Effort,
+    st.just("nprobe=1"),
+    st.floats(0, 1),
+    st.floats(0, 1),
+    st.floats(0, 1e5, allow_subnormal=False),
+    st.just(1.0),
 )
 
 

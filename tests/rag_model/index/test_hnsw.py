@@ -34,8 +34,8 @@ def test_merged_cells_find_what_one_shot_finds_at_equal_work(
     for cells in (1, 6):
         path, plan = build_index(parts, IndexRecipe("HNSW8", metric, cells=cells), f"cells-{cells}")
         assert plan.cells == cells
-        probes = sweep(open_index(path), trial, [20, 40, 80, 160, 320])
-        curves.append(([probe.distances for probe in probes], [probe.recall_mean for probe in probes]))
+        efforts = sweep(open_index(path), trial, [20, 40, 80, 160, 320])
+        curves.append(([effort.distances for effort in efforts], [effort.recall_mean for effort in efforts]))
     (work, recall), (merged_work, merged_recall) = curves
     at_equal_work = np.interp(work[1:-1], merged_work, merged_recall)
     assert np.all(at_equal_work >= np.array(recall[1:-1]) - 0.02)

@@ -1,36 +1,17 @@
-"""How much of exact search an index finds: the measure, and the records of it that others fill."""
-
-from dataclasses import dataclass
+"""How much of exact search an index finds."""
 
 import numpy as np
 import numpy.typing as npt
 
-Rows = npt.NDArray[np.int64]
-Vectors = npt.NDArray[np.float32]
+from rag_model.index.engine import Rows, Vectors
+
+Recalls = npt.NDArray[np.float64]  # (q,): each query's, in [0, 1]
 
 # Share of the k-th score within which another passage is as good: sums of float32 differ by their order.
 _TIE = 1e-5
 
 
-@dataclass(frozen=True, slots=True)
-class Effort:
-    """One point of an index's trade-off: how hard it searched, what it found, how long it took."""
-
-    setting: str  # efSearch=128, nprobe=32
-    recall_mean: float
-    recall_p5: float  # the fifth percentile over the queries: what an unlucky question gets
-    milliseconds: float  # a query, all queries searched as one batch
-
-
-@dataclass(frozen=True, slots=True)
-class Findings:
-    """What one index showed on the sampled queries."""
-
-    factory: str  # HNSW32
-    recalls: npt.NDArray[np.float64]  # of each query, as the index is searched by default
-
-
-def recall_at(found: Rows, exact: Rows, scores: Vectors, k: int) -> npt.NDArray[np.float64]:
+def recall_at(found: Rows, exact: Rows, scores: Vectors, k: int) -> Recalls:
     """Return each query's share of the true top k that `found` holds, in [0, 1].
 
     recall@k = |found_k ∩ true_k| / k. Passages that tie with the k-th are all true: which of several equal
@@ -49,6 +30,6 @@ def recall_at(found: Rows, exact: Rows, scores: Vectors, k: int) -> npt.NDArray[
     return np.minimum(np.array(hits, dtype=np.float64) / k, 1.0)
 
 
-def percentile5(recalls: npt.NDArray[np.float64]) -> float:
+def percentile5(recalls: Recalls) -> float:
     """Return the fifth percentile, interpolated as `numpy.percentile` does."""
     return float(np.percentile(recalls, 5))

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from rag_model.evaluation.recall import percentile5, recall_at
+from rag_model.index.recall import percentile5, recall_at
 
 
 def ranked(vectors: np.ndarray, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
