@@ -24,6 +24,7 @@ _ENVIRONMENT = {  # before Prefect, transformers and the like are imported; what
     "PREFECT_LOGGING_LEVEL": "CRITICAL",  # a failure is told once, in one sentence
     "PREFECT_SERVER_LOGGING_LEVEL": "CRITICAL",
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",  # a busy machine needs more than Prefect's 20
     "DO_NOT_TRACK": "1",
     "TOKENIZERS_PARALLELISM": "false",  # a process a core does that already
     "TRANSFORMERS_VERBOSITY": "error",
@@ -45,6 +46,9 @@ app.command("flows.verbs.search:search", help="Answer questions with passages of
 app.command("flows.verbs.evaluate:evaluate", help="Measure retrieval on questions with known answers.")
 app.command("flows.verbs.log:log", help="List the moves of a ref, newest first.")
 app.command("flows.verbs.show:show", help="Show what a snapshot holds and the recipe that rebuilds it.")
+app.command("flows.verbs.diff:diff", help="Compare two snapshots: articles, passages, settings, bytes to pull.")
+app.command("flows.verbs.tag:tag", help="Give a snapshot a name: create a ref, or move it.")
+app.command("flows.verbs.rollback:rollback", help="Move a ref back to a snapshot that it named before.")
 app.command("flows.verbs.verify:verify", help="Read every byte of a snapshot again and name what is wrong.")
 app.command("flows.verbs.pull:pull", help="Copy a snapshot to a folder: only what is missing, verified, atomic.")
 

@@ -24,7 +24,6 @@ from prefect.testing.utilities import prefect_test_harness  # noqa: E402
 
 from tests.fixtures.tiny import save_bert  # noqa: E402
 
-BOOKWHEEL = Path(sys.executable).with_name("bookwheel")
 IN_PROCESS = "--runner=FnApiRunner"
 RECIPE = """
 part_bytes = 50_000
@@ -64,7 +63,7 @@ Bookwheel = Callable[..., Ran]
 @pytest.fixture(scope="session", autouse=True)
 def prefect_server() -> Iterator[None]:
     """One real Prefect server, on a database of its own, for this process and those it starts."""
-    with prefect_test_harness(server_startup_timeout=120), pytest.MonkeyPatch.context() as environment:
+    with prefect_test_harness(server_startup_timeout=None), pytest.MonkeyPatch.context() as environment:
         from prefect.settings import PREFECT_API_URL  # noqa: PLC0415 - known once the server runs
 
         environment.setenv("PREFECT_API_URL", PREFECT_API_URL.value())
@@ -136,12 +135,18 @@ def reindex(bookwheel: Bookwheel, mini_dump: Path, tiny: Path, recipe: Path) -> 
 
 
 @pytest.fixture(scope="session")
-def command() -> Callable[..., Ran]:
+def executable() -> Path:
+    """The installed `bookwheel` command."""
+    return Path(sys.executable).with_name("bookwheel")
+
+
+@pytest.fixture(scope="session")
+def command(executable: Path) -> Callable[..., Ran]:
     """Run a verb as people do, in a process of its own."""
 
     def run(*argv: object, stdin: str | None = None, **environment: str) -> Ran:
         done = subprocess.run(
-            [BOOKWHEEL, *map(str, argv)],
+            [executable, *map(str, argv)],
             input=stdin,
             capture_output=True,
             text=True,

@@ -1,0 +1,179 @@
+"""Killed at any moment, out of disk, or in a race: a rerun finishes the same snapshot, and nothing is lost."""
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from rag_model.store.store import Store
+
+pytestmark = [pytest.mark.xdist_group("flows"), pytest.mark.slow]
+
+Seen = Callable[[Path], object]
+Kill = Callable[[int, int], None]
+DEADLINE = 120.0  # seconds until a test gives up on a condition
+
+
+def until(condition: Callable[[], object], what: str, still: Callable[[], bool] = lambda: True) -> None:
+    """Return once `condition` holds; fail when it cannot any more."""
+    deadline = time.monotonic() + DEADLINE
+    while not condition():
+        assert time.monotonic() < deadline, f"{what}: not seen in {DEADLINE:.0f} s"
+        assert still(), f"{what}: not seen before the process ended"
+        time.sleep(0.002)
+
+
+def recorded(stage: str, least: int) -> Seen:
+    def seen(store: Path) -> bool:
+        folder = store / "memo" / stage
+        return folder.is_dir() and len(list(folder.glob("*.json"))) >= least
+
+    return seen
+
+
+def manifest_written(store: Path) -> bool:
+    return any((store / "snapshots").glob("*.json"))
+
+
+MOMENTS: dict[str, tuple[Seen, Kill]] = {  # who is killed: the process alone, or with all that it started
+    "at the start": (lambda store: (store / "store.json").exists(), os.kill),
+    "after the first part was cut": (recorded("chunk", 1), os.kill),
+    "while parts are encoded": (recorded("embed", 1), os.killpg),
+    "while shards are built": (recorded("train", 1), os.kill),
+    "while the index is measured": (recorded("merge", 1), os.killpg),
+    "between the manifest and the ref": (manifest_written, os.kill),
+}
+
+
+@pytest.fixture
+def arguments(mini_dump: Path, tiny: Path, recipe: Path, tmp_path: Path) -> list[str]:
+    given = {"dump": mini_dump, "encoder": tiny, "recipe": recipe, "store": tmp_path / "store"}
+    return [word for name, value in given.items() for word in (f"--{name}", str(value))]
+
+
+def start(bookwheel: Path, arguments: list[str]) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        [bookwheel, "reindex", *arguments, "--", "--direct_num_workers=1"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,  # a process group of its own
+    )
+
+
+def stop(running: "subprocess.Popen[str]", send: Kill, number: int) -> tuple[str, str]:
+    """Send a signal, and return what was said once the process and all that it started are gone."""
+    started = psutil.Process(running.pid).children(recursive=True)
+    send(running.pid, number)
+    said = running.communicate(timeout=DEADLINE)
+    until(lambda: not any(map(_lives, started)), f"the end of {started}")
+    return said
+
+
+def _lives(process: psutil.Process) -> bool:
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def check_finishes(store: Path, reindex: Any, bookwheel: Any, library: Path) -> None:
+    """A rerun makes what was not recorded, and nothing else, and ends as if nothing had happened."""
+    undisturbed = Store.open(str(library))
+    known = {path: path.read_bytes() for path in (store / "memo").rglob("*.json")} if (store / "memo").is_dir() else {}
+    encoded = sum(fact["rows"] for fact in _facts(store, "embed"))
+
+    made = reindex(store).json
+    assert made["snapshot"] == undisturbed.snapshots.resolve("latest")
+    assert made["counts"]["reused"] == encoded
+    assert made["counts"]["embedded"] == 232 - encoded
+    assert all(path.read_bytes() == data for path, data in known.items())
+    assert {path.relative_to(store) for path in (store / "memo").rglob("*.json")} == {
+        path.relative_to(library) for path in (library / "memo").rglob("*.json")
+    }
+    assert len(bookwheel("log", "--store", store, "--json").json) == 1
+    assert bookwheel("verify", "--store", store).code == 0
+
+
+def _facts(store: Path, stage: str) -> list[dict[str, Any]]:
+    memo = Store.open(str(store)).memo if (store / "store.json").exists() else None
+    names = [path.stem for path in (store / "memo" / stage).glob("*.json")]
+    records = [memo.get(stage, name) for name in names] if memo else []
+    return [dict(record.facts) for record in records if record]
+
+
+@pytest.mark.parametrize(("moment", "kill"), MOMENTS.values(), ids=MOMENTS.keys())
+def test_a_run_killed(
+    moment: Seen,
+    kill: Kill,
+    tmp_path: Path,
+    arguments: list[str],
+    reindex: Any,
+    bookwheel: Any,
+    library: Path,
+    executable: Path,
+) -> None:
+    store = tmp_path / "store"
+    running = start(executable, arguments)
+    until(lambda: moment(store), "the moment", lambda: running.poll() is None)
+    stop(running, kill, signal.SIGKILL)
+    check_finishes(store, reindex, bookwheel, library)
+
+
+def test_a_run_interrupted_says_so(
+    tmp_path: Path, arguments: list[str], reindex: Any, bookwheel: Any, library: Path, executable: Path
+) -> None:
+    store = tmp_path / "store"
+    running = start(executable, arguments)
+    until(lambda: recorded("chunk", 1)(store), "the moment", lambda: running.poll() is None)
+    out, err = stop(running, os.kill, signal.SIGINT)
+    assert running.returncode == 130, err
+    assert out == ""
+    assert err.splitlines()[-1].startswith("bookwheel: interrupted: what was finished is recorded")
+    check_finishes(store, reindex, bookwheel, library)
+
+
+def test_a_full_disk(tmp_path: Path, arguments: list[str], executable: Path) -> None:
+    """On a real file system of 200 KB, mounted in a namespace of the process's own."""
+    store = tmp_path / "store"
+    store.mkdir()
+    mounted = f"mount -t tmpfs -o size=200k none '{store}' && "
+    within = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]
+    if not shutil.which("unshare") or subprocess.run([*within, f"{mounted} true"], check=False).returncode:
+        pytest.skip("this kernel gives no namespace to mount a small disk in; the next test still runs")
+    ran = subprocess.run(
+        [*within, mounted + 'exec "$0" "$@"', executable, "reindex", *arguments, "--", "--runner=FnApiRunner"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=DEADLINE,
+    )
+    assert ran.returncode == 1
+    assert "bookwheel: the disk is full: cannot write" in ran.stderr.splitlines()[-1]
+    assert ran.stderr.count("bookwheel: ") == 1
+    assert "Traceback" not in ran.stderr
+
+
+def test_no_room_for_a_file_and_then_there_is(
+    tmp_path: Path, arguments: list[str], reindex: Any, bookwheel: Any, library: Path, executable: Path
+) -> None:
+    store = tmp_path / "store"
+    ran = subprocess.run(
+        ["prlimit", "--fsize=40000", executable, "reindex", *arguments, "--", "--runner=FnApiRunner"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=DEADLINE,
+    )
+    assert ran.returncode == 1
+    assert ran.stderr.splitlines()[-1].startswith("bookwheel: cannot write")
+    assert ran.stderr.count("bookwheel: ") == 1
+    assert not Store.open(str(store)).refs.names()
+    check_finishes(store, reindex, bookwheel, library)
