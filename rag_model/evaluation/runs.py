@@ -1,21 +1,18 @@
 """What a search run leaves behind, in the three formats that other tools read.
 
 A TREC run file, DPR's retrieval JSON (what its reader and FiD train on), and one JSON object a question. Each
-appears whole or not at all: it is written beside its place and then moved there.
+appears whole or not at all.
 """
 
 import json
-import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from rag_model.errors import InputError
 from rag_model.evaluation.retrieval import Outcome
-
-RunWriter = Callable[[Sequence[Outcome], Path], None]
+from rag_model.landing import landing
 
 
 def write_trec(outcomes: Sequence[Outcome], path: Path, tag: str = "bookwheel") -> None:
@@ -35,9 +32,6 @@ def write_dpr(outcomes: Sequence[Outcome], path: Path) -> None:
 def write_jsonl(outcomes: Sequence[Outcome], path: Path) -> None:
     """Write one JSON object a question: `id`, `question`, `answers`, `first` rank with an answer, `hits`."""
     _write_whole(path, (json.dumps(_row(outcome), ensure_ascii=False) + "\n" for outcome in outcomes))
-
-
-WRITERS: dict[str, RunWriter] = {"trec": write_trec, "dpr": write_dpr, "jsonl": write_jsonl}
 
 
 def _trec_lines(outcome: Outcome, tag: str) -> Iterator[str]:
@@ -90,17 +84,8 @@ def _json_array(entries: Iterable[str]) -> Iterator[str]:
 
 
 def _write_whole(path: Path, pieces: Iterable[str]) -> None:
-    """Write `pieces` to a temporary file in the same folder, flush it to disk, and move it into place."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with beside.open("w", encoding="utf-8") as file:
+        with landing(path) as temporary, temporary.open("w", encoding="utf-8") as file:
             file.writelines(pieces)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
     except OSError as broken:
         raise InputError(f"{path} can't be written ({broken.strerror}): choose another place") from broken
-    finally:
-        with suppress(OSError):  # it is gone if all went well, and can't be there if its folder can't
-            beside.unlink()

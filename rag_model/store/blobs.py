@@ -12,8 +12,8 @@ from typing import Any, BinaryIO, Self
 
 from rag_model.digest import ALGORITHM, digest_bytes, digest_file
 from rag_model.errors import StoreError
+from rag_model.landing import landing
 from rag_model.store.files import Files
-from rag_model.store.landing import landing
 
 _ID = re.compile(rf"{ALGORITHM}:[0-9a-f]{{64}}")
 _LARGEST = 1 << 50  # bytes; no object store holds a larger file

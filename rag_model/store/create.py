@@ -14,7 +14,7 @@ from typing import Any
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 
-from rag_model.store.landing import landing
+from rag_model.landing import landing
 
 _memory_lock = threading.Lock()  # memory:// lives in one process
 _CONFLICT_TRIES = 8  # S3 answers 409 while another conditional write of the same key is under way

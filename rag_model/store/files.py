@@ -16,10 +16,10 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 
-from rag_model.errors import StoreError
+from rag_model.errors import StoreError, UsageError
 from rag_model.extras import require
+from rag_model.landing import landing
 from rag_model.store.create import create_exclusive, excludes
-from rag_model.store.landing import landing
 
 # An upload or download holds at most 4 chunks of 16 MiB, whatever the file's size.
 _CHUNK = 16 << 20
@@ -37,7 +37,10 @@ class Files:
         Raises:
             MissingExtraError: the URL needs a package that is not installed.
             StoreError: fsspec knows no such protocol.
+            UsageError: the URL is empty, which fsspec would take for the current folder.
         """
+        if not url.strip():
+            raise UsageError("the store's URL is empty: give a folder, file:///… or s3://…")
         self._is_s3 = url.startswith(("s3://", "s3a://"))
         self._errors: tuple[type[Exception], ...] = (OSError,)
         if self._is_s3:

@@ -18,9 +18,9 @@ from pathlib import Path
 
 from rag_model.digest import digest_file
 from rag_model.errors import StoreError
+from rag_model.landing import TEMPORARY
 from rag_model.store.blobs import BlobRef
 from rag_model.store.files import json_bytes
-from rag_model.store.landing import TEMPORARY
 from rag_model.store.manifest import Manifest
 from rag_model.store.snapshot import CURRENT, MANIFEST
 from rag_model.store.store import Store

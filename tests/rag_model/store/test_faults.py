@@ -13,9 +13,9 @@ import pytest
 import s3fs
 
 from rag_model.errors import MissingExtraError, RefConflictError, StoreError
+from rag_model.landing import TEMPORARY
 from rag_model.store import Snapshot, Store
 from rag_model.store.create import create_exclusive
-from rag_model.store.landing import TEMPORARY
 from rag_model.store.pull import pull
 from rag_model.store.verify import verify
 
