@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,14 @@ def digest_bytes(data: bytes | memoryview) -> str:
     return f"{ALGORITHM}:{hashlib.sha256(data).hexdigest()}"
 
 
+def digest_chunks(chunks: Iterable[bytes]) -> str:
+    """Return the id of bytes that come in pieces; only one of them is held."""
+    running = hashlib.sha256()
+    for chunk in chunks:
+        running.update(chunk)
+    return f"{ALGORITHM}:{running.hexdigest()}"
+
+
 def digest_json(value: Any) -> str:
     """Return the id of a JSON value: the digest of its canonical encoding."""
     return digest_bytes(canonical_json(value))
@@ -34,8 +44,5 @@ def digest_json(value: Any) -> str:
 
 def digest_file(path: Path) -> str:
     """Return the id of a local file's bytes, read a megabyte at a time."""
-    running = hashlib.sha256()
     with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            running.update(chunk)
-    return f"{ALGORITHM}:{running.hexdigest()}"
+        return digest_chunks(iter(partial(file.read, _CHUNK), b""))

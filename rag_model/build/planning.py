@@ -1,6 +1,5 @@
 """The plan of a build, kept in the store: a source that had to be split is not split again by the next run."""
 
-import hashlib
 import tempfile
 from pathlib import Path
 
@@ -9,6 +8,7 @@ from rag_model.corpus.multistream import index_of, is_index
 from rag_model.corpus.plan import plan_dump
 from rag_model.corpus.records import Plan
 from rag_model.corpus.source import expand, read_bytes
+from rag_model.digest import digest_chunks
 from rag_model.store.blobs import BlobRef
 from rag_model.store.store import Store
 
@@ -26,7 +26,7 @@ def plan_parts(store: Store, dump: str, recipe: Recipe, limit: int | None = None
     if limit is not None or all(index_of(url) for url in urls):
         return _plan(store, dump, recipe, limit, {})  # cheap: reads the index, or the first pages
     inputs = {
-        "files": [[url, _digest(url)] for url in urls],  # plain XML is read where it lies
+        "files": [[url, digest_chunks(read_bytes(url))] for url in urls],  # plain XML is read where it lies
         "part_bytes": recipe.part_bytes,
         "code": CODE,
     }
@@ -47,10 +47,3 @@ def _plan(store: Store, dump: str, recipe: Recipe, limit: int | None, staged: di
 
     with tempfile.TemporaryDirectory(prefix="bookwheel-plan-") as workdir:
         return plan_dump(dump, workdir=Path(workdir), stage=stage, limit=limit, part_bytes=recipe.part_bytes)
-
-
-def _digest(url: str) -> str:
-    running = hashlib.sha256()
-    for chunk in read_bytes(url):
-        running.update(chunk)
-    return running.hexdigest()

@@ -3,8 +3,8 @@
 Of a multistream dump the plan reads the index alone; anything else is read once, front to back.
 """
 
-import hashlib
 import re
+import sys
 from collections.abc import Iterable, Iterator
 from itertools import chain, islice
 from pathlib import Path
@@ -15,13 +15,13 @@ from rag_model.corpus.decode import read_slice
 from rag_model.corpus.dump import slice_pages
 from rag_model.corpus.multistream import index_of, is_index, read_streams
 from rag_model.corpus.parts import Piece, assemble, boundaries, in_order
-from rag_model.corpus.records import Part, Plan, Siteinfo, SourceKind
-from rag_model.corpus.rows import READERS
+from rag_model.corpus.records import Part, Plan, Siteinfo, Slice, SourceKind
+from rag_model.corpus.rows import READERS, Record
 from rag_model.corpus.siteinfo import read_siteinfo
 from rag_model.corpus.source import basename, expand, read_bytes, size_of
 from rag_model.corpus.split import split_dump
 from rag_model.corpus.staging import Stage
-from rag_model.digest import ALGORITHM, canonical_json
+from rag_model.digest import canonical_json, digest_chunks
 from rag_model.errors import InputError, UsageError
 
 _ROWS = re.compile(r"\.(jsonl|ndjson|parquet|tsv)(\.gz|\.bz2)?$", re.IGNORECASE)
@@ -67,7 +67,9 @@ def plan_dump(
     kind = kinds.pop()
     if kind == "wiki":
         return _plan_wiki(urls, workdir, stage, limit, part_bytes)
-    records = islice(chain.from_iterable(READERS[kind](url) for url in urls), limit)
+    records: Iterator[Record] = chain.from_iterable(READERS[kind](url) for url in urls)
+    if limit is not None:
+        records = islice(records, min(limit, sys.maxsize))  # it knows no larger number
     rows: SourceKind = "passages" if kind == "tsv" else "documents"
     size = sum(map(size_of, urls))
     parts = bucket_parts(rows, records, size=size, target=part_bytes, workdir=workdir, stage=stage)
@@ -85,12 +87,13 @@ def source_digest(part: Part) -> str:
     Raises:
         InputError: a slice cannot be read.
     """
-    running = hashlib.sha256(canonical_json([part.kind, part.first_page, part.last_page]))
-    for piece in part.slices:
-        staged = piece.codec == "gzip"
-        for chunk in read_slice(piece) if staged else read_bytes(piece.url, piece.offset, piece.length):
-            running.update(chunk)
-    return f"{ALGORITHM}:{running.hexdigest()}"
+    header = canonical_json([part.kind, part.first_page, part.last_page])
+    return digest_chunks(chain([header], chain.from_iterable(map(_input_bytes, part.slices))))
+
+
+def _input_bytes(piece: Slice) -> Iterator[bytes]:
+    staged = piece.codec == "gzip"
+    return read_slice(piece) if staged else read_bytes(piece.url, piece.offset, piece.length)
 
 
 def _kind(url: str) -> str:

@@ -4,10 +4,9 @@ Two folders that hold equal tensors have one digest, whatever the file names, sh
 bf16 values that equal the fp32 ones) or the class that saved them. Pure numpy: no torch is needed to check.
 """
 
-import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rag_model.digest import ALGORITHM, digest_json
+from rag_model.digest import digest_chunks, digest_json
 from rag_model.encoders.files import read_object
 from rag_model.errors import InputError
 
@@ -48,15 +47,16 @@ class StoredTensor:
             raise InputError(
                 f"encoder file {self.path} holds {self.dtype} tensors: save the model as fp32, fp16 or bf16"
             )
-        running = hashlib.sha256()
+        return digest_chunks(self._chunks())
+
+    def _chunks(self) -> Iterator[bytes]:
         left = math.prod(self.shape)
         with self.path.open("rb") as file:
             file.seek(self.offset)
             while left:
                 values = np.fromfile(file, _STORED_AS[self.dtype], min(left, _CHUNK))
-                running.update(_as_float32(values, self.dtype).tobytes())
+                yield _as_float32(values, self.dtype).tobytes()
                 left -= len(values)
-        return f"{ALGORITHM}:{running.hexdigest()}"
 
 
 def digest_weights(folder: Path) -> str:
