@@ -2,14 +2,35 @@
 
 from dataclasses import asdict
 from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
 
 from flows.reply import Common, Reply, StoreUrl
+from rag_model.store.kinds import chosen
 from rag_model.store.pull import pull as pull_snapshot
 from rag_model.store.store import Store
 
 
-def pull(ref: str, dest: Path, /, *, store: StoreUrl, common: Common | None = None) -> Reply:
+def pull(
+    ref: str,
+    dest: Path,
+    /,
+    *,
+    store: StoreUrl,
+    index: Annotated[
+        tuple[str, ...],
+        Parameter(negative="", help="Of the indexes this one alone, or `exact`; give it again for one more."),
+    ] = (),
+    no_embeddings: Annotated[
+        bool, Parameter(negative="", help="Leave the vectors out; only `exact` needs them.")
+    ] = False,
+    passages_only: Annotated[bool, Parameter(negative="", help="Leave out all but the passages.")] = False,
+    common: Common | None = None,
+) -> Reply:
     """Copy a snapshot to DEST: only what is missing there, verified, and put in place in one step.
+
+    What was left out is added by pulling again without leaving it out.
 
     Parameters
     ----------
@@ -19,7 +40,9 @@ def pull(ref: str, dest: Path, /, *, store: StoreUrl, common: Common | None = No
         A folder; `DEST/current` names the snapshot that was pulled last.
     """
     opened = Store.open(store)
-    report = pull_snapshot(opened, opened.snapshots.resolve(ref), dest)
+    manifest = opened.snapshots.get(opened.snapshots.resolve(ref))
+    select = chosen(manifest.content, indexes=index, embeddings=not no_embeddings, passages_only=passages_only)
+    report = pull_snapshot(opened, manifest.id, dest, select=select)
     document = {**asdict(report), "path": str(report.path)}
     text = (
         f"snapshot {report.snapshot[:12]} is in {report.path}: "

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections import defaultdict
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -27,10 +28,18 @@ def verify(store: Store, snapshot: str) -> list[Problem]:
 
     Reads every byte of the snapshot, 16 MiB at a time on each of a few threads.
     """
-    return [*_manifest_and_files(store, snapshot), *_refs(store)]
+    return [*_manifest_and_files(store, snapshot, _hashed), *_refs(store)]
 
 
-def _manifest_and_files(store: Store, snapshot: str) -> list[Problem]:
+def lacking(store: Store, snapshot: str) -> list[Problem]:
+    """Return what a snapshot (a full id) lacks: its manifest, or files of the right size; [] when all are there.
+
+    Reads the manifest and no other byte, so it is cheap before a ref is moved; `verify` finds flipped bits too.
+    """
+    return _manifest_and_files(store, snapshot, _sized)
+
+
+def _manifest_and_files(store: Store, snapshot: str, check: Callable[[Store, BlobRef], str | None]) -> list[Problem]:
     try:
         manifest = store.snapshots.get(snapshot)
     except StoreError as error:
@@ -39,21 +48,26 @@ def _manifest_and_files(store: Store, snapshot: str) -> list[Problem]:
     for path, ref in manifest.content.files.items():
         paths[ref].append(path)
     with ThreadPoolExecutor(_THREADS) as pool:
-        verdicts = pool.map(lambda ref: _blob(store, ref), paths)
+        verdicts = pool.map(lambda ref: check(store, ref), paths)
         found = list(zip(paths, verdicts, strict=True))
     return [Problem(path, ref.id, what) for ref, what in found if what is not None for path in paths[ref]]
 
 
-def _blob(store: Store, ref: BlobRef) -> str | None:
-    """Say what is wrong with a blob; None: nothing."""
+def _sized(store: Store, ref: BlobRef) -> str | None:
+    """Say what is wrong with a blob's size; None: nothing."""
     size = store.files.size(ref.path)
     if size is None:
         return "missing"
-    if size != ref.size:
-        return f"{size} bytes instead of {ref.size}"
+    return None if size == ref.size else f"{size} bytes instead of {ref.size}"
+
+
+def _hashed(store: Store, ref: BlobRef) -> str | None:
+    """Say what is wrong with a blob; None: nothing."""
+    if wrong := _sized(store, ref):
+        return wrong
     running = hashlib.sha256()
     try:
-        for chunk in store.files.chunks(ref.path, size):
+        for chunk in store.files.chunks(ref.path, ref.size):
             running.update(chunk)
     except StoreError as error:
         return str(error)
@@ -74,9 +88,7 @@ def _refs(store: Store) -> list[Problem]:
                 problems.append(Problem(_path(name, number), None, str(error)))
                 continue
             if number == numbers[-1] and move.snapshot not in known:  # older ones may have expired
-                problems.append(
-                    Problem(_path(name, number), None, f"its snapshot {move.snapshot} is missing")
-                )
+                problems.append(Problem(_path(name, number), None, f"its snapshot {move.snapshot} is missing"))
     return problems
 
 

@@ -3,8 +3,9 @@
 import io
 import secrets
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from werkzeug.serving import BaseWSGIServer, make_server
 
 from rag_model.corpus.passages import PassageWriter
 from rag_model.corpus.records import Passage
-from rag_model.store import Content, Manifest, PartEntry, Store
+from rag_model.store import Content, Manifest, PartEntry, Snapshot, Store
 
 ROWS = (1500, 1, 700)  # of the three parts: more than one row group, one row, less than one row group
 DIM = 4
@@ -127,3 +128,29 @@ def publish(parts_folder: Path) -> Callable[..., str]:
         return store.snapshots.put(Manifest(Content({"kind": "wiki"}, parts, files, recipe)))
 
     return publish
+
+
+@pytest.fixture
+def cut(tmp_path: Path) -> Callable[..., Snapshot]:
+    """Publish articles (the texts of their passages by page id), cut into parts that begin at the given pages.
+
+    `cut(store, {1: ["text", …], 7: […]}, (0, 5), words=100)` makes the parts 0-4 and 5-99.
+    """
+
+    def cut(store: Store, articles: dict[int, list[str]], starts: Sequence[int] = (0,), **recipe: int) -> Snapshot:
+        files, parts = {}, []
+        for number, (first, end) in enumerate(pairwise([*starts, 100])):
+            path = tmp_path / secrets.token_hex(8)
+            with PassageWriter(path) as writer:
+                for page in range(first, end):
+                    title = f"Title {page}"
+                    for place, text in enumerate(articles.get(page, [])):
+                        digest = Passage.hash_of(title, text)
+                        writer.write(Passage(f"{page}:{place}", str(page), 1, title, "", text, 0, 1, digest))
+            if writer.rows:
+                files[f"passages/part-{number:05d}.parquet"] = store.blobs.put_file(path)
+                parts.append(PartEntry(f"part-{number:05d}", first, end - 1, writer.rows))
+        manifest = Manifest(Content({"kind": "wiki"}, tuple(parts), files, {"chunk": recipe}))
+        return Snapshot.from_store(store, store.snapshots.put(manifest))
+
+    return cut

@@ -4,12 +4,15 @@ import pickle
 import secrets
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
 
-from rag_model.errors import RefConflictError, StoreError
-from rag_model.store import BlobRef, Content, Manifest, Produced, Snapshot, Store
+from rag_model.errors import RefConflictError, RefusedError, StoreError
+from rag_model.store import BlobRef, Content, Manifest, Produced, RefMove, Snapshot, Store
+from rag_model.store.diff import diff
+from rag_model.store.moves import rollback, tag
 from rag_model.store.pull import pull
 from rag_model.store.verify import verify
 
@@ -213,6 +216,40 @@ class StoreContract:
         with Snapshot.from_folder(tmp_path / "dest") as pulled:
             assert pulled.id == report.snapshot == snapshot
             assert pulled.passages([1500])[0].text == "text 1500"
+
+    def test_a_ref_is_tagged_and_rolled_back(self, store: Store, publish: Callable[..., str]) -> None:
+        old, new = publish(store), publish(store, words=50)
+        assert tag(store, old[:12], "latest", "the first").number == 1
+        assert tag(store, new, "latest").number == 2
+        move = rollback(store, "latest")
+        assert (move.number, move.snapshot, move.previous, move.note) == (3, old, new, "rollback to @1")
+        assert [move.snapshot for move in store.refs.history("latest")] == [old, new, old]
+        store.files.delete(store.snapshots.get(new).content.files["embeddings/part-00002.npy"].path)
+        with pytest.raises(RefusedError, match=r"embeddings/part-00002.npy: missing"):
+            rollback(store, "latest", 2)
+        assert store.refs.numbers("latest") == [1, 2, 3]
+
+    def test_of_those_who_tag_at_once_none_is_lost_in_silence(self, store: Store) -> None:
+        snapshots = [store.snapshots.put(Manifest(Content({"n": n}, (), {}))) for n in range(8)]
+
+        def attempt(snapshot: str) -> RefMove | None:
+            try:
+                return tag(store, snapshot, "latest")
+            except RefConflictError:
+                return None
+
+        with ThreadPoolExecutor(8) as pool:
+            won = [move for move in pool.map(attempt, snapshots) if move]
+        assert sorted(won, key=attrgetter("number")) == store.refs.history("latest")
+        assert store.refs.numbers("latest") == list(range(1, len(won) + 1))
+
+    def test_two_snapshots_are_compared(self, store: Store, cut: Callable[..., Snapshot], cache: Path) -> None:
+        before = cut(store, {1: ["a", "b"], 2: ["c"], 60: ["d"]}, (0, 50))
+        after = cut(store, {1: ["a", "x"], 3: ["c"], 60: ["d"]}, (0, 40))
+        found = diff(before, after)
+        assert found.articles == {"added": 1, "changed": 1, "removed": 1}
+        assert found.passages == {"added": 1, "changed": 1, "removed": 1}
+        assert not cache.exists()  # by range: no file is copied
 
 
 class TestMemory(StoreContract):

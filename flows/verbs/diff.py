@@ -1,0 +1,62 @@
+"""`bookwheel diff`: what changed from one snapshot to another."""
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from flows.reply import Common, Reply, StoreUrl
+from rag_model.store.diff import CHANGES, Diff
+from rag_model.store.diff import diff as diff_snapshots
+from rag_model.store.snapshot import Snapshot
+from rag_model.store.store import Store
+
+
+def diff(
+    before: str,
+    after: str,
+    /,
+    *,
+    store: StoreUrl,
+    limit: Annotated[int, Parameter(help="Name so many articles of each kind of change.")] = 10,
+    common: Common | None = None,
+) -> Reply:
+    """Compare two snapshots: articles and passages added, changed and removed, settings, and the bytes of a pull.
+
+    Passages are joined by id and hash. The bytes are what a puller of the first would fetch to have the second.
+
+    Parameters
+    ----------
+    before
+        A ref, ref@number, an id, or a unique prefix of one.
+    after
+        Another.
+    """
+    opened = Store.open(store)
+    found = diff_snapshots(Snapshot.from_store(opened, before), Snapshot.from_store(opened, after), limit)
+    return Reply(found.to_json(), "\n".join(_lines(found)))
+
+
+def _lines(found: Diff) -> Iterator[str]:
+    yield f"from      {found.before}"
+    yield f"to        {found.after}"
+    yield f"articles  {_counts(found.articles)}"
+    yield f"passages  {_counts(found.passages)}"
+    for change in CHANGES:
+        named = found.examples[change]
+        more = found.articles[change] - len(named)
+        if named:
+            titles = ", ".join(article.title for article in named)
+            yield f"{change:<9} {titles}" + (f" and {more:,} more" if more else "")
+    for name, (before, after) in found.settings.items():
+        yield f"setting   {name}: {_value(before)} -> {_value(after)}"
+    for kind, pull in found.pull.items():
+        yield f"pull      {kind}: {pull.fetched_bytes:,} of {pull.fetched_bytes + pull.reused_bytes:,} bytes"
+
+
+def _counts(counts: Mapping[Any, int]) -> str:
+    return ", ".join(f"{counts[change]:,} {change}" for change in CHANGES)
+
+
+def _value(value: Any) -> str:
+    return "none" if value is None else str(value)

@@ -1,0 +1,28 @@
+"""`bookwheel rollback`: a ref back to what it named before."""
+
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from flows.reply import Common, Reply, StoreUrl
+from flows.verbs.tag import moved
+from rag_model.store.moves import rollback as roll_back
+from rag_model.store.store import Store
+
+
+def rollback(
+    ref: str,
+    /,
+    *,
+    store: StoreUrl,
+    to: Annotated[int | None, Parameter(help="A number of the ref's log; else the snapshot before this one.")] = None,
+    common: Common | None = None,
+) -> Reply:
+    """Move REF to a snapshot that it named before, as a new move; exit 3 if files of that snapshot are gone.
+
+    Parameters
+    ----------
+    ref
+        The ref to move; `bookwheel log --ref REF` lists its numbers.
+    """
+    return moved(ref, roll_back(Store.open(store), ref, to))

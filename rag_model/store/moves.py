@@ -1,0 +1,85 @@
+"""Move refs by hand: `tag` gives a snapshot a name, `rollback` returns a name to a snapshot it had before.
+
+Both add a number to the ref's log, never take one away, and move only to a snapshot whose files are there. Whoever
+loses a race is told where the ref went and decides again: the winner's snapshot may be the one that was wanted.
+"""
+
+import re
+
+from rag_model.errors import RefConflictError, RefusedError, StoreError, UsageError
+from rag_model.store.refs import RefMove
+from rag_model.store.store import Store
+from rag_model.store.verify import lacking
+
+_ROLLBACK = re.compile(r"rollback to @([0-9]{1,8})")
+
+
+def tag(store: Store, snapshot: str, ref: str, note: str = "") -> RefMove:
+    """Make `ref` name a snapshot (an id, a unique prefix, a ref or `ref@number`) and return where it stands.
+
+    A ref that names the snapshot already is left alone.
+
+    Raises:
+        StoreError: there is no such snapshot.
+        RefusedError: a file of the snapshot is missing or of the wrong size; the ref did not move.
+        RefConflictError: another writer moved the ref meanwhile; its move stands.
+    """
+    now = store.refs.current(ref)
+    identity = store.snapshots.resolve(snapshot)
+    if now is not None and now.snapshot == identity:
+        return now
+    return _move(store, ref, identity, now, note)
+
+
+def rollback(store: Store, ref: str, to: int | None = None) -> RefMove:
+    """Move `ref` to the snapshot that its move `to` names, and return the move, a new one.
+
+    By default the snapshot before the current one. Moves that were rolled back are skipped, so that repeating it goes
+    further back and never forth again.
+
+    Raises:
+        StoreError: the ref has no history, or no such move.
+        UsageError: the ref names that snapshot already, or never named another one.
+        RefusedError: a file of the snapshot is missing or of the wrong size; the ref did not move.
+        RefConflictError: another writer moved the ref meanwhile; its move stands.
+    """
+    now = store.refs.current(ref)
+    if now is None:
+        raise StoreError(f"ref {ref} has no history in {store.url}: there is nothing to roll back")
+    target = _before(store, ref, now) if to is None else store.refs.at(ref, to)
+    if target.snapshot == now.snapshot:
+        raise UsageError(f"ref {ref} names snapshot {now.snapshot[:12]}, that of {ref}@{target.number}, already")
+    return _move(store, ref, target.snapshot, now, f"rollback to @{target.number}")
+
+
+def _before(store: Store, ref: str, now: RefMove) -> RefMove:
+    """Find the newest move with another snapshot before `now`, or before the move that `now` rolled back to."""
+    stands = now
+    while (back := _ROLLBACK.fullmatch(stands.note)) and int(back[1]) < stands.number:
+        stands = store.refs.at(ref, int(back[1]))
+    for number in range(stands.number - 1, 0, -1):
+        earlier = store.refs.at(ref, number)
+        if earlier.snapshot != now.snapshot:
+            return earlier
+    raise UsageError(
+        f"ref {ref} named no other snapshot before {now.snapshot[:12]}: `log --ref {ref}` lists its moves, "
+        "and `rollback --to NUMBER` takes any of them"
+    )
+
+
+def _move(store: Store, ref: str, snapshot: str, now: RefMove | None, note: str) -> RefMove:
+    if problems := lacking(store, snapshot):
+        raise RefusedError(
+            f"ref {ref} stays where it is: snapshot {snapshot[:12]} in {store.url} is not whole "
+            f"({problems[0].path}: {problems[0].what}); `verify` lists all that is wrong with it"
+        )
+    try:
+        return store.refs.move(ref, snapshot, now.number if now else 0, note)
+    except RefConflictError as lost:
+        winner = store.refs.current(ref)
+        if winner is None:
+            raise
+        raise RefConflictError(
+            f"another writer moved ref {ref} in {store.url} to snapshot {winner.snapshot[:12]} "
+            f"({ref}@{winner.number}) first, and that stands: run this again if it is still wanted"
+        ) from lost

@@ -1,0 +1,94 @@
+"""Two real snapshots of one store: compared, named, rolled back, and pulled in pieces, by the command line."""
+
+import bz2
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rag_model.store.snapshot import Snapshot
+from rag_model.store.store import Store
+
+pytestmark = pytest.mark.xdist_group("flows")  # one server for all of them
+
+
+@pytest.fixture(scope="session")
+def edited_dump(mini_dump: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The small dump with one sentence of its first article edited."""
+    path = tmp_path_factory.mktemp("edited") / "edited.xml.bz2"
+    text = bz2.decompress(mini_dump.read_bytes())
+    sentence = b"is a [[political philosophy]]"
+    assert text.count(sentence) == 1
+    path.write_bytes(bz2.compress(text.replace(sentence, b"is an old [[political philosophy]]")))
+    return path
+
+
+@pytest.fixture
+def store(library: Path, tmp_path: Path, edited_dump: Path, reindex: Any) -> Path:
+    """A copy of the library in which `latest` has moved on to the edited dump."""
+    copy = tmp_path / "store"
+    shutil.copytree(library, copy)
+    assert reindex(copy, dump=edited_dump).code == 0
+    return copy
+
+
+def test_versions_are_compared_named_and_rolled_back(store: Path, bookwheel: Any) -> None:
+    old, new = (move["snapshot"] for move in bookwheel("log", "--store", store, "--json").json[::-1])
+    found = bookwheel("diff", "latest@1", "latest", "--store", store, "--json").json
+    assert (found["before"], found["after"]) == (old, new)
+    assert found["articles"] == {"added": 0, "changed": 1, "removed": 0}
+    assert [article["title"] for article in found["examples"]["changed"]] == ["Anarchism"]
+    assert 1 <= found["passages"]["changed"] <= 5
+    assert set(found["pull"]) == {"passages", "embeddings", "encoder", "index/hnsw"}
+    assert found["pull"]["encoder"]["fetched_bytes"] == 0
+    words = bookwheel("diff", "latest@1", "latest", "--store", store).out
+    assert "changed   Anarchism\n" in words
+
+    tagged = bookwheel("tag", old[:8], "good", "--note", "as in the paper", "--store", store, "--json").json
+    assert (tagged["ref"], tagged["number"], tagged["snapshot"], tagged["note"]) == ("good", 1, old, "as in the paper")
+    back = bookwheel("rollback", "latest", "--store", store, "--json").json
+    assert (back["number"], back["snapshot"], back["previous"], back["note"]) == (3, old, new, "rollback to @1")
+    assert bookwheel("rollback", "latest", "--to", 2, "--store", store).out.startswith("latest@4 is snapshot")
+    assert [move["number"] for move in bookwheel("log", "--store", store, "--json").json] == [4, 3, 2, 1]
+
+
+@pytest.mark.parametrize(
+    ("verb", "code", "why"),
+    [
+        (["rollback", "nothing"], 1, "ref nothing has no history"),
+        (["rollback", "latest", "--to", 9], 1, "ref latest has no move 9"),
+        (["rollback", "latest", "--to", 1], 2, "already"),
+        (["rollback", "latest"], 2, "named no other snapshot"),
+        (["tag", "0123456789ab", "v1"], 1, "no snapshot or ref '0123456789ab'"),
+        (["tag", "latest", "a/b"], 2, "not a ref name"),
+        (["diff", "latest", "nothing"], 1, "no snapshot or ref 'nothing'"),
+        (["pull", "latest", "dest", "--index", "bm25"], 2, "no index 'bm25' to pull: choose from hnsw, exact"),
+        (["pull", "latest", "dest", "--index", "exact", "--no-embeddings"], 2, "pull them too"),
+    ],
+)
+def test_what_cannot_be_is_one_sentence(library: Path, bookwheel: Any, verb: list[Any], code: int, why: str) -> None:
+    ran = bookwheel(*verb, "--store", library)
+    assert (ran.code, why in ran.complaint) == (code, True)
+
+
+def test_no_ref_goes_back_to_a_snapshot_that_is_broken(store: Path, bookwheel: Any) -> None:
+    opened = Store.open(str(store))
+    files = opened.snapshots.get(opened.refs.at("latest", 1).snapshot).content.files
+    opened.blobs.local(files["index/hnsw.faiss"]).unlink()
+    ran = bookwheel("rollback", "latest", "--store", store)
+    assert ran.code == 3
+    assert "index/hnsw.faiss: missing" in ran.complaint
+    assert opened.refs.numbers("latest") == [1, 2]
+
+
+def test_a_pull_takes_what_is_chosen(library: Path, tmp_path: Path, bookwheel: Any) -> None:
+    def pulled(*flags: str) -> set[str]:
+        ran = bookwheel("pull", "latest", tmp_path, "--store", library, *flags, "--json")
+        folder = Path(ran.json["path"])
+        return {str(path.relative_to(folder)).partition("/")[0] for path in folder.rglob("*") if path.is_file()}
+
+    assert pulled("--passages-only") == {"manifest.json", "passages"}
+    assert pulled("--index", "hnsw", "--no-embeddings") == {"manifest.json", "passages", "encoder", "index"}
+    assert pulled("--index", "exact") == {"manifest.json", "passages", "encoder", "index", "embeddings"}
+    assert Snapshot.from_folder(tmp_path).embeddings("part-00000").shape[1] == Snapshot.from_folder(tmp_path).dim
