@@ -22,7 +22,8 @@ def search(
     k: Annotated[int, Parameter(name=["-k"], help="Passages a question.")] = 5,
     index: Annotated[str, Parameter(help="An index of the snapshot, or `exact`.")] = "hnsw",
     questions_file: Annotated[
-        str | None, Parameter(name="--questions", help="A file of questions; `-` reads standard input.")
+        str | None,
+        Parameter(name="--questions", allow_leading_hyphen=True, help="A file of questions; `-` reads standard input."),
     ] = None,
     encoder: Annotated[
         str | None, Parameter(help="Ask with this encoder instead of the one that the snapshot carries.")

@@ -16,6 +16,7 @@ max_passage_loss = 0.1
 ```
 """
 
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -28,6 +29,9 @@ from rag_model.corpus.chunk import ChunkRecipe
 from rag_model.errors import InputError, UsageError
 from rag_model.evaluation.gate import GateRecipe
 from rag_model.index.recipe import IndexRecipe
+from rag_model.retrieve.dense import EXACT
+
+_INDEX_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 def default_indexes() -> dict[str, IndexRecipe]:
@@ -44,6 +48,19 @@ class Recipe:
     index: Mapping[str, IndexRecipe] = field(default_factory=default_indexes)  # by name
     gate: GateRecipe = field(default_factory=GateRecipe)
     part_bytes: int | None = None  # of compressed dump a part; None: by the dump's size
+
+    def __post_init__(self) -> None:
+        if self.part_bytes is not None and self.part_bytes < 1:
+            raise UsageError(f"part_bytes must be at least 1, not {self.part_bytes}")
+        for name, index in self.index.items():
+            if not _INDEX_NAME.fullmatch(name):
+                raise UsageError(
+                    f"{name!r} is not a name for an index, which names a file: use letters, digits, _ and -"
+                )
+            if name == EXACT and index.factory != "Flat":
+                raise UsageError(
+                    f"an index named {EXACT} compares with every vector: give {index.factory} another name"
+                )
 
     def content(self) -> dict[str, Any]:
         """Return what belongs to a snapshot's identity.

@@ -2,7 +2,7 @@
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from types import UnionType
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
@@ -28,6 +28,9 @@ def from_table(kind: type[T], table: Any, where: str) -> T:
         if key not in known:
             raise UsageError(f"{where} has no setting {key!r}: {_nearest(key, known)}")
         values[key] = _checked(hints[key], value, f"{where}, {key}")
+    for field in fields(kind):  # type: ignore[arg-type]
+        if field.name not in values and field.default is MISSING and field.default_factory is MISSING:
+            raise UsageError(f"{where} lacks {field.name!r}: every such table needs one")
     try:
         return kind(**values)
     except (TypeError, ValueError) as wrong:
@@ -55,7 +58,7 @@ def _checked(hint: Any, value: Any, where: str) -> Any:
         return {name: _checked(arguments[1], inner, f"{where}.{name}") for name, inner in value.items()}
     if hint is float and type(value) is int:
         return float(value)
-    if isinstance(hint, type) and type(value) is not hint:
+    if hint is not Any and isinstance(hint, type) and type(value) is not hint:
         raise UsageError(f"{where} must be {_article(hint)}, not {value!r}")
     return value
 

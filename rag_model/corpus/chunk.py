@@ -18,7 +18,7 @@ from rag_model.corpus.dump import read_pages
 from rag_model.corpus.passages import PassageWriter
 from rag_model.corpus.records import Article, Page, Part, Passage, Section, Siteinfo
 from rag_model.corpus.wikitext import Unparsable, clean
-from rag_model.errors import InputError
+from rag_model.errors import InputError, UsageError
 
 MAX_LISTED = 100  # quarantined pages that are named; the others are only counted
 BUCKET = 10  # words; width of the bars of the length histogram
@@ -32,6 +32,11 @@ class ChunkRecipe:
     words: int = 100  # a passage, at most; DPR's figure
     quarantine_share: float = 0.01  # of a part's articles that may be unparsable …
     quarantine_floor: int = 20  # … but as many as this in any part, however small
+
+    def __post_init__(self) -> None:
+        build_chunker(self.chunker, self.words)  # refuses what names none, before any work
+        if not 0 <= self.quarantine_share <= 1:
+            raise UsageError(f"quarantine_share is a share from 0 to 1, not {self.quarantine_share}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 import csv
 import json
 from collections.abc import Callable, Iterator, Mapping
+from itertools import chain
 from typing import Any
 
 import fsspec
@@ -57,7 +58,9 @@ def read_tsv(url: str) -> Iterator[Record]:
         InputError: a row has not three columns, or is badly quoted.
     """
     name = basename(url)
-    rows = csv.reader((_text(line, name) + "\n" for line in read_lines(url)), delimiter="\t", strict=True)
+    lines = (_text(line, name) + "\n" for line in read_lines(url))
+    first = next(lines, "").removeprefix("\ufeff")  # as spreadsheets begin a file: it would hide the header
+    rows = csv.reader(chain([first] if first else [], lines), delimiter="\t", strict=True)
     order = {"id": 0, "text": 1, "title": 2}
     try:
         for row in rows:
@@ -68,6 +71,8 @@ def read_tsv(url: str) -> Iterator[Record]:
                 raise InputError(
                     f"line {rows.line_num} of {name} has {len(row)} columns: give id, text and title, separated by tabs"
                 )
+            if not row[order["id"]].strip():
+                raise InputError(f"line {rows.line_num} of {name} has no id: give every passage one")
             yield row[order["id"]], row[order["title"]], row[order["text"]]
     except csv.Error as broken:
         raise InputError(f"line {rows.line_num} of {name} is badly quoted ({broken}): quote it as CSV") from broken
@@ -75,16 +80,22 @@ def read_tsv(url: str) -> Iterator[Record]:
 
 def _document(row: Mapping[str, Any], where: str) -> Record:
     document_id = next((row[name] for name in ("id", "_id") if row.get(name) is not None), None)
-    if not isinstance(document_id, str | int) or document_id == "":
-        raise InputError(f"{where} has no `id` or `_id`: give every document one")
+    if type(document_id) not in {str, int} or document_id == "":
+        raise InputError(f"{where} has no `id` or `_id` that is text or a whole number: give every document one")
     sections = row.get("sections") or row.get("text") or []
     if isinstance(sections, str):
         sections = [sections]
     try:
         title = _printable(row.get("title") or "")
-        return _printable(str(document_id)), title, [_section(section) for section in sections]
+        return _printable(str(document_id)), title, [_section(section) for section in _listed(sections)]
     except (AttributeError, KeyError, TypeError) as wrong:
         raise InputError(f"{where} has no readable `title`, `text` or `sections`: give strings") from wrong
+
+
+def _listed(sections: Any) -> list[Any]:
+    if not isinstance(sections, list):  # a table's names would pass for sections
+        raise TypeError(sections)
+    return sections
 
 
 def _section(section: Any) -> tuple[str, str]:
@@ -100,7 +111,7 @@ def _printable(text: str) -> str:
 def _parsed(line: bytes, url: str, number: int) -> dict[str, Any]:
     try:
         value = json.loads(line)
-    except ValueError as broken:
+    except (ValueError, RecursionError) as broken:
         raise InputError(f"line {number} of {basename(url)} is not JSON ({broken}): give one object a line") from broken
     if not isinstance(value, dict):
         raise InputError(f"line {number} of {basename(url)} is not a JSON object: give one object a line")

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import fsspec
 from fsspec.core import url_to_fs
 
-from rag_model.errors import InputError
+from rag_model.errors import InputError, UsageError
 
 CHUNK = 1 << 18  # bytes handed on at a time
 
@@ -19,7 +19,10 @@ def expand(pattern: str) -> list[str]:
 
     Raises:
         InputError: nothing is there, or it cannot be reached.
+        UsageError: the pattern is empty.
     """
+    if not pattern.strip():
+        raise UsageError("the name of the dump is empty: give a path, a URL or a glob")
     try:
         fs, path = url_to_fs(pattern)
         paths = [path] if fs.isfile(path) else fs.glob(path)

@@ -214,6 +214,8 @@ def _codes(text: str, piece: str, found: re.Match[str]) -> Codes:
 
 
 def _positive(text: str, digits: str) -> int | None:
+    if len(digits) > 9:
+        raise UsageError(f"{text!r} is not a factory string: {digits} is more than any index holds")
     if digits and int(digits) == 0:
         raise UsageError(f"{text!r} is not a factory string: it holds a 0 where a positive number belongs")
     return int(digits) if digits else None

@@ -140,7 +140,7 @@ def index_of(snapshot: Snapshot, name: str) -> SearchIndex:
         metric: Metric = next(iter(entries.values()))["metric"] if entries else "ip"
         return ExactIndex([snapshot.path(f"embeddings/{part.name}.npy") for part in snapshot.parts], metric)
     if name not in entries:
-        known = ", ".join([*entries, EXACT])
+        known = ", ".join(dict.fromkeys([*entries, EXACT]))
         raise UsageError(f"snapshot {snapshot.id[:12]} has no index {name!r}: choose one of {known}")
     index = open_index(snapshot.path(f"index/{name}.faiss"), defaults=entries[name]["search"])
     if index.n != snapshot.n:

@@ -217,3 +217,43 @@ def test_a_broken_row_is_one_sentence(tmp_path, plan, line: bytes, says: str) ->
     (tmp_path / "x.tsv").write_bytes(b"id\ttext\ttitle\n" + line)
     with pytest.raises(InputError, match=says):
         plan(tmp_path / "x.tsv")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        {"id": True, "text": "x"},
+        {"id": 1.5, "text": "x"},
+        {"id": 1, "text": {"a": "x"}},
+        {"id": 1, "text": 5},
+        {"id": 1, "title": 7, "text": "x"},
+        {"id": 1, "sections": [{"heading": "no text"}]},
+    ],
+)
+def test_a_document_of_wrong_types_is_refused_with_its_line(tmp_path, plan, line: object) -> None:
+    with pytest.raises(InputError, match="line 2 of"):
+        plan(write_jsonl(tmp_path / "x.jsonl", [ROWS[0], line]))
+
+
+def test_json_too_deep_to_parse_is_refused_with_its_line(tmp_path, plan) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_text("[" * 200_000)
+    with pytest.raises(InputError, match=r"line 1 of x\.jsonl is not JSON"):
+        plan(path)
+
+
+def test_a_byte_order_mark_does_not_hide_the_header(tmp_path, plan) -> None:
+    path = tmp_path / "passages.tsv"
+    path.write_text("\ufeffid\ttext\ttitle\n1\tSome text\tTitle\n", encoding="utf-8")
+    assert [passage.id for passage in passages(plan(path))] == ["1"]
+
+
+def test_a_passage_without_an_id_is_refused(tmp_path, plan) -> None:
+    path = tmp_path / "passages.tsv"
+    path.write_text("id\ttext\ttitle\n \tSome text\tTitle\n")
+    with pytest.raises(InputError, match="line 2 of .* has no id"):
+        plan(path)
+
+
+def test_a_limit_beyond_all_numbers_takes_everything(tmp_path, plan) -> None:
+    assert len(articles(plan(write_jsonl(tmp_path / "x.jsonl", ROWS), limit=10**30))) == len(ROWS)

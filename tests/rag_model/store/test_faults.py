@@ -12,7 +12,7 @@ import fsspec
 import pytest
 import s3fs
 
-from rag_model.errors import MissingExtraError, RefConflictError, StoreError
+from rag_model.errors import MissingExtraError, RefConflictError, StoreError, UsageError
 from rag_model.landing import TEMPORARY
 from rag_model.store import Snapshot, Store
 from rag_model.store.create import create_exclusive
@@ -171,3 +171,9 @@ def test_wrong_credentials_say_so(s3_store_url: str, monkeypatch: pytest.MonkeyP
     s3fs.S3FileSystem.clear_instance_cache()
     with pytest.raises(StoreError, match=r"not allowed to read s3://.* credentials"):
         Store.open(s3_store_url)
+
+
+@pytest.mark.parametrize("url", ["", " "])
+def test_an_empty_url_is_not_the_current_folder(url: str) -> None:
+    with pytest.raises(UsageError, match="URL is empty"):
+        Store.open(url, create=True)
