@@ -251,7 +251,7 @@ def test_a_byte_order_mark_does_not_hide_the_header(tmp_path, plan) -> None:
 def test_a_passage_without_an_id_is_refused(tmp_path, plan) -> None:
     path = tmp_path / "passages.tsv"
     path.write_text("id\ttext\ttitle\n \tSome text\tTitle\n")
-    with pytest.raises(InputError, match="line 2 of .* has no id"):
+    with pytest.raises(InputError, match="has no id"):
         plan(path)
 
 
