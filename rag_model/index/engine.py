@@ -23,7 +23,6 @@ Metric = Literal["ip", "l2"]
 Vectors = npt.NDArray[np.float32]
 Rows = npt.NDArray[np.int64]
 
-VERSION: str = faiss.__version__  # index files repeat byte for byte within one version only
 _METRICS: dict[str, int] = {"ip": faiss.METRIC_INNER_PRODUCT, "l2": faiss.METRIC_L2}
 
 
@@ -99,8 +98,3 @@ def view_of(vector: Any) -> npt.NDArray[Any]:
         return np.empty(0, np.int32)
     view: npt.NDArray[Any] = faiss.rev_swig_ptr(vector.data(), vector.size())
     return view
-
-
-def file_bytes(path: Path) -> int:
-    """Return the size of a file on disk, in bytes."""
-    return path.stat().st_size

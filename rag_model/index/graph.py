@@ -44,10 +44,6 @@ class Bottom:
         """Write the nodes' lists: (m, 2M) int32, filled from the left."""
         self._links[self._slots(nodes)] = links
 
-    def all(self) -> Links:
-        """Return a copy of every list: (n, 2M) int32."""
-        return self[:]
-
     def degree(self) -> float:
         """Return the mean number of links of a node."""
         total = sum(int((self[first : first + BLOCK] >= 0).sum()) for first in range(0, self.n, BLOCK))

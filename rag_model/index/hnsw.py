@@ -32,11 +32,10 @@ from rag_model.index.graph import (
     similarities,
 )
 from rag_model.index.reach import repair
-from rag_model.index.recipe import IndexPlan
+from rag_model.index.recipe import Facts, IndexPlan
 from rag_model.index.vectors import VectorFiles
 
 VERSION = 1
-Facts = dict[str, Any]
 Lists = npt.NDArray[Any]  # records of one node's `links` (2M int32, numbers within the cell) and `near` (2M float32)
 
 
@@ -74,7 +73,7 @@ def shard(plan: IndexPlan, trained: Path, vectors: Sequence[Path], number: int, 
             return _whole(plan, files, out)
         rows = Cells.load(trained, plan).rows(number)
         _write_lists(_lists_of(plan, files, rows), out)
-    return {"rows": len(rows), "bytes": engine.file_bytes(out)}
+    return {"rows": len(rows), "bytes": out.stat().st_size}
 
 
 def merge(plan: IndexPlan, trained: Path, vectors: Sequence[Path], shards: Sequence[Path], out: Path) -> Facts:
@@ -98,15 +97,7 @@ def merge(plan: IndexPlan, trained: Path, vectors: Sequence[Path], shards: Seque
         prepare(index, levels)
         add_upper_levels(index, levels, files.take(np.flatnonzero(levels > 1)))
         _stitch(index, cells, members, lists)
-        repaired = repair(index, files)
-        degree = Bottom(index).degree()
-    engine.write(index, out)
-    return {
-        "rows": plan.n,
-        "bytes": engine.file_bytes(out),
-        "degree": degree,
-        "unreachable_repaired": repaired,
-    }
+        return _finished(index, files, out)
 
 
 def _links(plan: IndexPlan) -> int:
@@ -125,15 +116,15 @@ def _whole(plan: IndexPlan, files: VectorFiles, out: Path) -> Facts:
         index.train(files.sample(plan.train_sample, plan.seed))
     index.add(vectors)
     index.hnsw.efSearch = plan.search["efSearch"]
+    return _finished(index, files, out)
+
+
+def _finished(index: FaissIndex, files: VectorFiles, out: Path) -> Facts:
+    """Make every node of a linked index reachable, and write it."""
     repaired = repair(index, files)
     degree = Bottom(index).degree()
     engine.write(index, out)
-    return {
-        "rows": plan.n,
-        "bytes": engine.file_bytes(out),
-        "degree": degree,
-        "unreachable_repaired": repaired,
-    }
+    return {"rows": files.n, "bytes": out.stat().st_size, "degree": degree, "unreachable_repaired": repaired}
 
 
 def _copy(plan: IndexPlan, shard_file: Path, out: Path) -> Facts:
@@ -144,7 +135,7 @@ def _copy(plan: IndexPlan, shard_file: Path, out: Path) -> Facts:
         shutil.copyfile(shard_file, out)
     except OSError as failed:
         raise ResourceError(f"cannot write {out}: {failed.strerror}") from failed
-    return {"rows": rows, "bytes": engine.file_bytes(out)}
+    return {"rows": rows, "bytes": out.stat().st_size}
 
 
 def _lists_of(plan: IndexPlan, files: VectorFiles, rows: Rows) -> Lists:
@@ -154,7 +145,7 @@ def _lists_of(plan: IndexPlan, files: VectorFiles, rows: Rows) -> Lists:
     if len(rows):
         index = new_graph(plan.d, links, plan.metric, plan.ef_construction)
         index.add(vectors)
-        lists["links"] = Bottom(index).all()
+        lists["links"] = Bottom(index)[:]
         lists["near"] = similarities(vectors, lists["links"], plan.metric)
     return lists
 

@@ -17,12 +17,11 @@ import numpy as np
 from rag_model.errors import InputError, ResourceError
 from rag_model.index import engine
 from rag_model.index.engine import faiss
-from rag_model.index.recipe import IndexPlan
+from rag_model.index.recipe import Facts, IndexPlan
 from rag_model.index.vectors import VectorFiles
 
 VERSION = 1
 OPQ_ROUNDS = 10  # faiss's 50 cost five times the time for no recall that could be measured
-Facts = dict[str, Any]
 
 
 def reads(plan: IndexPlan, parts: int) -> list[tuple[int, ...]]:
@@ -42,7 +41,7 @@ def train(plan: IndexPlan, vectors: Sequence[Path], out: Path) -> Facts:
     sample = VectorFiles.of(vectors, plan.n, plan.d).sample(plan.train_sample, plan.seed)
     index = empty(plan, sample)
     engine.write(index, out)
-    return {"sample": len(sample), "bytes": engine.file_bytes(out)}
+    return {"sample": len(sample), "bytes": out.stat().st_size}
 
 
 def empty(plan: IndexPlan, sample: engine.Vectors) -> engine.FaissIndex:
@@ -75,7 +74,7 @@ def shard(plan: IndexPlan, trained: Path, vectors: Sequence[Path], number: int, 
         ):
             index.add(block)
     engine.write(index, out)
-    return {"rows": int(index.ntotal), "bytes": engine.file_bytes(out)}
+    return {"rows": int(index.ntotal), "bytes": out.stat().st_size}
 
 
 def merge(plan: IndexPlan, trained: Path, vectors: Sequence[Path], shards: Sequence[Path], out: Path) -> Facts:
@@ -101,7 +100,7 @@ def merge(plan: IndexPlan, trained: Path, vectors: Sequence[Path], shards: Seque
     if index.ntotal != plan.n:
         raise InputError(f"the shards hold {index.ntotal} vectors where the plan says {plan.n}: plan the index anew")
     engine.write(index, out)
-    return {"rows": plan.n, "bytes": engine.file_bytes(out)} | _balance(index)
+    return {"rows": plan.n, "bytes": out.stat().st_size} | _balance(index)
 
 
 def _balance(index: engine.FaissIndex) -> Facts:

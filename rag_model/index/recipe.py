@@ -33,6 +33,8 @@ MANY_LISTS = 8_192  # from here on finding the nearest centroids costs more than
 FEW_VECTORS = 1_024  # fewer cannot train the 256 centroids of a code's piece; they need no compression either
 PQ_SAMPLE = 65_536  # training points of a product quantizer: 256 for each of 256 centroids
 
+Facts = dict[str, Any]  # what a stage of a build says of its work: JSON values
+
 
 @dataclass(frozen=True, slots=True)
 class IndexRecipe:

@@ -10,12 +10,10 @@ shards side by side instead. `VERSION` of a structure belongs into the key of wh
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from rag_model.index import hnsw, ivf
-from rag_model.index.recipe import IndexPlan
-
-Facts = dict[str, Any]
+from rag_model.index.recipe import Facts, IndexPlan
 
 
 class Structure(Protocol):

@@ -4,7 +4,6 @@ Files are memory-mapped and read block by block, so no stage's memory grows with
 Every row is checked as it is read: a NaN in an index answers no question and spoils those around it.
 """
 
-from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from pathlib import Path
@@ -52,15 +51,10 @@ class VectorFiles:
         Raises:
             InputError: a row holds a NaN or an infinity; the sentence names it.
         """
-        size = rows or self.block_rows
+        size = rows or max(1, BLOCK_BYTES // (4 * self.dim))
         for path, start, array in zip(self.paths, self._starts, self._arrays, strict=False):
             for first in range(0, len(array), size):
                 yield start + first, _finite(array[first : first + size], path, first)
-
-    @property
-    def block_rows(self) -> int:
-        """Rows of a default block."""
-        return max(1, BLOCK_BYTES // (4 * self.dim))
 
     def take(self, rows: Rows) -> Vectors:
         """Return (len(rows), d) float32: the vectors of `rows`, ascending global rows in [0, n).
@@ -88,11 +82,6 @@ class VectorFiles:
             return self.all()
         chosen = np.random.default_rng(seed).choice(self.n, count, replace=False, shuffle=False)
         return self.take(np.sort(chosen))
-
-    def place(self, row: int) -> tuple[Path, int]:
-        """Return the file that holds a global row, and the row within it."""
-        number = bisect_right(self._starts, row) - 1
-        return self.paths[number], row - self._starts[number]
 
     @classmethod
     def of(cls, paths: Sequence[Path], n: int, dim: int) -> Self:

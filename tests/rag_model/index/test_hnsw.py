@@ -109,7 +109,7 @@ def test_repair_links_what_was_cut_off_and_loses_nothing(make_vectors: Make, wri
     index.add(vectors)
     bottom = Bottom(index)
     lost = np.arange(100, 140)
-    links = bottom.all()
+    links = bottom[:]
     links[np.isin(links, lost)] = -1
     bottom[:] = -np.sort(-links, axis=1)  # empty slots last, as faiss wants them
     before = Reach(index).missing()

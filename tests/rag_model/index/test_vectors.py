@@ -28,8 +28,6 @@ def test_files_read_as_one_matrix(data: st.DataObject, write_parts: Make) -> Non
     blocks = list(files.blocks(data.draw(st.integers(1, 60))))
     np.testing.assert_array_equal(np.vstack([block for _, block in blocks]), matrix)
     assert all(np.array_equal(block, matrix[first : first + len(block)]) for first, block in blocks)
-    path, local = files.place(n - 1)
-    np.testing.assert_array_equal(np.load(path)[local], matrix[n - 1])
 
 
 def test_a_sample_repeats_by_seed_and_holds_no_row_twice(write_parts: Make) -> None:
