@@ -4,9 +4,10 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from rag_model.encoders.files import read_json
+from rag_model.encoders.embed import Dtype
+from rag_model.encoders.files import CONFIG, read_object
 from rag_model.encoders.resolve import question_files, question_sibling, resolve_folder
 from rag_model.encoders.space import Space, asked_space, check_same_space, space_of
 from rag_model.encoders.spec import EncoderSpec, known_prompts, read_spec
@@ -18,7 +19,7 @@ from rag_model.store.store import Store
 class EncodeRecipe:
     """How passages become vectors."""
 
-    dtype: Literal["float16", "float32"] = "float16"  # as stored: half the bytes, and 1e-3 is below what search sees
+    dtype: Dtype = "float16"  # as stored: half the bytes, and 1e-3 is below what search sees
     question_encoder: str = ""  # folder or hub name of a pair's other half; empty: DPR's sibling, or one reads both
     spec: Mapping[str, Any] = field(default_factory=dict)  # fields of EncoderSpec that replace what the folder implies
 
@@ -61,7 +62,7 @@ def store_encoder(store: Store, name: str, recipe: EncodeRecipe) -> StoredEncode
 
 def _named(space: Space, folder: Path) -> Space:
     """Name a space by what it is, `BertModel-384-53aa5117`: a folder's name would make its snapshots differ."""
-    architecture = (read_json(folder / "config.json").get("architectures") or ["encoder"])[0]
+    architecture = (read_object(folder / CONFIG).get("architectures") or ["encoder"])[0]
     return replace(space, name=f"{architecture}-{space.dim}-{space.weights.partition(':')[2][:8]}")
 
 

@@ -12,7 +12,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rag_model.encoders.encoder import Encoder, TextInput
+from rag_model.encoders.encoder import Encoder
+from rag_model.encoders.spec import TextInput
 from rag_model.errors import InputError
 
 Dtype = Literal["float16", "float32"]
@@ -46,7 +47,8 @@ def embed_part(passages: Path, out: Path, encoder: Encoder, dtype: Dtype = "floa
             tokens += count
     if done != rows:
         raise InputError(f"passages file {passages} has {done} rows and promises {rows}: make it again")
-    return EmbedFacts(rows, encoder.dim, tokens, str(encoder.model.device), str(encoder.model.dtype)[6:])
+    arithmetic = str(encoder.model.dtype).removeprefix("torch.")
+    return EmbedFacts(rows, encoder.dim, tokens, str(encoder.model.device), arithmetic)
 
 
 def _open(passages: Path) -> pq.ParquetFile:

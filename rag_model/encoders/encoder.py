@@ -17,8 +17,8 @@ import numpy.typing as npt
 from rag_model.encoders.files import CONFIG, read_object
 from rag_model.encoders.resolve import resolve_folder
 from rag_model.encoders.space import Space, asked_space, space_of
-from rag_model.encoders.spec import EncoderSpec, known_prompts, read_spec
-from rag_model.encoders.tokens import TokenIds, limit_tokenizer, load_tokenizer, tokenize
+from rag_model.encoders.spec import EncoderSpec, TextInput, known_prompts, read_spec
+from rag_model.encoders.tokens import limit_tokenizer, load_tokenizer, tokenize
 from rag_model.errors import InputError
 from rag_model.extras import require
 
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 Role = Literal["passage", "question"]
 Vectors = npt.NDArray[np.float32]
-TextInput = str | tuple[str, str]
 _WINDOW = 4096  # inputs tokenised and sorted together on a CPU
 _CUDA_WINDOW = 32_768  # a GPU's batches are bigger, and so must be what they are sorted from
 _WRONG_ROLE = {"passage": "DPRQuestionEncoder", "question": "DPRContextEncoder"}
@@ -127,16 +126,6 @@ class Encoder:
             self._check_finite(vectors, row)
             row += len(vectors)
             yield vectors, sum(len(ids) for ids in tokens)
-
-    def encode_tokens(self, tokens: Sequence[TokenIds]) -> Vectors:
-        """Return the (n, d) float32 vectors of inputs that are token ids already, in order.
-
-        Raises:
-            InputError: a vector is not finite; the sentence names its row.
-        """
-        vectors = self.model.encode(tokens)
-        self._check_finite(vectors, 0)
-        return vectors
 
     def _encode(self, inputs: Sequence[TextInput]) -> Vectors:
         out = np.empty((len(inputs), self.dim), np.float32)

@@ -17,6 +17,7 @@ from rag_model.errors import UsageError
 RECORD_FILE = "bookwheel.json"
 Pooling = Literal["cls", "mean", "last"]
 Layout = Literal["joined", "pair", "text"]
+TextInput = str | tuple[str, str]  # what the tokenizer reads: one text, or a pair
 DPR_MAX_LENGTH = 256  # tokens: `sequence_length` of github.com/facebookresearch/DPR
 _SHORTEST = 3  # tokens: two special ones and one of text
 _BGE_QUESTION = "Represent this sentence for searching relevant passages: "
@@ -61,7 +62,7 @@ class EncoderSpec:
         """
         return cls(**_checked(value))
 
-    def passage(self, title: str, text: str) -> str | tuple[str, str]:
+    def passage(self, title: str, text: str) -> TextInput:
         """Return what the tokenizer reads for a passage: one string, or a pair."""
         if not title or self.layout == "text":
             return self.passage_prompt + text

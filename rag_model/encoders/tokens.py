@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rag_model.encoders.space import TOKENIZER, tokenizer_files
+from rag_model.encoders.spec import TextInput
 from rag_model.errors import InputError
 from rag_model.extras import require
 
@@ -40,7 +41,7 @@ def load_tokenizer(folder: Path, max_length: int) -> "Tokenizer":
     return tokenizer
 
 
-def tokenize(tokenizer: "Tokenizer", inputs: Sequence[str | tuple[str, str]]) -> list[TokenIds]:
+def tokenize(tokenizer: "Tokenizer", inputs: Sequence[TextInput]) -> list[TokenIds]:
     """Return the token ids of each input, special ones included, in order."""
     pieces = (inputs[start : start + _AT_ONCE] for start in range(0, len(inputs), _AT_ONCE))
     return [
