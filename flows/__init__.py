@@ -1,1 +1,1 @@
-"""When it runs: Prefect flows and the `bookwheel` command line. No algorithm, no DoFn and no record lives here."""
+"""When it runs: Prefect flows and the `bookwheel` command line. No algorithm and no DoFn lives here."""

@@ -6,7 +6,11 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 StoreUrl = Annotated[str, Parameter(name="--store", help="Where snapshots live: file:///…, s3://… or a folder.")]
-RefName = Annotated[str, Parameter(name="--ref", help="A snapshot: ref, ref@number, id, or a unique prefix of an id.")]
+SnapshotName = Annotated[str, Parameter(help="A ref, ref@number, an id, or a unique prefix of one.")]
+IndexName = Annotated[str, Parameter(help="An index of the snapshot, or `exact`.")]
+QuestionEncoder = Annotated[
+    str | None, Parameter(help="Ask with this encoder instead of the one that the snapshot carries.")
+]
 
 
 @Parameter(name="*")

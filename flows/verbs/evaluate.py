@@ -5,10 +5,10 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from flows.reply import Common, RefName, Reply, StoreUrl
+from flows.reply import Common, IndexName, QuestionEncoder, Reply, SnapshotName, StoreUrl
 from flows.verbs.search import retriever_of
 from rag_model.evaluation.questions import read_questions
-from rag_model.evaluation.retrieval import judged, match_hits, success
+from rag_model.evaluation.retrieval import ask, judged, success
 from rag_model.evaluation.runs import write_dpr, write_jsonl, write_trec
 from rag_model.store.snapshot import Snapshot
 
@@ -17,12 +17,10 @@ def evaluate(
     *,
     store: StoreUrl,
     questions: Annotated[str, Parameter(help="DPR's CSV, JSONL with `question` and `answers`, or a BEIR folder.")],
-    ref: RefName = "latest",
-    index: Annotated[str, Parameter(help="An index of the snapshot, or `exact`.")] = "hnsw",
-    k: Annotated[int, Parameter(name=["-k"], help="Passages a question.")] = 20,
-    encoder: Annotated[
-        str | None, Parameter(help="Ask with this encoder instead of the one that the snapshot carries.")
-    ] = None,
+    ref: SnapshotName = "latest",
+    index: IndexName = "hnsw",
+    k: Annotated[int, Parameter(alias="-k", help="Passages a question.")] = 20,
+    encoder: QuestionEncoder = None,
     trec: Annotated[Path | None, Parameter(help="Write a TREC run to this file.")] = None,
     dpr: Annotated[Path | None, Parameter(help="Write DPR's retrieval JSON to this file.")] = None,
     rows: Annotated[Path | None, Parameter(help="Write one JSON line a question to this file.")] = None,
@@ -32,8 +30,7 @@ def evaluate(
     asked = read_questions(questions)
     snapshot = Snapshot.open(store, ref)
     retriever = retriever_of(snapshot, index, encoder)
-    found = retriever.search([question.text for question in asked.questions], k)
-    outcomes = [match_hits(question, hits) for question, hits in zip(asked.questions, found, strict=True)]
+    outcomes = list(ask(retriever, asked.questions, k))
     metrics = judged(outcomes, asked.grades, k) if asked.grades else success(outcomes, k)
     for path, write in ((trec, write_trec), (dpr, write_dpr), (rows, write_jsonl)):
         if path is not None:

@@ -1,10 +1,19 @@
 """`bookwheel log`: the history of a ref."""
 
-from flows.reply import Common, RefName, Reply, StoreUrl
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from flows.reply import Common, Reply, StoreUrl
 from rag_model.store.store import Store
 
 
-def log(*, store: StoreUrl, ref: RefName = "latest", common: Common | None = None) -> Reply:
+def log(
+    *,
+    store: StoreUrl,
+    ref: Annotated[str, Parameter(help="The name whose moves to list.")] = "latest",
+    common: Common | None = None,
+) -> Reply:
     """List the moves of a ref, newest first: number, snapshot, when, and why."""
     moves = Store.open(store).refs.history(ref)[::-1]
     document = [

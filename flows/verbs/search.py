@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from flows.reply import Common, RefName, Reply, StoreUrl
+from flows.reply import Common, IndexName, QuestionEncoder, Reply, SnapshotName, StoreUrl
 from rag_model.encoders.encoder import Encoder
 from rag_model.errors import UsageError
 from rag_model.evaluation.questions import read_questions
@@ -18,16 +18,14 @@ from rag_model.store.snapshot import Snapshot
 def search(
     *questions: str,
     store: StoreUrl,
-    ref: RefName = "latest",
-    k: Annotated[int, Parameter(name=["-k"], help="Passages a question.")] = 5,
-    index: Annotated[str, Parameter(help="An index of the snapshot, or `exact`.")] = "hnsw",
+    ref: SnapshotName = "latest",
+    k: Annotated[int, Parameter(alias="-k", help="Passages a question.")] = 5,
+    index: IndexName = "hnsw",
     questions_file: Annotated[
         str | None,
         Parameter(name="--questions", allow_leading_hyphen=True, help="A file of questions; `-` reads standard input."),
     ] = None,
-    encoder: Annotated[
-        str | None, Parameter(help="Ask with this encoder instead of the one that the snapshot carries.")
-    ] = None,
+    encoder: QuestionEncoder = None,
     common: Common | None = None,
 ) -> Reply:
     """Answer questions with passages of a snapshot, best first.

@@ -1,17 +1,13 @@
 """`bookwheel show`: one snapshot in words."""
 
-from typing import Annotated, Any
+from typing import Any
 
-from cyclopts import Parameter
-
-from flows.reply import Common, Reply, StoreUrl
+from flows.reply import Common, Reply, SnapshotName, StoreUrl
 from rag_model.store.manifest import Manifest
 from rag_model.store.store import Store
 
-Name = Annotated[str, Parameter(help="A ref, ref@number, an id, or a unique prefix of one.")]
 
-
-def show(snapshot: Name = "latest", /, *, store: StoreUrl, common: Common | None = None) -> Reply:
+def show(snapshot: SnapshotName = "latest", /, *, store: StoreUrl, common: Common | None = None) -> Reply:
     """Show what a snapshot holds, how it was measured, and the recipe that rebuilds it."""
     opened = Store.open(store)
     manifest = opened.snapshots.get(opened.snapshots.resolve(snapshot))

@@ -1,18 +1,13 @@
 """`bookwheel verify`: whether every byte of a snapshot is what was published."""
 
 from dataclasses import asdict
-from typing import Annotated
 
-from cyclopts import Parameter
-
-from flows.reply import Common, Reply, StoreUrl
+from flows.reply import Common, Reply, SnapshotName, StoreUrl
 from rag_model.store.store import Store
 from rag_model.store.verify import verify as verify_snapshot
 
-Name = Annotated[str, Parameter(help="A ref, ref@number, an id, or a unique prefix of one.")]
 
-
-def verify(snapshot: Name = "latest", /, *, store: StoreUrl, common: Common | None = None) -> Reply:
+def verify(snapshot: SnapshotName = "latest", /, *, store: StoreUrl, common: Common | None = None) -> Reply:
     """Re-hash every file of a snapshot and check its manifest and the refs; exit 3 if anything is wrong."""
     opened = Store.open(store)
     identity = opened.snapshots.resolve(snapshot)

@@ -15,7 +15,7 @@ from rag_model.extras import require
 from rag_model.retrieve.retriever import Hit, Retriever
 
 CUTOFFS = (1, 5, 20, 100)  # the k of DPR's tables
-_BATCH = 256  # questions: enough to fill an encoder's batch, few enough that progress moves
+_BATCH = 256  # questions: enough to fill an encoder's batch, few enough that a long list holds little at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ def match_hits(question: Question, hits: Sequence[Hit]) -> Outcome:
 
 
 def ask(retriever: Retriever, questions: Sequence[Question], k: int) -> Iterator[Outcome]:
-    """Search each question to depth `k` and match its answers: in order, in batches, yielded one by one.
+    """Search each question to depth `k` and match its answers: in order, batch by batch.
 
     Raises:
         UsageError: what `Retriever.search` refuses.
