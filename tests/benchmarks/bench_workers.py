@@ -1,0 +1,195 @@
+"""Beam's local workers, as `bookwheel reindex` starts them: their memory on a larger dump, and two beside one.
+
+Two JSON lines. `memory`: the peak of the hungriest worker of the chunk job and of the embed job on the demo dump,
+and on a dump of its pages eight times over (page ids of their own; multistream, as large dumps come); `ratio` is
+the second over the first. The encoder is MiniLM's tokenizer before one small random layer: real weights add the
+same megabytes to both, and minutes. `speed`: seconds in which one worker and two cut the larger dump, start-up
+excluded: what the same job takes once all is recorded is taken off; turn by turn, the fastest counts.
+`python tests/benchmarks/bench_workers.py [--repeat 8] [--rounds 3]`, about a minute and a half.
+"""
+
+import argparse
+import bz2
+import json
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from processes import run
+
+from beam_jobs import chunk, embed
+from beam_jobs.chunk import ChunkTask
+from beam_jobs.embed import EmbedTask
+from beam_jobs.job import Facts, Launch
+from flows.demo import demo_dump, demo_encoder
+from rag_model.build.encoding import EncodeRecipe, store_encoder
+from rag_model.build.planning import plan_parts
+from rag_model.build.recipe import Recipe
+from rag_model.store.store import Store
+
+STREAM_PAGES = 20  # a Wikipedia dump has 100 a stream; the demo dump would be two
+ID_STEP = 10**6  # above every page id of the demo dump
+WORKER = "sdk_worker_main"  # on the command line of Beam's workers alone
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A job that was run, and what its workers took."""
+
+    facts: list[Facts]
+    seconds: float  # of the job, start-up included
+    cpu_seconds: float  # of the worker that had most to do
+    peak_mb: float  # of the worker that held most
+
+    @property
+    def rows(self) -> int:
+        """Return the passages of all parts."""
+        return sum(fact["rows"] for fact in self.facts)
+
+
+def chunk_job(dump: Path, store: Path, workers: int) -> list[Facts]:
+    """Cut a dump's parts with so many workers."""
+    recipe = Recipe()
+    plan = plan_parts(Store.open(str(store), create=True), str(dump), recipe)
+    tasks = [ChunkTask(part, plan.siteinfo, recipe.chunk) for part in plan.parts]
+    return chunk.run(tasks, launch(store, workers))
+
+
+def embed_job(facts: Path, encoder: Path, store: Path, workers: int) -> list[Facts]:
+    """Encode the parts that a chunk job left its facts of."""
+    encoding = store_encoder(Store.open(str(store)), str(encoder), EncodeRecipe())
+    tasks = [EmbedTask.of(cut, encoding, "float16") for cut in json.loads(facts.read_text())]
+    return embed.run(tasks, launch(store, workers))
+
+
+def launch(store: Path, workers: int) -> Launch:
+    """Return the launch of a job on local workers."""
+    return Launch.new(str(store), [f"--direct_num_workers={workers}"])
+
+
+def start(job: str, *arguments: Path | int) -> Done:
+    """Run a job in a process of its own, and watch its workers."""
+    cost = run([sys.executable, __file__, "--job", job, *map(str, arguments)])
+    told = json.loads(cost.output)
+    workers = [process for process in cost.processes.values() if WORKER in process.command]
+    busiest, hungriest = max(one.cpu_seconds for one in workers), max(one.peak_mb for one in workers)
+    return Done(told["facts"], told["seconds"], busiest, hungriest)
+
+
+def be(job: str, *arguments: str) -> None:
+    """Be the process of a job: print its facts and its seconds."""
+    paths, workers = [Path(argument) for argument in arguments[:-1]], int(arguments[-1])
+    started = time.perf_counter()
+    facts = {"chunk": chunk_job, "embed": embed_job}[job](*paths, workers)  # type: ignore[operator]
+    print(json.dumps({"facts": facts, "seconds": time.perf_counter() - started}))
+
+
+def repeat_dump(times: int, out: Path) -> Path:
+    """Write the demo dump's pages `times` over, with ids of their own each time, as a multistream dump."""
+    head, *pages = bz2.decompress(Path(demo_dump()).read_bytes()).partition(b"</mediawiki>")[0].split(b"<page>")
+    out.mkdir()
+    dump, index = out / "bench-pages-articles-multistream.xml.bz2", []
+    with dump.open("wb") as file:
+        file.write(bz2.compress(head))
+        for again in range(times):
+            for first in range(0, len(pages), STREAM_PAGES):
+                renamed = [renumbered(page, again * ID_STEP) for page in pages[first : first + STREAM_PAGES]]
+                index += [b"%d:%d:page" % (file.tell(), number) for number, _ in renamed]
+                file.write(bz2.compress(b"".join(page for _, page in renamed)))
+        file.write(bz2.compress(b"</mediawiki>"))
+    dump.with_name("bench-pages-articles-multistream-index.txt.bz2").write_bytes(bz2.compress(b"\n".join(index)))
+    return dump
+
+
+def renumbered(page: bytes, step: int) -> tuple[int, bytes]:
+    """Return a page's new id, and the page with it."""
+    before, _, rest = page.partition(b"<id>")
+    number, _, after = rest.partition(b"</id>")
+    return int(number) + step, b"<page>%b<id>%d</id>%b" % (before, int(number) + step, after)
+
+
+def small_encoder(out: Path) -> Path:
+    """Write a folder of MiniLM's tokenizer and one random layer of 128 dimensions."""
+    transformers = import_module("transformers")
+    config = transformers.BertConfig(hidden_size=128, num_hidden_layers=1, num_attention_heads=2, intermediate_size=512)
+    transformers.BertModel(config).save_pretrained(out)
+    for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt"):
+        shutil.copy(Path(demo_encoder(), name), out / name)
+    return out
+
+
+def measure_memory(dumps: dict[str, Path], folder: Path) -> dict[str, Any]:
+    """Return the peak of each job's workers on each dump."""
+    encoder = small_encoder(folder / "encoder")
+    peaks: dict[str, dict[str, float]] = {"chunk": {}, "embed": {}}
+    parts, passages = {}, {}
+    for name, dump in dumps.items():
+        store, facts = folder / f"store-{name}", folder / f"{name}.json"
+        cut = start("chunk", dump, store, 2)
+        facts.write_text(json.dumps(cut.facts))
+        encoded = start("embed", facts, encoder, store, 2)
+        peaks["chunk"][name], peaks["embed"][name] = round(cut.peak_mb, 1), round(encoded.peak_mb, 1)
+        parts[name], passages[name] = len(cut.facts), encoded.rows
+    return {
+        "benchmark": "workers, memory",
+        "dump_mb": {name: round(dump.stat().st_size / 1e6, 2) for name, dump in dumps.items()},
+        "parts": parts,
+        "passages": passages,
+        "peak_mb": peaks,
+        "ratio": {job: round(peak["repeated"] / peak["once"], 3) for job, peak in peaks.items()},
+    }
+
+
+def measure_speed(dump: Path, rounds: int, folder: Path) -> dict[str, Any]:
+    """Return the least seconds of one worker and of two, start-up taken off.
+
+    `ratio_cpu` compares the CPU seconds of the busiest worker: what the ratio would be were the machine ours alone.
+    """
+    seconds: dict[int, list[float]] = {1: [], 2: []}
+    cpu_seconds: dict[int, list[float]] = {1: [], 2: []}
+    for turn in range(rounds):
+        for workers, taken in seconds.items():
+            store = folder / f"store-{turn}-{workers}"
+            fresh = start("chunk", dump, store, workers)
+            recorded = start("chunk", dump, store, workers)
+            taken.append(round(fresh.seconds - recorded.seconds, 2))
+            cpu_seconds[workers].append(round(fresh.cpu_seconds - recorded.cpu_seconds, 2))
+            shutil.rmtree(store)
+    one, two = (min(taken) for taken in seconds.values())  # a machine is slowed by others, never hurried
+    one_cpu, two_cpu = (statistics.median(taken) for taken in cpu_seconds.values())
+    return {
+        "benchmark": "workers, speed",
+        "passages": fresh.rows,
+        "seconds": {str(workers): taken for workers, taken in seconds.items()},
+        "cpu_seconds": {str(workers): taken for workers, taken in cpu_seconds.items()},
+        "ratios": [round(a / b, 2) for a, b in zip(*seconds.values(), strict=True)],
+        "ratio": round(one / two, 2),
+        "ratio_cpu": round(one_cpu / two_cpu, 2),
+    }
+
+
+def main() -> None:
+    """Measure memory and speed, or be a job."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repeat", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--job", nargs="+", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.job:
+        be(*options.job)
+        return
+    with tempfile.TemporaryDirectory(prefix="bench-workers-") as name:
+        folder = Path(name)
+        dumps = {"once": repeat_dump(1, folder / "once"), "repeated": repeat_dump(options.repeat, folder / "repeated")}
+        print(json.dumps(measure_memory(dumps, folder)), flush=True)
+        print(json.dumps(measure_speed(dumps["repeated"], options.rounds, folder)), flush=True)
+
+
+if __name__ == "__main__":
+    main()
