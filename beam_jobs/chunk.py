@@ -29,7 +29,7 @@ def chunk(task: ChunkTask, store: Store) -> Facts:
 
     def produce(workdir: Path) -> Produced:
         out = workdir / "passages.parquet"
-        facts = chunk_part(task.part, task.siteinfo, task.recipe, out, workdir)
+        facts = chunk_part(task.part, task.siteinfo, task.recipe, out)
         return Produced({"passages": out}, asdict(facts))
 
     inputs = {

@@ -62,14 +62,11 @@ class ChunkFacts:
     lengths: dict[str, int]  # passages by their number of words, rounded down to a multiple of `BUCKET`
 
 
-def chunk_part(part: Part, siteinfo: Siteinfo, recipe: ChunkRecipe, out: Path, workdir: Path) -> ChunkFacts:
+def chunk_part(part: Part, siteinfo: Siteinfo, recipe: ChunkRecipe, out: Path) -> ChunkFacts:
     """Write the passages of one part to the Parquet file `out`, and return what became of it.
-
-    `workdir` is a folder for files that a chunker may need on the way; none does yet.
 
     Raises:
         InputError: the source cannot be read, or more of its pages are unparsable than the recipe allows.
-        UsageError: the recipe names no chunker, or passages without words.
     """
     tally = _Tally()
     with PassageWriter(out) as writer:
@@ -126,13 +123,12 @@ def _passages(part: Part, siteinfo: Siteinfo, recipe: ChunkRecipe, tally: _Tally
     chunker = build_chunker(recipe.chunker, recipe.words)
     articles = _articles(part, siteinfo, tally) if part.kind == "wiki" else read_documents(part)
     for article in articles:
-        first = True
-        for passage in chunker(article):
-            tally.articles += first
-            first = False
-            yield passage
-        if first:
+        passages = list(chunker(article))
+        if passages:
+            tally.articles += 1
+        else:
             tally.dropped["no_text"] += 1
+        yield from passages
 
 
 def _articles(part: Part, siteinfo: Siteinfo, tally: _Tally) -> Iterator[Article]:

@@ -7,13 +7,12 @@ stops in silence: on a multistream dump that loses articles. Here every byte has
 import bz2
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from typing import Literal, Protocol
+from typing import Protocol
 
-from rag_model.corpus.records import Slice
+from rag_model.corpus.records import Codec, Slice
 from rag_model.corpus.source import basename, read_bytes
 from rag_model.errors import InputError
 
-Codec = Literal["bz2", "gzip", "none"]
 PIECE = 1 << 20  # decoded bytes produced at a time, however well they were compressed
 _ADVICE = "download it again, and its index with it if it has one"
 MAX_LINE = 64 << 20  # bytes of one line, of those formats that have lines
@@ -74,7 +73,7 @@ def split_lines(chunks: Iterable[bytes], where: str) -> Iterator[bytes]:
 
 def codec_of(url: str) -> Codec:
     """Return what a file's name says it is compressed with."""
-    return {"bz2": "bz2", "gz": "gzip"}.get(url.rpartition(".")[2].lower(), "none")  # type: ignore[return-value]
+    return _ENDINGS.get(url.rpartition(".")[2].lower(), "none")
 
 
 def _streams(
@@ -113,7 +112,8 @@ def _drain_gzip(decoder: "zlib._Decompress", data: bytes) -> Iterator[bytes]:
             return
 
 
-_CODECS: dict[str, tuple[Callable[[], _Decoder], Callable[..., Iterator[bytes]]]] = {
+_ENDINGS: dict[str, Codec] = {"bz2": "bz2", "gz": "gzip"}
+_CODECS: dict[Codec, tuple[Callable[[], _Decoder], Callable[..., Iterator[bytes]]]] = {
     "bz2": (bz2.BZ2Decompressor, _drain_bz2),
     "gzip": (lambda: zlib.decompressobj(wbits=31), _drain_gzip),
 }

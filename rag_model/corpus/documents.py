@@ -7,6 +7,7 @@ holds its page id. The plan reads the source once and writes each part's records
 import hashlib
 import json
 from collections.abc import Iterator
+from typing import Any
 
 from rag_model.corpus.decode import read_slice, split_lines, where
 from rag_model.corpus.records import Article, Part, Passage, Section
@@ -52,7 +53,7 @@ def read_ready_passages(part: Part) -> Iterator[Passage]:
         )
 
 
-def _records(part: Part) -> Iterator[list]:  # type: ignore[type-arg]
+def _records(part: Part) -> Iterator[list[Any]]:
     seen: set[str] = set()
     for piece in part.slices:
         for line in split_lines(read_slice(piece), where(piece)):

@@ -11,6 +11,7 @@ from typing import Any, Literal, Self
 from rag_model.digest import digest_json
 
 SourceKind = Literal["wiki", "documents", "passages"]
+Codec = Literal["bz2", "gzip", "none"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +87,7 @@ class Slice:
     url: str
     offset: int  # bytes from the start of the file
     length: int  # bytes; always known
-    codec: Literal["bz2", "gzip", "none"]
+    codec: Codec
     first_page: int
     last_page: int
 

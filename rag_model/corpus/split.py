@@ -15,7 +15,7 @@ from pathlib import Path
 from rag_model.corpus.decode import codec_of, decode
 from rag_model.corpus.pages import PageParser
 from rag_model.corpus.parts import Piece
-from rag_model.corpus.records import Slice
+from rag_model.corpus.records import Codec, Slice
 from rag_model.corpus.source import basename, read_bytes
 from rag_model.corpus.staging import RATIO, Stage, put, writing
 
@@ -29,9 +29,9 @@ class _Run:
     data: bytes
     page_ids: list[int]
 
-    def piece(self, url: str, offset: int, length: int, codec: str) -> Piece:
+    def piece(self, url: str, offset: int, length: int, codec: Codec) -> Piece:
         ordered = all(before < after for before, after in pairwise(self.page_ids))
-        at = Slice(url, offset, length, codec, min(self.page_ids), max(self.page_ids))  # type: ignore[arg-type]
+        at = Slice(url, offset, length, codec, min(self.page_ids), max(self.page_ids))
         return Piece(at, max(1, len(self.data) // RATIO), ordered)
 
 

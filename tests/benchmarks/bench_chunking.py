@@ -155,7 +155,7 @@ def cut(part: Part, siteinfo: Siteinfo) -> tuple[int, float]:
     """Chunk one part into a file nobody keeps; return its rows and the CPU seconds it took."""
     start = time.process_time()
     with tempfile.TemporaryDirectory() as folder:
-        facts = chunk_part(part, siteinfo, ChunkRecipe(), Path(folder, "out.parquet"), Path(folder))
+        facts = chunk_part(part, siteinfo, ChunkRecipe(), Path(folder, "out.parquet"))
     return facts.rows, time.process_time() - start
 
 

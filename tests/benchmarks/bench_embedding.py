@@ -103,7 +103,7 @@ def _dump() -> list[tuple[str, str]]:
         out = Path(workdir) / "passages.parquet"
         rows = []
         for part in plan.parts:
-            facts = chunk_part(part, plan.siteinfo, ChunkRecipe(), out, Path(workdir))
+            facts = chunk_part(part, plan.siteinfo, ChunkRecipe(), out)
             rows += [(p.title, p.text) for p in PassageFile(out).rows(list(range(facts.rows)))]
         return rows
 

@@ -30,7 +30,7 @@ def plan_of(tmp_path: Path, *texts: str, name: str = "dump.xml") -> Plan:
 
 def chunk(plan: Plan, tmp_path: Path, recipe: ChunkRecipe | None = None) -> tuple[ChunkFacts, list[Passage]]:
     (part,) = plan.parts
-    facts = chunk_part(part, plan.siteinfo, recipe or ChunkRecipe(), tmp_path / "out.parquet", tmp_path)
+    facts = chunk_part(part, plan.siteinfo, recipe or ChunkRecipe(), tmp_path / "out.parquet")
     return facts, list(PassageFile(tmp_path / "out.parquet").passages())
 
 
@@ -81,7 +81,7 @@ def test_the_same_part_gives_the_same_file(demo_dump: Path, tmp_path: Path) -> N
     plan = plan_dump(str(demo_dump), workdir=tmp_path, stage=str)
     part = replace(plan.parts[0])
     outs = [tmp_path / "a.parquet", tmp_path / "b.parquet"]
-    facts = [chunk_part(part, plan.siteinfo, ChunkRecipe(), out, tmp_path) for out in outs]
+    facts = [chunk_part(part, plan.siteinfo, ChunkRecipe(), out) for out in outs]
     assert facts[0] == facts[1]
     assert outs[0].read_bytes() == outs[1].read_bytes()
     assert facts[0].rows > 500
@@ -97,6 +97,6 @@ def test_documents_are_cut_and_ready_passages_are_taken_as_they_are(tmp_path: Pa
     for name in ("d.jsonl", "p.tsv"):
         plan = plan_dump(str(tmp_path / name), workdir=tmp_path, stage=str)
         out = tmp_path / "out.parquet"
-        facts = [chunk_part(part, plan.siteinfo, ChunkRecipe(words=2), out, tmp_path) for part in plan.parts]
+        facts = [chunk_part(part, plan.siteinfo, ChunkRecipe(words=2), out) for part in plan.parts]
         seen.append((sum(f.rows for f in facts), [p.text for p in PassageFile(out).passages()]))
     assert seen == [(2, ["a b", "c"]), (1, ['a "b"'])]

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rag_model.corpus import decode as module
-from rag_model.corpus.decode import Codec, codec_of, decode, split_lines
+from rag_model.corpus.decode import codec_of, decode, split_lines
+from rag_model.corpus.records import Codec
 from rag_model.errors import InputError
 
 COMPRESS: dict[Codec, Callable[[bytes], bytes]] = {"bz2": bz2.compress, "gzip": gzip.compress, "none": bytes}
