@@ -4,7 +4,7 @@ from html import escape
 
 
 class Node:
-    """A piece of finished markup; only `tag`, `text` and `join` make one."""
+    """A piece of finished markup; text becomes one through `tag` and `join` alone."""
 
     __slots__ = ("html",)
 
@@ -35,13 +35,6 @@ def tag(name: str, *children: Child, **attributes: str | float | None) -> Node:
 def join(*children: Child) -> Node:
     """Return the children one after the other."""
     return Node("".join(c.html if isinstance(c, Node) else escape(str(c)) for c in children))
-
-
-def link(label: str, url: str) -> Node:
-    """Return `label`, linked if `url` is a web address; no other scheme (`javascript:`) is ever written."""
-    if not url.startswith(("https://", "http://")):
-        return join(label)
-    return tag("a", label, href=url, rel="noreferrer")
 
 
 def _value(value: str | float) -> str:

@@ -10,9 +10,8 @@ from importlib.resources import files
 
 from rag_model.evaluation.charts import bars, histogram, legend, trade_offs
 from rag_model.evaluation.gate import Check, Verdict
-from rag_model.evaluation.markup import Child, Node, join, link, tag
+from rag_model.evaluation.markup import Child, Node, tag
 from rag_model.index.health import Effort
-from rag_model.retrieve.retriever import Hit
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
@@ -25,14 +24,6 @@ class Stage:
     seconds: float
     made: int  # parts or shards worked on
     reused: int  # and those taken from an earlier run
-
-
-@dataclass(frozen=True, slots=True)
-class Example:
-    """A question with what the snapshot answers it with."""
-
-    question: str
-    hits: Sequence[Hit]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +40,9 @@ class BuildReport:
     quarantined: Sequence[tuple[str, str, str]] = ()  # page id, title, reason
     lengths: Mapping[int, int] = field(default_factory=dict)  # words, lower bound of a bucket -> passages
     curves: Mapping[str, Sequence[Effort]] = field(default_factory=dict)  # index -> its trade-off
-    metrics: Mapping[str, float] = field(default_factory=dict)  # Success@5, …
     stages: Sequence[Stage] = ()
     sizes: Mapping[str, int] = field(default_factory=dict)  # kind of file -> bytes
     lineage: Mapping[str, str] = field(default_factory=dict)  # dump, recipe, space, parent, versions
-    examples: Sequence[Example] = ()
 
 
 def render(report: BuildReport) -> str:
@@ -74,8 +63,6 @@ def _sections(report: BuildReport) -> Iterator[Node]:
     yield _header(report)
     yield _verdict(report.verdict)
     yield tag("div", *(_tile(name, f"{n:,}") for name, n in report.counts.items()), class_="tiles")
-    if report.metrics:
-        yield tag("div", *(_tile(name, f"{x:.1%}") for name, x in report.metrics.items()), class_="tiles")
     if report.curves:
         yield _indexes(report.curves, report.k)
     if report.lengths:
@@ -84,8 +71,6 @@ def _sections(report: BuildReport) -> Iterator[Node]:
     if report.quarantined:
         titles = ("page", "title", "reason")
         yield _section("Pages that broke the parser", _table(titles, report.quarantined))
-    if report.examples:
-        yield _section("Questions it was asked", *(_example(example) for example in report.examples))
     if report.lineage:
         yield _section("Lineage", _table(("", ""), [(name, tag("code", v)) for name, v in report.lineage.items()]))
 
@@ -158,23 +143,6 @@ def _bytes(n: int) -> str:
             return f"{size:.3g} {unit}"
         size /= 1000
     return f"{size:,.3g} TB"
-
-
-def _example(example: Example) -> Node:
-    return join(tag("h3", example.question), *(_hit(hit) for hit in example.hits))
-
-
-def _hit(hit: Hit) -> Node:
-    section = f" · {hit.passage.section}" if hit.passage.section else ""
-    return tag(
-        "div",
-        tag("span", f"{hit.rank}. ", class_="rank"),
-        tag("b", link(hit.passage.title, hit.url)),
-        tag("span", f"{section} · {hit.score:.3f}", class_="rank"),
-        tag("p", hit.passage.text),
-        tag("p", hit.licence, class_="note") if hit.licence else "",
-        class_="hit",
-    )
 
 
 def _section(title: str, *content: Child) -> Node:

@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 
 from rag_model.evaluation.charts import bars, histogram, trade_offs
 from rag_model.evaluation.gate import Findings, GateRecipe, Vitals, judge
-from rag_model.evaluation.markup import link, tag
-from rag_model.evaluation.report import BuildReport, Example, Stage, render
+from rag_model.evaluation.markup import tag
+from rag_model.evaluation.report import BuildReport, Stage, render
 from rag_model.index.health import Effort
-from rag_model.retrieve.retriever import Hit
 
 EVIL = "</title><script>alert('x')</script>\" onload=\"alert(1)"
 VOID = {"meta"}
@@ -50,9 +49,8 @@ def parsed(html: str) -> Balanced:
 
 
 @pytest.fixture
-def report(make_passage) -> BuildReport:
+def report() -> BuildReport:
     verdict = judge(GateRecipe(), Vitals(9, None, ""), {"hnsw": Findings("HNSW32", np.full(9, 0.99))})
-    hit = Hit(1, 0.5, 0, make_passage("1", EVIL), "https://en.wikipedia.org/w/index.php?oldid=7", EVIL)
     return BuildReport(
         title=EVIL,
         snapshot="ab" * 32,
@@ -66,11 +64,9 @@ def report(make_passage) -> BuildReport:
             "hnsw": [Effort("efSearch=16", 0.9, 0.7, 0.1, 300), Effort("efSearch=64", 0.99, 0.9, 0.3, 900)],
             EVIL: [],
         },
-        metrics={"Success@5": 0.8125},
         stages=[Stage("chunk", 12.5, 4, 2), Stage(EVIL, 0.0, 0, 0)],
         sizes={"passages": 1_234_567, "embeddings": 0},
         lineage={"dump": EVIL},
-        examples=[Example(EVIL, [hit])],
     )
 
 
@@ -78,7 +74,6 @@ def test_the_page_shows_what_it_was_given(report: BuildReport) -> None:
     text = parsed(render(report)).text
     for piece in (
         "12,345",
-        "81.2%",
         "1.23 MB",
         "12.5 s, 2 reused",
         "efSearch=64",
@@ -92,11 +87,10 @@ def test_the_page_shows_what_it_was_given(report: BuildReport) -> None:
 def test_nothing_is_fetched_and_nothing_runs(report: BuildReport) -> None:
     page = parsed(render(report))
     names = {name for name, _ in page.seen}
-    assert not names & {"script", "link", "img", "iframe", "object", "embed", "base", "form"}
+    assert not names & {"script", "link", "img", "iframe", "object", "embed", "base", "form", "a"}
     assert not any(key.startswith("on") or key == "src" for _, attributes in page.seen for key in attributes)
     assert not re.search(r"url\(|@import", render(report))
     assert "default-src 'none'" in render(report)
-    assert {a["href"] for name, a in page.seen if name == "a"} == {"https://en.wikipedia.org/w/index.php?oldid=7"}
 
 
 def test_the_page_is_text_whatever_a_title_holds(report: BuildReport) -> None:
@@ -119,11 +113,6 @@ def test_a_refusal_says_which_check_and_what_to_do(report: BuildReport) -> None:
 def test_text_never_becomes_markup(text: str, value: str) -> None:
     page = parsed(tag("p", text, title=value).html)
     assert [name for name, _ in page.seen] == ["p"]
-
-
-def test_only_web_addresses_are_linked() -> None:
-    assert link("x", "javascript:alert(1)").html == "x"
-    assert "noreferrer" in link("x", "https://e.org/?a=1&b=2").html
 
 
 @given(st.dictionaries(st.integers(0, 500), st.integers(0, 10**9), max_size=30))
