@@ -11,10 +11,14 @@ import sys
 import traceback
 from collections.abc import Sequence
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
-from cyclopts import App, CycloptsError
-from cyclopts.config import Env, Toml
+try:
+    from cyclopts import App, CycloptsError
+    from cyclopts.config import Env, Toml
+except ModuleNotFoundError:  # the core alone
+    sys.exit("bookwheel: the command line is not installed: run `pip install 'bookwheel[pipeline]'` and try again")
 
 from flows.reply import Common, Reply
 from rag_model.errors import BookwheelError, RefusedError
@@ -30,6 +34,15 @@ _ENVIRONMENT = {  # before Prefect, transformers and the like are imported; what
     "TRANSFORMERS_VERBOSITY": "error",
 }
 
+
+class _Settings(Toml):
+    def _load_config(self, path: Path) -> dict[str, Any]:
+        try:
+            return super()._load_config(path)
+        except (OSError, ValueError) as broken:
+            raise CycloptsError(msg=f"{path} cannot be read as TOML ({broken}): mend it or remove it") from broken
+
+
 app = App(
     name="bookwheel",
     help="Turn a Wikipedia dump into a checked, versioned, searchable retrieval index.",
@@ -37,7 +50,7 @@ app = App(
     version=lambda: version("bookwheel"),
     config=[
         Env("BOOKWHEEL_", command=False),
-        Toml("bookwheel.toml", search_parents=True, use_commands_as_keys=False, allow_unknown=True),
+        _Settings("bookwheel.toml", search_parents=True, use_commands_as_keys=False, allow_unknown=True),
     ],
 )
 app.command("flows.verbs.demo:demo", help="Build, check and search a small real library: no account, no network.")

@@ -20,20 +20,20 @@ ASKED = (
 
 def demo(
     *,
-    store: Annotated[str, Parameter(help="Where to build it.")] = "bookwheel-demo",
+    folder: Annotated[str, Parameter(help="Where to build it; no store of yours is touched.")] = "bookwheel-demo",
     common: Common | None = None,
 ) -> Reply:
     """Build a snapshot of 96 real Wikipedia articles with a real encoder, measure it, and ask it three questions.
 
     Takes a few minutes on two cores the first time and seconds after that. Needs the extra `demo`, no network.
     """
-    built = reindex(dump=demo_dump(), store=store, encoder=demo_encoder())
-    measured = evaluate(store=store, questions=str(QUESTIONS))
-    answered = search(*ASKED, store=store, k=1)
+    built = reindex(dump=demo_dump(), store=folder, encoder=demo_encoder())
+    measured = evaluate(store=folder, questions=str(QUESTIONS))
+    answered = search(*ASKED, store=folder, k=1)
     document = {"reindex": built.document, "evaluate": measured.document, "search": answered.document}
-    text = "\n\n".join([built.text, measured.text, answered.text, _next(store)])
+    text = "\n\n".join([built.text, measured.text, answered.text, _next(folder)])
     return Reply(document, text)
 
 
-def _next(store: str) -> str:
-    return f"Ask it yourself:  bookwheel search 'your question' --store {Path(store)}"
+def _next(folder: str) -> str:
+    return f"Ask it yourself:  bookwheel search 'your question' --store {Path(folder)}"

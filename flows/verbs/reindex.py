@@ -10,10 +10,11 @@ from flows.reindex import DEFAULT_ENCODER
 from flows.reindex import reindex as reindex_flow
 from flows.reply import Common, Reply, StoreUrl
 from rag_model.build.recipe import read_recipe
+from rag_model.errors import UsageError
 
 
 def reindex(
-    *beam_options: Annotated[str, Parameter(show=False, allow_leading_hyphen=True)],
+    *beam_options: Annotated[str, Parameter(show=False)],
     dump: Annotated[str, Parameter(help="Path, URL or glob: a MediaWiki dump, JSONL, Parquet, or psgs_w100.tsv.")],
     store: StoreUrl,
     encoder: Annotated[str, Parameter(help="Passage encoder: a folder or a hub name.")] = DEFAULT_ENCODER,
@@ -28,6 +29,8 @@ def reindex(
     Options of Beam and of its runner follow after `--`: `-- --runner=FlinkRunner --flink_master=host:8081`.
     A run that was interrupted is resumed by running the same command again.
     """
+    if beam_options and not beam_options[0].startswith("-"):
+        raise UsageError(f"reindex takes no argument {beam_options[0]!r}: a dump is given as --dump {beam_options[0]}")
     try:
         outcome = reindex_flow(dump, store, encoder, read_recipe(recipe), ref, limit, dry_run, beam_options)
     except GateRefusedError as refused:

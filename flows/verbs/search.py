@@ -16,7 +16,7 @@ from rag_model.store.snapshot import Snapshot
 
 
 def search(
-    *questions: str,
+    *question: str,
     store: StoreUrl,
     ref: SnapshotName = "latest",
     k: Annotated[int, Parameter(alias="-k", help="Passages a question.")] = 5,
@@ -32,10 +32,10 @@ def search(
 
     Parameters
     ----------
-    questions
+    question
         One or more questions, each one argument.
     """
-    asked = [*questions, *_from_file(questions_file)]
+    asked = [*question, *_from_file(questions_file)]
     if not asked:
         raise UsageError("there is no question: give one as an argument, --questions FILE, or --questions - for stdin")
     snapshot = Snapshot.open(store, ref)

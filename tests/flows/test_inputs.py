@@ -230,7 +230,7 @@ def test_k_larger_than_the_corpus_is_one_sentence_that_says_how_many_there_are(l
 
 
 def test_a_question_from_another_space(library: Path, other_tiny: Path, bookwheel: Any) -> None:
-    ran = bookwheel("search", "Who?", "--encoder", other_tiny, "--store", library)
+    ran = bookwheel("search", "Who?", "--question-encoder", other_tiny, "--store", library)
     assert ran.code == 3
     assert "weights differ" in ran.complaint
 

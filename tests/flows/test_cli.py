@@ -1,0 +1,225 @@
+"""The command line's contract: keys, exit codes, settings, streams. Scripts rely on it."""
+
+import json
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.cli import app
+
+pytestmark = pytest.mark.xdist_group("flows")
+
+VERBS = ["demo", "evaluate", "log", "pull", "reindex", "search", "show", "verify"]
+QUESTIONS = [
+    {"question": "Who wrote What is Property?", "answers": ["Proudhon"]},
+    {"question": "What is autism?", "answers": ["disorder", "developmental"]},
+    {"question": "Where is nothing?", "answers": ["qzx"]},
+]
+
+
+@pytest.fixture
+def questions(tmp_path: Path) -> Path:
+    path = tmp_path / "questions.jsonl"
+    path.write_text("".join(json.dumps(question) + "\n" for question in QUESTIONS))
+    return path
+
+
+def test_every_verb_is_there() -> None:
+    assert {name for name in app if not name.startswith("-")} >= set(VERBS)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_and_every_option_has_help(verb: str, bookwheel: Any) -> None:
+    ran = bookwheel(verb, "--help")
+    assert (ran.code, ran.err) == (0, "")
+    assert "--json" in ran.out
+    assert "--debug" in ran.out
+    for argument in app[verb].assemble_argument_collection(parse_docstring=True):
+        assert argument.parameter.help or not argument.parameter.show, f"{verb} {argument.name} has no help"
+
+
+def test_help_and_version(bookwheel: Any) -> None:
+    ran = bookwheel("--help")
+    assert ran.code == 0
+    assert all(verb in ran.out for verb in VERBS)
+    assert "Exit codes: 0 ok, 1 failure, 2 usage, 3" in ran.out
+    assert bookwheel("--version").out.strip()[0].isdigit()
+
+
+def test_reindex_gives(tmp_path: Path, reindex: Any) -> None:
+    made = reindex(tmp_path).json
+    assert {"snapshot", "ref", "counts", "metrics"} <= made.keys()
+    assert {"articles", "passages", "embedded", "reused", "dropped"} <= made["counts"].keys()
+    assert len(made["snapshot"]) == 64
+    assert made["ref"] == "latest"
+
+
+def test_search_gives(library: Path, bookwheel: Any) -> None:
+    ran = bookwheel("search", "Who wrote it?", "What is it?", "-k", 3, "--store", library, "--json")
+    assert (ran.code, ran.err) == (0, "")
+    found = ran.json
+    assert {"snapshot", "results"} <= found.keys()
+    assert [result["question"] for result in found["results"]] == ["Who wrote it?", "What is it?"]
+    for result in found["results"]:
+        assert [hit["rank"] for hit in result["hits"]] == [1, 2, 3]
+        scores = [hit["score"] for hit in result["hits"]]
+        assert scores == sorted(scores, reverse=True)
+        for hit in result["hits"]:
+            assert {"rank", "score", "id", "page_id", "title", "text", "url", "licence"} <= hit.keys()
+            assert "oldid=" in hit["url"]
+            assert "CC BY-SA" in hit["licence"]
+
+
+def test_every_index_finds_the_same_in_a_small_corpus(library: Path, bookwheel: Any) -> None:
+    def ids(index: str) -> list[str]:
+        found = bookwheel("search", "Who wrote it?", "--index", index, "--store", library, "--json").json
+        return [hit["id"] for hit in found["results"][0]["hits"]]
+
+    assert ids("hnsw") == ids("exact")
+
+
+def test_evaluate_gives(library: Path, questions: Path, tmp_path: Path, bookwheel: Any) -> None:
+    trec, dpr, rows = tmp_path / "run.trec", tmp_path / "dpr.json", tmp_path / "rows.jsonl"
+    written = ["--trec", trec, "--dpr", dpr, "--rows", rows]
+    ran = bookwheel("evaluate", "--questions", questions, "-k", 20, "--store", library, "--json", *written)
+    assert (ran.code, ran.err) == (0, "")
+    measured = ran.json
+    assert {"snapshot", "n", "metrics"} <= measured.keys()
+    assert measured["n"] == 3
+    assert list(measured["metrics"]) == ["Success@1", "Success@5", "Success@20"]
+    assert sorted(measured["metrics"].values()) == list(measured["metrics"].values())
+    assert measured["metrics"]["Success@20"] <= 2 / 3  # nothing answers the third
+
+    fields = [line.split() for line in trec.read_text().splitlines()]
+    assert len(fields) == 60
+    assert {len(line) for line in fields} == {6}
+    assert [line[1] for line in fields] == ["Q0"] * 60
+    read = json.loads(dpr.read_text())
+    assert [entry["question"] for entry in read] == [question["question"] for question in QUESTIONS]
+    assert read[0].keys() >= {"question", "answers", "ctxs"}
+    assert read[0]["ctxs"][0].keys() >= {"id", "title", "text", "score", "has_answer"}
+    assert len(rows.read_text().splitlines()) == 3
+
+
+def test_log_gives(library: Path, bookwheel: Any) -> None:
+    (move,) = bookwheel("log", "--store", library, "--json").json
+    assert {"number", "snapshot", "created_at"} <= move.keys()
+    assert bookwheel("log", "--ref", "nightly", "--store", library, "--json").json == []
+
+
+def test_show_gives_the_manifest_by_any_name(library: Path, bookwheel: Any) -> None:
+    (move,) = bookwheel("log", "--store", library, "--json").json
+    names = ["latest", "latest@1", move["snapshot"], move["snapshot"][:8]]
+    shown = [bookwheel("show", name, "--store", library, "--json").json for name in names]
+    assert all(one == shown[0] for one in shown)
+    assert {"content", "metrics", "parents", "provenance"} <= shown[0].keys()
+    assert bookwheel("show", "--store", library, "--json").json == shown[0]
+    assert move["snapshot"] in bookwheel("show", "--store", library).out
+
+
+def test_pull_gives(library: Path, tmp_path: Path, bookwheel: Any) -> None:
+    pulled = bookwheel("pull", "latest", tmp_path / "here", "--store", library, "--json").json
+    assert pulled.keys() >= {"snapshot", "path", "fetched_bytes", "reused_bytes"}
+    assert Path(pulled["path"]).is_dir()
+    assert pulled["fetched_bytes"] > 0
+    again = bookwheel("pull", "latest", tmp_path / "here", "--store", library, "--json").json
+    assert again["fetched_bytes"] == 0
+    assert again["reused_bytes"] == pulled["fetched_bytes"] + pulled["reused_bytes"]
+
+
+def test_verify_gives(tmp_path: Path, reindex: Any, bookwheel: Any) -> None:
+    store = tmp_path / "store"
+    reindex(store)
+    assert bookwheel("verify", "--store", store, "--json").json == {"ok": True} | _rest(store, bookwheel)
+    (blob,) = (store / "blobs").rglob(_index_blob(store, bookwheel))
+    blob.chmod(0o644)
+    blob.write_bytes(blob.read_bytes()[:-1] + b"?")
+    ran = bookwheel("verify", "--store", store, "--json")
+    assert ran.code == 3
+    assert not ran.json["ok"]
+    assert {problem["blob"] for problem in ran.json["problems"]} == {f"sha256:{blob.name}"}
+    assert ran.err.startswith("bookwheel: ")
+    assert ran.err.count("\n") == 1
+
+
+def _index_blob(store: Path, bookwheel: Any) -> str:
+    files = bookwheel("show", "--store", store, "--json").json["content"]["files"]
+    return str(files["index/hnsw.faiss"]["id"]).removeprefix("sha256:")
+
+
+def _rest(store: Path, bookwheel: Any) -> dict[str, Any]:
+    return {"snapshot": bookwheel("log", "--store", store, "--json").json[0]["snapshot"], "problems": []}
+
+
+def test_settings_go_flag_environment_file_default(
+    library: Path, tmp_path: Path, bookwheel: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def hits(*flags: object) -> int:
+        found = bookwheel("search", "Who?", *flags, "--json")
+        assert found.code == 0, found.err
+        return len(found.json["results"][0]["hits"])
+
+    below = tmp_path / "below"
+    below.mkdir()
+    monkeypatch.chdir(below)
+    assert hits("--store", library) == 5
+    (tmp_path / "bookwheel.toml").write_text(f'store = "{library}"\nk = 1\nencoder_cache = "unknown to search"\n')
+    assert hits() == 1
+    monkeypatch.setenv("BOOKWHEEL_K", "2")
+    assert hits() == 2
+    assert hits("-k", 3) == 3
+    monkeypatch.setenv("BOOKWHEEL_STORE", str(tmp_path / "none"))
+    assert bookwheel("search", "Who?").code == 1
+    assert hits("--store", library) == 2
+
+
+def test_a_broken_settings_file_is_one_sentence(
+    library: Path, tmp_path: Path, bookwheel: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bookwheel.toml").write_text("store = \n")
+    ran = bookwheel("log", "--store", library)
+    assert ran.code == 2
+    assert "bookwheel.toml" in ran.complaint
+
+
+def test_options_after_two_dashes_reach_beam(tmp_path: Path, reindex: Any) -> None:
+    ran = reindex(tmp_path, beam=["--runner=NoSuchRunner"])
+    assert ran.code in (1, 2)
+    assert "NoSuchRunner" in ran.complaint
+
+
+@pytest.mark.parametrize("word", ["--rnner=FlinkRunner", "stray.xml.bz2"])
+def test_nothing_else_does(word: str, tmp_path: Path, bookwheel: Any, mini_dump: Path) -> None:
+    ran = bookwheel("reindex", "--dump", mini_dump, "--store", tmp_path, word)
+    assert ran.code == 2
+    assert word.partition("=")[0] in ran.complaint
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_streams_of_a_process(library: Path, command: Callable[..., Any]) -> None:
+    asked = "Who wrote it?\nWhat is it?\n"
+    ran = command("search", "--questions", "-", "--store", library, "--json", stdin=asked)
+    assert (ran.code, ran.err) == (0, "")
+    assert [result["question"] for result in ran.json["results"]] == asked.splitlines()
+
+
+def test_a_reader_that_leaves_early_is_no_error(library: Path, executable: Path) -> None:
+    reads, writes = os.pipe()
+    os.close(reads)
+    ran = subprocess.run(
+        [executable, "show", "--json", "--store", library], stdout=writes, stderr=subprocess.PIPE, check=False
+    )
+    os.close(writes)
+    assert (ran.returncode, ran.stderr) == (0, b"")
+
+
+def test_debug_shows_the_trace(library: Path, bookwheel: Any) -> None:
+    ran = bookwheel("show", "nothing", "--debug", "--store", library)
+    assert ran.code == 1
+    assert "Traceback" in ran.err

@@ -1,0 +1,82 @@
+"""Where it must run as well: on object storage, and with no more than the core installed."""
+
+import json
+import subprocess
+import venv
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.xdist_group("flows"), pytest.mark.slow]
+
+ROOT = Path(__file__).parents[2]
+
+SEARCH_BY_VECTOR = """
+import json, sys
+from pathlib import Path
+import numpy as np
+from rag_model.retrieve.dense import DenseRetriever
+from rag_model.store.pull import pull
+from rag_model.store.snapshot import Snapshot
+from rag_model.store.store import Store
+
+store = Store.open(sys.argv[1])
+report = pull(store, store.snapshots.resolve("latest"), Path(sys.argv[2]))
+snapshot = Snapshot.from_folder(report.path)
+vector = np.asarray(snapshot.embeddings(snapshot.manifest.content.parts[0].name)[7], dtype=np.float32)
+print(json.dumps({
+    name: [hit.passage.id for hit in DenseRetriever(snapshot, None, name).search_vectors(vector[None], 3)[0]]
+    for name in ("hnsw", "exact")
+} | {"asked": snapshot.passages([7])[0].id}))
+"""
+
+
+def test_a_library_on_s3(
+    s3_store_url: str, reindex: Any, bookwheel: Any, library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BOOKWHEEL_CACHE", str(tmp_path / "cache"))
+    made = reindex(s3_store_url)
+    assert made.code == 0, made.err
+    assert made.json["snapshot"] == bookwheel("log", "--store", library, "--json").json[0]["snapshot"]
+    assert bookwheel("verify", "--store", s3_store_url).code == 0
+
+    def hits(store: object) -> Any:
+        return bookwheel("search", "Who wrote it?", "--store", store, "--json").json["results"]
+
+    assert hits(s3_store_url) == hits(library)
+    pulled = bookwheel("pull", "latest", tmp_path / "pulled", "--store", s3_store_url, "--json").json
+    assert (Path(pulled["path"]) / "index" / "hnsw.faiss").is_file()
+    again = reindex(s3_store_url).json
+    assert again["counts"]["embedded"] == 0
+
+
+@pytest.fixture(scope="module")
+def core(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The Python of an environment that holds bookwheel without extras."""
+    folder = tmp_path_factory.mktemp("core")
+    venv.create(folder, with_pip=True)
+    subprocess.run([folder / "bin" / "pip", "install", "--quiet", ROOT], check=True, capture_output=True)
+    return folder / "bin" / "python"
+
+
+def test_the_core_pulls_and_searches_by_vector(core: Path, library: Path, tmp_path: Path) -> None:
+    missing = ("torch", "transformers", "prefect", "apache_beam", "lxml", "mwparserfromhell", "cyclopts", "pydantic")
+    find = f"import importlib.util as u; print([n for n in {missing} if u.find_spec(n)])"
+    assert _out(core, "-c", find) == "[]\n"
+    found = json.loads(_out(core, "-W", "error", "-c", SEARCH_BY_VECTOR, library, tmp_path / "pulled"))
+    assert found["hnsw"] == found["exact"]
+    assert found["asked"] in found["exact"]
+
+
+def test_the_core_says_what_the_command_line_lacks(core: Path) -> None:
+    ran = subprocess.run([core.with_name("bookwheel"), "--help"], capture_output=True, text=True, check=False)
+    assert ran.returncode == 1
+    assert "pip install 'bookwheel[pipeline]'" in ran.stderr
+    assert "Traceback" not in ran.stderr
+
+
+def _out(*command: object) -> str:
+    ran = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False, cwd="/")
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout
