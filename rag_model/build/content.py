@@ -12,9 +12,9 @@ from rag_model.build.encoding import StoredEncoder
 from rag_model.build.recipe import Recipe
 from rag_model.corpus.records import Plan
 from rag_model.index.recipe import IndexPlan
-from rag_model.retrieve.dense import QUESTION_ENCODER
 from rag_model.store.blobs import BlobRef
 from rag_model.store.manifest import Content, PartEntry
+from rag_model.store.paths import QUESTION_ENCODER, embeddings_path, index_path, passages_path
 
 WIKIPEDIA_LICENCE = "CC BY-SA 4.0"
 Facts = Mapping[str, Any]  # what a job reports of one part
@@ -47,10 +47,10 @@ def assemble(
     for part, cut, encoded in zip(plan.parts, passages, embeddings, strict=True):
         if not cut["rows"]:
             continue
-        files[f"passages/{part.name}.parquet"] = BlobRef.from_json(cut["passages"])
-        files[f"embeddings/{part.name}.npy"] = BlobRef.from_json(encoded["embeddings"])
+        files[passages_path(part.name)] = BlobRef.from_json(cut["passages"])
+        files[embeddings_path(part.name)] = BlobRef.from_json(encoded["embeddings"])
         parts.append(PartEntry(part.name, part.first_page, part.last_page, cut["rows"]))
-    files |= {f"index/{index.name}.faiss": index.blob for index in indexes}
+    files |= {index_path(index.name): index.blob for index in indexes}
     return Content(
         corpus=_corpus(plan, passages),
         parts=tuple(parts),

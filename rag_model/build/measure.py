@@ -11,7 +11,8 @@ from rag_model.index.engine import Vectors
 from rag_model.index.health import Effort, Trial, sweep
 from rag_model.index.recall import percentile5, recall_at
 from rag_model.index.search import IndexFile
-from rag_model.retrieve.dense import EXACT, QUESTION_ENCODER, index_of
+from rag_model.retrieve.dense import index_of
+from rag_model.store.paths import EXACT, QUESTION_ENCODER
 from rag_model.store.snapshot import Snapshot
 
 

@@ -29,7 +29,7 @@ from rag_model.corpus.chunk import ChunkRecipe
 from rag_model.errors import InputError, UsageError
 from rag_model.evaluation.gate import GateRecipe
 from rag_model.index.recipe import IndexRecipe
-from rag_model.retrieve.dense import EXACT
+from rag_model.store.paths import EXACT
 
 _INDEX_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 

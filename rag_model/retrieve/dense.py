@@ -18,10 +18,8 @@ from rag_model.index.exact import ExactIndex
 from rag_model.index.search import SearchIndex, open_index
 from rag_model.retrieve.attribution import Source
 from rag_model.retrieve.retriever import Hit
+from rag_model.store.paths import EXACT, QUESTION_ENCODER, embeddings_path, index_path
 from rag_model.store.snapshot import Snapshot
-
-QUESTION_ENCODER = "encoder/question"  # where a snapshot carries the encoder that may ask it
-EXACT = "exact"  # compares with every vector: of any snapshot that has vectors
 
 
 class QuestionEncoder(Protocol):
@@ -54,7 +52,7 @@ class DenseRetriever:
         self._source = Source.of(snapshot.manifest.content.corpus)
 
     @classmethod
-    def of(cls, snapshot: Snapshot, index: str = "hnsw", *, device: str | None = None) -> Self:
+    def of(cls, snapshot: Snapshot, index: str = "hnsw") -> Self:
         """Open `index` with the question encoder that the snapshot carries.
 
         Raises:
@@ -62,7 +60,7 @@ class DenseRetriever:
             StoreError: the snapshot carries no encoder.
             UsageError: the snapshot has no such index.
         """
-        encoder = Encoder.load(snapshot.folder(QUESTION_ENCODER), "question", device=device)
+        encoder = Encoder.load(snapshot.folder(QUESTION_ENCODER), "question")
         return cls(snapshot, encoder, index)
 
     def search(self, questions: Sequence[str], k: int) -> list[list[Hit]]:
@@ -138,11 +136,11 @@ def index_of(snapshot: Snapshot, name: str) -> SearchIndex:
     entries = snapshot.manifest.content.indexes
     if name == EXACT and name not in entries:
         metric: Metric = next(iter(entries.values()))["metric"] if entries else "ip"
-        return ExactIndex([snapshot.path(f"embeddings/{part.name}.npy") for part in snapshot.parts], metric)
+        return ExactIndex([snapshot.path(embeddings_path(part.name)) for part in snapshot.parts], metric)
     if name not in entries:
         known = ", ".join(dict.fromkeys([*entries, EXACT]))
         raise UsageError(f"snapshot {snapshot.id[:12]} has no index {name!r}: choose one of {known}")
-    index = open_index(snapshot.path(f"index/{name}.faiss"), defaults=entries[name]["search"])
+    index = open_index(snapshot.path(index_path(name)), defaults=entries[name]["search"])
     if index.n != snapshot.n:
         raise StoreError(f"index {name} holds {index.n} vectors for {snapshot.n} passages: reindex the snapshot")
     return index

@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 from rag_model.corpus.passages import PASSAGE_SCHEMA
 from rag_model.errors import StoreError
 from rag_model.store.manifest import PartEntry
+from rag_model.store.paths import passages_path
 from rag_model.store.snapshot import Snapshot
 
 Change = Literal["added", "changed", "removed"]
@@ -78,7 +79,7 @@ def _matched(
 def _unshared(snapshot: Snapshot, other: Snapshot) -> list[PartEntry]:
     files = snapshot.manifest.content.files
     shared = set(other.manifest.content.files.values())
-    return [part for part in snapshot.parts if files.get(f"passages/{part.name}.parquet") not in shared]
+    return [part for part in snapshot.parts if files.get(passages_path(part.name)) not in shared]
 
 
 def _disjoint(parts: Sequence[PartEntry]) -> bool:

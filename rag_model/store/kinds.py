@@ -4,8 +4,7 @@ from collections.abc import Callable, Sequence
 
 from rag_model.errors import UsageError
 from rag_model.store.manifest import Content
-
-_EXACT = "exact"  # can be searched without a file of its own: it then reads the embeddings
+from rag_model.store.paths import EXACT
 
 
 def kind_of(path: str) -> str:
@@ -28,12 +27,12 @@ def chosen(
     Raises:
         UsageError: the snapshot has no such index, or the choice contradicts itself.
     """
-    if unknown := sorted({*indexes} - {*content.indexes, _EXACT}):
-        known = ", ".join([*content.indexes, _EXACT])
+    if unknown := sorted({*indexes} - {*content.indexes, EXACT}):
+        known = ", ".join([*content.indexes, EXACT])
         raise UsageError(f"the snapshot has no index {unknown[0]!r} to pull: choose from {known}")
     if indexes and passages_only:
         raise UsageError(f"passages alone hold no index {indexes[0]}: ask for one or the other")
-    if _EXACT in indexes and _EXACT not in content.indexes and not embeddings:
+    if EXACT in indexes and EXACT not in content.indexes and not embeddings:
         raise UsageError("index exact is searched in the embeddings: pull them too")
     left_out = {f"index/{name}" for name in content.indexes if indexes and name not in indexes}
     if not embeddings:

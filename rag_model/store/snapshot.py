@@ -18,6 +18,7 @@ from rag_model.corpus.passages import PassageFile
 from rag_model.corpus.records import Passage
 from rag_model.errors import StoreError
 from rag_model.store.manifest import Manifest, PartEntry
+from rag_model.store.paths import embeddings_path, passages_path
 from rag_model.store.store import Store
 from rag_model.store.trees import linked_tree
 
@@ -150,7 +151,7 @@ class Snapshot:
         Raises:
             StoreError: the file is missing, is no plain array, or has another number of rows than the part.
         """
-        file = f"embeddings/{part}.npy"
+        file = embeddings_path(part)
         try:
             vectors: NDArray[np.floating[Any]] = np.load(self.path(file), mmap_mode="r", allow_pickle=False)
         except (ValueError, EOFError) as broken:
@@ -180,7 +181,7 @@ class Snapshot:
 
     def passage_file(self, part: str) -> PassageFile:
         """Open a part's passages to stream them; the caller closes it."""
-        return PassageFile(self._source(self._known(f"passages/{part}.parquet")))
+        return PassageFile(self._source(self._known(passages_path(part))))
 
     def close(self) -> None:
         """Close the files that were opened."""
