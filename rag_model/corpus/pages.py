@@ -184,9 +184,12 @@ class PageParser:
 
     def _number(self, text: str) -> int:
         try:
-            return int(text)
+            value = int(text)
         except ValueError as wrong:
             raise self._error(f"has {text[:40]!r} where a number belongs", _ADVICE) from wrong
+        if not _LEAST <= value <= _MOST:
+            raise self._error(f"has the number {text[:40]}, which no wiki has", _ADVICE)
+        return value
 
     def _refuse_doctype(self, *_: object) -> None:
         raise self._error("declares a document type, which could hide an entity bomb", _ADVICE)
@@ -196,6 +199,7 @@ class PageParser:
 
 
 _ROOT = b"<mediawiki>"
+_LEAST, _MOST = -2, (1 << 63) - 1  # the Media namespace, and what a column of revisions holds
 _LONGEST_HEAD = 1 << 16  # bytes; blanks beyond are left to the parser
 _ADVICE = "give a MediaWiki export as dumps.wikimedia.org has them"
 

@@ -43,6 +43,12 @@ class EncoderSpec:
     question_prompt: str = ""  # put before a question as it is: E5's `query: `, BGE's instruction
 
     def __post_init__(self) -> None:
+        for field in fields(self):
+            if type(getattr(self, field.name)) is not type(field.default):
+                kind = type(field.default).__name__
+                raise UsageError(
+                    f"{field.name} of an encoder is {getattr(self, field.name)!r}: give a value of type {kind}"
+                )
         for name, choices in (("pooling", get_args(Pooling)), ("layout", get_args(Layout))):
             if getattr(self, name) not in choices:
                 raise UsageError(f"{name} {getattr(self, name)!r} is unknown: use one of {', '.join(choices)}")

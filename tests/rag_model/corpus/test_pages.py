@@ -98,6 +98,7 @@ def bomb() -> bytes:
         (b"<mediawiki><page>\xff</page></mediawiki>", "not well-formed"),
         ("<mediawiki><page></page></mediawiki>".encode("utf-16"), "is UTF-16"),
         (b"<mediawiki><page><title>a</title></page></mediawiki>", "without <id>"),
+        (b"<page><title>a</title><id>9223372036854775808</id></page>", "which no wiki has"),
         (b"<page><title>a</title><id>one</id></page>", "'one' where a number"),
         (b'<mediawiki><siteinfo><namespaces><namespace key="x"/>', "'x' where a number"),
         (b"", "is empty"),

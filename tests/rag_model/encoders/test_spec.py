@@ -80,6 +80,14 @@ def test_an_unknown_setting_is_named(tiny_bert: Path) -> None:
         read_spec(tiny_bert, {"max_length": 2})
 
 
+@pytest.mark.parametrize(
+    "setting", [{"max_length": "64"}, {"normalize": "yes"}, {"passage_prompt": 5}, {"pooling": None}]
+)
+def test_a_setting_of_a_wrong_type_is_refused(tiny_bert: Path, setting: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="give a value of type"):
+        read_spec(tiny_bert, setting)
+
+
 @pytest.mark.parametrize("content", [b"", b"[]", b"{", b"\xff\xfe"])
 def test_a_corrupt_config_is_named(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "config.json").write_bytes(content)
