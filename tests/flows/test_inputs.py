@@ -241,3 +241,31 @@ def test_no_store(tmp_path: Path, bookwheel: Any) -> None:
         assert ran.code == 1, argv
         assert "there is no bookwheel store" in ran.complaint
     assert not list(tmp_path.iterdir())
+
+
+BOMB = b"""<!DOCTYPE mediawiki [<!ENTITY a "aaaaaaaaaaaaaaaaaaaa"><!ENTITY b "&a;&a;&a;&a;&a;&a;&a;&a;&a;&a;">
+<!ENTITY c "&b;&b;&b;&b;&b;&b;&b;&b;&b;&b;"><!ENTITY d "&c;&c;&c;&c;&c;&c;&c;&c;&c;&c;">]>"""
+
+
+def test_entities_are_never_expanded(
+    tmp_path: Path, unharmed: Path, reindex: Any, page_xml: Callable[..., str], export_xml: Callable[..., bytes]
+) -> None:
+    bomb = tmp_path / "bomb.xml"
+    bomb.write_bytes(BOMB + export_xml(page_xml(1, "ENTITY").replace("ENTITY", "&d;")))
+    ran = reindex(unharmed, dump=bomb)
+    assert ran.code == 1
+    assert "bomb.xml" in ran.complaint
+
+
+def test_hostile_markup_costs_its_page_and_no_more(
+    tmp_path: Path, reindex: Any, page_xml: Callable[..., str], export_xml: Callable[..., bytes]
+) -> None:
+    deep = ["{{a|" * 40_000, "[[" * 40_000, "<div>" * 40_000, "{|\n|\n" * 20_000, "'''''" * 40_000, "<ref>" * 40_000]
+    pages = [page_xml(page, f"Page {page} says some words. {markup}") for page, markup in enumerate(["", *deep, ""], 1)]
+    dump = tmp_path / "deep.xml"
+    dump.write_bytes(export_xml(*pages))
+    ran = reindex(tmp_path / "store", dump=dump)
+    assert ran.code == 0, ran.err
+    counts = ran.json["counts"]
+    assert counts["articles"] + sum(counts["dropped"].values()) == len(pages)
+    assert counts["articles"] >= 2  # those without

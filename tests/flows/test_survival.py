@@ -1,5 +1,6 @@
 """Killed at any moment, out of disk, or in a race: a rerun finishes the same snapshot, and nothing is lost."""
 
+import json
 import os
 import shutil
 import signal
@@ -177,3 +178,46 @@ def test_no_room_for_a_file_and_then_there_is(
     assert ran.stderr.count("bookwheel: ") == 1
     assert not Store.open(str(store)).refs.names()
     check_finishes(store, reindex, bookwheel, library)
+
+
+@pytest.mark.parametrize("second", ["of the same day", "of an older day"])
+def test_two_that_publish_one_ref_at_once(
+    second: str,
+    tmp_path: Path,
+    tiny: Path,
+    executable: Path,
+    bookwheel: Any,
+    page_xml: Callable[..., str],
+    export_xml: Callable[..., bytes],
+) -> None:
+    dumps, store = (tmp_path / "one.xml", tmp_path / "two.xml"), tmp_path / "store"
+    for number, dump in enumerate(dumps):
+        dump.write_bytes(export_xml(*(page_xml(page, f"Page {page} of dump {number}.") for page in range(1, 9))))
+    if second == "of an older day":
+        dumps[1].write_bytes(dumps[1].read_bytes().replace(b"2026-11-01T", b"2026-10-01T"))
+    Store.open(str(store), create=True)
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text('[index.hnsw]\nfactory = "HNSW8"\n')
+    given = ["--encoder", tiny, "--store", store, "--recipe", recipe, "--json", "--", "--runner=FnApiRunner"]
+    both = [
+        subprocess.Popen(
+            [executable, "reindex", "--dump", dump, *given], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        for dump in dumps
+    ]
+    ran = [(*running.communicate(timeout=DEADLINE), running.returncode) for running in both]
+    made = [json.loads(out) for out, _, _ in ran]
+    assert len({one["snapshot"] for one in made}) == 2
+    for one in made:
+        assert bookwheel("verify", one["snapshot"], "--store", store).code == 0
+    moved = {one["number"]: one["snapshot"] for one in made if one["number"]}
+    history = Store.open(str(store)).refs.history("latest")
+    assert {move.number: move.snapshot for move in history} == moved
+    if second == "of the same day":
+        assert [code for _, _, code in ran] == [0, 0]
+        assert set(moved) == {1, 2}
+    else:  # whoever was first, the newer one stands at the end
+        assert history[-1].snapshot == made[0]["snapshot"]
+        assert ran[0][2] == 0
+        assert ran[1][2] == (0 if len(moved) == 2 else 3)
+        assert len(moved) == 2 or "newest revision" in ran[1][1].splitlines()[-1]
