@@ -1,0 +1,8 @@
+"""Dumps and documents to passages.
+
+plan.plan_dump(pattern, …)          -> Plan: parts that are read apart, each with its byte ranges
+dump.read_pages(part)               -> pages, in the dump's order
+wikitext.clean(text, siteinfo)      -> sections of text as a reader sees it
+chunkers.build_chunker(name, words) -> article to passages
+chunk.chunk_part(part, …, out)      -> all of it for one part: a Parquet file of passages
+"""

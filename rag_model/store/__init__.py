@@ -7,6 +7,7 @@ snapshots/<id>.json              manifest: content (which the id hashes), then m
 refs/<name>/00000007.json        append-only numbered log; the highest number is current
 memo/<stage>/<key>.json          what a stage made of exact inputs; <key>.2.json when outputs were lost
 runs/<run>/<stage>/<00042>.json  reports of a running job's elements
+reports/<id>.html                what the build of a snapshot looked like, for people
 ```
 Nothing is locked. What must not happen twice (a ref's next number, a memo record, a manifest) is created
 exclusively; everything else may be written twice with the same bytes.
