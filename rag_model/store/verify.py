@@ -1,12 +1,11 @@
 """Verify a snapshot: re-hash every byte that it names, and look for gaps in the refs' logs."""
 
-import hashlib
 from collections import defaultdict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from rag_model.digest import ALGORITHM
+from rag_model.digest import digest_chunks
 from rag_model.errors import StoreError
 from rag_model.store.blobs import BlobRef
 from rag_model.store.store import Store
@@ -65,13 +64,11 @@ def _hashed(store: Store, ref: BlobRef) -> str | None:
     """Say what is wrong with a blob; None: nothing."""
     if wrong := _sized(store, ref):
         return wrong
-    running = hashlib.sha256()
     try:
-        for chunk in store.files.chunks(ref.path, ref.size):
-            running.update(chunk)
+        digest = digest_chunks(store.files.chunks(ref.path, ref.size))
     except StoreError as error:
         return str(error)
-    return None if f"{ALGORITHM}:{running.hexdigest()}" == ref.id else "its bytes do not match its name"
+    return None if digest == ref.id else "its bytes do not match its name"
 
 
 def _refs(store: Store) -> list[Problem]:
