@@ -60,8 +60,7 @@ def _with_meaning(words: str, romanized: str, meaning: str) -> str:
 
 
 _CHINESE = (
-    ("c", "Chinese"), ("s", "simplified Chinese"), ("t", "traditional Chinese"), ("p", "pinyin"), ("hp",
-    "pinyin"),
+    ("c", "Chinese"), ("s", "simplified Chinese"), ("t", "traditional Chinese"), ("p", "pinyin"), ("hp", "pinyin"),
     ("w", "Wade–Giles"), ("j", "Jyutping"), ("cy", "Cantonese Yale"), ("poj", "Pe̍h-ōe-jī"), ("l", "lit."),
     ("hangul", "Korean"), ("hanja", "Hanja"), ("rr", "RR"), ("mr", "MR"),
 )  # fmt: skip
@@ -176,18 +175,15 @@ _CONSTANTS = {
     "spaced ndash, snd, snds, spnd, sndash, spaced en dash, spaced en dash space": " – ",
     "mdash, em dash, —": "—", "spaced mdash, snd—, mdashb": " — ", "ndashb": "–",
     "nbsp, space, spaces, thinsp, nnbsp": " ",
-    "'": "'", "'s": "'s", "' \"": "'\"", "\" '": "\"'", "-'": "'", "-\"": "\"", "!": "|", "=": "=",
-    "pipe": "|", "*": "*", "\\": "|",
-    "·, dot, middot, •, bull, bullet, \\": " · ", "zwj, zwnj, hairsp, shy, wbr, zwsp": "", "(": "(",
-    ")": ")", "[": "[", "]": "]",
+    "'": "'", "'s": "'s", "' \"": "'\"", "\" '": "\"'", "-'": "'", "-\"": "\"",
+    "!": "|", "=": "=", "pipe": "|", "*": "*", "\\": "|", "(": "(", ")": ")", "[": "[", "]": "]",
+    "·, dot, middot, •, bull, bullet, \\": " · ", "zwj, zwnj, hairsp, shy, wbr, zwsp": "",
     "ell": "…", "...": "…", "dagger, †, extinct": "†", "double-dagger, ‡": "‡", "section sign, §": "§",
     "pi": "π", "okina, hamza": "ʻ",
     "sharp": "♯", "flat": "♭", "natural": "♮", "et al., et al": "et al.", "i.e.": "i.e.", "e.g.": "e.g.",
-    "degree, deg": "°",
-    "prime": "′", "times": "×", "minus": "−", "plusmn, ±": "±", "yes": "Yes", "no": "No", "n/a": "N/A",
-    "tm": "™",
-    "registered": "®", "male": "♂", "female": "♀", "as written": "[sic]", "infin": "∞",
-    "eqm, equilibrium": "⇌",
+    "degree, deg": "°", "prime": "′", "times": "×", "minus": "−", "plusmn, ±": "±", "infin": "∞",
+    "yes": "Yes", "no": "No", "n/a": "N/A", "tm": "™", "registered": "®", "male": "♂", "female": "♀",
+    "as written": "[sic]", "eqm, equilibrium": "⇌",
 }  # fmt: skip
 
 _FIRST = (
@@ -208,12 +204,10 @@ RENDERERS: dict[str, Renderer] = (
     by_name(*((names, _constant(text)) for names, text in _CONSTANTS.items()))
     | by_name(
         (_FIRST, first),
-        ("lang, rtl-lang, native name, nativename, wikt-lang, language with name, script/text, font, "
-        "color, colour, "
+        ("lang, rtl-lang, native name, nativename, wikt-lang, language with name, script/text, font, color, colour, "
          "resize, wiktlang, lang-x", second),
-        ("transl, transliteration, transl., iw, resize, font color, fs interlinear, columns-list, "
-        "columnslist, col-list, "
-         "script, stylednames, ruby-text, span", last),
+        ("transl, transliteration, transl., iw, resize, font color, fs interlinear, columns-list, columnslist, "
+         "col-list, script, stylednames, ruby-text, span", last),
         ("langx", _langx),
         ("zh, chinese, lang-zh, zh-cn, korean, ko-hhrm, lang-ko-text", _chinese),
         ("nihongo, nihongo krt, nihongo title, nihongo foot", _nihongo),
@@ -228,9 +222,8 @@ RENDERERS: dict[str, Renderer] = (
         ("sup, smallsup", lambda call: protect(raised(first(call))) if first(call) else ""),
         ("keypress, key press, key, keys, keypress2", _joined("+")),
         ("button", _wrapped("", "")),
-        ("quote, quotation, blockquote, cquote, bquote, quote box, rquote, poem quote, poemquote, pull "
-        "quote, epigraph, "
-         "quotebox, verse translation, centered pull quote, quote frame, long quotation", _quotation),
+        ("quote, quotation, blockquote, cquote, bquote, quote box, rquote, poem quote, poemquote, pull quote, "
+         "epigraph, quotebox, verse translation, centered pull quote, quote frame, long quotation", _quotation),
         ("hlist, hlist-comma, cslist, comma separated entries, csv", _joined(", ")),
         ("ubl, unbulleted list, ublist, vunblist, bulleted list, blist, ordered list, numbered list, olist, "
          "flowlist, indented plainlist, collapsible list", _listed),

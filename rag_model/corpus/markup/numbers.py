@@ -102,14 +102,12 @@ def _inches(call: Call) -> str:
 
 
 _SIGNS = {
-    "usd": "US$", "us$": "US$", "us dollar": "US$", "gbp": "£", "pound sterling": "£", "pound": "£",
-    "gbp£": "£", "£": "£",
+    "usd": "US$", "us$": "US$", "us dollar": "US$",
+    "gbp": "£", "pound sterling": "£", "pound": "£", "gbp£": "£", "£": "£",
     "eur": "€", "euro": "€", "€": "€", "inr": "₹", "indian rupee": "₹", "rupee": "₹", "yen": "¥",
-    "jpy": "¥", "¥": "¥",
-    "cad": "CA$", "ca$": "CA$", "aud": "A$", "a$": "A$", "au$": "A$", "nzd": "NZ$", "nz$": "NZ$",
-    "hk$": "HK$",
+    "jpy": "¥", "¥": "¥", "₹": "₹",
+    "cad": "CA$", "ca$": "CA$", "aud": "A$", "a$": "A$", "au$": "A$", "nzd": "NZ$", "nz$": "NZ$", "hk$": "HK$",
     "php": "₱", "krw": "₩", "won": "₩", "cny": "CN¥", "rmb": "CN¥", "ils": "₪", "rub": "₽", "ruble": "₽",
-    "₹": "₹",
 }  # fmt: skip
 
 RENDERERS = by_name(

@@ -15,10 +15,8 @@ from rag_model.corpus.markup.unparsable import Unparsable
 MAX_DEPTH = 100  # open templates and links; MediaWiki stops expanding at 100 too, and real pages stay below 20
 
 _TOKEN = re.compile(
-    r"\[\[(?:([^\[\]{}|\n]*)(?:\|([^\[\]{}|"
-    r"\n]*))?\]\](?!\]))?"  # a link: 1 target, 2 words; or just an opening
-    r"|\{\{(?:([^{}\[\]]+)\}\}(?!\})|"
-    r"\{*)"  # a template that holds no other: 3 name and arguments; or an opening run
+    r"\[\[(?:([^\[\]{}|\n]*)(?:\|([^\[\]{}|\n]*))?\]\](?!\]))?"  # a link: 1 target, 2 words; or just an opening
+    r"|\{\{(?:([^{}\[\]]+)\}\}(?!\})|\{*)"  # a template that holds no other: 3 name and arguments; or an opening run
     r"|\]\]|\}\}+|\|"
 )
 _BRACES = re.compile(r"(\{\{)|\}\}")

@@ -171,18 +171,14 @@ Hz | hertz | hertz | 1 | rpm
 """
 _SYMBOLS = {
     "km2": "km²", "m2": "m²", "cm2": "cm²", "mm2": "mm²", "km3": "km³", "m3": "m³", "cm3": "cm³",
-    "sqmi": "sq mi",
-    "sqyd": "sq yd", "sqft": "sq ft", "sqin": "sq in", "cumi": "cu mi", "cuyd": "cu yd", "cuft": "cu ft",
-    "cuin": "cu in",
+    "sqmi": "sq mi", "sqyd": "sq yd", "sqft": "sq ft", "sqin": "sq in", "acre": "acres",
+    "cumi": "cu mi", "cuyd": "cu yd", "cuft": "cu ft", "cuin": "cu in", "acre.ft": "acre⋅ft",
     "USgal": "US gal", "impgal": "imp gal", "USfloz": "US fl oz", "impfloz": "imp fl oz", "USqt": "US qt",
-    "imppt": "imp pt", "USbbl": "bbl", "acre.ft": "acre⋅ft", "USbsh": "US bsh", "ST": "short tons",
-    "LT": "long tons",
-    "ftlb": "ft⋅lbf", "Nm": "N⋅m", "lbft": "lb⋅ft", "m3/s": "m³/s", "cuft/s": "cu ft/s",
-    "USgal/min": "US gal/min",
-    "g/cm3": "g/cm³", "kg/m3": "kg/m³", "lb/cuin": "lb/cu in", "lb/cuyd": "lb/cu yd", "/km2": "/km²",
-    "/sqmi": "/sq mi",
-    "C-change": "°C", "F-change": "°F", "mpgus": "mpg‑US", "mpgimp": "mpg‑imp", "torr": "Torr",
-    "acre": "acres",
+    "imppt": "imp pt", "USbbl": "bbl", "USbsh": "US bsh", "ST": "short tons", "LT": "long tons",
+    "ftlb": "ft⋅lbf", "Nm": "N⋅m", "lbft": "lb⋅ft", "torr": "Torr", "mpgus": "mpg‑US", "mpgimp": "mpg‑imp",
+    "m3/s": "m³/s", "cuft/s": "cu ft/s", "USgal/min": "US gal/min", "C-change": "°C", "F-change": "°F",
+    "g/cm3": "g/cm³", "kg/m3": "kg/m³", "lb/cuin": "lb/cu in", "lb/cuyd": "lb/cu yd",
+    "/km2": "/km²", "/sqmi": "/sq mi",
 }  # fmt: skip
 
 
