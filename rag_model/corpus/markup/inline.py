@@ -176,7 +176,7 @@ _CONSTANTS = {
     "mdash, em dash, —": "—", "spaced mdash, snd—, mdashb": " — ", "ndashb": "–",
     "nbsp, space, spaces, thinsp, nnbsp": " ",
     "'": "'", "'s": "'s", "' \"": "'\"", "\" '": "\"'", "-'": "'", "-\"": "\"",
-    "!": "|", "=": "=", "pipe": "|", "*": "*", "\\": "|", "(": "(", ")": ")", "[": "[", "]": "]",
+    "!": "|", "=": "=", "pipe": "|", "*": "*", "(": "(", ")": ")", "[": "[", "]": "]",
     "·, dot, middot, •, bull, bullet, \\": " · ", "zwj, zwnj, hairsp, shy, wbr, zwsp": "",
     "ell": "…", "...": "…", "dagger, †, extinct": "†", "double-dagger, ‡": "‡", "section sign, §": "§",
     "pi": "π", "okina, hamza": "ʻ",
@@ -190,12 +190,12 @@ _FIRST = (
     "nowrap, nobr, nobreak, nowraplinks, nowrap begin, small, smaller, big, larger, midsize, center, nobold, "
     "noitalic, normal, strong, em, b, i, italic, italics, bold, underline, u, s, sc, smallcaps, small caps, "
     "sc1, sc2, caps, allcaps, mono, monospace, code, tt, kbd, samp, var, math, mvar, mathvar, sub, vanchor, "
-    "visible anchor, visanc, linktext, tooltip, abbr, abbrlink, script, unicode, polytonic, hebrew, arabic, "
+    "visible anchor, visanc, linktext, tooltip, abbr, abbrlink, unicode, polytonic, hebrew, arabic, "
     "nastaliq, urdu, rtl, ltr, nihongo2, noflag, transclude, citation needed span, cn-span, clarify span, "
     "not a typo, notatypo, typo, proper name, title, plainlist, flatlist, plain list, endplainlist, div col "
-    "content, bulleted, bible verse, lsj, iast, iso15919, wikt-lang, color, keyword, hanja, hangul, my, dfn, "
+    "content, bulleted, bible verse, lsj, iast, iso15919, keyword, hanja, hangul, my, dfn, "
     "word, notelist text, char, codes, wrap, shy text, pslink, section link, slink, plain text, fontcolor, "
-    "highlight, strike, del, ins, verse, sup2, nowrap1, stack, block indent, indented, poem, longitem, "
+    "highlight, strike, del, verse, sup2, nowrap1, stack, block indent, indented, poem, longitem, "
     "resize text, shc, native name text, raise, lower, sans-serif, serif, big-math, bigmath, q, blockindent, "
     "pre, syntaxhighlight text"
 )
@@ -205,7 +205,7 @@ RENDERERS: dict[str, Renderer] = (
     | by_name(
         (_FIRST, first),
         ("lang, rtl-lang, native name, nativename, wikt-lang, language with name, script/text, font, color, colour, "
-         "resize, wiktlang, lang-x", second),
+         "wiktlang, lang-x", second),
         ("transl, transliteration, transl., iw, resize, font color, fs interlinear, columns-list, columnslist, "
          "col-list, script, stylednames, ruby-text, span", last),
         ("langx", _langx),
