@@ -35,7 +35,7 @@ def _package_folder(name: str) -> Path:
 
 @pytest.fixture(scope="session")
 def demo_dump() -> Path:
-    """A real extract of English Wikipedia: 206 pages, 106 articles, one plain bz2 stream."""
+    """A real extract of English Wikipedia: 206 pages, 96 of them articles, one plain bz2 stream."""
     return _package_folder("gensim") / DUMP
 
 

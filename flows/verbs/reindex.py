@@ -14,7 +14,9 @@ from rag_model.errors import UsageError
 
 
 def reindex(
-    *beam_options: Annotated[str, Parameter(show=False)],
+    *beam_options: Annotated[
+        str, Parameter(help="Of Beam and its runner, after `--`: `-- --runner=FlinkRunner --flink_master=host:8081`.")
+    ],
     dump: Annotated[str, Parameter(help="Path, URL or glob: a MediaWiki dump, JSONL, Parquet, or psgs_w100.tsv.")],
     store: StoreUrl,
     encoder: Annotated[str, Parameter(help="Passage encoder: a folder or a hub name.")] = DEFAULT_ENCODER,
@@ -26,7 +28,6 @@ def reindex(
 ) -> Reply:
     """Build a snapshot from a dump, check it, publish it, and move the ref if the gate agrees.
 
-    Options of Beam and of its runner follow after `--`: `-- --runner=FlinkRunner --flink_master=host:8081`.
     A run that was interrupted is resumed by running the same command again.
     """
     if beam_options and not beam_options[0].startswith("-"):
