@@ -4,6 +4,7 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from apache_beam.options.pipeline_options import DirectOptions, PipelineOptions, StandardOptions
@@ -57,14 +58,13 @@ def worker_memory(flags: Sequence[str]) -> int | None:
     """Return the bytes of memory that are free for workers; None where they are other machines'."""
     if not is_local(PipelineOptions(list(flags))):
         return None
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") + _cached()
+    return _available()
 
 
-def _cached() -> int:
-    """Return the bytes that the kernel would give back at once (Linux; elsewhere 0)."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return 0
-    kilobytes = {name: int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in lines)}
-    return 1024 * max(0, kilobytes.get("MemAvailable", 0) - kilobytes.get("MemFree", 0))
+def _available() -> int:
+    """Return the bytes that are free; on Linux with the caches that the kernel would give back at once."""
+    with suppress(OSError):
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return 1024 * int(line.split()[1])
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

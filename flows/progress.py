@@ -5,7 +5,7 @@ All of it goes to standard error: standard output is the verb's reply.
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import cast
@@ -16,7 +16,7 @@ from prefect.context import FlowRunContext
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-Tell = Callable[[int, int], None]  # (done, total)
+from beam_jobs.job import OnProgress
 
 _PLAIN_SECONDS = 10.0  # between two plain lines: a log is read, not watched
 
@@ -28,7 +28,7 @@ class StageClock:
     seconds: dict[str, float] = field(default_factory=dict)
 
     @contextmanager
-    def __call__(self, stage: str) -> Iterator[Tell]:
+    def __call__(self, stage: str) -> Iterator[OnProgress]:
         """Yield a function to call with (done, total) as the stage goes on, as often as one likes."""
         started = time.monotonic()
         with _stage_progress(stage) as tell:
@@ -37,7 +37,7 @@ class StageClock:
 
 
 @contextmanager
-def _stage_progress(stage: str) -> Iterator[Tell]:
+def _stage_progress(stage: str) -> Iterator[OnProgress]:
     console = Console(stderr=True)
     artifact = _Artifact(stage) if FlowRunContext.get() else None
     with _bar(stage, console) if console.is_terminal else _lines(stage) as show:
@@ -51,7 +51,7 @@ def _stage_progress(stage: str) -> Iterator[Tell]:
 
 
 @contextmanager
-def _bar(stage: str, console: Console) -> Iterator[Tell]:
+def _bar(stage: str, console: Console) -> Iterator[OnProgress]:
     columns = TextColumn("{task.description:<12}"), BarColumn(), MofNCompleteColumn()
     with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console) as bar:
         task = bar.add_task(stage, total=None)
@@ -59,7 +59,7 @@ def _bar(stage: str, console: Console) -> Iterator[Tell]:
 
 
 @contextmanager
-def _lines(stage: str) -> Iterator[Tell]:
+def _lines(stage: str) -> Iterator[OnProgress]:
     started = last = time.monotonic()
     print(f"{stage} …", file=sys.stderr, flush=True)
 

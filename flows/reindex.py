@@ -16,11 +16,11 @@ from beam_jobs import chunk, embed, index
 from beam_jobs.chunk import ChunkTask
 from beam_jobs.embed import EmbedTask
 from beam_jobs.index import IndexBuild
-from beam_jobs.job import Facts, Launch
+from beam_jobs.job import Facts, Launch, OnProgress
 from beam_jobs.options import worker_memory
 from flows import artifacts
 from flows.outcome import GateRefusedError, Reindexed
-from flows.progress import StageClock, Tell
+from flows.progress import StageClock
 from flows.stage import stage
 from rag_model.build.content import BuiltIndex, assemble, counts, provenance, vectors_of
 from rag_model.build.encoding import StoredEncoder, store_encoder
@@ -126,14 +126,14 @@ def prepare_encoder(store: Store, encoder: str, recipe: Recipe) -> StoredEncoder
 
 
 @stage
-def chunk_parts(plan: Plan, recipe: Recipe, launch: Launch, tell: Tell) -> list[Facts]:
+def chunk_parts(plan: Plan, recipe: Recipe, launch: Launch, tell: OnProgress) -> list[Facts]:
     """Cut every part into passages."""
     return chunk.run([ChunkTask(part, plan.siteinfo, recipe.chunk) for part in plan.parts], launch, tell)
 
 
 @stage
 def embed_parts(
-    passages: Sequence[Facts], encoding: StoredEncoder, recipe: Recipe, launch: Launch, tell: Tell
+    passages: Sequence[Facts], encoding: StoredEncoder, recipe: Recipe, launch: Launch, tell: OnProgress
 ) -> list[Facts]:
     """Encode every part's passages."""
     tasks = [EmbedTask.of(cut, encoding, recipe.encode.dtype) for cut in passages]
@@ -142,7 +142,7 @@ def embed_parts(
 
 @stage
 def train_indexes(
-    store: Store, plans: Mapping[str, IndexPlan], embeddings: Sequence[Facts], launch: Launch, tell: Tell
+    store: Store, plans: Mapping[str, IndexPlan], embeddings: Sequence[Facts], launch: Launch, tell: OnProgress
 ) -> list[IndexBuild]:
     """Learn what the shards of each index share."""
     builds = [index.start(store, name, plan, vectors_of(embeddings)) for name, plan in plans.items()]
@@ -150,13 +150,13 @@ def train_indexes(
 
 
 @stage
-def build_shards(indexes: Sequence[IndexBuild], launch: Launch, tell: Tell) -> list[IndexBuild]:
+def build_shards(indexes: Sequence[IndexBuild], launch: Launch, tell: OnProgress) -> list[IndexBuild]:
     """Build every shard of every index."""
     return index.build_shards(indexes, launch, tell)
 
 
 @stage
-def merge_shards(indexes: Sequence[IndexBuild], launch: Launch, tell: Tell) -> list[BuiltIndex]:
+def merge_shards(indexes: Sequence[IndexBuild], launch: Launch, tell: OnProgress) -> list[BuiltIndex]:
     """Join each index's shards."""
     return index.merge(indexes, launch, tell)
 
