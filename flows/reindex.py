@@ -92,7 +92,7 @@ def reindex(
     content = assemble(plan, recipe, encoding, passages, embeddings, built)
     with clock("gate"):
         measured = measure_indexes(target, Manifest(content), recipe)
-    manifest = Manifest(content, measured.metrics(), provenance=provenance(dump, encoder, clock.seconds))
+    manifest = Manifest(content, measured.metrics(), provenance=provenance(dump, encoder, built, clock.seconds))
     published = publish_snapshot(target, manifest, measured, recipe, ref)
     target.runs.clear(launch.run)
 

@@ -15,7 +15,7 @@ def show(snapshot: SnapshotName = "latest", /, *, store: StoreUrl, common: Commo
 
 
 def _lines(manifest: Manifest) -> list[str]:
-    content, stages = manifest.content, manifest.provenance
+    content, built = manifest.content, manifest.provenance
     size = sum({ref.id: ref.size for ref in content.files.values()}.values())
     return [
         f"snapshot  {manifest.id}",
@@ -25,7 +25,8 @@ def _lines(manifest: Manifest) -> list[str]:
         f"encoder   {content.space['name'] if content.space else 'none'}",
         *(f"index     {name}: {_settings(index)}" for name, index in content.indexes.items()),
         *(f"parent    {parent}" for parent in manifest.parents),
-        f"built     {stages.get('created_at', 'unknown')} from {stages.get('dump', 'unknown')}",
+        f"built     {built.get('created_at', 'unknown')} from {built.get('dump', 'unknown')}",
+        *(f"note      {note}" for note in built.get("notes", ())),
         *(f"recipe    [{name}] {_settings(values)}" for name, values in content.recipe.items()),
     ]
 

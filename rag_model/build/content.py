@@ -66,13 +66,14 @@ def vectors_of(embeddings: Sequence[Facts]) -> list[BlobRef]:
     return [BlobRef.from_json(encoded["embeddings"]) for encoded in embeddings if encoded["rows"]]
 
 
-def provenance(dump: str, encoder: str, seconds: Mapping[str, float]) -> dict[str, Any]:
-    """Return where and how a snapshot was made: nothing that its id depends on."""
+def provenance(dump: str, encoder: str, indexes: Sequence[BuiltIndex], seconds: Mapping[str, float]) -> dict[str, Any]:
+    """Return where and how a snapshot was made, and what of the recipe could not be: nothing that its id depends on."""
     return {
         "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "dump": dump,
         "encoder": encoder,
         "processor": platform.processor() or platform.machine(),
+        "notes": [f"index {index.name}: {note}" for index in indexes for note in index.plan.notes],
         "seconds": dict(seconds),
         "versions": {name: version(name) for name in _DECIDING},
     }

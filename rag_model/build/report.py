@@ -76,10 +76,11 @@ def _sizes(manifest: Manifest) -> dict[str, int]:
 
 
 def _lineage(manifest: Manifest) -> dict[str, str]:
-    content = manifest.content
-    lines = {name: str(value) for name, value in manifest.provenance.items() if name not in ("versions", "seconds")}
+    content, made = manifest.content, manifest.provenance
+    lines = {name: str(made[name]) for name in ("created_at", "dump", "encoder", "processor")}
+    lines |= {f"note {number}": note for number, note in enumerate(made["notes"], start=1)}
     lines |= {f"recipe, {name}": str(value) for name, value in content.recipe.items()}
     if content.space:
         lines["encoder space"] = content.space["digest"]
     lines["parents"] = ", ".join(manifest.parents) or "none"
-    return lines | {f"version of {name}": version for name, version in manifest.provenance["versions"].items()}
+    return lines | {f"version of {name}": version for name, version in made["versions"].items()}
