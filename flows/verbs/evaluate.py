@@ -9,7 +9,7 @@ from flows.reply import Common, IndexName, QuestionEncoder, Reply, SnapshotName,
 from flows.verbs.search import retriever_of
 from rag_model.evaluation.questions import read_questions
 from rag_model.evaluation.retrieval import ask, judged, success
-from rag_model.evaluation.runs import write_dpr, write_jsonl, write_trec
+from rag_model.evaluation.run_files import write_dpr, write_jsonl, write_trec
 from rag_model.store.snapshot import Snapshot
 
 

@@ -8,7 +8,7 @@ import pytest
 from rag_model.errors import InputError
 from rag_model.evaluation.questions import Question
 from rag_model.evaluation.retrieval import Outcome, match_hits
-from rag_model.evaluation.runs import write_dpr, write_jsonl, write_trec
+from rag_model.evaluation.run_files import write_dpr, write_jsonl, write_trec
 
 
 @pytest.fixture
