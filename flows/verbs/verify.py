@@ -18,6 +18,6 @@ def verify(snapshot: SnapshotName = "latest", /, *, store: StoreUrl, common: Com
     lines = [f"{problem.path}: {problem.what}" for problem in problems]
     refusal = (
         f"{len(problems)} things in {opened.url} are not as they were published (first {lines[0]}): "
-        "restore them from a copy of the store, or run reindex again, which makes what is missing"
+        "restore them from a copy of the store, or delete them and run reindex again, which makes what is missing"
     )
     return Reply(document, "\n".join(lines), refusal)

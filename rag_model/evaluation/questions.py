@@ -102,7 +102,7 @@ def _judgement(line: str, where: str) -> tuple[str, str, int]:
 def _all_of(file: TextIO, name: str) -> tuple[Question, ...]:
     lines = _bounded(file, name)
     try:
-        first = next(lines, "")
+        first = next(lines, "").removeprefix("\ufeff")  # a byte order mark, as some editors and shells write
         reader = _READERS.get(_ending(name)) or _reader_for(first)
         questions = tuple(reader(chain([first], lines), name))
     except UnicodeDecodeError as broken:

@@ -109,7 +109,7 @@ class Blobs:
         """
         data = self.files.read(ref.path)
         if data is None:
-            raise StoreError(f"blob {ref.id} is missing in {self.files.url}")
+            raise self._missing(ref)
         if digest_bytes(data) != ref.id:
             raise self._damaged(ref)
         return data
@@ -150,9 +150,18 @@ class Blobs:
     def _require(self, ref: BlobRef) -> None:
         size = self.files.size(ref.path)
         if size is None:
-            raise StoreError(f"blob {ref.id} is missing in {self.files.url}")
+            raise self._missing(ref)
         if size != ref.size:
-            raise StoreError(f"blob {ref.id} in {self.files.url} is damaged: {size} bytes instead of {ref.size}")
+            raise self._damaged(ref, f"{size} bytes instead of {ref.size}")
 
-    def _damaged(self, ref: BlobRef) -> StoreError:
-        return StoreError(f"blob {ref.id} in {self.files.url} is damaged: its bytes do not match its name")
+    def _missing(self, ref: BlobRef) -> StoreError:
+        return StoreError(
+            f"blob {ref.id} is missing in {self.files.url}: restore it from a copy of the store, "
+            "or run reindex again, which makes it"
+        )
+
+    def _damaged(self, ref: BlobRef, what: str = "its bytes do not match its name") -> StoreError:
+        return StoreError(
+            f"blob {ref.id} in {self.files.url} is damaged, {what}: restore it from a copy of the store, "
+            "or delete it and run reindex again, which makes it"
+        )

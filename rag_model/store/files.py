@@ -108,9 +108,11 @@ class Files:
         try:
             value = json.loads(data)
         except ValueError as broken:
-            raise StoreError(f"{self.url_of(path)} is damaged: it is not JSON ({broken})") from broken
+            raise StoreError(
+                f"{self.url_of(path)} is damaged: it is not JSON ({broken}); restore it from a copy"
+            ) from broken
         if not isinstance(value, dict):
-            raise StoreError(f"{self.url_of(path)} is damaged: it does not hold a JSON object")
+            raise StoreError(f"{self.url_of(path)} is damaged: it holds no JSON object; restore it from a copy")
         return value
 
     def open(self, path: str) -> BinaryIO:

@@ -37,7 +37,10 @@ class Snapshots:
         data = self.files.read(_path(snapshot))
         if data is None:
             raise StoreError(f"snapshot {snapshot[:12]} is missing in {self.files.url}")
-        manifest = Manifest.from_bytes(data)
+        try:
+            manifest = Manifest.from_bytes(data)
+        except StoreError as broken:
+            raise StoreError(f"{self.files.url_of(_path(snapshot))} can not be used: {broken}") from broken
         if manifest.id != snapshot:
             raise StoreError(f"{self.files.url_of(_path(snapshot))} is damaged: it holds snapshot {manifest.id[:12]}")
         return manifest

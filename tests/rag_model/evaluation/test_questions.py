@@ -46,6 +46,8 @@ def test_jsonl_keeps_ids_and_numbers_the_rest(tmp_path: Path) -> None:
         ("What is it?\n\nWho?\n", ["What is it?", "Who?"]),
         ('{"question": "What is it?", "answers": []}\n', ["What is it?"]),
         ("What is it?\t['x']\n", ["What is it?"]),
+        ("\ufeffWhat is it?\n", ["What is it?"]),
+        ('\ufeff{"question": "What is it?"}\n', ["What is it?"]),
     ],
 )
 def test_a_stream_is_known_by_its_first_line(text: str, questions: list[str]) -> None:

@@ -139,6 +139,15 @@ def test_a_manifest_under_another_id_is_refused(local_store: Store, snapshot: Sn
         local_store.snapshots.get("0" * 64)
 
 
+@pytest.mark.parametrize("data", [b"", b"{", b"\xff", b"[]"])
+def test_a_damaged_manifest_is_named(local_store: Store, snapshot: Snapshot, data: bytes) -> None:
+    path = local_store.files.local_path(f"snapshots/{snapshot.id}.json")
+    path.chmod(0o644)
+    path.write_bytes(data)
+    with pytest.raises(StoreError, match=f"{snapshot.id}.json"):
+        local_store.snapshots.get(snapshot.id)
+
+
 def test_ambiguous_prefixes_are_refused(memory_store: Store) -> None:
     prefixes = set()
     for i in range(400):  # two of 400 share four digits of 65,536 with near certainty
