@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = [pytest.mark.xdist_group("flows"), pytest.mark.slow]
+pytestmark = [pytest.mark.xdist_group("processes"), pytest.mark.slow]
 
 ROOT = Path(__file__).parents[2]
 

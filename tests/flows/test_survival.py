@@ -15,7 +15,7 @@ import pytest
 
 from rag_model.store.store import Store
 
-pytestmark = [pytest.mark.xdist_group("flows"), pytest.mark.slow]
+pytestmark = [pytest.mark.xdist_group("processes"), pytest.mark.slow]
 
 Seen = Callable[[Path], object]
 Kill = Callable[[int, int], None]
@@ -198,7 +198,8 @@ def test_two_that_publish_one_ref_at_once(
     Store.open(str(store), create=True)
     recipe = tmp_path / "recipe.toml"
     recipe.write_text('[index.hnsw]\nfactory = "HNSW8"\n')
-    given = ["--encoder", tiny, "--store", store, "--recipe", recipe, "--json", "--", "--runner=FnApiRunner"]
+    given = ["--encoder", str(tiny), "--store", str(store), "--recipe", str(recipe)]
+    given += ["--json", "--", "--runner=FnApiRunner"]
     both = [
         subprocess.Popen(
             [executable, "reindex", "--dump", dump, *given], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
