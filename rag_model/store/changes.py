@@ -52,7 +52,7 @@ def article_changes(before: Snapshot, after: Snapshot, *, bucket: int = BUCKET) 
     """
     pairs, rest_before, rest_after = _matched(before, after)
     for part_before, part_after in pairs:
-        yield from _compare(_read(before, part_before), _read(after, part_after))
+        yield from _compare(before.columns(part_before.name, _COLUMNS), after.columns(part_after.name, _COLUMNS))
     if not rest_before and not rest_after:
         return
     count = 1 + sum(part.rows for part in [*rest_before, *rest_after]) // bucket
@@ -90,23 +90,12 @@ def _range(part: PartEntry) -> tuple[int, int]:
     return part.first_page, part.last_page
 
 
-def _read(snapshot: Snapshot, part: PartEntry) -> pa.Table:
-    try:
-        with snapshot.passage_file(part.name) as file:
-            return pa.Table.from_batches(file.iter_batches(_COLUMNS), _SCHEMA)
-    except (OSError, ValueError) as broken:  # ValueError: what Arrow finds wrong
-        what = " ".join(str(broken).split())
-        raise StoreError(
-            f"cannot read the passages of {part.name} in {snapshot.where} ({what}): run `verify`"
-        ) from broken
-
-
 def _deal(snapshot: Snapshot, parts: Sequence[PartEntry], count: int, folder: Path) -> list[Path]:
     """Write each part's rows to a file of `count` batches, batch i those of bucket i."""
     folder.mkdir()
     files = [folder / f"{number}.arrow" for number in range(len(parts))]
     for part, file in zip(parts, files, strict=True):
-        table = _read(snapshot, part)
+        table = snapshot.columns(part.name, _COLUMNS)
         try:
             _write(table, count, file)
         except OSError as refused:

@@ -7,14 +7,16 @@ A reader keeps what it opened: refs may move and new snapshots may be pulled mea
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
-from rag_model.corpus.passages import PassageFile
+from rag_model.corpus.passages import PASSAGE_SCHEMA, PassageFile
 from rag_model.corpus.records import Passage
 from rag_model.errors import StoreError
 from rag_model.store.manifest import Manifest, PartEntry
@@ -183,6 +185,16 @@ class Snapshot:
         """Open a part's passages to stream them; the caller closes it."""
         return PassageFile(self._source(self._known(passages_path(part))))
 
+    def columns(self, part: str, names: Sequence[str]) -> pa.Table:
+        """Return columns of all passages of a part, in row order and in memory; `names` in `PASSAGE_SCHEMA`'s order.
+
+        Raises:
+            StoreError: the passage file is missing or damaged.
+        """
+        schema = pa.schema([PASSAGE_SCHEMA.field(name) for name in names])
+        with self._reading(part), self.passage_file(part) as file:
+            return pa.Table.from_batches(file.iter_batches(names), schema)
+
     def close(self) -> None:
         """Close the files that were opened."""
         with self._lock:
@@ -203,13 +215,16 @@ class Snapshot:
             self._readers[part.name] = reader
             if len(self._readers) > _OPEN_PARTS:
                 self._readers.popitem(last=False)[1].close()
-            try:
+            with self._reading(part.name):
                 return reader.rows(rows)
-            except (OSError, ValueError) as broken:  # ValueError: what Arrow finds wrong
-                what = " ".join(str(broken).split())  # Arrow's messages have lines
-                raise StoreError(
-                    f"cannot read the passages of {part.name} in {self.where} ({what}): run `verify`"
-                ) from broken
+
+    @contextmanager
+    def _reading(self, part: str) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, ValueError) as broken:  # ValueError: what Arrow finds wrong
+            what = " ".join(str(broken).split())  # Arrow's messages have lines
+            raise StoreError(f"cannot read the passages of {part} in {self.where} ({what}): run `verify`") from broken
 
     def _checked(self, part: PartEntry) -> PassageFile:
         reader = self.passage_file(part.name)
