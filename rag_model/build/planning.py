@@ -27,6 +27,7 @@ def plan_parts(store: Store, dump: str, recipe: Recipe, limit: int | None = None
         return _plan(store, dump, recipe, limit, {})  # cheap: reads the index, or the first pages
     inputs = {
         "files": [[url, digest_chunks(read_bytes(url))] for url in urls],  # plain XML is read where it lies
+        "store": store.url,  # a plan names its slices by URL: a store that moved needs new ones
         "part_bytes": recipe.part_bytes,
         "code": CODE,
     }
