@@ -5,7 +5,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from flows.reply import Common, IndexName, QuestionEncoder, Reply, SnapshotName, StoreUrl
+from flows.reply import Common, EncoderName, IndexName, Reply, SnapshotName, StoreUrl
 from flows.verbs.search import retriever_of
 from rag_model.evaluation.questions import read_questions
 from rag_model.evaluation.retrieval import ask, judged, success
@@ -20,7 +20,7 @@ def evaluate(
     ref: SnapshotName = "latest",
     index: IndexName = "hnsw",
     k: Annotated[int, Parameter(alias="-k", help="Passages a question.")] = 20,
-    encoder: QuestionEncoder = None,
+    encoder: EncoderName = None,
     trec: Annotated[Path | None, Parameter(help="Write a TREC run to this file.")] = None,
     dpr: Annotated[Path | None, Parameter(help="Write DPR's retrieval JSON to this file.")] = None,
     rows: Annotated[Path | None, Parameter(help="Write one JSON line a question to this file.")] = None,

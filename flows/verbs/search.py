@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from flows.reply import Common, IndexName, QuestionEncoder, Reply, SnapshotName, StoreUrl
+from flows.reply import Common, EncoderName, IndexName, Reply, SnapshotName, StoreUrl
 from rag_model.encoders.encoder import Encoder
 from rag_model.errors import UsageError
 from rag_model.evaluation.questions import read_questions
@@ -25,7 +25,7 @@ def search(
         str | None,
         Parameter(name="--questions", allow_leading_hyphen=True, help="A file of questions; `-` reads standard input."),
     ] = None,
-    encoder: QuestionEncoder = None,
+    encoder: EncoderName = None,
     common: Common | None = None,
 ) -> Reply:
     """Answer questions with passages of a snapshot, best first.
