@@ -21,7 +21,7 @@ import apache_beam as beam
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from beam_jobs.lease import held_lease, leave_with
-from beam_jobs.options import is_local, local_runner, pipeline_options, worker_threads
+from beam_jobs.options import checked, is_local, local_runner, pipeline_options, worker_threads
 from rag_model import errors
 from rag_model.store.store import Store
 
@@ -46,8 +46,12 @@ class Launch:
 
     @classmethod
     def new(cls, store_url: str, flags: Sequence[str] = ()) -> Self:
-        """Return a launch under a run name of its own, which sorts by time."""
-        return cls(store_url, f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{secrets.token_hex(4)}", tuple(flags))
+        """Return a launch under a run name of its own, which sorts by time.
+
+        Raises:
+            UsageError: Beam cannot read its flags.
+        """
+        return cls(store_url, f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{secrets.token_hex(4)}", checked(flags))
 
 
 class _Worker(beam.DoFn, Generic[Task]):

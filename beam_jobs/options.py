@@ -1,15 +1,19 @@
 """Beam's options: local worker processes by default, any runner's own flags after `--`."""
 
+import io
 import os
 import shlex
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import redirect_stderr, suppress
 from pathlib import Path
 
 from apache_beam.options.pipeline_options import DirectOptions, PipelineOptions, StandardOptions
 from apache_beam.runners.portability.fn_api_runner.fn_runner import FnApiRunner
+from apache_beam.runners.runner import create_runner
 from apache_beam.transforms.environments import SubprocessSDKEnvironment
+
+from rag_model.errors import UsageError
 
 
 def pipeline_options(flags: Sequence[str], elements: int) -> PipelineOptions:
@@ -25,6 +29,27 @@ def pipeline_options(flags: Sequence[str], elements: int) -> PipelineOptions:
         wanted = direct.direct_num_workers if named else 0
         direct.direct_num_workers = max(1, min(wanted or cores(), elements))
     return options
+
+
+def checked(flags: Sequence[str]) -> tuple[str, ...]:
+    """Return Beam's flags if Beam can read them and knows their runner.
+
+    Raises:
+        UsageError: a flag has a wrong value, or there is no such runner.
+    """
+    complaints = io.StringIO()
+    try:
+        with redirect_stderr(complaints):  # argparse tells all its options first
+            options = PipelineOptions(list(flags)).view_as(DirectOptions)
+            runner = options.view_as(StandardOptions).runner
+        if runner is not None:
+            create_runner(runner)
+    except SystemExit as wrong:
+        said = complaints.getvalue().strip().rpartition("error: ")[2]
+        raise UsageError(f"Beam refuses the options after `--`: {said}") from wrong
+    except (ValueError, ImportError, AttributeError) as unknown:
+        raise UsageError(f"Beam has no runner {runner}: {' '.join(str(unknown).split())}") from unknown
+    return tuple(flags)
 
 
 def is_local(options: PipelineOptions) -> bool:

@@ -50,6 +50,8 @@ class Store:
         if mark is None and create:
             files.create(_MARK, json_bytes({"format": FORMAT}))
             mark = files.read_json(_MARK)
+            if mark is None:
+                raise StoreError(f"cannot make a store at {files.url}: it is a file; give a folder")
         if mark is None:
             raise StoreError(f"there is no bookwheel store at {files.url}: check the URL, or make one with `reindex`")
         written = mark.get("format")

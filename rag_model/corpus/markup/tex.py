@@ -21,6 +21,7 @@ _PAIRS = (
     "cap ∩ setminus ∖ forall ∀ exists ∃ neg ¬ lnot ¬ land ∧ wedge ∧ lor ∨ vee ∨ oplus ⊕ otimes ⊗ to → "
     "rightarrow → longrightarrow → leftarrow ← leftrightarrow ↔ Rightarrow ⇒ implies ⇒ Leftrightarrow ⇔ iff "
     "⇔ mapsto ↦ rightleftharpoons ⇌ sum ∑ prod ∏ int ∫ oint ∮ iint ∬ ldots … cdots … dots … vdots … circ ∘ "
+    "dotsb … dotsc … dotsi … dotsm … dotso … ddots … "
     "bullet • star ⋆ ast ∗ prime ′ angle ∠ perp ⊥ parallel ∥ mid | vert | langle ⟨ rangle ⟩ lceil ⌈ rceil ⌉ "
     "lfloor ⌊ rfloor ⌋ ll ≪ gg ≫ lbrace ( rbrace ) degree ° R ℝ N ℕ Z ℤ Q ℚ C ℂ"
 )
@@ -30,9 +31,19 @@ _FUNCTIONS = (
     "deg gcd arg mod bmod pmod Pr Re Im"
 )
 _TOKEN = re.compile(r"\\([A-Za-z]+)\*?|\\(.)|\s+|(.)", re.DOTALL)
+_MARKS = {
+    "sqrt": "√",
+    "bar": "\u0304",
+    "overline": "\u0304",
+    "hat": "\u0302",
+    "tilde": "\u0303",
+    "dot": "\u0307",
+    "vec": "\u20d7",
+}
 _ESCAPED = {char: char for char in "%$&#_"} | {"{": "(", "}": ")", "|": "‖"}
 _SPACES = {"~": " ", "&": " ", " ": " "}
 _SPACE = re.compile(r"\s+")
+_BRACKETED = re.compile(r"\([^()]*\)")
 _COMPOUND = re.compile(r"[\s+\-−±×·/=]")
 SUPERSCRIPTS = str.maketrans("0123456789+-−()n", "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁻⁽⁾ⁿ")
 _RAISABLE = re.compile(r"[0-9+\-−()n]+")
@@ -101,9 +112,15 @@ def _command(name: str, tokens: Iterator[re.Match[str]], depth: int) -> str:
         return f"{_grouped(_argument(tokens, depth))}/{_grouped(_argument(tokens, depth))}"
     if name in {"binom", "tbinom", "dbinom"}:
         return f"C({_argument(tokens, depth)}, {_argument(tokens, depth)})"
-    if name == "sqrt":
-        return "√" + _grouped(_argument(tokens, depth))
+    if name in _MARKS:
+        return _marked(_argument(tokens, depth), _MARKS[name])
     return " " if name in {"quad", "qquad", "limits"} else ""  # fonts and spacing: what follows speaks for itself
+
+
+def _marked(text: str, mark: str) -> str:
+    if mark == "√":
+        return mark + _grouped(text)
+    return text + mark if len(text) == 1 else text  # an accent: the mean of x is not x
 
 
 def _power(text: str) -> str:
@@ -111,4 +128,4 @@ def _power(text: str) -> str:
 
 
 def _grouped(text: str) -> str:
-    return f"({text})" if len(text) > 1 and _COMPOUND.search(text) else text
+    return f"({text})" if len(text) > 1 and _COMPOUND.search(text) and not _BRACKETED.fullmatch(text) else text

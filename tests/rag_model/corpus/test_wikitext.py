@@ -46,6 +46,8 @@ def shown(wikitext: str, site: Siteinfo = ENGLISH) -> str:
         "Fish & chips – éé <b> &bogus; AT&T"),
         ("<nowiki>[[no]] {{link}} ''here''</nowiki> '''b'''", "[[no]] {{link}} ''here'' b"),
         ("a<nowiki/>'' b'' {<nowiki/>{c}}", "a b c"),
+        ("<math>x_1,\\dotsc,x_n</math> have mean <math>\\bar{x}</math>", "x_1,…,x_n have mean x\u0304"),
+        ("<math>\\frac{(3+5)}{2}</math>", "(3+5)/2"),
         ("x <math>E = mc^2</math>, <math>\\frac{a}{b_{1}}</math>", "x E = mc², a/b_1"),
         ("<math>\\alpha \\le \\sqrt{x+1}</math> <math>\\begin{matrix}1\\end{matrix}</math>end",
         "α ≤ √(x+1) end"),

@@ -1,0 +1,19 @@
+import pytest
+
+from beam_jobs.options import checked
+from rag_model.errors import UsageError
+
+
+@pytest.mark.parametrize("flags", [[], ["--direct_num_workers=2"], ["--runner=FnApiRunner", "--of_another_engine=1"]])
+def test_flags_pass_through(flags: list[str]) -> None:
+    assert checked(flags) == tuple(flags)
+
+
+@pytest.mark.parametrize(
+    ("flag", "says"), [("--direct_num_workers=x", "invalid int value: 'x'"), ("--runner=Nope", "no runner Nope")]
+)
+def test_flags_that_beam_refuses_are_one_sentence(flag: str, says: str, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(UsageError, match=says) as refused:
+        checked([flag])
+    assert "\n" not in str(refused.value)
+    assert capfd.readouterr().err == ""
