@@ -181,6 +181,6 @@ def test_an_empty_url_is_not_the_current_folder(url: str) -> None:
 
 def test_a_file_is_no_place_for_a_store(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("words")
-    with pytest.raises(StoreError, match="give a folder|Not a directory"):
+    with pytest.raises(StoreError, match=r"give a folder|Not a directory"):
         Store.open(str(tmp_path / "file"), create=True)
     assert (tmp_path / "file").read_text() == "words"
