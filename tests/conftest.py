@@ -20,6 +20,10 @@ from pathlib import Path
 
 import pytest
 import s3fs
+from hypothesis import settings
+
+settings.register_profile("bookwheel", deadline=None)  # no test is about time
+settings.load_profile("bookwheel")
 
 pytest_plugins = ["tests.fixtures.exports"]
 

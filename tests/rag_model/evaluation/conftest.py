@@ -3,13 +3,9 @@
 from collections.abc import Callable, Sequence
 
 import pytest
-from hypothesis import settings
 
 from rag_model.corpus.records import Passage
 from rag_model.retrieve.retriever import Hit
-
-settings.register_profile("bookwheel", deadline=None)  # no test here is about time
-settings.load_profile("bookwheel")
 
 
 def _passage(page: str, text: str, place: int = 0) -> Passage:
