@@ -27,18 +27,18 @@ def landing(dest: Path, *, exclusive: bool = False) -> Iterator[Path]:
     temporary = dest.parent / f"{TEMPORARY}{secrets.token_hex(8)}"
     try:
         yield temporary
-        _sync(temporary)
+        sync(temporary)
         if exclusive:
             os.link(temporary, dest)  # the one local call that fails when the name is taken
         else:
             temporary.replace(dest)
-        _sync(dest.parent)
+        sync(dest.parent)
     finally:
         with suppress(FileNotFoundError):
             temporary.unlink()
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
     """Force a file's bytes, or a folder's names, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:

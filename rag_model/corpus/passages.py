@@ -76,7 +76,10 @@ class PassageWriter:
 
     def __enter__(self) -> Self:
         temporary = self._landing.__enter__()
-        self._file = pq.ParquetWriter(temporary, PASSAGE_SCHEMA, compression="zstd", store_schema=False)
+        # A checksum a page: a reader by range sees damage without reading the whole file.
+        self._file = pq.ParquetWriter(
+            temporary, PASSAGE_SCHEMA, compression="zstd", store_schema=False, write_page_checksum=True
+        )
         return self
 
     def __exit__(
@@ -99,7 +102,7 @@ class PassageFile:
         """
         name = getattr(source, "name", source)
         try:
-            self._file = pq.ParquetFile(source)
+            self._file = pq.ParquetFile(source, page_checksum_verification=True)
         except (pa.ArrowInvalid, OSError) as broken:
             raise InputError(f"{name} is not a readable passage file ({broken}): build or pull it again") from broken
         missing = [column for column in _NAMES if column not in self._file.schema_arrow.names]
