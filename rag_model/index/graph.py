@@ -1,12 +1,15 @@
-"""The arrays of an HNSW graph: read out of faiss, stitched from several graphs, written back.
+"""The arrays of an HNSW graph: read out of faiss, ranked, and written in faiss's own file layout.
 
-faiss keeps every node's links in one array: 2M slots at the bottom level, then M for each level above; -1
-ends a list. Its `levels` count from 1: a node of level 1 is on the bottom only, and about one node in M is on
-more.
+faiss keeps every node's links in one array: 2M slots at the bottom level, then M for each level above; -1 ends a list.
+Its `levels` count from 1: a node of level 1 is on the bottom only, and about one node in M is on more.
 
-Reference: Malkov, Yashunin. Efficient and robust approximate nearest neighbor search using hierarchical
-navigable small world graphs. PAMI 2020.
+Reference: Malkov, Yashunin. Efficient and robust approximate nearest neighbor search using hierarchical navigable
+small world graphs. PAMI 2020.
 """
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,8 +18,10 @@ from rag_model.index import engine
 from rag_model.index.engine import FaissIndex, Metric, Rows, Vectors, faiss
 
 Links = npt.NDArray[np.int32]
+Keys = npt.NDArray[np.uint64]  # a link: similarity in the upper half, largest first, and the node in the lower
 
 BLOCK = 8_192  # nodes handled at once
+NO_LINK = np.uint64(0xFFFF_FFFF_FFFF_FFFF)  # sorts behind every link
 
 
 def new_graph(d: int, links: int, metric: Metric, ef_construction: int) -> FaissIndex:
@@ -26,66 +31,62 @@ def new_graph(d: int, links: int, metric: Metric, ef_construction: int) -> Faiss
     return index
 
 
-class Bottom:
-    """The bottom level of an index in memory: what is written here is in the graph."""
-
-    def __init__(self, index: FaissIndex) -> None:
-        """Look at the arrays of an index; the view lives as long as the index, and not longer."""
-        self.n, self.width = int(index.ntotal), int(index.hnsw.nb_neighbors(0))
-        self._starts = engine.array_of(index.hnsw.offsets)[:-1].astype(np.int64)
-        self._links = engine.view_of(index.hnsw.neighbors)
-
-    def __getitem__(self, nodes: Rows | slice) -> Links:
-        """Return a copy of the nodes' lists: (m, 2M) int32 node numbers, -1 where empty."""
-        links: Links = self._links[self._slots(nodes)]
-        return links
-
-    def __setitem__(self, nodes: Rows | slice, links: Links) -> None:
-        """Write the nodes' lists: (m, 2M) int32, filled from the left."""
-        self._links[self._slots(nodes)] = links
-
-    def degree(self) -> float:
-        """Return the mean number of links of a node."""
-        total = sum(int((self[first : first + BLOCK] >= 0).sum()) for first in range(0, self.n, BLOCK))
-        return round(total / max(1, self.n), 2)
-
-    def _slots(self, nodes: Rows | slice) -> Rows:
-        slots: Rows = self._starts[nodes][:, None] + np.arange(self.width)
-        return slots
+def bottom_links(index: FaissIndex, first: int, last: int) -> Links:
+    """Return a copy of the bottom lists of nodes [first, last) of an index in memory: (m, 2M) int32, -1 where empty."""
+    width = int(index.hnsw.nb_neighbors(0))
+    starts = engine.view_of(index.hnsw.offsets)[first:last].astype(np.int64)
+    links: Links = engine.view_of(index.hnsw.neighbors)[starts[:, None] + np.arange(width)]
+    return links
 
 
-def similarities(vectors: Vectors, links: Links, metric: Metric) -> Vectors:
-    """Return (n, 2M) float32: how near each link's target is, larger = nearer, -inf where a slot is empty."""
-    near = np.full(links.shape, -np.inf, np.float32)
-    block = max(1, (64 << 20) // (4 * vectors.shape[1] * max(1, links.shape[1])))
-    for first in range(0, len(links), block):
-        ids = links[first : first + block]
-        targets, sources = vectors[np.maximum(ids, 0)], vectors[first : first + block]
-        if metric == "ip":
-            score = np.matmul(targets, sources[:, :, None])[..., 0]
-        else:
-            score = -np.square(targets - sources[:, None, :]).sum(axis=2)
-        near[first : first + block] = np.where(ids >= 0, score, -np.inf)
-    return near
+def similarities(sources: Vectors, vectors: Vectors, links: Rows | Links, metric: Metric) -> Vectors:
+    """Return (m, w) float32: how near each link's target is to its source, larger = nearer, -inf where there is none.
+
+    The same two vectors give the same bits whichever is the source.
+
+    Args:
+        sources: (m, d) float32.
+        vectors: (n, d) float32, of the targets.
+        links: (m, w) rows of `vectors`, -1 where there is none.
+        metric: inner products, or squared distances negated.
+    """
+    near = np.empty(links.shape, np.float32)
+    if not near.size:
+        return near
+    compare = faiss.fvec_inner_products_by_idx if metric == "ip" else faiss.fvec_L2sqr_by_idx
+    rows = np.ascontiguousarray(links, np.int64)
+    arrays = [faiss.swig_ptr(array) for array in (near, np.ascontiguousarray(sources), vectors, rows)]
+    compare(*arrays, vectors.shape[1], len(sources), links.shape[1])
+    return near if metric == "ip" else -near
 
 
-def best_links(candidates: Rows, near: Vectors, keep: int) -> Links:
+def keys_of(near: Vectors, links: Rows | Links) -> Keys:
+    """Return links as keys of the same shape, to be compared as numbers: the nearest first, `NO_LINK` for -1."""
+    bits = np.ascontiguousarray(near).view(np.uint32)
+    rising = np.where(bits >> 31, ~bits, bits | np.uint32(1 << 31))  # the order of floats as that of integers
+    keys = (~rising).astype(np.uint64) << np.uint64(32) | links.astype(np.uint32)
+    return np.where(links < 0, NO_LINK, keys)
+
+
+def links_of(keys: Keys) -> Links:
+    """Return the nodes of keys: int32 of the same shape, -1 for `NO_LINK`."""
+    return (keys & np.uint64(0xFFFF_FFFF)).astype(np.uint32).view(np.int32)
+
+
+def best_links(candidates: Keys, keep: int) -> Links:
     """Return (b, keep) int32: each node's nearest distinct candidates, nearest first, then -1.
 
     Args:
-        candidates: (b, c) node numbers, -1 where empty; a node may appear more than once, equally near.
-        near: (b, c) similarities.
-        keep: links a list has room for. The nearest are kept: pruning by the paper's heuristic instead loses
-            recall here, because the graphs that the lists come from were pruned already.
+        candidates: (b, c >= keep) keys; a node may appear more than once, then with the same similarity.
+        keep: links a list has room for. The nearest are kept: pruning by the paper's heuristic instead loses recall
+            here, because the graphs that the lists come from were pruned already.
     """
-    order = np.argsort(candidates, axis=1, kind="stable")
-    candidates, near = np.take_along_axis(candidates, order, 1), np.take_along_axis(near, order, 1)
-    again = np.zeros(candidates.shape, bool)
-    again[:, 1:] = candidates[:, 1:] == candidates[:, :-1]
-    near = np.where(again | (candidates < 0), -np.inf, near)
-    order = np.argsort(-near, axis=1, kind="stable")[:, :keep]
-    best = np.take_along_axis(candidates, order, 1)
-    return np.where(np.isneginf(np.take_along_axis(near, order, 1)), -1, best).astype(np.int32)
+    ranked = np.sort(candidates, axis=1)
+    again = ranked[:, 1:] == ranked[:, :-1]
+    ranked[:, 1:][again] = NO_LINK
+    repeats = np.flatnonzero(again[:, : 2 * keep].any(axis=1))
+    ranked[repeats] = np.sort(ranked[repeats], axis=1)
+    return links_of(ranked[:, :keep])
 
 
 def levels_of(n: int, links: int) -> Links:
@@ -100,39 +101,78 @@ def levels_of(n: int, links: int) -> Links:
     return levels
 
 
-def prepare(index: FaissIndex, levels: Links) -> None:
-    """Give an index without nodes room for `len(levels)` of them, all lists empty."""
-    faiss.copy_array_to_vector(levels, index.hnsw.levels)
-    index.hnsw.prepare_level_tab(len(levels), True)
+@dataclass(frozen=True, slots=True)
+class Upper:
+    """The levels above the bottom: an HNSW of the nodes that reach them."""
+
+    nodes: Rows  # those of level > 1, ascending
+    begins: Rows  # (len(nodes) + 1,): where the links of each begin
+    links: Links  # their lists of all upper levels, the lowest first
+    entry: int  # the node at which every search starts
+    top: int  # the highest level, from 0
+
+    @classmethod
+    def link(cls, levels: Links, links: int, vectors: Vectors, metric: Metric, ef_construction: int) -> "Upper":
+        """Link the nodes of level > 1 among themselves.
+
+        Args:
+            levels: (n,) int32, from 1.
+            links: M.
+            vectors: (u, d) float32: those of the nodes with level > 1, in order.
+            metric: by which they are near.
+            ef_construction: candidates while a node is linked.
+        """
+        nodes = np.flatnonzero(levels > 1)
+        if len(nodes) == 0:
+            return cls(nodes, np.zeros(1, np.int64), np.empty(0, np.int32), 0, 0)
+        small = new_graph(vectors.shape[1], links, metric, ef_construction)
+        small.hnsw.set_nb_neighbors(0, links)
+        faiss.copy_array_to_vector(levels[nodes] - 1, small.hnsw.levels)
+        small.add(vectors)
+        targets = engine.array_of(small.hnsw.neighbors)
+        named = np.where(targets >= 0, nodes[targets], -1).astype(np.int32)
+        begins = engine.array_of(small.hnsw.offsets).astype(np.int64)
+        return cls(nodes, begins, named, int(nodes[small.hnsw.entry_point]), int(small.hnsw.max_level) + 1)
+
+    def within(self, first: int, last: int) -> tuple[Rows, Links, Rows]:
+        """Return of the nodes in [first, last): which, their links end to end, and how many each has."""
+        low, high = np.searchsorted(self.nodes, (first, last))
+        begins = self.begins[low : high + 1]
+        return self.nodes[low:high], self.links[begins[0] : begins[-1]], np.diff(begins)
 
 
-def add_upper_levels(index: FaissIndex, levels: Links, vectors: Vectors) -> None:
-    """Link the levels above the bottom: they are an HNSW of the nodes that reach them.
+def slots_of(levels: Links, links: int) -> Rows:
+    """Return how many slots each node's lists take, (n,) int64: 2M, and M for each level above the bottom."""
+    return (np.int64(2 * links) + np.int64(links) * (levels.astype(np.int64) - 1)).astype(np.int64)
+
+
+def blocks(n: int, size: int = BLOCK) -> Iterator[tuple[int, int]]:
+    """Yield [first, last) over `n` nodes."""
+    for first in range(0, n, size):
+        yield first, min(n, first + size)
+
+
+def laid_out(bottom: Links, levels: Links, links: int, upper: tuple[Rows, Links, Rows], first: int) -> npt.NDArray[Any]:
+    """Return the slots of a block of nodes as the file holds them: each bottom list, then its node's upper ones.
 
     Args:
-        index: prepared with `levels`.
-        levels: (n,) int32, from 1.
-        vectors: (u, d) float32: those of the nodes with level > 1, in order.
+        bottom: (b, 2M) int32.
+        levels: (b,) of the block's nodes.
+        links: M.
+        upper: what `Upper.within` says of the block.
+        first: the block's first node.
     """
-    upper = np.flatnonzero(levels > 1)
-    hnsw = index.hnsw
-    if len(upper) == 0:
-        hnsw.entry_point, hnsw.max_level = 0, 0
-        return
-    small = faiss.IndexHNSWFlat(index.d, hnsw.nb_neighbors(1), index.metric_type)
-    small.hnsw.set_nb_neighbors(0, hnsw.nb_neighbors(1))
-    small.hnsw.efConstruction = hnsw.efConstruction
-    faiss.copy_array_to_vector(levels[upper] - 1, small.hnsw.levels)
-    small.add(vectors)
-    _copy_above(index, small, upper)
-    hnsw.entry_point, hnsw.max_level = int(upper[small.hnsw.entry_point]), small.hnsw.max_level + 1
+    slots = slots_of(levels, links)
+    starts = np.cumsum(slots) - slots
+    block = np.full(int(slots.sum()), -1, np.int32)
+    block[starts[:, None] + np.arange(bottom.shape[1])] = bottom
+    nodes, targets, counts = upper
+    begins = np.repeat(starts[nodes - first] + bottom.shape[1], counts)
+    block[begins + _count_up(counts)] = targets
+    return block
 
 
-def _copy_above(index: FaissIndex, small: FaissIndex, upper: Rows) -> None:
-    """Copy the lists of `small`'s nodes behind the bottom lists of the nodes they stand for."""
-    begins = engine.array_of(small.hnsw.offsets).astype(np.int64)
-    links = engine.array_of(small.hnsw.neighbors)
-    starts = engine.array_of(index.hnsw.offsets)[:-1].astype(np.int64)[upper] + index.hnsw.nb_neighbors(0)
-    shift = np.repeat(starts - begins[:-1], np.diff(begins))
-    view = engine.view_of(index.hnsw.neighbors)
-    view[np.arange(len(links)) + shift] = np.where(links >= 0, upper[links], -1)
+def _count_up(counts: Rows) -> Rows:
+    """Return 0 … c-1 for each count c, end to end."""
+    ends = np.cumsum(counts)
+    return np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - counts, counts)

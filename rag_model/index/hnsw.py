@@ -1,103 +1,142 @@
-"""HNSW by shards: one graph a cell, built apart, stitched into one that plain faiss reads.
+"""HNSW by cells: one graph a cell, built apart, stitched into one that plain faiss reads.
 
-faiss cannot merge HNSW graphs. But a cell's graph already knows, for each of its vectors, good neighbours
-within the cell, and a vector near a border sits in two cells' graphs. Union the lists of each vector, keep
-the best 2M, link the few nodes of the upper levels anew, check that every node can be reached: that is one
-HNSW graph over the corpus.
+faiss cannot merge HNSW graphs. But a cell's graph already knows, for each of its vectors, good neighbours within the
+cell. Vectors near a border sit in two cells' graphs, or are linked into the second one. Union the lists of each
+vector, keep the best 2M, link the few nodes of the upper levels anew, check that every node can be reached: that is
+one HNSW graph over the corpus.
 
-A corpus of one cell is built in one go, as faiss would, and merging only copies it.
+The merge holds neither vectors nor graph: both pass by in blocks, into faiss's own file layout.
 """
 
-import shutil
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import BinaryIO
 
 import numpy as np
-import numpy.typing as npt
 
+from rag_model.digest import digest_json
 from rag_model.errors import InputError, ResourceError
 from rag_model.index import engine
-from rag_model.index.cells import Cells, assign
-from rag_model.index.engine import FaissIndex, Rows, faiss
+from rag_model.index.cells import Cells, learn, sample_size
+from rag_model.index.crossings import cross
+from rag_model.index.engine import FaissIndex, Vectors, faiss
 from rag_model.index.factory import Graph, parse
 from rag_model.index.graph import (
     BLOCK,
-    Bottom,
-    add_upper_levels,
+    Keys,
+    Links,
+    Upper,
     best_links,
+    blocks,
+    bottom_links,
+    keys_of,
+    laid_out,
     levels_of,
     new_graph,
-    prepare,
     similarities,
 )
+from rag_model.index.graph_file import write_head, write_storage, write_tail
+from rag_model.index.pieces import Opener, Piece, opener, write_piece
 from rag_model.index.reach import repair
-from rag_model.index.recipe import Facts, IndexPlan
+from rag_model.index.recipe import Facts, IndexPlan, default_search
+from rag_model.index.scattered import read_rows, read_vectors, write_scattered
+from rag_model.index.stitch import Shard, candidates, write_shard
 from rag_model.index.vectors import VectorFiles
 
-VERSION = 1
-Lists = npt.NDArray[Any]  # records of one node's `links` (2M int32, numbers within the cell) and `near` (2M float32)
-
-
-def reads(plan: IndexPlan, parts: int) -> list[tuple[int, ...]]:
-    """Return the parts that each shard reads: a cell may draw on every part."""
-    return [tuple(range(parts))] * plan.cells
+VERSION = 2
 
 
 def train(plan: IndexPlan, vectors: Sequence[Path], out: Path) -> Facts:
-    """Cut the corpus into cells and write every row's.
+    """Learn from a sample how the corpus is cut into cells, and how its storage quantises.
 
     Raises:
-        InputError: the vectors are not the plan's, or hold a NaN or an infinity.
+        InputError: the vectors are not the plan's, or the sample holds a NaN or an infinity.
         ResourceError: memory ran out, or the file cannot be written.
     """
-    cells = assign(plan, VectorFiles.of(vectors, plan.n, plan.d))
-    cells.save(out)
-    return {"cells": [len(cells.rows(cell)) for cell in range(cells.count)]}
+    files = VectorFiles.of(vectors, plan.n, plan.d)
+    index = faiss.index_factory(plan.d, plan.factory, engine.metric_code(plan.metric))
+    index.hnsw.efConstruction = plan.ef_construction
+    sample = files.sample(
+        sample_size(plan) if index.is_trained else max(sample_size(plan), plan.train_sample), plan.seed
+    )
+    cells = learn(plan, sample)
+    index.train(sample)
+    write_piece(out, _stamp(plan), [*cells.arrays(), faiss.serialize_index(index)])
+    return {"sample": len(sample), "cells": len(cells.centroids), "augmented": bool(cells.frame.norm)}
 
 
-def shard(plan: IndexPlan, trained: Path, vectors: Sequence[Path], number: int, out: Path) -> Facts:
-    """Build a cell's graph and write its bottom lists with their similarities; a single cell's whole index.
+def scatter(plan: IndexPlan, trained: Path, vectors: Path, number: int, out: Path) -> Facts:
+    """Sort a part's vectors by cell.
+
+    Raises:
+        InputError: a file is damaged or of another plan, or a row holds a NaN or an infinity.
+        ResourceError: the file cannot be written.
+    """
+    part, (cells, _) = VectorFiles([vectors]), _load(plan, trained)
+    if part.dim != plan.d:
+        raise InputError(f"{vectors} has {part.dim} dimensions where the plan says {plan.d}: plan the index anew")
+    written = write_scattered(plan, trained, cells, part, number, out)
+    return {"rows": part.n, "written": written, "bytes": out.stat().st_size}
+
+
+def shard(plan: IndexPlan, trained: Path, scattered: Sequence[Opener], number: int, out: Path) -> Facts:
+    """Build a cell's graph, link it across its border, and write its bottom lists with their similarities.
 
     Holds the cell's vectors twice, and its graph.
 
     Raises:
-        InputError: a file is damaged or of another plan, or a row holds a NaN or an infinity.
+        InputError: a piece is damaged or of another build.
         ResourceError: memory ran out, or the file cannot be written.
     """
-    files = VectorFiles.of(vectors, plan.n, plan.d)
+    cells, _ = _load(plan, trained)
+    members = cells.frame.lift(read_vectors(plan, trained, scattered, 2 * number))
+    sources = cells.frame.lift(read_vectors(plan, trained, scattered, 2 * number + 1))
     with engine.guarded(
         ResourceError, f"cell {number} of {plan.factory} could not be built: see the cause with --debug"
     ):
-        if plan.cells == 1:
-            return _whole(plan, files, out)
-        rows = Cells.load(trained, plan).rows(number)
-        _write_lists(_lists_of(plan, files, rows), out)
-    return {"rows": len(rows), "bytes": out.stat().st_size}
+        graph = new_graph(members.shape[1], _links(plan), plan.metric, plan.ef_construction)
+        graph.add(members)
+        lists = _lists(plan, graph, members)
+        crossings = cross(graph, members, sources, plan.metric)
+    write_shard(plan, trained, number, lists, crossings, out)
+    return {"rows": len(members), "linked": len(sources), "bytes": out.stat().st_size}
 
 
-def merge(plan: IndexPlan, trained: Path, vectors: Sequence[Path], shards: Sequence[Path], out: Path) -> Facts:
+def merge(
+    plan: IndexPlan,
+    trained: Path,
+    vectors: Sequence[Path],
+    scattered: Sequence[Opener],
+    shards: Sequence[Opener],
+    out: Path,
+) -> Facts:
     """Stitch the cells' graphs into one index over all vectors.
 
-    Holds the index in memory; the shards are memory-mapped and pass by block by block.
+    Holds about 20 bytes a vector, and the vectors of the upper levels, one in M, twice.
 
     Raises:
-        InputError: a shard is missing, truncated, or of another cell or plan.
+        InputError: a piece is missing, truncated, or of another build.
         ResourceError: memory ran out, or the file cannot be written.
     """
-    if plan.cells == 1:
-        return _copy(plan, shards[0], out)
-    files = VectorFiles.of(vectors, plan.n, plan.d)
-    cells = Cells.load(trained, plan)
-    members = [cells.rows(cell) for cell in range(plan.cells)]
-    lists = [_read_lists(path, 2 * _links(plan), len(rows)) for path, rows in zip(shards, members, strict=True)]
-    with engine.guarded(ResourceError, f"the cells of {plan.factory} could not be merged: see the cause with --debug"):
-        index = _with_storage(plan, files)
+    files, (cells, empty) = VectorFiles.of(vectors, plan.n, plan.d), _load(plan, trained)
+    with (
+        _cells_of(plan, trained, scattered, shards) as stitched,
+        engine.guarded(ResourceError, f"the cells of {plan.factory} could not be merged: see the cause with --debug"),
+    ):
         levels = levels_of(plan.n, _links(plan))
-        prepare(index, levels)
-        add_upper_levels(index, levels, files.take(np.flatnonzero(levels > 1)))
-        _stitch(index, cells, members, lists)
-        return _finished(index, files, out)
+        upper = _upper(plan, cells, levels, files)
+        try:
+            with out.open("wb", buffering=1 << 20) as file:
+                write_head(file, empty, levels)
+                linked = _write_links(plan, file, stitched, levels, upper)
+                write_tail(file, empty, upper, default_search(plan.factory)["efSearch"])
+                write_storage(file, faiss.downcast_index(empty.storage), plan.n, (block for _, block in files.blocks()))
+        except OSError as failed:
+            raise ResourceError(f"cannot write {out}: {failed.strerror}") from failed
+    repaired = repair(out, files)
+    degree = round(linked / plan.n, 2)
+    return {"rows": plan.n, "bytes": out.stat().st_size, "degree": degree, "unreachable_repaired": repaired}
 
 
 def _links(plan: IndexPlan) -> int:
@@ -107,106 +146,53 @@ def _links(plan: IndexPlan) -> int:
     return factory.links
 
 
-def _whole(plan: IndexPlan, files: VectorFiles, out: Path) -> Facts:
-    """Build the index in one go."""
-    vectors = files.all()
-    index = faiss.index_factory(plan.d, plan.factory, engine.metric_code(plan.metric))
-    index.hnsw.efConstruction = plan.ef_construction
-    if not index.is_trained:
-        index.train(files.sample(plan.train_sample, plan.seed))
-    index.add(vectors)
-    index.hnsw.efSearch = plan.search["efSearch"]
-    return _finished(index, files, out)
+def _stamp(plan: IndexPlan) -> str:
+    return digest_json([plan.built(), "trained"])
 
 
-def _finished(index: FaissIndex, files: VectorFiles, out: Path) -> Facts:
-    """Make every node of a linked index reachable, and write it."""
-    repaired = repair(index, files)
-    degree = Bottom(index).degree()
-    engine.write(index, out)
-    return {"rows": files.n, "bytes": out.stat().st_size, "degree": degree, "unreachable_repaired": repaired}
-
-
-def _copy(plan: IndexPlan, shard_file: Path, out: Path) -> Facts:
-    rows = int(engine.read(shard_file, mmap=True).ntotal)
-    if rows != plan.n:
-        raise InputError(f"{shard_file} holds {rows} vectors where the plan says {plan.n}: build it again")
+def _load(plan: IndexPlan, trained: Path) -> tuple[Cells, FaissIndex]:
+    """Read what `train` wrote: the cells, and the index without vectors."""
     try:
-        shutil.copyfile(shard_file, out)
-    except OSError as failed:
-        raise ResourceError(f"cannot write {out}: {failed.strerror}") from failed
-    return {"rows": rows, "bytes": out.stat().st_size}
+        with Piece.open(opener(trained), _stamp(plan), 3, f"the trained file {trained}") as piece:
+            return Cells.of(piece.read(0), piece.read(1)), faiss.deserialize_index(piece.read(2))
+    except OSError as missing:
+        raise InputError(f"cannot read the trained file {trained}: {missing.strerror}") from missing
 
 
-def _lists_of(plan: IndexPlan, files: VectorFiles, rows: Rows) -> Lists:
-    vectors = files.take(rows)
-    links = _links(plan)
-    lists = np.empty(len(rows), _record(2 * links))
-    if len(rows):
-        index = new_graph(plan.d, links, plan.metric, plan.ef_construction)
-        index.add(vectors)
-        lists["links"] = Bottom(index)[:]
-        lists["near"] = similarities(vectors, lists["links"], plan.metric)
+def _lists(plan: IndexPlan, graph: FaissIndex, members: Vectors) -> Keys:
+    """Return (m, 2M) keys: each member's bottom list, the nearest first."""
+    lists = np.empty((len(members), 2 * _links(plan)), np.uint64)
+    for first, last in blocks(len(members)):
+        links = bottom_links(graph, first, last)
+        lists[first:last] = keys_of(similarities(members[first:last], members, links, plan.metric), links)
+    lists.sort(axis=1)
     return lists
 
 
-def _record(width: int) -> np.dtype[Any]:
-    return np.dtype([("links", "<i4", (width,)), ("near", "<f4", (width,))])
+@contextmanager
+def _cells_of(
+    plan: IndexPlan, trained: Path, scattered: Sequence[Opener], shards: Sequence[Opener]
+) -> Iterator[list[Shard]]:
+    rows = read_rows(plan, trained, scattered)
+    with ExitStack() as opened:
+        cells = []
+        for number, source in enumerate(shards):
+            cell = Shard.open(plan, trained, source, number, rows[2 * number], rows[2 * number + 1])
+            opened.callback(cell.piece.close)
+            cells.append(cell)
+        yield cells
 
 
-def _write_lists(lists: Lists, path: Path) -> None:
-    try:
-        with path.open("wb") as file:
-            np.save(file, lists, allow_pickle=False)
-    except OSError as failed:
-        raise ResourceError(f"cannot write {path}: {failed.strerror}") from failed
+def _upper(plan: IndexPlan, cells: Cells, levels: Links, files: VectorFiles) -> Upper:
+    vectors = cells.frame.lift(files.take(np.flatnonzero(levels > 1)))
+    return Upper.link(levels, _links(plan), vectors, plan.metric, plan.ef_construction)
 
 
-def _read_lists(path: Path, width: int, rows: int) -> Lists:
-    try:
-        lists: Lists = np.load(path, mmap_mode="r" if rows else None, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as broken:
-        raise InputError(f"{path} is not a whole shard: build it again") from broken
-    if lists.shape != (rows,) or lists.dtype != _record(width):
-        raise InputError(f"{path} is the shard of another cell or plan: build it again")
-    return lists
-
-
-def _with_storage(plan: IndexPlan, files: VectorFiles) -> FaissIndex:
-    """Return an HNSW index that holds every vector and no link."""
-    index = faiss.index_factory(plan.d, plan.factory, engine.metric_code(plan.metric))
-    index.hnsw.efConstruction = plan.ef_construction
-    storage = faiss.downcast_index(index.storage)
-    if not storage.is_trained:
-        storage.train(files.sample(plan.train_sample, plan.seed))
-    for _, block in files.blocks():
-        storage.add(block)
-    index.ntotal, index.is_trained = plan.n, True
-    index.hnsw.efSearch = plan.search["efSearch"]
-    return index
-
-
-def _stitch(index: FaissIndex, cells: Cells, members: Sequence[Rows], lists: Sequence[Lists]) -> None:
-    """Write every node's bottom list: the best of what its cells say."""
-    bottom = Bottom(index)
-    for first, last, candidates, near in _candidates(cells, members, lists, bottom.width):
-        bottom[first:last] = best_links(candidates, near, bottom.width)
-
-
-def _candidates(
-    cells: Cells, members: Sequence[Rows], lists: Sequence[Lists], width: int
-) -> Iterator[tuple[int, int, Rows, npt.NDArray[np.float32]]]:
-    """Yield (first row, last row, candidates, similarities) by block: what one or two cells say of a row."""
-    n = len(cells.of_row)
-    for first in range(0, n, BLOCK):
-        last = min(n, first + BLOCK)
-        candidates = np.full((last - first, 2, width), -1, np.int64)
-        near = np.full(candidates.shape, -np.inf, np.float32)
-        for cell, (rows, found) in enumerate(zip(members, lists, strict=True)):
-            low, high = np.searchsorted(rows, (first, last))
-            here = rows[low:high]
-            place = (cells.of_row[here, 0] != cell).astype(np.int64)  # 0: its own cell, 1: across the border
-            links = found["links"][low:high]
-            candidates[here - first, place] = np.where(links >= 0, rows[links], -1)
-            near[here - first, place] = found["near"][low:high]
-        yield first, last, candidates.reshape(last - first, -1), near.reshape(last - first, -1)
+def _write_links(plan: IndexPlan, file: BinaryIO, cells: Sequence[Shard], levels: Links, upper: Upper) -> int:
+    """Write every node's lists: at the bottom the best of what its cells say. Return the links at the bottom."""
+    links, linked = _links(plan), 0
+    for first, last in blocks(plan.n, BLOCK):
+        bottom = best_links(candidates(cells, first, last, 2 * links), 2 * links)
+        linked += int((bottom >= 0).sum())
+        file.write(laid_out(bottom, levels[first:last], links, upper.within(first, last), first).data)
+    return linked

@@ -1,14 +1,18 @@
 """Reachability: a node that no walk from the entry point finds is a passage that no question finds.
 
 Duplicates, outliers and inner products of unequal norms leave such nodes, in a one-shot graph as in a
-stitched one.
+stitched one. The graph is mapped and changed in its file, so that none of it needs to fit in memory.
 """
+
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
+from rag_model.index import engine
 from rag_model.index.engine import FaissIndex, Rows, Vectors, faiss
-from rag_model.index.graph import BLOCK, Bottom
+from rag_model.index.graph import BLOCK
+from rag_model.index.graph_file import GraphFile
 from rag_model.index.vectors import VectorFiles
 
 _NEAR = 16  # reachable nodes tried as the way in
@@ -18,11 +22,11 @@ _EFFORT = 64  # efSearch with which they are looked for
 class Reach:
     """Which nodes a walk on the bottom level reaches from the entry point, and by which links: a tree."""
 
-    def __init__(self, index: FaissIndex) -> None:
-        """Walk the graph of an index in memory, breadth first."""
-        self._bottom = Bottom(index)
-        self._parent: Rows = np.full(self._bottom.n, -1, np.int64)
-        self._last = int(index.hnsw.entry_point)
+    def __init__(self, graph: GraphFile) -> None:
+        """Walk a graph breadth first; holds 4 bytes a node."""
+        self._graph = graph
+        self._parent = np.full(graph.n, -1, np.int32)
+        self._last = graph.entry
         self._parent[self._last] = self._last
         self._walk(np.array([self._last]))
 
@@ -53,13 +57,13 @@ class Reach:
     def _write(self, way: int, node: int) -> bool:
         """Put a link to `node` into the list of `way`; return whether there was room."""
         source = np.array([way])
-        links = self._bottom[source]
+        links = self._graph.bottom(source)
         spare = np.flatnonzero((links[0] < 0) | (self._parent[links[0]] != way))
         if len(spare) == 0:
             return False
         empty = np.flatnonzero(links[0] < 0)
         links[0, empty[0] if len(empty) else spare[-1]] = node
-        self._bottom[source] = links
+        self._graph.set_bottom(source, links)
         return True
 
     def _walk(self, front: Rows) -> None:
@@ -70,7 +74,7 @@ class Reach:
 
     def _step(self, front: Rows) -> Rows:
         """Mark what `front` links to and nobody did before; return it, ascending."""
-        targets = self._bottom[front]
+        targets = self._graph.bottom(front)
         new = (targets >= 0) & (self._parent[targets] < 0)
         sources = np.broadcast_to(front[:, None], targets.shape)[new]
         found, first = np.unique(targets[new], return_index=True)
@@ -78,17 +82,20 @@ class Reach:
         return found.astype(np.int64)
 
 
-def repair(index: FaissIndex, vectors: VectorFiles) -> int:
-    """Link every unreachable node into the graph; return how many there were.
+def repair(path: Path, vectors: VectorFiles) -> int:
+    """Link every unreachable node of an index file into its graph, in place; return how many there were.
 
     The way in is the nearest reachable node, as the index's own search finds it. A graph without unreachable
     nodes is left as it is, to the byte.
 
     Raises:
-        InputError: a row of `vectors` holds a NaN or an infinity.
+        InputError: the file is no whole HNSW index, or a row of `vectors` holds a NaN or an infinity.
     """
-    reach = Reach(index)
+    reach = Reach(GraphFile.open(path, writable=True))
     missing = reach.missing()
+    if not len(missing):
+        return 0
+    index = engine.read(path, mmap=True)
     for first in range(0, len(missing), BLOCK):
         nodes = missing[first : first + BLOCK]
         for node, near in zip(nodes.tolist(), _near(index, vectors.take(nodes)), strict=True):

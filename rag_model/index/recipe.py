@@ -44,7 +44,9 @@ class IndexRecipe:
     metric: Metric = "ip"  # inner product: cosine where the encoder normalises, DPR's score where it doesn't
     ef_construction: int = 100  # candidates while a node is linked; 200 costs twice the time for < 1 point
     cells: int | None = None  # HNSW shards; None: 1 up to 100,000 vectors, then one for 62,500
-    border: float = 0.5  # share of vectors, those nearest a border, that join a second cell; .3 loses a point
+    border: float = 0.1  # share of vectors, those nearest a border, that a second cell's graph holds too
+    linked: float = 0.6  # share of vectors, the next nearest, that are linked into a second cell's graph both ways
+    augment: bool | None = None  # link by distance in d + 1 dimensions of equal norm; None: where norms vary
     train_sample: int | None = None  # vectors that train centroids and codes; None: 39 a list, at least 65,536
     seed: int = 0
     search: Mapping[str, int] = field(default_factory=dict)  # efSearch or nprobe; left out: chosen
@@ -53,8 +55,10 @@ class IndexRecipe:
         kind = kind_of(self.factory)
         if self.metric not in ("ip", "l2"):
             raise UsageError(f"metric is {self.metric!r}: choose ip (inner product) or l2")
-        if not 0 <= self.border <= 1:
-            raise UsageError(f"border is a share from 0 to 1, not {self.border}")
+        if not (0 <= self.border <= 1 and 0 <= self.linked <= 1 - self.border):
+            raise UsageError(
+                f"border and linked are shares of the vectors, together at most 1, not {self.border} and {self.linked}"
+            )
         for name in ("ef_construction", "cells", "train_sample"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -74,10 +78,17 @@ class IndexPlan:
     ef_construction: int
     cells: int
     border: float
+    linked: float
+    augment: bool | None
     train_sample: int
     seed: int
     search: Mapping[str, int]  # what a search uses unless told otherwise
     notes: tuple[str, ...] = ()  # sentences: what was asked for, and why it is not what is built
+
+    @property
+    def shards(self) -> int:
+        """Return how many shards are built between scattering and merging: one a cell of a graph."""
+        return self.cells if self.kind == "hnsw" else 0
 
     def entry(self) -> dict[str, Any]:
         """Return the index's entry in a snapshot's manifest: factory, metric, n, d, search."""
@@ -89,8 +100,12 @@ class IndexPlan:
             "search": dict(self.search),
         }
 
+    def built(self) -> dict[str, Any]:
+        """Return what of the plan, with the vectors, decides every byte of the index, as JSON values."""
+        return {name: value for name, value in self.to_json().items() if name not in ("search", "notes")}
+
     def to_json(self) -> dict[str, Any]:
-        """Return the plan as JSON values; with the vectors' digests it decides every byte of the index."""
+        """Return the plan as JSON values."""
         return asdict(self) | {"notes": list(self.notes), "search": dict(self.search)}
 
 
@@ -136,9 +151,11 @@ def resolve(recipe: IndexRecipe, n: int, d: int) -> IndexPlan:
         ef_construction=recipe.ef_construction,
         cells=cells,
         border=recipe.border if cells > 1 else 0.0,
+        linked=recipe.linked if cells > 1 else 0.0,
+        augment=recipe.augment,
         train_sample=sample,
         seed=recipe.seed,
-        search=dict(recipe.search) or _search(factory),
+        search=dict(recipe.search) or default_search(str(factory)),
         notes=tuple(notes),
     )
 
@@ -207,8 +224,12 @@ def _least_sample(factory: Factory) -> int:
     return max(factory.lists or 1, 1 << bits)
 
 
-def _search(factory: Factory) -> dict[str, int]:
-    """Choose efSearch 128 (recall@20 of .99 at a million), or a sixteenth of the lists, 16 to 128 of them."""
+def default_search(text: str) -> dict[str, int]:
+    """Return the search parameters that an index file of a complete factory string carries.
+
+    efSearch is 128 (recall@20 of .99 at a million); nprobe a sixteenth of the lists, 16 to 128 of them.
+    """
+    factory = parse(text)
     if isinstance(factory, Graph):
         return {"efSearch": 128}
     if isinstance(factory, Lists):

@@ -1,11 +1,13 @@
-"""What every structure is: three stages, each a function of local files, so that one job builds them all.
+"""What every structure is: four stages, each a function of files, so that one job builds them all.
 
-    train(vectors)                -> one small file, the same for every shard
-    shard(number) for each shard  -> one file each; independent of each other, so they run side by side
-    merge(shards in order)        -> the index file
+    train(vectors)                     -> one small file, the same for every worker
+    scatter(vectors of one part)       -> one piece a part: its vectors, or their codes, sorted by cell or list
+    shard(scattered, number)           -> one piece a cell: a graph over the cell's slices of every part
+    merge(scattered, shards, vectors)  -> the index file
 
-A stage returns facts that JSON can hold. Give a stage one faiss thread where its bytes must repeat; run
-shards side by side instead. `VERSION` of a structure belongs into the key of whatever remembers its outputs.
+Lists have no shards of their own: what is scattered is what merges. A stage returns facts that JSON can hold. Give a
+stage one faiss thread where its bytes must repeat; run parts and shards side by side instead. `VERSION` of a structure
+belongs into the key of whatever remembers its outputs.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,6 +15,7 @@ from pathlib import Path
 from typing import Protocol
 
 from rag_model.index import hnsw, ivf
+from rag_model.index.pieces import Opener, opener
 from rag_model.index.recipe import Facts, IndexPlan
 
 
@@ -21,22 +24,28 @@ class Structure(Protocol):
 
     VERSION: int  # raised when the same plan and vectors would give other bytes
 
-    def reads(self, plan: IndexPlan, parts: int) -> list[tuple[int, ...]]:
-        """Return, for each shard, the numbers of the parts that it reads, of `parts` in all."""
-        ...
-
     def train(self, plan: IndexPlan, vectors: Sequence[Path], out: Path) -> Facts:
-        """Learn from all parts' vectors what the shards share, and write it."""
+        """Learn from a sample of all parts' vectors what the workers share, and write it."""
         ...
 
-    def shard(self, plan: IndexPlan, trained: Path, vectors: Sequence[Path], number: int, out: Path) -> Facts:
-        """Build shard `number` of the vectors that `reads` named, and write it."""
+    def scatter(self, plan: IndexPlan, trained: Path, vectors: Path, number: int, out: Path) -> Facts:
+        """Sort the vectors of part `number` by cell or list, and write the piece."""
+        ...
+
+    def shard(self, plan: IndexPlan, trained: Path, scattered: Sequence[Opener], number: int, out: Path) -> Facts:
+        """Build shard `number` of `plan.shards` from its slices of all parts, given in order, and write the piece."""
         ...
 
     def merge(
-        self, plan: IndexPlan, trained: Path, vectors: Sequence[Path], shards: Sequence[Path], out: Path
+        self,
+        plan: IndexPlan,
+        trained: Path,
+        vectors: Sequence[Path],
+        scattered: Sequence[Opener],
+        shards: Sequence[Opener],
+        out: Path,
     ) -> Facts:
-        """Join the shards, given in order, into one index file that plain `faiss.read_index` opens."""
+        """Join the pieces, all given in order, into one index file that plain `faiss.read_index` opens."""
         ...
 
 
@@ -48,8 +57,8 @@ def structure_of(plan: IndexPlan) -> Structure:
     return STRUCTURES[plan.kind]
 
 
-def build(plan: IndexPlan, vectors: Sequence[Path], out: Path, workdir: Path) -> list[Facts]:
-    """Run all stages here, one after another; return their facts: train, each shard, merge.
+def build(plan: IndexPlan, vectors: Sequence[Path], out: Path, workdir: Path) -> dict[str, list[Facts]]:
+    """Run all stages here, one after another; return their facts by stage.
 
     Leaves the stages' files in `workdir`, which must exist.
 
@@ -57,11 +66,16 @@ def build(plan: IndexPlan, vectors: Sequence[Path], out: Path, workdir: Path) ->
         InputError: a vector file is missing, damaged, or not what the plan was made for.
         ResourceError: a file cannot be written, or memory ran out.
     """
-    structure = structure_of(plan)
-    trained = workdir / "trained"
-    facts = [structure.train(plan, vectors, trained)]
-    shards = []
-    for number, parts in enumerate(structure.reads(plan, len(vectors))):
-        shards.append(workdir / f"shard-{number:05d}")
-        facts.append(structure.shard(plan, trained, [vectors[part] for part in parts], number, shards[-1]))
-    return [*facts, structure.merge(plan, trained, vectors, shards, out)]
+    structure, trained = structure_of(plan), workdir / "trained"
+    facts: dict[str, list[Facts]] = {"train": [structure.train(plan, vectors, trained)], "scatter": [], "shard": []}
+    scattered: list[Opener] = []
+    for number, path in enumerate(vectors):
+        piece = workdir / f"scattered-{number:05d}"
+        facts["scatter"].append(structure.scatter(plan, trained, path, number, piece))
+        scattered.append(opener(piece))
+    shards: list[Opener] = []
+    for number in range(plan.shards):
+        piece = workdir / f"shard-{number:05d}"
+        facts["shard"].append(structure.shard(plan, trained, scattered, number, piece))
+        shards.append(opener(piece))
+    return facts | {"merge": [structure.merge(plan, trained, vectors, scattered, shards, out)]}

@@ -33,6 +33,7 @@ class VectorFiles:
         self.paths = tuple(paths)
         self._arrays = [_mapped(path) for path in self.paths]
         self.dim: int = self._arrays[0].shape[1]
+        self.dtype: np.dtype[Any] = np.result_type(*self._arrays)  # float16 where all files are
         for path, array in zip(self.paths, self._arrays, strict=True):
             if array.shape[1] != self.dim:
                 raise InputError(

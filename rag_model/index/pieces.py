@@ -1,0 +1,135 @@
+"""The files that one stage of a build hands to the next: arrays end to end, stamped with what they are a piece of.
+
+A piece is a sequence of `.npy` images in one file, the stamp first. Whoever reads it asks for ranges of rows, so a
+reader of one cell fetches that cell's bytes alone, from a disk or from object storage, and a piece that was cut short
+or belongs to another build is found before a number of it is used.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any, BinaryIO, Self
+
+import numpy as np
+import numpy.typing as npt
+from numpy.lib import format as npy
+
+from rag_model.digest import digest_file, digest_json
+from rag_model.errors import InputError, ResourceError
+from rag_model.index.recipe import IndexPlan
+
+Opener = Callable[[], BinaryIO]  # opens a piece for reading at any offset: `path.open` bound to "rb", or a blob's
+Array = npt.NDArray[Any]
+
+
+def opener(path: Path) -> Opener:
+    """Return what opens a local piece."""
+    return partial(path.open, "rb")
+
+
+def stamp_of(plan: IndexPlan, trained: Path, role: str, number: int) -> str:
+    """Return what a piece is: the digest of its plan, of the trained file, of its role and its number."""
+    facts = trained.stat()
+    return digest_json([plan.built(), _digest(trained, facts.st_size, facts.st_mtime_ns), role, number])
+
+
+@lru_cache(maxsize=16)
+def _digest(trained: Path, size: int, changed: int) -> str:
+    """Digest a trained file once for its thousands of pieces; `size` and `changed` tell it from a later one."""
+    return digest_file(trained)
+
+
+def write_piece(path: Path, stamp: str, arrays: Sequence[Array]) -> None:
+    """Write `arrays` under a stamp.
+
+    Raises:
+        ResourceError: the file cannot be written.
+    """
+    try:
+        with path.open("wb") as file:
+            for array in (np.frombuffer(stamp.encode(), np.uint8), *arrays):
+                np.save(file, array, allow_pickle=False)
+    except OSError as failed:
+        raise ResourceError(f"cannot write {path}: {failed.strerror}") from failed
+
+
+class Piece:
+    """A piece that is open for reading; its arrays are numbered from 0, as they were written."""
+
+    def __init__(self, file: BinaryIO, stamp: str, count: int, name: str) -> None:
+        """Read the arrays' headers; `name` stands for the piece in errors.
+
+        Raises:
+            InputError: it is not a whole piece of `count` arrays, or bears another stamp.
+        """
+        self._file, self._name = file, name
+        broken = InputError(f"{name} is truncated or damaged: build it again")
+        try:
+            headers = [self._header() for _ in range(count + 1)]
+            whole = file.seek(0, 2) == self._end
+        except (OSError, ValueError, EOFError) as damage:
+            raise broken from damage
+        if not whole:
+            raise broken
+        self._headers = headers[1:]
+        (size,), dtype, offset = headers[0]
+        if dtype != np.uint8 or self._read(offset, size) != stamp.encode():
+            raise InputError(f"{name} is a piece of another build: build it again")
+
+    @classmethod
+    def open(cls, opener: Opener, stamp: str, count: int, name: str) -> Self:
+        """Open a piece; close it with the `with` statement or `close`."""
+        file = opener()
+        try:
+            return cls(file, stamp, count, name)
+        except BaseException:
+            file.close()
+            raise
+
+    def __len__(self) -> int:
+        """Return the number of arrays."""
+        return len(self._headers)
+
+    def rows(self, array: int) -> int:
+        """Return the length of an array."""
+        return int(self._headers[array][0][0])
+
+    def read(self, array: int, first: int = 0, last: int | None = None) -> Array:
+        """Return rows [first, last) of an array, in memory; by default all of them."""
+        shape, dtype, offset = self._headers[array]
+        last = shape[0] if last is None else last
+        width = dtype.itemsize * int(np.prod(shape[1:], dtype=np.int64))
+        data = self._read(offset + first * width, (last - first) * width)
+        return np.frombuffer(data, dtype).reshape(last - first, *shape[1:])
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        """Return itself."""
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        """Close the file."""
+        self.close()
+
+    _end = 0  # where the last header's data end
+
+    def _header(self) -> tuple[tuple[int, ...], np.dtype[Any], int]:
+        self._file.seek(self._end)
+        version = npy.read_magic(self._file)
+        read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+        shape, fortran, dtype = read(self._file)
+        if fortran or dtype.hasobject or not shape:
+            raise ValueError("an array that no piece holds")
+        offset = self._file.tell()
+        self._end = offset + dtype.itemsize * int(np.prod(shape, dtype=np.int64))
+        return shape, dtype, offset
+
+    def _read(self, offset: int, size: int) -> bytes:
+        self._file.seek(offset)
+        data = self._file.read(size)
+        if len(data) != size:
+            raise InputError(f"{self._name} is truncated: build it again")
+        return data
