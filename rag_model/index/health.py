@@ -1,17 +1,23 @@
-"""How good an index is: recall against exact search, at what price in time and in distance computations.
+"""How good an index is: recall against exact search, at what price in time and in distance computations, and why.
 
 Two graphs are compared at equal distance computations, never at equal `efSearch`: a denser graph buys its
-recall with more work for each step.
+recall with more work for each step (`curve.compare`). The why is in the finished file (`examine`): links, list sizes,
+what the codes lose.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from time import perf_counter
 from typing import Self
 
+from rag_model.index import engine
+from rag_model.index.anatomy import GraphAnatomy, ListAnatomy, graph_anatomy, list_anatomy, quantization_error
 from rag_model.index.engine import Rows, Vectors, faiss
+from rag_model.index.factory import Kind
 from rag_model.index.recall import percentile5, recall_at
-from rag_model.index.search import IndexFile, SearchIndex
+from rag_model.index.search import IndexFile, SearchIndex, open_index
+from rag_model.index.vectors import VectorFiles
 
 _REPEATS = 3  # runs of which the fastest counts: a machine is slowed by others, never hurried
 
@@ -46,6 +52,50 @@ class Trial:
         return cls(vectors, k, *exact.search(vectors, max(k, min(2 * k, exact.n))))
 
 
+@dataclass(frozen=True, slots=True)
+class Health:
+    """What a finished index file shows of its own quality."""
+
+    kind: Kind
+    n: int
+    graph: GraphAnatomy | None = None
+    lists: ListAnatomy | None = None
+    quantization_error: float | None = None  # None: not known, or not meaningful
+
+    def metrics(self) -> dict[str, float | int]:
+        """Return its figures under the names they have in a manifest; those that the index has not are left out."""
+        found: dict[str, float | int | None] = {
+            "degree": round(self.graph.degree, 2) if self.graph else None,
+            "unlinked": self.graph.unlinked if self.graph else None,
+            "unreachable": self.graph.unreachable if self.graph else None,
+            "imbalance": round(self.lists.imbalance, 3) if self.lists else None,
+            "largest_list": self.lists.largest if self.lists else None,
+            "quantization_error": None if self.quantization_error is None else float(f"{self.quantization_error:.3g}"),
+        }
+        return {name: value for name, value in found.items() if value is not None}
+
+
+def examine(path: Path, vectors: Sequence[Path] = ()) -> Health:
+    """Examine any faiss file of a graph, of inverted lists or of plain vectors; the file is mapped, not loaded.
+
+    Args:
+        path: the index file.
+        vectors: the `.npy` files it was built over, in row order; without them the quantization error is not known.
+
+    Raises:
+        InputError: the file is damaged or no such index, or the vectors are not those it was built over.
+    """
+    file, index = open_index(path), engine.read(path, mmap=True)
+    files = VectorFiles.of(vectors, file.n, file.dim) if vectors else None
+    return Health(
+        kind=file.kind,
+        n=file.n,
+        graph=graph_anatomy(path) if file.kind == "hnsw" else None,
+        lists=list_anatomy(index) if file.kind == "ivf" else None,
+        quantization_error=None if files is None else quantization_error(index, files),
+    )
+
+
 def sweep(index: IndexFile, trial: Trial, values: Sequence[int] | None = None) -> list[Effort]:
     """Search with a range of settings; return one effort each, cheapest first.
 
@@ -58,9 +108,9 @@ def sweep(index: IndexFile, trial: Trial, values: Sequence[int] | None = None) -
     """
     parameter = {"hnsw": "efSearch", "ivf": "nprobe", "exact": ""}[index.kind]
     if not parameter:
-        return [_effort(index, trial, {})]
+        return [effort(index, trial, {})]
     chosen = _steps(index) if values is None else sorted(values)
-    return [_effort(index, trial, {parameter: value}) for value in chosen]
+    return [effort(index, trial, {parameter: value}) for value in chosen]
 
 
 def _steps(index: IndexFile) -> list[int]:
@@ -69,7 +119,12 @@ def _steps(index: IndexFile) -> list[int]:
     return [*(1 << step for step in range(least.bit_length() - 1, (most - 1).bit_length())), most]
 
 
-def _effort(index: IndexFile, trial: Trial, parameters: dict[str, int]) -> Effort:
+def effort(index: IndexFile, trial: Trial, parameters: Mapping[str, int]) -> Effort:
+    """Search with one setting, several times; return what it found and what it cost.
+
+    Raises:
+        UsageError: the queries, their depth or a parameter do not fit the index.
+    """
     queries = len(trial.vectors)
     _reset_counters()
     found = index.search(trial.vectors, trial.k, **parameters)[1]  # warms the caches too
@@ -85,7 +140,7 @@ def _effort(index: IndexFile, trial: Trial, parameters: dict[str, int]) -> Effor
     )
 
 
-def _seconds(index: IndexFile, trial: Trial, parameters: dict[str, int]) -> float:
+def _seconds(index: IndexFile, trial: Trial, parameters: Mapping[str, int]) -> float:
     start = perf_counter()
     index.search(trial.vectors, trial.k, **parameters)
     return perf_counter() - start
