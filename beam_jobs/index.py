@@ -1,22 +1,25 @@
-"""The index jobs: train once, build shards side by side, merge. All indexes of a snapshot share the three jobs.
+"""The index jobs: train once, scatter part by part, build shards side by side, merge.
 
-Each task uses one thread, so that equal vectors give equal bytes; work is spread by shards and by indexes.
+All indexes of a snapshot share the four jobs. Each task uses one thread, so that equal vectors give equal bytes; work
+is spread by parts, shards and indexes. What one job hands to the next are blobs of the store, of which a reader asks
+for ranges: no worker but the merging one ever reads what it does not need.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import groupby
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from beam_jobs.job import Facts, Launch, OnProgress, limit_threads, run_job
 from beam_jobs.libraries import versions
 from rag_model.build.content import BuiltIndex
+from rag_model.index.pieces import Opener
 from rag_model.index.recipe import IndexPlan
 from rag_model.index.structure import structure_of
 from rag_model.store.blobs import BlobRef
-from rag_model.store.memo import Produced, Record
+from rag_model.store.memo import Produced
 from rag_model.store.store import Store
 
 
@@ -26,10 +29,20 @@ class IndexBuild:
 
     name: str
     plan: IndexPlan
-    parts: int
     vectors: BlobRef  # JSON list of the parts' embeddings, in row order
-    trained: BlobRef | None = None  # what the shards share
-    shards: BlobRef | None = None  # JSON list of the shards, in order
+    trained: BlobRef | None = None  # what the workers share
+    scattered: BlobRef | None = None  # JSON list of the parts' pieces, in row order
+    rows: BlobRef | None = None  # JSON list of the rows of each shard
+    shards: BlobRef | None = None  # JSON list of the shards, in order; empty where there are none
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One part's vectors, to be scattered."""
+
+    build: IndexBuild
+    number: int
+    vectors: BlobRef
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +51,12 @@ class Shard:
 
     build: IndexBuild
     number: int
-    reads: tuple[int, ...]  # the parts whose vectors it needs
+    rows: int  # members of its cell
 
 
 def start(store: Store, name: str, plan: IndexPlan, vectors: Sequence[BlobRef]) -> IndexBuild:
     """Return an index of which nothing is built yet."""
-    return IndexBuild(name, plan, len(vectors), _put_list(store, vectors))
+    return IndexBuild(name, plan, _put_list(store, vectors))
 
 
 def train(builds: Sequence[IndexBuild], launch: Launch, on_progress: OnProgress | None = None) -> list[IndexBuild]:
@@ -52,19 +65,30 @@ def train(builds: Sequence[IndexBuild], launch: Launch, on_progress: OnProgress 
     return [replace(build, trained=_out(report)) for build, report in zip(builds, reports, strict=True)]
 
 
+def scatter(builds: Sequence[IndexBuild], launch: Launch, on_progress: OnProgress | None = None) -> list[IndexBuild]:
+    """Sort every part's vectors by the shard that they go to, for all indexes."""
+    store = Store.open(launch.store_url)
+    parts = [[Part(build, number, ref) for number, ref in enumerate(_listed(store, build.vectors))] for build in builds]
+    done = _grouped("scatter", scatter_one, parts, launch, on_progress, lambda part: part.vectors.size)
+    return [
+        replace(build, scattered=_put_list(store, map(_out, reports)), rows=_put_rows(store, build.plan, reports))
+        for build, reports in zip(builds, done, strict=True)
+    ]
+
+
 def build_shards(
     builds: Sequence[IndexBuild], launch: Launch, on_progress: OnProgress | None = None
 ) -> list[IndexBuild]:
     """Build all shards of all indexes."""
-    shards = [
-        Shard(build, number, reads)
-        for build in builds
-        for number, reads in enumerate(structure_of(build.plan).reads(build.plan, build.parts))
-    ]
-    reports = run_job("shard", build_shard, shards, launch, on_progress)
     store = Store.open(launch.store_url)
-    files = groupby(zip(shards, reports, strict=True), key=lambda made: made[0].build)
-    return [replace(build, shards=_put_list(store, [_out(report) for _, report in made])) for build, made in files]
+    shards = [
+        [Shard(build, number, rows) for number, rows in enumerate(json.loads(store.blobs.read(_made(build.rows))))]
+        for build in builds
+    ]
+    done = _grouped("shard", build_shard, shards, launch, on_progress, lambda shard: shard.rows)
+    return [
+        replace(build, shards=_put_list(store, map(_out, reports))) for build, reports in zip(builds, done, strict=True)
+    ]
 
 
 def merge(builds: Sequence[IndexBuild], launch: Launch, on_progress: OnProgress | None = None) -> list[BuiltIndex]:
@@ -74,74 +98,103 @@ def merge(builds: Sequence[IndexBuild], launch: Launch, on_progress: OnProgress 
 
 
 def train_one(build: IndexBuild, store: Store) -> Facts:
-    """Learn what the shards of one index share, once."""
+    """Learn what the workers of one index share, once."""
+    plan = build.plan
 
-    def produce(workdir: Path) -> Produced:
-        limit_threads(1)
-        out = workdir / "trained"
-        facts = structure_of(build.plan).train(build.plan, _local(store, _listed(store, build.vectors)), out)
-        return Produced({"out": out}, facts)
+    def make(out: Path) -> Facts:
+        return structure_of(plan).train(plan, _local(store, build.vectors), out)
 
-    inputs = _inputs(build.plan, vectors=build.vectors.id)
-    return _report(*store.memo.once("train", inputs, produce))
+    return _once(store, "train", plan, make, vectors=build.vectors.id)
+
+
+def scatter_one(part: Part, store: Store) -> Facts:
+    """Sort one part's vectors, once."""
+    plan, trained = part.build.plan, _made(part.build.trained)
+
+    def make(out: Path) -> Facts:
+        files = store.blobs.local(trained), store.blobs.local(part.vectors)
+        return structure_of(plan).scatter(plan, *files, part.number, out)
+
+    return _once(store, "scatter", plan, make, vectors=part.vectors.id, trained=trained.id, number=part.number)
 
 
 def build_shard(shard: Shard, store: Store) -> Facts:
-    """Build one shard, once."""
-    build, trained = shard.build, _made(shard.build.trained)
-    listed = _listed(store, build.vectors)
-    vectors = [listed[part] for part in shard.reads]
+    """Build one shard from its slices of all parts, once."""
+    plan, trained, scattered = shard.build.plan, _made(shard.build.trained), _made(shard.build.scattered)
 
-    def produce(workdir: Path) -> Produced:
-        limit_threads(1)
-        out, local = workdir / "shard", _local(store, vectors)
-        facts = structure_of(build.plan).shard(build.plan, store.blobs.local(trained), local, shard.number, out)
-        return Produced({"out": out}, facts)
+    def make(out: Path) -> Facts:
+        slices = _openers(store, scattered)
+        return structure_of(plan).shard(plan, store.blobs.local(trained), slices, shard.number, out)
 
-    inputs = _inputs(build.plan, vectors=[ref.id for ref in vectors], trained=trained.id, number=shard.number)
-    return _report(*store.memo.once("shard", inputs, produce))
+    return _once(store, "shard", plan, make, scattered=scattered.id, trained=trained.id, number=shard.number)
 
 
 def merge_one(build: IndexBuild, store: Store) -> Facts:
-    """Join one index's shards, once."""
-    trained, shards = _made(build.trained), _made(build.shards)
+    """Join what was scattered and built for one index, once."""
+    plan, trained = build.plan, _made(build.trained)
+    scattered, shards = _made(build.scattered), _made(build.shards)
 
+    def make(out: Path) -> Facts:
+        pieces = _openers(store, scattered), _openers(store, shards)
+        vectors = _local(store, build.vectors)
+        return structure_of(plan).merge(plan, store.blobs.local(trained), vectors, *pieces, out)
+
+    made_of = {"vectors": build.vectors.id, "scattered": scattered.id, "shards": shards.id}
+    return _once(store, "merge", plan, make, trained=trained.id, **made_of)
+
+
+def _grouped(
+    stage: str,
+    work: Callable[[Any, Store], Facts],
+    tasks: Sequence[Sequence[Any]],
+    launch: Launch,
+    on_progress: OnProgress | None,
+    weight: Callable[[Any], int],
+) -> Iterator[list[Facts]]:
+    """Run the tasks of all indexes as one job; yield the reports index by index."""
+    reports = iter(run_job(stage, work, [task for own in tasks for task in own], launch, on_progress, weight))
+    for own in tasks:
+        yield [next(reports) for _ in own]
+
+
+def _once(store: Store, stage: str, plan: IndexPlan, make: Callable[[Path], Facts], **inputs: Any) -> Facts:
     def produce(workdir: Path) -> Produced:
         limit_threads(1)
-        out, vectors = workdir / "index", _local(store, _listed(store, build.vectors))
-        pieces = _local(store, _listed(store, shards))
-        facts = structure_of(build.plan).merge(build.plan, store.blobs.local(trained), vectors, pieces, out)
+        out = workdir / stage
+        facts = make(out)
         return Produced({"out": out}, facts)
 
-    inputs = _inputs(build.plan, vectors=build.vectors.id, trained=trained.id, shards=shards.id)
-    return _report(*store.memo.once("merge", inputs, produce))
-
-
-def _inputs(plan: IndexPlan, **what: Any) -> dict[str, Any]:
-    built = {key: value for key, value in plan.to_json().items() if key not in ("search", "notes")}
-    return {"plan": built, "code": structure_of(plan).VERSION, "libraries": versions("faiss-cpu"), **what}
+    deciding = {"plan": plan.built(), "code": structure_of(plan).VERSION, "libraries": versions("faiss-cpu")}
+    record, made = store.memo.once(stage, deciding | inputs, produce)
+    return {"facts": dict(record.facts), "out": asdict(record.outputs["out"]), "made": made}
 
 
 def _made(blob: BlobRef | None) -> BlobRef:
     if blob is None:
-        raise ValueError("the jobs of an index run in order: train, build_shards, merge")
+        raise ValueError("the jobs of an index run in order: train, scatter, build_shards, merge")
     return blob
 
 
-def _put_list(store: Store, refs: Sequence[BlobRef]) -> BlobRef:
+def _put_list(store: Store, refs: Iterable[BlobRef]) -> BlobRef:
     return store.blobs.put_bytes(json.dumps([ref.to_json() for ref in refs]).encode())
+
+
+def _put_rows(store: Store, plan: IndexPlan, reports: Sequence[Facts]) -> BlobRef:
+    """Store how many rows of all parts went to each shard."""
+    rows = [sum(report["facts"]["cells"][number] for report in reports) for number in range(plan.shards)]
+    return store.blobs.put_bytes(json.dumps(rows).encode())
 
 
 def _listed(store: Store, blob: BlobRef) -> list[BlobRef]:
     return [BlobRef.from_json(value) for value in json.loads(store.blobs.read(blob))]
 
 
-def _local(store: Store, refs: Sequence[BlobRef]) -> list[Path]:
-    return [store.blobs.local(ref) for ref in refs]
+def _local(store: Store, listed: BlobRef) -> list[Path]:
+    return [store.blobs.local(ref) for ref in _listed(store, listed)]
 
 
-def _report(record: Record, made: bool) -> Facts:
-    return {"facts": dict(record.facts), "out": asdict(record.outputs["out"]), "made": made}
+def _openers(store: Store, listed: BlobRef) -> list[Opener]:
+    return [partial(store.blobs.open, ref) for ref in _listed(store, listed)]
 
 
 def _out(report: Facts) -> BlobRef:

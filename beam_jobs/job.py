@@ -99,12 +99,18 @@ def limit_threads(threads: int) -> None:
 
 
 def run_job(
-    stage: str, work: Work[Task], tasks: Sequence[Task], launch: Launch, on_progress: OnProgress | None = None
+    stage: str,
+    work: Work[Task],
+    tasks: Sequence[Task],
+    launch: Launch,
+    on_progress: OnProgress | None = None,
+    weight: Callable[[Task], int] | None = None,
 ) -> list[Facts]:
     """Do every task on Beam's workers; return their facts in the order of `tasks`.
 
     `work` is a function of an installed module (workers import it by name) and must be idempotent: an engine may run
-    a task twice. Progress is told about every `launch.poll_seconds`.
+    a task twice. Progress is told about every `launch.poll_seconds`. Where tasks have a `weight` the heaviest start
+    first: local workers are dealt tasks in turn, and so are dealt about the same work.
 
     Raises:
         BookwheelError: what a worker raised, as the class it raised; or a worker that died, and how.
@@ -117,7 +123,8 @@ def run_job(
     log = Path(tempfile.gettempdir()) / f"bookwheel-{launch.run}-{stage}.log"
     with held_lease() as lease:
         worker = _Worker(stage, work, launch, lease if is_local(options) else None, worker_threads(options))
-        with _Running(_pipeline(stage, worker, tasks, options, log)) as running:
+        numbered = sorted(enumerate(tasks), key=lambda task: -weight(task[1]) if weight else 0)
+        with _Running(_pipeline(stage, worker, numbered, options, log)) as running:
             while not running.finished.wait(launch.poll_seconds):
                 tell(store.runs.count(launch.run, stage), len(tasks))
     if running.failure is not None:
@@ -128,12 +135,12 @@ def run_job(
 
 
 def _pipeline(
-    stage: str, worker: _Worker[Task], tasks: Sequence[Task], options: PipelineOptions, log: Path
+    stage: str, worker: _Worker[Task], tasks: Sequence[tuple[int, Task]], options: PipelineOptions, log: Path
 ) -> beam.Pipeline:
     pipeline = beam.Pipeline(local_runner(log) if is_local(options) else None, options=options)
     _ = (
         pipeline
-        | "Tasks" >> beam.Create(list(enumerate(tasks)), reshuffle=False)  # type: ignore[no-untyped-call]
+        | "Tasks" >> beam.Create(list(tasks), reshuffle=False)  # type: ignore[no-untyped-call]
         | "Spread" >> beam.Reshuffle()  # type: ignore[no-untyped-call]
         | stage.capitalize() >> beam.ParDo(worker)  # type: ignore[no-untyped-call]
     )

@@ -85,6 +85,8 @@ def reindex(
         embeddings = embed_parts(passages, encoding, recipe, launch, tell)
     with clock("train") as tell:
         indexes = train_indexes(target, plans, embeddings, launch, tell)
+    with clock("scatter") as tell:
+        indexes = scatter_vectors(indexes, launch, tell)
     with clock("shard") as tell:
         indexes = build_shards(indexes, launch, tell)
     with clock("merge") as tell:
@@ -144,9 +146,15 @@ def embed_parts(
 def train_indexes(
     store: Store, plans: Mapping[str, IndexPlan], embeddings: Sequence[Facts], launch: Launch, tell: OnProgress
 ) -> list[IndexBuild]:
-    """Learn what the shards of each index share."""
+    """Learn what the workers of each index share."""
     builds = [index.start(store, name, plan, vectors_of(embeddings)) for name, plan in plans.items()]
     return index.train(builds, launch, tell)
+
+
+@stage
+def scatter_vectors(indexes: Sequence[IndexBuild], launch: Launch, tell: OnProgress) -> list[IndexBuild]:
+    """Sort every part's vectors by the shard that they go to."""
+    return index.scatter(indexes, launch, tell)
 
 
 @stage

@@ -76,8 +76,9 @@ def scatter(plan: IndexPlan, trained: Path, vectors: Path, number: int, out: Pat
     part, (cells, _) = VectorFiles([vectors]), _load(plan, trained)
     if part.dim != plan.d:
         raise InputError(f"{vectors} has {part.dim} dimensions where the plan says {plan.d}: plan the index anew")
-    written = write_scattered(plan, trained, cells, part, number, out)
-    return {"rows": part.n, "written": written, "bytes": out.stat().st_size}
+    begins = write_scattered(plan, trained, cells, part, number, out)
+    members: list[int] = np.diff(begins)[::2].tolist()
+    return {"rows": part.n, "written": int(begins[-1]), "cells": members, "bytes": out.stat().st_size}
 
 
 def shard(plan: IndexPlan, trained: Path, scattered: Sequence[Opener], number: int, out: Path) -> Facts:

@@ -19,8 +19,8 @@ from rag_model.index.vectors import VectorFiles
 _BEGINS, _ROWS, _VECTORS, _COUNT = range(4)  # the arrays of a piece
 
 
-def write_scattered(plan: IndexPlan, trained: Path, cells: Cells, part: VectorFiles, number: int, out: Path) -> int:
-    """Sort a part's vectors by cell and write them in their own dtype; return how many there are, copies included.
+def write_scattered(plan: IndexPlan, trained: Path, cells: Cells, part: VectorFiles, number: int, out: Path) -> Rows:
+    """Sort a part's vectors by cell and write them in their own dtype; return where each group begins, and the end.
 
     Holds the part's vectors two to three times.
 
@@ -32,7 +32,7 @@ def write_scattered(plan: IndexPlan, trained: Path, cells: Cells, part: VectorFi
     begins, rows = _sorted(plan, cells, vectors)
     arrays: list[Array] = [begins, rows, vectors.astype(part.dtype)[rows], np.array([part.n])]
     write_piece(out, stamp_of(plan, trained, "scattered", number), arrays)
-    return len(rows)
+    return begins
 
 
 def read_vectors(plan: IndexPlan, trained: Path, scattered: Sequence[Opener], group: int) -> Vectors:

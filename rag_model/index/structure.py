@@ -29,7 +29,10 @@ class Structure(Protocol):
         ...
 
     def scatter(self, plan: IndexPlan, trained: Path, vectors: Path, number: int, out: Path) -> Facts:
-        """Sort the vectors of part `number` by cell or list, and write the piece."""
+        """Sort the vectors of part `number` by cell or list, and write the piece.
+
+        Where there are shards, the facts' `cells` are the rows that go to each of them.
+        """
         ...
 
     def shard(self, plan: IndexPlan, trained: Path, scattered: Sequence[Opener], number: int, out: Path) -> Facts:

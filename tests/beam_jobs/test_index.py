@@ -1,0 +1,131 @@
+"""The index jobs: the same bytes as one process makes, and whatever was lost of a run is made again."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from beam_jobs import index
+from beam_jobs.index import IndexBuild
+from beam_jobs.job import Launch
+from rag_model.errors import InputError, StoreError
+from rag_model.index import structure
+from rag_model.index.recipe import IndexPlan, IndexRecipe, resolve
+from rag_model.index.search import open_index
+from rag_model.store.blobs import BlobRef
+from rag_model.store.store import Store
+
+N, D, PARTS = 1200, 16, 3
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Parts of unequal size, the last one the largest."""
+    folder = tmp_path_factory.mktemp("vectors")
+    vectors = np.random.default_rng(5).standard_normal((N, D), np.float32)
+    paths = [folder / f"{number}.npy" for number in range(PARTS)]
+    for path, own in zip(paths, np.split(vectors, [200, 500]), strict=True):
+        np.save(path, own / np.linalg.norm(own, axis=1, keepdims=True))
+    return paths
+
+
+@pytest.fixture(scope="module")
+def plans() -> dict[str, IndexPlan]:
+    """A graph of cells, and lists."""
+    recipes = {"hnsw": IndexRecipe("HNSW8", cells=4)}
+    return {name: resolve(recipe, N, D) for name, recipe in recipes.items()}
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store.open(str(tmp_path / "store"), create=True)
+
+
+def launch(store: Store) -> Launch:
+    return Launch.new(store.url, ["--runner=FnApiRunner"])
+
+
+def started(store: Store, plans: dict[str, IndexPlan], files: Sequence[Path]) -> list[IndexBuild]:
+    vectors = [store.blobs.put_file(path) for path in files]
+    return [index.start(store, name, plan, vectors) for name, plan in plans.items()]
+
+
+def shards(store: Store, plans: dict[str, IndexPlan], files: Sequence[Path]) -> list[IndexBuild]:
+    """Run all jobs but the last."""
+    builds = started(store, plans, files)
+    for job in (index.train, index.scatter, index.build_shards):
+        builds = job(builds, launch(store))
+    return builds
+
+
+def pieces(store: Store, listed: BlobRef | None) -> list[BlobRef]:
+    assert listed is not None
+    return index._listed(store, listed)
+
+
+def test_the_bytes_are_those_of_one_process(
+    store: Store, plans: dict[str, IndexPlan], files: list[Path], tmp_path: Path
+) -> None:
+    builds = shards(store, plans, files)
+    for built in index.merge(builds, launch(store)):
+        (work := tmp_path / built.name).mkdir()
+        structure.build(built.plan, files, work / "whole", work)
+        assert store.blobs.read(built.blob) == (work / "whole").read_bytes()
+    by_name = {build.name: build for build in builds}
+    assert len(pieces(store, by_name["hnsw"].scattered)) == PARTS
+    assert len(pieces(store, by_name["hnsw"].shards)) == 4
+
+
+def test_what_is_recorded_is_not_made_again(store: Store, plans: dict[str, IndexPlan], files: list[Path]) -> None:
+    first = index.merge(shards(store, plans, files), launch(store))
+    records = {path: path.stat().st_mtime_ns for path in store.files.local_path("memo").rglob("*.json")}
+    assert index.merge(shards(store, plans, files), launch(store)) == first
+    assert {path: path.stat().st_mtime_ns for path in store.files.local_path("memo").rglob("*.json")} == records
+
+
+@pytest.mark.parametrize("stage", ["scattered", "shards"])
+@pytest.mark.parametrize("damage", ["missing", "cut short"])
+def test_a_piece_that_was_lost(
+    stage: str, damage: str, store: Store, plans: dict[str, IndexPlan], files: list[Path]
+) -> None:
+    graph = {"hnsw": plans["hnsw"]}
+    builds = shards(store, graph, files)
+    lost = store.files.local_path(pieces(store, getattr(builds[0], stage))[1].path)
+    whole = lost.read_bytes()
+    lost.chmod(0o644)
+    lost.unlink() if damage == "missing" else lost.write_bytes(whole[:-9])
+    with pytest.raises(StoreError, match=lost.name):
+        index.merge(builds, launch(store))
+    (built,) = index.merge(shards(store, graph, files), launch(store))
+    assert store.blobs.exists(built.blob)
+    assert lost.read_bytes() == whole
+
+
+def test_a_piece_of_another_run(store: Store, plans: dict[str, IndexPlan], files: list[Path]) -> None:
+    graph = plans["hnsw"]
+    other = resolve(IndexRecipe("HNSW8", cells=4, seed=1), N, D)
+    (build,), (stranger,) = (shards(store, {"hnsw": plan}, files) for plan in (graph, other))
+    mixed = replace(build, shards=stranger.shards)
+    with pytest.raises(InputError, match="shard 0 of HNSW8 is a piece of another build"):
+        index.merge([mixed], launch(store))
+
+
+def test_the_largest_cell_is_dealt_first(store: Store, plans: dict[str, IndexPlan], files: list[Path]) -> None:
+    (build,) = index.scatter(index.train(started(store, {"hnsw": plans["hnsw"]}, files), launch(store)), launch(store))
+    assert build.rows is not None
+    rows = json.loads(store.blobs.read(build.rows))
+    assert len(rows) == 4
+    assert N < sum(rows) < 2 * N  # a border's vectors are two cells' members
+
+
+def test_one_cell_with_nearly_all(store: Store, tmp_path: Path) -> None:
+    vectors = np.full((N, D), 0.25, np.float32)
+    vectors[:8] = np.eye(8, D, dtype=np.float32)
+    np.save(tmp_path / "vectors.npy", vectors)
+    plan = resolve(IndexRecipe("HNSW8", cells=4), N, D)
+    (built,) = index.merge(shards(store, {"hnsw": plan}, [tmp_path / "vectors.npy"]), launch(store))
+    found = open_index(store.blobs.local(built.blob)).search(vectors[:8], 1, efSearch=N)[1]
+    assert found[:, 0].tolist() == list(range(8))
