@@ -22,10 +22,12 @@ import pytest
 import s3fs
 from hypothesis import settings
 
+from rag_model.store.s3 import S3
+
 settings.register_profile("bookwheel", deadline=None)  # no test is about time
 settings.load_profile("bookwheel")
 
-pytest_plugins = ["tests.fixtures.exports"]
+pytest_plugins = ["tests.fixtures.exports", "tests.fixtures.faulty"]
 
 DUMP = "test/test_data/enwiki-latest-pages-articles1.xml-p000000010p000030302-shortened.bz2"
 
@@ -177,9 +179,11 @@ def s3_bucket() -> Callable[[str], AbstractContextManager[str]]:
             environment.setenv("AWS_DEFAULT_REGION", "us-east-1")
             environment.setenv("AWS_CONFIG_FILE", os.devnull)
             environment.setenv("AWS_EC2_METADATA_DISABLED", "true")
-            s3fs.S3FileSystem.clear_instance_cache()  # it remembers clients of other endpoints
+            S3.clear_instance_cache()  # it remembers clients of other endpoints
+            s3fs.S3FileSystem.clear_instance_cache()
             s3fs.S3FileSystem().makedirs("bookwheel-tests", exist_ok=True)
             yield f"s3://bookwheel-tests/{secrets.token_hex(4)}"
+        S3.clear_instance_cache()
         s3fs.S3FileSystem.clear_instance_cache()
 
     return bucket

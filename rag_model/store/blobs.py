@@ -3,7 +3,6 @@
 A blob lies at `blobs/<first two hex digits>/<all 64>`; `sha256sum` of the file gives its name.
 """
 
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,7 +11,8 @@ from typing import Any, BinaryIO, Self
 
 from rag_model.digest import ALGORITHM, digest_bytes, digest_file
 from rag_model.errors import StoreError
-from rag_model.landing import landing
+from rag_model.store.cache import cache_folder, cache_stamps, make_room, used
+from rag_model.store.fetch import fetch
 from rag_model.store.files import Files
 
 _ID = re.compile(rf"{ALGORITHM}:[0-9a-f]{{64}}")
@@ -55,12 +55,6 @@ class BlobRef:
         return f"blobs/{digits[:2]}/{digits}"
 
 
-def default_cache() -> Path:
-    """Return where copies of remote blobs are kept: `BOOKWHEEL_CACHE`, else `~/.cache/bookwheel/blobs`."""
-    named = os.environ.get("BOOKWHEEL_CACHE")
-    return Path(named).expanduser() if named else Path.home() / ".cache" / "bookwheel" / "blobs"
-
-
 @dataclass(frozen=True, slots=True)
 class Blobs:
     """The blobs of one store."""
@@ -79,6 +73,8 @@ class Blobs:
             raise StoreError(f"cannot read {path} to store it: {error}") from error
         if not self.exists(ref):
             self.files.upload(path, ref.path)
+            if self.files.is_local:
+                cache_stamps().put(self.files.local_path(ref.path), ref.id)
         return ref
 
     def put_bytes(self, data: bytes) -> BlobRef:
@@ -99,7 +95,7 @@ class Blobs:
             StoreError: the blob is missing or its size is wrong.
         """
         self._require(ref)
-        return self.files.open(ref.path)
+        return self.files.open(ref.path, ref.size)
 
     def read(self, ref: BlobRef) -> bytes:
         """Return a small blob's bytes, verified.
@@ -117,30 +113,39 @@ class Blobs:
     def fetch(self, ref: BlobRef, dest: Path) -> None:
         """Copy a blob to a local path, which appears whole and verified or not at all; memory stays small.
 
+        An interrupted copy is gone on with where it ended.
+
         Raises:
             StoreError: the blob is missing or damaged, or `dest` cannot be written.
         """
         self._require(ref)
         try:
-            with landing(dest) as temporary:
-                self.files.download(ref.path, temporary)
-                if digest_file(temporary) != ref.id:
-                    raise self._damaged(ref)
+            sound = fetch(ref.id, ref.size, dest, lambda start: self.files.chunks(ref.path, ref.size, start))
         except OSError as error:
             raise StoreError(f"cannot write {dest}: {error.strerror or error}") from error
+        if not sound:
+            raise self._damaged(ref)
 
     def local(self, ref: BlobRef) -> Path:
-        """Return a local path to read a blob from: the blob itself, or a verified copy in the cache.
+        """Return a local path to read a blob from: the blob itself, or a copy in the cache; verified.
+
+        A file is hashed when it is first asked for on this machine, and again only after it was written to.
 
         Raises:
-            StoreError: the blob is missing, its size is wrong, or the copy is damaged.
+            StoreError: the blob is missing or damaged.
         """
         if self.files.is_local:
             self._require(ref)
-            return self.files.local_path(ref.path)
-        copy = default_cache() / ref.path.partition("/")[2]
-        if not copy.is_file() or copy.stat().st_size != ref.size:
+            path = self.files.local_path(ref.path)
+            if not _sound(path, ref):
+                raise self._damaged(ref)
+            return path
+        copy = cache_folder() / ref.path.partition("/")[2]
+        if not _sound(copy, ref):
+            make_room(ref.size)
             self.fetch(ref, copy)
+            cache_stamps().put(copy, ref.id)
+        used(copy)
         return copy
 
     def url(self, ref: BlobRef) -> str:
@@ -165,3 +170,12 @@ class Blobs:
             f"blob {ref.id} in {self.files.url} is damaged, {what}: restore it from a copy of the store, "
             "or delete it and run reindex again, which makes it"
         )
+
+
+def _sound(path: Path, ref: BlobRef) -> bool:
+    try:
+        return path.stat().st_size == ref.size and cache_stamps().sound(path, ref.id)
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise StoreError(f"cannot read {path}: {error.strerror or error}") from error

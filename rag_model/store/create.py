@@ -7,7 +7,6 @@ check and then a write (two processes both win), so the local way is a temporary
 import errno
 import secrets
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from fsspec.implementations.memory import MemoryFileSystem
 from rag_model.landing import landing
 
 _memory_lock = threading.Lock()  # memory:// lives in one process
-_CONFLICT_TRIES = 8  # S3 answers 409 while another conditional write of the same key is under way
 
 
 def create_exclusive(fs: Any, path: str, data: bytes) -> bool:
@@ -76,21 +74,12 @@ def _create_in_memory(fs: MemoryFileSystem, path: str, data: bytes) -> bool:
 
 def _create_by_condition(fs: Any, path: str, data: bytes) -> bool:
     """`If-None-Match: *`. Servers name a lost race differently, but afterwards the file is there."""
-    for attempt in range(_CONFLICT_TRIES):
-        try:
-            fs.pipe_file(path, data, mode="create")
-        except FileExistsError:
+    try:
+        fs.pipe_file(path, data, mode="create")
+    except FileExistsError:
+        return False
+    except OSError:
+        if fs.exists(path):
             return False
-        except OSError as error:
-            if fs.exists(path):
-                return False
-            if not _is_conflict(error):
-                raise
-            time.sleep(0.05 * 2**attempt)
-        else:
-            return True
-    raise OSError(errno.EBUSY, "another write of the same key never ended", path)
-
-
-def _is_conflict(error: OSError) -> bool:
-    return "ConditionalRequestConflict" in f"{error} {error.__cause__}"
+        raise
+    return True

@@ -9,23 +9,23 @@ import json
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
-from fsspec.implementations.memory import MemoryFileSystem
 
 from rag_model.errors import StoreError, UsageError
 from rag_model.extras import require
 from rag_model.landing import landing
 from rag_model.store.create import create_exclusive, excludes
+from rag_model.store.ranges import AHEAD, RangeFile, read_ahead
 
-# An upload or download holds at most 4 chunks of 16 MiB, whatever the file's size.
-_CHUNK = 16 << 20
-_CONCURRENCY = 4
-_MOST_CHUNKS = 10_000  # S3's limit for one upload; beyond 160 GB the chunks grow
-_REMOTE_BLOCK = 1 << 20  # bytes a range read fetches ahead
+_CHUNK = 8 << 20  # bytes; a transfer holds `AHEAD` of them, whatever the file's size
+_MOST_CHUNKS = 10_000  # S3's limit for one upload; beyond 80 GB the chunks grow
+_TOKEN_REFUSED = {"InvalidToken", "TokenRefreshRequired"}  # where s3fs sees no lack of permission
+_REMOTE_BLOCK = 1 << 20  # bytes a read at an offset asks for at least
 
 
 class Files:
@@ -48,7 +48,7 @@ class Files:
             botocore, aiohttp = require("botocore.exceptions", "s3"), require("aiohttp", "s3")
             self._errors = (OSError, botocore.BotoCoreError, aiohttp.ClientError)
         try:
-            fs, root = fsspec.url_to_fs(url, use_listings_cache=False)
+            fs, root = self._connected(url)
         except (ValueError, ImportError) as unknown:
             raise StoreError(f"cannot open a store at {url}: {unknown}") from unknown
         self._fs: Any = fs
@@ -115,20 +115,25 @@ class Files:
             raise StoreError(f"{self.url_of(path)} is damaged: it holds no JSON object; restore it from a copy")
         return value
 
-    def open(self, path: str) -> BinaryIO:
-        """Open a file for reading at any offset; from an object store only the ranges asked for are read."""
+    def open(self, path: str, size: int) -> BinaryIO:
+        """Open a file of `size` bytes to read at any offset; of a remote one only the ranges asked for are read."""
+        if not self.is_local:
+            read = partial(self.read_range, path)
+            return cast(BinaryIO, io.BufferedReader(RangeFile(self.url_of(path), size, read), _REMOTE_BLOCK))
         with self._explaining("read", path):
-            if self.is_local:
-                return self.local_path(path).open("rb")
-            if isinstance(self._fs, MemoryFileSystem):  # its handles share one position among all readers
-                return io.BytesIO(self._fs.cat_file(self._path(path)))
-            return cast(BinaryIO, self._fs.open(self._path(path), "rb", block_size=_REMOTE_BLOCK))
+            return self.local_path(path).open("rb")
 
-    def chunks(self, path: str, size: int) -> Iterator[bytes]:
-        """Yield a file's `size` bytes in order, 16 MiB at a time."""
+    def read_range(self, path: str, start: int, end: int) -> bytes:
+        """Return the bytes from `start` to `end` (exclusive); fewer where the file is shorter."""
         with self._explaining("read", path):
-            for start in range(0, size, _CHUNK):
-                yield self._fs.cat_file(self._path(path), start=start, end=min(start + _CHUNK, size))
+            return bytes(self._fs.cat_file(self._path(path), start=start, end=end)) if end > start else b""
+
+    def chunks(self, path: str, size: int, start: int = 0) -> Iterator[bytes]:
+        """Yield a file's bytes from `start` to `size` in order, 8 MiB at a time, three more on their way."""
+        starts = range(start, size, _CHUNK)
+        if self.is_local or len(starts) < 2:
+            return (self.read_range(path, at, min(at + _CHUNK, size)) for at in starts)
+        return read_ahead(lambda at: self.read_range(path, at, min(at + _CHUNK, size)), starts)
 
     def create(self, path: str, data: bytes) -> bool:
         """Create a file exclusively; False when another writer was first.
@@ -157,15 +162,7 @@ class Files:
                 with landing(self.local_path(path)) as temporary:
                     shutil.copyfile(source, temporary)
             else:
-                self._fs.put_file(str(source), self._path(path), **self._transfer(source.stat().st_size))
-
-    def download(self, path: str, dest: Path) -> None:
-        """Copy a file of the store to a local path, which the caller makes safe for readers."""
-        with self._explaining(f"fill {dest.parent} from", path):
-            if self.is_local:
-                shutil.copyfile(self.local_path(path), dest)
-            else:
-                self._fs.get_file(self._path(path), str(dest), **self._transfer())
+                self._put_remote(source, path)
 
     def delete(self, folder: str) -> None:
         """Delete a folder with all that it holds; nothing happens when there is none."""
@@ -180,11 +177,22 @@ class Files:
         with self._explaining("write", "probe"):
             return excludes(self._fs, self._path("probe"))
 
-    def _transfer(self, size: int = 0) -> dict[str, int]:
-        """Bound what a transfer holds in memory; s3fs by itself holds 500 MB."""
+    def _connected(self, url: str) -> tuple[Any, str]:
         if not self._is_s3:
-            return {}
-        return {"chunksize": max(_CHUNK, -(-size // _MOST_CHUNKS)), "max_concurrency": _CONCURRENCY}
+            fs, root = fsspec.url_to_fs(url, use_listings_cache=False)
+            return fs, str(root)
+        fs = require("rag_model.store.s3", "s3").S3(use_listings_cache=False)
+        return fs, str(fs._strip_protocol(url))
+
+    def _put_remote(self, source: Path, path: str) -> None:
+        """Upload a file, in parts where it is large; s3fs by itself would hold 500 MB of it."""
+        size = source.stat().st_size
+        bounds = {"chunksize": max(_CHUNK, -(-size // _MOST_CHUNKS)), "max_concurrency": AHEAD}
+        try:
+            self._fs.put_file(str(source), self._path(path), **(bounds if self._is_s3 else {}))
+        except FileNotFoundError:  # the upload is over, and the answer that said so was lost: it was tried again
+            if self.size(path) != size:
+                raise
 
     def _path(self, path: str) -> str:
         return f"{self._root}/{path}" if path else self._root
@@ -202,11 +210,19 @@ def json_bytes(value: Any) -> bytes:
     return (json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()
 
 
+def _code(error: Exception) -> str | None:
+    """Return what an S3 server called an error."""
+    response = getattr(error.__cause__, "response", None)
+    return response.get("Error", {}).get("Code") if isinstance(response, dict) else None
+
+
 def _sentence(error: Exception, doing: str, url: str) -> str:
     number = getattr(error, "errno", None)
     if number in {errno.ENOSPC, errno.EDQUOT}:
         return f"the disk is full: cannot {doing} {url}; free some space and run it again"
-    if isinstance(error, PermissionError) or number == errno.EROFS:
+    if type(error).__name__ in {"NoCredentialsError", "PartialCredentialsError"}:
+        return f"cannot {doing} {url}: {error}; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
+    if isinstance(error, PermissionError) or number == errno.EROFS or _code(error) in _TOKEN_REFUSED:
         return f"not allowed to {doing} {url} ({error}); check the permissions or credentials"
     if isinstance(error, FileNotFoundError):
         return f"cannot {doing} {url}: the file, its folder or its bucket does not exist"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rag_model.digest import digest_json
 from rag_model.errors import StoreError
-from rag_model.store.blobs import default_cache
+from rag_model.store.cache import cache_folder
 
 
 def linked_tree(targets: Mapping[str, Path]) -> Path:
@@ -17,8 +17,8 @@ def linked_tree(targets: Mapping[str, Path]) -> Path:
         StoreError: the cache folder cannot be written.
     """
     identity = digest_json({name: str(target) for name, target in targets.items()}).partition(":")[2]
-    folder = default_cache() / "trees" / identity
-    if folder.is_dir():
+    folder = cache_folder() / "trees" / identity
+    if folder.is_dir():  # its targets exist: the caller has just asked for them
         return folder
     building = folder.with_name(f".{secrets.token_hex(8)}")
     try:

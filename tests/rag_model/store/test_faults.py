@@ -10,13 +10,13 @@ from pathlib import Path
 
 import fsspec
 import pytest
-import s3fs
 
 from rag_model.errors import MissingExtraError, RefConflictError, StoreError, UsageError
 from rag_model.landing import TEMPORARY
 from rag_model.store import Snapshot, Store
 from rag_model.store.create import create_exclusive
 from rag_model.store.pull import pull
+from rag_model.store.s3 import S3
 from rag_model.store.verify import verify
 
 MOST_WRITES = 40
@@ -168,7 +168,7 @@ def test_a_missing_bucket_says_so(s3_store_url: str) -> None:
 
 def test_wrong_credentials_say_so(s3_store_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
-    s3fs.S3FileSystem.clear_instance_cache()
+    S3.clear_instance_cache()
     with pytest.raises(StoreError, match=r"not allowed to read s3://.* credentials"):
         Store.open(s3_store_url)
 

@@ -93,7 +93,8 @@ def test_a_model_folder_is_put_together(snapshot: Snapshot) -> None:
 
 
 def test_only_the_row_groups_asked_for_are_read(local_store: Store, snapshot: Snapshot) -> None:
-    """The second row group is overwritten: rows of the first still come, those of the second are refused."""
+    """The second row group of an open file is overwritten: rows of the first come, those of the second do not."""
+    assert snapshot.passages([0])[0].text == "text 0"
     path = local_store.blobs.local(snapshot.manifest.content.files[FIRST])
     group = pq.ParquetFile(path).metadata.row_group(1)
     with path.open("r+b") as file:

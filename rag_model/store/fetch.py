@@ -1,0 +1,98 @@
+"""Fetch a blob into a local file: resumable, verified, and by one process at a time.
+
+The bytes go, in order, to a partial file beside the destination. Whoever is interrupted leaves it, and the next
+goes on where it ends; only what hashes right takes the destination's name.
+"""
+
+import fcntl
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+from rag_model.digest import digest_chunks, digest_file
+from rag_model.landing import sync
+
+PARTIAL = ".partial"
+_BLOCK = 1 << 20
+
+
+def fetch(identity: str, size: int, dest: Path, rest: Callable[[int], Iterable[bytes]]) -> bool:
+    """Fill `dest` with the `size` bytes of a digest; `rest(start)` gives those from `start` on, in order.
+
+    A second process that wants the same file waits for the first and takes its result. Returns False when what
+    came has another digest: then neither `dest` nor the partial file changed or stayed.
+
+    Raises:
+        OSError: the disk is full, or the folder cannot be written; the partial file keeps its bytes.
+    """
+    dest.parent.mkdir(parents=True, exist_ok=True)
+    partial = dest.with_name(f".{dest.name}{PARTIAL}")
+    with _alone_with(partial) as (file, waited):
+        if waited and dest.is_file() and dest.stat().st_size == size and digest_file(dest) == identity:
+            partial.unlink()
+            return True
+        if not (_resumed(file, size, identity, rest) or _digest(file, size, rest) == identity):
+            partial.unlink()
+            return False
+        os.fsync(file.fileno())
+        partial.replace(dest)
+        sync(dest.parent)
+        return True
+
+
+def partial_bytes(dest: Path) -> int:
+    """Return how many bytes of `dest` an interrupted fetch has left."""
+    with suppress(OSError):
+        return dest.with_name(f".{dest.name}{PARTIAL}").stat().st_size
+    return 0
+
+
+def _resumed(file: BinaryIO, size: int, identity: str, rest: Callable[[int], Iterable[bytes]]) -> bool:
+    """Go on with what an earlier fetch left, if anything; what turns out to be damaged is thrown away."""
+    found = file.seek(0, os.SEEK_END)
+    if 0 < found <= size and _digest(file, size, rest) == identity:
+        return True
+    file.seek(0)
+    file.truncate()
+    return False
+
+
+def _digest(file: BinaryIO, size: int, rest: Callable[[int], Iterable[bytes]]) -> str:
+    """Append to a file what it lacks and return the digest of the whole."""
+    identity = digest_chunks(_whole(file, rest))
+    file.flush()
+    return identity
+
+
+def _whole(file: BinaryIO, rest: Callable[[int], Iterable[bytes]]) -> Iterator[bytes]:
+    file.seek(0)
+    while block := file.read(_BLOCK):
+        yield block
+    for chunk in rest(file.tell()):
+        file.write(chunk)
+        yield chunk
+
+
+@contextmanager
+def _alone_with(partial: Path) -> Iterator[tuple[BinaryIO, bool]]:
+    """Hold a partial file that no other process fills; the flag says that another did, and this one waited."""
+    waited = False
+    while True:
+        with partial.open("ab+") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                waited = True
+                fcntl.flock(file, fcntl.LOCK_EX)
+            if _is_at(file, partial):
+                yield file, waited
+                return
+
+
+def _is_at(file: BinaryIO, path: Path) -> bool:
+    """Whether `path` still names the open file: who was waited for renames or removes it."""
+    with suppress(FileNotFoundError):
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    return False

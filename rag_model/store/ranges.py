@@ -1,0 +1,51 @@
+"""Reading remote files by range: at any offset, and ahead of whoever consumes them."""
+
+import io
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+AHEAD = 4  # chunks that are held or on their way at once
+
+
+class RangeFile(io.RawIOBase):
+    """A file of known size that is read by range; unlike fsspec's it asks for no size and reads nothing ahead."""
+
+    def __init__(self, name: str, size: int, read: Callable[[int, int], bytes]) -> None:
+        """Read the bytes from `start` to `end` (exclusive) with `read(start, end)`; `name` is for messages."""
+        self.name = name
+        self._size, self._read, self._at = size, read, 0
+
+    def readable(self) -> bool:
+        """Say yes."""
+        return True
+
+    def seekable(self) -> bool:
+        """Say yes."""
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Move, as any file does."""
+        self._at = max(0, offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence])
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        """Fill the buffer as far as the file goes."""
+        data = self._read(self._at, min(self._at + len(buffer), self._size))
+        buffer[: len(data)] = data
+        self._at += len(data)
+        return len(data)
+
+
+def read_ahead(read: Callable[[int], bytes], places: Sequence[int]) -> Iterator[bytes]:
+    """Yield `read(place)` for each place, in order, while the next few are read by other threads."""
+    with ThreadPoolExecutor(AHEAD) as pool:
+        waiting = deque(pool.submit(read, place) for place in places[:AHEAD])
+        later = iter(places[AHEAD:])
+        try:
+            while waiting:
+                yield waiting.popleft().result()
+                waiting.extend(pool.submit(read, place) for place in [next(later, None)] if place is not None)
+        finally:
+            pool.shutdown(cancel_futures=True)

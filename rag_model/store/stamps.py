@@ -1,0 +1,67 @@
+"""Stamps: which local files were verified, so that a large file is hashed once and not at every opening.
+
+A stamp says that a file (an inode) held the right bytes when its size and its time of change were these. A
+write changes the time, so what was written to since is hashed again before it is served. Bits that rot on the
+disk itself change no time: `verify` and `pull` hash everything, stamps or not.
+"""
+
+import secrets
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+
+from rag_model.digest import digest_file
+
+
+class Stamps:
+    """The stamps in one folder, a small file each; where none can be written they last as long as the process."""
+
+    def __init__(self, folder: Path) -> None:
+        """Keep them in `folder`, made when the first is written; use `stamps_in`, which shares what it knows."""
+        self.folder = folder
+        self._known: dict[str, str] = {}
+
+    def sound(self, path: Path, identity: str) -> bool:
+        """Whether a local file holds the bytes of a digest: by its stamp, else by hashing it, which stamps it."""
+        name, state = _stamp(path, identity)  # before the bytes are read: a write meanwhile makes the stamp void
+        if self._read(name) == state:
+            return True
+        if digest_file(path) != identity:
+            return False
+        self._write(name, state)
+        return True
+
+    def holds(self, path: Path, identity: str) -> bool:
+        """Whether `put` was called for this file and identity, and nobody wrote to the file since."""
+        name, state = _stamp(path, identity)
+        return self._read(name) == state
+
+    def put(self, path: Path, identity: str) -> None:
+        """Say that a file holds what `identity` stands for; the caller has made sure of it."""
+        self._write(*_stamp(path, identity))
+
+    def _read(self, name: str) -> str | None:
+        if name not in self._known:
+            with suppress(OSError, UnicodeDecodeError):
+                self._known[name] = (self.folder / name).read_text()
+        return self._known.get(name)
+
+    def _write(self, name: str, state: str) -> None:
+        self._known[name] = state
+        temporary = self.folder / f".{secrets.token_hex(8)}"
+        with suppress(OSError):  # a stamp only saves time
+            self.folder.mkdir(parents=True, exist_ok=True)
+            temporary.write_text(state)
+            temporary.replace(self.folder / name)
+
+
+@cache
+def stamps_in(folder: Path) -> Stamps:
+    """Return the stamps of a folder, the same object to everybody in this process."""
+    return Stamps(folder)
+
+
+def _stamp(path: Path, identity: str) -> tuple[str, str]:
+    """Return a stamp's name (what, and which inode) and what it says (how large, when changed)."""
+    found = path.stat()
+    return f"{identity.rpartition(':')[2]}-{found.st_ino}", f"{found.st_size} {found.st_mtime_ns}"
