@@ -40,7 +40,7 @@ class ExactIndex:
             InputError: a row of the corpus holds a NaN or an infinity.
         """
         vectors = check_question(vectors, k, self.n, self.dim)
-        check_search(parameters, "exact")
+        check_search(parameters, ())
         scores = np.empty((len(vectors), 0), np.float32)
         rows = np.empty((len(vectors), 0), np.int64)
         for first, block in self._files.blocks():

@@ -1,13 +1,16 @@
 """Factory strings: faiss's own language for an index, read and checked before any work starts.
 
 Known are `Flat`; `HNSW32` with storage `Flat`, `SQ8` or `SQfp16` (`HNSW32_SQ8`); and inverted lists,
-optionally behind a transform and with a graph over the centroids: `IVF1024,PQ48np`,
-`OPQ48_192,IVF65536_HNSW32,PQ48np`, `IVF4096,SQ8`, `IVF4096,RaBitQ4`. A number left out (`HNSW`, `IVF,PQ`) is
-chosen for the corpus by `recipe.resolve`.
+optionally behind a transform, with a graph over the centroids and with a second look at what the codes find:
+`IVF1024,PQ48np`, `OPQ48_192,IVF65536_HNSW32,PQ48np`, `IVF4096,SQ8`, `IVF4096,RaBitQ4,Refine(SQfp16)`. A number
+left out (`HNSW`, `IVF,PQ`) is chosen for the corpus by `recipe.resolve`.
+
+One word is ours: `Refine(vectors)` takes the second look at the vectors themselves, where they lie. No byte of the
+index depends on it, so `without_vectors` is the string for faiss.
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from rag_model.errors import UsageError
@@ -18,6 +21,7 @@ _GRAPH = re.compile(r"HNSW(\d*)(?:[_,](Flat|SQ8|SQfp16))?")
 _ROTATION = re.compile(r"(OPQ)(\d*)(?:_(\d+))?|(PCAR?)(\d+)")
 _LISTS = re.compile(r"IVF(\d*)(?:_HNSW(\d*))?")
 _CODES = re.compile(r"Flat|SQ(?:4|6|8|fp16|bf16)|RaBitQ(\d?)|PQ(\d*)(?:x(\d+))?(np)?")
+_REFINE = re.compile(r"Refine\((Flat|SQfp16|SQ8|vectors)\)")
 _EXAMPLES = "for example HNSW32, IVF1024,PQ48np or OPQ48_192,IVF65536_HNSW32,PQ48np"
 
 
@@ -70,18 +74,22 @@ class Codes:
 
 @dataclass(frozen=True, slots=True)
 class Lists:
-    """`<rotation>,IVF<lists>_HNSW<coarse>,<codes>`."""
+    """`<rotation>,IVF<lists>_HNSW<coarse>,<codes>,Refine(<refine>)`."""
 
     rotation: Rotation | None
     lists: int | None  # None = to be chosen
     coarse: int | None  # M of a graph over the centroids; None = they are scanned
     codes: Codes
+    refine: str | None = (
+        None  # Flat, SQfp16, SQ8: kept behind the lists; vectors: the corpus's own; None: no second look
+    )
 
     def __str__(self) -> str:
         """Return the factory string."""
         graph = f"_HNSW{self.coarse}" if self.coarse else ""
-        pieces = [f"IVF{_number(self.lists)}{graph}", str(self.codes)]
-        return ",".join([str(self.rotation), *pieces] if self.rotation else pieces)
+        pieces = [str(self.rotation)] if self.rotation else []
+        pieces += [f"IVF{_number(self.lists)}{graph}", str(self.codes)]
+        return ",".join([*pieces, f"Refine({self.refine})"] if self.refine else pieces)
 
     def code_dim(self, d: int) -> int:
         """Return the dimensions that the codes see."""
@@ -126,6 +134,11 @@ def kind_of(text: str) -> Kind:
     if isinstance(factory, Exact):
         return "exact"
     return "hnsw" if isinstance(factory, Graph) else "ivf"
+
+
+def without_vectors(factory: Factory) -> Factory:
+    """Return the factory as faiss knows it: without `Refine(vectors)`."""
+    return replace(factory, refine=None) if isinstance(factory, Lists) and factory.refine == "vectors" else factory
 
 
 def check(factory: Factory, d: int) -> None:
@@ -187,10 +200,23 @@ def _lists(text: str) -> Lists:
             f"{text!r} says not how its lists keep a vector: add Flat, SQ8, PQ<m>np or RaBitQ4, {_EXAMPLES}"
         )
     codes = _CODES.fullmatch(pieces[1])
-    if codes is None or len(pieces) > 2:
+    if codes is None:
         raise UsageError(f"{text!r} is not a factory string: {','.join(pieces[1:])!r} is unknown; {_EXAMPLES}")
     coarse = None if found[2] is None else _positive(text, found[2]) or 32
-    return Lists(rotation, _positive(text, found[1]), coarse, _codes(text, pieces[1], codes))
+    refine = _refine(text, pieces[2:])
+    return Lists(rotation, _positive(text, found[1]), coarse, _codes(text, pieces[1], codes), refine)
+
+
+def _refine(text: str, pieces: list[str]) -> str | None:
+    if not pieces:
+        return None
+    found = _REFINE.fullmatch(pieces[0])
+    if found is None or len(pieces) > 1:
+        raise UsageError(
+            f"{text!r} is not a factory string: {','.join(pieces)!r} is unknown; behind the codes may stand "
+            "Refine(Flat), Refine(SQfp16), Refine(SQ8) or Refine(vectors)"
+        )
+    return found[1]
 
 
 def _rotation(text: str, piece: str) -> Rotation | None:

@@ -1,146 +1,198 @@
-"""Inverted lists (IVF-PQ and kin): trained once on a sample, added by part, merged exactly.
+"""Inverted lists (IVF-PQ and kin): trained once on a sample, coded by part, merged exactly.
 
-Every shard is a copy of one trained index with one part's vectors added under local ids. Merging appends the
-shards' lists in row order and shifts their ids, so the result holds the same codes in the same places as one
-index to which all parts were added in turn: same distances, same ids, same bytes. `Flat` is built the same
-way: one list, no codes.
+A part's codes are sorted by list. The merge writes the index as faiss lays it out, list by list, each with its slice of
+every part in row order: the same codes and ids in the same places as in one index to which all parts were added in
+turn, so the same distances, the same ids, the same bytes. Neither the index nor a list passes through memory whole.
+`Flat` is built the same way: the vectors behind a header.
 
 Reference: Jégou, Douze, Schmid. Product quantization for nearest neighbor search. PAMI 2011.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import BinaryIO
 
 import numpy as np
 
 from rag_model.errors import InputError, ResourceError
 from rag_model.index import engine
-from rag_model.index.engine import faiss
+from rag_model.index.coded import Coded, Codes, write_coded
+from rag_model.index.engine import FaissIndex, Rows, Vectors, faiss
+from rag_model.index.gpu import Assigner
+from rag_model.index.graph_file import write_storage
+from rag_model.index.list_file import write_list_block, write_lists_head, write_refine_head, write_refine_tail
+from rag_model.index.pieces import Opener
 from rag_model.index.recipe import Facts, IndexPlan
+from rag_model.index.training import lists_of, quantization_error, trained_on
 from rag_model.index.vectors import VectorFiles
 
-VERSION = 1
-OPQ_ROUNDS = 10  # faiss's 50 cost five times the time for no recall that could be measured
-
-
-def reads(plan: IndexPlan, parts: int) -> list[tuple[int, ...]]:
-    """Return the parts that each shard reads: shard i is part i."""
-    return [(part,) for part in range(parts)]
+VERSION = 2
+BLOCK_BYTES = 32 << 20  # of lists that are written at once: the merge holds three times as much
+_BINS = 32  # of the histogram of list sizes
 
 
 def train(plan: IndexPlan, vectors: Sequence[Path], out: Path) -> Facts:
-    """Train centroids, rotation and codes on a sample of all parts; write the empty index shards start from.
+    """Train centroids, rotation and codes on a sample of all parts; write the empty index that the parts share.
 
-    Holds the sample in memory: train_sample x d float32.
+    Holds the sample in memory: train_sample x d float32. `quantization_error` is what the codes lose of the sample.
 
     Raises:
-        InputError: the vectors are not the plan's, or hold a NaN or an infinity.
+        InputError: the vectors are not the plan's, or the sample holds a NaN or an infinity.
         ResourceError: memory ran out, or the file cannot be written.
     """
     sample = VectorFiles.of(vectors, plan.n, plan.d).sample(plan.train_sample, plan.seed)
-    index = empty(plan, sample)
+    index = trained_on(plan, sample)
     engine.write(index, out)
-    return {"sample": len(sample), "bytes": out.stat().st_size}
+    error = quantization_error(index, sample)
+    return {"sample": len(sample), "bytes": out.stat().st_size, "quantization_error": error}
 
 
-def empty(plan: IndexPlan, sample: engine.Vectors) -> engine.FaissIndex:
-    """Return an index trained on `sample`, (m, d) float32, that holds no vector yet."""
-    sentence = f"{plan.factory} could not be trained on {len(sample)} vectors: use a smaller one"
-    with engine.guarded(ResourceError, sentence):
-        index = faiss.index_factory(plan.d, plan.factory, engine.metric_code(plan.metric))
-        kept = _set_training(index, plan.seed)
-        index.train(sample)
-    del kept
-    lists = faiss.try_extract_index_ivf(index)
-    if lists is not None:
-        lists.nprobe = plan.search["nprobe"]  # in the file, so plain faiss searches as the plan says
-    return index
+def scatter(plan: IndexPlan, trained: Path, vectors: Path, number: int, out: Path) -> Facts:
+    """Code the vectors of part `number` block by block, and write them sorted by list.
 
-
-def shard(plan: IndexPlan, trained: Path, vectors: Sequence[Path], number: int, out: Path) -> Facts:
-    """Add one part's vectors to a copy of the trained index, under ids from 0, block by block.
+    Holds the part's codes, twice. Of `Flat` only the vectors are checked: there is nothing to sort.
 
     Raises:
-        InputError: a file is damaged, or a row holds a NaN or an infinity.
+        InputError: a file is damaged, of another dimension, or a row holds a NaN or an infinity.
         ResourceError: memory ran out, or the file cannot be written.
     """
-    index = engine.read(trained)
-    for _, block in VectorFiles(vectors).blocks():
-        if block.shape[1] != index.d:
-            raise InputError(f"{vectors[0]} has {block.shape[1]} dimensions where the index has {index.d}")
-        with engine.guarded(
-            ResourceError, f"shard {number} of {plan.factory} could not be built: see the cause with --debug"
-        ):
-            index.add(block)
-    engine.write(index, out)
-    return {"rows": int(index.ntotal), "bytes": out.stat().st_size}
+    files, index = VectorFiles([vectors]), engine.read(trained)
+    if files.dim != plan.d:
+        raise InputError(f"{vectors} has {files.dim} dimensions where the index has {plan.d}")
+    with engine.guarded(
+        ResourceError, f"part {number} of {plan.factory} could not be coded: see the cause with --debug"
+    ):
+        coded = list(_coded(index, files))
+    lists, codes = np.concatenate([lists for lists, _ in coded]), np.concatenate([codes for _, codes in coded])
+    write_coded(plan, trained, number, lists, codes, out)
+    return {"rows": files.n, "bytes": out.stat().st_size}
 
 
-def merge(plan: IndexPlan, trained: Path, vectors: Sequence[Path], shards: Sequence[Path], out: Path) -> Facts:
-    """Append the shards, in row order, to the trained index: equal to adding all vectors to it in that order.
-
-    Holds the whole index and one shard in memory.
+def shard(plan: IndexPlan, trained: Path, scattered: Sequence[Opener], number: int, out: Path) -> Facts:
+    """Refuse: `plan.shards` is 0, since what is scattered by list is what merges.
 
     Raises:
-        InputError: a shard is damaged, of another training, or holds another number of rows than its part.
+        ValueError: always.
+    """
+    raise ValueError(f"{plan.factory} has no shards: merge what was scattered")
+
+
+def merge(
+    plan: IndexPlan,
+    trained: Path,
+    vectors: Sequence[Path],
+    scattered: Sequence[Opener],
+    shards: Sequence[Opener],
+    out: Path,
+) -> Facts:
+    """Write the index: equal, to the byte, to adding all parts to the trained index in turn.
+
+    Holds the trained index twice, three blocks of `BLOCK_BYTES`, and 8 bytes for each part and block.
+
+    Raises:
+        InputError: a piece is missing, truncated, of another build, or holds another number of rows than its part.
         ResourceError: memory ran out, or the file cannot be written.
     """
-    index = engine.read(trained)
-    for vector_file, path in zip(vectors, shards, strict=True):
-        other = engine.read(path)
-        rows = VectorFiles([vector_file]).n
-        if other.ntotal != rows:
-            raise InputError(
-                f"shard {path} holds {other.ntotal} vectors where {vector_file} has {rows}: build it again"
-            )
-        with engine.guarded(InputError, f"shard {path} was not made from {trained}: build it again"):
-            index.check_compatible_for_merge(other)
-            index.merge_from(other, 0 if plan.kind == "exact" else int(index.ntotal))
-    if index.ntotal != plan.n:
-        raise InputError(f"the shards hold {index.ntotal} vectors where the plan says {plan.n}: plan the index anew")
-    engine.write(index, out)
-    return {"rows": plan.n, "bytes": out.stat().st_size} | _balance(index)
+    files, index = VectorFiles.of(vectors, plan.n, plan.d), engine.read(trained)
+    starts = [0, *accumulate(VectorFiles([path]).n for path in vectors)]
+    coded = Coded(plan, trained, scattered, starts)
+    try:
+        with out.open("wb", buffering=1 << 20) as file:
+            facts = _write(file, index, coded, files)
+    except OSError as failed:
+        raise ResourceError(f"cannot write {out}: {failed.strerror}") from failed
+    return {"rows": plan.n, "bytes": out.stat().st_size} | facts
 
 
-def _balance(index: engine.FaissIndex) -> Facts:
-    """Return the largest list and the imbalance, L sum(size^2) / n^2: 1 where all L lists are equal."""
-    lists = faiss.try_extract_index_ivf(index)
+def _coded(index: FaissIndex, files: VectorFiles) -> Iterator[tuple[Rows, Codes]]:
+    """Yield the list and the code of each vector, block by block, as `index.add` would choose them."""
+    base = faiss.downcast_index(index.base_index) if isinstance(index, faiss.IndexRefine) else index
+    lists = lists_of(base)
+    yield np.empty(0, np.int64), np.empty((0, 0 if lists is None else lists.code_size), np.uint8)
+    assign = None if lists is None else Assigner(lists)
+    for _, block in files.blocks():
+        if assign is None:
+            yield np.zeros(len(block), np.int64), np.empty((len(block), 0), np.uint8)
+        else:
+            vectors = _transformed(base, block)
+            numbers = assign(vectors)
+            yield numbers, _encoded(lists, vectors, numbers)
+
+
+def _encoded(lists: FaissIndex, vectors: Vectors, numbers: Rows) -> Codes:
+    codes = np.empty((len(vectors), lists.code_size), np.uint8)
+    lists.encode_vectors(len(vectors), *map(faiss.swig_ptr, (vectors, numbers, codes)))
+    return codes
+
+
+def _transformed(index: FaissIndex, vectors: Vectors) -> Vectors:
+    """Return the vectors as the lists see them: behind the rotation, if there is one."""
+    if isinstance(index, faiss.IndexPreTransform):
+        for number in range(index.chain.size()):
+            vectors = faiss.downcast_VectorTransform(index.chain.at(number)).apply(vectors)
+    return vectors
+
+
+def _write(file: BinaryIO, index: FaissIndex, coded: Coded, files: VectorFiles) -> Facts:
+    refine = index if isinstance(index, faiss.IndexRefine) else None
+    base = index if refine is None else faiss.downcast_index(refine.base_index)
+    if refine is not None:
+        write_refine_head(file, refine, files.n)
+    facts = _write_base(file, base, coded, files)
+    if refine is not None:
+        write_storage(file, faiss.downcast_index(refine.refine_index), files.n, (block for _, block in files.blocks()))
+        write_refine_tail(file, refine)
+    return facts
+
+
+def _write_base(file: BinaryIO, index: FaissIndex, coded: Coded, files: VectorFiles) -> Facts:
+    lists = lists_of(index)
+    sizes = coded.sizes(1 if lists is None else lists.nlist)
     if lists is None:
+        write_storage(file, index, files.n, (block for _, block in files.blocks()))
         return {}
-    sizes = np.array([lists.invlists.list_size(number) for number in range(lists.nlist)], dtype=np.float64)
+    write_lists_head(file, index, sizes)
+    _write_lists(file, coded, sizes, int(lists.code_size) + 8)
+    return _balance(sizes)
+
+
+def _write_lists(file: BinaryIO, coded: Coded, sizes: Rows, width: int) -> None:
+    """Write all lists in blocks of `BLOCK_BYTES`; a longer list is a block of its own, and passes in slices."""
+    rows = max(1, BLOCK_BYTES // width)
+    borders = _borders(sizes, rows)
+    cuts = coded.cuts(borders)
+    for number, held in enumerate(np.add.reduceat(sizes, borders[:-1]).tolist()):
+        block = cuts[:, number : number + 2]
+        if held > rows:
+            for column in (2, 1):  # the codes of all, then the ids of all
+                for slices in coded.slices(block, rows):
+                    file.write(np.ascontiguousarray(slices[column]).data)
+        elif held:
+            lists, ids, codes = (np.concatenate(column) for column in zip(*coded.slices(block, rows), strict=True))
+            order = np.argsort(lists, kind="stable")
+            write_list_block(file, lists[order], ids[order], codes[order])
+
+
+def _borders(sizes: Rows, rows: int) -> Rows:
+    """Return where blocks of at most `rows` vectors, or of one list, begin, and the end."""
+    borders, held = [0], 0
+    for number, size in enumerate(sizes.tolist()):
+        if held and held + size > rows:
+            borders.append(number)
+            held = 0
+        held += size
+    return np.array([*borders, len(sizes)])
+
+
+def _balance(sizes: Rows) -> Facts:
+    """Return the largest list, the imbalance L sum(size^2) / n^2, 1 where all L lists are equal, and a histogram.
+
+    Of the histogram, number i counts the lists of i x width to (i + 1) x width - 1 vectors.
+    """
+    width = int(sizes.max()) // _BINS + 1
     return {
         "largest_list": int(sizes.max()),
-        "imbalance": round(float(len(sizes) * (sizes**2).sum() / sizes.sum() ** 2), 4),
+        "imbalance": round(float(len(sizes) * np.square(sizes, dtype=np.float64).sum() / float(sizes.sum()) ** 2), 4),
+        "list_sizes": {"width": width, "lists": np.bincount(sizes // width).tolist()},
     }
-
-
-def _set_training(index: engine.FaissIndex, seed: int) -> list[Any]:
-    """Seed every k-means and cut OPQ's rounds; return what must outlive the training."""
-    kept: list[Any] = []
-    if isinstance(index, faiss.IndexPreTransform):
-        transform = faiss.downcast_VectorTransform(index.chain.at(0))
-        if isinstance(transform, faiss.OPQMatrix):
-            kept.append(_set_rotation(transform, seed))
-        kept += _set_training(faiss.downcast_index(index.index), seed)
-    elif isinstance(index, faiss.IndexIVF):
-        _set_kmeans(index.cp, seed)
-        if isinstance(index, faiss.IndexIVFPQ):
-            _set_kmeans(index.pq.cp, seed)
-    return kept
-
-
-def _set_rotation(transform: Any, seed: int) -> Any:
-    quantizer = faiss.ProductQuantizer(transform.d_out, transform.M, 8)
-    _set_kmeans(quantizer.cp, seed)
-    quantizer.cp.niter = 4  # as faiss sets for its own: each round goes on from the last one's centroids
-    transform.pq = quantizer
-    transform.niter = OPQ_ROUNDS
-    transform.verbose = False
-    return quantizer
-
-
-def _set_kmeans(parameters: Any, seed: int) -> None:
-    parameters.seed = 1234 + seed  # 1234 is faiss's own
-    parameters.min_points_per_centroid = 1  # the plan has judged that already
-    parameters.max_points_per_centroid = 256

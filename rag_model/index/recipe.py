@@ -5,7 +5,7 @@ that the same recipe builds a demo of a thousand passages and the whole of Wikip
 to change.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from math import isqrt
 from typing import Any
@@ -23,6 +23,7 @@ from rag_model.index.factory import (
     divisor,
     kind_of,
     parse,
+    without_vectors,
 )
 
 LINKS = 32  # M of HNSW: faiss's and most papers' choice for text vectors; 16 halves the graph and loses ~1 point
@@ -30,8 +31,11 @@ ONE_CELL = 100_000  # up to so many vectors one graph takes a core minutes: not 
 CELL_ROWS = 62_500  # of a larger corpus, a cell: measured at 1M / 16 cells, cheaper than one graph at its recall
 POINTS_PER_LIST = 39  # faiss calls a centroid of fewer points badly trained
 MANY_LISTS = 8_192  # from here on finding the nearest centroids costs more than the lists: search them by a graph
+REFINE = 4  # so many times k candidates are ranked anew
 FEW_VECTORS = 1_024  # fewer cannot train the 256 centroids of a code's piece; they need no compression either
 PQ_SAMPLE = 65_536  # training points of a product quantizer: 256 for each of 256 centroids
+
+_BESIDE = ("search", "refine", "recall_target", "notes")  # of a plan: what changes no byte of the index
 
 Facts = dict[str, Any]  # what a stage of a build says of its work: JSON values
 
@@ -49,10 +53,11 @@ class IndexRecipe:
     augment: bool | None = None  # link by distance in d + 1 dimensions of equal norm; None: where norms vary
     train_sample: int | None = None  # vectors that train centroids and codes; None: 39 a list, at least 65,536
     seed: int = 0
-    search: Mapping[str, int] = field(default_factory=dict)  # efSearch or nprobe; left out: chosen
+    search: Mapping[str, int] = field(default_factory=dict)  # efSearch, or nprobe and refine; left out: chosen
+    recall_target: float | None = None  # the tuner picks efSearch or nprobe for it; None: the default setting
 
     def __post_init__(self) -> None:
-        kind = kind_of(self.factory)
+        known = parameters_of(parse(self.factory))
         if self.metric not in ("ip", "l2"):
             raise UsageError(f"metric is {self.metric!r}: choose ip (inner product) or l2")
         if not (0 <= self.border <= 1 and 0 <= self.linked <= 1 - self.border):
@@ -63,7 +68,12 @@ class IndexRecipe:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UsageError(f"{name} must be at least 1, not {value}")
-        check_search(self.search, kind)
+        if self.recall_target is not None and not 0 < self.recall_target < 1:
+            raise UsageError(
+                f"recall_target is {self.recall_target}: it is a share between 0 and 1, for example 0.95; "
+                "the index that finds all is Flat"
+            )
+        check_search(self.search, known)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +93,8 @@ class IndexPlan:
     train_sample: int
     seed: int
     search: Mapping[str, int]  # what a search uses unless told otherwise
+    refine: str | None = None  # vectors: what the codes find is ranked anew by the corpus's vectors
+    recall_target: float | None = None  # what the tuner sets the search for
     notes: tuple[str, ...] = ()  # sentences: what was asked for, and why it is not what is built
 
     @property
@@ -91,35 +103,39 @@ class IndexPlan:
         return self.cells if self.kind == "hnsw" else 0
 
     def entry(self) -> dict[str, Any]:
-        """Return the index's entry in a snapshot's manifest: factory, metric, n, d, search."""
-        return {
-            "factory": self.factory,
-            "metric": self.metric,
-            "n": self.n,
-            "d": self.d,
-            "search": dict(self.search),
-        }
+        """Return the index's entry in a snapshot's manifest: factory, metric, n, d, search, and `refine` if any."""
+        entry = {"factory": self.factory, "metric": self.metric, "n": self.n, "d": self.d, "search": dict(self.search)}
+        return entry | ({"refine": self.refine} if self.refine else {})
 
     def built(self) -> dict[str, Any]:
         """Return what of the plan, with the vectors, decides every byte of the index, as JSON values."""
-        return {name: value for name, value in self.to_json().items() if name not in ("search", "notes")}
+        return {name: value for name, value in self.to_json().items() if name not in _BESIDE}
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as JSON values."""
         return asdict(self) | {"notes": list(self.notes), "search": dict(self.search)}
 
 
-def check_search(search: Mapping[str, int], kind: Kind) -> None:
-    """Check that search parameters are ones that an index of `kind` knows, each at least 1.
+def parameters_of(factory: Factory) -> tuple[str, ...]:
+    """Return the names of the search parameters that an index of this factory takes."""
+    if isinstance(factory, Graph):
+        return ("efSearch",)
+    if isinstance(factory, Lists):
+        return ("nprobe", "refine") if factory.refine else ("nprobe",)
+    return ()
+
+
+def check_search(search: Mapping[str, int], known: Sequence[str]) -> None:
+    """Check that search parameters are among those that an index knows, each at least 1.
 
     Raises:
         UsageError: one is unknown or too small.
     """
-    known = {"hnsw": "efSearch", "ivf": "nprobe", "exact": None}[kind]
     for name, value in search.items():
-        if name != known:
-            takes = f"it takes {known}" if known else "it takes none"
-            raise UsageError(f"{name} is not a search parameter of this index ({kind}): {takes}")
+        if name not in known:
+            raise UsageError(
+                f"{name} is not a search parameter of this index: it takes {' and '.join(known) or 'none'}"
+            )
         if value < 1:
             raise UsageError(f"{name} must be at least 1, not {value}")
 
@@ -144,7 +160,7 @@ def resolve(recipe: IndexRecipe, n: int, d: int) -> IndexPlan:
         )
     return IndexPlan(
         kind=kind_of(str(factory)),
-        factory=str(factory),
+        factory=str(without_vectors(factory)),
         metric=recipe.metric,
         n=n,
         d=d,
@@ -155,9 +171,17 @@ def resolve(recipe: IndexRecipe, n: int, d: int) -> IndexPlan:
         augment=recipe.augment,
         train_sample=sample,
         seed=recipe.seed,
-        search=dict(recipe.search) or default_search(str(factory)),
+        search=_chosen_search(recipe, factory),
+        refine=factory.refine if isinstance(factory, Lists) and factory.refine == "vectors" else None,
+        recall_target=recipe.recall_target,
         notes=tuple(notes),
     )
+
+
+def _chosen_search(recipe: IndexRecipe, factory: Factory) -> dict[str, int]:
+    """Return the recipe's settings over the default ones; `refine` goes with a second look that n did not allow."""
+    known = parameters_of(factory)
+    return default_search(str(factory)) | {name: value for name, value in recipe.search.items() if name in known}
 
 
 def _complete(factory: Factory, n: int, d: int, notes: list[str]) -> Factory:
@@ -172,7 +196,7 @@ def _complete_lists(factory: Lists, n: int, d: int, notes: list[str]) -> Lists:
     check(factory, d)  # a wrong number is wrong for any n: say so before a small n hides it
     if n < FEW_VECTORS and (factory.codes.name == "PQ" or factory.rotation is not None):
         notes.append(f"{n} vectors are too few to train {factory}: the lists keep the vectors themselves")
-        factory = replace(factory, rotation=None, codes=Codes("Flat"))
+        factory = replace(factory, rotation=None, codes=Codes("Flat"), refine=None)
     return _with_lists(_with_codes(factory, d), n, notes)
 
 
@@ -225,14 +249,16 @@ def _least_sample(factory: Factory) -> int:
 
 
 def default_search(text: str) -> dict[str, int]:
-    """Return the search parameters that an index file of a complete factory string carries.
+    """Return the search parameters of a complete factory string where nobody says otherwise.
 
-    efSearch is 128 (recall@20 of .99 at a million); nprobe a sixteenth of the lists, 16 to 128 of them.
+    efSearch is 128 (recall@20 of .99 at a million); nprobe a sixteenth of the lists, 16 to 128 of them; refine how
+    many times k candidates of the codes are ranked anew.
     """
     factory = parse(text)
     if isinstance(factory, Graph):
         return {"efSearch": 128}
     if isinstance(factory, Lists):
         lists = factory.lists or 1
-        return {"nprobe": min(lists, max(16, min(128, lists // 16)))}
+        probes = {"nprobe": min(lists, max(16, min(128, lists // 16)))}
+        return probes | ({"refine": REFINE} if factory.refine else {})
     return {}

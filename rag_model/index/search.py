@@ -15,6 +15,7 @@ from rag_model.index.engine import FaissIndex, Metric, Rows, Vectors, faiss
 from rag_model.index.factory import Kind
 from rag_model.index.question import check_question
 from rag_model.index.recipe import check_search
+from rag_model.index.training import lists_of
 
 
 class SearchIndex(Protocol):
@@ -33,7 +34,8 @@ class SearchIndex(Protocol):
         Args:
             vectors: (q, dim) float32, finite.
             k: 1 <= k <= n.
-            parameters: `efSearch` of a graph, `nprobe` of lists; left out, the index's own default.
+            parameters: `efSearch` of a graph; of lists `nprobe`, and `refine` where there is a second look; left
+                out, the index's own default.
 
         Raises:
             UsageError: the vectors, `k` or a parameter do not fit the index.
@@ -47,20 +49,22 @@ class IndexFile:
     def __init__(self, path: Path, *, mmap: bool = True, defaults: Mapping[str, int] | None = None) -> None:
         """Open `path`; see `open_index`."""
         self._index = engine.read(path, mmap=mmap)
-        self.kind, self._lists = _kind(path, self._index)
+        self._lists = lists_of(self._index)
+        self.kind = _kind(path, self._index)
         self.lists = 0 if self._lists is None else int(self._lists.nlist)  # 0: it has none
         self.n, self.dim = int(self._index.ntotal), int(self._index.d)
         self.metric: Metric = engine.metric_of(self._index)
-        self.defaults = dict(defaults or {})
-        check_search(self.defaults, self.kind)
+        self._own = _settings_of(self._index, self._lists)
+        check_search(defaults or {}, tuple(self._own))
+        self.defaults = {**self._own, **(defaults or {})}
         self._path = path
-        if mmap and self._lists is not None:
+        if mmap and self._lists is not None and "refine" not in self._own:
             _check_tail(path, self._lists)
 
     def search(self, vectors: Vectors, k: int, **parameters: int) -> tuple[Vectors, Rows]:
         """Return the k best rows of each vector, as `SearchIndex.search` says."""
         vectors = check_question(vectors, k, self.n, self.dim)
-        check_search(parameters, self.kind)
+        check_search(parameters, tuple(self._own))
         settings = self._settings({**self.defaults, **parameters})
         with engine.guarded(InputError, f"{self._path} cannot be searched: it is damaged, so fetch or build it again"):
             scores, rows = self._index.search(vectors, k, params=settings)
@@ -68,14 +72,19 @@ class IndexFile:
         return np.where(rows < 0, np.float32(-np.inf), scores), rows
 
     def _settings(self, parameters: Mapping[str, int]) -> Any:
-        if not parameters:
-            return None
+        """Return faiss's search parameters, nested as the index is; they keep each other alive."""
         if self.kind == "hnsw":
             return faiss.SearchParametersHNSW(efSearch=parameters["efSearch"])
-        lists = faiss.SearchParametersIVF(nprobe=min(parameters["nprobe"], self.lists))
-        if isinstance(self._index, faiss.IndexPreTransform):
-            return faiss.SearchParametersPreTransform(index_params=lists)
-        return lists
+        if self._lists is None:
+            return None
+        settings = faiss.SearchParametersIVF(nprobe=min(parameters["nprobe"], self.lists))
+        refine = "refine" in parameters
+        base = faiss.downcast_index(self._index.base_index) if refine else self._index
+        if isinstance(base, faiss.IndexPreTransform):
+            settings = faiss.SearchParametersPreTransform(index_params=settings)
+        if refine:
+            settings = faiss.IndexRefineSearchParameters(k_factor=parameters["refine"], base_index_params=settings)
+        return settings
 
 
 def open_index(path: Path, *, mmap: bool = True, defaults: Mapping[str, int] | None = None) -> IndexFile:
@@ -93,17 +102,26 @@ def open_index(path: Path, *, mmap: bool = True, defaults: Mapping[str, int] | N
     return IndexFile(path, mmap=mmap, defaults=defaults)
 
 
-def _kind(path: Path, index: FaissIndex) -> tuple[Kind, FaissIndex | None]:
-    """Return an index's kind, and its inverted lists if it has some."""
-    inner = faiss.downcast_index(index.index) if isinstance(index, faiss.IndexPreTransform) else index
-    if isinstance(inner, faiss.IndexIVF):
-        return "ivf", inner
+def _kind(path: Path, index: FaissIndex) -> Kind:
+    if lists_of(index) is not None:
+        return "ivf"
     if isinstance(index, faiss.IndexHNSW):
-        return "hnsw", None
+        return "hnsw"
     if isinstance(index, faiss.IndexFlat):
-        return "exact", None
+        return "exact"
     name = type(index).__name__
     raise InputError(f"{path} is an {name}, which is not searched here: build HNSW, IVF or Flat")
+
+
+def _settings_of(index: FaissIndex, lists: FaissIndex | None) -> dict[str, int]:
+    """Return the search parameters that an index takes, with those written in its file."""
+    if isinstance(index, faiss.IndexHNSW):
+        return {"efSearch": int(index.hnsw.efSearch)}
+    if lists is None:
+        return {}
+    return {"nprobe": int(lists.nprobe)} | (
+        {"refine": int(index.k_factor)} if isinstance(index, faiss.IndexRefine) else {}
+    )
 
 
 def _check_tail(path: Path, lists: FaissIndex) -> None:

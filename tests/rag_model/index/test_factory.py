@@ -2,7 +2,7 @@ import pytest
 
 from rag_model.errors import UsageError
 from rag_model.index.engine import faiss
-from rag_model.index.factory import check, divisor, kind_of, parse
+from rag_model.index.factory import check, divisor, kind_of, parse, without_vectors
 
 
 @pytest.mark.parametrize(
@@ -36,6 +36,9 @@ def test_kinds(text: str, kind: str) -> None:
         "OPQ16_64,IVF64_HNSW32,PQ16np",
         "PCA64,IVF64,SQ8",
         "IVF9,RaBitQ4",
+        "OPQ16_64,IVF64,PQ16np,Refine(SQfp16)",
+        "IVF64,PQ16np,Refine(Flat)",
+        "IVF64,RaBitQ,Refine(SQ8)",
     ],
 )
 def test_a_complete_factory_survives_parsing_and_faiss_takes_it(text: str) -> None:
@@ -53,7 +56,10 @@ def test_a_complete_factory_survives_parsing_and_faiss_takes_it(text: str) -> No
         ("IVF1024", "says not how"),
         ("IVF1024,", "unknown"),
         ("IVF1024,QP48", "'QP48' is unknown"),
-        ("IVF1024,PQ48np,Refine(Flat)", "unknown"),
+        ("IVF1024,PQ48np,Refine(PQ8)", "Refine(SQfp16)"),
+        ("IVF1024,PQ48np,RFlat", "Refine(Flat)"),
+        ("IVF1024,PQ48np,Refine(Flat),Refine(Flat)", "unknown"),
+        ("HNSW32,Refine(Flat)", "HNSW<M> takes"),
         ("PQ48", "where IVF<lists> belongs"),
         ("OPQ48", "where IVF<lists> belongs"),
         ("IVF0,Flat", "a 0"),
@@ -80,6 +86,14 @@ def test_pieces_that_do_not_divide_are_refused_with_a_number_that_does(text: str
 def test_pca_cannot_add_dimensions() -> None:
     with pytest.raises(UsageError, match="no more than 32"):
         check(parse("PCA64,IVF64,Flat"), 32)
+
+
+def test_faiss_is_not_told_of_the_corpus_s_own_vectors() -> None:
+    factory = parse("IVF64,PQ16np,Refine(vectors)")
+    assert str(factory) == "IVF64,PQ16np,Refine(vectors)"
+    assert str(without_vectors(factory)) == "IVF64,PQ16np"
+    for text in ("IVF64,PQ16np,Refine(SQ8)", "HNSW32", "Flat"):
+        assert str(without_vectors(parse(text))) == text
 
 
 def test_divisor_of_a_prime_is_one() -> None:

@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from rag_model.errors import InputError
 from rag_model.index import ivf
 from rag_model.index.engine import faiss, read, write
+from rag_model.index.pieces import opener
 from rag_model.index.recipe import IndexPlan, IndexRecipe, resolve
+from rag_model.index.training import trained_on
 
 Make = Callable[..., Any]  # fixtures of conftest.py
 
@@ -23,6 +25,9 @@ FACTORIES = [
     "IVF8,SQ8",
     "IVF4,Flat",
     "Flat",
+    "IVF16,PQ8np,Refine(SQfp16)",
+    "OPQ4_16,IVF8,PQ4x4np,Refine(SQ8)",
+    "IVF8,RaBitQ,Refine(Flat)",
 ]
 
 
@@ -34,7 +39,7 @@ def trained(make_vectors: Make) -> dict[tuple[str, str], Any]:
         for factory in FACTORIES:
             plan = resolve(IndexRecipe(factory, metric), len(sample), 32)
             assert plan.factory == factory
-            made[factory, metric] = ivf.empty(plan, sample)
+            made[factory, metric] = trained_on(plan, sample)
     return made
 
 
@@ -57,18 +62,20 @@ def test_merged_parts_equal_one_shot(
 
     folder = tmp_path_factory.mktemp("merge")
     write(trained[factory, metric], folder / "trained")
-    parts, shards = [], []
+    parts, pieces = [], []
     for number, rows in enumerate(np.split(vectors, cuts)):
         parts.append(folder / f"{number}.npy")
-        shards.append(folder / f"{number}.shard")
+        pieces.append(folder / f"{number}.piece")
         np.save(parts[-1], rows)
     one = read(folder / "trained")
     one.add(vectors)
     plan = _plan(factory, metric, n)
     for number, path in enumerate(parts):
-        facts = ivf.shard(plan, folder / "trained", [path], number, shards[number])
+        facts = ivf.scatter(plan, folder / "trained", path, number, pieces[number])
         assert facts["rows"] == len(np.load(path))
-    ivf.merge(plan, folder / "trained", parts, shards, folder / "merged")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ivf, "BLOCK_BYTES", data.draw(st.sampled_from([1, 300, 3000, 32 << 20])))
+        ivf.merge(plan, folder / "trained", parts, [opener(piece) for piece in pieces], [], folder / "merged")
     write(one, folder / "one")
 
     k, queries = min(n, 10), make_vectors(7, 32, 77)
@@ -92,36 +99,97 @@ def test_the_whole_build_repeats_to_the_byte(make_vectors: Make, write_parts: Ma
     assert faiss.read_index(str(first)).ntotal == plan.n == 2000
 
 
-def test_training_says_how_the_lists_are_filled(make_vectors: Make, write_parts: Make, tmp_path: Path) -> None:
-    parts = write_parts(make_vectors(1200), [500])
-    plan = resolve(IndexRecipe("IVF16,Flat"), 1200, 32)
-    assert ivf.reads(plan, 2) == [(0,), (1,)]
-    assert ivf.train(plan, parts, tmp_path / "trained")["sample"] == 1200
+def _pieces(plan: IndexPlan, parts: list[Path], folder: Path) -> list[Path]:
+    """Train and scatter in a new folder; return the pieces, beside the trained file."""
+    folder.mkdir()
+    ivf.train(plan, parts, folder / "trained")
+    pieces = [folder / f"piece-{number}" for number in range(len(parts))]
     for number, part in enumerate(parts):
-        ivf.shard(plan, tmp_path / "trained", [part], number, tmp_path / str(number))
-    facts = ivf.merge(plan, tmp_path / "trained", parts, [tmp_path / "0", tmp_path / "1"], tmp_path / "out")
-    assert facts["rows"] == 1200
-    assert facts["largest_list"] >= 1200 / 16
-    assert facts["imbalance"] >= 1
-    assert read(tmp_path / "out").nprobe == plan.search["nprobe"]
+        ivf.scatter(plan, folder / "trained", part, number, pieces[number])
+    return pieces
 
 
-def test_shards_that_do_not_belong_are_refused(make_vectors: Make, write_parts: Make, tmp_path: Path) -> None:
-    parts = write_parts(make_vectors(1200), [500])
+def _merge(plan: IndexPlan, parts: list[Path], pieces: list[Path], out: Path) -> dict[str, Any]:
+    return ivf.merge(plan, pieces[0].parent / "trained", parts, [opener(piece) for piece in pieces], [], out)
+
+
+def test_facts_say_what_the_codes_lose_and_how_the_lists_are_filled(
+    make_vectors: Make, write_parts: Make, tmp_path: Path
+) -> None:
+    vectors = make_vectors(1200)
+    parts = write_parts(vectors, [500])
+    plan = resolve(IndexRecipe("IVF16,PQ4np"), 1200, 32)
+    facts = ivf.train(plan, parts, tmp_path / "trained")
+    assert facts["sample"] == 1200
+    index = read(tmp_path / "trained")
+    lost = np.square(index.sa_decode(index.sa_encode(vectors)) - vectors).sum(axis=1)  # of unit vectors
+    assert facts["quantization_error"] == pytest.approx(lost.mean(), rel=1e-5)
+    pieces = _pieces(plan, parts, tmp_path / "build")
+    facts = _merge(plan, parts, pieces, tmp_path / "out")
+    merged = read(tmp_path / "out")
+    lists = faiss.extract_index_ivf(merged)
+    sizes = [lists.invlists.list_size(number) for number in range(16)]
+    assert (facts["rows"], facts["bytes"]) == (1200, (tmp_path / "out").stat().st_size)
+    assert facts["largest_list"] == max(sizes)
+    assert facts["imbalance"] == pytest.approx(16 * sum(size**2 for size in sizes) / 1200**2, rel=1e-3)
+    width, counts = facts["list_sizes"]["width"], facts["list_sizes"]["lists"]
+    assert counts == [sum(size // width == step for size in sizes) for step in range(len(counts))]
+    assert lists.nprobe == plan.search["nprobe"]
+
+
+@pytest.mark.parametrize(("factory", "least", "most"), [("IVF4,Flat", 0, 0), ("IVF8,SQ8", 1e-7, 1e-3)])
+def test_the_quantization_error_is_that_of_the_codes(
+    factory: str, least: float, most: float, make_vectors: Make, write_parts: Make, tmp_path: Path
+) -> None:
+    vectors = make_vectors(1200)
+    vectors[::3] = 0
+    plan = resolve(IndexRecipe(factory), 1200, 32)
+    assert least <= ivf.train(plan, write_parts(vectors), tmp_path / "trained")["quantization_error"] <= most
+
+
+def test_lists_have_no_shards(make_vectors: Make, write_parts: Make, tmp_path: Path) -> None:
     plan = resolve(IndexRecipe("IVF16,Flat"), 1200, 32)
-    trained, out = tmp_path / "trained", tmp_path / "out"
-    ivf.train(plan, parts, trained)
-    shards = [tmp_path / "0", tmp_path / "1"]
-    for number, part in enumerate(parts):
-        ivf.shard(plan, trained, [part], number, shards[number])
-    with pytest.raises(InputError, match="holds 700 vectors where"):
-        ivf.merge(plan, trained, parts, shards[::-1], out)
-    other = resolve(IndexRecipe("IVF8,Flat"), 1200, 32)
-    ivf.train(other, parts, tmp_path / "other")
-    ivf.shard(other, tmp_path / "other", [parts[1]], 1, shards[1])
-    with pytest.raises(InputError, match="was not made from"):
-        ivf.merge(plan, trained, parts, shards, out)
-    shards[1].write_bytes(shards[1].read_bytes()[:-100])
-    with pytest.raises(InputError, match="truncated or damaged"):
-        ivf.merge(plan, trained, parts, shards, out)
-    assert not out.exists()
+    assert plan.shards == 0
+    with pytest.raises(ValueError, match="no shards"):
+        ivf.shard(plan, tmp_path / "trained", [], 0, tmp_path / "out")
+
+
+def test_pieces_that_do_not_belong_are_refused(make_vectors: Make, write_parts: Make, tmp_path: Path) -> None:
+    parts, out = write_parts(make_vectors(1200), [500]), tmp_path / "out"
+    plan, other = (resolve(IndexRecipe(factory), 1200, 32) for factory in ("IVF16,Flat", "IVF8,Flat"))
+    pieces = _pieces(plan, parts, tmp_path / "mine")
+    with pytest.raises(InputError, match="part 0 is a piece of another build"):
+        _merge(plan, parts, pieces[::-1], out)
+    theirs = _pieces(other, parts, tmp_path / "theirs")
+    with pytest.raises(InputError, match="part 1 is a piece of another build"):
+        _merge(plan, parts, [pieces[0], theirs[1]], out)
+    ivf.scatter(plan, tmp_path / "mine" / "trained", parts[0], 1, pieces[1])
+    with pytest.raises(InputError, match="part 1 holds 500 vectors where the part has 700"):
+        _merge(plan, parts, pieces, out)
+    ivf.scatter(plan, tmp_path / "mine" / "trained", parts[1], 1, pieces[1])
+    pieces[1].write_bytes(pieces[1].read_bytes()[:-100])
+    with pytest.raises(InputError, match="part 1 is truncated or damaged"):
+        _merge(plan, parts, pieces, out)
+    pieces[1].unlink()
+    with pytest.raises(InputError, match="part 1 cannot be read"):
+        _merge(plan, parts, pieces, out)
+
+
+@pytest.mark.parametrize("factory", ["IVF8,PQ4x4np", "Flat"])
+def test_a_row_that_is_no_vector_is_named(factory: str, make_vectors: Make, write_parts: Make, tmp_path: Path) -> None:
+    vectors = make_vectors(1200)
+    plan = resolve(IndexRecipe(factory), 1200, 32)
+    parts = write_parts(vectors, [500])
+    ivf.train(plan, parts, tmp_path / "trained")
+    vectors[777, 3] = np.nan
+    parts = write_parts(vectors, [500])
+    with pytest.raises(InputError, match=r"row 277 of .*part-00001.npy holds a NaN"):
+        ivf.scatter(plan, tmp_path / "trained", parts[1], 1, tmp_path / "piece")
+
+
+def test_a_part_of_another_dimension_is_refused(make_vectors: Make, write_parts: Make, tmp_path: Path) -> None:
+    plan, parts = resolve(IndexRecipe("IVF8,Flat"), 1200, 32), write_parts(make_vectors(1200))
+    ivf.train(plan, parts, tmp_path / "trained")
+    np.save(parts[0], make_vectors(1200, 16))
+    with pytest.raises(InputError, match="16 dimensions where the index has 32"):
+        ivf.scatter(plan, tmp_path / "trained", parts[0], 0, tmp_path / "piece")

@@ -9,9 +9,20 @@ from hypothesis import strategies as st
 from rag_model.errors import InputError, UsageError
 from rag_model.index.engine import faiss
 from rag_model.index.factory import check, parse
-from rag_model.index.recipe import IndexRecipe, resolve
+from rag_model.index.recipe import IndexRecipe, default_search, resolve
 
-TEMPLATES = ["HNSW", "HNSW32_SQ8", "IVF,PQ", "OPQ,IVF,PQ", "IVF,RaBitQ4", "IVF,SQ8", "IVF,Flat", "Flat"]
+TEMPLATES = [
+    "HNSW",
+    "HNSW32_SQ8",
+    "IVF,PQ",
+    "OPQ,IVF,PQ",
+    "IVF,RaBitQ4",
+    "IVF,SQ8",
+    "IVF,Flat",
+    "Flat",
+    "IVF,PQ,Refine(SQ8)",
+    "OPQ,IVF,PQ,Refine(vectors)",
+]
 
 
 @given(st.sampled_from(TEMPLATES), st.integers(1, 30_000_000), st.integers(2, 1100))
@@ -48,6 +59,30 @@ def test_numbers_that_were_asked_for_are_kept() -> None:
     assert plan.notes == ()
 
 
+def test_a_second_look_has_a_setting_of_its_own() -> None:
+    plan = resolve(IndexRecipe("IVF,PQ,Refine(SQfp16)"), 5000, 384)
+    assert plan.factory == "IVF128,PQ96np,Refine(SQfp16)"
+    assert plan.search == {"nprobe": 16, "refine": 4} == default_search(plan.factory)
+    asked = resolve(IndexRecipe("IVF,PQ,Refine(SQfp16)", search={"refine": 7}), 5000, 384)
+    assert asked.search == {"nprobe": 16, "refine": 7}
+    with pytest.raises(UsageError, match="refine is not a search parameter of this index: it takes nprobe"):
+        IndexRecipe("IVF,PQ", search={"refine": 7})
+    few = resolve(IndexRecipe("IVF,PQ,Refine(SQfp16)", search={"refine": 7}), 500, 384)
+    assert (few.factory, few.search) == ("IVF8,Flat", {"nprobe": 8})
+
+
+def test_looking_at_the_vectors_leaves_the_index_as_it_is() -> None:
+    plain, refined = (resolve(IndexRecipe(text), 5000, 384) for text in ("IVF,PQ", "IVF,PQ,Refine(vectors)"))
+    assert refined.built() == plain.built()
+    assert refined.entry() == plain.entry() | {"refine": "vectors", "search": {"nprobe": 16, "refine": 4}}
+
+
+def test_what_is_tuned_later_changes_no_byte() -> None:
+    tuned = resolve(IndexRecipe("HNSW", recall_target=0.95, search={"efSearch": 7}), 5000, 384)
+    assert tuned.recall_target == 0.95
+    assert tuned.built() == resolve(IndexRecipe("HNSW"), 5000, 384).built()
+
+
 def test_too_few_vectors_fall_back_and_say_so() -> None:
     plan = resolve(IndexRecipe("IVF1024,PQ8np"), 300, 32)
     assert plan.factory == "IVF7,Flat"
@@ -80,7 +115,10 @@ def test_a_plan_is_json_and_a_manifest_entry() -> None:
     ("settings", "said"),
     [
         ({"metric": "cosine"}, "choose ip"),
-        ({"border": 1.5}, "from 0 to 1"),
+        ({"border": 1.5}, "together at most 1"),
+        ({"border": 0.5, "linked": 0.6}, "together at most 1"),
+        ({"recall_target": 1.0}, "between 0 and 1"),
+        ({"recall_target": 0.0}, "between 0 and 1"),
         ({"cells": 0}, "cells must be at least 1"),
         ({"ef_construction": 0}, "ef_construction"),
         ({"search": {"nprobe": 4}}, "it takes efSearch"),
