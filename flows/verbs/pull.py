@@ -26,6 +26,12 @@ def pull(
         bool, Parameter(negative="", help="Leave the vectors out; only `exact` needs them.")
     ] = False,
     passages_only: Annotated[bool, Parameter(negative="", help="Leave out all but the passages.")] = False,
+    no_mapped: Annotated[
+        bool,
+        Parameter(
+            negative="", help="Derive no memory-mapped copy of the passages: three times their size, read faster."
+        ),
+    ] = False,
     common: Common | None = None,
 ) -> Reply:
     """Copy a snapshot to DEST: only what is missing there, verified, and put in place in one step.
@@ -42,7 +48,7 @@ def pull(
     opened = Store.open(store)
     manifest = opened.snapshots.get(opened.snapshots.resolve(ref))
     select = chosen(manifest.content, indexes=index, embeddings=not no_embeddings, passages_only=passages_only)
-    report = pull_snapshot(opened, manifest.id, dest, select=select)
+    report = pull_snapshot(opened, manifest.id, dest, select=select, mapped=not no_mapped)
     document = {**asdict(report), "path": str(report.path)}
     text = (
         f"snapshot {report.snapshot[:12]} is in {report.path}: "

@@ -4,9 +4,10 @@ A blob lies at `blobs/<first two hex digits>/<all 64>`; `sha256sum` of the file 
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Event
 from typing import Any, BinaryIO, Self
 
 from rag_model.digest import ALGORITHM, digest_bytes, digest_file
@@ -110,19 +111,28 @@ class Blobs:
             raise self._damaged(ref)
         return data
 
-    def fetch(self, ref: BlobRef, dest: Path) -> None:
+    def fetch(self, ref: BlobRef, dest: Path, stop: Event | None = None) -> None:
         """Copy a blob to a local path, which appears whole and verified or not at all; memory stays small.
 
-        An interrupted copy is gone on with where it ended.
+        An interrupted copy is gone on with where it ended. Setting `stop` interrupts it from another thread.
 
         Raises:
             StoreError: the blob is missing or damaged, or `dest` cannot be written.
         """
-        self._require(ref)
+
+        def rest(start: int) -> Iterator[bytes]:
+            for chunk in self.files.chunks(ref.path, ref.size, start):
+                if stop and stop.is_set():
+                    raise StoreError(f"stopped while fetching blob {ref.id}; run it again to go on")
+                yield chunk
+
         try:
-            sound = fetch(ref.id, ref.size, dest, lambda start: self.files.chunks(ref.path, ref.size, start))
+            sound = fetch(ref.id, ref.size, dest, rest)
         except OSError as error:
             raise StoreError(f"cannot write {dest}: {error.strerror or error}") from error
+        except StoreError:
+            self._require(ref)  # if it is the blob's fault, that is the better sentence
+            raise
         if not sound:
             raise self._damaged(ref)
 

@@ -1,9 +1,11 @@
 """Pull a snapshot into a local folder: only what is missing, verified, and put in place atomically.
 
 ```
-DEST/.blobs/ab/abcdef…     every blob pulled so far, verified: what an interrupted pull resumes from
-DEST/<snapshot id>/…       the snapshot's files under their own names (hard links into .blobs), and
-manifest.json DEST/current               a symbolic link to the snapshot pulled last, swapped by one rename
+DEST/.blobs/ab/abcdef…         every blob pulled so far, verified; .abcdef….partial: one that was interrupted
+DEST/.mapped/abcdef….arrow     passages as a service reads them: memory-mapped, derived once from their blob
+DEST/.verified/…               stamps: which of these files nobody wrote to since they were verified
+DEST/<snapshot id>/…           the snapshot's files under their own names (hard links into .blobs), manifest.json
+DEST/current                   a symbolic link to the snapshot pulled last, swapped by one rename
 ```
 A reader opens `DEST/current` once and keeps that folder, which never changes: it can never see a mix.
 """
@@ -15,17 +17,22 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Event
 
 from rag_model.digest import digest_file
-from rag_model.errors import StoreError
-from rag_model.landing import TEMPORARY
+from rag_model.errors import ResourceError, StoreError
+from rag_model.landing import TEMPORARY, sync
 from rag_model.store.blobs import BlobRef
+from rag_model.store.cache import existing
+from rag_model.store.fetch import partial_bytes
 from rag_model.store.files import json_bytes
+from rag_model.store.kinds import kind_of
 from rag_model.store.manifest import Manifest
-from rag_model.store.snapshot import CURRENT, MANIFEST
+from rag_model.store.mapped import write_mapped
+from rag_model.store.pulled import CURRENT, MANIFEST, blob_copy, mapped_copy, mapped_identity, stamps_of
 from rag_model.store.store import Store
 
-_THREADS = 4  # each may hold 4 chunks of a large file
+_THREADS = 4  # blobs at once; each holds at most 4 chunks of 8 MiB
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,24 +45,33 @@ class PullReport:
     reused_bytes: int  # found in DEST and verified
 
 
-def pull(store: Store, snapshot: str, dest: Path, *, select: Callable[[str], bool] = lambda path: True) -> PullReport:
+def pull(
+    store: Store,
+    snapshot: str,
+    dest: Path,
+    *,
+    select: Callable[[str], bool] = lambda path: True,
+    mapped: bool = True,
+) -> PullReport:
     """Bring a snapshot (an id, a unique prefix or a ref) to `dest`; `select` says which of its files.
 
     A later pull of the same snapshot that selects more adds files to the same folder. An interrupted pull
-    leaves `current` as it was and is resumed by the next. What lies in `dest` already is hashed again, and
-    replaced if damaged.
+    leaves `current` as it was; the next goes on where it stopped, within a file too. What lies in `dest`
+    already is hashed again, and replaced if damaged. `mapped` derives the memory-mapped copy of the passages,
+    which takes about three times their room.
 
     Raises:
+        ResourceError: `dest` has not enough room; nothing was fetched.
         StoreError: a blob is missing or damaged, or `dest` is full or cannot be written; `current` did not
         move.
     """
     manifest = store.snapshots.get(store.snapshots.resolve(snapshot))
     files = {path: ref for path, ref in manifest.content.files.items() if select(path)}
-    dest = dest.absolute()
-    with ThreadPoolExecutor(_THREADS) as pool:
-        blobs = list(dict.fromkeys(files.values()))
-        fetched = list(pool.map(lambda ref: _obtain(store, ref, dest), blobs))
+    dest, blobs = dest.absolute(), list(dict.fromkeys(files.values()))
+    _check_room(dest, blobs)
+    passages = {ref for path, ref in files.items() if mapped and kind_of(path) == "passages"}
     try:
+        fetched = _obtain_all(store, blobs, passages, dest)
         _place(manifest, files, dest)
     except OSError as error:
         raise StoreError(f"cannot write {dest}: {error.strerror or error}") from error
@@ -67,17 +83,52 @@ def pull(store: Store, snapshot: str, dest: Path, *, select: Callable[[str], boo
     )
 
 
-def _obtain(store: Store, ref: BlobRef, dest: Path) -> bool:
+def _check_room(dest: Path, blobs: list[BlobRef]) -> None:
+    """Refuse to fill a disk, whose readers may need the rest, when it is plain that it will not do."""
+    copies = [(ref, blob_copy(dest, ref)) for ref in blobs]
+    lacking = sum(ref.size - min(partial_bytes(copy), ref.size) for ref, copy in copies if not copy.is_file())
+    free = shutil.disk_usage(existing(dest)).free
+    if lacking > free:
+        raise ResourceError(
+            f"the disk of {dest} is full: {lacking:,} bytes have to be fetched and {free:,} are free; make room, "
+            "or pull less of the snapshot"
+        )
+
+
+def _obtain_all(store: Store, blobs: list[BlobRef], passages: set[BlobRef], dest: Path) -> list[bool]:
+    """Have every blob in `dest`, the largest first, since they take longest; whether each had to be fetched."""
+    stop = Event()
+
+    def obtain(ref: BlobRef) -> bool:
+        new = _obtain(store, ref, dest, stop)
+        if ref in passages:
+            _derive(ref, dest)
+        return new
+
+    with ThreadPoolExecutor(_THREADS) as pool:
+        try:
+            ordered = sorted(blobs, key=lambda ref: -ref.size)
+            fetched = dict(zip(ordered, pool.map(obtain, ordered), strict=True))
+        finally:
+            stop.set()  # after a failure the others need not go on to their ends; what they have is kept
+    return [fetched[ref] for ref in blobs]
+
+
+def _obtain(store: Store, ref: BlobRef, dest: Path, stop: Event) -> bool:
     """Have a sound copy of a blob in `dest`; True when it had to be fetched."""
-    copy = _copy(dest, ref)
-    if copy.is_file() and copy.stat().st_size == ref.size and digest_file(copy) == ref.id:
-        return False
-    store.blobs.fetch(ref, copy)
-    return True
+    copy = blob_copy(dest, ref)
+    new = not (copy.is_file() and copy.stat().st_size == ref.size and digest_file(copy) == ref.id)
+    if new:
+        store.blobs.fetch(ref, copy, stop)
+    stamps_of(dest).put(copy, ref.id)
+    return new
 
 
-def _copy(dest: Path, ref: BlobRef) -> Path:
-    return dest / f".{ref.path}"
+def _derive(ref: BlobRef, dest: Path) -> None:
+    copy, identity = mapped_copy(dest, ref), mapped_identity(ref)
+    if not (copy.is_file() and stamps_of(dest).holds(copy, identity)):
+        write_mapped(blob_copy(dest, ref), copy)
+        stamps_of(dest).put(copy, identity)
 
 
 def _place(manifest: Manifest, files: dict[str, BlobRef], dest: Path) -> None:
@@ -86,10 +137,14 @@ def _place(manifest: Manifest, files: dict[str, BlobRef], dest: Path) -> None:
     building.mkdir(parents=True)
     try:
         (building / MANIFEST).write_bytes(json_bytes(manifest.to_json()))
+        sync(building / MANIFEST)
         for path, ref in files.items():
             (building / path).parent.mkdir(parents=True, exist_ok=True)
-            os.link(_copy(dest, ref), building / path)
+            os.link(blob_copy(dest, ref), building / path)
+        for folder in {building, *(path for path in building.rglob("*") if path.is_dir())}:
+            sync(folder)
         _move(building, dest / manifest.id)
+        sync(dest)  # what `current` will name is on the disk before it is named
         link = dest / f"{TEMPORARY}{secrets.token_hex(8)}"
         link.symlink_to(manifest.id)
         link.replace(dest / CURRENT)

@@ -20,12 +20,12 @@ from rag_model.corpus.passages import PASSAGE_SCHEMA, PassageFile
 from rag_model.corpus.records import Passage
 from rag_model.errors import StoreError
 from rag_model.store.manifest import Manifest, PartEntry
+from rag_model.store.mapped import MappedPassages
 from rag_model.store.paths import embeddings_path, passages_path
+from rag_model.store.pulled import CURRENT, MANIFEST, mapped_copy, mapped_identity, stamps_of
 from rag_model.store.store import Store
 from rag_model.store.trees import linked_tree
 
-CURRENT = "current"  # in a pulled folder, the symbolic link to the snapshot that was pulled last
-MANIFEST = "manifest.json"
 _OPEN_PARTS = 64  # passage files kept open; their footers are what makes a second look-up cheap
 
 
@@ -38,8 +38,11 @@ class Snapshot:
         path: Callable[[str], Path],
         source: Callable[[str], Path | IO[bytes]],
         where: str | Path,
+        mapped: Callable[[str], Path | None] = lambda file: None,
     ) -> None:
         """Read files through `path` (a file's local path) and `source` (what Parquet is read from).
+
+        `mapped` gives the memory-mapped copy of a passage file, where there is one.
 
         Use `Snapshot.open`, `from_store` or `from_folder`.
         """
@@ -48,8 +51,9 @@ class Snapshot:
         self.where = where  # the store's URL, or the pulled folder
         self._path = path
         self._source = source
+        self._mapped = mapped
         self._ends = np.cumsum([part.rows for part in self.parts], dtype=np.int64)
-        self._readers: OrderedDict[str, PassageFile] = OrderedDict()
+        self._readers: OrderedDict[str, PassageFile | MappedPassages] = OrderedDict()
         self._lock = threading.Lock()
 
     @classmethod
@@ -80,6 +84,8 @@ class Snapshot:
     def from_folder(cls, folder: Path) -> "Snapshot":
         """Open what `pull` put into `folder` last, or one snapshot's own folder in it.
 
+        A file that was written to since it was verified is hashed before it is read.
+
         Raises:
             StoreError: nothing was pulled there, or the manifest is damaged.
         """
@@ -88,16 +94,24 @@ class Snapshot:
             manifest = Manifest.from_bytes((root / MANIFEST).read_bytes())
         except OSError as missing:
             raise StoreError(f"there is no pulled snapshot in {folder}: pull one there first") from missing
+        stamps = stamps_of(root.parent)
 
         def path(file: str) -> Path:
-            local, size = root / file, manifest.content.files[file].size
+            local, ref = root / file, manifest.content.files[file]
             if not local.is_file():
                 raise StoreError(f"{file} was not pulled to {root}: pull again without leaving it out")
-            if local.stat().st_size != size:
-                raise StoreError(f"{local} is damaged: {local.stat().st_size} bytes instead of {size}; pull again")
+            if local.stat().st_size != ref.size:
+                raise StoreError(f"{local} is damaged: {local.stat().st_size} bytes instead of {ref.size}; pull again")
+            if not stamps.sound(local, ref.id):
+                raise StoreError(f"{local} is damaged: its bytes do not match blob {ref.id}; pull again")
             return local
 
-        return cls(manifest, path, path, root)
+        def mapped(file: str) -> Path | None:
+            ref = manifest.content.files[file]
+            copy = mapped_copy(root.parent, ref)
+            return copy if copy.is_file() and stamps.holds(copy, mapped_identity(ref)) else None
+
+        return cls(manifest, path, path, root, mapped)
 
     @property
     def n(self) -> int:
@@ -226,8 +240,9 @@ class Snapshot:
             what = " ".join(str(broken).split())  # Arrow's messages have lines
             raise StoreError(f"cannot read the passages of {part} in {self.where} ({what}): run `verify`") from broken
 
-    def _checked(self, part: PartEntry) -> PassageFile:
-        reader = self.passage_file(part.name)
+    def _checked(self, part: PartEntry) -> PassageFile | MappedPassages:
+        copy = self._mapped(self._known(passages_path(part.name)))
+        reader = self.passage_file(part.name) if copy is None else MappedPassages(copy)
         if reader.n_rows != part.rows:
             raise StoreError(f"the passages of {part.name} in {self.where} are damaged: {reader.n_rows} rows")
         return reader

@@ -1,15 +1,25 @@
 """Pulling: only what is missing, verified, and never a mix for the reader."""
 
 import json
+import re
+import secrets
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from rag_model.digest import digest_file
-from rag_model.errors import StoreError
-from rag_model.store import Snapshot, Store
+from rag_model.errors import ResourceError, StoreError
+from rag_model.store import Manifest, Snapshot, Store
+from rag_model.store.fetch import PARTIAL, partial_bytes
+from rag_model.store.mapped import MappedPassages
 from rag_model.store.pull import pull
+from rag_model.store.pulled import blob_copy, mapped_copy
 
 VECTORS = "embeddings/part-00000.npy"
 
@@ -83,11 +93,11 @@ def test_a_damaged_copy_is_repaired(local_store: Store, publish: Callable[..., s
         file.unlink()
     else:
         file.write_bytes(data[:-1] + b"\1" if damage == "flipped" else data[:50])
-    if damage != "flipped":
-        with pytest.raises(StoreError, match=r"was not pulled|is damaged"):
-            Snapshot.from_folder(dest).embeddings("part-00000")
+    with pytest.raises(StoreError, match=r"part-00000.npy (was not pulled|.*is damaged)"):
+        Snapshot.from_folder(dest).embeddings("part-00000")
     pull(local_store, snapshot, dest)
     assert file.read_bytes() == data
+    assert Snapshot.from_folder(dest).embeddings("part-00000").shape == (1500, 4)
 
 
 @pytest.mark.parametrize("damage", [b"short", None])
@@ -116,6 +126,141 @@ def test_a_hostile_manifest_writes_nothing(
         pull(local_store, local_store.snapshots.list()[0], dest)
     assert not dest.exists()
     assert not (tmp_path / "escaped").exists()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (b'"encoder/question/config.json"', b'"/etc/config.json"', "file path"),
+        (b'"encoder/question/config.json"', b'"encoder/../../config.json"', "file path"),
+        (b'"encoder/question/config.json"', b'"encoder/question/copy"', "is a folder as well"),
+        (b'"encoder/question/config.json"', b'".blobs/config.json"', "file path"),
+        (b'"id": "sha256:', b'"id": "../sha256:', "not a blob id"),
+        (b'"rows": 1500', b'"rows": 99999999999999999999', "row count"),
+        (b'"size": 2', b'"size": 9999999999999999999', "impossible size"),
+    ],
+)
+def test_whatever_a_hostile_manifest_asks_for_is_refused(
+    local_store: Store, publish: Callable[..., str], dest: Path, old: bytes, new: bytes, message: str
+) -> None:
+    path = f"snapshots/{publish(local_store)}.json"
+    data = local_store.files.read(path) or b""
+    assert old in data
+    local_store.files.put(path, data.replace(old, new))
+    with pytest.raises(StoreError, match=message):
+        pull(local_store, local_store.snapshots.list()[0], dest)
+    assert not dest.exists()
+
+
+def test_links_in_the_place_are_replaced_not_followed(
+    local_store: Store, publish: Callable[..., str], dest: Path, tmp_path: Path
+) -> None:
+    snapshot = publish(local_store)
+    pull(local_store, snapshot, dest)
+    outside = tmp_path / "outside"
+    outside.write_bytes(b"kept")
+    for file in (
+        dest / snapshot / VECTORS,
+        dest / f".{local_store.snapshots.get(snapshot).content.files[VECTORS].path}",
+    ):
+        file.unlink()
+        file.symlink_to(outside)
+    pull(local_store, snapshot, dest)
+    assert outside.read_bytes() == b"kept"
+    assert not (dest / snapshot / VECTORS).is_symlink()
+    assert Snapshot.from_folder(dest).embeddings("part-00000").shape == (1500, 4)
+
+
+def test_it_is_told_beforehand_that_the_room_will_not_do(
+    local_store: Store, publish: Callable[..., str], dest: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(1 << 20, 1 << 20, 1000))  # type: ignore[attr-defined]
+    with pytest.raises(ResourceError, match=r"bytes have to be fetched and 1,000 are free"):
+        pull(local_store, publish(local_store), dest)
+    assert not dest.exists()
+
+
+def test_a_partial_file_is_gone_on_with(memory_store: Store, publish: Callable[..., str], dest: Path) -> None:
+    snapshot = publish(memory_store)
+    ref = memory_store.snapshots.get(snapshot).content.files[VECTORS]
+    data = memory_store.blobs.read(ref)
+    partial = blob_copy(dest, ref).with_name(f".{blob_copy(dest, ref).name}{PARTIAL}")
+    partial.parent.mkdir(parents=True)
+    for left in (data[:1000], data, b"x" * 1000, data + b"more", b""):
+        partial.write_bytes(left)
+        blob_copy(dest, ref).unlink(missing_ok=True)
+        pull(memory_store, snapshot, dest)
+        assert blob_copy(dest, ref).read_bytes() == data
+        assert not partial.exists()
+
+
+def test_two_pulls_at_once_share_their_work(memory_store: Store, publish: Callable[..., str], dest: Path) -> None:
+    snapshot = publish(memory_store)
+    with ThreadPoolExecutor(4) as pool:
+        reports = list(pool.map(lambda _: pull(memory_store, snapshot, dest), range(4)))
+    assert {report.path for report in reports} == {dest / snapshot}
+    with Snapshot.from_folder(dest) as pulled:
+        assert pulled.passages([1500])[0].text == "text 1500"
+        for path, ref in pulled.manifest.content.files.items():
+            assert digest_file(pulled.path(path)) == ref.id
+    assert not [*dest.rglob(f"*{PARTIAL}")]
+
+
+def test_passages_are_mapped(local_store: Store, publish: Callable[..., str], dest: Path) -> None:
+    snapshot = publish(local_store)
+    pull(local_store, snapshot, dest)
+    rows = [2200, 0, 1500, 0, 1023, 1024]
+    with Snapshot.from_folder(dest) as pulled, Snapshot.from_store(local_store, snapshot) as stored:
+        assert pulled.passages(rows) == stored.passages(rows)
+        assert {type(reader) for reader in pulled._readers.values()} == {MappedPassages}
+    ref = local_store.snapshots.get(snapshot).content.files["passages/part-00000.parquet"]
+    copy = mapped_copy(dest, ref)
+    copy.write_bytes(copy.read_bytes().replace(b"text 7", b"text X"))
+    with Snapshot.from_folder(dest) as pulled:  # what was written to is not read
+        assert pulled.passages([7])[0].text == "text 7"
+    pull(local_store, snapshot, dest)
+    assert b"text X" not in copy.read_bytes()
+
+
+def test_the_mapped_copy_can_be_left_out(local_store: Store, publish: Callable[..., str], dest: Path) -> None:
+    pull(local_store, publish(local_store), dest, mapped=False)
+    assert not (dest / ".mapped").exists()
+    with Snapshot.from_folder(dest) as pulled:
+        assert pulled.passages([7])[0].text == "text 7"
+
+
+_LIMITED = """
+import resource, signal, sys
+from pathlib import Path
+from rag_model.errors import StoreError
+from rag_model.store import Store
+from rag_model.store.pull import pull
+url, snapshot, dest, most = sys.argv[1:]
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(most), int(most)))
+try:
+    pull(Store.open(url), snapshot, Path(dest))
+except StoreError as error:
+    sys.exit(str(error))
+"""
+
+
+def test_a_file_that_cannot_be_written_to_its_end_leaves_the_old_version(
+    local_store: Store, publish: Callable[..., str], dest: Path, tmp_path: Path
+) -> None:
+    old = publish(local_store)
+    pull(local_store, old, dest)
+    large = local_store.blobs.put_bytes(secrets.token_bytes(3 << 20))
+    content = local_store.snapshots.get(old).content
+    new = local_store.snapshots.put(Manifest(replace(content, files={**content.files, "index/large.faiss": large})))
+    command = [sys.executable, "-c", _LIMITED, local_store.url, new, str(dest), str(2 << 20)]
+    child = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert child.returncode == 1
+    assert re.fullmatch(r"cannot write .*: File too large\n", child.stderr)
+    assert Snapshot.from_folder(dest).id == old
+    assert Snapshot.from_folder(dest).passages([7])[0].text == "text 7"
+    assert 0 < partial_bytes(blob_copy(dest, large)) <= 2 << 20
+    pull(local_store, new, dest)
+    assert Snapshot.from_folder(dest).path("index/large.faiss").stat().st_size == large.size
 
 
 def test_a_place_that_is_a_file_says_so(local_store: Store, publish: Callable[..., str], tmp_path: Path) -> None:

@@ -168,3 +168,33 @@ def test_many_open_parts_are_closed_again(local_store: Store, parts_folder: Path
         for _ in range(2):
             assert {passage.id for passage in snapshot.passages(range(70))} == {"1:1500"}
         assert len(list(Path("/proc/self/fd").iterdir())) < 200
+
+
+@pytest.mark.parametrize("backend", ["local_store", "memory_store"])
+def test_a_flipped_bit_is_never_served(
+    backend: str, publish: Callable[..., str], cache: Path, request: pytest.FixtureRequest
+) -> None:
+    store: Store = request.getfixturevalue(backend)
+    published = publish(store)
+    ref = store.snapshots.get(published).content.files["embeddings/part-00000.npy"]
+    data = store.blobs.read(ref)
+    assert Snapshot.from_store(store, published).embeddings("part-00000").shape == (1500, 4)
+    store.files.put(ref.path, data[:-1] + bytes([data[-1] ^ 1]))
+    if not store.files.is_local:  # the copy in the cache is sound: it is served, until it is damaged as well
+        (copy,) = cache.glob(f"??/{ref.id.partition(':')[2]}")
+        assert Snapshot.from_store(store, published).embeddings("part-00000")[0, 0] == 0
+        copy.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    with pytest.raises(StoreError, match=f"{ref.id} .* is damaged"):
+        Snapshot.from_store(store, published).embeddings("part-00000")
+    store.files.put(ref.path, data)
+    assert Snapshot.from_store(store, published).embeddings("part-00000").shape == (1500, 4)
+
+
+def test_a_flipped_bit_of_passages_read_by_range_is_refused(memory_store: Store, publish: Callable[..., str]) -> None:
+    published = publish(memory_store)
+    ref = memory_store.snapshots.get(published).content.files[FIRST]
+    data = bytearray(memory_store.blobs.read(ref))
+    data[len(data) // 3] ^= 1
+    memory_store.files.put(ref.path, bytes(data))
+    with Snapshot.from_store(memory_store, published) as snapshot, pytest.raises(StoreError, match="cannot read"):
+        snapshot.passages([0, 500, 1499])
