@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from rag_model.build.content import Facts
 from rag_model.errors import InputError
-from rag_model.index.estimate import check_fits
+from rag_model.index.choice import fitted
 from rag_model.index.recipe import IndexPlan, IndexRecipe, resolve
 
 
@@ -20,11 +20,9 @@ def plan_indexes(
         UsageError: a factory does not fit.
         ResourceError: a build would not fit in memory; the sentence names a factory that would.
     """
-    n = sum(cut["rows"] for cut in passages)
-    if n == 0:
+    rows = [cut["rows"] for cut in passages]
+    if not any(rows):
         raise InputError("the dump came to no passages at all: look at what was dropped, and why")
-    plans = {name: resolve(recipe, n, dim) for name, recipe in recipes.items()}
-    if memory_bytes is not None:
-        for plan in plans.values():
-            check_fits(plan, memory_bytes)
-    return plans
+    if memory_bytes is None:
+        return {name: resolve(recipe, sum(rows), dim) for name, recipe in recipes.items()}
+    return {name: fitted(recipe, sum(rows), dim, memory_bytes, max(rows)) for name, recipe in recipes.items()}

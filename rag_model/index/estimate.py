@@ -1,124 +1,139 @@
-"""What an index will cost, known before any work starts: memory to build, memory to search, bytes on disk.
+"""What an index will cost, known before any work starts: memory of each stage, memory to search, bytes on disk.
 
 The figures come from the plan alone. A build that will not fit is refused at once, with a factory string that
 would fit, rather than after hours by the kernel.
 """
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 
-from rag_model.errors import ResourceError
-from rag_model.index.engine import faiss, metric_code
-from rag_model.index.factory import Graph, Lists, parse
-from rag_model.index.recipe import IndexPlan, IndexRecipe, resolve
+from rag_model.index.cells import sample_size
+from rag_model.index.engine import FaissIndex, faiss, metric_code
+from rag_model.index.factory import Factory, Graph, Lists, parse
+from rag_model.index.intake import PART_BYTES
+from rag_model.index.ivf import BLOCK_BYTES as LIST_BLOCK
+from rag_model.index.recipe import IndexPlan
+from rag_model.index.training import lists_of
 from rag_model.index.vectors import BLOCK_BYTES
 
-PROCESS = 192 << 20  # Python, numpy, faiss and a stage's blocks: there at any n
+PROCESS = 192 << 20  # Python, numpy and faiss: there at any n
 _HEADER = 512  # of a file: what does not grow with anything
 _ID = 8  # bytes of an id in a list
-_ROW = 40  # a row's place in cells, walk and visited tables while graphs are merged
+_KEY = 8  # bytes of a link with its similarity
+_CROSSED = 8 + 8  # links of a vector across a border, there and back
+_UNEVEN = 2.0  # the largest cell is held to be so many times the mean: splitting keeps it below
+_MERGED_ROW = 28  # bytes of a row in the merge: its cells', its level, the walk's parent and front
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Bytes, each for one process."""
+    """Bytes."""
 
-    build_bytes: int  # memory of the largest stage: training, the largest shard or the merge
+    stages: Mapping[str, int]  # memory of one task of each stage: train, scatter, shard, merge
     search_bytes: int  # memory once every page of the index has been touched
     disk_bytes: int  # the finished index file
+    work_bytes: int  # disk for what lies beside the vectors while it is built: pieces, and the file twice
+
+    @property
+    def build_bytes(self) -> int:
+        """Return the memory of the largest stage, its tasks one at a time."""
+        return max(self.stages.values())
+
+    def side_by_side(self, workers: int) -> int:
+        """Return the memory of the largest stage where so many parts or shards are worked on at once."""
+        times = {"train": 1, "merge": 1}
+        return max(size * times.get(stage, workers) for stage, size in self.stages.items())
 
 
-def estimate(plan: IndexPlan) -> Estimate:
-    """Estimate what a plan costs. Disk is exact to a percent or two; memory is a bound to plan by."""
-    size = _index_bytes(plan)
-    stages = (_train_bytes(plan), _shard_bytes(plan, size), _merge_bytes(plan, size))
-    return Estimate(build_bytes=max(stages) + PROCESS, search_bytes=size + PROCESS, disk_bytes=size)
+def estimate(plan: IndexPlan, part_rows: int | None = None) -> Estimate:
+    """Estimate what a plan costs. Disk is exact to a percent or two; memory is a bound to plan by.
 
-
-def check_fits(plan: IndexPlan, memory_bytes: int) -> Estimate:
-    """Return a plan's estimate if its build fits `memory_bytes` of memory.
-
-    Raises:
-        ResourceError: it does not; the sentence holds the memory needed and a factory string that would fit.
+    `part_rows` are of the largest part; None: of one as the tool cuts it.
     """
-    needed = estimate(plan)
-    if needed.build_bytes <= memory_bytes:
-        return needed
-    fitting = _that_fits(plan, memory_bytes)
-    advice = f"use {fitting}" if fitting else "no index of so many vectors would fit: use a larger machine"
-    subject = f"{plan.factory} over {plan.n:,} vectors of {plan.d} dimensions"
-    raise ResourceError(
-        f"{subject} needs {_gigabytes(needed.build_bytes)} of memory to build, "
-        f"and {_gigabytes(memory_bytes)} are free: {advice}"
+    factory = parse(plan.factory)
+    empty = faiss.index_factory(plan.d, plan.factory, metric_code(plan.metric))
+    size = _index_bytes(plan, factory, empty)
+    rows = min(plan.n, part_rows or max(1, PART_BYTES // (4 * plan.d)))
+    stages = (
+        _graph_stages(plan, factory, rows) if isinstance(factory, Graph) else _list_stages(plan, factory, empty, rows)
+    )
+    return Estimate(
+        stages={stage: round(held) + PROCESS for stage, held in stages.items()},
+        search_bytes=size + PROCESS,
+        disk_bytes=size,
+        work_bytes=round(_pieces_bytes(plan, factory, empty)) + 2 * size,
     )
 
 
-def _that_fits(plan: IndexPlan, memory_bytes: int) -> str | None:
-    """Return the factory string of the best index that fits: graphs first, then ever shorter codes."""
-    for factory in _smaller(plan):
-        other = resolve(IndexRecipe(factory, plan.metric, seed=plan.seed), plan.n, plan.d)
-        if estimate(other).build_bytes <= memory_bytes:
-            return other.factory
-    return None
+def _graph_stages(plan: IndexPlan, factory: Graph, part_rows: int) -> dict[str, float]:
+    links, vector = factory.links or 0, 4 * (plan.d + 1)
+    sample = max(sample_size(plan), 0 if factory.storage == "Flat" else plan.train_sample)
+    members, sources = _shard_rows(plan)
+    return {
+        "train": 3 * sample * vector,  # the sample, lifted, and what k-means makes of it
+        "scatter": part_rows * vector * (3 + plan.border + plan.linked),  # read, in the file's dtype, sorted
+        "shard": members * (2 * vector + graph_bytes(links) + 2 * links * _KEY)
+        + sources * (2 * vector + _CROSSED * _KEY),
+        "merge": plan.n * _MERGED_ROW + plan.n / links * (2 * vector + graph_bytes(links)) + 2 * BLOCK_BYTES,
+    }
 
 
-def _smaller(plan: IndexPlan) -> list[str]:
-    graph = parse(plan.factory)
-    graphs = []
-    if isinstance(graph, Graph):
-        graphs = [str(replace(graph, storage=storage)) for storage in ("SQfp16", "SQ8")]
-    pieces = [plan.d // share for share in (4, 8, 16) if plan.d // share]
-    return [*graphs, "IVF,PQ", *(f"OPQ{m}_{4 * m},IVF,PQ{m}np" for m in pieces), "IVF,RaBitQ"]
+def _shard_rows(plan: IndexPlan) -> tuple[float, float]:
+    """Return how many members the largest cell of a graph may have, and how many vectors linked into it."""
+    if plan.cells == 1:
+        return plan.n, 0
+    mean = plan.n / plan.cells
+    return min(plan.n, _UNEVEN * (1 + plan.border) * mean), min(plan.n, _UNEVEN * plan.linked * mean)
 
 
-def _index_bytes(plan: IndexPlan) -> int:
-    factory = parse(plan.factory)
-    index = faiss.index_factory(plan.d, plan.factory, metric_code(plan.metric))
+def _list_stages(plan: IndexPlan, factory: Factory, empty: FaissIndex, part_rows: int) -> dict[str, float]:
+    trained = _trained_bytes(plan, factory, empty)
+    return {
+        "train": 3 * 4 * plan.d * plan.train_sample + trained,  # the sample, rotated, and its residuals
+        "scatter": trained + 3 * BLOCK_BYTES + part_rows * 3 * (_code_bytes(empty) + _ID),
+        "merge": 2 * trained + 3 * LIST_BLOCK + BLOCK_BYTES,
+    }
+
+
+def _index_bytes(plan: IndexPlan, factory: Factory, empty: FaissIndex) -> int:
     if isinstance(factory, Graph):
-        code = int(index.storage.sa_code_size())
-        return _HEADER + round(plan.n * (code + _graph_bytes(factory.links or 0)))
+        return _HEADER + round(plan.n * (int(empty.storage.sa_code_size()) + graph_bytes(factory.links or 0)))
     if isinstance(factory, Lists):
-        return _lists_bytes(plan, factory, index)
-    return _HEADER + plan.n * int(index.sa_code_size())
+        refined = int(empty.refine_index.sa_code_size()) if isinstance(empty, faiss.IndexRefine) else 0
+        return round(_trained_bytes(plan, factory, empty)) + plan.n * (_code_bytes(empty) + _ID + refined)
+    return _HEADER + plan.n * 4 * plan.d
 
 
-def _graph_bytes(links: int) -> float:
+def _trained_bytes(plan: IndexPlan, factory: Factory, empty: FaissIndex) -> float:
+    """Return the bytes of an index of lists without vectors: centroids, the graph over them, rotation and codec."""
+    lists = lists_of(empty)
+    if not isinstance(factory, Lists) or lists is None:
+        return _HEADER
+    width = int(lists.d)
+    centroid = 4 * width + 8 + (graph_bytes(factory.coarse) if factory.coarse else 0)
+    pieces = 4 * width << factory.codes.bits if factory.codes.name == "PQ" else 0
+    rotation = 4 * width * plan.d if factory.rotation is not None else 0
+    return _HEADER + int(lists.nlist) * centroid + pieces + rotation
+
+
+def _code_bytes(empty: FaissIndex) -> int:
+    lists = lists_of(empty)
+    return 0 if lists is None else int(lists.code_size)
+
+
+def graph_bytes(links: int) -> float:
     """Return a node's bytes: 2M links at the bottom, M on 1/(M-1) further levels, its level, its offset."""
     return 4 * (2 * links + links / (links - 1)) + 4 + 8
 
 
-def _lists_bytes(plan: IndexPlan, factory: Lists, index: object) -> int:
-    lists = faiss.downcast_index(faiss.extract_index_ivf(index))
-    width, count = int(lists.d), int(lists.nlist)
-    centroid = 4 * width + (_graph_bytes(factory.coarse) if factory.coarse else 0)
-    pieces = 4 * width << factory.codes.bits if factory.codes.name == "PQ" else 0
-    rotation = 4 * width * plan.d if factory.rotation is not None else 0
-    centroids = round(count * (centroid + 8))
-    return _HEADER + plan.n * (int(lists.code_size) + _ID) + centroids + pieces + rotation
+def _pieces_bytes(plan: IndexPlan, factory: Factory, empty: FaissIndex) -> float:
+    """Return what scattering and the shards write: vectors by cell and lists of links, or codes by list."""
+    if not isinstance(factory, Graph):
+        return plan.n * (_code_bytes(empty) + _ID + 4) + _trained_bytes(plan, factory, empty)
+    links = (1 + plan.border) * 2 * (factory.links or 0) + plan.linked * _CROSSED
+    return plan.n * ((1 + plan.border + plan.linked) * (4 * plan.d + 4) + _KEY * links)
 
 
-def _train_bytes(plan: IndexPlan) -> int:
-    sample = 4 * plan.d * plan.train_sample
-    if plan.kind == "ivf":
-        return 3 * sample  # the sample, its rotation, and the residuals that the codes are trained on
-    return 2_000 * plan.cells * 4 * plan.d if plan.cells > 1 else 0
-
-
-def _shard_bytes(plan: IndexPlan, size: int) -> int:
-    if plan.kind != "hnsw":
-        return 2 * BLOCK_BYTES + size  # a single part may be the whole corpus
-    if plan.cells == 1:
-        return size + plan.n * 4 * plan.d + plan.n * _ROW  # faiss copies the vectors that it is given
-    largest = min(plan.n, 3 * -(-plan.n // plan.cells))  # cells are uneven, and borders come twice
-    graph = parse(plan.factory)
-    links = graph.links or 0 if isinstance(graph, Graph) else 0
-    return largest * (2 * 4 * plan.d + 3 * round(_graph_bytes(links)))
-
-
-def _merge_bytes(plan: IndexPlan, size: int) -> int:
-    if plan.kind != "hnsw":
-        return 2 * size  # lists double their room as they grow, or one shard holds nearly all of it
-    return size + plan.n * _ROW if plan.cells > 1 else size
-
-
-def _gigabytes(count: int) -> str:
+def gigabytes(count: float) -> str:
+    """Say a number of bytes as people do: 16.0 GB."""
     return f"{count / 1e9:,.1f} GB"

@@ -1,0 +1,166 @@
+"""Vector files as people have them: a `.npy` array, or a Parquet column of lists. Opened by their headers alone."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, Self
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.lib import format as npy
+
+from rag_model.errors import InputError, UsageError
+
+Block = npt.NDArray[Any]
+
+_FLOATS = {pa.float16(): np.float16, pa.float32(): np.float32, pa.float64(): np.float64}
+
+
+class VectorFile(Protocol):
+    """A file that was looked at: `n` rows of `d` dimensions of `dtype`, float16, float32 or float64."""
+
+    @property
+    def path(self) -> Path: ...
+    @property
+    def n(self) -> int: ...
+    @property
+    def d(self) -> int: ...
+    @property
+    def dtype(self) -> np.dtype[Any]: ...
+
+    def blocks(self, rows: int) -> Iterator[Block]:
+        """Yield (m <= rows, d) in order, of the file's dtype.
+
+        Raises:
+            InputError: a row is no vector of `d` dimensions; the sentence names it.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class NpyFile:
+    """A `.npy` file."""
+
+    path: Path
+    n: int
+    d: int
+    dtype: np.dtype[Any]
+
+    @classmethod
+    def open(cls, path: Path) -> Self:
+        """Read the header.
+
+        Raises:
+            InputError: it is truncated, no `.npy` file, or holds no (rows, d) array of floats.
+        """
+        try:
+            with path.open("rb") as file:
+                shape, dtype = _header(file)
+                expected = file.tell() + dtype.itemsize * int(np.prod(shape, dtype=np.int64))
+        except OSError as unreadable:
+            raise InputError(f"cannot read {path}: {unreadable.strerror}") from unreadable
+        except ValueError as broken:
+            raise InputError(f"{path} is not a whole .npy file: save it again with numpy.save") from broken
+        if len(shape) != 2 or shape[1] == 0 or dtype.kind != "f" or dtype.itemsize not in (2, 4, 8):
+            raise InputError(
+                f"{path} holds {dtype} of shape {shape}: vectors are (rows, d) of float16, float32 or float64"
+            )
+        if path.stat().st_size < expected:
+            raise InputError(f"{path} is truncated: {path.stat().st_size:,} bytes of {expected:,}; copy it again")
+        return cls(path, shape[0], shape[1], dtype)
+
+    def blocks(self, rows: int) -> Iterator[Block]:
+        """Yield (m <= rows, d) in order."""
+        array = np.load(self.path, mmap_mode="r", allow_pickle=False)
+        for first in range(0, self.n, rows):
+            yield array[first : first + rows]
+
+
+@dataclass(frozen=True, slots=True)
+class ParquetFile:
+    """A column of a Parquet file that holds a list of floats a row."""
+
+    path: Path
+    column: str
+    n: int
+    d: int
+    dtype: np.dtype[Any]
+
+    @classmethod
+    def open(cls, path: Path, column: str | None) -> Self:
+        """Read the footer, and of lists without a fixed size the first row.
+
+        Raises:
+            InputError: it is damaged, or has no such column.
+            UsageError: it has several and none is named.
+        """
+        try:
+            with pq.ParquetFile(path) as file:
+                name = _column(path, file.schema_arrow, column)
+                kind = file.schema_arrow.field(name).type
+                n = file.metadata.num_rows
+                d = kind.list_size if pa.types.is_fixed_size_list(kind) else _first_length(file, name)
+        except OSError as unreadable:
+            raise InputError(f"cannot read {path}: {unreadable.strerror or unreadable}") from unreadable
+        except pa.ArrowException as broken:
+            raise InputError(f"{path} is not a whole Parquet file: copy it again") from broken
+        if n and d == 0:
+            raise InputError(f"row 0 of column {name} in {path} is empty: every row needs a vector")
+        return cls(path, name, n, d, np.dtype(_FLOATS[kind.value_type]))
+
+    def blocks(self, rows: int) -> Iterator[Block]:
+        """Yield (m <= rows, d) in order."""
+        first = 0
+        try:
+            with pq.ParquetFile(self.path) as file:
+                for batch in file.iter_batches(min(rows, 1 << 16), columns=[self.column]):
+                    yield self._matrix(batch.column(0), first)
+                    first += len(batch)
+        except (pa.ArrowException, OSError) as broken:
+            raise InputError(f"{self.path} is damaged after row {first}: copy it again") from broken
+
+    def _matrix(self, lists: Any, first: int) -> Block:
+        lengths = lists.value_lengths().to_numpy(zero_copy_only=False)  # a missing row's is NaN
+        wrong = np.flatnonzero(lengths != self.d)
+        if len(wrong):
+            length = lengths[wrong[0]]
+            what = "is missing" if np.isnan(length) else f"has {int(length)} dimensions where others have {self.d}"
+            raise InputError(f"row {first + wrong[0]} of {self.path} {what}: mend it, or leave it out of the file")
+        values = lists.flatten()
+        block: Block = values.to_numpy(zero_copy_only=False).astype(self.dtype, copy=False).reshape(-1, self.d)
+        return block
+
+
+def _header(file: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    version = npy.read_magic(file)
+    read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+    shape, _, dtype = read(file)
+    return shape, dtype
+
+
+def _column(path: Path, schema: pa.Schema, column: str | None) -> str:
+    known = [field.name for field in schema if _holds_vectors(field.type)]
+    listed = ", ".join(known)
+    if column is not None:
+        if column not in known:
+            raise InputError(f"{path} has no column {column!r} of float lists: it has {listed or 'none'}")
+        return column
+    if not known:
+        raise InputError(f"{path} has no column that holds a list of floats a row: vectors are such lists")
+    if len(known) > 1:
+        raise UsageError(f"{path} has several columns of vectors ({listed}): name one with --column")
+    return str(known[0])
+
+
+def _holds_vectors(kind: pa.DataType) -> bool:
+    types = pa.types
+    lists = types.is_fixed_size_list(kind) or types.is_list(kind) or types.is_large_list(kind)
+    return bool(lists and kind.value_type in _FLOATS)
+
+
+def _first_length(file: pq.ParquetFile, column: str) -> int:
+    for batch in file.iter_batches(1, columns=[column]):
+        return len(batch.column(0)[0].as_py() or ())
+    return 0
