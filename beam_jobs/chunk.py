@@ -3,16 +3,17 @@
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from beam_jobs.job import Facts, Launch, OnProgress, run_job
 from beam_jobs.libraries import versions
-from rag_model.corpus.chunk import ChunkRecipe, chunk_part
+from rag_model.build.parent import Earlier, local_files
+from rag_model.corpus.chunk import VERSION, ChunkRecipe, chunk_part
+from rag_model.corpus.lineage import Inheritance
 from rag_model.corpus.plan import source_digest
 from rag_model.corpus.records import Part, Siteinfo
 from rag_model.store.memo import Produced
 from rag_model.store.store import Store
-
-CODE = 1  # raise it when the same bytes would give other passages
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,26 +23,36 @@ class ChunkTask:
     part: Part
     siteinfo: Siteinfo
     recipe: ChunkRecipe
+    earlier: tuple[Earlier, ...] = ()  # parts of the parent, whose unchanged articles are not cut again
+
+    def inputs(self) -> dict[str, Any]:
+        """Return all that decides the passages; reads the part's bytes. What is taken over from a parent is no part.
+
+        Raises:
+            InputError: the source cannot be read.
+        """
+        return {
+            "source": source_digest(self.part),
+            "kind": self.part.kind,
+            "siteinfo": asdict(self.siteinfo),
+            "recipe": asdict(self.recipe),
+            "code": VERSION,
+            "libraries": versions("pyarrow"),
+        }
 
 
 def chunk(task: ChunkTask, store: Store) -> Facts:
     """Cut one part into `passages`, once: the same bytes under the same recipe are never cut again."""
 
     def produce(workdir: Path) -> Produced:
-        out = workdir / "passages.parquet"
-        facts = chunk_part(task.part, task.siteinfo, task.recipe, out)
-        return Produced({"passages": out}, asdict(facts))
+        out, log = workdir / "passages.parquet", workdir / "articles.parquet"
+        with Inheritance(local_files(store, task.earlier)) as earlier:
+            facts = chunk_part(task.part, task.siteinfo, task.recipe, out, log, earlier)
+        return Produced({"passages": out, "article_log": log}, asdict(facts))
 
-    inputs = {
-        "source": source_digest(task.part),
-        "kind": task.part.kind,
-        "siteinfo": asdict(task.siteinfo),
-        "recipe": asdict(task.recipe),
-        "code": CODE,
-        "libraries": versions("pyarrow"),
-    }
-    record, made = store.memo.once("chunk", inputs, produce)
-    return {**record.facts, "passages": asdict(record.outputs["passages"]), "made": made}
+    record, made = store.memo.once("chunk", task.inputs(), produce)
+    outputs = {name: ref.to_json() for name, ref in record.outputs.items()}
+    return {**record.facts, **outputs, "made": made}
 
 
 def run(tasks: Sequence[ChunkTask], launch: Launch, on_progress: OnProgress | None = None) -> list[Facts]:

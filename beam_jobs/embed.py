@@ -2,21 +2,20 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from beam_jobs.job import Facts, Launch, OnProgress, run_job
 from beam_jobs.libraries import versions
 from rag_model.build.encoding import StoredEncoder
-from rag_model.encoders.embed import Dtype, embed_part
+from rag_model.build.parent import Earlier, local_files
+from rag_model.encoders.embed import VERSION, Dtype, embed_changes
 from rag_model.encoders.encoder import Encoder
 from rag_model.store.blobs import BlobRef
 from rag_model.store.memo import Produced
 from rag_model.store.store import Store
 from rag_model.store.trees import linked_tree
-
-CODE = 1  # raise it when the same passages would give other vectors
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,13 +26,25 @@ class EmbedTask:
     digest: str  # of the rows' values, not of the file
     encoder: tuple[tuple[str, BlobRef], ...]  # its files in the store, by name
     space: str
+    dim: int
     dtype: Dtype
+    earlier: tuple[Earlier, ...] = ()  # parts of the parent, whose passages keep their vectors
 
     @classmethod
-    def of(cls, cut: Facts, encoder: StoredEncoder, dtype: Dtype) -> Self:
+    def of(cls, cut: Facts, encoder: StoredEncoder, dtype: Dtype, earlier: tuple[Earlier, ...] = ()) -> Self:
         """Return the task of a part that the chunk job reported."""
-        passages = BlobRef.from_json(cut["passages"])
-        return cls(passages, cut["digest"], encoder.passage, encoder.space.digest, dtype)
+        passages, space = BlobRef.from_json(cut["passages"]), encoder.space
+        return cls(passages, cut["digest"], encoder.passage, space.digest, space.dim, dtype, earlier)
+
+    def inputs(self) -> dict[str, Any]:
+        """Return all that decides the vectors, to rounding. What is taken over from a parent is no part of it."""
+        return {
+            "passages": self.digest,
+            "space": self.space,
+            "dtype": self.dtype,
+            "code": VERSION,
+            "libraries": versions("torch", "transformers", "tokenizers"),
+        }
 
 
 def embed(task: EmbedTask, store: Store) -> Facts:
@@ -41,19 +52,13 @@ def embed(task: EmbedTask, store: Store) -> Facts:
 
     def produce(workdir: Path) -> Produced:
         out = workdir / "embeddings.npy"
-        encoder = _encoder(store.url, task.encoder)
-        facts = embed_part(store.blobs.local(task.passages), out, encoder, dtype=task.dtype)
+        passages, earlier = store.blobs.local(task.passages), local_files(store, task.earlier)
+        encoder = partial(_encoder, store.url, task.encoder)
+        facts = embed_changes(passages, out, encoder, task.dim, task.dtype, earlier)
         return Produced({"embeddings": out}, asdict(facts))
 
-    inputs = {
-        "passages": task.digest,
-        "space": task.space,
-        "dtype": task.dtype,
-        "code": CODE,
-        "libraries": versions("torch", "transformers", "tokenizers"),
-    }
-    record, made = store.memo.once("embed", inputs, produce)
-    return {**record.facts, "embeddings": asdict(record.outputs["embeddings"]), "made": made}
+    record, made = store.memo.once("embed", task.inputs(), produce)
+    return {**record.facts, "embeddings": record.outputs["embeddings"].to_json(), "made": made}
 
 
 @lru_cache(maxsize=1)  # a worker loads the model once, for the first part that needs it

@@ -25,6 +25,7 @@ from flows.stage import stage
 from rag_model.build.content import BuiltIndex, assemble, counts, provenance, vectors_of
 from rag_model.build.encoding import StoredEncoder, store_encoder
 from rag_model.build.measure import Measured, measure
+from rag_model.build.parent import Parent
 from rag_model.build.planning import plan_parts
 from rag_model.build.publish import Published, publish, vitals
 from rag_model.build.recipe import Recipe
@@ -71,18 +72,18 @@ def reindex(
     if dry_run:
         return Reindexed.of_plan(rehearse(dump, recipe, limit), ref)
     target = Store.open(store, create=True)
-    target.refs.current(ref)  # a name that cannot be, or a damaged log, is told before the work and not after it
+    parent = Parent.of(target, ref)  # a name that cannot be, or a damaged log, is told before the work, not after it
     target.refs.require_exclusion()
     launch = Launch.new(target.url, beam_options)
 
     with clock("plan"):
-        plan = plan_dump(target, dump, recipe, limit)
+        plan = plan_dump(target, dump, recipe, limit, parent)
         encoding = prepare_encoder(target, encoder, recipe)
     with clock("chunk") as tell:
-        passages = chunk_parts(plan, recipe, launch, tell)
+        passages = chunk_parts(plan, recipe, parent, launch, tell)
     plans = plan_indexes(recipe.index, passages, encoding.space.dim, worker_memory(beam_options))
     with clock("embed") as tell:
-        embeddings = embed_parts(passages, encoding, recipe, launch, tell)
+        embeddings = embed_parts(plan, passages, encoding, recipe, parent, launch, tell)
     with clock("train") as tell:
         indexes = train_indexes(target, plans, embeddings, launch, tell)
     with clock("scatter") as tell:
@@ -116,9 +117,9 @@ def rehearse(dump: str, recipe: Recipe, limit: int | None) -> Plan:
 
 
 @stage
-def plan_dump(store: Store, dump: str, recipe: Recipe, limit: int | None) -> Plan:
-    """Decide the parts."""
-    return plan_parts(store, dump, recipe, limit)
+def plan_dump(store: Store, dump: str, recipe: Recipe, limit: int | None, parent: Parent) -> Plan:
+    """Decide the parts: the parent's, and new ones for new pages."""
+    return plan_parts(store, dump, recipe, limit, parent)
 
 
 @stage
@@ -128,17 +129,27 @@ def prepare_encoder(store: Store, encoder: str, recipe: Recipe) -> StoredEncoder
 
 
 @stage
-def chunk_parts(plan: Plan, recipe: Recipe, launch: Launch, tell: OnProgress) -> list[Facts]:
-    """Cut every part into passages."""
-    return chunk.run([ChunkTask(part, plan.siteinfo, recipe.chunk) for part in plan.parts], launch, tell)
+def chunk_parts(plan: Plan, recipe: Recipe, parent: Parent, launch: Launch, tell: OnProgress) -> list[Facts]:
+    """Cut every part into passages; articles that are as they were keep the parent's."""
+    tasks = [ChunkTask(part, plan.siteinfo, recipe.chunk, parent.cut(part)) for part in plan.parts]
+    return chunk.run(tasks, launch, tell)
 
 
 @stage
 def embed_parts(
-    passages: Sequence[Facts], encoding: StoredEncoder, recipe: Recipe, launch: Launch, tell: OnProgress
+    plan: Plan,
+    passages: Sequence[Facts],
+    encoding: StoredEncoder,
+    recipe: Recipe,
+    parent: Parent,
+    launch: Launch,
+    tell: OnProgress,
 ) -> list[Facts]:
-    """Encode every part's passages."""
-    tasks = [EmbedTask.of(cut, encoding, recipe.encode.dtype) for cut in passages]
+    """Encode every part's passages; those that are as they were keep the parent's vectors."""
+    tasks = [
+        EmbedTask.of(cut, encoding, recipe.encode.dtype, parent.encoded(part, encoding.space.digest))
+        for part, cut in zip(plan.parts, passages, strict=True)
+    ]
     return embed.run(tasks, launch, tell)
 
 

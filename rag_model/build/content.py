@@ -6,15 +6,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
+from itertools import pairwise
 from typing import Any
 
 from rag_model.build.encoding import StoredEncoder
 from rag_model.build.recipe import Recipe
+from rag_model.corpus import chunk
 from rag_model.corpus.records import Plan
+from rag_model.encoders import embed
 from rag_model.index.recipe import IndexPlan
 from rag_model.store.blobs import BlobRef
 from rag_model.store.manifest import Content, PartEntry
-from rag_model.store.paths import QUESTION_ENCODER, embeddings_path, index_path, passages_path
+from rag_model.store.paths import QUESTION_ENCODER, articles_path, embeddings_path, index_path, passages_path
 
 WIKIPEDIA_LICENCE = "CC BY-SA 4.0"
 Facts = Mapping[str, Any]  # what a job reports of one part
@@ -40,16 +43,20 @@ def assemble(
 ) -> Content:
     """Return the content of the snapshot: every file by its path, and all that its id depends on.
 
-    `passages` and `embeddings` hold one report a part, in the plan's order; parts without a passage are left out.
+    `passages` and `embeddings` hold one report a part, in the plan's order; a part without a passage is left out, and
+    its range goes to the one before it: so ranges tile the page ids, and a later build finds the same ones.
     """
     files: dict[str, BlobRef] = {f"{QUESTION_ENCODER}/{name}": ref for name, ref in encoder.question}
     parts = []
-    for part, cut, encoded in zip(plan.parts, passages, embeddings, strict=True):
-        if not cut["rows"]:
-            continue
-        files[passages_path(part.name)] = BlobRef.from_json(cut["passages"])
-        files[embeddings_path(part.name)] = BlobRef.from_json(encoded["embeddings"])
-        parts.append(PartEntry(part.name, part.first_page, part.last_page, cut["rows"]))
+    ranges = _tiled(plan, passages)
+    filled = [made for made in zip(passages, embeddings, strict=True) if made[0]["rows"]]
+    for number, ((first, last), (cut, encoded)) in enumerate(zip(ranges, filled, strict=True)):
+        name = f"part-{number:05d}"
+        files[passages_path(name)] = BlobRef.from_json(cut["passages"])
+        files[embeddings_path(name)] = BlobRef.from_json(encoded["embeddings"])
+        if "article_log" in cut:
+            files[articles_path(name)] = BlobRef.from_json(cut["article_log"])
+        parts.append(PartEntry(name, first, last, cut["rows"]))
     files |= {index_path(index.name): index.blob for index in indexes}
     return Content(
         corpus=_corpus(plan, passages),
@@ -59,6 +66,13 @@ def assemble(
         space=encoder.space.to_json(),
         indexes={index.name: index.plan.entry() for index in indexes},
     )
+
+
+def _tiled(plan: Plan, passages: Sequence[Facts]) -> list[tuple[int, int]]:
+    """Return the page range of each part that has passages, with those of the empty ones after it."""
+    filled = [part.first_page for part, cut in zip(plan.parts, passages, strict=True) if cut["rows"]]
+    starts = [plan.parts[0].first_page, *filled[1:]]
+    return [(first, end - 1) for first, end in pairwise([*starts, plan.parts[-1].last_page + 1])]
 
 
 def vectors_of(embeddings: Sequence[Facts]) -> list[BlobRef]:
@@ -75,16 +89,21 @@ def provenance(dump: str, encoder: str, indexes: Sequence[BuiltIndex], seconds: 
         "processor": platform.processor() or platform.machine(),
         "notes": [f"index {index.name}: {note}" for index in indexes for note in index.plan.notes],
         "seconds": dict(seconds),
+        "code": {"chunk": chunk.VERSION, "embed": embed.VERSION},
         "versions": {name: version(name) for name in _DECIDING},
     }
 
 
 def counts(passages: Sequence[Facts], embeddings: Sequence[Facts]) -> dict[str, Any]:
-    """Return what a run counted: articles, passages, embedded and reused ones, drops by reason."""
+    """Return what a run counted: articles, passages, drops by reason.
+
+    `embedded` are the passages that this run's encoder read; `reused` those whose vectors were there, in the parent
+    or because an earlier run had come so far.
+    """
     dropped: Counter[str] = Counter()
     for cut in passages:
         dropped.update(cut["dropped"])
-    embedded = sum(encoded["rows"] for encoded in embeddings if encoded["made"])
+    embedded = sum(encoded["encoded"] for encoded in embeddings if encoded["made"])
     rows = sum(cut["rows"] for cut in passages)
     return {
         "articles": sum(cut["articles"] for cut in passages),

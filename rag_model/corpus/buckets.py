@@ -3,14 +3,15 @@
 import gzip
 import json
 import tempfile
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from itertools import chain
+from itertools import chain, pairwise
 from pathlib import Path
 
 from rag_model.corpus.documents import PLACES, place_of
-from rag_model.corpus.parts import part_weight
+from rag_model.corpus.parts import Fences, part_weight
 from rag_model.corpus.records import Part, Slice, SourceKind
 from rag_model.corpus.rows import Record
 from rag_model.corpus.staging import RATIO, Stage, put, writing
@@ -24,13 +25,15 @@ def bucket_parts(
     *,
     size: int,
     target: int | None,
+    fences: Fences | None = None,
     workdir: Path,
     stage: Stage,
 ) -> tuple[Part, ...]:
-    """Return parts that divide the places evenly, each with the records of its places in the order given.
+    """Return parts that divide the places, each with the records of its places in the order given.
 
-    Their number follows from the weight of all records if those fit in memory, else from `size`, the bytes
-    of the source; `target` is the weight of one part, if asked for. There are none without records.
+    They divide them evenly, and their number follows from the weight of all records if those fit in memory, else
+    from `size`, the bytes of the source; `target` is the weight of one part, if asked for. With `fences` they are
+    those of before, until they have come to twice that weight. There are none without records.
     """
     lines = map(_encoded, records)
     batch = _batch(lines)
@@ -38,15 +41,23 @@ def bucket_parts(
         return ()
     held = sum(len(line) for _, line in batch)
     weight = size if held >= HELD else held // RATIO
-    count = max(1, round(weight / (target or part_weight(weight))))
+    starts = _starts(weight, target or part_weight(weight), fences)
     folder = Path(tempfile.mkdtemp(dir=workdir, prefix="buckets-"))
     with writing(workdir):
         for more in chain([batch], iter(lambda: _batch(lines), [])):
-            _append(more, count, folder)
-    parts = tuple(_part(kind, i, count, folder, stage) for i in range(count))
+            _append(more, starts, folder)
+    ranges = pairwise([*starts, PLACES])
+    parts = tuple(_part(kind, i, first, end - 1, folder, stage) for i, (first, end) in enumerate(ranges))
     with suppress(OSError):  # not empty: the stage left its files where they are
         folder.rmdir()
     return parts
+
+
+def _starts(weight: int, target: int, fences: Fences | None) -> list[int]:
+    if fences is not None and weight <= 2 * target * len(fences.starts):
+        return list(fences.starts)
+    count = max(1, round(weight / target))
+    return [-(-i * PLACES // count) for i in range(count)]
 
 
 def _encoded(record: Record) -> tuple[int, bytes]:
@@ -63,17 +74,16 @@ def _batch(lines: Iterator[tuple[int, bytes]]) -> list[tuple[int, bytes]]:
     return batch
 
 
-def _append(batch: list[tuple[int, bytes]], count: int, folder: Path) -> None:
+def _append(batch: list[tuple[int, bytes]], starts: list[int], folder: Path) -> None:
     buckets = defaultdict[int, bytearray](bytearray)
     for place, line in batch:
-        buckets[place * count // PLACES] += line
+        buckets[bisect_right(starts, place) - 1] += line
     for i, lines in buckets.items():
         with _file(folder, i).open("ab") as file:
             file.write(gzip.compress(lines, 1, mtime=0))
 
 
-def _part(kind: SourceKind, i: int, count: int, folder: Path, stage: Stage) -> Part:
-    first, last = -(-i * PLACES // count), -(-(i + 1) * PLACES // count) - 1
+def _part(kind: SourceKind, i: int, first: int, last: int, folder: Path, stage: Stage) -> Part:
     path, slices = _file(folder, i), tuple[Slice, ...]()
     if path.exists():
         size = path.stat().st_size

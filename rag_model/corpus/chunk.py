@@ -4,22 +4,27 @@ Nothing vanishes silently: every page that does not end up in passages is counte
 the cleaner cannot read is set aside with its reason and the part goes on; only where that happens to more
 pages than the recipe allows is the dump taken to be broken and the part fails. One page and one row group
 are held in memory at a time.
+
+An article that an earlier build cut the same way is not parsed again (`lineage`): its passages are taken over, and
+the file comes out byte for byte as if it had been.
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from rag_model.corpus.articles import article_or_drop
-from rag_model.corpus.chunkers import build_chunker
+from rag_model.corpus.chunkers import Chunker, build_chunker
 from rag_model.corpus.documents import read_documents, read_ready_passages
 from rag_model.corpus.dump import read_pages
+from rag_model.corpus.lineage import ArticleLog, Inheritance, Outcome, article_key, cutting_basis
 from rag_model.corpus.passages import PassageWriter
-from rag_model.corpus.records import Article, Page, Part, Passage, Section, Siteinfo
+from rag_model.corpus.records import Article, Page, Part, Passage, Siteinfo
 from rag_model.corpus.wikitext import Unparsable, clean
 from rag_model.errors import InputError, UsageError
 
+VERSION = 2  # raise it when the same page would give other passages: no article is then taken over
 MAX_LISTED = 100  # quarantined pages that are named; the others are only counted
 BUCKET = 10  # words; width of the bars of the length histogram
 
@@ -60,21 +65,34 @@ class ChunkFacts:
     newest_revision: str  # latest timestamp among the articles, ISO 8601; empty without revisions
     words: int
     lengths: dict[str, int]  # passages by their number of words, rounded down to a multiple of `BUCKET`
+    inherited: int  # articles of a wiki that were taken over unparsed; how a part was made, and no fact of what it is
 
 
-def chunk_part(part: Part, siteinfo: Siteinfo, recipe: ChunkRecipe, out: Path) -> ChunkFacts:
+def chunk_part(
+    part: Part,
+    siteinfo: Siteinfo,
+    recipe: ChunkRecipe,
+    out: Path,
+    log: Path | None = None,
+    earlier: Inheritance | None = None,
+) -> ChunkFacts:
     """Write the passages of one part to the Parquet file `out`, and return what became of it.
+
+    `log` is where to write what became of each article of a wiki, for a later build to inherit; `earlier` is what
+    this one does.
 
     Raises:
         InputError: the source cannot be read, or more of its pages are unparsable than the recipe allows.
     """
-    tally = _Tally()
+    tally, articles = _Tally(), ArticleLog()
     with PassageWriter(out) as writer:
-        for passage in _passages(part, siteinfo, recipe, tally):
+        for passage in _passages(part, siteinfo, recipe, tally, articles, earlier or Inheritance()):
             tally.words += passage.n_words
             tally.lengths[passage.n_words // BUCKET * BUCKET] += 1
             writer.write(passage)
         tally.check(part, recipe)
+    if log is not None:
+        articles.save(log)
     return ChunkFacts(
         rows=writer.rows,
         digest=writer.digest,
@@ -84,6 +102,7 @@ def chunk_part(part: Part, siteinfo: Siteinfo, recipe: ChunkRecipe, out: Path) -
         newest_revision=tally.newest_revision,
         words=tally.words,
         lengths={str(length): count for length, count in sorted(tally.lengths.items())},
+        inherited=tally.inherited,
     )
 
 
@@ -97,6 +116,15 @@ class _Tally:
     newest_revision: str = ""
     words: int = 0
     lengths: Counter[int] = field(default_factory=Counter)
+    inherited: int = 0
+
+    def counted(self, passages: Sequence[Passage]) -> Sequence[Passage]:
+        """Count one article of these passages, and return them."""
+        if passages:
+            self.articles += 1
+        else:
+            self.dropped["no_text"] += 1
+        return passages
 
     def quarantine(self, page: Page, reason: str) -> None:
         self.dropped["unparsable"] += 1
@@ -115,41 +143,48 @@ class _Tally:
             )
 
 
-def _passages(part: Part, siteinfo: Siteinfo, recipe: ChunkRecipe, tally: _Tally) -> Iterator[Passage]:
+def _passages(
+    part: Part, siteinfo: Siteinfo, recipe: ChunkRecipe, tally: _Tally, log: ArticleLog, earlier: Inheritance
+) -> Iterator[Passage]:
     """Yield the passages of a part of any kind; ready ones are taken as they are."""
     if part.kind == "passages":
         yield from read_ready_passages(part)
         return
     chunker = build_chunker(recipe.chunker, recipe.words)
-    articles = _articles(part, siteinfo, tally) if part.kind == "wiki" else read_documents(part)
-    for article in articles:
-        passages = list(chunker(article))
-        if passages:
-            tally.articles += 1
-        else:
-            tally.dropped["no_text"] += 1
-        yield from passages
+    if part.kind == "documents":
+        for document in read_documents(part):
+            yield from tally.counted(list(chunker(document)))
+        return
+    basis = cutting_basis(siteinfo, recipe.chunker, recipe.words, VERSION)
+    for page in _articles(part, siteinfo, tally):
+        key = article_key(basis, page)
+        kept = earlier.get(page, key)
+        outcome = kept or _cut(page, siteinfo, chunker)
+        tally.inherited += kept is not None
+        log.note(page, key, outcome)
+        if outcome.reason:
+            tally.quarantine(page, outcome.reason)
+            continue
+        tally.newest_revision = max(tally.newest_revision, page.timestamp)
+        yield from tally.counted(outcome.passages)
 
 
-def _articles(part: Part, siteinfo: Siteinfo, tally: _Tally) -> Iterator[Article]:
+def _articles(part: Part, siteinfo: Siteinfo, tally: _Tally) -> Iterator[Page]:
     for page in read_pages(part):
         kept = article_or_drop(page, siteinfo)
-        if not isinstance(kept, Page):
+        if isinstance(kept, Page):
+            yield page
+        else:
             tally.dropped[kept] += 1
-            continue
-        sections = _cleaned(page, siteinfo, tally)
-        if sections is not None:
-            tally.newest_revision = max(tally.newest_revision, page.timestamp)
-            yield Article(str(page.page_id), page.rev_id, page.title, sections)
 
 
-def _cleaned(page: Page, siteinfo: Siteinfo, tally: _Tally) -> tuple[Section, ...] | None:
-    """Return a page's text, or None once it is quarantined."""
+def _cut(page: Page, siteinfo: Siteinfo, chunker: Chunker) -> Outcome:
+    """Return a page's passages, or why it has to be quarantined."""
     try:
-        return clean(page.text, siteinfo, page.title)
+        sections = clean(page.text, siteinfo, page.title)
     except Unparsable as bound:
-        tally.quarantine(page, bound.reason)
+        return Outcome((), bound.reason)
     except (ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as bug:
         # A bug of the cleaner that one page in millions meets must not cost the others of its part.
-        tally.quarantine(page, f"the cleaner failed: {type(bug).__name__}: {bug}")
-    return None
+        return Outcome((), f"the cleaner failed: {type(bug).__name__}: {bug}")
+    return Outcome(list(chunker(Article(str(page.page_id), page.rev_id, page.title, sections))))

@@ -1,7 +1,9 @@
 """Parts: ranges of page ids of about equal weight, and the slices that each has to read.
 
-Where a part begins is a function of the dump alone, never of the machine: row order, and with it the
-snapshot id, hangs on it. A later plan may give `assemble` boundaries of its own.
+Where a part begins is a function of the dump and of the snapshot before it, never of the machine: row order, and
+with it the snapshot id, hangs on it. A later build keeps the parent's ranges, so that an article stays in its part
+from dump to dump and a part without a changed article stays the same file. New pages fill up the last part, and
+then make new ones.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,15 +25,31 @@ class Piece:
     ordered: bool  # page ids strictly increase inside
 
 
+@dataclass(frozen=True, slots=True)
+class Fences:
+    """Where the parts of an earlier snapshot begin, and where its last one ended."""
+
+    kind: SourceKind
+    dbname: str  # a page id means nothing in another wiki
+    starts: tuple[int, ...]  # first page of each part, ascending; the first is 0
+    end: int  # the page after the last
+
+
 def part_weight(total: int) -> int:
     """Return the weight that a part of a dump of `total` compressed bytes should have."""
     return min(max(total // PARTS, SMALLEST), LARGEST)
 
 
-def boundaries(pieces: Sequence[Piece], target: int | None = None) -> list[int]:
-    """Return the first page id of each part; the first is 0. `pieces` come by their first page."""
+def boundaries(pieces: Sequence[Piece], target: int | None = None, fences: Fences | None = None) -> list[int]:
+    """Return the first page id of each part; the first is 0. `pieces` come by their first page.
+
+    With `fences` the parts of before stay as they are, but for the last one, which new pages fill up to `target`.
+    """
     total = sum(piece.weight for piece in pieces)
-    count = max(1, round(total / (target or part_weight(total))))
+    weight = target or part_weight(total)
+    if fences is not None:
+        return _appended(pieces, weight, fences)
+    count = max(1, round(total / weight))
     starts, done = [0], 0
     for piece in pieces:
         if done * count >= total * len(starts) and piece.slice.first_page > starts[-1]:
@@ -40,11 +58,26 @@ def boundaries(pieces: Sequence[Piece], target: int | None = None) -> list[int]:
     return starts
 
 
+def _appended(pieces: Sequence[Piece], weight: int, fences: Fences) -> list[int]:
+    starts, held = list(fences.starts), 0
+    for piece in pieces:
+        first = piece.slice.first_page
+        if first < starts[-1]:
+            continue
+        if first >= fences.end and first > starts[-1] and held >= weight:
+            starts.append(first)
+            held = 0
+        held += piece.weight
+    return starts
+
+
 def assemble(kind: SourceKind, pieces: Sequence[Piece], starts: Sequence[int], last: int) -> tuple[Part, ...]:
     """Return the parts that begin at `starts` and tile the ids up to `last`, with the slices each overlaps.
 
-    `pieces` come by their first page. Streams that follow each other in a file become one slice.
+    `pieces` come by their first page; a start beyond `last` begins nothing. Streams that follow each other in a file
+    become one slice.
     """
+    starts = [start for start in starts if start <= last] or [0]
     ends = [start - 1 for start in starts[1:]] + [last]
     parts = []
     waiting, reaching = iter(pieces), list[Piece]()

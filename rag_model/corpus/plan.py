@@ -14,7 +14,7 @@ from rag_model.corpus.buckets import bucket_parts
 from rag_model.corpus.decode import read_slice
 from rag_model.corpus.dump import slice_pages
 from rag_model.corpus.multistream import index_of, is_index, read_streams
-from rag_model.corpus.parts import Piece, assemble, boundaries, in_order
+from rag_model.corpus.parts import Fences, Piece, assemble, boundaries, in_order
 from rag_model.corpus.records import Part, Plan, Siteinfo, Slice, SourceKind
 from rag_model.corpus.rows import READERS, Record
 from rag_model.corpus.siteinfo import read_siteinfo
@@ -36,10 +36,11 @@ def plan_dump(
     stage: Stage,
     limit: int | None = None,
     part_bytes: int | None = None,
+    fences: Fences | None = None,
 ) -> Plan:
     """Return the parts of a corpus, in the order of their rows.
 
-    Equal files give equal part boundaries on every machine. Memory grows with the number of streams (some
+    Equal files and fences give equal part boundaries on every machine. Memory grows with the number of streams (some
     300 bytes each), not with their size.
 
     Args:
@@ -49,6 +50,7 @@ def plan_dump(
         stage: called with each file that planning made for the workers; returns its URL.
         limit: take no more than this many articles (or documents, or passages), the first of the source.
         part_bytes: compressed bytes of a part; by default a sixteenth of all, between 256 KiB and 32 MiB.
+        fences: the parts of an earlier snapshot, which are kept if it was made of the same wiki or kind of rows.
 
     Raises:
         InputError: a file is missing, broken or not what its name says, or there is nothing in it.
@@ -66,13 +68,14 @@ def plan_dump(
         )
     kind = kinds.pop()
     if kind == "wiki":
-        return _plan_wiki(urls, workdir, stage, limit, part_bytes)
+        return _plan_wiki(urls, workdir, stage, limit, part_bytes, fences)
     records: Iterator[Record] = chain.from_iterable(READERS[kind](url) for url in urls)
     if limit is not None:
         records = islice(records, min(limit, sys.maxsize))  # it knows no larger number
     rows: SourceKind = "passages" if kind == "tsv" else "documents"
     size = sum(map(size_of, urls))
-    parts = bucket_parts(rows, records, size=size, target=part_bytes, workdir=workdir, stage=stage)
+    kept = fences if fences and fences.kind == rows else None
+    parts = bucket_parts(rows, records, size=size, target=part_bytes, fences=kept, workdir=workdir, stage=stage)
     if not parts:
         raise InputError(f"{pattern} holds no records: check that it is the file you meant")
     return Plan(rows, Siteinfo("", "", ""), parts)
@@ -109,8 +112,12 @@ def _kind(url: str) -> str:
     return "wiki"
 
 
-def _plan_wiki(urls: list[str], workdir: Path, stage: Stage, limit: int | None, part_bytes: int | None) -> Plan:
+def _plan_wiki(
+    urls: list[str], workdir: Path, stage: Stage, limit: int | None, part_bytes: int | None, fences: Fences | None
+) -> Plan:
     siteinfo = _common_siteinfo(urls)
+    if fences and (fences.kind, fences.dbname) != ("wiki", siteinfo.dbname):
+        fences = None
     pieces = chain.from_iterable(_pieces(url, workdir, stage) for url in urls)
     taken, last = (list(pieces), None) if limit is None else _first_articles(pieces, limit, siteinfo)
     if not taken:
@@ -118,7 +125,7 @@ def _plan_wiki(urls: list[str], workdir: Path, stage: Stage, limit: int | None, 
     taken.sort(key=lambda piece: piece.slice.first_page)
     if last is None:
         last = max(piece.slice.last_page for piece in taken)
-    return Plan("wiki", siteinfo, assemble("wiki", taken, boundaries(taken, part_bytes), last))
+    return Plan("wiki", siteinfo, assemble("wiki", taken, boundaries(taken, part_bytes, fences), last))
 
 
 def _pieces(url: str, workdir: Path, stage: Stage) -> Iterator[Piece]:

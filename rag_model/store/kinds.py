@@ -6,6 +6,8 @@ from rag_model.errors import UsageError
 from rag_model.store.manifest import Content
 from rag_model.store.paths import EXACT
 
+ARTICLES = "articles"  # what became of each article: no reader needs it, and builds read it in the store
+
 
 def kind_of(path: str) -> str:
     """Return the kind of a snapshot's file: `passages`, `embeddings`, `encoder`, or one index.
@@ -20,7 +22,7 @@ def kind_of(path: str) -> str:
 def chosen(
     content: Content, *, indexes: Sequence[str] = (), embeddings: bool = True, passages_only: bool = False
 ) -> Callable[[str], bool]:
-    """Return what `pull` takes as `select`: all files, less those of other indexes, less embeddings, or passages alone.
+    """Return what `pull` takes as `select`: all that readers need, less other indexes and embeddings, or passages alone.
 
     `indexes` names those to keep; none named keeps all. `exact` stands for the embeddings.
 
@@ -34,7 +36,7 @@ def chosen(
         raise UsageError(f"passages alone hold no index {indexes[0]}: ask for one or the other")
     if EXACT in indexes and EXACT not in content.indexes and not embeddings:
         raise UsageError("index exact is searched in the embeddings: pull them too")
-    left_out = {f"index/{name}" for name in content.indexes if indexes and name not in indexes}
+    left_out = {ARTICLES, *(f"index/{name}" for name in content.indexes if indexes and name not in indexes)}
     if not embeddings:
         left_out.add("embeddings")
     return lambda path: kind_of(path) == "passages" if passages_only else kind_of(path) not in left_out

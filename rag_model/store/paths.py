@@ -17,3 +17,8 @@ def embeddings_path(part: str) -> str:
 def index_path(name: str) -> str:
     """Return where an index lies."""
     return f"index/{name}.faiss"
+
+
+def articles_path(part: str) -> str:
+    """Return where it lies what became of each article of a part: read by later builds alone."""
+    return f"articles/{part}.parquet"

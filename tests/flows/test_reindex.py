@@ -53,6 +53,7 @@ def test_a_dump_becomes_a_snapshot_that_a_ref_names(tmp_path: Path, reindex: Any
         assert snapshot.n == made["counts"]["passages"]
         assert len(snapshot.manifest.content.parts) == 2
         assert {name.partition("/")[0] for name in snapshot.manifest.content.files} == {
+            "articles",
             "passages",
             "embeddings",
             "index",

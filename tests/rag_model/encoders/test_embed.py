@@ -29,7 +29,7 @@ def test_row_i_is_the_vector_of_passage_i(tmp_path: Path, encoder: Encoder, text
     assert (vectors.shape, vectors.dtype, vectors.flags.c_contiguous) == ((30, 32), np.float32, True)
     for row, (title, text) in enumerate(zip(*texts, strict=True)):
         np.testing.assert_allclose(vectors[row], encoder.encode_passages([title], [text])[0], atol=1e-5)
-    assert facts == EmbedFacts(30, 32, facts.tokens, "cpu", "float32")
+    assert facts == EmbedFacts(30, 32, 30, facts.tokens, "cpu", "float32")
     assert facts.tokens == sum(
         len(encoder.tokenizer.encode(f"{a} {b}".strip()).ids) for a, b in zip(*texts, strict=True)
     )

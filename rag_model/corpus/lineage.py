@@ -1,0 +1,147 @@
+"""What became of each article of a part, so that the next dump's build need not parse it again.
+
+An article is named by a key of all that decides its passages: its revision, title and wikitext, and the recipe,
+siteinfo and code that cut it. Text is hashed rather than trusted to keep under one `rev_id`, because dumps are edited
+by hand and revisions get suppressed; hashing costs a hundredth of parsing. So no one has to say what invalidates what:
+another recipe gives other keys, and another folder, store or number of workers the same.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from rag_model.corpus.passages import ROW_GROUP, PassageFile
+from rag_model.corpus.records import Page, Passage, Siteinfo
+from rag_model.digest import digest_json
+from rag_model.errors import InputError
+from rag_model.landing import landing
+
+_KEY = 16  # bytes of SHA-256: articles of one page id meet, never all of them
+_FIELDS = [("page_id", pa.int64()), ("key", pa.binary(_KEY)), ("passages", pa.int32()), ("reason", pa.string())]
+ARTICLE_SCHEMA = pa.schema([pa.field(name, kind, nullable=False) for name, kind in _FIELDS])
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What an article became: its passages, none if it has no text, or the reason why it could not be read."""
+
+    passages: Sequence[Passage]
+    reason: str = ""
+
+
+def cutting_basis(siteinfo: Siteinfo, chunker: str, words: int, version: int) -> bytes:
+    """Return what all articles of a part are cut by, as bytes to begin a key with."""
+    return digest_json([asdict(siteinfo), chunker, words, version]).encode()
+
+
+def article_key(basis: bytes, page: Page) -> bytes:
+    """Return the 16-byte key of all that decides an article's passages."""
+    running = hashlib.sha256(basis)
+    for field in (str(page.page_id), str(page.rev_id), page.title):
+        running.update(field.encode() + b"\0")
+    running.update(page.text.encode())
+    return running.digest()[:_KEY]
+
+
+class ArticleLog:
+    """Writes down what became of the articles of a part, in their order: some 30 bytes for each."""
+
+    def __init__(self) -> None:
+        self._rows: list[tuple[int, bytes, int, str]] = []
+
+    def note(self, page: Page, key: bytes, outcome: Outcome) -> None:
+        """Append one article."""
+        self._rows.append((page.page_id, key, len(outcome.passages), outcome.reason))
+
+    def save(self, path: Path) -> None:
+        """Write the Parquet file."""
+        columns = zip(*self._rows, strict=True) if self._rows else [()] * len(ARTICLE_SCHEMA)
+        arrays = [pa.array(column, field.type) for column, field in zip(columns, ARTICLE_SCHEMA, strict=True)]
+        table = pa.Table.from_arrays(arrays, schema=ARTICLE_SCHEMA)
+        with landing(path) as temporary:
+            pq.write_table(
+                table, temporary, compression="zstd", store_schema=False, use_dictionary=False, write_statistics=False
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    key: bytes
+    file: PassageFile
+    start: int  # row
+    count: int
+    reason: str
+
+
+class Inheritance:
+    """The articles of earlier parts, to be taken over where their key is the same."""
+
+    def __init__(self, parts: Sequence[tuple[Path, Path]] = ()) -> None:
+        """Open the passages and the article log of each part; a pair that does not fit together is left out.
+
+        Raises:
+            InputError: a file is no Parquet, or lacks a column.
+        """
+        self._files: list[PassageFile] = []
+        self._places: dict[int, _Place] = {}
+        self._held: tuple[PassageFile, int, list[Passage]] | None = None
+        for passages, articles in parts:
+            self._index(PassageFile(passages), _read(articles))
+
+    def get(self, page: Page, key: bytes) -> Outcome | None:
+        """Return what an article became, or None if it was another or none."""
+        place = self._places.get(page.page_id)
+        if place is None or place.key != key:
+            return None
+        rows = self._rows(place)
+        fits = all(passage.page_id == str(page.page_id) for passage in rows)
+        return Outcome(rows, place.reason) if fits else None
+
+    def _index(self, file: PassageFile, log: pa.Table) -> None:
+        self._files.append(file)
+        counts = log["passages"].to_numpy()
+        if counts.sum() != file.n_rows:  # a page was taken out of the passages since
+            return
+        starts = (np.cumsum(counts) - counts).tolist()
+        pages, keys, reasons = (log[name].to_pylist() for name in ("page_id", "key", "reason"))
+        for page, key, start, count, reason in zip(pages, keys, starts, counts.tolist(), reasons, strict=True):
+            self._places[page] = _Place(key, file, start, count, reason)
+
+    def _rows(self, place: _Place) -> list[Passage]:
+        rows: list[Passage] = []
+        for block in range(place.start // ROW_GROUP, -(-(place.start + place.count) // ROW_GROUP)):
+            first = block * ROW_GROUP
+            rows += self._block(place.file, first)[max(0, place.start - first) : place.start + place.count - first]
+        return rows
+
+    def _block(self, file: PassageFile, first: int) -> list[Passage]:
+        """Return the passages of a row group; the last one is kept, since articles come in the order of their rows."""
+        if self._held is None or self._held[:2] != (file, first):
+            rows = range(first, min(first + ROW_GROUP, file.n_rows))
+            self._held = (file, first, file.rows(rows))
+        return self._held[2]
+
+    def __enter__(self) -> Self:
+        """Close on leaving."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close the files."""
+        for file in self._files:
+            file.close()
+
+
+def _read(articles: Path) -> pa.Table:
+    try:
+        return pq.read_table(articles, columns=ARTICLE_SCHEMA.names, use_threads=False)
+    except (OSError, KeyError, pa.ArrowException) as broken:
+        raise InputError(f"{articles} is not a readable article log ({broken}): build without it") from broken
