@@ -45,7 +45,7 @@ class ExactIndex:
         rows = np.empty((len(vectors), 0), np.int64)
         for first, block in self._files.blocks():
             found, local = self._best(vectors, block, min(k, len(block)))
-            scores, rows = _best_of(np.hstack([scores, found]), np.hstack([rows, local + first]), k)
+            scores, rows = best_of(np.hstack([scores, found]), np.hstack([rows, local + first]), k)
         return scores, rows
 
     def _best(self, vectors: Vectors, block: Vectors, k: int) -> tuple[Vectors, Rows]:
@@ -54,6 +54,7 @@ class ExactIndex:
         return (found if self.metric == "ip" else -found), rows
 
 
-def _best_of(scores: Vectors, rows: Rows, k: int) -> tuple[Vectors, Rows]:
+def best_of(scores: Vectors, rows: Rows, k: int) -> tuple[Vectors, Rows]:
+    """Return the k best of each line of scores, best first; of those that tie the smaller row comes first."""
     order = np.lexsort((rows, -scores), axis=1)[:, :k]
     return np.take_along_axis(scores, order, 1), np.take_along_axis(rows, order, 1)

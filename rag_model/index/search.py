@@ -3,7 +3,7 @@
 Settings travel with the call (faiss's `SearchParameters`), never by changing the index.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -14,8 +14,11 @@ from rag_model.index import engine
 from rag_model.index.engine import FaissIndex, Metric, Rows, Vectors, faiss
 from rag_model.index.factory import Kind
 from rag_model.index.question import check_question
-from rag_model.index.recipe import check_search
+from rag_model.index.recipe import REFINE, check_search
+from rag_model.index.refine import rank_again
+from rag_model.index.setting import write_setting
 from rag_model.index.training import lists_of
+from rag_model.index.vectors import VectorFiles
 
 
 class SearchIndex(Protocol):
@@ -46,26 +49,40 @@ class SearchIndex(Protocol):
 class IndexFile:
     """A `SearchIndex` read from a faiss file."""
 
-    def __init__(self, path: Path, *, mmap: bool = True, defaults: Mapping[str, int] | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        mmap: bool = True,
+        defaults: Mapping[str, int] | None = None,
+        vectors: Sequence[Path] = (),
+    ) -> None:
         """Open `path`; see `open_index`."""
-        self._index = engine.read(path, mmap=mmap)
+        self._path, self._index = path, engine.read(path, mmap=mmap)
         self._lists = lists_of(self._index)
         self.kind = _kind(path, self._index)
         self.lists = 0 if self._lists is None else int(self._lists.nlist)  # 0: it has none
         self.n, self.dim = int(self._index.ntotal), int(self._index.d)
         self.metric: Metric = engine.metric_of(self._index)
-        self._own = _settings_of(self._index, self._lists)
-        check_search(defaults or {}, tuple(self._own))
-        self.defaults = {**self._own, **(defaults or {})}
-        self._path = path
-        if mmap and self._lists is not None and "refine" not in self._own:
+        self._files = VectorFiles.of(vectors, self.n, self.dim) if vectors else None
+        own = _settings_of(self._index, self._lists) | ({"refine": REFINE} if vectors else {})
+        check_search(defaults or {}, tuple(own))
+        self.defaults = {**own, **(defaults or {})}
+        if mmap and self._lists is not None and not isinstance(self._index, faiss.IndexRefine):
             _check_tail(path, self._lists)
 
     def search(self, vectors: Vectors, k: int, **parameters: int) -> tuple[Vectors, Rows]:
         """Return the k best rows of each vector, as `SearchIndex.search` says."""
         vectors = check_question(vectors, k, self.n, self.dim)
-        check_search(parameters, tuple(self._own))
-        settings = self._settings({**self.defaults, **parameters})
+        check_search(parameters, tuple(self.defaults))
+        parameters = self.defaults | parameters
+        if self._files is None:
+            return self._found(vectors, k, parameters)
+        _, rows = self._found(vectors, min(k * parameters["refine"], self.n), parameters)
+        return rank_again(self._files, self.metric, vectors, rows, k)
+
+    def _found(self, vectors: Vectors, k: int, parameters: Mapping[str, int]) -> tuple[Vectors, Rows]:
+        settings = self._settings(parameters)
         with engine.guarded(InputError, f"{self._path} cannot be searched: it is damaged, so fetch or build it again"):
             scores, rows = self._index.search(vectors, k, params=settings)
         scores = scores if self.metric == "ip" else -scores
@@ -78,28 +95,52 @@ class IndexFile:
         if self._lists is None:
             return None
         settings = faiss.SearchParametersIVF(nprobe=min(parameters["nprobe"], self.lists))
-        refine = "refine" in parameters
-        base = faiss.downcast_index(self._index.base_index) if refine else self._index
+        refined = isinstance(self._index, faiss.IndexRefine)
+        base = faiss.downcast_index(self._index.base_index) if refined else self._index
         if isinstance(base, faiss.IndexPreTransform):
             settings = faiss.SearchParametersPreTransform(index_params=settings)
-        if refine:
+        if refined:
             settings = faiss.IndexRefineSearchParameters(k_factor=parameters["refine"], base_index_params=settings)
         return settings
 
 
-def open_index(path: Path, *, mmap: bool = True, defaults: Mapping[str, int] | None = None) -> IndexFile:
+def open_index(
+    path: Path, *, mmap: bool = True, defaults: Mapping[str, int] | None = None, vectors: Sequence[Path] = ()
+) -> IndexFile:
     """Open an index file to search it.
 
     Args:
         path: any faiss file of a graph, of inverted lists, or of plain vectors.
         mmap: map the file: it opens at once, and processes that search it share its memory.
         defaults: search parameters for calls that give none; without them, those written in the file.
+        vectors: the corpus's `.npy` files, in row order: what the index finds is ranked anew by them, `refine` times k
+            candidates of each question. Without them the index's own scores rank.
 
     Raises:
-        InputError: the file is missing, truncated, or no index that can be searched by inner product or L2.
+        InputError: the file is missing, truncated, or no index that can be searched by inner product or L2; or the
+            vectors are not those it was built over.
         UsageError: a default is no parameter of this index.
     """
-    return IndexFile(path, mmap=mmap, defaults=defaults)
+    return IndexFile(path, mmap=mmap, defaults=defaults, vectors=vectors)
+
+
+def set_default(path: Path, parameters: Mapping[str, int]) -> None:
+    """Write search parameters into an index file, in place: with them plain faiss searches it from now on.
+
+    Do it before anyone else sees the file, whose bytes change.
+
+    Raises:
+        InputError: the file is damaged, or laid out in a way that is not known here.
+        UsageError: a parameter is none of this index.
+    """
+    index = engine.read(path, mmap=True)
+    _kind(path, index)
+    check_search(parameters, tuple(_settings_of(index, lists_of(index))))
+    for name, value in parameters.items():
+        write_setting(path, index, name, value)
+    written = open_index(path).defaults
+    if any(written[name] != value for name, value in parameters.items()):
+        raise InputError(f"{path} does not keep {dict(parameters)}: build it again")
 
 
 def _kind(path: Path, index: FaissIndex) -> Kind:

@@ -5,6 +5,7 @@ still searches by vector, with nothing installed but the core.
 """
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Protocol, Self
 
 import numpy as np
@@ -130,17 +131,29 @@ def index_of(snapshot: Snapshot, name: str) -> SearchIndex:
     """Open an index of a snapshot, searched as its manifest says; `exact` needs no file of its own.
 
     Raises:
-        StoreError: the index was built over another number of vectors than the snapshot has passages.
+        StoreError: the index was built over another number of vectors than the snapshot has passages, or it ranks by
+            the embeddings and they were not pulled.
         UsageError: the snapshot has no such index.
     """
     entries = snapshot.manifest.content.indexes
     if name == EXACT and name not in entries:
         metric: Metric = next(iter(entries.values()))["metric"] if entries else "ip"
-        return ExactIndex([snapshot.path(embeddings_path(part.name)) for part in snapshot.parts], metric)
+        return ExactIndex(_embeddings(snapshot), metric)
     if name not in entries:
         known = ", ".join(dict.fromkeys([*entries, EXACT]))
         raise UsageError(f"snapshot {snapshot.id[:12]} has no index {name!r}: choose one of {known}")
-    index = open_index(snapshot.path(index_path(name)), defaults=entries[name]["search"])
+    entry = entries[name]
+    vectors: list[Path] = []
+    if entry.get("refine") == "vectors":
+        try:
+            vectors = _embeddings(snapshot)
+        except StoreError as missing:
+            raise StoreError(f"index {name} ranks what it finds by the embeddings, but {missing}") from missing
+    index = open_index(snapshot.path(index_path(name)), defaults=entry["search"], vectors=vectors)
     if index.n != snapshot.n:
         raise StoreError(f"index {name} holds {index.n} vectors for {snapshot.n} passages: reindex the snapshot")
     return index
+
+
+def _embeddings(snapshot: Snapshot) -> list[Path]:
+    return [snapshot.path(embeddings_path(part.name)) for part in snapshot.parts]

@@ -9,12 +9,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rag_model.errors import InputError, UsageError
+from rag_model.index import refine
 from rag_model.index import vectors as vectors_module
 from rag_model.index.engine import faiss
 from rag_model.index.exact import ExactIndex
 from rag_model.index.health import Trial, sweep
+from rag_model.index.recall import recall_at
 from rag_model.index.recipe import IndexRecipe
-from rag_model.index.search import open_index
+from rag_model.index.search import open_index, set_default
 
 Make = Callable[..., Any]  # fixtures of conftest.py
 FACTORIES = ["HNSW8", "IVF16,PQ8x4np", "OPQ8,IVF16_HNSW8,PQ8x4np", "IVF16,RaBitQ4", "Flat"]
@@ -77,6 +79,100 @@ def test_settings_travel_with_the_call(make_vectors: Make, write_parts: Make, bu
         np.testing.assert_array_equal(found.result()[1], alone[probes])
 
 
+REFINED = ["IVF16,PQ8x4np,Refine(SQfp16)", "OPQ8,IVF16_HNSW8,PQ8x4np,Refine(SQ8)", "IVF16,RaBitQ,Refine(Flat)"]
+
+
+@pytest.mark.parametrize("metric", ["ip", "l2"])
+@pytest.mark.parametrize("factory", [*REFINED, "IVF16,PQ8x4np,Refine(vectors)", "OPQ8,IVF16,RaBitQ,Refine(vectors)"])
+def test_a_second_look_finds_what_the_codes_confuse(
+    factory: str, metric: Any, make_vectors: Make, write_parts: Make, build_index: Make
+) -> None:
+    parts = write_parts(make_vectors(1500, unit=False), [700, 700])
+    path, plan = build_index(parts, IndexRecipe(factory, metric))
+    index = open_index(path, defaults=plan.search, vectors=parts if plan.refine else ())
+    queries = make_vectors(40, seed=5)
+    scores, exact = ExactIndex(parts, metric).search(queries, 10)
+    recalls = []
+    for factor in (1, 4, 40):
+        found, rows = index.search(queries, 10, nprobe=16, refine=factor)
+        assert np.all(np.diff(found, axis=1) <= 0)
+        recalls.append(float(recall_at(rows, exact, scores, 10).mean()))
+    assert recalls == sorted(recalls)
+    assert recalls[0] < 0.9 < recalls[2]
+    np.testing.assert_allclose(found[:, 0], scores[:, 0], rtol=0.02)
+    np.testing.assert_array_equal(index.search(queries, 10)[1], index.search(queries, 10, **plan.search)[1])
+
+
+@pytest.mark.parametrize("metric", ["ip", "l2"])
+def test_ranked_by_the_vectors_scores_are_exact(
+    metric: Any, make_vectors: Make, write_parts: Make, build_index: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of all candidates it finds what exact search finds; blocks of any size; what is not found stays row -1."""
+    parts = write_parts(make_vectors(1500), [700])
+    path, _ = build_index(parts, IndexRecipe("IVF16,PQ8x4np,Refine(vectors)", metric))
+    index, queries = open_index(path, vectors=parts), make_vectors(9, seed=5)
+    truth = ExactIndex(parts, metric).search(queries, 20)
+    for size in (1, 4 * 32 * 3000, 32 << 20):
+        monkeypatch.setattr(refine, "BLOCK_BYTES", size)
+        scores, rows = index.search(queries, 20, nprobe=16, refine=75)
+        np.testing.assert_array_equal(rows, truth[1])
+        np.testing.assert_allclose(scores, truth[0], atol=1e-5)
+    scores, rows = index.search(queries, 1000, nprobe=1)
+    assert (rows == -1).any()
+    assert np.all(np.isneginf(scores) == (rows == -1))
+    assert index.search(queries[:0], 5)[1].shape == (0, 5)
+
+
+def test_the_vectors_of_another_corpus_are_refused(make_vectors: Make, write_parts: Make, build_index: Make) -> None:
+    path, _ = build_index(write_parts(make_vectors(300)), IndexRecipe("IVF8,Flat"))
+    with pytest.raises(InputError, match="299 x 32, not the plan's 300 x 32"):
+        open_index(path, vectors=write_parts(make_vectors(299)))
+
+
+@pytest.mark.parametrize(
+    ("factory", "parameters"),
+    [
+        ("HNSW8", {"efSearch": 77}),
+        ("HNSW8_SQ8", {"efSearch": 2}),
+        ("IVF16,PQ8x4np", {"nprobe": 5}),
+        ("OPQ8,IVF16_HNSW8,PQ8x4np", {"nprobe": 5}),
+        ("PCA16,IVF16,SQ8,Refine(SQfp16)", {"nprobe": 300, "refine": 9}),
+        ("IVF16,RaBitQ,Refine(Flat)", {"refine": 9}),
+        ("Flat", {}),
+    ],
+)
+def test_a_default_is_set_in_place(
+    factory: str, parameters: dict[str, int], make_vectors: Make, write_parts: Make, build_index: Make
+) -> None:
+    path, _ = build_index(write_parts(make_vectors(1100), [500]), IndexRecipe(factory))
+    before, index = path.read_bytes(), faiss.read_index(str(path))
+    set_default(path, parameters)
+    for name, value in parameters.items():
+        if name == "efSearch":
+            index.hnsw.efSearch = value
+        elif name == "nprobe":
+            faiss.extract_index_ivf(index).nprobe = value
+        else:
+            index.k_factor = value
+    assert path.read_bytes() == faiss.serialize_index(index).tobytes()
+    assert (path.read_bytes() != before) == bool(parameters)
+    assert open_index(path).defaults | parameters == open_index(path).defaults
+    with pytest.raises(UsageError, match="not a search parameter"):
+        set_default(path, {"ef": 3})
+
+
+def test_a_default_is_not_set_in_a_file_that_is_laid_out_otherwise(tmp_path: Path, make_vectors: Make) -> None:
+    """`IHc2` has one field more: where efSearch would lie is something else."""
+    index = faiss.IndexHNSWCagra(32, 8)
+    index.train(make_vectors(100))
+    index.add(make_vectors(100))
+    faiss.write_index(index, str(tmp_path / "cagra"))
+    before = (tmp_path / "cagra").read_bytes()
+    with pytest.raises(InputError, match="laid out in an unknown way"):
+        set_default(tmp_path / "cagra", {"efSearch": 50})
+    assert (tmp_path / "cagra").read_bytes() == before
+
+
 def test_what_is_not_found_is_row_minus_one(make_vectors: Make, write_parts: Make, build_index: Make) -> None:
     path, _ = build_index(write_parts(make_vectors(500)), IndexRecipe("IVF8,Flat"))
     scores, rows = open_index(path).search(make_vectors(5), 500, nprobe=1)
@@ -106,7 +202,7 @@ def test_wrong_questions_are_refused(factory: str, make_vectors: Make, write_par
 
 
 @pytest.mark.parametrize("mmap", [True, False])
-@pytest.mark.parametrize("factory", FACTORIES)
+@pytest.mark.parametrize("factory", [*FACTORIES, "IVF16,PQ8x4np,Refine(SQ8)"])
 def test_a_file_cut_short_anywhere_is_refused(
     factory: str, mmap: bool, make_vectors: Make, write_parts: Make, build_index: Make
 ) -> None:

@@ -11,8 +11,9 @@ import pytest
 from rag_model.corpus.records import Passage
 from rag_model.encoders.encoder import Encoder
 from rag_model.encoders.space import Space
-from rag_model.errors import RefusedError, UsageError
+from rag_model.errors import RefusedError, StoreError, UsageError
 from rag_model.retrieve.dense import DenseRetriever
+from rag_model.store.kinds import chosen
 from rag_model.store.manifest import Content, Manifest
 from rag_model.store.pull import pull
 from rag_model.store.snapshot import Snapshot
@@ -123,6 +124,23 @@ def test_a_pulled_folder_answers_like_the_store(
     pull(content[0], snapshot.id, tmp_path)
     pulled = DenseRetriever(Snapshot.from_folder(tmp_path), encoder)
     assert pulled.search(list(QUESTIONS), 4) == DenseRetriever(snapshot, encoder).search(list(QUESTIONS), 4)
+
+
+def test_an_index_that_ranks_by_the_embeddings_needs_them(
+    content: tuple[Store, Content], snapshot: Snapshot, encoder: Encoder, tmp_path: Path
+) -> None:
+    store, what = content
+    entry = {**what.indexes["ivfpq"], "refine": "vectors", "search": {"nprobe": 1, "refine": 2}}
+    refined = store.snapshots.put(Manifest(replace(what, indexes={**what.indexes, "ivfpq": entry})))
+    found = DenseRetriever(Snapshot.from_store(store, refined), encoder, "ivfpq").search(list(QUESTIONS), 4)
+    truth = DenseRetriever(snapshot, encoder, "exact").search(list(QUESTIONS), 4)
+    for hits, exact in zip(found, truth, strict=True):
+        assert [hit.row for hit in hits] == [hit.row for hit in exact]
+        assert [hit.score for hit in hits] == pytest.approx([hit.score for hit in exact], abs=1e-6)
+    pull(store, refined, tmp_path, select=chosen(what, embeddings=False))
+    DenseRetriever(Snapshot.from_folder(tmp_path), encoder, "hnsw")
+    with pytest.raises(StoreError, match=r"index ivfpq ranks .* by the embeddings, but .* was not pulled"):
+        DenseRetriever(Snapshot.from_folder(tmp_path), encoder, "ivfpq")
 
 
 CORE_ONLY = """

@@ -1,0 +1,47 @@
+"""A second look: rank what an index found anew, by the vectors themselves where they lie.
+
+Codes of a quarter of a byte a dimension find the right passages, but not their order: among the first 4 k they are
+nearly all there. Their vectors are read from the memory-mapped embeddings, so nothing is added to the index, and a
+question reads as many rows as it ranks.
+"""
+
+import numpy as np
+
+from rag_model.index.engine import Metric, Rows, Vectors
+from rag_model.index.exact import best_of
+from rag_model.index.vectors import BLOCK_BYTES, VectorFiles
+
+
+def rank_again(files: VectorFiles, metric: Metric, vectors: Vectors, rows: Rows, k: int) -> tuple[Vectors, Rows]:
+    """Return the k best of each question's candidates: (q, k) float32 exact scores, best first, and (q, k) rows.
+
+    Reads the candidates of so many questions at once as 32 MiB hold.
+
+    Args:
+        files: the corpus.
+        metric: scores are inner products, or squared distances negated.
+        vectors: (q, d) float32.
+        rows: (q, >= k) candidates, -1 where there is none; those rank last, with -inf.
+        k: how many to keep.
+
+    Raises:
+        InputError: a candidate's vector holds a NaN or an infinity.
+    """
+    step = max(1, BLOCK_BYTES // (4 * files.dim * rows.shape[1]))
+    scores = [np.empty((0, rows.shape[1]), np.float32)]
+    for first in range(0, len(rows), step):
+        scores.append(_scores(files, metric, vectors[first : first + step], rows[first : first + step]))
+    return best_of(np.concatenate(scores), rows, k)
+
+
+def _scores(files: VectorFiles, metric: Metric, vectors: Vectors, rows: Rows) -> Vectors:
+    wanted = np.unique(rows[rows >= 0])
+    taken = files.take(wanted)
+    scores = np.full(rows.shape, -np.inf, np.float32)
+    for vector, found, filled in zip(vectors, rows, scores, strict=True):
+        candidates = taken[np.searchsorted(wanted, found[found >= 0])]
+        if metric == "ip":
+            filled[found >= 0] = candidates @ vector
+        else:
+            filled[found >= 0] = -np.square(candidates - vector).sum(axis=1)
+    return scores

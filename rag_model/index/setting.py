@@ -1,0 +1,66 @@
+"""Where an index file keeps its search parameters, so that one is changed without writing the file anew.
+
+efSearch follows the graph's arrays, nprobe stands in the header of the lists, and the factor of a second look ends
+the file. Source: `faiss/impl/index_write.cpp`.
+"""
+
+import mmap
+import struct
+from pathlib import Path
+
+from rag_model.errors import InputError
+from rag_model.index.engine import FaissIndex, faiss
+from rag_model.index.list_file import HEADER
+
+_GRAPH_ARRAYS = (8, 4, 4, 8, 4)  # bytes a value: probabilities, slots a level, levels, offsets, links
+_LISTS = struct.Struct("<iqqq?iQ")  # d, n, two unused, trained, metric, lists: what precedes nprobe
+_UNUSED = 1 << 20
+
+
+def write_setting(path: Path, index: FaissIndex, name: str, value: int) -> None:
+    """Write one search parameter of an index into its file.
+
+    Args:
+        path: the file.
+        index: what it holds, opened.
+        name: efSearch of a graph; nprobe of lists; refine of lists with a second look.
+        value: at least 1.
+
+    Raises:
+        InputError: the file is laid out otherwise.
+    """
+    packing = {"efSearch": "<i", "nprobe": "<Q", "refine": "<f"}[name]
+    size = struct.calcsize(packing)
+    with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as data:
+        offset = {"efSearch": _ef_search, "nprobe": _nprobe, "refine": _refine}[name](data, index)
+        if offset is None or struct.unpack(packing, data[offset : offset + size])[0] != _value(index, name):
+            raise InputError(f"{path} is laid out in an unknown way: {name} cannot be set in it, so build it again")
+        data[offset : offset + size] = struct.pack(packing, value)
+        data.flush()
+
+
+def _value(index: FaissIndex, name: str) -> float:
+    if name == "efSearch":
+        return int(index.hnsw.efSearch)
+    return int(faiss.extract_index_ivf(index).nprobe) if name == "nprobe" else float(index.k_factor)
+
+
+def _ef_search(data: mmap.mmap, index: FaissIndex) -> int | None:
+    offset = HEADER.size
+    for width in _GRAPH_ARRAYS:
+        if offset + 8 > len(data):
+            return None
+        offset += 8 + width * struct.unpack_from("<Q", data, offset)[0]
+    return offset + 12 if offset + 16 <= len(data) else None  # behind the entry point, the top level, efConstruction
+
+
+def _nprobe(data: mmap.mmap, index: FaissIndex) -> int | None:
+    """Look for the header of the lists: what precedes it, a transform, has many forms."""
+    lists = faiss.extract_index_ivf(index)
+    head = _LISTS.pack(lists.d, lists.ntotal, _UNUSED, _UNUSED, lists.is_trained, lists.metric_type, lists.nlist)
+    found = data.find(head)
+    return None if found < 0 else found + len(head)
+
+
+def _refine(data: mmap.mmap, index: FaissIndex) -> int | None:
+    return len(data) - 4
