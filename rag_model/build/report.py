@@ -1,7 +1,8 @@
 """Fill the build report from what a run knows, and put the page beside the snapshots: `reports/<snapshot id>.html`."""
 
+import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import islice
 from typing import Any
@@ -42,6 +43,9 @@ def write_report(
         quarantined=_quarantined(passages),
         lengths=_lengths(passages),
         curves=measured.curves,
+        settings=measured.settings,
+        health=measured.health,
+        repaired=measured.repaired,
         stages=[_stage(name, spent, reports.get(name, ())) for name, spent in seconds.items()],
         sizes=_sizes(manifest),
         lineage=_lineage(manifest),
@@ -79,8 +83,18 @@ def _lineage(manifest: Manifest) -> dict[str, str]:
     content, made = manifest.content, manifest.provenance
     lines = {name: str(made[name]) for name in ("created_at", "dump", "encoder", "processor")}
     lines |= {f"note {number}": note for number, note in enumerate(made["notes"], start=1)}
-    lines |= {f"recipe, {name}": str(value) for name, value in content.recipe.items()}
+    lines |= {f"recipe {name}".strip(): text for name, text in _settings(content.recipe)}
     if content.space:
         lines["encoder space"] = content.space["digest"]
     lines["parents"] = ", ".join(manifest.parents) or "none"
     return lines | {f"version of {name}": version for name, version in made["versions"].items()}
+
+
+def _settings(table: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, str]]:
+    """Yield each table of a recipe by its dotted name, its plain settings on one line, those left open left out."""
+    plain = {name: value for name, value in table.items() if not isinstance(value, Mapping) and value is not None}
+    if plain:
+        yield above, ", ".join(f"{name} = {json.dumps(value)}" for name, value in plain.items())
+    for name, value in table.items():
+        if isinstance(value, Mapping):
+            yield from _settings(value, f"{above}.{name}" if above else name)

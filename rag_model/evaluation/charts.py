@@ -5,16 +5,23 @@ beside them.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
+from typing import Literal
 
 from rag_model.evaluation.markup import Node, join, tag
 from rag_model.index.health import Effort
 
-_WIDTH, _HEIGHT = 720.0, 300.0  # the viewBox; the page scales it
-_LEFT, _RIGHT, _TOP, _BOTTOM = 62.0, 24.0, 20.0, 50.0  # margins that hold the labels
+_WIDTH, _HEIGHT = 460.0, 280.0  # the viewBox: half the page, a telephone's whole width
+_LEFT, _RIGHT, _TOP, _BOTTOM = 64.0, 16.0, 16.0, 48.0  # margins that hold the labels
 _X0, _X1 = _LEFT, _WIDTH - _RIGHT
 _Y0, _Y1 = _HEIGHT - _BOTTOM, _TOP
+_GAP = 0.5  # on either side of a column
+_RECALLS = (0.0, 0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999)  # levels of recall; beyond the last all is one
+_PRICES = {"distances": "distance computations a question", "milliseconds": "milliseconds a question"}
+
+Price = Literal["distances", "milliseconds"]
+Place = Callable[[Effort], tuple[float, float, float]]  # across, mean, 5th percentile
 
 
 class Scale:
@@ -48,68 +55,109 @@ def _bar(label: str, share: float, text: str) -> Node:
     )
 
 
-def histogram(buckets: Mapping[int, int], unit: str) -> Node:
-    """Return a histogram; a bucket is named by its lower bound, and all are as wide as the closest two."""
+def histogram(buckets: Mapping[int, int], things: str, unit: str) -> Node:
+    """Return a histogram: how many of `things` fall into each bucket of `unit`.
+
+    A bucket is named by its lower bound, and all are as wide as the closest two.
+    """
     lows = sorted(buckets)
     width = min((b - a for a, b in pairwise(lows)), default=max(1, lows[-1] if lows else 1))
     first, last = (lows[0], lows[-1] + width) if lows else (0, width)
-    top = max(buckets.values(), default=1)
     x = Scale(first, last, _X0, _X1)
+    names = {low: f"{low} to {low + width - 1}" if width > 1 else f"{low}" for low in lows}
+    bars = [(x(low), x(low + width), buckets[low], f"{names[low]} {unit}: {buckets[low]:,} {things}") for low in lows]
+    feet = [_foot(x(tick), f"{tick:,.0f}") for tick in _ticks(first, last, 6)]
+    return _columns(bars, feet, f"{things} by {unit}", unit)
+
+
+def doublings(counts: Sequence[int], things: str, unit: str) -> Node:
+    """Return a histogram over 0, 1, 2-3, 4-7, … of `unit`: counts[i] `things` fall into the i-th bucket."""
+    used = [i for i, count in enumerate(counts) if count]
+    shown = range(used[0], used[-1] + 1) if used else range(0)
+    x = Scale(shown.start, max(shown.stop, shown.start + 1), _X0, _X1)
+    lows = {i: 1 << i >> 1 for i in shown}
+    names = {i: f"{low:,}" if i < 2 else f"{low:,} to {2 * low - 1:,}" for i, low in lows.items()}
+    bars = [(x(i), x(i + 1), counts[i], f"{names[i]} {unit}: {counts[i]:,} {things}") for i in shown]
+    feet = [_foot((x(i) + x(i + 1)) / 2, f"{lows[i]:,}") for i in shown[:: max(1, -(-len(shown) // 8))]]
+    return _columns(bars, feet, f"{things} by {unit}", f"{unit}, doubling")
+
+
+def _columns(bars: Sequence[tuple[float, float, int, str]], feet: Sequence[Node], label: str, caption: str) -> Node:
+    """Return upright bars of (left, right, count, title)."""
+    top = max((count for _, _, count, _ in bars), default=0) or 1
     y = Scale(0, top, _Y0, _Y1)
-    columns = (
+    marks = (
         tag(
             "rect",
-            tag("title", f"{low} to {low + width - 1} {unit}: {buckets[low]:,}"),
+            tag("title", title),
             class_="s1 mark",
-            x=x(low) + 1,
-            y=y(buckets[low]),
-            width=max(1.0, x(low + width) - x(low) - 2),
-            height=_Y0 - y(buckets[low]),
+            x=left + _GAP,
+            y=y(count),
+            width=max(1.0, right - left - 2 * _GAP),
+            height=_Y0 - y(count),
         )
-        for low in lows
+        for left, right, count, title in bars
     )
     heights = [_level(y(tick), f"{tick:,.0f}") for tick in _ticks(0, top)]
-    feet = [_foot(x(tick), f"{tick:,.0f}") for tick in _ticks(first, last, 8)]
-    return _figure(f"passages by length in {unit}", join(*heights, *columns, *feet, _caption(f"{unit} in a passage")))
+    return _figure(label, join(*heights, *marks, *feet, _caption(caption)))
 
 
-def trade_offs(curves: Mapping[str, Sequence[Effort]], k: int) -> Node:
-    """Return recall@k against milliseconds a query, one line an index.
+def trade_offs(
+    curves: Mapping[str, Sequence[Effort]], k: int, price: Price, settings: Mapping[str, Effort] | None = None
+) -> Node:
+    """Return recall@k against a price a question, one line an index; both axes are logarithmic.
 
-    A point is the mean over the queries; its whisker goes down to their 5th percentile.
+    A point is the mean over the queries; its whisker goes to their 5th percentile. Recall is drawn by what is missed,
+    so that .99 and .999 are as far apart as .9 and .99. A ring marks the setting that an index is searched with.
     """
-    points = [effort for efforts in curves.values() for effort in efforts]
-    times = [max(effort.milliseconds, 1e-4) for effort in points] or [1.0]
-    low, high = min(times) / 1.3, max(times) * 1.3
+    points = [effort for efforts in curves.values() for effort in efforts] + list((settings or {}).values())
+    prices = [_price(effort, price) for effort in points] or [1.0]
+    low, high = min(prices) / 1.3, max(prices) * 1.3
     least = min((min(e.recall_p5, e.recall_mean) for e in points), default=0.0)
-    floor = min(math.floor(least * 10) / 10, 0.9)
+    floor = max(tick for tick in _RECALLS[:4] if tick <= least)
     x = Scale(low, high, _X0, _X1, log=True)
-    y = Scale(floor, 1.0, _Y0, _Y1)
-    levels = [_level(y(tick), f"{tick:.2f}") for tick in _ticks(floor, 1.0)]
-    feet = [_foot(x(tick), f"{tick:g}") for tick in _log_ticks(low, high)]
-    lines = [_curve(n, name, efforts, x, y) for n, (name, efforts) in enumerate(curves.items(), start=1)]
-    caption = _caption("milliseconds a query (logarithmic)")
-    return _figure(f"recall@{k} against time", join(*levels, *feet, caption, *lines))
+    missed = Scale(1 - floor, 1 - _RECALLS[-1], _Y0, _Y1, log=True)
+
+    def place(effort: Effort) -> tuple[float, float, float]:
+        y, end = (missed(max(1 - recall, 1 - _RECALLS[-1])) for recall in (effort.recall_mean, effort.recall_p5))
+        return x(_price(effort, price)), y, end
+
+    ticks = [tick for tick in _RECALLS if tick >= floor]
+    levels = [_level(missed(1 - t), f"{t:g}" if t < ticks[-1] else f"{t:g}+") for t in ticks]
+    feet = [_foot(x(tick), f"{tick:,g}") for tick in _log_ticks(low, high)]
+    lines = [_curve(n, name, efforts, price, place) for n, (name, efforts) in enumerate(curves.items(), start=1)]
+    rings = [_ring(n, settings[name], place) for n, name in enumerate(curves, start=1) if settings and name in settings]
+    label = f"recall@{k} by {_PRICES[price]}"
+    return _figure(label, join(*levels, *feet, _caption(_PRICES[price]), *lines, *rings))
 
 
-def _curve(number: int, name: str, efforts: Sequence[Effort], x: Scale, y: Scale) -> Node:
-    ordered = sorted(efforts, key=lambda effort: effort.milliseconds)
-    places = [(x(max(e.milliseconds, 1e-4)), y(e.recall_mean), y(e.recall_p5)) for e in ordered]
-    line = tag("polyline", points=" ".join(f"{px:.1f},{py:.1f}" for px, py, _ in places), class_="line")
+def _price(effort: Effort, price: Price) -> float:
+    return max(effort.distances if price == "distances" else effort.milliseconds, 1e-4)
+
+
+def _curve(number: int, name: str, efforts: Sequence[Effort], price: Price, place: Place) -> Node:
+    ordered = sorted(efforts, key=lambda effort: _price(effort, price))
+    places = [place(effort) for effort in ordered]
+    line = tag("polyline", points=" ".join(f"{x:.1f},{y:.1f}" for x, y, _ in places), class_="line")
     marks = [
         tag(
             "g",
             tag(
                 "title",
                 f"{name}, {e.setting}: mean {e.recall_mean:.3f}, 5th percentile {e.recall_p5:.3f}, "
-                f"{e.milliseconds:.3g} ms",
+                f"{e.distances:,.0f} distances, {e.milliseconds:.3g} ms",
             ),
-            tag("line", x1=px, x2=px, y1=py, y2=low, class_="whisker"),
-            tag("circle", cx=px, cy=py, r=4.5, class_="mark"),
+            tag("line", x1=x, x2=x, y1=y, y2=end, class_="whisker"),
+            tag("circle", cx=x, cy=y, r=4, class_="mark"),
         )
-        for e, (px, py, low) in zip(ordered, places, strict=True)
+        for e, (x, y, end) in zip(ordered, places, strict=True)
     ]
     return tag("g", line, *marks, class_=f"s{number}")
+
+
+def _ring(number: int, effort: Effort, place: Place) -> Node:
+    x, y, _ = place(effort)
+    return tag("g", tag("circle", cx=x, cy=y, r=8, class_="ring"), class_=f"s{number}")
 
 
 def _ticks(low: float, high: float, about: int = 5) -> list[float]:
@@ -136,7 +184,7 @@ def _foot(x: float, label: str) -> Node:
 
 
 def _caption(text: str) -> Node:
-    return tag("text", text, x=(_X0 + _X1) / 2, y=_HEIGHT - 6, text_anchor="middle")
+    return tag("text", text, x=(_X0 + _X1) / 2, y=_HEIGHT - 5, text_anchor="middle")
 
 
 def _figure(label: str, content: Node) -> Node:

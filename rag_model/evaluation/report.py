@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 
-from rag_model.evaluation.charts import bars, histogram, legend, trade_offs
+from rag_model.evaluation.charts import bars, doublings, histogram, legend, trade_offs
 from rag_model.evaluation.gate import Check, Verdict
 from rag_model.evaluation.markup import Child, Node, tag
-from rag_model.index.health import Effort
+from rag_model.index.health import Effort, Health
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
@@ -40,6 +40,9 @@ class BuildReport:
     quarantined: Sequence[tuple[str, str, str]] = ()  # page id, title, reason
     lengths: Mapping[int, int] = field(default_factory=dict)  # words, lower bound of a bucket -> passages
     curves: Mapping[str, Sequence[Effort]] = field(default_factory=dict)  # index -> its trade-off
+    settings: Mapping[str, Effort] = field(default_factory=dict)  # index -> how it is searched
+    health: Mapping[str, Health] = field(default_factory=dict)  # index -> what its file shows
+    repaired: Mapping[str, int] = field(default_factory=dict)  # index -> nodes unreachable before repair
     stages: Sequence[Stage] = ()
     sizes: Mapping[str, int] = field(default_factory=dict)  # kind of file -> bytes
     lineage: Mapping[str, str] = field(default_factory=dict)  # dump, recipe, space, parent, versions
@@ -64,10 +67,10 @@ def _sections(report: BuildReport) -> Iterator[Node]:
     yield _verdict(report.verdict)
     yield tag("div", *(_tile(name, f"{n:,}") for name, n in report.counts.items()), class_="tiles")
     if report.curves:
-        yield _indexes(report.curves, report.k)
-    if report.lengths:
-        yield _section("Passage lengths", histogram(report.lengths, "words"))
-    yield _columns(_dropped(report), _stages(report.stages), _sizes(report.sizes))
+        yield _indexes(report.curves, report.settings, report.k)
+    if report.health:
+        yield _health(report.health, report.repaired)
+    yield _columns(_lengths(report.lengths), _stages(report.stages), _sizes(report.sizes), _dropped(report))
     if report.quarantined:
         titles = ("page", "title", "reason")
         yield _section("Pages that broke the parser", _table(titles, report.quarantined))
@@ -96,24 +99,62 @@ def _tile(name: str, value: str) -> Node:
     return tag("div", tag("b", value), tag("span", name), class_="tile")
 
 
-def _indexes(curves: Mapping[str, Sequence[Effort]], k: int) -> Node:
+def _indexes(curves: Mapping[str, Sequence[Effort]], settings: Mapping[str, Effort], k: int) -> Node:
     rows = [
-        (name, e.setting, f"{e.recall_mean:.3f}", f"{e.recall_p5:.3f}", f"{e.milliseconds:.3g}")
+        (name, e.setting, f"{e.recall_mean:.3f}", f"{e.recall_p5:.3f}", f"{e.distances:,.0f}", f"{e.milliseconds:.3g}")
         for name, efforts in curves.items()
         for e in efforts
     ]
-    titles = ("index", "setting", f"recall@{k}, mean", "5th percentile", "ms a query")
+    titles = ("index", "setting", f"recall@{k}, mean", "5th percentile", "distances a question", "ms a question")
+    rings = " A ring is the setting that the index is searched with." if settings else ""
     return _section(
-        "What each index finds of exact search, and how fast",
+        "What each index finds of exact search, and at what price",
         legend(curves),
-        trade_offs(curves, k),
+        _pair(trade_offs(curves, k, "distances", settings), trade_offs(curves, k, "milliseconds", settings)),
         tag(
             "p",
-            f"A point is the mean recall@{k} of the sampled queries, its whisker the 5th percentile.",
+            f"A point is the mean recall@{k} of the sampled questions, its whisker their 5th percentile.{rings} "
+            "Distance computations are the same on every machine; of lists they count the codes compared.",
             class_="note",
         ),
         tag("details", tag("summary", "the numbers"), _table(titles, rows)),
     )
+
+
+_FIGURES: Mapping[str, str] = {  # of Health.metrics and of the merge, in the page's order
+    "degree": "links of a node, mean",
+    "unlinked": "nodes that no other links to",
+    "repaired": "nodes unreachable before repair",
+    "unreachable": "nodes unreachable",
+    "imbalance": "imbalance of the lists (1: all equal)",
+    "largest_list": "vectors in the largest list",
+    "quantization_error": "what codes lose, |x - x̂|² / |x|²",
+}
+
+
+def _health(health: Mapping[str, Health], repaired: Mapping[str, int]) -> Node:
+    """Show what each index file is made of: its figures, then the spread of its links or lists."""
+    seen = {name: one.metrics() for name, one in health.items()}
+    seen = {name: seen[name] | ({"repaired": repaired[name]} if name in repaired else {}) for name in seen}
+    rows = [
+        (title, *(f"{figures[figure]:,}" if figure in figures else "–" for figures in seen.values()))
+        for figure, title in _FIGURES.items()
+        if any(figure in figures for figures in seen.values())
+    ]
+    pictures = [picture for name, one in health.items() for picture in _spread(name, one)]
+    return _section("Inside each index", _table(("", *seen), rows), _pair(*pictures))
+
+
+def _spread(name: str, health: Health) -> Iterator[Node]:
+    if health.graph is not None:
+        degrees = dict(enumerate(health.graph.degrees))
+        yield tag("div", tag("h3", f"{name}: links"), histogram(degrees, "nodes", "links of a node"))
+    if health.lists is not None:
+        yield tag("div", tag("h3", f"{name}: lists"), doublings(health.lists.sizes, "lists", "vectors in a list"))
+
+
+def _lengths(lengths: Mapping[int, int]) -> Node | None:
+    return _section("Passage lengths", histogram(lengths, "passages", "words in a passage")) if lengths else None
 
 
 def _dropped(report: BuildReport) -> Node | None:
@@ -147,6 +188,10 @@ def _bytes(n: int) -> str:
 
 def _section(title: str, *content: Child) -> Node:
     return tag("section", tag("h2", title), *content)
+
+
+def _pair(*pictures: Node) -> Node:
+    return tag("div", *pictures, class_="pair")
 
 
 def _columns(*sections: Node | None) -> Node:

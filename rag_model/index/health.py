@@ -132,12 +132,17 @@ def effort(index: IndexFile, trial: Trial, parameters: Mapping[str, int]) -> Eff
     seconds = min(_seconds(index, trial, parameters) for _ in range(_REPEATS))
     recalls = recall_at(found, trial.rows, trial.scores, trial.k)
     return Effort(
-        setting=", ".join(f"{name}={value}" for name, value in parameters.items()) or "exact",
+        setting=setting_name(parameters),
         recall_mean=float(recalls.mean()),
         recall_p5=percentile5(recalls),
         milliseconds=1000 * seconds / queries,
         distances=distances,
     )
+
+
+def setting_name(parameters: Mapping[str, int]) -> str:
+    """Return what an `Effort` calls a setting: `efSearch=128`, or `exact` where there is nothing to set."""
+    return ", ".join(f"{name}={value}" for name, value in parameters.items()) or "exact"
 
 
 def _seconds(index: IndexFile, trial: Trial, parameters: Mapping[str, int]) -> float:

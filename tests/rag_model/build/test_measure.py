@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from rag_model.build.measure import measure
 from rag_model.evaluation.gate import GateRecipe, Vitals, judge
@@ -28,8 +29,28 @@ def test_every_index_is_compared_with_exact_search(snapshot: Snapshot) -> None:
     settings = [effort.setting for effort in measured.curves["hnsw"]]
     assert f"efSearch={snapshot.manifest.content.indexes['hnsw']['search']['efSearch']}" in settings
     assert len(settings) == len(set(settings)) >= 4
-    assert measured.metrics()["hnsw"] == {"recall@5": 1.0, "recall@5_p5": 1.0}
+    figures = measured.metrics()
+    assert figures["hnsw"] | {"recall@5": 1.0, "recall@5_p5": 1.0, "unreachable": 0} == figures["hnsw"]
+    assert {name: set(found) - {"recall@5", "recall@5_p5"} for name, found in figures.items()} == {
+        "hnsw": {"distances", "degree", "unlinked", "unreachable", "quantization_error"},
+        "ivfpq": {"distances", "imbalance", "largest_list", "quantization_error"},
+    }
+    assert measured.settings["hnsw"] in measured.curves["hnsw"]
+    assert figures["hnsw"]["distances"] == pytest.approx(measured.settings["hnsw"].distances, abs=0.05)
     assert judge(RECIPE, Vitals(snapshot.n, None, ""), measured.found).passed
+
+
+def test_what_the_merge_repaired_stands_beside_what_is_left(snapshot: Snapshot) -> None:
+    measured = measure(snapshot, RECIPE, {"hnsw": {"unreachable_repaired": 3}, "ivfpq": {"rows": 12}})
+    assert measured.metrics()["hnsw"]["repaired"] == 3
+    assert "repaired" not in measured.metrics()["ivfpq"]
+
+
+def test_a_setting_off_the_curve_is_measured_too(content: tuple[Store, Content]) -> None:
+    store, what = content
+    entry = {**what.indexes["hnsw"], "search": {"efSearch": 21}}
+    odd = Snapshot.of(store, Manifest(replace(what, indexes={**what.indexes, "hnsw": entry})))
+    assert measure(odd, RECIPE).settings["hnsw"].setting == "efSearch=21"
 
 
 def test_k_may_be_larger_than_the_corpus(snapshot: Snapshot) -> None:
