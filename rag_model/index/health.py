@@ -30,7 +30,8 @@ class Effort:
     recall_mean: float
     recall_p5: float  # the fifth percentile over the queries: what an unlucky question gets
     milliseconds: float  # a query, all queries searched as one batch
-    distances: float  # computed a query, mean: no machine changes it; of lists the codes compared, not the centroids
+    distances: float  # computed a query, mean: no machine changes it; of lists the codes and the vectors of a second
+    # look that were compared, not the centroids
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,9 +100,9 @@ def examine(path: Path, vectors: Sequence[Path] = ()) -> Health:
 def sweep(index: IndexFile, trial: Trial, values: Sequence[int] | None = None) -> list[Effort]:
     """Search with a range of settings; return one effort each, cheapest first.
 
-    `values` are of `efSearch` or `nprobe`; without them they double, up to 512 or to all lists (1,024 at
-    most). faiss counts distances for the whole process: a search elsewhere in it meanwhile spoils that
-    figure, and only that.
+    `values` are of `efSearch` or `nprobe`; without them they double, up to 512 or to all lists (1,024 at most).
+    What else can be set is as the index's defaults have it. faiss counts distances for the whole process: a search
+    elsewhere in it meanwhile spoils that figure, and only that.
 
     Raises:
         UsageError: the queries or their depth do not fit the index.
@@ -110,7 +111,7 @@ def sweep(index: IndexFile, trial: Trial, values: Sequence[int] | None = None) -
     if not parameter:
         return [effort(index, trial, {})]
     chosen = _steps(index) if values is None else sorted(values)
-    return [effort(index, trial, {parameter: value}) for value in chosen]
+    return [effort(index, trial, index.defaults | {parameter: value}) for value in chosen]
 
 
 def _steps(index: IndexFile) -> list[int]:
@@ -128,7 +129,7 @@ def effort(index: IndexFile, trial: Trial, parameters: Mapping[str, int]) -> Eff
     queries = len(trial.vectors)
     _reset_counters()
     found = index.search(trial.vectors, trial.k, **parameters)[1]  # warms the caches too
-    distances = _counted(index, queries) / queries
+    distances = _counted(index, queries) / queries + parameters.get("refine", 0) * trial.k
     seconds = min(_seconds(index, trial, parameters) for _ in range(_REPEATS))
     recalls = recall_at(found, trial.rows, trial.scores, trial.k)
     return Effort(

@@ -6,16 +6,18 @@ recall decides, never a clock: the same file and the same questions give the sam
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 
 from rag_model.errors import UsageError
-from rag_model.index.health import Trial
+from rag_model.index.health import Trial, setting_name
 from rag_model.index.recall import recall_at
 from rag_model.index.search import IndexFile
 
 MOST_CANDIDATES = 2_048  # efSearch: a graph that still misses is damaged, and not searched too little
 MOST_LISTS = 1_024  # nprobe: finding so many lists costs as much as reading them
+LOOKS = (1, 2, 4, 8, 16, 32)  # refine: so many times k candidates get the second look
 NEAR = 0.005  # of the best that can be reached: where that is not enough, more work buys nothing
+_LOOK = 8  # codes that are read in the time of one vector looked up for the second look
 
 Recall = Callable[[int], float]  # of a setting, the mean over the questions
 
@@ -24,16 +26,30 @@ Recall = Callable[[int], float]  # of a setting, the mean over the questions
 class Tuned:
     """How an index is best searched for a recall target."""
 
-    search: Mapping[str, int]  # efSearch or nprobe; empty for an index that takes neither
+    search: Mapping[str, int]  # efSearch, or nprobe and refine; empty for an index that takes none
     recall: float  # what it finds of the questions' true neighbours, mean
     note: str = ""  # one sentence where the target is out of reach, else empty
+
+
+@dataclass(frozen=True, slots=True)
+class _Dial:
+    """What can be set: one parameter from `least` to `most`, and how wide the second look is; 0: there is none."""
+
+    name: str
+    least: int
+    most: int
+    looks: tuple[int, ...] = (0,)
+
+    def search(self, look: int, value: int) -> dict[str, int]:
+        return {self.name: value} | ({"refine": look} if look else {})
 
 
 def tune(index: IndexFile, trial: Trial, target: float) -> Tuned:
     """Return the smallest setting whose mean recall@k is at least `target`, and the next smaller one's is not.
 
     Where no setting reaches it, the smallest within .005 of the best that was seen. A graph searched for k neighbours
-    keeps at least k candidates, so its settings begin there.
+    keeps at least k candidates, so its settings begin there. Where there is a second look, `nprobe` is found for each
+    of several widths of it, and the cheapest of these settings is taken.
 
     Args:
         index: any that can be searched; its own default setting plays no part.
@@ -50,25 +66,37 @@ def tune(index: IndexFile, trial: Trial, target: float) -> Tuned:
         rows = index.search(trial.vectors, trial.k, **search)[1]
         return float(recall_at(rows, trial.rows, trial.scores, trial.k).mean())
 
-    name, least, most = _range(index, trial.k)
-    if not name:
+    if index.kind == "exact":
         return Tuned({}, found({}))
-    recall = cache(lambda value: found({name: value}))
-    value = _smallest(recall, least, most, target)
-    if value is not None:
-        return Tuned({name: value}, recall(value))
-    best = max(recall(value) for value in _doubled(least, most))
-    value = _smallest(recall, least, most, best - NEAR) or most
-    return Tuned({name: value}, recall(value), _out_of_reach(trial.k, target, f"{name}={value}", recall(value), best))
+    dial = _dial(index, trial.k)
+    recall = cache(lambda look, value: found(dial.search(look, value)))
+    settings = _enough(recall, dial, target)
+    if settings:
+        best = min(settings, key=partial(_price, index, trial.k))
+        return Tuned(dial.search(*best), recall(*best))
+    ceiling = max(recall(look, value) for look in dial.looks for value in _doubled(dial.least, dial.most))
+    best = min(_enough(recall, dial, ceiling - NEAR), key=partial(_price, index, trial.k))
+    search = dial.search(*best)
+    return Tuned(search, recall(*best), _out_of_reach(index, trial.k, target, search, recall(*best), ceiling))
 
 
-def _range(index: IndexFile, k: int) -> tuple[str, int, int]:
-    """Return the parameter of an index, and its least and its largest value; no name where it takes none."""
+def _dial(index: IndexFile, k: int) -> _Dial:
     if index.kind == "hnsw":
-        return "efSearch", k, max(k, min(MOST_CANDIDATES, index.n))
-    if index.kind == "ivf":
-        return "nprobe", 1, min(MOST_LISTS, index.lists)
-    return "", 0, 0
+        return _Dial("efSearch", k, max(k, min(MOST_CANDIDATES, index.n)))
+    looks = tuple(look for look in LOOKS if look == 1 or look * k < 2 * index.n) if "refine" in index.defaults else (0,)
+    return _Dial("nprobe", 1, min(MOST_LISTS, index.lists), looks)
+
+
+def _enough(recall: Callable[[int, int], float], dial: _Dial, target: float) -> list[tuple[int, int]]:
+    """Return (width of the second look, smallest value that reaches `target`) for each width with which one does."""
+    smallest = [(look, _smallest(partial(recall, look), dial.least, dial.most, target)) for look in dial.looks]
+    return [(look, value) for look, value in smallest if value is not None]
+
+
+def _price(index: IndexFile, k: int, setting: tuple[int, int]) -> float:
+    """Return about how many codes a question reads: those of its lists, and the second look in their coin."""
+    look, value = setting
+    return value * index.n / max(1, index.lists) + _LOOK * look * k
 
 
 def _doubled(least: int, most: int) -> list[int]:
@@ -93,8 +121,12 @@ def _smallest(recall: Recall, least: int, most: int, target: float) -> int | Non
     return high
 
 
-def _out_of_reach(k: int, target: float, setting: str, recall: float, best: float) -> str:
+def _out_of_reach(
+    index: IndexFile, k: int, target: float, search: Mapping[str, int], recall: float, ceiling: float
+) -> str:
+    more = "more links" if index.kind == "hnsw" else "longer codes"
+    more += "" if index.kind == "hnsw" or "refine" in index.defaults else " or a second look, Refine(vectors),"
     return (
-        f"recall@{k} of {target:g} is out of reach: the best is {best:.3f}, and {setting} finds {recall:.3f}; "
-        "longer codes, a second look at the vectors (Refine) or more links would find more"
+        f"recall@{k} of {target:g} is out of reach, the best is {ceiling:.3f}, so {setting_name(search)} is set, "
+        f"which finds {recall:.3f}: {more} would find more"
     )

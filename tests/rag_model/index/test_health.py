@@ -11,7 +11,9 @@ import pytest
 from rag_model.errors import InputError
 from rag_model.index import anatomy
 from rag_model.index.engine import faiss
-from rag_model.index.health import examine
+from rag_model.index.exact import ExactIndex
+from rag_model.index.health import Trial, examine, sweep
+from rag_model.index.search import open_index
 
 Make = Callable[..., Any]  # fixtures of conftest.py
 Write = Callable[[Any], Path]
@@ -164,6 +166,18 @@ def test_the_figures_have_the_names_of_a_manifest(make_vectors: Make, write_part
     assert set(graph) == {"degree", "unlinked", "unreachable", "quantization_error"}
     lists = examine(write(built("IVF8,PQ8x4np", vectors))).metrics()
     assert set(lists) == {"imbalance", "largest_list"}
+
+
+def test_a_second_look_is_part_of_the_price(make_vectors: Make, write_parts: Make, write: Write) -> None:
+    vectors = make_vectors(300)
+    parts, path = write_parts(vectors), write(built("IVF8,PQ8x4np", vectors))
+    trial = Trial.of(ExactIndex(parts), make_vectors(20, seed=4), 5)
+    plain = sweep(open_index(path), trial)
+    twice = sweep(open_index(path, vectors=parts, defaults={"refine": 3}), trial)
+    assert [effort.setting for effort in plain] == [f"nprobe={lists}" for lists in (1, 2, 4, 8)]
+    assert [effort.setting for effort in twice] == [f"nprobe={lists}, refine=3" for lists in (1, 2, 4, 8)]
+    assert [effort.distances for effort in twice] == pytest.approx([effort.distances + 15 for effort in plain])
+    assert plain[-1].distances == 300
 
 
 def test_a_damaged_file_is_told(tmp_path: Path, make_vectors: Make, write: Write) -> None:

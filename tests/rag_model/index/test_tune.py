@@ -70,8 +70,31 @@ def test_what_cannot_be_reached_is_said_and_approached(built: Built) -> None:
     assert best - 0.02 < tuned.recall == recall(index, trial, nprobe=value) < 0.99
     assert tuned.recall >= recall(index, trial, nprobe=32) - 0.005
     assert value < 32
-    assert tuned.note.startswith("recall@10 of 0.99 is out of reach: the best is ")
-    assert f"nprobe={value} finds {tuned.recall:.3f}" in tuned.note
+    assert tuned.note.startswith("recall@10 of 0.99 is out of reach, the best is ")
+    assert f"so nprobe={value} is set, which finds {tuned.recall:.3f}: longer codes or a second look" in tuned.note
+
+
+@pytest.mark.parametrize("where", ["file", "vectors"])
+def test_the_second_look_is_as_wide_as_pays(where: str, built: Built, tmp_path: Path) -> None:
+    index, trial = built("IVF32,PQ8x4np" + (",Refine(Flat)" if where == "file" else ""))
+    if where == "vectors":
+        index = open_index(tmp_path / "index.faiss", vectors=[tmp_path / "part-00000.npy"])
+    tuned = tune(index, trial, 0.99)
+    assert tuned.note == ""
+    assert recall(index, trial, **tuned.search) == tuned.recall >= 0.99
+    look, lists = tuned.search["refine"], tuned.search["nprobe"]
+    assert look > 1  # codes alone never get so far
+    assert recall(index, trial, nprobe=lists - 1, refine=look) < 0.99
+    for other in (look // 2, look * 2):  # neither a narrower nor a wider look is cheaper
+        enough = [n for n in range(1, 33) if recall(index, trial, nprobe=n, refine=other) >= 0.99]
+        assert not enough or enough[0] * 3_000 / 32 + 80 * other >= lists * 3_000 / 32 + 80 * look
+
+
+def test_a_look_too_narrow_for_the_target_is_not_taken(built: Built) -> None:
+    index, trial = built("IVF32,PQ8x4np,Refine(SQfp16)")
+    tuned = tune(index, trial, 0.6)
+    assert tuned.recall >= 0.6
+    assert tuned.search["refine"] <= 2
 
 
 def test_a_graph_keeps_as_many_candidates_as_it_shall_find(built: Built) -> None:
