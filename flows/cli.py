@@ -16,6 +16,7 @@ from typing import Any
 
 try:
     from cyclopts import App, CycloptsError
+    from cyclopts.argument import ArgumentCollection, update_argument_collection
     from cyclopts.config import Env, Toml
 except ModuleNotFoundError:  # the core alone
     sys.exit("bookwheel: the command line is not installed: run `pip install 'bookwheel[pipeline]'` and try again")
@@ -35,7 +36,26 @@ _ENVIRONMENT = {  # before Prefect, transformers and the like are imported; what
 }
 
 
+def _settable(commands: tuple[str, ...], arguments: ArgumentCollection) -> ArgumentCollection:
+    """Leave out what settings must not fill in: `index` there names an index of a snapshot, and never a factory."""
+    if commands != ("index",):
+        return arguments
+    settable = arguments.copy()
+    settable[:] = [argument for argument in arguments if "--index" not in argument.names]
+    return settable
+
+
+class _Environment(Env):
+    def __call__(self, app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
+        super().__call__(app, commands, _settable(commands, arguments))
+
+
 class _Settings(Toml):
+    def __call__(self, app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
+        """Fill in what the file says; cyclopts itself would drop a key that is called as a verb is, such as `index`."""
+        settable = _settable(commands, arguments)
+        update_argument_collection(self.config, self.source, settable, root_keys=(), allow_unknown=True)
+
     def _load_config(self, path: Path) -> dict[str, Any]:
         try:
             return super()._load_config(path)
@@ -49,14 +69,15 @@ app = App(
     help_epilogue="Exit codes: 0 ok, 1 failure, 2 usage, 3 a gate or a verification said no.",
     version=lambda: version("bookwheel"),
     config=[
-        Env("BOOKWHEEL_", command=False),
-        _Settings("bookwheel.toml", search_parents=True, use_commands_as_keys=False, allow_unknown=True),
+        _Environment("BOOKWHEEL_", command=False),
+        _Settings("bookwheel.toml", search_parents=True),
     ],
 )
 app.command("flows.verbs.demo:demo", help="Build, check and search a small real library: no account, no network.")
 app.command("flows.verbs.reindex:reindex", help="Build a snapshot from a dump, check it, publish it, move the ref.")
 app.command("flows.verbs.search:search", help="Answer questions with passages of a snapshot.")
 app.command("flows.verbs.evaluate:evaluate", help="Measure retrieval on questions with known answers.")
+app.command("flows.verbs.index:index", help="Build one index over anyone's vectors, or plan it.")
 app.command("flows.verbs.log:log", help="List the moves of a ref, newest first.")
 app.command("flows.verbs.show:show", help="Show what a snapshot holds and the recipe that rebuilds it.")
 app.command("flows.verbs.diff:diff", help="Compare two snapshots: articles, passages, settings, bytes to pull.")

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from rag_model.errors import ResourceError
-from rag_model.index.estimate import Estimate, estimate, gigabytes
+from rag_model.index.amounts import gigabytes
+from rag_model.index.estimate import Estimate, estimate
 from rag_model.index.factory import Graph, Lists, kind_of, parse
 from rag_model.index.recipe import PQ_SAMPLE, IndexPlan, IndexRecipe, resolve
 

@@ -132,8 +132,3 @@ def _pieces_bytes(plan: IndexPlan, factory: Factory, empty: FaissIndex) -> float
         return plan.n * (_code_bytes(empty) + _ID + 4) + _trained_bytes(plan, factory, empty)
     links = (1 + plan.border) * 2 * (factory.links or 0) + plan.linked * _CROSSED
     return plan.n * ((1 + plan.border + plan.linked) * (4 * plan.d + 4) + _KEY * links)
-
-
-def gigabytes(count: float) -> str:
-    """Say a number of bytes as people do: 16.0 GB."""
-    return f"{count / 1e9:,.1f} GB"

@@ -1,0 +1,132 @@
+"""`bookwheel index`: the index builder as a tool of its own."""
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from itertools import takewhile
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from flows.index import Indexed, Order, index_vectors
+from flows.reply import Common, Reply
+from rag_model.errors import UsageError
+from rag_model.index.amounts import parse_bytes
+from rag_model.index.build import rows_path
+from rag_model.index.engine import Metric
+from rag_model.index.health import Effort
+from rag_model.index.intake import Invalid
+from rag_model.index.recipe import IndexRecipe
+
+OPEN = "HNSW32"  # what is built where nobody says otherwise and memory allows
+
+
+def index(
+    *paths: Annotated[
+        str, Parameter(help="VECTORS… OUT: .npy or Parquet files, or folders of them; then the file to write.")
+    ],
+    factory: Annotated[
+        str | None, Parameter(name="--index", help="A faiss factory string; left out, the best that the memory allows.")
+    ] = None,
+    shards: Annotated[int | None, Parameter(help="Cells of a graph, built side by side; left out, by size.")] = None,
+    metric: Annotated[Metric, Parameter(help="Inner product, or squared distance.")] = "ip",
+    memory: Annotated[
+        str | None, Parameter(help="To build in and to search in: 16GB, 512MiB; else what is free.")
+    ] = None,
+    recall: Annotated[float | None, Parameter(help="Set the index for this recall@20, such as 0.95.")] = None,
+    questions: Annotated[Path | None, Parameter(help="Vectors to measure with; else some of its own.")] = None,
+    column: Annotated[str | None, Parameter(help="Of Parquet files, where several hold vectors.")] = None,
+    invalid: Annotated[
+        Invalid, Parameter(help="Rows with a NaN or an infinity: refuse them, or drop them and say so in OUT.rows.npy.")
+    ] = "refuse",
+    ef_construction: Annotated[int, Parameter(help="Candidates while a node is linked.")] = 100,
+    border: Annotated[float, Parameter(help="Share of the vectors that a second cell's graph holds too.")] = 0.1,
+    linked: Annotated[float, Parameter(help="Share of the vectors that are linked into a second cell's graph.")] = 0.6,
+    seed: Annotated[int, Parameter(help="Of all that is drawn.")] = 0,
+    work: Annotated[
+        Path | None, Parameter(help="Folder for the work files, on a disk with room; else beside OUT.")
+    ] = None,
+    common: Common | None = None,
+) -> Reply:
+    """Build one index over anyone's vectors: a file that plain faiss reads, and a report of recall against latency.
+
+    A run that was interrupted is resumed by running the same command again. Beam's options follow after `--`.
+    """
+    files = tuple(Path(path) for path in takewhile(lambda path: not path.startswith("-"), paths))
+    recipe = IndexRecipe(
+        factory or OPEN,
+        metric,
+        ef_construction=ef_construction,
+        cells=shards,
+        border=border,
+        linked=linked,
+        seed=seed,
+        recall_target=recall,
+    )
+    if len(files) < 2:
+        raise UsageError("index needs VECTORS and OUT: bookwheel index vectors.npy index.faiss")
+    order = Order(
+        vectors=files[:-1],
+        out=files[-1],
+        recipe=recipe,
+        chosen=factory is None,
+        memory=parse_bytes(memory) if memory else None,
+        column=column,
+        invalid=invalid,
+        questions=questions,
+        work=work,
+        beam_options=paths[len(files) :],
+    )
+    made = index_vectors(order)
+    return Reply(_document(made), _words(made))
+
+
+def _document(made: Indexed) -> dict[str, Any]:
+    plan, seen = made.plan, made.appraisal
+    return {
+        "index": str(made.out),
+        "rows": str(rows_path(made.out)) if made.dropped else None,
+        "factory": plan.factory,
+        "metric": plan.metric,
+        "n": plan.n,
+        "d": plan.d,
+        "cells": plan.cells,
+        "bytes": made.size,
+        "dropped": made.dropped,
+        "search": dict(seen.search),
+        "questions": seen.questions,
+        "k": seen.k,
+        "curve": [asdict(effort) for effort in seen.efforts],
+        "health": dict(seen.health),
+        "notes": [*plan.notes, *([seen.note] if seen.note else [])],
+        "seconds": dict(made.seconds),
+    }
+
+
+def _words(made: Indexed) -> str:
+    plan, seen = made.plan, made.appraisal
+    cells = f", {plan.cells} cells" if plan.cells > 1 else ""
+    dropped = f"; {made.dropped:,} rows dropped, see {rows_path(made.out)}" if made.dropped else ""
+    asked = f"{seen.questions:,} of its own vectors" if seen.own else f"{seen.questions:,} questions"
+    lines = [
+        f"index     {made.out}: {plan.factory} ({plan.metric}){cells}, {made.size:,} bytes",
+        f"vectors   {plan.n:,} of {plan.d} dimensions{dropped}",
+        f"search    {_listed(seen.search) or 'exact'}",
+        *(f"note      {note}" for note in [*plan.notes, seen.note] if note),
+        f"health    {_listed(seen.health) or 'exact'}",
+        f"seconds   {_listed(made.seconds)}",
+        "",
+        f"asked with {asked}:",
+        f"{'setting':<16}{f'recall@{seen.k}':>10}{'5th pct.':>10}{'ms':>9}{'distances':>11}",
+        *map(_row, seen.efforts),
+    ]
+    return "\n".join(lines)
+
+
+def _row(effort: Effort) -> str:
+    recall = f"{effort.recall_mean:>10.4f}{effort.recall_p5:>10.3f}"
+    return f"{effort.setting:<16}{recall}{effort.milliseconds:>9.3f}{effort.distances:>11,.0f}"
+
+
+def _listed(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {value:,}" for name, value in values.items())

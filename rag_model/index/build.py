@@ -1,0 +1,115 @@
+"""An index in one call, in this process: vectors in, a plain faiss file out.
+
+>>> build_index(["vectors.npy"], Path("index.faiss"), IndexRecipe("HNSW32", metric="l2"))  # doctest: +SKIP
+
+`bookwheel index` does the same on many processes or machines, goes on where it was killed, and measures what it made.
+"""
+
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from rag_model.errors import ResourceError, UsageError
+from rag_model.index import structure
+from rag_model.index.arrays import Block
+from rag_model.index.engine import Rows, Vectors
+from rag_model.index.intake import Invalid, cut, look
+from rag_model.index.recipe import IndexPlan, IndexRecipe, resolve
+from rag_model.index.search import set_default
+from rag_model.landing import landing
+
+
+def build_index(
+    vectors: Sequence[Path | str] | Vectors,
+    out: Path,
+    recipe: IndexRecipe,
+    *,
+    column: str | None = None,
+    invalid: Invalid = "refuse",
+) -> IndexPlan:
+    """Build an index file; return the plan that the recipe came to.
+
+    Works in a folder beside `out`, which goes in the end. faiss uses the threads that it is set to; with one
+    (`faiss.omp_set_num_threads(1)`) equal vectors give equal bytes.
+
+    Args:
+        vectors: (n, d) float16 or float32, or `.npy` and Parquet files and folders of them, in row order.
+        out: the file to write; it appears whole, and replaces what was there.
+        recipe: what to build.
+        column: of Parquet files; None: the only one that holds lists of floats.
+        invalid: what to do with rows that hold a NaN or an infinity: `refuse`, or `drop`. Then `out` + `.rows.npy` says
+            which row of the vectors each id of the index stands for.
+
+    Raises:
+        InputError: the vectors cannot be indexed; the sentence names file and row.
+        UsageError: the recipe does not fit them.
+        ResourceError: memory or disk ran out.
+    """
+    with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as folder:
+        work, parts = Path(folder), list[Path]()
+        intake = look(
+            [_saved(vectors, work)] if isinstance(vectors, np.ndarray) else [Path(path) for path in vectors], column
+        )
+
+        def put(block: Block) -> None:
+            parts.append(work / f"part-{len(parts):05d}.npy")
+            np.save(parts[-1], block, allow_pickle=False)
+
+        kept = cut(intake, put, invalid)
+        plan = plan_of(recipe, intake.n if kept is None else len(kept), intake.d)
+        structure.build(plan, parts, work / "index", work)
+        place(work / "index", out, plan.search, kept)
+    return plan
+
+
+def plan_of(recipe: IndexRecipe, n: int, d: int) -> IndexPlan:
+    """Resolve a recipe for a file that stands alone.
+
+    Raises:
+        UsageError: it asks for a second look at vectors that lie outside the file.
+    """
+    plan = resolve(recipe, n, d)
+    if plan.refine is not None:
+        raise UsageError(f"{recipe.factory} ranks by vectors that no index file holds: use Refine(SQfp16) instead")
+    return plan
+
+
+def place(index: Path, out: Path, search: Mapping[str, int], kept: Rows | None) -> None:
+    """Move a finished index to `out` in one step, its search parameters set.
+
+    Args:
+        index: the file; it is gone afterwards where both lie on one disk.
+        out: where it shall be.
+        search: efSearch, or nprobe and refine.
+        kept: the row of the vectors that each id stands for; None: they are the same, and no file says so.
+
+    Raises:
+        ResourceError: the file cannot be written.
+    """
+    try:
+        if kept is None:
+            rows_path(out).unlink(missing_ok=True)  # of an index that was here before
+        else:
+            with landing(rows_path(out)) as temporary, temporary.open("wb") as file:
+                np.save(file, kept, allow_pickle=False)
+        with landing(out) as temporary:
+            try:
+                index.rename(temporary)
+            except OSError:  # on another disk
+                shutil.copyfile(index, temporary)
+            set_default(temporary, search)
+    except OSError as failed:
+        raise ResourceError(f"cannot write {out}: {failed.strerror}") from failed
+
+
+def rows_path(out: Path) -> Path:
+    """Return where it is said which row each id of an index stands for, if rows were dropped."""
+    return out.with_name(f"{out.name}.rows.npy")
+
+
+def _saved(vectors: Vectors, work: Path) -> Path:
+    np.save(work / "given.npy", vectors, allow_pickle=False)
+    return work / "given.npy"
