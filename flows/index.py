@@ -131,7 +131,9 @@ def _cut(store: Store, intake: Intake, invalid: Invalid, tell: OnProgress) -> tu
         known = store.memo.record("cut", key, outputs, {}, inputs)
     refs = dict(known.outputs)
     rows = refs.pop("kept", None)
-    return [refs[name] for name in sorted(refs)], None if rows is None else np.load(store.blobs.local(rows))
+    return [refs[name] for name in sorted(refs)], None if rows is None else np.load(
+        store.blobs.local(rows), allow_pickle=False
+    )
 
 
 def _put(store: Store, array: Block) -> BlobRef:

@@ -22,13 +22,24 @@ class VectorFile(Protocol):
     """A file that was looked at: `n` rows of `d` dimensions of `dtype`, float16, float32 or float64."""
 
     @property
-    def path(self) -> Path: ...
+    def path(self) -> Path:
+        """Return where it lies."""
+        ...
+
     @property
-    def n(self) -> int: ...
+    def n(self) -> int:
+        """Return the rows."""
+        ...
+
     @property
-    def d(self) -> int: ...
+    def d(self) -> int:
+        """Return the dimensions."""
+        ...
+
     @property
-    def dtype(self) -> np.dtype[Any]: ...
+    def dtype(self) -> np.dtype[Any]:
+        """Return the type of a number."""
+        ...
 
     def blocks(self, rows: int) -> Iterator[Block]:
         """Yield (m <= rows, d) in order, of the file's dtype.
@@ -119,7 +130,8 @@ class ParquetFile:
                     yield self._matrix(batch.column(0), first)
                     first += len(batch)
         except (pa.ArrowException, OSError) as broken:
-            raise InputError(f"{self.path} is damaged after row {first}: copy it again") from broken
+            why = " ".join(str(broken).split())
+            raise InputError(f"{self.path} cannot be read from row {first} on ({why}): write it again") from broken
 
     def _matrix(self, lists: Any, first: int) -> Block:
         lengths = lists.value_lengths().to_numpy(zero_copy_only=False)  # a missing row's is NaN
