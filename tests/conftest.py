@@ -3,17 +3,9 @@
 import bz2
 import html
 import importlib.util
-import json
-import os
 import re
 import secrets
 import shutil
-import socket
-import subprocess
-import sys
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -23,6 +15,7 @@ import s3fs
 from hypothesis import settings
 
 from rag_model.store.s3 import S3
+from tests.benchmarks.s3_server import environment_of, seaweed
 
 settings.register_profile("bookwheel", deadline=None)  # no test is about time
 settings.load_profile("bookwheel")
@@ -124,46 +117,8 @@ def minilm() -> Path:
 @pytest.fixture(scope="session")
 def s3_endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A real S3 server (SeaweedFS) on loopback that lives as long as the tests; yields its URL."""
-    folder = tmp_path_factory.mktemp("seaweed")
-    keys = [{"accessKey": "bookwheel", "secretKey": "bookwheel-secret"}]
-    identity = {
-        "name": "tests",
-        "credentials": keys,
-        "actions": ["Admin", "Read", "Write", "List", "Tagging"],
-    }
-    (folder / "s3.json").write_text(json.dumps({"identities": [identity]}))
-    services = ("master.port", "volume.port", "filer.port", "s3.port")
-    ports = dict(zip([f"{name}{kind}" for name in services for kind in ("", ".grpc")], _free_ports(8), strict=True))
-    options = {
-        "ip": "127.0.0.1",
-        "ip.bind": "127.0.0.1",
-        "dir": folder,
-        "master.telemetry": "false",
-        "master.electionTimeout": "1s",
-        "s3": "true",
-        "s3.config": folder / "s3.json",
-        "s3.port.iceberg": 0,
-        "s3.port.lance": 0,
-        **ports,
-    }
-    command = [
-        str(Path(sys.executable).with_name("weed")),
-        "server",
-        *(f"-{k}={v}" for k, v in options.items()),
-    ]
-    with (folder / "log").open("w") as log:
-        server = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log)
-    endpoint = f"http://127.0.0.1:{ports['s3.port']}"
-    try:
-        _wait_until_up(f"{endpoint}/healthz", server, folder / "log")
+    with seaweed(tmp_path_factory.mktemp("seaweed")) as endpoint:
         yield endpoint
-    finally:
-        server.kill()  # a polite stop takes it fifteen seconds, and its data are not worth them
-        server.wait()
-        for name in ports.values():
-            for left in Path("/tmp").glob(f"seaweedfs-*-{name}.sock"):
-                left.unlink(missing_ok=True)
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")
@@ -173,12 +128,8 @@ def s3_bucket() -> Callable[[str], AbstractContextManager[str]]:
     @contextmanager
     def bucket(endpoint: str) -> Iterator[str]:
         with pytest.MonkeyPatch.context() as environment:
-            environment.setenv("AWS_ENDPOINT_URL", endpoint)
-            environment.setenv("AWS_ACCESS_KEY_ID", "bookwheel")
-            environment.setenv("AWS_SECRET_ACCESS_KEY", "bookwheel-secret")
-            environment.setenv("AWS_DEFAULT_REGION", "us-east-1")
-            environment.setenv("AWS_CONFIG_FILE", os.devnull)
-            environment.setenv("AWS_EC2_METADATA_DISABLED", "true")
+            for name, value in environment_of(endpoint).items():
+                environment.setenv(name, value)
             S3.clear_instance_cache()  # it remembers clients of other endpoints
             s3fs.S3FileSystem.clear_instance_cache()
             s3fs.S3FileSystem().makedirs("bookwheel-tests", exist_ok=True)
@@ -194,28 +145,3 @@ def s3_store_url(s3_endpoint: str, s3_bucket: Callable[[str], AbstractContextMan
     """An unused `s3://` URL on the real server, the environment set so that it is reached."""
     with s3_bucket(s3_endpoint) as url:
         yield url
-
-
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    for one in sockets:
-        one.bind(("127.0.0.1", 0))
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
-
-
-def _wait_until_up(url: str, server: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and server.poll() is None:
-        try:
-            urllib.request.urlopen(url, timeout=1).close()
-        except urllib.error.HTTPError as answered:
-            answered.close()
-            return
-        except OSError:
-            time.sleep(0.05)  # between two questions; no test waits a fixed time
-        else:
-            return
-    pytest.fail(f"the S3 server did not start: {log.read_text()[-2000:]}")

@@ -28,9 +28,7 @@ def pull(
     passages_only: Annotated[bool, Parameter(negative="", help="Leave out all but the passages.")] = False,
     no_mapped: Annotated[
         bool,
-        Parameter(
-            negative="", help="Derive no memory-mapped copy of the passages: three times their size, read faster."
-        ),
+        Parameter(negative="", help="Derive no memory-mapped copy of the passages, three times their size."),
     ] = False,
     common: Common | None = None,
 ) -> Reply:
