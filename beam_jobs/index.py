@@ -94,7 +94,10 @@ def build_shards(
 def merge(builds: Sequence[IndexBuild], launch: Launch, on_progress: OnProgress | None = None) -> list[BuiltIndex]:
     """Merge all indexes."""
     reports = run_job("merge", merge_one, builds, launch, on_progress)
-    return [BuiltIndex(build.name, build.plan, _out(report)) for build, report in zip(builds, reports, strict=True)]
+    return [
+        BuiltIndex(build.name, build.plan, _out(report), report["facts"])
+        for build, report in zip(builds, reports, strict=True)
+    ]
 
 
 def train_one(build: IndexBuild, store: Store) -> Facts:

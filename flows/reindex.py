@@ -31,10 +31,11 @@ from rag_model.build.publish import Published, publish, vitals
 from rag_model.build.recipe import Recipe
 from rag_model.build.report import write_report
 from rag_model.build.sizing import plan_indexes
+from rag_model.build.tuning import tune_searches
 from rag_model.corpus.records import Plan
 from rag_model.evaluation.gate import judge
 from rag_model.index.recipe import IndexPlan
-from rag_model.store.manifest import Manifest
+from rag_model.store.manifest import Content, Manifest
 from rag_model.store.snapshot import Snapshot
 from rag_model.store.store import Store
 
@@ -92,9 +93,12 @@ def reindex(
         indexes = build_shards(indexes, launch, tell)
     with clock("merge") as tell:
         built = merge_shards(indexes, launch, tell)
-    content = assemble(plan, recipe, encoding, passages, embeddings, built)
+    assembled = partial(assemble, plan, recipe, encoding, passages, embeddings)
+    with clock("tune"):
+        built = tune_indexes(target, assembled(built), built, recipe)
+    content = assembled(built)
     with clock("gate"):
-        measured = measure_indexes(target, Manifest(content), recipe)
+        measured = measure_indexes(target, Manifest(content), built, recipe)
     manifest = Manifest(content, measured.metrics(), provenance=provenance(dump, encoder, built, clock.seconds))
     published = publish_snapshot(target, manifest, measured, recipe, ref)
     target.runs.clear(launch.run)
@@ -181,10 +185,16 @@ def merge_shards(indexes: Sequence[IndexBuild], launch: Launch, tell: OnProgress
 
 
 @stage
-def measure_indexes(store: Store, manifest: Manifest, recipe: Recipe) -> Measured:
-    """Compare every index with exact search."""
+def tune_indexes(store: Store, draft: Content, built: Sequence[BuiltIndex], recipe: Recipe) -> list[BuiltIndex]:
+    """Set the search of those with a recall target."""
+    return tune_searches(store, draft, built, recipe.gate)
+
+
+@stage
+def measure_indexes(store: Store, manifest: Manifest, built: Sequence[BuiltIndex], recipe: Recipe) -> Measured:
+    """Compare every index with exact search, and look into its file."""
     with Snapshot.of(store, manifest) as snapshot:
-        return measure(snapshot, recipe.gate)
+        return measure(snapshot, recipe.gate, {index.name: index.facts for index in built})
 
 
 @stage

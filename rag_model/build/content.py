@@ -3,7 +3,7 @@
 import platform
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import version
 from itertools import pairwise
@@ -31,6 +31,7 @@ class BuiltIndex:
     name: str
     plan: IndexPlan
     blob: BlobRef  # the file that plain faiss opens
+    facts: Facts = field(default_factory=dict)  # what its merge said
 
 
 def assemble(
@@ -71,7 +72,7 @@ def assemble(
 def _tiled(plan: Plan, passages: Sequence[Facts]) -> list[tuple[int, int]]:
     """Return the page range of each part that has passages, with those of the empty ones after it."""
     filled = [part.first_page for part, cut in zip(plan.parts, passages, strict=True) if cut["rows"]]
-    starts = [plan.parts[0].first_page, *filled[1:]]
+    starts = filled
     return [(first, end - 1) for first, end in pairwise([*starts, plan.parts[-1].last_page + 1])]
 
 

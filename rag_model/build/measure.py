@@ -15,7 +15,7 @@ from rag_model.index.engine import Vectors
 from rag_model.index.health import Effort, Health, Trial, effort, examine, setting_name, sweep
 from rag_model.index.recall import percentile5, recall_at
 from rag_model.index.search import IndexFile
-from rag_model.retrieve.dense import index_of
+from rag_model.retrieve.dense import index_file_of, index_of
 from rag_model.store.paths import EXACT, QUESTION_ENCODER, embeddings_path, index_path
 from rag_model.store.snapshot import Snapshot
 
@@ -73,13 +73,12 @@ def measure(snapshot: Snapshot, recipe: GateRecipe, merges: Mapping[str, Facts] 
     found, curves, settings, health = {}, {}, {}, {}
     vectors = [snapshot.path(embeddings_path(part.name)) for part in snapshot.parts]
     for name, entry in snapshot.manifest.content.indexes.items():
-        index = index_of(snapshot, name)
+        index = index_file_of(snapshot, name)
         rows = index.search(trial.vectors, trial.k)[1]
         found[name] = Findings(entry["factory"], recall_at(rows, trial.rows, trial.scores, trial.k))
-        if isinstance(index, IndexFile):
-            curves[name] = sweep(index, trial)
-            settings[name] = _setting(index, trial, entry["search"], curves[name])
-            health[name] = examine(snapshot.path(index_path(name)), vectors)
+        curves[name] = sweep(index, trial)
+        settings[name] = _setting(index, trial, entry["search"], curves[name])
+        health[name] = examine(snapshot.path(index_path(name)), vectors)
     return Measured(trial.k, found, curves, settings, health, _repaired(merges or {}))
 
 

@@ -16,7 +16,7 @@ from rag_model.encoders.space import Space, check_same_space
 from rag_model.errors import StoreError, UsageError
 from rag_model.index.engine import Metric, Rows, Vectors
 from rag_model.index.exact import ExactIndex
-from rag_model.index.search import SearchIndex, open_index
+from rag_model.index.search import IndexFile, SearchIndex, open_index
 from rag_model.retrieve.attribution import Source
 from rag_model.retrieve.retriever import Hit
 from rag_model.store.paths import EXACT, QUESTION_ENCODER, embeddings_path, index_path
@@ -139,6 +139,12 @@ def index_of(snapshot: Snapshot, name: str) -> SearchIndex:
     if name == EXACT and name not in entries:
         metric: Metric = next(iter(entries.values()))["metric"] if entries else "ip"
         return ExactIndex(_embeddings(snapshot), metric)
+    return index_file_of(snapshot, name)
+
+
+def index_file_of(snapshot: Snapshot, name: str) -> IndexFile:
+    """Open an index that a snapshot has a file of, as `index_of` does."""
+    entries = snapshot.manifest.content.indexes
     if name not in entries:
         known = ", ".join(dict.fromkeys([*entries, EXACT]))
         raise UsageError(f"snapshot {snapshot.id[:12]} has no index {name!r}: choose one of {known}")

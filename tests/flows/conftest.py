@@ -30,6 +30,7 @@ part_bytes = 50_000
 
 [index.hnsw]
 factory = "HNSW8"
+recall_target = 0.98
 """
 
 

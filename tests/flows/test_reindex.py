@@ -16,7 +16,7 @@ from rag_model.store.store import Store
 
 pytestmark = pytest.mark.xdist_group("flows")  # one server for all of them
 
-STAGES = ["plan", "chunk", "embed", "train", "shard", "merge", "gate"]
+STAGES = ["plan", "chunk", "embed", "train", "scatter", "shard", "merge", "tune", "gate"]
 COUNTS = {"articles": 3, "passages": 232, "embedded": 232, "reused": 0, "dropped": {"redirect": 37}}
 
 
@@ -59,6 +59,10 @@ def test_a_dump_becomes_a_snapshot_that_a_ref_names(tmp_path: Path, reindex: Any
             "index",
             "encoder",
         }
+        effort = snapshot.manifest.content.indexes["hnsw"]["search"]["efSearch"]
+        assert 20 <= effort < 128, "the recipe's recall target decides, and not the default"
+        assert made["metrics"]["hnsw"] == snapshot.manifest.metrics["hnsw"]
+        assert set(made["metrics"]["hnsw"]) >= {"recall@20_p5", "distances", "degree", "unreachable", "repaired"}
         (first,) = snapshot.passages([0])
         assert (first.title, first.page_id) == ("Anarchism", "12")
     assert not list((tmp_path / "runs").glob("*")), "a finished run leaves no reports of its elements"
