@@ -1,4 +1,4 @@
-"""The parent of a build: the snapshot that its ref names, from which it inherits what has not changed.
+"""The parent of a build: the snapshot that its ref (else `latest`) names, from which it inherits what has not changed.
 
 Boundaries of parts, passages of articles and vectors of passages are inherited. A parent makes a build cheaper and
 never another: passages are what they would be without it, vectors to rounding, and no record's key knows of it. It
@@ -20,6 +20,8 @@ from rag_model.store.manifest import Content, Manifest
 from rag_model.store.paths import articles_path, embeddings_path, passages_path
 from rag_model.store.store import Store
 
+LATEST = "latest"  # where a build goes unless told otherwise
+
 
 @dataclass(frozen=True, slots=True)
 class Earlier:
@@ -37,12 +39,12 @@ class Parent:
 
     @classmethod
     def of(cls, store: Store, ref: str) -> Self:
-        """Return the snapshot that `ref` names as the parent, or one of nothing.
+        """Return the snapshot that `ref` names as the parent; of a ref that is new, the one that `latest` names.
 
         Raises:
             StoreError: the ref's log or the snapshot is damaged.
         """
-        now = store.refs.current(ref)
+        now = store.refs.current(ref) or store.refs.current(LATEST)
         return cls(store.snapshots.get(now.snapshot) if now else None)
 
     def fences(self, recipe: Recipe) -> Fences | None:

@@ -22,7 +22,7 @@ def kind_of(path: str) -> str:
 def chosen(
     content: Content, *, indexes: Sequence[str] = (), embeddings: bool = True, passages_only: bool = False
 ) -> Callable[[str], bool]:
-    """Return what `pull` takes as `select`: all that readers need, less other indexes and embeddings, or passages alone.
+    """Return what `pull` takes as `select`: what readers need, less other indexes and embeddings, or passages alone.
 
     `indexes` names those to keep; none named keeps all. `exact` stands for the embeddings.
 

@@ -1,0 +1,295 @@
+"""A new dump costs what changed in it: what is inherited, what is made anew, and that nobody can tell which was which.
+
+The jobs' work runs here one part after another, as a worker does it, without Beam and without indexes.
+"""
+
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from beam_jobs.chunk import ChunkTask, chunk
+from beam_jobs.embed import EmbedTask, embed
+from rag_model.build.content import assemble, counts, provenance
+from rag_model.build.encoding import EncodeRecipe, store_encoder
+from rag_model.build.parent import Parent
+from rag_model.build.planning import plan_parts
+from rag_model.build.recipe import Recipe
+from rag_model.corpus.chunk import ChunkRecipe
+from rag_model.corpus.records import Passage
+from rag_model.errors import StoreError
+from rag_model.store.manifest import Content, Manifest
+from rag_model.store.paths import articles_path, embeddings_path, passages_path
+from rag_model.store.snapshot import Snapshot
+from rag_model.store.store import Store
+from tests.fixtures.tiny import save_bert
+
+RECIPE = Recipe(chunk=ChunkRecipe(words=10), part_bytes=2_000)
+WORDS = ["river", "king", "music", "war", "theory", "city", "born", "wrote", "passage", "query"]
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """An article of three sections, whose words only it has."""
+
+    page_id: int
+    rev_id: int = 1
+    lead: str = "It opens so."
+    redirect: str = ""
+
+    def text(self) -> str:
+        words = [f"{word}{self.page_id}" for word in WORDS]
+        return (
+            f"{self.lead} {' '.join(words)}\n== Life ==\n{' '.join(words[::-1])}\n== Work ==\n{' '.join(words * 2)}\n"
+        )
+
+
+OLD = [Page(page_id) for page_id in range(10, 250, 10)]
+EDITED = replace(OLD[5], rev_id=2, lead="A sentence was put here, quite new. It opens so.")
+NEW = [EDITED if page.page_id == EDITED.page_id else page for page in OLD if page.page_id != 90]  # one deleted …
+NEW += [Page(page_id) for page_id in range(250, 290, 10)]  # … and four appended
+
+
+@dataclass(frozen=True, slots=True)
+class Dumps:
+    """The dump of last month, and today's."""
+
+    old: str
+    new: str
+
+
+@pytest.fixture(scope="module")
+def write_dump(
+    tmp_path_factory: pytest.TempPathFactory,
+    page_xml: Callable[..., str],
+    export_xml: Callable[..., bytes],
+    make_multistream: Callable[..., str],
+) -> Callable[[Sequence[Page]], str]:
+    """Return a function that writes a dump as Wikimedia does, two pages to a stream."""
+
+    def write(pages: Sequence[Page]) -> str:
+        folder = tmp_path_factory.mktemp("dump")
+        xml = folder / "dump.xml"
+        xml.write_bytes(
+            export_xml(
+                *(page_xml(page.page_id, page.text(), rev_id=page.rev_id, redirect=page.redirect) for page in pages)
+            )
+        )
+        return make_multistream(folder, xml, pages_a_stream=2)
+
+    return write
+
+
+@pytest.fixture(scope="module")
+def dumps(write_dump: Callable[[Sequence[Page]], str]) -> Dumps:
+    return Dumps(write_dump(OLD), write_dump(NEW))
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_bert(tmp_path_factory.mktemp("tiny"))
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """A snapshot without indexes, and what it took."""
+
+    store: Store
+    content: Content
+    counts: dict[str, Any]
+    inherited: int  # articles that were not parsed
+    parsed: int
+
+    @property
+    def rows(self) -> list[Passage]:
+        with Snapshot.of(self.store, Manifest(self.content)) as snapshot:
+            return snapshot.passages(range(snapshot.n))
+
+    @property
+    def vectors(self) -> Any:
+        with Snapshot.of(self.store, Manifest(self.content)) as snapshot:
+            parts = [snapshot.embeddings(part.name) for part in self.content.parts]
+        return np.concatenate(parts).astype(np.float32)
+
+    @property
+    def ranges(self) -> list[tuple[int, int]]:
+        return [(part.first_page, part.last_page) for part in self.content.parts]
+
+
+def build(store: Store, dump: str, encoder: Path, recipe: Recipe = RECIPE, ref: str = "latest") -> Built:
+    """Do as the flow does, up to the indexes."""
+    parent = Parent.of(store, ref)
+    plan, encoding = plan_parts(store, dump, recipe, parent=parent), store_encoder(store, str(encoder), recipe.encode)
+    cuts = [chunk(ChunkTask(part, plan.siteinfo, recipe.chunk, parent.cut(part)), store) for part in plan.parts]
+    space, dtype = encoding.space.digest, recipe.encode.dtype
+    encoded = [
+        embed(EmbedTask.of(cut, encoding, dtype, parent.encoded(part, space)), store)
+        for part, cut in zip(plan.parts, cuts, strict=True)
+    ]
+    content = assemble(plan, recipe, encoding, cuts, encoded, [])
+    made = store.snapshots.put(Manifest(content, provenance=provenance(dump, str(encoder), [], {})))
+    now = store.refs.current(ref)
+    if now is None or now.snapshot != made:
+        store.refs.move(ref, made, now.number if now else 0)
+    new = [cut for cut in cuts if cut["made"]]
+    inherited, articles = (sum(cut[name] for cut in new) for name in ("inherited", "articles"))
+    return Built(store, content, counts(cuts, encoded), inherited, articles - inherited)
+
+
+@pytest.fixture(scope="module")
+def month(tmp_path_factory: pytest.TempPathFactory, dumps: Dumps, tiny: Path) -> Built:
+    """Last month's snapshot, in a store that tests copy."""
+    return build(Store.open(str(tmp_path_factory.mktemp("month")), create=True), dumps.old, tiny)
+
+
+@pytest.fixture
+def store(month: Built, tmp_path: Path) -> Store:
+    """A store in which `latest` is last month's snapshot."""
+    return Store.open(str(shutil.copytree(month.store.files.local_path(""), tmp_path / "store")))
+
+
+def test_a_new_dump_costs_what_changed(store: Store, month: Built, dumps: Dumps, tiny: Path, tmp_path: Path) -> None:
+    known = {passage.hash for passage in month.rows}
+    now = build(store, dumps.new, tiny)
+    new = [passage for passage in now.rows if passage.hash not in known]
+    assert {passage.page_id for passage in new} == {"60", "250", "260", "270", "280"}
+    assert now.parsed == 5
+    assert now.counts["embedded"] == len(new)
+    assert now.counts["reused"] == len(now.rows) - len(new)
+
+    full = build(Store.open(str(tmp_path / "full"), create=True), dumps.new, tiny)
+    assert (full.inherited, full.counts["reused"]) == (0, 0)
+    assert full.rows == now.rows
+    np.testing.assert_allclose(now.vectors, full.vectors, atol=1e-3)
+
+
+def test_parts_keep_their_ranges_and_new_pages_fill_the_last(
+    store: Store, month: Built, dumps: Dumps, tiny: Path
+) -> None:
+    now = build(store, dumps.new, tiny)
+    assert len(month.ranges) == 3
+    assert now.ranges[:2] == month.ranges[:2]
+    assert now.ranges[-1][1] == 280
+    (same,) = {"part-00000", "part-00001"} - {part.name for part in month.content.parts if holds(part, 60, 90)}
+    for path in (passages_path(same), embeddings_path(same), articles_path(same)):
+        assert now.content.files[path] == month.content.files[path], "a part without a change is the same file"
+
+
+def holds(part: Any, *pages: int) -> bool:
+    return any(part.first_page <= page <= part.last_page for page in pages)
+
+
+def test_what_is_inherited_is_byte_for_byte_what_would_have_been_made(
+    store: Store, dumps: Dumps, tiny: Path, tmp_path: Path
+) -> None:
+    bare = Store.open(str(shutil.copytree(store.files.local_path(""), tmp_path / "bare")))
+    parent = Parent.of(bare, "latest").manifest
+    assert parent is not None
+    for path, blob in parent.content.files.items():  # same parent, same ranges, nothing to inherit
+        if path.startswith(("articles/", "embeddings/")):
+            bare.files.local_path(blob.path).unlink(missing_ok=True)
+    ours, theirs = build(store, dumps.new, tiny), build(bare, dumps.new, tiny)
+    assert ours.inherited > 0
+    assert (theirs.inherited, theirs.counts["reused"]) == (0, 0)
+    assert ours.content.parts == theirs.content.parts
+    for part in ours.content.parts:
+        for path in (passages_path(part.name), articles_path(part.name)):
+            assert ours.content.files[path] == theirs.content.files[path]
+    np.testing.assert_allclose(ours.vectors, theirs.vectors, atol=1e-3)
+
+
+def test_text_that_changed_under_its_old_revision_is_noticed(
+    store: Store, write_dump: Callable[[Sequence[Page]], str], tiny: Path
+) -> None:
+    now = build(store, write_dump([*OLD[:-1], replace(OLD[-1], lead="Edited by hand.")]), tiny)
+    assert now.parsed == 1
+    assert any(passage.text.startswith("Edited by hand.") for passage in now.rows)
+
+
+def test_the_same_dump_again_finds_its_own_boundaries(store: Store, dumps: Dumps, tiny: Path) -> None:
+    first, again = build(store, dumps.new, tiny), build(store, dumps.new, tiny)
+    assert first.content == again.content
+    assert (again.inherited, again.parsed, again.counts["embedded"]) == (0, 0, 0)
+    assert store.refs.numbers("latest") == [1, 2]
+
+
+def test_a_part_without_passages_leaves_no_gap(
+    write_dump: Callable[[Sequence[Page]], str], tiny: Path, tmp_path: Path
+) -> None:
+    """Redirects fill whole parts; the next build must number and cut the rest as this one did."""
+    store = Store.open(str(tmp_path), create=True)
+    empty = {10, 20, 30, 40, 100, 110, 120, 130, 140, 150, 160, 170, 180, 230, 240}
+    pages = [replace(page, redirect="Page 50") if page.page_id in empty else page for page in OLD]
+    small = replace(RECIPE, part_bytes=400)
+    first = build(store, write_dump(pages), tiny, small)
+    assert first.ranges[0][0] == 0
+    assert all(before[1] + 1 == after[0] for before, after in pairwise(first.ranges))
+    again = build(store, write_dump(pages), tiny, small)
+    assert again.content == first.content
+    assert again.counts["embedded"] == 0
+
+
+@pytest.mark.parametrize(
+    ("setting", "encoded"),
+    [
+        ({"chunk": ChunkRecipe(words=10, quarantine_floor=30)}, False),
+        ({"encode": EncodeRecipe(dtype="float32")}, True),
+        ({"encode": EncodeRecipe(spec={"max_length": 32})}, True),
+    ],
+)
+def test_a_setting_invalidates_what_depends_on_it_and_nothing_else(
+    store: Store, dumps: Dumps, tiny: Path, setting: dict[str, Any], encoded: bool
+) -> None:
+    now = build(store, dumps.old, tiny, replace(RECIPE, **setting))
+    assert now.parsed == 0
+    assert now.counts["embedded"] == (now.counts["passages"] if encoded else 0)
+
+
+def test_another_cut_is_parsed_again_and_passages_that_stayed_keep_their_vectors(
+    store: Store, month: Built, dumps: Dumps, tiny: Path
+) -> None:
+    now = build(store, dumps.old, tiny, replace(RECIPE, chunk=ChunkRecipe(words=20)))
+    known = {passage.hash for passage in month.rows}
+    new = [passage for passage in now.rows if passage.hash not in known]
+    assert (now.inherited, now.parsed) == (0, len(OLD))
+    assert 0 < now.counts["embedded"] == len(new) < len(now.rows)
+
+
+def test_parts_of_another_size_inherit_too(store: Store, month: Built, dumps: Dumps, tiny: Path) -> None:
+    now = build(store, dumps.old, tiny, replace(RECIPE, part_bytes=3_500))
+    assert (now.parsed, now.counts["embedded"]) == (0, 0)
+    assert now.rows == month.rows
+    assert len(now.ranges) < len(month.ranges)
+
+
+def test_another_encoder_encodes_all_and_a_renamed_one_nothing(
+    store: Store, month: Built, dumps: Dumps, tiny: Path, tmp_path: Path
+) -> None:
+    renamed = Path(shutil.copytree(tiny, tmp_path / "renamed"))
+    now = build(store, dumps.old, renamed)
+    assert (now.content, now.counts["embedded"]) == (month.content, 0)
+    other = build(store, dumps.new, save_bert(tmp_path / "other", seed=2))
+    assert other.counts["reused"] == 0
+    assert other.parsed == 5
+
+
+def test_a_new_ref_inherits_from_latest(store: Store, dumps: Dumps, tiny: Path) -> None:
+    now = build(store, dumps.new, tiny, ref="candidate")
+    assert (now.parsed, now.counts["reused"] > 0) == (5, True)
+
+
+def test_what_is_damaged_is_not_inherited_but_named(store: Store, month: Built, dumps: Dumps, tiny: Path) -> None:
+    blob = month.content.files[embeddings_path("part-00000")]
+    damaged = store.files.local_path(blob.path)
+    data = bytearray(damaged.read_bytes())
+    data[-1] ^= 1
+    damaged.write_bytes(data)
+    with pytest.raises(StoreError, match=blob.id):
+        build(store, dumps.new, tiny)
+    damaged.unlink()
+    assert build(store, dumps.new, tiny).counts["embedded"] > 0
