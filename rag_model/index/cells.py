@@ -1,8 +1,8 @@
 """Cells: how a corpus is cut so that HNSW graphs can be built apart and still be stitched into one.
 
-k-means of a sample gives the centroids. Each vector belongs to its nearest cell. Those nearest to a border (`border`,
-a share) join the second nearest cell's graph too, and the next nearest (`linked`, a share) are linked into it without
-joining it: it is these two that tie neighbouring graphs together.
+k-means of a sample gives the centroids. Each vector belongs to its nearest cell. Of all pairs of a vector and one of
+the next cells, the nearest `border` (as a share of the vectors) join that cell's graph too, and the next `linked` are
+linked into it without joining it: it is these two that tie neighbouring graphs together.
 
 Where inner products are compared and norms vary, a vector of large norm is everybody's neighbour and one of small norm
 nobody's. `Frame` then adds one dimension that makes all norms equal and no inner product with a question different:
@@ -28,9 +28,11 @@ from rag_model.index.recipe import IndexPlan
 _POINTS = 1_000  # training points a cell: enough for borders to repeat from sample to sample
 _ROUNDS = 10
 _UNEQUAL = 0.01  # norms whose standard deviation is a larger share of their mean are not normalised vectors'
+_NEXT = 3  # cells beyond its own that a vector may join: one in seven neighbours lies beyond the second nearest cell
 _WHOLE = 0.75  # share of the cells that k-means makes; the rest come of splitting the largest
 
 CellIds = npt.NDArray[np.int64]
+Pairs = tuple[npt.NDArray[np.int64], CellIds]  # vectors, and a cell of each
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +62,8 @@ class Cells:
 
     frame: Frame
     centroids: Vectors  # (c, d or d + 1) float32, c <= the plan's cells; the cells beyond c stay empty
-    border: float  # margins below this one are a border's: |similarity to the first centroid - to the second|
-    linked: float  # other margins below this one are linked across it
+    border: float  # pairs of a margin below this one join: |similarity to the own centroid - to the other|
+    linked: float  # other pairs of a margin below this one are linked
 
     def arrays(self) -> list[Array]:
         """Return the cells as arrays."""
@@ -73,23 +75,25 @@ class Cells:
         norm, border, linked = numbers.tolist()
         return cls(Frame(norm), centroids, border, linked)
 
-    def assign(self, metric: engine.Metric, vectors: Vectors) -> tuple[CellIds, CellIds, CellIds]:
-        """Return each vector's cell, the cell whose graph holds it too, and the one that it is linked into.
+    def assign(self, metric: engine.Metric, vectors: Vectors) -> tuple[CellIds, Pairs, Pairs]:
+        """Return each vector's own cell, the further ones that it joins, and those that it is linked into.
 
         Args:
             metric: the plan's.
             vectors: (m, d or d + 1) float32, lifted.
 
         Returns:
-            Three (m,) int64; -1 where there is none. The last two are never both set.
+            (m,) int64 cells; and twice two (p,) int64 of equal length: the vectors' numbers and their cells.
         """
-        if len(self.centroids) == 1:
-            none = np.full(len(vectors), -1, np.int64)
-            return np.zeros(len(vectors), np.int64), none, none
-        near, cells = _flat(self.centroids, metric).search(vectors, 2)
-        margin = np.abs(near[:, 0] - near[:, 1])
-        joins, links = margin < self.border, margin < self.linked
-        return cells[:, 0], np.where(joins, cells[:, 1], -1), np.where(links & ~joins, cells[:, 1], -1)
+        cells, margins = self._nearest(metric, vectors)
+        joins = margins < self.border
+        links = (margins < self.linked) & ~joins
+        return cells[:, 0], _pairs(cells, joins), _pairs(cells, links)
+
+    def _nearest(self, metric: engine.Metric, vectors: Vectors) -> tuple[CellIds, Vectors]:
+        """Return (m, c) cells, the nearest first, and the (m, c - 1) margins by which the others are farther."""
+        near, cells = _flat(self.centroids, metric).search(vectors, min(1 + _NEXT, len(self.centroids)))
+        return cells, np.abs(near[:, 1:] - near[:, :1])
 
 
 def learn(plan: IndexPlan, sample: Vectors) -> Cells:
@@ -100,17 +104,21 @@ def learn(plan: IndexPlan, sample: Vectors) -> Cells:
     """
     frame = Frame.of(plan, sample)
     points = frame.lift(sample)
-    if plan.cells == 1:
-        return Cells(frame, points[:1] * 0, -1.0, -1.0)
     with engine.guarded(ResourceError, f"{len(sample)} vectors could not be cut into {plan.cells} cells: give fewer"):
-        centroids = _centroids(plan, points)
-        near = _flat(centroids, plan.metric).search(points, min(2, len(centroids)))[0]
-    if len(centroids) == 1:
-        return Cells(frame, centroids, -1.0, -1.0)
-    margin = np.abs(near[:, 0] - near[:, 1])
-    border = float(np.quantile(margin, plan.border)) if plan.border else -1.0
-    linked = float(np.quantile(margin, min(1.0, plan.border + plan.linked))) if plan.linked else -1.0
+        centroids = _centroids(plan, points) if plan.cells > 1 else np.zeros((1, points.shape[1]), np.float32)
+        margins = np.sort(Cells(frame, centroids, 0, 0)._nearest(plan.metric, points)[1], axis=None)
+    border, linked = (_threshold(margins, share * len(points)) for share in (plan.border, plan.border + plan.linked))
     return Cells(frame, centroids, border, linked)
+
+
+def _threshold(margins: Vectors, pairs: float) -> float:
+    """Return the margin that so many of the sample's pairs stay below, of `margins` in ascending order."""
+    return float(margins[min(round(pairs), len(margins) - 1)]) if pairs and len(margins) else 0.0
+
+
+def _pairs(cells: CellIds, chosen: npt.NDArray[np.bool_]) -> Pairs:
+    vectors, place = np.nonzero(chosen)
+    return vectors, cells[vectors, place + 1]
 
 
 def sample_size(plan: IndexPlan) -> int:
@@ -142,7 +150,7 @@ def _centroids(plan: IndexPlan, points: Vectors) -> Vectors:
         centroids[largest] = halves[0]
         cell[own[half == 1]] = len(centroids) - 1
     used = np.bincount(cell, minlength=len(centroids)) > 0
-    return centroids[used]
+    return np.ascontiguousarray(centroids[used])
 
 
 def _kmeans(plan: IndexPlan, points: Vectors, count: int) -> Vectors:

@@ -65,10 +65,9 @@ def read_rows(plan: IndexPlan, trained: Path, scattered: Sequence[Opener]) -> li
 
 
 def _sorted(plan: IndexPlan, cells: Cells, vectors: Vectors) -> tuple[Rows, Links]:
-    own, joined, linked = cells.assign(plan.metric, cells.frame.lift(vectors))
-    joins, links = np.flatnonzero(joined >= 0), np.flatnonzero(linked >= 0)
-    groups = np.concatenate([2 * own, 2 * joined[joins], 2 * linked[links] + 1])
-    rows = np.concatenate([np.arange(len(vectors)), joins, links])
+    own, (joining, joined), (linking, linked) = cells.assign(plan.metric, cells.frame.lift(vectors))
+    groups = np.concatenate([2 * own, 2 * joined, 2 * linked + 1])
+    rows = np.concatenate([np.arange(len(vectors)), joining, linking])
     order = np.lexsort((rows, groups))
     begins = np.searchsorted(groups[order], np.arange(2 * plan.cells + 1))
     return begins, rows[order].astype(np.int32)

@@ -1,6 +1,6 @@
 """Stitching: what the cells' graphs say of a block of rows, as candidates for their bottom lists."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rag_model.errors import InputError
-from rag_model.index.crossings import IN, OUT, Crossings
+from rag_model.index.crossings import Crossings
 from rag_model.index.engine import Rows
 from rag_model.index.graph import NO_LINK, Keys, Links, links_of
 from rag_model.index.pieces import Opener, Piece, stamp_of, write_piece
@@ -26,6 +26,15 @@ def write_shard(plan: IndexPlan, trained: Path, number: int, lists: Keys, crossi
     """
     arrays = [lists, crossings.out, crossings.begins, crossings.into]
     write_piece(out, stamp_of(plan, trained, "shard", number), arrays)
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """Candidates for some rows of a block, from one cell."""
+
+    rows: npt.NDArray[np.int32]  # (r,) distinct, from the block's first
+    counts: Rows  # (r,) candidates of each
+    keys: Keys  # end to end
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,50 +61,35 @@ class Shard:
             raise InputError(f"{name} is of other vectors than were scattered: build it again")
         return cls(piece, members, sources)
 
-    def put(self, block: "Block") -> None:
-        """Add to a block what this cell says of its rows."""
-        low, high = np.searchsorted(self.members, (block.first, block.last))
+    def say(self, first: int, last: int) -> Iterator[Said]:
+        """Yield what this cell says of rows [first, last): lists of its members, and links across its border."""
+        low, high = np.searchsorted(self.members, (first, last))
         if low < high:
-            rows = self.members[low:high] - block.first
-            lists = self.piece.read(_LISTS, low, high)
-            block.add(rows, _named(lists, self.members))
+            lists, rows = self.piece.read(_LISTS, low, high), self.members[low:high] - first
+            yield Said(rows, np.full(len(rows), lists.shape[1]), _named(lists, self.members).ravel())
             begins = self.piece.read(_BEGINS, low, high + 1)
             into = self.piece.read(_INTO, int(begins[0]), int(begins[-1]))
-            block.add_ragged(rows, _named(into, self.sources), np.diff(begins))
-        low, high = np.searchsorted(self.sources, (block.first, block.last))
+            yield Said(rows, np.diff(begins), _named(into, self.sources))
+        low, high = np.searchsorted(self.sources, (first, last))
         if low < high:
-            out = self.piece.read(_OUT, low, high)
-            block.add(self.sources[low:high] - block.first, _named(out, self.members))
-
-
-class Block:
-    """The candidates of rows [first, last): filled by shards, each row from the left."""
-
-    def __init__(self, first: int, last: int, width: int) -> None:
-        """Make room: a row is in one or two cells' lists of `width`, or in one and linked into another."""
-        self.first, self.last = first, last
-        self.keys: Keys = np.full((last - first, width + max(width, OUT) + 2 * IN), NO_LINK)
-        self._filled: Rows = np.zeros(last - first, np.int64)
-
-    def add(self, rows: npt.NDArray[np.integer], keys: Keys) -> None:
-        """Add (r, w) keys to rows, numbered from the block's first."""
-        self.keys[rows[:, None], self._filled[rows][:, None] + np.arange(keys.shape[1])] = keys
-        self._filled[rows] += keys.shape[1]
-
-    def add_ragged(self, rows: npt.NDArray[np.integer], keys: Keys, counts: Rows) -> None:
-        """Add keys that stand end to end, `counts` of them to each row."""
-        before = np.cumsum(counts) - counts
-        column = np.repeat(self._filled[rows] - before, counts) + np.arange(len(keys))
-        self.keys[np.repeat(rows, counts), column] = keys
-        self._filled[rows] += counts
+            out, rows = self.piece.read(_OUT, low, high), self.sources[low:high] - first
+            yield Said(rows, np.full(len(rows), out.shape[1]), _named(out, self.members).ravel())
 
 
 def candidates(shards: Sequence[Shard], first: int, last: int, width: int) -> Keys:
-    """Return (last - first, c) keys of global rows: all that the shards say of rows [first, last)."""
-    block = Block(first, last, width)
-    for shard in shards:
-        shard.put(block)
-    return block.keys
+    """Return (last - first, c >= width) keys of global rows: all that the shards say of rows [first, last)."""
+    said = [part for shard in shards for part in shard.say(first, last)]
+    filled = np.zeros(last - first, np.int64)
+    for part in said:
+        filled[part.rows] += part.counts
+    keys: Keys = np.full((last - first, max(width, int(filled.max(initial=0)))), NO_LINK)
+    filled[:] = 0
+    for part in said:
+        before = np.cumsum(part.counts) - part.counts
+        column = np.repeat(filled[part.rows] - before, part.counts) + np.arange(len(part.keys))
+        keys[np.repeat(part.rows, part.counts), column] = part.keys
+        filled[part.rows] += part.counts
+    return keys
 
 
 def _named(keys: Keys, rows: Links) -> Keys:
