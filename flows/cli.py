@@ -85,6 +85,7 @@ app.command("flows.verbs.tag:tag", help="Give a snapshot a name: create a ref, o
 app.command("flows.verbs.rollback:rollback", help="Move a ref back to a snapshot that it named before.")
 app.command("flows.verbs.verify:verify", help="Read every byte of a snapshot again and name what is wrong.")
 app.command("flows.verbs.pull:pull", help="Copy a snapshot to a folder: only what is missing, verified, atomic.")
+app.command("flows.verbs.export:export", help="Write a snapshot in a layout that other tools read.")
 
 
 def main(argv: Sequence[str] | None = None) -> None:

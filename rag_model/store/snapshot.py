@@ -199,6 +199,15 @@ class Snapshot:
         """Open a part's passages to stream them; the caller closes it."""
         return PassageFile(self._source(self._known(passages_path(part))))
 
+    def batches(self, part: str, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """Yield columns of a part's passages in row order, at most a row group at a time; `names` as in the schema.
+
+        Raises:
+            StoreError: the passage file is missing or damaged.
+        """
+        with self._reading(part), self.passage_file(part) as file:
+            yield from file.iter_batches(names)
+
     def columns(self, part: str, names: Sequence[str]) -> pa.Table:
         """Return columns of all passages of a part, in row order and in memory; `names` in `PASSAGE_SCHEMA`'s order.
 
@@ -206,8 +215,7 @@ class Snapshot:
             StoreError: the passage file is missing or damaged.
         """
         schema = pa.schema([PASSAGE_SCHEMA.field(name) for name in names])
-        with self._reading(part), self.passage_file(part) as file:
-            return pa.Table.from_batches(file.iter_batches(names), schema)
+        return pa.Table.from_batches(self.batches(part, names), schema)
 
     def close(self) -> None:
         """Close the files that were opened."""
