@@ -16,6 +16,7 @@ _WIDTH, _HEIGHT = 460.0, 280.0  # the viewBox: half the page, a telephone's whol
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64.0, 16.0, 16.0, 48.0  # margins that hold the labels
 _X0, _X1 = _LEFT, _WIDTH - _RIGHT
 _Y0, _Y1 = _HEIGHT - _BOTTOM, _TOP
+_FEET = 6  # labels below a picture
 _GAP = 0.5  # on either side of a column
 _RECALLS = (0.0, 0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999)  # levels of recall; beyond the last all is one
 _PRICES = {"distances": "distance computations a question", "milliseconds": "milliseconds a question"}
@@ -66,7 +67,7 @@ def histogram(buckets: Mapping[int, int], things: str, unit: str) -> Node:
     x = Scale(first, last, _X0, _X1)
     names = {low: f"{low} to {low + width - 1}" if width > 1 else f"{low}" for low in lows}
     bars = [(x(low), x(low + width), buckets[low], f"{names[low]} {unit}: {buckets[low]:,} {things}") for low in lows]
-    feet = [_foot(x(tick), f"{tick:,.0f}") for tick in _ticks(first, last, 6)]
+    feet = [_foot(x(tick), f"{tick:,.0f}") for tick in _ticks(first, last, _FEET)]
     return _columns(bars, feet, f"{things} by {unit}", unit)
 
 
@@ -78,7 +79,7 @@ def doublings(counts: Sequence[int], things: str, unit: str) -> Node:
     lows = {i: 1 << i >> 1 for i in shown}
     names = {i: f"{low:,}" if i < 2 else f"{low:,} to {2 * low - 1:,}" for i, low in lows.items()}
     bars = [(x(i), x(i + 1), counts[i], f"{names[i]} {unit}: {counts[i]:,} {things}") for i in shown]
-    feet = [_foot((x(i) + x(i + 1)) / 2, f"{lows[i]:,}") for i in shown[:: max(1, -(-len(shown) // 8))]]
+    feet = [_foot((x(i) + x(i + 1)) / 2, f"{lows[i]:,}") for i in shown[:: max(1, -(-len(shown) // _FEET))]]
     return _columns(bars, feet, f"{things} by {unit}", f"{unit}, doubling")
 
 
@@ -169,9 +170,13 @@ def _ticks(low: float, high: float, about: int = 5) -> list[float]:
 
 
 def _log_ticks(low: float, high: float) -> list[float]:
+    """Return round values in [low, high], evenly spread: as many a power of ten as leave room for their labels."""
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    ticks = [m * 10.0**p for p in powers for m in (1, 2, 5)]
-    return [tick for tick in ticks if low <= tick <= high]
+    for steps in ((1, 2, 5), (1, 3), (1,)):
+        ticks = [m * 10.0**p for p in powers for m in steps if low <= m * 10.0**p <= high]
+        if len(ticks) <= _FEET:
+            break
+    return ticks
 
 
 def _level(y: float, label: str) -> Node:

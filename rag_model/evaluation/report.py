@@ -91,8 +91,9 @@ def _verdict(verdict: Verdict) -> Node:
 
 
 def _check(check: Check) -> tuple[Child, ...]:
-    word, style = ("✓ passed", "yes") if check.passed else ("✗ failed", "no-mark")
-    return check.name, tag("span", word, class_=style), check.observed, check.wanted
+    mark, word, style = ("✓", " passed", "yes") if check.passed else ("✗", " failed", "no-mark")
+    said = tag("span", mark, tag("span", word, class_="word"), class_=style)
+    return check.name, said, check.observed, check.wanted
 
 
 def _tile(name: str, value: str) -> Node:
@@ -137,12 +138,18 @@ def _health(health: Mapping[str, Health], repaired: Mapping[str, int]) -> Node:
     seen = {name: one.metrics() for name, one in health.items()}
     seen = {name: seen[name] | ({"repaired": repaired[name]} if name in repaired else {}) for name in seen}
     rows = [
-        (title, *(f"{figures[figure]:,}" if figure in figures else "–" for figures in seen.values()))
+        (title, *(_figure(figures.get(figure)) for figures in seen.values()))
         for figure, title in _FIGURES.items()
         if any(figure in figures for figures in seen.values())
     ]
     pictures = [picture for name, one in health.items() for picture in _spread(name, one)]
     return _section("Inside each index", _table(("", *seen), rows), _pair(*pictures))
+
+
+def _figure(value: float | int | None) -> str:
+    if value is None:
+        return "–"
+    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
 
 
 def _spread(name: str, health: Health) -> Iterator[Node]:

@@ -69,7 +69,7 @@ def report() -> BuildReport:
         settings={"hnsw": Effort("efSearch=32", 0.95, 0.8, 0.2, 500)},
         health={
             "hnsw": Health("hnsw", 9, graph=GraphAnatomy((0, 3, 6), 1, 0), quantization_error=0.0),
-            EVIL: Health("ivf", 9, lists=ListAnatomy(4, (1, 0, 2, 1), 5, 1.25), quantization_error=0.0625),
+            EVIL: Health("ivf", 9, lists=ListAnatomy(4, (1, 0, 2, 1), 5_000_000, 1.25), quantization_error=0.0625),
         },
         repaired={"hnsw": 2},
         stages=[Stage("chunk", 12.5, 4, 2), Stage(EVIL, 0.0, 0, 0)],
@@ -132,8 +132,8 @@ def test_each_index_shows_its_health_in_figures_and_pictures(report: BuildReport
         ("nodes unreachable before repair", "2", "–"),
         ("nodes unreachable", "0", "–"),
         ("imbalance of the lists (1: all equal)", "–", "1.25"),
-        ("vectors in the largest list", "–", "5"),
-        ("what codes lose, |x - x̂|² / |x|²", "0.0", "0.0625"),
+        ("vectors in the largest list", "–", "5,000,000"),
+        ("what codes lose, |x - x̂|² / |x|²", "0", "0.0625"),
     ]
     pictures = [attributes["aria-label"] for name, attributes in page.seen if name == "svg"]
     assert pictures == [
