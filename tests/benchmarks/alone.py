@@ -1,0 +1,66 @@
+"""One stage of a build in a process of its own: what it costs, and nothing that was there before it.
+
+CPU seconds are the work's alone: an interpreter's start and its imports are left out, on every side of a comparison.
+Memory is anonymous memory (`RssAnon`): pages of a mapped file can be dropped and are not counted. The kernel keeps no
+peak of it, so it is read a hundred times a second from outside.
+"""
+
+import os
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from rag_model.index.engine import faiss
+
+_INTERVAL = 0.01  # seconds between two looks
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """What a stage took."""
+
+    seconds: float
+    cpu_seconds: float
+    anonymous_mb: float  # at its peak, interpreter and libraries included
+    started_mb: float  # of it, before the work began
+    value: Any  # what the work returned
+
+
+def alone(work: Callable[..., Any], *arguments: Any, threads: int = 1) -> Spent:
+    """Call `work`, a function of a module, in a fresh process whose faiss and BLAS have so many threads."""
+    os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = str(threads)
+    context = get_context("spawn")
+    ours, theirs = context.Pipe()
+    child = context.Process(target=_serve, args=(theirs, threads, work, arguments))
+    child.start()
+    theirs.close()
+    status, started, peak = Path("/proc", str(child.pid), "status"), 0.0, 0.0
+    with suppress(EOFError):
+        started = ours.recv()
+        while not ours.poll(_INTERVAL):
+            peak = max(peak, _anonymous_mb(status))
+        seconds, cpu_seconds, last, value = ours.recv()
+        child.join()
+        return Spent(seconds, cpu_seconds, max(started, peak, last), started, value)
+    child.join()
+    raise SystemExit(f"{work.__name__} ended with {child.exitcode}")
+
+
+def _serve(pipe: Connection, threads: int, work: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    faiss.omp_set_num_threads(threads)
+    status = Path("/proc/self/status")
+    pipe.send(_anonymous_mb(status))
+    began, spent = time.perf_counter(), time.process_time()
+    value = work(*arguments)
+    pipe.send((time.perf_counter() - began, time.process_time() - spent, _anonymous_mb(status), value))
+
+
+def _anonymous_mb(status: Path) -> float:
+    with suppress(OSError):  # it has just ended
+        return int(status.read_text().partition("RssAnon:")[2].split()[0]) * 1024 / 1e6
+    return 0.0

@@ -1,0 +1,166 @@
+"""HNSW by cells beside one-shot faiss at the same M and efConstruction: CPU, critical path, memory, recall.
+
+One JSON line. Both build the same factory over the same synthetic vectors in the same run, each stage in a process of
+its own with one thread. `cpu_ratio`: all stages of ours (k-means, assignment, scatter, shards, merge) over one shot;
+`critical_ratio`: k-means, largest scatter, largest shard and merge over one shot; `shortfall_…`: the most that one
+shot's recall@k is above ours at equal distance computations, negative where ours is better everywhere; `merge_…` memory
+is anonymous; `unreachable` nodes are counted by plain faiss and numpy.
+
+`--sizes A,B,C` repeats it with cells in proportion, for CPU per vector and critical path as n grows, and extrapolates;
+`--augment both` builds ours with and without the dimension that makes norms equal, and `--norms 0,0.1,0.3` repeats it
+for log-normal norms. Defaults take about a minute; the figures at a million are of
+
+    python tests/benchmarks/bench_hnsw.py --n 1000000 --cells 16 --jobs 2
+"""
+
+import argparse
+import json
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from charts import write_lines
+from extrapolate import extrapolated
+from hnsw_builds import Report, against, at_equal_distances, both, qualities, trial_of
+from synthetic import Synthetic
+
+from rag_model.index.recipe import IndexRecipe, resolve
+
+CELL_ROWS = 62_500
+DEFAULT = IndexRecipe("HNSW16")
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One corpus and how it is indexed."""
+
+    n: int
+    norms: float
+    cells: int
+    options: argparse.Namespace
+
+    def recipe(self, augment: bool | None) -> IndexRecipe:
+        """Return the recipe of ours."""
+        options = self.options
+        storage = "" if options.storage == "Flat" else f"_{options.storage}"
+        return IndexRecipe(
+            f"HNSW{options.links}{storage}",
+            options.metric,
+            ef_construction=options.ef_construction,
+            cells=self.cells,
+            border=options.border,
+            linked=options.linked,
+            augment=augment,
+        )
+
+
+def measure(case: Case, folder: Path) -> Report:
+    """Build a case both ways and compare."""
+    options = case.options
+    made = Synthetic(options.dim, case.norms)
+    parts = made.parts(folder, case.n, options.parts)
+    recipes = {name: case.recipe(augment) for name, augment in _choices(options.augment).items()}
+    plans = {name: resolve(recipe, case.n, options.dim) for name, recipe in recipes.items()}
+    builds = both(plans, parts, folder, options.jobs)
+    trial = trial_of(parts, options.metric, made.questions(options.questions), options.k)
+    found = qualities(builds, trial, options.jobs)
+    first = next(iter(plans))
+    larger = extrapolated(case.recipe(None), plans[first], parts, builds[first], folder)
+    return {
+        "n": case.n,
+        "norms": case.norms,
+        "cells": plans[first].cells,
+        "factory": plans[first].factory,
+        **against(first, builds, found, plans[first]),
+        **{name: against(name, builds, found, plan) for name, plan in plans.items() if name != first},
+        "recall_at_distances": at_equal_distances(found),
+        "wikipedia": larger,
+        "builds": {name: build.report() | found[name].report() for name, build in builds.items()},
+    }
+
+
+def _choices(augment: str) -> dict[str, bool | None]:
+    if augment == "both":
+        return {"augmented": True, "plain": False}
+    return {"ours": {"auto": None, "on": True, "off": False}[augment]}
+
+
+def scaling(rows: list[Report]) -> list[Report]:
+    """Return CPU microseconds a vector and critical path by size."""
+    told = []
+    for row in rows:
+        single, ours = row["builds"].values()
+        told.append(
+            {
+                "n": row["n"],
+                "cells": row["cells"],
+                "one_shot_us_per_vector": round(1e6 * single["cpu_s"] / row["n"], 1),
+                "us_per_vector": round(1e6 * ours["cpu_s"] / row["n"], 1),
+                "one_shot_s": single["cpu_s"],
+                "ours_s": ours["cpu_s"],
+                "critical_s": ours["critical_s"],
+            }
+        )
+    return told
+
+
+def plot(rows: list[Report], out: Path) -> None:
+    """Draw CPU seconds of one shot, of ours, and ours on its critical path."""
+    lines = {
+        "one shot": [(row["n"], row["one_shot_s"]) for row in rows],
+        "ours, all stages": [(row["n"], row["ours_s"]) for row in rows],
+        "ours, critical path": [(row["n"], row["critical_s"]) for row in rows],
+    }
+    write_lines(out, lines, title="CPU seconds to build HNSW", across="vectors", up="CPU seconds")
+
+
+def _numbers(text: str) -> list[float]:
+    return [float(one) for one in text.split(",")]
+
+
+def arguments() -> argparse.Namespace:
+    """Return the command line's options."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--n", type=int, default=100_000)
+    parser.add_argument("--sizes", type=_numbers, help="instead of --n: several, with cells in proportion")
+    parser.add_argument("--dim", type=int, default=96)
+    parser.add_argument("--cells", type=int, help="of --n or the largest size; by default one for 62,500, at least 4")
+    parser.add_argument("--parts", type=int, default=8)
+    parser.add_argument("--links", type=int, default=16, help="M")
+    parser.add_argument("--ef-construction", type=int, default=100)
+    parser.add_argument("--border", type=float, default=DEFAULT.border)
+    parser.add_argument("--linked", type=float, default=DEFAULT.linked)
+    parser.add_argument("--metric", choices=("ip", "l2"), default="ip")
+    parser.add_argument("--storage", choices=("Flat", "SQfp16", "SQ8"), default="Flat")
+    parser.add_argument("--norms", type=_numbers, default=[0.0], help="sigma of log-normal norms; 0: all are 1")
+    parser.add_argument("--augment", choices=("auto", "on", "off", "both"), default="auto")
+    parser.add_argument("--questions", type=int, default=2_000)
+    parser.add_argument("--k", type=int, default=20)
+    parser.add_argument("--jobs", type=int, default=1, help="builds side by side, and threads that measure recall")
+    parser.add_argument("--plot", type=Path, help="write the scaling as SVG")
+    parser.add_argument("--workdir", type=Path, help="where the files go; by default a temporary folder")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Measure every case; print one line."""
+    options = arguments()
+    sizes = [int(size) for size in options.sizes or [options.n]]
+    cells = options.cells or max(4, round(max(sizes) / CELL_ROWS))
+    rows = []
+    for n in sizes:
+        for norms in options.norms:
+            case = Case(n, norms, max(1, round(cells * n / max(sizes))), options)
+            with tempfile.TemporaryDirectory(dir=options.workdir) as folder:
+                rows.append(measure(case, Path(folder)))
+    told = {"benchmark": "hnsw", "dim": options.dim, "metric": options.metric, "threads": 1, "jobs": options.jobs}
+    report = told | (rows[0] if len(rows) == 1 else {"rows": rows})
+    if len(sizes) > 1:
+        report["scaling"] = scaling(rows)
+    if options.plot:
+        plot(scaling(rows), options.plot)
+    print(json.dumps(report))
+
+
+if __name__ == "__main__":
+    main()

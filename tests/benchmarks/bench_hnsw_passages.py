@@ -1,0 +1,72 @@
+"""HNSW by cells beside one-shot faiss, over real passages asked with real questions: recall at equal work.
+
+One JSON line. `shortfall_…` is the most by which one shot's recall@k is above ours at equal distance computations:
+mean over the questions, their 5th percentile, and the mean of the worst twentieth of them. MiniLM's vectors are kept
+in `--cache`. By default the passages and questions are the demo's; in earnest
+
+    python tests/benchmarks/bench_hnsw_passages.py --passages passages.jsonl.xz --questions a.jsonl.xz b.jsonl.xz
+        --count 60000 --asked 3000 --cache FOLDER --cells 8 16
+"""
+
+import argparse
+import json
+import tempfile
+from pathlib import Path
+
+from hnsw_builds import Report, against, at_equal_distances, both, qualities, trial_of
+from passages import Embedded, embedded
+from synthetic import written
+
+from rag_model.index.recipe import IndexPlan, IndexRecipe, resolve
+
+PARTS = 8
+
+
+def measure(vectors: Embedded, plans: dict[str, IndexPlan], folder: Path, options: argparse.Namespace) -> Report:
+    """Build one shot and every plan; compare."""
+    parts = written(folder, vectors.passages, PARTS)
+    builds = both(plans, parts, folder, options.jobs)
+    found = qualities(builds, trial_of(parts, "ip", vectors.questions, options.k), options.jobs)
+    return {
+        **{name: against(name, builds, found, plan) for name, plan in plans.items()},
+        "recall_at_distances": at_equal_distances(found, (500, 1_000, 2_000, 4_000)),
+        "builds": {name: build.report() | found[name].report() for name, build in builds.items()},
+    }
+
+
+def main() -> None:
+    """Embed or find the vectors, measure, print one line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--passages", type=Path, help="JSON lines with title and text")
+    parser.add_argument("--questions", type=Path, nargs="+", default=[], help="JSON lines with question")
+    parser.add_argument("--count", type=int, default=60_000, help="passages, fewer where there are fewer")
+    parser.add_argument("--asked", type=int, default=3_000, help="questions, likewise")
+    parser.add_argument("--cache", type=Path, help="keeps the vectors; by default a temporary folder")
+    parser.add_argument("--cells", type=int, nargs="+", default=[8, 16])
+    parser.add_argument("--links", type=int, default=16, help="M")
+    parser.add_argument("--ef-construction", type=int, default=100)
+    parser.add_argument("--k", type=int, default=20)
+    parser.add_argument("--jobs", type=int, default=1, help="builds side by side, and threads that measure recall")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        cache = options.cache or Path(folder) / "cache"
+        vectors = embedded(cache, options.passages, options.questions, options.count, options.asked)
+        n, dim = vectors.passages.shape
+        recipes = {
+            f"{cells} cells": IndexRecipe(f"HNSW{options.links}", ef_construction=options.ef_construction, cells=cells)
+            for cells in options.cells
+        }
+        plans = {name: resolve(recipe, n, dim) for name, recipe in recipes.items()}
+        found = measure(vectors, plans, Path(folder), options)
+    told = {
+        "benchmark": "hnsw_passages",
+        "passages": n,
+        "questions": len(vectors.questions),
+        "dim": dim,
+        "k": options.k,
+    }
+    print(json.dumps(told | {"factory": f"HNSW{options.links}"} | found))
+
+
+if __name__ == "__main__":
+    main()

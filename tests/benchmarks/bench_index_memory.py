@@ -1,0 +1,133 @@
+"""What each kind of index costs in memory for Wikipedia, and what it finds: a table to choose by.
+
+One JSON line. Bytes are projected for 21,015,324 passages of 768 dimensions, by the library's own estimate; recall@k
+is measured at `--n`, over synthetic vectors of 768 dimensions or over real passages (`--passages`, MiniLM's 384), at
+the search setting that an index has by default, and `at_most`: as much as it can find, every list or 512 candidates.
+The exact vectors that `Refine(vectors)` reads are counted apart: they are the embeddings, on disk already.
+`--markdown FILE` writes the table. Defaults take about a minute; in earnest `--n 200000`.
+"""
+
+import argparse
+import json
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from alone import alone
+from extrapolate import BERT, WIKIPEDIA
+from hnsw_builds import trial_of
+from passages import embedded
+from synthetic import Synthetic, written
+
+from rag_model.index.estimate import estimate
+from rag_model.index.health import Trial, effort
+from rag_model.index.recipe import IndexPlan, IndexRecipe, resolve
+from rag_model.index.search import IndexFile, open_index
+from rag_model.index.structure import build
+
+PARTS = 4
+HALF = 2  # bytes of a stored dimension: embeddings are float16
+Row = dict[str, Any]
+
+
+def factories(dim: int) -> list[str]:
+    """Return what is compared."""
+    pq, rabitq = f"OPQ96_{dim},IVF,PQ96np", "IVF,RaBitQ4"
+    refined = [f"{codes},Refine({kept})" for codes in (pq, rabitq) for kept in ("SQfp16", "vectors")]
+    return ["Flat", "HNSW32", "HNSW32_SQ8", pq, *refined[:2], rabitq, *refined[2:]]
+
+
+def projected(factory: str) -> Row:
+    """Return gigabytes for Wikipedia."""
+    plan = resolve(IndexRecipe(factory), WIKIPEDIA, BERT)
+    needed = estimate(plan)
+    beside = HALF * WIKIPEDIA * BERT if plan.refine else 0
+    return {
+        "projected": plan.factory + (f",Refine({plan.refine})" if plan.refine else ""),
+        "index_gb": round(needed.disk_bytes / 1e9, 1),
+        "search_gb": round(needed.search_bytes / 1e9, 1),
+        "build_gb": round(needed.build_bytes / 1e9, 1),
+        "vectors_on_disk_gb": round(beside / 1e9, 1),
+    }
+
+
+def measured(factory: str, parts: Sequence[Path], trial: Trial, n: int, dim: int, folder: Path) -> Row:
+    """Build an index in a process of its own and ask it."""
+    plan = resolve(IndexRecipe(factory), n, dim)
+    out, workdir = folder / "index.faiss", folder / "work"
+    workdir.mkdir(exist_ok=True)
+    spent = alone(build, plan, parts, out, workdir)
+    index = open_index(out, defaults=plan.search, vectors=parts if plan.refine else ())
+    asked, most = effort(index, trial, plan.search), effort(index, trial, _most(index, plan))
+    return {
+        "measured": plan.factory,
+        "search": dict(plan.search),
+        "recall_mean": round(asked.recall_mean, 4),
+        "recall_p5": round(asked.recall_p5, 4),
+        "at_most": round(most.recall_mean, 4),
+        "ms": round(asked.milliseconds, 3),
+        "bytes_a_vector": round(out.stat().st_size / n, 1),
+        "build_cpu_s": round(spent.cpu_seconds, 1),
+        "build_anonymous_mb": round(spent.anonymous_mb),
+    }
+
+
+def _most(index: IndexFile, plan: IndexPlan) -> dict[str, int]:
+    hardest = {"efSearch": 512, "nprobe": index.lists}
+    return {name: hardest.get(name, value) for name, value in plan.search.items()}
+
+
+def markdown(rows: Sequence[Row], told: Row) -> str:
+    """Return the table."""
+    heads = [
+        f"index, {WIKIPEDIA:,} x {BERT}",
+        "GB (projected)",
+        f"recall@{told['k']}, n = {told['n']:,} x {told['dim']}",
+        "5th percentile",
+        "at most",
+    ]
+    lines = [heads, ["---"] * len(heads)]
+    for row in rows:
+        beside = f" + {row['vectors_on_disk_gb']} on disk" if row["vectors_on_disk_gb"] else ""
+        found = [f"{row[name]:.3f}" for name in ("recall_mean", "recall_p5", "at_most")]
+        lines.append([f"`{row['projected']}`", f"{row['index_gb']}{beside}", *found])
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def main() -> None:
+    """Project, build and ask each; print one line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--n", type=int, default=10_000, help="vectors, or passages, that recall is measured over")
+    parser.add_argument("--dim", type=int, default=BERT, help="of synthetic vectors")
+    parser.add_argument("--asked", type=int, default=500, help="questions")
+    parser.add_argument("--k", type=int, default=20)
+    parser.add_argument("--passages", type=Path, help="JSON lines with title and text, instead of synthetic vectors")
+    parser.add_argument("--questions", type=Path, nargs="+", default=[], help="JSON lines with question")
+    parser.add_argument("--cache", type=Path, help="keeps the passages' vectors; by default a temporary folder")
+    parser.add_argument("--only", nargs="+", help="factory strings, instead of all")
+    parser.add_argument("--markdown", type=Path, help="write the table")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        if options.passages:
+            cache = options.cache or folder / "cache"
+            real = embedded(cache, options.passages, options.questions, options.n, options.asked)
+            (n, dim), parts, questions = real.passages.shape, written(folder, real.passages, PARTS), real.questions
+        else:
+            n, dim, made = options.n, options.dim, Synthetic(options.dim)
+            parts, questions = made.parts(folder, n, PARTS), made.questions(options.asked)
+        trial = trial_of(parts, "ip", questions, options.k)
+        chosen = options.only or factories(dim)
+        rows = [
+            projected(factory.replace(f"_{dim},", f"_{BERT},")) | measured(factory, parts, trial, n, dim, folder)
+            for factory in chosen
+        ]
+    told = {"benchmark": "index_memory", "n": n, "dim": dim, "k": options.k, "real": options.passages is not None}
+    if options.markdown:
+        options.markdown.write_text(markdown(rows, told))
+    print(json.dumps(told | {"bytes": f"projected for {WIKIPEDIA:,} x {BERT}", "indexes": rows}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,115 @@
+"""Questions a second at a recall of .95: ours over the merged index beside a bare faiss loop over the one-shot one.
+
+One JSON line. Both indexes are built in the same run from the same vectors, and each is asked at its own smallest
+`efSearch` that finds .95 of the true neighbours. Bare faiss holds its index in memory and searches; ours maps the file,
+checks the question and names the setting with the call. They take turns, round by round; medians are compared.
+`ratio` of 1 or more means that ours is no slower: all questions as one batch, and one by one, as a service asks.
+`merged_ratio` is bare faiss over the merged file beside bare faiss over one shot: what the graph, and not our code,
+does to speed. `python tests/benchmarks/bench_index_search.py [--n 1000000 --cells 16 --jobs 2]`
+"""
+
+import argparse
+import json
+import statistics
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from time import perf_counter
+
+from hnsw_builds import both, trial_of
+from synthetic import Synthetic
+
+from rag_model.index.engine import Vectors, faiss
+from rag_model.index.recipe import IndexRecipe, resolve
+from rag_model.index.search import open_index
+from rag_model.index.tune import tune
+
+Search = Callable[[Vectors], object]
+Rates = dict[str, list[float]]  # of each contender, round by round
+
+
+def bare(path: Path, ef_search: int, k: int) -> Search:
+    """Return how bare faiss searches."""
+    index = faiss.read_index(str(path))
+    index.hnsw.efSearch = ef_search
+    return lambda vectors: index.search(vectors, k)
+
+
+def ours(path: Path, ef_search: int, k: int) -> Search:
+    """Return how we search."""
+    index = open_index(path)
+    return lambda vectors: index.search(vectors, k, efSearch=ef_search)
+
+
+def race(contenders: dict[str, Search], questions: list[Vectors], rounds: int) -> Rates:
+    """Ask everyone every batch of `questions`, in turns; return questions a second, after a round to warm up."""
+    rates: Rates = {name: [] for name in contenders}
+    asked = sum(len(batch) for batch in questions)
+    for number in range(rounds + 1):
+        turn = list(contenders.items())
+        for name, search in turn if number % 2 else turn[::-1]:
+            start = perf_counter()
+            for batch in questions:
+                search(batch)
+            rates[name].append(asked / (perf_counter() - start))
+    return {name: found[1:] for name, found in rates.items()}
+
+
+def ratio(rates: Rates, name: str) -> float:
+    """Return the median over the rounds of a contender's rate over bare one-shot faiss's."""
+    return round(statistics.median(a / b for a, b in zip(rates[name], rates["one_shot"], strict=True)), 3)
+
+
+def main() -> None:
+    """Build, find the settings, race, print one line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--n", type=int, default=100_000)
+    parser.add_argument("--dim", type=int, default=96)
+    parser.add_argument("--cells", type=int, default=4)
+    parser.add_argument("--links", type=int, default=16, help="M")
+    parser.add_argument("--ef-construction", type=int, default=100)
+    parser.add_argument("--questions", type=int, default=2_000)
+    parser.add_argument("--k", type=int, default=20)
+    parser.add_argument("--target", type=float, default=0.95)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--threads", type=int, default=1, help="of a batch; one by one has no use for more")
+    parser.add_argument("--jobs", type=int, default=1, help="builds side by side")
+    options = parser.parse_args()
+    made = Synthetic(options.dim)
+    recipe = IndexRecipe(f"HNSW{options.links}", ef_construction=options.ef_construction, cells=options.cells)
+    plan = resolve(recipe, options.n, options.dim)
+    with tempfile.TemporaryDirectory() as folder:
+        parts = made.parts(Path(folder), options.n, 8)
+        builds = both({"ours": plan}, parts, Path(folder), options.jobs)
+        trial = trial_of(parts, "ip", made.questions(options.questions), options.k)
+        tuned = {name: tune(open_index(build.path), trial, options.target) for name, build in builds.items()}
+        effort = {name: found.search["efSearch"] for name, found in tuned.items()}
+        contenders = {
+            "one_shot": bare(builds["one_shot"].path, effort["one_shot"], options.k),
+            "merged": bare(builds["ours"].path, effort["ours"], options.k),
+            "ours": ours(builds["ours"].path, effort["ours"], options.k),
+        }
+        faiss.omp_set_num_threads(options.threads)
+        batch = race(contenders, [trial.vectors], options.rounds)
+        single = race(contenders, [trial.vectors[row : row + 1] for row in range(len(trial.vectors))], options.rounds)
+    report = {
+        "benchmark": "index_search",
+        "n": options.n,
+        "dim": options.dim,
+        "cells": plan.cells,
+        "factory": plan.factory,
+        "threads": options.threads,
+        "target": options.target,
+        "recall": {name: round(found.recall, 4) for name, found in tuned.items()},
+        "ef_search": effort,
+        "ratio": {"batch": ratio(batch, "ours"), "one_by_one": ratio(single, "ours")},
+        "merged_ratio": {"batch": ratio(batch, "merged"), "one_by_one": ratio(single, "merged")},
+        "batch_per_s": {name: round(statistics.median(found)) for name, found in batch.items()},
+        "one_by_one_per_s": {name: round(statistics.median(found)) for name, found in single.items()},
+        "rounds": {name: [round(rate) for rate in found] for name, found in batch.items()},
+    }
+    print(json.dumps(report))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,219 @@
+"""An HNSW index built both ways, every stage in a process of its own: in one shot by faiss, and by cells.
+
+One thread a process: a shard's bytes repeat with one thread only, and CPU seconds of threads that wait for each other
+would flatter whoever has fewer of them. Reading the vectors and writing the file count on both sides.
+"""
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+from alone import Spent, alone
+
+from rag_model.index import engine
+from rag_model.index.curve import compare, recall_at_distances
+from rag_model.index.engine import Metric, Vectors, faiss
+from rag_model.index.exact import ExactIndex
+from rag_model.index.health import Effort, Trial
+from rag_model.index.recall import percentile5, recall_at
+from rag_model.index.recipe import IndexPlan
+from rag_model.index.search import IndexFile, open_index
+from rag_model.index.structure import opener, structure_of
+
+STEPS = (32, 45, 64, 90, 128, 181, 256, 362, 512)  # efSearch
+MERGE_ROOM_MB = 128  # what a merge may hold beside the graph
+Report = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Build:
+    """A finished index file and what its stages took."""
+
+    path: Path
+    stages: dict[str, list[Spent]]  # in order; those of one name can run side by side
+
+    @property
+    def cpu_seconds(self) -> float:
+        """Return the CPU seconds of all stages."""
+        return sum(spent.cpu_seconds for stage in self.stages.values() for spent in stage)
+
+    @property
+    def critical_seconds(self) -> float:
+        """Return the CPU seconds of the longest way through them, with a worker for every part and every cell."""
+        return sum(max(spent.cpu_seconds for spent in stage) for stage in self.stages.values())
+
+    def report(self) -> Report:
+        """Return the figures as JSON values."""
+        return {
+            "cpu_s": round(self.cpu_seconds, 2),
+            "critical_s": round(self.critical_seconds, 2),
+            "index_mb": _megabytes(self.path),
+            "stages": {name: _stage_report(stage) for name, stage in self.stages.items()},
+        }
+
+
+def _stage_report(stage: Sequence[Spent]) -> Report:
+    return {
+        "runs": len(stage),
+        "cpu_s": round(sum(spent.cpu_seconds for spent in stage), 2),
+        "largest_cpu_s": round(max(spent.cpu_seconds for spent in stage), 2),
+        "seconds": round(sum(spent.seconds for spent in stage), 2),
+        "anonymous_mb": round(max(spent.anonymous_mb for spent in stage)),
+        "started_mb": round(max(spent.started_mb for spent in stage)),
+    }
+
+
+def one_shot(plan: IndexPlan, parts: Sequence[Path], out: Path) -> Build:
+    """Build a plan's factory with bare faiss: every vector added to one index."""
+    arguments = (plan.factory, plan.metric, plan.ef_construction, parts, out)
+    return Build(out, {"build": [alone(_one_shot, *arguments)]})
+
+
+def _one_shot(factory: str, metric: Metric, ef_construction: int, parts: Sequence[Path], out: Path) -> None:
+    vectors = np.concatenate([np.load(part) for part in parts])
+    index = faiss.index_factory(vectors.shape[1], factory, engine.metric_code(metric))
+    index.hnsw.efConstruction = ef_construction
+    if not index.is_trained:
+        index.train(vectors[np.random.default_rng(0).permutation(len(vectors))[:65_536]])
+    index.add(vectors)
+    faiss.write_index(index, str(out))
+
+
+def by_cells(plan: IndexPlan, parts: Sequence[Path], folder: Path) -> Build:
+    """Build a plan stage by stage, as the jobs do."""
+    folder.mkdir(parents=True, exist_ok=True)
+    structure, trained, out = structure_of(plan), folder / "trained", folder / "index.faiss"
+    scattered = [folder / f"scattered-{number:05d}" for number in range(len(parts))]
+    shards = [folder / f"shard-{number:05d}" for number in range(plan.shards)]
+    pieces = [opener(path) for path in scattered]
+    stages = {"train": [alone(structure.train, plan, parts, trained)]}
+    stages["scatter"] = [
+        alone(structure.scatter, plan, trained, part, number, scattered[number]) for number, part in enumerate(parts)
+    ]
+    stages["shard"] = [
+        alone(structure.shard, plan, trained, pieces, number, shard) for number, shard in enumerate(shards)
+    ]
+    merge = alone(structure.merge, plan, trained, parts, pieces, [opener(path) for path in shards], out)
+    return Build(out, stages | {"merge": [merge]})
+
+
+def both(plans: dict[str, IndexPlan], parts: Sequence[Path], folder: Path, jobs: int) -> dict[str, Build]:
+    """Build one shot and, by name, every plan; two jobs build two of them at a time."""
+    first = next(iter(plans.values()))
+    with ThreadPoolExecutor(jobs) as pool:
+        single = pool.submit(one_shot, first, parts, folder / "one_shot.faiss")
+        ours = {name: pool.submit(by_cells, plan, parts, folder / name) for name, plan in plans.items()}
+        return {"one_shot": single.result()} | {name: build.result() for name, build in ours.items()}
+
+
+def trial_of(parts: Sequence[Path], metric: Metric, questions: Vectors, k: int) -> Trial:
+    """Return questions with their true neighbours."""
+    return Trial.of(ExactIndex(parts, metric), questions, k)
+
+
+@dataclass(frozen=True, slots=True)
+class Quality:
+    """How well an index answers, and what its graph is like."""
+
+    curve: list[Effort]
+    worst: list[Effort]  # the same, with the mean of the worst twentieth of the questions for the 5th percentile
+    unreachable: int  # nodes that no walk on the bottom level finds from the entry point
+    degree: float  # mean, on the bottom level
+
+    def report(self) -> Report:
+        """Return the figures as JSON; a point is [efSearch, distances, recall: mean, 5th percentile, worst 5 %]."""
+        points = [
+            [e.setting, round(e.distances), *(round(x, 4) for x in (e.recall_mean, e.recall_p5, w.recall_p5))]
+            for e, w in zip(self.curve, self.worst, strict=True)
+        ]
+        return {"unreachable": self.unreachable, "degree": round(self.degree, 2), "curve": points}
+
+
+def quality(path: Path, trial: Trial) -> Quality:
+    """Measure an index file."""
+    index = open_index(path)
+    found = [_effort(index, trial, step) for step in STEPS]
+    return Quality([effort for effort, _ in found], [replace(e, recall_p5=worst) for e, worst in found], *_walk(path))
+
+
+def _effort(index: IndexFile, trial: Trial, ef_search: int) -> tuple[Effort, float]:
+    """Return one point, and the mean recall of the worst twentieth: k = 20 knows percentiles in steps of .05 only."""
+    faiss.cvar.hnsw_stats.reset()
+    start = perf_counter()
+    found = index.search(trial.vectors, trial.k, efSearch=ef_search)[1]
+    spent, distances = perf_counter() - start, faiss.cvar.hnsw_stats.ndis
+    recalls = np.sort(recall_at(found, trial.rows, trial.scores, trial.k))
+    asked = len(recalls)
+    effort = Effort(
+        setting=f"efSearch={ef_search}",
+        recall_mean=float(recalls.mean()),
+        recall_p5=percentile5(recalls),
+        milliseconds=1000 * spent / asked,
+        distances=distances / asked,
+    )
+    return effort, float(recalls[: max(1, asked // 20)].mean())
+
+
+def _walk(path: Path) -> tuple[int, float]:
+    """Return the nodes that are not reached, and the mean degree: by plain faiss and numpy, none of our own code."""
+    index = faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC)
+    width = index.hnsw.nb_neighbors(0)
+    starts = faiss.rev_swig_ptr(index.hnsw.offsets.data(), index.ntotal).astype(np.int64)
+    neighbors = faiss.rev_swig_ptr(index.hnsw.neighbors.data(), index.hnsw.neighbors.size())
+    links = neighbors[starts[:, None] + np.arange(width)]
+    seen = np.zeros(index.ntotal, bool)
+    front = np.array([index.hnsw.entry_point])
+    while len(front):
+        seen[front] = True
+        found = np.unique(links[front])
+        front = found[(found >= 0) & ~seen[found]]
+    return int((~seen).sum()), float((links >= 0).sum(axis=1).mean())
+
+
+def qualities(builds: dict[str, Build], trial: Trial, threads: int) -> dict[str, Quality]:
+    """Measure every build in a process of its own."""
+    return {name: alone(quality, build.path, trial, threads=threads).value for name, build in builds.items()}
+
+
+def against(name: str, builds: dict[str, Build], found: dict[str, Quality], plan: IndexPlan) -> Report:
+    """Return the ratios and shortfalls of a build of ours to one shot's; 1 and 0 mean that it is as good."""
+    ours, single = builds[name], builds["one_shot"]
+    merge = ours.stages["merge"][0]
+    graph = _megabytes(ours.path) - plan.n * _code_bytes(plan) / 1e6
+    mine, its = found[name], found["one_shot"]
+    return {
+        "cpu_ratio": round(ours.cpu_seconds / single.cpu_seconds, 3),
+        "critical_ratio": round(ours.critical_seconds / single.cpu_seconds, 3),
+        "shortfall_mean": round(compare(mine.curve, its.curve), 4),
+        "shortfall_p5": round(compare(mine.curve, its.curve, "recall_p5"), 4),
+        "shortfall_worst": round(compare(mine.worst, its.worst, "recall_p5"), 4),
+        "unreachable": mine.unreachable,
+        "merge_anonymous_mb": round(merge.anonymous_mb),
+        "graph_mb": round(graph),
+        "merge_within": merge.anonymous_mb <= graph + MERGE_ROOM_MB,
+        "shards": plan.shards,
+        "largest_shard": max(facts.get("rows", 0) for facts in (s.value for s in ours.stages["shard"])) / plan.n,
+    }
+
+
+def at_equal_distances(found: dict[str, Quality], places: Sequence[int] = (1_000, 2_000, 4_000)) -> Report:
+    """Return each build's mean recall at so many distance computations, where its curve reaches so far."""
+    return {name: {str(x): _recall(one.curve, x) for x in places} for name, one in found.items()}
+
+
+def _recall(curve: Sequence[Effort], distances: int) -> float | None:
+    within = min(e.distances for e in curve) <= distances <= max(e.distances for e in curve)
+    return round(recall_at_distances(curve, distances), 4) if within else None
+
+
+def _code_bytes(plan: IndexPlan) -> int:
+    index = faiss.index_factory(plan.d, plan.factory, engine.metric_code(plan.metric))
+    return int(index.storage.sa_code_size())
+
+
+def _megabytes(path: Path) -> float:
+    return path.stat().st_size / 1e6

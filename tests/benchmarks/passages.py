@@ -1,0 +1,75 @@
+"""Real passages and real questions, and their vectors by MiniLM: kept in a folder, so that embedding is paid once.
+
+Passages are JSON lines with `title` and `text`, questions JSON lines with `question`; plain or `.xz`. Where no file is
+named they are the demo's: what every checkout has.
+"""
+
+import json
+import lzma
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from flows.demo import QUESTIONS, demo_dump, demo_encoder
+from rag_model.corpus.chunk import ChunkRecipe, chunk_part
+from rag_model.corpus.passages import PassageFile
+from rag_model.corpus.plan import plan_dump
+from rag_model.digest import digest_json
+from rag_model.encoders.encoder import Encoder
+
+Vectors = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Embedded:
+    """Vectors of unit length, as MiniLM makes them."""
+
+    passages: Vectors  # (n, 384) float32, memory-mapped
+    questions: Vectors  # (q, 384) float32
+
+
+def embedded(cache: Path, passages: Path | None, questions: Sequence[Path], count: int, asked: int) -> Embedded:
+    """Embed `count` passages and `asked` questions, drawn by a fixed seed, or find them in `cache`."""
+    cache.mkdir(parents=True, exist_ok=True)
+    names = [path.name for path in (passages, *questions) if path is not None]
+    key = digest_json([*names, count, asked])[-12:]
+    files = [cache / f"{kind}-{key}.npy" for kind in ("passages", "questions")]
+    if not all(file.is_file() for file in files):
+        rows = _drawn(_lines(passages) if passages else demo_passages(), count)
+        texts = _drawn([row["question"] for path in questions or [QUESTIONS] for row in _lines(path)], asked)
+        for file, vectors in zip(files, _encoded(rows, texts), strict=True):
+            np.save(file, vectors, allow_pickle=False)
+    return Embedded(np.load(files[0], mmap_mode="r"), np.load(files[1]))
+
+
+def demo_passages() -> list[dict[str, str]]:
+    """Return title and text of the demo dump's passages."""
+    with tempfile.TemporaryDirectory() as workdir:
+        plan = plan_dump(demo_dump(), workdir=Path(workdir), stage=str)
+        out = Path(workdir) / "passages.parquet"
+        rows = []
+        for part in plan.parts:
+            facts = chunk_part(part, plan.siteinfo, ChunkRecipe(), out)
+            rows += [{"title": p.title, "text": p.text} for p in PassageFile(out).rows(list(range(facts.rows)))]
+        return rows
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    with lzma.open(path, "rt") if path.suffix == ".xz" else path.open() as lines:
+        return [json.loads(line) for line in lines]
+
+
+def _drawn(rows: list[Any], count: int) -> list[Any]:
+    chosen = np.random.default_rng(0).permutation(len(rows))[:count]
+    return [rows[number] for number in np.sort(chosen)]
+
+
+def _encoded(rows: Sequence[dict[str, Any]], questions: Sequence[str]) -> tuple[Vectors, Vectors]:
+    encoder = Encoder.load(demo_encoder(), device="cpu")
+    passages = encoder.encode_passages([row["title"] for row in rows], [row["text"] for row in rows])
+    return passages, encoder.encode_questions(questions)
