@@ -1,16 +1,19 @@
 """Publish a snapshot and move its ref: the manifest last, then the ref, and only past the gate.
 
-Whoever loses a race for the ref looks again: the winner is the new parent, and the gate is asked anew.
+Whoever loses a race for the ref looks again: the winner is the new parent, and the gate is asked anew. An intent that
+names every file sees to it that what was there when the manifest was written is there when the ref has moved.
 """
 
+import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from rag_model.errors import RefConflictError
+from rag_model.errors import RefConflictError, StoreError
 from rag_model.evaluation.gate import Verdict, Vitals
 from rag_model.store.manifest import Manifest
 from rag_model.store.refs import RefMove
 from rag_model.store.store import Store
+from rag_model.store.verify import absent
 
 _TRIES = 100  # races lost in a row before giving up; each costs a few small reads
 
@@ -41,8 +44,19 @@ def publish(store: Store, manifest: Manifest, ref: str, judge: Callable[[Vitals 
 
     Raises:
         RefConflictError: other writers won every one of many races.
-        StoreError: the store cannot exclude a second writer, or cannot be written.
+        StoreError: a file of the snapshot is gone, the store cannot exclude a second writer, or cannot be written.
     """
+    needs = {f"snapshots/{manifest.id}.json", *(blob.path for blob in manifest.content.files.values())}
+    with store.intents.held(f"publish-{secrets.token_hex(8)}", needs):
+        if problems := absent(store, manifest.content):
+            raise StoreError(
+                f"snapshot {manifest.id[:12]} cannot be published in {store.url}: {len(problems)} of its files were "
+                f"deleted meanwhile (first {problems[0].path}): run the same command again, which makes them"
+            )
+        return _publish(store, manifest, ref, judge)
+
+
+def _publish(store: Store, manifest: Manifest, ref: str, judge: Callable[[Vitals | None], Verdict]) -> Published:
     before = store.refs.current(ref)
     parents = (before.snapshot,) if before and before.snapshot != manifest.id else ()
     snapshot = store.snapshots.put(replace(manifest, parents=parents))

@@ -4,6 +4,7 @@ A blob lies at `blobs/<first two hex digits>/<all 64>`; `sha256sum` of the file 
 """
 
 import re
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from rag_model.store.fetch import fetch
 from rag_model.store.files import Files
 
 _ID = re.compile(rf"{ALGORITHM}:[0-9a-f]{{64}}")
+_TRUSTED = 12 * 3600.0  # seconds; half of the margin of `gc`, so clocks may be as far apart
 _LARGEST = 1 << 50  # bytes; no object store holds a larger file
 
 
@@ -63,7 +65,7 @@ class Blobs:
     files: Files
 
     def put_file(self, path: Path) -> BlobRef:
-        """Store a local file's bytes, streamed; nothing is copied when they are there already.
+        """Store a local file's bytes, streamed; nothing is copied when they were put there within twelve hours.
 
         Raises:
             StoreError: the store is full or unwritable, or the file cannot be read.
@@ -72,7 +74,7 @@ class Blobs:
             ref = BlobRef(digest_file(path), path.stat().st_size)
         except OSError as error:
             raise StoreError(f"cannot read {path} to store it: {error}") from error
-        if not self.exists(ref):
+        if not self._trusted(ref):
             self.files.upload(path, ref.path)
             if self.files.is_local:
                 cache_stamps().put(self.files.local_path(ref.path), ref.id)
@@ -81,7 +83,7 @@ class Blobs:
     def put_bytes(self, data: bytes) -> BlobRef:
         """Store a few bytes."""
         ref = BlobRef(digest_bytes(data), len(data))
-        if not self.exists(ref):
+        if not self._trusted(ref):
             self.files.put(ref.path, data)
         return ref
 
@@ -161,6 +163,11 @@ class Blobs:
     def url(self, ref: BlobRef) -> str:
         """Return the blob's full URL, which any fsspec reader opens."""
         return self.files.url_of(ref.path)
+
+    def _trusted(self, ref: BlobRef) -> bool:
+        """Whether a blob is there and so young that no `gc` can be deleting it."""
+        found = self.files.find(ref.path)
+        return found is not None and found.size == ref.size and time.time() - found.written < _TRUSTED
 
     def _require(self, ref: BlobRef) -> None:
         size = self.files.size(ref.path)

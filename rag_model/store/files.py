@@ -6,9 +6,12 @@ Paths are relative to the store's URL. Listings are never answered from a cache.
 import errno
 import io
 import json
+import math
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -25,7 +28,17 @@ from rag_model.store.ranges import AHEAD, RangeFile, read_ahead
 _CHUNK = 8 << 20  # bytes; a transfer holds `AHEAD` of them, whatever the file's size
 _MOST_CHUNKS = 10_000  # S3's limit for one upload; beyond 80 GB the chunks grow
 _TOKEN_REFUSED = {"InvalidToken", "TokenRefreshRequired"}  # where s3fs sees no lack of permission
+_WRITTEN = ("mtime", "LastModified", "last_modified", "created")  # when a file was written: local, S3, Azure, memory
 _REMOTE_BLOCK = 1 << 20  # bytes a read at an offset asks for at least
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A file as the store lists it."""
+
+    path: str  # relative to the store
+    size: int  # bytes
+    written: float  # seconds since 1970, by the store's own clock: that of its server, not of this machine
 
 
 class Files:
@@ -76,6 +89,29 @@ class Files:
             except (FileNotFoundError, NotADirectoryError):
                 return None
         return int(info["size"]) if info["type"] == "file" else None
+
+    def find(self, path: str) -> Found | None:
+        """Return a file's size and when it was last written; None when there is no such file."""
+        with self._explaining("look for", path):
+            try:
+                info = self._fs.info(self._path(path))
+            except (FileNotFoundError, NotADirectoryError):
+                return None
+        return Found(path, int(info["size"]), _written(info)) if info["type"] == "file" else None
+
+    def tree(self, folder: str = "") -> Iterator[Found]:
+        """Yield all files below a folder, leftovers (dot-files) too, as they are listed now; [] without the folder."""
+        with self._explaining("list", folder):
+            try:
+                entries = self._fs.ls(self._path(folder), detail=True, refresh=True)
+            except (FileNotFoundError, NotADirectoryError):
+                return
+        for entry in entries:
+            path = entry["name"][len(self._root) :].strip("/")
+            if entry["type"] == "file" and not entry["name"].endswith("/"):
+                yield Found(path, int(entry["size"]), _written(entry))
+            elif entry["type"] == "directory" and path != folder:
+                yield from self.tree(path)
 
     def names(self, folder: str, *, kind: str = "file") -> list[str]:
         """Return the sorted base names of a folder's files, or of its folders (`kind="directory"`)."""
@@ -172,6 +208,11 @@ class Files:
             except FileNotFoundError:
                 return
 
+    def remove(self, path: str) -> None:
+        """Delete one file; nothing happens when there is none."""
+        with self._explaining("delete", path), suppress(FileNotFoundError):
+            self._fs.rm_file(self._path(path))
+
     def excludes(self) -> bool:
         """Probe whether exclusive creation works here: without it two publishers would both win."""
         with self._explaining("write", "probe"):
@@ -208,6 +249,12 @@ class Files:
 def json_bytes(value: Any) -> bytes:
     """Encode a JSON value for people: indented, keys in the order given, one newline at the end."""
     return (json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()
+
+
+def _written(info: Mapping[str, Any]) -> float:
+    """Return when a listed file was last written, by whatever name; where nothing says it, it never grows old."""
+    moment = next((info[name] for name in _WRITTEN if info.get(name) is not None), math.inf)
+    return moment.timestamp() if isinstance(moment, datetime) else float(moment)
 
 
 def _code(error: Exception) -> str | None:

@@ -6,6 +6,7 @@ generation, `<key>.2.json`, and only the newest generation counts. Nothing is lo
 """
 
 import json
+import re
 import secrets
 import shutil
 import tempfile
@@ -19,6 +20,7 @@ from rag_model.errors import StoreError
 from rag_model.store.blobs import BlobRef, Blobs
 from rag_model.store.files import Files, json_bytes
 
+RECORD = re.compile(r"memo/([^/]+)/([^/.]+)(?:\.([0-9]+))?\.json")  # stage, key, generation from the second on
 _FORMAT = 1
 
 
@@ -104,13 +106,13 @@ class Memo:
         """Return the newest generation's number (0: none) and its record, None if it is unsound."""
         generation, newest = 0, None
         while (data := self.files.read(_path(stage, key, generation + 1))) is not None:
-            generation, newest = generation + 1, _parsed(stage, key, data)
+            generation, newest = generation + 1, parsed(stage, key, data)
         if newest is None or not all(map(self.blobs.exists, newest.outputs.values())):
             return generation, None
         return generation, newest
 
 
-def _parsed(stage: str, key: str, data: bytes) -> Record | None:
+def parsed(stage: str, key: str, data: bytes) -> Record | None:
     """Read a record's bytes; None for a damaged one, which is then superseded."""
     try:
         value = json.loads(data)

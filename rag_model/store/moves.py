@@ -1,10 +1,12 @@
 """Move refs by hand: `tag` gives a snapshot a name, `rollback` returns a name to a snapshot it had before.
 
-Both add a number to the ref's log, never take one away, and move only to a snapshot whose files are there. Whoever
-loses a race is told where the ref went and decides again: the winner's snapshot may be the one that was wanted.
+Both add a number to the ref's log, never take one away, and move only to a snapshot whose files are there: an intent
+sees to it that they stay there meanwhile. Whoever loses a race is told where the ref went and decides again: the
+winner's snapshot may be the one that was wanted.
 """
 
 import re
+import secrets
 
 from rag_model.errors import RefConflictError, RefusedError, StoreError, UsageError
 from rag_model.store.refs import RefMove
@@ -54,13 +56,13 @@ def rollback(store: Store, ref: str, to: int | None = None) -> RefMove:
 
 def _before(store: Store, ref: str, now: RefMove) -> RefMove:
     """Find the newest move with another snapshot before `now`, or before the move that `now` rolled back to."""
-    stands = now
-    while (back := _ROLLBACK.fullmatch(stands.note)) and int(back[1]) < stands.number:
-        stands = store.refs.at(ref, int(back[1]))
-    for number in range(stands.number - 1, 0, -1):
-        earlier = store.refs.at(ref, number)
-        if earlier.snapshot != now.snapshot:
-            return earlier
+    kept = {move.number: move for move in store.refs.history(ref)}  # older ones may have expired
+    stands = now.number
+    while stands in kept and (back := _ROLLBACK.fullmatch(kept[stands].note)) and int(back[1]) < stands:
+        stands = int(back[1])
+    for number in sorted(kept, reverse=True):
+        if number < stands and kept[number].snapshot != now.snapshot:
+            return kept[number]
     raise UsageError(
         f"ref {ref} named no other snapshot before {now.snapshot[:12]}: `log --ref {ref}` lists its moves, "
         "and `rollback --to NUMBER` takes any of them"
@@ -68,6 +70,11 @@ def _before(store: Store, ref: str, now: RefMove) -> RefMove:
 
 
 def _move(store: Store, ref: str, snapshot: str, now: RefMove | None, note: str) -> RefMove:
+    with store.intents.held(f"move-{secrets.token_hex(8)}", [f"snapshots/{snapshot}.json"]):
+        return _checked_move(store, ref, snapshot, now, note)
+
+
+def _checked_move(store: Store, ref: str, snapshot: str, now: RefMove | None, note: str) -> RefMove:
     if problems := lacking(store, snapshot):
         raise RefusedError(
             f"ref {ref} stays where it is: snapshot {snapshot[:12]} in {store.url} is not whole "

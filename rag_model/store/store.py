@@ -5,6 +5,7 @@ from typing import Any
 from rag_model.errors import StoreError
 from rag_model.store.blobs import Blobs
 from rag_model.store.files import Files, json_bytes
+from rag_model.store.intents import Intents
 from rag_model.store.memo import Memo
 from rag_model.store.refs import Refs
 from rag_model.store.runs import Runs
@@ -29,6 +30,7 @@ class Store:
         self.refs = Refs(files)
         self.snapshots = Snapshots(files, self.refs)
         self.runs = Runs(files)
+        self.intents = Intents(files)
 
     @property
     def url(self) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from rag_model.digest import digest_chunks
 from rag_model.errors import StoreError
 from rag_model.store.blobs import BlobRef
+from rag_model.store.manifest import Content
 from rag_model.store.store import Store
 
 _THREADS = 4  # hashing and reading release the interpreter lock
@@ -38,13 +39,22 @@ def lacking(store: Store, snapshot: str) -> list[Problem]:
     return _manifest_and_files(store, snapshot, _sized)
 
 
+def absent(store: Store, content: Content) -> list[Problem]:
+    """Return the files of a content, published or not, that the store lacks or has in another size."""
+    return _files(store, content, _sized)
+
+
 def _manifest_and_files(store: Store, snapshot: str, check: Callable[[Store, BlobRef], str | None]) -> list[Problem]:
     try:
         manifest = store.snapshots.get(snapshot)
     except StoreError as error:
         return [Problem(f"snapshots/{snapshot}.json", None, str(error))]
+    return _files(store, manifest.content, check)
+
+
+def _files(store: Store, content: Content, check: Callable[[Store, BlobRef], str | None]) -> list[Problem]:
     paths: dict[BlobRef, list[str]] = defaultdict(list)
-    for path, ref in manifest.content.files.items():
+    for path, ref in content.files.items():
         paths[ref].append(path)
     with ThreadPoolExecutor(_THREADS) as pool:
         verdicts = pool.map(lambda ref: check(store, ref), paths)
@@ -76,7 +86,7 @@ def _refs(store: Store) -> list[Problem]:
     known = set(store.snapshots.list())
     for name in store.refs.names():
         numbers = store.refs.numbers(name)
-        missing = sorted(set(range(1, max(numbers, default=0) + 1)) - set(numbers))
+        missing = sorted({*range(min(numbers, default=1), max(numbers, default=0) + 1)} - {*numbers})  # older: expired
         problems += [Problem(_path(name, number), None, "missing: the log has a gap") for number in missing]
         for number in numbers:
             try:
@@ -84,7 +94,7 @@ def _refs(store: Store) -> list[Problem]:
             except StoreError as error:
                 problems.append(Problem(_path(name, number), None, str(error)))
                 continue
-            if number == numbers[-1] and move.snapshot not in known:  # older ones may have expired
+            if move.snapshot not in known and store.files.find(f"snapshots/{move.snapshot}.json") is None:
                 problems.append(Problem(_path(name, number), None, f"its snapshot {move.snapshot} is missing"))
     return problems
 

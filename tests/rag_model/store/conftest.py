@@ -1,6 +1,7 @@
 """Stores on every backend, and small real snapshots to put into them."""
 
 import io
+import os
 import secrets
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -33,6 +34,17 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def local_store(tmp_path: Path) -> Store:
     return Store.open(str(tmp_path / "store"), create=True)
+
+
+@pytest.fixture
+def later() -> Callable[[Store, float], None]:
+    """Return a function that lets time pass for a local store: all that it holds becomes older by some seconds."""
+
+    def later(store: Store, seconds: float) -> None:
+        for file in store.files.tree():
+            os.utime(store.files.local_path(file.path), (file.written - seconds,) * 2)
+
+    return later
 
 
 @pytest.fixture

@@ -1,0 +1,153 @@
+"""Mark what a store needs: the blobs of its snapshots, and what the current snapshots were made from.
+
+A snapshot names its own files. What they were made from is told by the memo: the record that has a file among its
+outputs names inputs as well, and those were made by other records, or are lists of blobs, which name more.
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from rag_model.errors import StoreError
+from rag_model.store.files import Found
+from rag_model.store.manifest import Manifest
+from rag_model.store.memo import RECORD, parsed
+from rag_model.store.store import Store
+from rag_model.store.sweep import View
+
+_BLOB = re.compile(r"blobs/[0-9a-f]{2}/([0-9a-f]{64})")
+_MANIFEST = re.compile(r"snapshots/([0-9a-f]{64})\.json")
+_MOVE = re.compile(r"refs/([^/]+)/([0-9]{8})\.json")
+_NAMED = re.compile(rb"sha256:([0-9a-f]{64})")
+_LIST = b'[{"id": "sha256:'  # how a list of blobs begins
+_THREADS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Marked:
+    """What a store holds of blobs and records, and what it needs of them. Digests are 64 hex digits."""
+
+    needed: frozenset[str]  # digests of blobs
+    blobs: tuple[tuple[str, Found], ...]  # all, by digest
+    unneeded: tuple[Found, ...]  # records that nothing needs
+
+
+def mark(store: Store, view: View, young: float) -> Marked:
+    """Return what is needed by the snapshots and writers of a view, and by records written at `young` or later.
+
+    Raises:
+        StoreError: a manifest or the move of a ref cannot be read, or a current snapshot is missing.
+    """
+    blobs = tuple((found[1], file) for file in store.files.tree("blobs") if (found := _BLOB.fullmatch(file.path)))
+    records = _records(store)
+    manifests = {manifest.id: _digests(manifest) for manifest in _manifests(store, view)}
+    needed = set().union(*manifests.values()) | {found[1] for path in view.needs if (found := _BLOB.fullmatch(path))}
+    current = set().union(*(_of_ref(store, ref, number, manifests) for ref, number in _current(view)))
+    needed |= _origins(store, current, records, dict(blobs))
+    old = [] if view.building else [record for record in records if record.newest.written < young]
+    needed |= set().union(*(record.names for record in records if view.building or record.newest.written >= young))
+    unneeded = [record for record in old if not record.serves(needed)]
+    return Marked(frozenset(needed), blobs, tuple(file for record in unneeded for file in record.files))
+
+
+@dataclass(frozen=True, slots=True)
+class _Record:
+    """All generations of a record; only the newest counts."""
+
+    files: tuple[Found, ...]  # newest first
+    outputs: frozenset[str]
+    names: frozenset[str]  # every blob in it, inputs and outputs
+
+    @property
+    def newest(self) -> Found:
+        return self.files[0]
+
+    def serves(self, needed: set[str]) -> bool:
+        """Whether it can be of use again: its outputs stay; or, where it has none, something that it is about."""
+        return self.outputs <= needed if self.outputs else bool(self.names & needed)
+
+
+def _records(store: Store) -> list[_Record]:
+    generations: dict[tuple[str, str], dict[int, Found]] = defaultdict(dict)
+    for file in store.files.tree("memo"):
+        if found := RECORD.fullmatch(file.path):
+            generations[found[1], found[2]][int(found[3] or 1)] = file
+    with ThreadPoolExecutor(_THREADS) as pool:
+        return list(pool.map(lambda item: _record(store, *item), generations.items()))
+
+
+def _record(store: Store, place: tuple[str, str], generations: Mapping[int, Found]) -> _Record:
+    files = tuple(generations[number] for number in sorted(generations, reverse=True))
+    data = store.files.read(files[0].path) or b""
+    record = parsed(*place, data)
+    outputs = frozenset(_digest(ref.id) for ref in record.outputs.values()) if record else frozenset()
+    return _Record(files, outputs, frozenset(_named(data)))
+
+
+def _manifests(store: Store, view: View) -> Iterator[Manifest]:
+    for file in view.manifests:
+        if named := _MANIFEST.fullmatch(file.path):
+            try:
+                yield store.snapshots.get(named[1])
+            except StoreError:
+                if store.files.find(file.path) is not None:  # else it was expired a moment ago
+                    raise
+
+
+def _current(view: View) -> Iterable[tuple[str, int]]:
+    newest: dict[str, int] = {}
+    for file in view.moves:
+        if move := _MOVE.fullmatch(file.path):
+            newest[move[1]] = max(newest.get(move[1], 0), int(move[2]))
+    return newest.items()
+
+
+def _of_ref(store: Store, ref: str, number: int, manifests: Mapping[str, set[str]]) -> set[str]:
+    snapshot = store.refs.at(ref, number).snapshot
+    if snapshot not in manifests:
+        raise StoreError(
+            f"ref {ref} in {store.url} names snapshot {snapshot[:12]}, which is missing: restore it from a copy of the "
+            f"store, or move the ref with `rollback {ref}` or `tag`; nothing was deleted"
+        )
+    return manifests[snapshot]
+
+
+def _origins(store: Store, files: Iterable[str], records: Iterable[_Record], blobs: Mapping[str, Found]) -> set[str]:
+    """Return all blobs that files were made from, with the files."""
+    makers: dict[str, list[_Record]] = defaultdict(list)
+    for record in records:
+        for output in record.outputs:
+            makers[output].append(record)
+    found: set[str] = set()
+    ahead = list(files)
+    while ahead:
+        digest = ahead.pop()
+        if digest in found:
+            continue
+        found.add(digest)
+        for record in makers[digest]:
+            ahead += record.names
+        if not makers[digest] and digest in blobs:
+            ahead += _listed(store, blobs[digest])
+    return found
+
+
+def _listed(store: Store, file: Found) -> list[str]:
+    """Return the blobs in a list of blobs; none in a file of another kind."""
+    if store.files.read_range(file.path, 0, min(file.size, len(_LIST))) != _LIST:
+        return []
+    return _named(store.files.read(file.path) or b"")
+
+
+def _named(data: bytes) -> list[str]:
+    return [digest.decode() for digest in _NAMED.findall(data)]
+
+
+def _digests(manifest: Manifest) -> set[str]:
+    return {_digest(ref.id) for ref in manifest.content.files.values()}
+
+
+def _digest(identity: str) -> str:
+    return identity.partition(":")[2]
