@@ -3,18 +3,22 @@
 import json
 import os
 import secrets
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 
 import fsspec
 import pytest
 
 from flows.cli import run
+from rag_model.digest import digest_file
 from rag_model.errors import StoreError
-from rag_model.store import BlobRef, RefMove, Snapshot, Store
+from rag_model.store import BlobRef, Manifest, RefMove, Snapshot, Store
+from rag_model.store.fetch import PARTIAL
 from rag_model.store.pull import pull
 from rag_model.store.s3 import S3
 from rag_model.store.verify import verify
@@ -208,3 +212,44 @@ def test_memory_does_not_grow_with_a_file(s3_store: Store, tmp_path: Path) -> No
         child = subprocess.run(command, check=True, capture_output=True, text=True)
         grown[megabytes] = max(json.loads(child.stdout)) >> 10
     assert grown[192] < grown[64] + 48, grown
+
+
+_PULL = """
+import sys
+from pathlib import Path
+from rag_model.store import Store
+from rag_model.store.pull import pull
+url, snapshot, dest = sys.argv[1:]
+pull(Store.open(url), snapshot, Path(dest))
+"""
+
+
+def test_a_killed_pull_leaves_the_old_version_and_is_gone_on_with(
+    store: Store, faulty_server: FaultyServer, large: BlobRef, publish: Callable[..., str], tmp_path: Path
+) -> None:
+    old, dest = publish(store), tmp_path / "dest"
+    pull(store, old, dest)
+    content = store.snapshots.get(old).content
+    new = store.snapshots.put(Manifest(replace(content, files={**content.files, "index/large.faiss": large})))
+    command = [sys.executable, "-c", _PULL, store.url, new, str(dest)]
+    last, kills = "bytes=16777216-20971526", 0
+    for deadly in ("bytes=0-8388607", last, last):
+        with subprocess.Popen(command, stderr=subprocess.PIPE) as child:
+
+            def kill(request: Request, child: subprocess.Popen[bytes] = child, deadly: str = deadly) -> str | None:
+                if request.headers.get("Range") == deadly:
+                    child.kill()
+                    return "refuse"
+                return None
+
+            faulty_server.fault = kill
+            kills += child.wait() == -signal.SIGKILL
+        with Snapshot.from_folder(dest) as kept:
+            assert kept.id == old
+            assert kept.passages([1500])[0].text == "text 1500"
+    assert kills == 3
+    faulty_server.fault = lambda request: None
+    report = pull(store, new, dest)
+    assert (report.snapshot, report.fetched_bytes) == (new, large.size)
+    assert digest_file(Snapshot.from_folder(dest).path("index/large.faiss")) == large.id
+    assert not [*dest.rglob(f"*{PARTIAL}")]
