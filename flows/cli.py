@@ -84,6 +84,8 @@ app.command("flows.verbs.diff:diff", help="Compare two snapshots: articles, pass
 app.command("flows.verbs.tag:tag", help="Give a snapshot a name: create a ref, or move it.")
 app.command("flows.verbs.rollback:rollback", help="Move a ref back to a snapshot that it named before.")
 app.command("flows.verbs.verify:verify", help="Read every byte of a snapshot again and name what is wrong.")
+app.command("flows.verbs.expire:expire", help="Forget old moves of refs, and snapshots that nothing names any more.")
+app.command("flows.verbs.gc:gc", help="Delete what no snapshot and no running build needs.")
 app.command("flows.verbs.pull:pull", help="Copy a snapshot to a folder: only what is missing, verified, atomic.")
 app.command("flows.verbs.export:export", help="Write a snapshot in a layout that other tools read.")
 

@@ -9,13 +9,14 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from flows.index import Indexed, Order, index_vectors
+from flows.prospect import prospect
 from flows.reply import Common, Reply
 from rag_model.errors import UsageError
 from rag_model.index.amounts import parse_bytes
 from rag_model.index.build import rows_path
 from rag_model.index.engine import Metric
 from rag_model.index.health import Effort
-from rag_model.index.intake import Invalid
+from rag_model.index.intake import Invalid, look
 from rag_model.index.recipe import IndexRecipe
 
 OPEN = "HNSW32"  # what is built where nobody says otherwise and memory allows
@@ -43,6 +44,11 @@ def index(
     border: Annotated[float, Parameter(help="Share of the vectors that a second cell's graph holds too.")] = 0.1,
     linked: Annotated[float, Parameter(help="Share of the vectors that are linked into a second cell's graph.")] = 0.6,
     seed: Annotated[int, Parameter(help="Of all that is drawn.")] = 0,
+    plan: Annotated[
+        bool, Parameter(negative="", help="Say what would be built and what it costs; build nothing.")
+    ] = False,
+    n: Annotated[int | None, Parameter(alias="-n", help="With --plan: vectors, where there are none yet.")] = None,
+    d: Annotated[int | None, Parameter(alias="-d", help="With --plan: their dimensions.")] = None,
     work: Annotated[
         Path | None, Parameter(help="Folder for the work files, on a disk with room; else beside OUT.")
     ] = None,
@@ -51,8 +57,11 @@ def index(
     """Build one index over anyone's vectors: a file that plain faiss reads, and a report of recall against latency.
 
     A run that was interrupted is resumed by running the same command again. Beam's options follow after `--`.
+    With --plan nothing is built: `bookwheel index --plan --n 21015324 -d 768 --memory 16GB`.
     """
     files = tuple(Path(path) for path in takewhile(lambda path: not path.startswith("-"), paths))
+    if not plan and len(files) < 2:
+        raise UsageError("index needs VECTORS and OUT: bookwheel index vectors.npy index.faiss")
     recipe = IndexRecipe(
         factory or OPEN,
         metric,
@@ -63,11 +72,9 @@ def index(
         seed=seed,
         recall_target=recall,
     )
-    if len(files) < 2:
-        raise UsageError("index needs VECTORS and OUT: bookwheel index vectors.npy index.faiss")
     order = Order(
-        vectors=files[:-1],
-        out=files[-1],
+        vectors=files[:-1] or files,
+        out=files[-1] if files else Path(),
         recipe=recipe,
         chosen=factory is None,
         memory=parse_bytes(memory) if memory else None,
@@ -77,8 +84,22 @@ def index(
         work=work,
         beam_options=paths[len(files) :],
     )
+    if plan:
+        return prospect(order, *_size(order, n, d))
     made = index_vectors(order)
     return Reply(_document(made), _words(made))
+
+
+def _size(order: Order, n: int | None, d: int | None) -> tuple[int, int]:
+    """Return how many vectors of how many dimensions are to be planned for: as said, else as they are."""
+    if n is not None and d is not None:
+        return n, d
+    if not order.vectors:
+        raise UsageError(
+            "--plan needs --n and --d, or VECTORS: bookwheel index --plan --n 21015324 -d 768 --memory 16GB"
+        )
+    found = look(order.vectors, order.column)
+    return n or found.n, d or found.d
 
 
 def _document(made: Indexed) -> dict[str, Any]:

@@ -93,14 +93,12 @@ def _trained_on_less(plan: IndexPlan, memory_bytes: int) -> IndexPlan:
     factory = parse(plan.factory)
     lists = factory.lists or 1 if isinstance(factory, Lists) else 1
     least = max(PQ_SAMPLE, _LEAST_POINTS * lists)
-    for share in (2, 3, 4):
-        sample = plan.train_sample // share
-        less = replace(
-            plan, train_sample=sample, notes=(*plan.notes, f"trained on {sample:,} vectors to fit in memory")
-        )
-        if sample >= least and estimate(less).stages["train"] <= memory_bytes:
-            return less
-    return plan
+    less = plan
+    for sample in (plan.train_sample // share for share in (2, 3, 4)):
+        if sample >= least and estimate(less).stages["train"] > memory_bytes:
+            note = f"trained on {sample:,} vectors, so that they fit in memory"
+            less = replace(plan, train_sample=sample, notes=(*plan.notes, note))
+    return less
 
 
 def _advice(recipe: IndexRecipe, n: int, d: int, memory_bytes: int, part_rows: int | None, *, serving: bool) -> str:

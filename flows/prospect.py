@@ -1,0 +1,78 @@
+"""What `bookwheel index --plan` says: what would be built, what it takes, and how long, before there is a vector."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from flows.index import Order, planned
+from flows.reply import Reply
+from rag_model.index.amounts import gigabytes
+from rag_model.index.estimate import Estimate, estimate
+from rag_model.index.factory import Graph, Lists, parse
+from rag_model.index.rate import Rate, cpu_seconds, measure_rate
+from rag_model.index.recipe import IndexPlan
+
+_HOUR = 3600
+
+
+def prospect(order: Order, n: int, d: int) -> Reply:
+    """Plan an order for n vectors of d dimensions, and time a small build of its kind here.
+
+    Raises:
+        UsageError: the recipe does not fit `d`.
+        ResourceError: it does not fit the memory; the sentence names what would.
+    """
+    plan = planned(order, n, d)
+    cost, rate = estimate(plan), measure_rate(plan)
+    seconds = cpu_seconds(plan, rate)
+    return Reply(_document(plan, cost, seconds), _words(plan, cost, rate, seconds))
+
+
+def _document(plan: IndexPlan, cost: Estimate, seconds: Mapping[str, float]) -> dict[str, Any]:
+    return {
+        "factory": plan.factory,
+        "metric": plan.metric,
+        "n": plan.n,
+        "d": plan.d,
+        **_numbers(plan),
+        "search": dict(plan.search),
+        "build_bytes": cost.build_bytes,
+        "stage_bytes": dict(cost.stages),
+        "search_bytes": cost.search_bytes,
+        "disk_bytes": cost.disk_bytes,
+        "work_bytes": cost.work_bytes,
+        "cpu_seconds": {stage: round(spent, 1) for stage, spent in seconds.items()},
+        "notes": list(plan.notes),
+    }
+
+
+def _numbers(plan: IndexPlan) -> dict[str, Any]:
+    """Return the numbers that make the structure, by name."""
+    factory = parse(plan.factory)
+    if isinstance(factory, Graph):
+        cut = {"border": plan.border, "linked": plan.linked} if plan.cells > 1 else {}
+        return {"M": factory.links, "ef_construction": plan.ef_construction, "cells": plan.cells, **cut}
+    if isinstance(factory, Lists):
+        return {"lists": factory.lists, "train_sample": plan.train_sample}
+    return {}
+
+
+def _words(plan: IndexPlan, cost: Estimate, rate: Rate, seconds: Mapping[str, float]) -> str:
+    stages = ", ".join(f"{stage} {gigabytes(held)}" for stage, held in cost.stages.items())
+    hours = ", ".join(f"{stage} {spent / _HOUR:,.2f}" for stage, spent in seconds.items())
+    timed = f"{rate.plan.factory} over {rate.plan.n:,} synthetic vectors of {plan.d} dimensions"
+    lines = [
+        f"index     {plan.factory} ({plan.metric}) over {plan.n:,} vectors of {plan.d} dimensions",
+        f"numbers   {_listed(_numbers(plan)) or 'none'}",
+        f"search    {_listed(plan.search) or 'exact'}",
+        *(f"note      {note}" for note in plan.notes),
+        f"memory    {gigabytes(cost.build_bytes)} to build ({stages}; a task each), "
+        f"{gigabytes(cost.search_bytes)} to search",
+        f"disk      {gigabytes(cost.disk_bytes)} for the index, {gigabytes(cost.work_bytes)} while it is built",
+        f"time      {sum(seconds.values()) / _HOUR:,.2f} hours of one core ({hours})",
+        f"          extrapolated from {timed}, built here just now: real vectors and other machines differ",
+    ]
+    return "\n".join(lines)
+
+
+def _listed(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {value:,}" for name, value in values.items())
