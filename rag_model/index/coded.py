@@ -80,11 +80,7 @@ class Coded:
     def _pieces(self, numbers: Sequence[int] | None = None) -> Iterator[tuple[int, Piece]]:
         for number in range(len(self.openers)) if numbers is None else numbers:
             stamp = _stamp(self.plan, self.trained, number)
-            try:
-                piece = Piece.open(self.openers[number], stamp, _COUNT, _name(number))
-            except OSError as missing:
-                raise InputError(f"{_name(number)} cannot be read ({missing.strerror}): build it again") from missing
-            with piece:
+            with Piece.open(self.openers[number], stamp, _COUNT, _name(number)) as piece:
                 yield number, piece
 
 

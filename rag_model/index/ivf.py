@@ -29,6 +29,7 @@ from rag_model.index.vectors import VectorFiles
 
 VERSION = 2
 BLOCK_BYTES = 32 << 20  # of lists that are written at once: the merge holds three times as much
+_TILE = 4096  # rows that faiss compares with centroids by one BLAS call: whole ones round as in one `add` of all
 _BINS = 32  # of the histogram of list sizes
 
 
@@ -111,7 +112,7 @@ def _coded(index: FaissIndex, files: VectorFiles) -> Iterator[tuple[Rows, Codes]
     lists = lists_of(base)
     yield np.empty(0, np.int64), np.empty((0, 0 if lists is None else lists.code_size), np.uint8)
     assign = None if lists is None else Assigner(lists)
-    for _, block in files.blocks():
+    for _, block in files.blocks(max(1, BLOCK_BYTES // (4 * files.dim * _TILE)) * _TILE):
         if assign is None:
             yield np.zeros(len(block), np.int64), np.empty((len(block), 0), np.uint8)
         else:

@@ -4,6 +4,7 @@ faiss's own settings cost far more than they return: 50 OPQ rounds, polysemous t
 for by leaving out `np`). Here OPQ takes 10 rounds and every k-means is seeded by the plan.
 """
 
+from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -44,21 +45,22 @@ def set_search(index: FaissIndex, search: dict[str, int]) -> None:
 def quantization_error(index: FaissIndex, sample: Vectors) -> float | None:
     """Return what the codes lose: mean |x - decode(code(x))|^2 / |x|^2 over at most 10,000 of the training sample.
 
-    0 where vectors are kept as they are; zero vectors are left out. None for RaBitQ of several bits, of which faiss
-    decodes but the first.
+    0 where vectors are kept as they are; zero vectors are left out. None where it cannot be told: of RaBitQ of several
+    bits faiss decodes but the first, and values beyond float16 decode to infinity.
     """
     if isinstance(index, faiss.IndexRefine):
         index = faiss.downcast_index(index.base_index)
     lists = lists_of(index)
     if isinstance(lists, faiss.IndexIVFRaBitQ) and lists.rabitq.nb_bits > 1:
         return None
-    norms = np.square(sample).sum(axis=1)
+    norms = np.square(sample, dtype=np.float64).sum(axis=1)
     judged = np.flatnonzero(norms)
     judged = judged[:: -(-len(judged) // _JUDGED) or 1]
     if not len(judged):
         return 0.0
-    lost = np.square(index.sa_decode(index.sa_encode(sample[judged])) - sample[judged]).sum(axis=1)
-    return float((lost / norms[judged]).mean())
+    decoded = index.sa_decode(index.sa_encode(sample[judged])).astype(np.float64)
+    error = float((np.square(decoded - sample[judged]).sum(axis=1) / norms[judged]).mean())
+    return error if isfinite(error) else None
 
 
 def lists_of(index: FaissIndex) -> FaissIndex | None:

@@ -9,10 +9,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rag_model.errors import InputError
-from rag_model.index import ivf
+from rag_model.index import gpu, ivf
 from rag_model.index.engine import faiss, read, write
+from rag_model.index.exact import ExactIndex
 from rag_model.index.pieces import opener
+from rag_model.index.recall import recall_at
 from rag_model.index.recipe import IndexPlan, IndexRecipe, resolve
+from rag_model.index.search import open_index
 from rag_model.index.training import trained_on
 
 Make = Callable[..., Any]  # fixtures of conftest.py
@@ -25,7 +28,7 @@ FACTORIES = [
     "IVF8,SQ8",
     "IVF4,Flat",
     "Flat",
-    "IVF16,PQ8np,Refine(SQfp16)",
+    "IVF16,PQ8x4np,Refine(SQfp16)",
     "OPQ4_16,IVF8,PQ4x4np,Refine(SQ8)",
     "IVF8,RaBitQ,Refine(Flat)",
 ]
@@ -51,7 +54,7 @@ def test_merged_parts_equal_one_shot(
     make_vectors: Make,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
-    """Any cut of any corpus: the same distances, the same ids, the same bytes as adding it all at once."""
+    """Any cut of any corpus: the same distances, the same ids, the same bytes as adding its parts to one index."""
     factory, metric = data.draw(st.sampled_from(FACTORIES)), data.draw(st.sampled_from(["ip", "l2"]))
     n = data.draw(st.integers(1, 400))
     vectors = make_vectors(n, 32, data.draw(st.integers(0, 5)), unit=data.draw(st.booleans()))
@@ -68,7 +71,8 @@ def test_merged_parts_equal_one_shot(
         pieces.append(folder / f"{number}.piece")
         np.save(parts[-1], rows)
     one = read(folder / "trained")
-    one.add(vectors)
+    for rows in np.split(vectors, cuts):
+        one.add(rows)
     plan = _plan(factory, metric, n)
     for number, path in enumerate(parts):
         facts = ivf.scatter(plan, folder / "trained", path, number, pieces[number])
@@ -91,12 +95,12 @@ def _plan(factory: str, metric: Any, n: int) -> IndexPlan:
 
 
 def test_the_whole_build_repeats_to_the_byte(make_vectors: Make, write_parts: Make, build_index: Make) -> None:
-    parts = write_parts(make_vectors(2000), [700, 701])
-    recipe = IndexRecipe("OPQ8,IVF,PQ8x4np", seed=3)
+    parts = write_parts(make_vectors(1100), [700, 701])
+    recipe = IndexRecipe("OPQ4_8,IVF,PQ4x4np", seed=3)
     first, plan = build_index(parts, recipe, "first")
     second, _ = build_index(parts, recipe, "second")
     assert first.read_bytes() == second.read_bytes()
-    assert faiss.read_index(str(first)).ntotal == plan.n == 2000
+    assert faiss.read_index(str(first)).ntotal == plan.n == 1100
 
 
 def _pieces(plan: IndexPlan, parts: list[Path], folder: Path) -> list[Path]:
@@ -147,6 +151,42 @@ def test_the_quantization_error_is_that_of_the_codes(
     assert least <= ivf.train(plan, write_parts(vectors), tmp_path / "trained")["quantization_error"] <= most
 
 
+@pytest.mark.parametrize("d", [1, 9])
+@pytest.mark.parametrize("distinct", [1, 7, 0])
+@pytest.mark.parametrize("factory", ["IVF,RaBitQ4,Refine(SQ8)", "IVF_HNSW8,PQ", "IVF,RaBitQ", "IVF,SQ8"])
+def test_hardly_any_distinct_vectors(
+    factory: str, distinct: int, d: int, write_parts: Make, build_index: Make, tmp_path: Path
+) -> None:
+    """Fewer distinct vectors than centroids, or none but zero; and an empty part: still one index of them all."""
+    rng = np.random.default_rng(1)
+    vectors = rng.normal(size=(max(1, distinct), d))[rng.integers(0, max(1, distinct), 1100)].astype(np.float32)
+    vectors = vectors if distinct else np.zeros_like(vectors)
+    parts = write_parts(vectors, [500, 500])
+    path, plan = build_index(parts, IndexRecipe(factory, "l2"))
+    one = read(tmp_path / "index-work" / "trained")
+    for part in parts:
+        one.add(np.load(part))
+    assert path.read_bytes() == faiss.serialize_index(one).tobytes()
+    scores, rows = open_index(path, defaults=plan.search).search(vectors[:3], 5, nprobe=len(vectors))
+    assert np.all(np.isfinite(scores))
+    assert all(len(set(found)) == 5 for found in rows.tolist())
+
+
+@pytest.mark.skipif(not gpu.present(), reason="faiss sees no GPU")
+@pytest.mark.parametrize("factory", ["IVF64,PQ16np", "OPQ16,IVF64_HNSW8,PQ16np", "IVF64,RaBitQ"])
+def test_a_gpu_builds_as_good_an_index(
+    factory: str, make_vectors: Make, write_parts: Make, build_index: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts, questions, recalls = write_parts(make_vectors(5000), [2000]), make_vectors(100, seed=5), []
+    scores, truth = ExactIndex(parts).search(questions, 10)
+    for name in ("gpu", "cpu"):
+        path, plan = build_index(parts, IndexRecipe(factory), name)
+        rows = open_index(path, defaults=plan.search).search(questions, 10)[1]
+        recalls.append(recall_at(rows, truth, scores, 10).mean())
+        monkeypatch.setattr(gpu, "present", lambda: False)
+    assert recalls[0] == pytest.approx(recalls[1], abs=0.03)
+
+
 def test_lists_have_no_shards(make_vectors: Make, write_parts: Make, tmp_path: Path) -> None:
     plan = resolve(IndexRecipe("IVF16,Flat"), 1200, 32)
     assert plan.shards == 0
@@ -171,7 +211,7 @@ def test_pieces_that_do_not_belong_are_refused(make_vectors: Make, write_parts: 
     with pytest.raises(InputError, match="part 1 is truncated or damaged"):
         _merge(plan, parts, pieces, out)
     pieces[1].unlink()
-    with pytest.raises(InputError, match="part 1 cannot be read"):
+    with pytest.raises(InputError, match="cannot open .* part 1"):
         _merge(plan, parts, pieces, out)
 
 

@@ -62,7 +62,7 @@ def test_numbers_that_were_asked_for_are_kept() -> None:
 def test_a_second_look_has_a_setting_of_its_own() -> None:
     plan = resolve(IndexRecipe("IVF,PQ,Refine(SQfp16)"), 5000, 384)
     assert plan.factory == "IVF128,PQ96np,Refine(SQfp16)"
-    assert plan.search == {"nprobe": 16, "refine": 4} == default_search(plan.factory)
+    assert plan.search == {"nprobe": 16, "refine": 10} == default_search(plan.factory)
     asked = resolve(IndexRecipe("IVF,PQ,Refine(SQfp16)", search={"refine": 7}), 5000, 384)
     assert asked.search == {"nprobe": 16, "refine": 7}
     with pytest.raises(UsageError, match="refine is not a search parameter of this index: it takes nprobe"):
@@ -74,7 +74,7 @@ def test_a_second_look_has_a_setting_of_its_own() -> None:
 def test_looking_at_the_vectors_leaves_the_index_as_it_is() -> None:
     plain, refined = (resolve(IndexRecipe(text), 5000, 384) for text in ("IVF,PQ", "IVF,PQ,Refine(vectors)"))
     assert refined.built() == plain.built()
-    assert refined.entry() == plain.entry() | {"refine": "vectors", "search": {"nprobe": 16, "refine": 4}}
+    assert refined.entry() == plain.entry() | {"refine": "vectors", "search": {"nprobe": 16, "refine": 10}}
 
 
 def test_what_is_tuned_later_changes_no_byte() -> None:
@@ -115,8 +115,8 @@ def test_a_plan_is_json_and_a_manifest_entry() -> None:
     ("settings", "said"),
     [
         ({"metric": "cosine"}, "choose ip"),
-        ({"border": 1.5}, "together at most 1"),
-        ({"border": 0.5, "linked": 0.6}, "together at most 1"),
+        ({"border": 1.5}, "from 0 to 1"),
+        ({"linked": -0.5}, "0 or more"),
         ({"recall_target": 1.0}, "between 0 and 1"),
         ({"recall_target": 0.0}, "between 0 and 1"),
         ({"cells": 0}, "cells must be at least 1"),
