@@ -83,7 +83,9 @@ def test_prefect_shows_counts_progress_and_the_report(tmp_path: Path, reindex: A
     table = json.loads(seen["reindex-counts"])
     assert {"what": "passages", "value": "232"} in table
     assert {"what": "dropped: redirect", "value": "37"} in table
-    assert {row["what"] for row in table} >= {f"{stage}, seconds" for stage in STAGES}
+    shown = {row["what"]: row["value"] for row in table}
+    assert set(shown) >= {f"{stage}, seconds" for stage in STAGES}
+    assert shown["index hnsw: recall@20"] == f"{made['metrics']['hnsw']['recall@20']:,}"
     for stage in ("chunk", "embed", "train", "shard", "merge"):
         assert seen[f"reindex-{stage}"] == 100.0, stage
 
@@ -141,6 +143,20 @@ def test_a_dry_run_builds_nothing(tmp_path: Path, reindex: Any, bookwheel: Any) 
     assert ran.json["snapshot"] is None
     assert ran.json["counts"]["parts"] == 2
     assert not list(tmp_path.iterdir())
+
+
+def test_explain_says_what_is_there_and_builds_nothing(
+    library: Path, reindex: Any, bookwheel: Any, tiny: Path, mini_dump: Path
+) -> None:
+    before = records(library)
+    found = reindex(library, "--explain").json
+    assert found["parent"] == Store.open(str(library)).snapshots.resolve("latest")
+    stages = {row["stage"]: (row["reused"], row["total"], row["changed"]) for row in found["stages"]}
+    assert stages == {"chunk": (3, 3, {}), "embed": (232, 232, {}), "index/hnsw": (1, 1, {})}
+    given = ["--dump", mini_dump, "--encoder", tiny, "--store", library]
+    table = bookwheel("reindex", *given, "--explain").out.splitlines()
+    assert [line.split()[0] for line in table] == ["parent", "stage", "chunk", "embed", "index/hnsw", "index/ivfpq"]
+    assert records(library) == before
 
 
 def refused(ran: Any, store: Path, stands: str | None) -> str:
