@@ -24,19 +24,18 @@ from rag_model.index.graph_file import write_storage
 from rag_model.index.list_file import write_list_block, write_lists_head, write_refine_head, write_refine_tail
 from rag_model.index.pieces import Opener
 from rag_model.index.recipe import Facts, IndexPlan
-from rag_model.index.training import lists_of, quantization_error, trained_on
+from rag_model.index.training import lists_of, trained_on
 from rag_model.index.vectors import VectorFiles
 
 VERSION = 2
 BLOCK_BYTES = 32 << 20  # of lists that are written at once: the merge holds three times as much
 _TILE = 4096  # rows that faiss compares with centroids by one BLAS call: whole ones round as in one `add` of all
-_BINS = 32  # of the histogram of list sizes
 
 
 def train(plan: IndexPlan, vectors: Sequence[Path], out: Path) -> Facts:
     """Train centroids, rotation and codes on a sample of all parts; write the empty index that the parts share.
 
-    Holds the sample in memory: train_sample x d float32. `quantization_error` is what the codes lose of the sample.
+    Holds the sample in memory: train_sample x d float32.
 
     Raises:
         InputError: the vectors are not the plan's, or the sample holds a NaN or an infinity.
@@ -45,8 +44,7 @@ def train(plan: IndexPlan, vectors: Sequence[Path], out: Path) -> Facts:
     sample = VectorFiles.of(vectors, plan.n, plan.d).sample(plan.train_sample, plan.seed)
     index = trained_on(plan, sample)
     engine.write(index, out)
-    error = quantization_error(index, sample)
-    return {"sample": len(sample), "bytes": out.stat().st_size, "quantization_error": error}
+    return {"sample": len(sample), "bytes": out.stat().st_size}
 
 
 def scatter(plan: IndexPlan, trained: Path, vectors: Path, number: int, out: Path) -> Facts:
@@ -187,13 +185,8 @@ def _borders(sizes: Rows, rows: int) -> Rows:
 
 
 def _balance(sizes: Rows) -> Facts:
-    """Return the largest list, the imbalance L sum(size^2) / n^2, 1 where all L lists are equal, and a histogram.
-
-    Of the histogram, number i counts the lists of i x width to (i + 1) x width - 1 vectors.
-    """
-    width = int(sizes.max()) // _BINS + 1
+    """Return the largest list and the imbalance, L sum(size^2) / n^2: 1 where all L lists are equal."""
     return {
         "largest_list": int(sizes.max()),
         "imbalance": round(float(len(sizes) * np.square(sizes, dtype=np.float64).sum() / float(sizes.sum()) ** 2), 4),
-        "list_sizes": {"width": width, "lists": np.bincount(sizes // width).tolist()},
     }

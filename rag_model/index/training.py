@@ -4,10 +4,7 @@ faiss's own settings cost far more than they return: 50 OPQ rounds, polysemous t
 for by leaving out `np`). Here OPQ takes 10 rounds and every k-means is seeded by the plan.
 """
 
-from math import isfinite
 from typing import Any
-
-import numpy as np
 
 from rag_model.errors import ResourceError
 from rag_model.index import engine, gpu
@@ -15,7 +12,6 @@ from rag_model.index.engine import FaissIndex, Vectors, faiss
 from rag_model.index.recipe import IndexPlan, default_search
 
 OPQ_ROUNDS = 10  # faiss's 50 cost five times the time for no recall that could be measured
-_JUDGED = 10_000  # vectors of the sample whose quantization error is measured: its standard error is then < 1 %
 
 
 def trained_on(plan: IndexPlan, sample: Vectors) -> FaissIndex:
@@ -30,37 +26,16 @@ def trained_on(plan: IndexPlan, sample: Vectors) -> FaissIndex:
         kept = _set_training(index, plan.seed)
         index.train(sample)
     del kept
-    set_search(index, default_search(plan.factory))
+    _set_search(index, default_search(plan.factory))
     return index
 
 
-def set_search(index: FaissIndex, search: dict[str, int]) -> None:
+def _set_search(index: FaissIndex, search: dict[str, int]) -> None:
     """Write search parameters into an index, so that plain faiss searches as the plan says."""
     if "nprobe" in search:
         faiss.extract_index_ivf(index).nprobe = search["nprobe"]
     if "refine" in search:
         index.k_factor = search["refine"]
-
-
-def quantization_error(index: FaissIndex, sample: Vectors) -> float | None:
-    """Return what the codes lose: mean |x - decode(code(x))|^2 / |x|^2 over at most 10,000 of the training sample.
-
-    0 where vectors are kept as they are; zero vectors are left out. None where it cannot be told: of RaBitQ of several
-    bits faiss decodes but the first, and values beyond float16 decode to infinity.
-    """
-    if isinstance(index, faiss.IndexRefine):
-        index = faiss.downcast_index(index.base_index)
-    lists = lists_of(index)
-    if isinstance(lists, faiss.IndexIVFRaBitQ) and lists.rabitq.nb_bits > 1:
-        return None
-    norms = np.square(sample, dtype=np.float64).sum(axis=1)
-    judged = np.flatnonzero(norms)
-    judged = judged[:: -(-len(judged) // _JUDGED) or 1]
-    if not len(judged):
-        return 0.0
-    decoded = index.sa_decode(index.sa_encode(sample[judged])).astype(np.float64)
-    error = float((np.square(decoded - sample[judged]).sum(axis=1) / norms[judged]).mean())
-    return error if isfinite(error) else None
 
 
 def lists_of(index: FaissIndex) -> FaissIndex | None:

@@ -52,7 +52,6 @@ def compare(plan: IndexPlan, parts: list[Path], questions: Vectors, folder: Path
     return {
         "factory": plan.factory,
         **same_answers(one, merged, questions),
-        "quantization_error": training.value["quantization_error"],
         "train_cpu_s": round(training.cpu_seconds, 2),
         "one_shot_cpu_s": round(whole.cpu_seconds, 2),
         "parts_cpu_s": round(sum(part.cpu_seconds for part in coded), 2),

@@ -117,17 +117,10 @@ def _merge(plan: IndexPlan, parts: list[Path], pieces: list[Path], out: Path) ->
     return ivf.merge(plan, pieces[0].parent / "trained", parts, [opener(piece) for piece in pieces], [], out)
 
 
-def test_facts_say_what_the_codes_lose_and_how_the_lists_are_filled(
-    make_vectors: Make, write_parts: Make, tmp_path: Path
-) -> None:
-    vectors = make_vectors(1200)
-    parts = write_parts(vectors, [500])
-    plan = resolve(IndexRecipe("IVF16,PQ4np"), 1200, 32)
-    facts = ivf.train(plan, parts, tmp_path / "trained")
-    assert facts["sample"] == 1200
-    index = read(tmp_path / "trained")
-    lost = np.square(index.sa_decode(index.sa_encode(vectors)) - vectors).sum(axis=1)  # of unit vectors
-    assert facts["quantization_error"] == pytest.approx(lost.mean(), rel=1e-5)
+def test_facts_say_how_the_lists_are_filled(make_vectors: Make, write_parts: Make, tmp_path: Path) -> None:
+    parts = write_parts(make_vectors(1200), [500])
+    plan = resolve(IndexRecipe("IVF16,PQ4x4np"), 1200, 32)
+    assert ivf.train(plan, parts, tmp_path / "trained")["sample"] == 1200
     pieces = _pieces(plan, parts, tmp_path / "build")
     facts = _merge(plan, parts, pieces, tmp_path / "out")
     merged = read(tmp_path / "out")
@@ -136,19 +129,7 @@ def test_facts_say_what_the_codes_lose_and_how_the_lists_are_filled(
     assert (facts["rows"], facts["bytes"]) == (1200, (tmp_path / "out").stat().st_size)
     assert facts["largest_list"] == max(sizes)
     assert facts["imbalance"] == pytest.approx(16 * sum(size**2 for size in sizes) / 1200**2, rel=1e-3)
-    width, counts = facts["list_sizes"]["width"], facts["list_sizes"]["lists"]
-    assert counts == [sum(size // width == step for size in sizes) for step in range(len(counts))]
     assert lists.nprobe == plan.search["nprobe"]
-
-
-@pytest.mark.parametrize(("factory", "least", "most"), [("IVF4,Flat", 0, 0), ("IVF8,SQ8", 1e-7, 1e-3)])
-def test_the_quantization_error_is_that_of_the_codes(
-    factory: str, least: float, most: float, make_vectors: Make, write_parts: Make, tmp_path: Path
-) -> None:
-    vectors = make_vectors(1200)
-    vectors[::3] = 0
-    plan = resolve(IndexRecipe(factory), 1200, 32)
-    assert least <= ivf.train(plan, write_parts(vectors), tmp_path / "trained")["quantization_error"] <= most
 
 
 @pytest.mark.parametrize("d", [1, 9])
