@@ -88,6 +88,7 @@ app.command("flows.verbs.expire:expire", help="Forget old moves of refs, and sna
 app.command("flows.verbs.gc:gc", help="Delete what no snapshot and no running build needs.")
 app.command("flows.verbs.pull:pull", help="Copy a snapshot to a folder: only what is missing, verified, atomic.")
 app.command("flows.verbs.export:export", help="Write a snapshot in a layout that other tools read.")
+app.command("flows.verbs.adopt:adopt", name="import", help="Start a snapshot from passages and vectors there are.")
 
 
 def main(argv: Sequence[str] | None = None) -> None:

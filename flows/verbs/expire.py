@@ -1,0 +1,36 @@
+"""`bookwheel expire`: forget old versions."""
+
+from dataclasses import asdict
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from flows.age import parse_age
+from flows.reply import Common, Reply, StoreUrl, Yes
+from rag_model.store.expire import Policy
+from rag_model.store.expire import expire as expire_old
+from rag_model.store.store import Store
+
+
+def expire(
+    *,
+    store: StoreUrl,
+    keep: Annotated[int, Parameter(help="Newest moves of every ref that stay, however old.")] = 10,
+    older_than: Annotated[
+        str, Parameter(help="Younger moves stay; the age of a move counts from when the ref moved on.")
+    ] = "90d",
+    yes: Yes = False,
+    common: Common | None = None,
+) -> Reply:
+    """Forget old moves of refs, and the snapshots that no other move names; a dry run unless --yes.
+
+    What a ref names now is never forgotten. The files of forgotten snapshots stay until `bookwheel gc`.
+    """
+    found = expire_old(Store.open(store), Policy(keep, parse_age(older_than)), dry_run=not yes)
+    lines = [
+        *(f"move      {move}" for move in found.moves),
+        *(f"snapshot  {snapshot[:12]}" for snapshot in found.snapshots),
+        f"{'forgot' if yes else 'would forget'} {len(found.moves)} moves and {len(found.snapshots)} snapshots"
+        + ("" if yes else "; nothing was changed: give --yes to do it"),
+    ]
+    return Reply({"dry_run": not yes, **asdict(found)}, "\n".join(lines))

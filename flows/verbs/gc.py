@@ -1,0 +1,38 @@
+"""`bookwheel gc`: delete what no version needs."""
+
+from dataclasses import asdict
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from flows.age import parse_age
+from flows.reply import Common, Reply, StoreUrl, Yes
+from rag_model.store.gc import gc as collect
+from rag_model.store.store import Store
+
+
+def gc(
+    *,
+    store: StoreUrl,
+    grace: Annotated[str, Parameter(help="What was written within it stays, needed or not: 7d, 90m, 0.")] = "24h",
+    yes: Yes = False,
+    common: Common | None = None,
+) -> Reply:
+    """Delete files that no snapshot, no current build's memo and no running writer needs; a dry run unless --yes.
+
+    Safe beside running builds: what they wrote or may reuse stays.
+    """
+    tallies = collect(Store.open(store), parse_age(grace), dry_run=not yes)
+    files, size = (sum(getattr(tally, name) for tally in tallies.values()) for name in ("files", "bytes"))
+    document = {
+        "dry_run": not yes,
+        "files": files,
+        "bytes": size,
+        "kinds": {kind: asdict(tally) for kind, tally in tallies.items()},
+    }
+    lines = [
+        *(f"{kind:<10}{tally.files:,} files, {tally.bytes / 1e6:,.1f} MB" for kind, tally in tallies.items()),
+        f"{'deleted' if yes else 'would delete'} {files:,} files, {size / 1e6:,.1f} MB"
+        + ("" if yes else "; nothing was changed: give --yes to do it"),
+    ]
+    return Reply(document, "\n".join(lines))
