@@ -15,6 +15,7 @@ from typing import Any
 from beam_jobs.job import Facts, Launch, OnProgress, limit_threads, run_job
 from beam_jobs.libraries import versions
 from rag_model.build.content import BuiltIndex
+from rag_model.index.estimate import estimate
 from rag_model.index.pieces import Opener
 from rag_model.index.recipe import IndexPlan
 from rag_model.index.structure import structure_of
@@ -69,7 +70,8 @@ def scatter(builds: Sequence[IndexBuild], launch: Launch, on_progress: OnProgres
     """Sort every part's vectors by the shard that they go to, for all indexes."""
     store = Store.open(launch.store_url)
     parts = [[Part(build, number, ref) for number, ref in enumerate(_listed(store, build.vectors))] for build in builds]
-    done = _grouped("scatter", scatter_one, parts, launch, on_progress, lambda part: part.vectors.size)
+    roomy = _with_room(builds, "scatter", launch)
+    done = _grouped("scatter", scatter_one, parts, roomy, on_progress, lambda part: part.vectors.size)
     return [
         replace(build, scattered=_put_list(store, map(_out, reports)), rows=_put_rows(store, build.plan, reports))
         for build, reports in zip(builds, done, strict=True)
@@ -85,7 +87,8 @@ def build_shards(
         [Shard(build, number, rows) for number, rows in enumerate(json.loads(store.blobs.read(_made(build.rows))))]
         for build in builds
     ]
-    done = _grouped("shard", build_shard, shards, launch, on_progress, lambda shard: shard.rows)
+    roomy = _with_room(builds, "shard", launch)
+    done = _grouped("shard", build_shard, shards, roomy, on_progress, lambda shard: shard.rows)
     return [
         replace(build, shards=_put_list(store, map(_out, reports))) for build, reports in zip(builds, done, strict=True)
     ]
@@ -160,6 +163,15 @@ def _grouped(
         yield [next(reports) for _ in own]
 
 
+def deciding(plan: IndexPlan) -> dict[str, Any]:
+    """Return what decides the output of every stage of an index, beside its files."""
+    return {"plan": plan.built(), "code": structure_of(plan).VERSION, "libraries": versions("faiss-cpu")}
+
+
+def _with_room(builds: Sequence[IndexBuild], stage: str, launch: Launch) -> Launch:
+    return launch.for_tasks(max((estimate(build.plan).stages.get(stage, 1) for build in builds), default=1))
+
+
 def _once(store: Store, stage: str, plan: IndexPlan, make: Callable[[Path], Facts], **inputs: Any) -> Facts:
     def produce(workdir: Path) -> Produced:
         limit_threads(1)
@@ -167,8 +179,7 @@ def _once(store: Store, stage: str, plan: IndexPlan, make: Callable[[Path], Fact
         facts = make(out)
         return Produced({"out": out}, facts)
 
-    deciding = {"plan": plan.built(), "code": structure_of(plan).VERSION, "libraries": versions("faiss-cpu")}
-    record, made = store.memo.once(stage, deciding | inputs, produce)
+    record, made = store.memo.once(stage, deciding(plan) | inputs, produce)
     return {"facts": dict(record.facts), "out": asdict(record.outputs["out"]), "made": made}
 
 

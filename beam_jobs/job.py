@@ -12,7 +12,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
@@ -21,7 +21,7 @@ import apache_beam as beam
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from beam_jobs.lease import held_lease, leave_with
-from beam_jobs.options import checked, is_local, local_runner, pipeline_options, worker_threads
+from beam_jobs.options import checked, is_local, local_runner, pipeline_options, side_by_side, worker_threads
 from rag_model import errors
 from rag_model.store.store import Store
 
@@ -43,15 +43,22 @@ class Launch:
     run: str  # name of the run, unique; reports lie under it
     flags: tuple[str, ...] = ()  # Beam's and the runner's own
     poll_seconds: float = 1.0  # between two looks at the reports
+    memory: int | None = None  # bytes for all local workers; None: what is free
 
     @classmethod
-    def new(cls, store_url: str, flags: Sequence[str] = ()) -> Self:
+    def new(cls, store_url: str, flags: Sequence[str] = (), memory: int | None = None) -> Self:
         """Return a launch under a run name of its own, which sorts by time.
 
         Raises:
             UsageError: Beam cannot read its flags.
         """
-        return cls(store_url, f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{secrets.token_hex(4)}", checked(flags))
+        return cls(
+            store_url, f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{secrets.token_hex(4)}", checked(flags), memory=memory
+        )
+
+    def for_tasks(self, task_bytes: int) -> Self:
+        """Return this launch with no more local workers than have room for tasks of so many bytes."""
+        return replace(self, flags=side_by_side(self.flags, task_bytes, self.memory))
 
 
 class _Worker(beam.DoFn, Generic[Task]):

@@ -79,6 +79,21 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def side_by_side(flags: Sequence[str], task_bytes: int, memory_bytes: int | None = None) -> tuple[str, ...]:
+    """Return flags under which local workers are no more than memory has room for; other machines' are theirs to count.
+
+    Args:
+        flags: Beam's; a number of workers among them stands.
+        task_bytes: memory of one task.
+        memory_bytes: of all workers; None: what is free.
+    """
+    free = worker_memory(flags)
+    if free is None or any(flag.startswith("--direct_num_workers") for flag in flags):
+        return tuple(flags)
+    fitting = max(1, (memory_bytes or free) // task_bytes)
+    return (*flags, f"--direct_num_workers={fitting}") if fitting < cores() else tuple(flags)
+
+
 def worker_memory(flags: Sequence[str]) -> int | None:
     """Return the bytes of memory that are free for workers; None where they are other machines'."""
     if not is_local(PipelineOptions(list(flags))):

@@ -76,7 +76,7 @@ def index_vectors(order: Order) -> Indexed:
     cost, vectors_bytes = estimate(plan), intake.n * intake.d * intake.dtype.itemsize
     with workplace(order.out, order.work, cost.work_bytes + vectors_bytes, cost.disk_bytes) as store:
         small = not order.beam_options and intake.n * intake.d < _IN_PROCESS
-        launch = Launch.new(store.url, ("--runner=FnApiRunner",) if small else order.beam_options)
+        launch = Launch.new(store.url, ("--runner=FnApiRunner",) if small else order.beam_options, order.memory)
         with clock("cut") as tell:
             parts, kept = _cut(store, intake, order.invalid, tell)
         if kept is not None:

@@ -35,7 +35,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 @pytest.fixture(scope="module")
 def plans() -> dict[str, IndexPlan]:
     """A graph of cells, and lists."""
-    recipes = {"hnsw": IndexRecipe("HNSW8", cells=4)}
+    recipes = {"hnsw": IndexRecipe("HNSW8", cells=4), "ivf": IndexRecipe("IVF8,SQ8")}
     return {name: resolve(recipe, N, D) for name, recipe in recipes.items()}
 
 
@@ -77,6 +77,7 @@ def test_the_bytes_are_those_of_one_process(
     by_name = {build.name: build for build in builds}
     assert len(pieces(store, by_name["hnsw"].scattered)) == PARTS
     assert len(pieces(store, by_name["hnsw"].shards)) == 4
+    assert pieces(store, by_name["ivf"].shards) == []
 
 
 def test_what_is_recorded_is_not_made_again(store: Store, plans: dict[str, IndexPlan], files: list[Path]) -> None:
@@ -119,6 +120,7 @@ def test_the_largest_cell_is_dealt_first(store: Store, plans: dict[str, IndexPla
     rows = json.loads(store.blobs.read(build.rows))
     assert len(rows) == 4
     assert N < sum(rows) < 2 * N  # a border's vectors are two cells' members
+    assert build.plan.border > 0
 
 
 def test_one_cell_with_nearly_all(store: Store, tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 import pytest
 
-from beam_jobs.options import checked
+from beam_jobs.options import checked, cores, side_by_side
 from rag_model.errors import UsageError
 
 
@@ -17,3 +17,11 @@ def test_flags_that_beam_refuses_are_one_sentence(flag: str, says: str, capfd: p
         checked([flag])
     assert "\n" not in str(refused.value)
     assert capfd.readouterr().err == ""
+
+
+def test_local_workers_are_as_many_as_memory_has_room_for() -> None:
+    assert side_by_side([], 10, 10 * cores()) == ()
+    assert side_by_side([], 10, 15) == (("--direct_num_workers=1",) if cores() > 1 else ())
+    assert side_by_side([], 1 << 60) == (("--direct_num_workers=1",) if cores() > 1 else ())
+    for flags in (["--direct_num_workers=9"], ["--runner=FlinkRunner"]):
+        assert side_by_side(flags, 1 << 60, 1) == tuple(flags)

@@ -1,11 +1,8 @@
-"""A new dump costs what changed in it: what is inherited, what is made anew, and that nobody can tell which was which.
-
-The jobs' work runs here one part after another, as a worker does it, without Beam and without indexes.
-"""
+"""A new dump costs what changed in it: what is inherited, what is made anew, and that nobody can tell them apart."""
 
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,144 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from beam_jobs.chunk import ChunkTask, chunk
-from beam_jobs.embed import EmbedTask, embed
-from rag_model.build.content import assemble, counts, provenance
-from rag_model.build.encoding import EncodeRecipe, store_encoder
+from rag_model.build.encoding import EncodeRecipe
 from rag_model.build.parent import Parent
-from rag_model.build.planning import plan_parts
-from rag_model.build.recipe import Recipe
 from rag_model.corpus.chunk import ChunkRecipe
-from rag_model.corpus.records import Passage
 from rag_model.errors import StoreError
-from rag_model.store.manifest import Content, Manifest
 from rag_model.store.paths import articles_path, embeddings_path, passages_path
-from rag_model.store.snapshot import Snapshot
 from rag_model.store.store import Store
+from tests.fixtures.months import OLD, RECIPE, Built, Dumps, Page, build
 from tests.fixtures.tiny import save_bert
-
-RECIPE = Recipe(chunk=ChunkRecipe(words=10), part_bytes=2_000)
-WORDS = ["river", "king", "music", "war", "theory", "city", "born", "wrote", "passage", "query"]
-
-
-@dataclass(frozen=True, slots=True)
-class Page:
-    """An article of three sections, whose words only it has."""
-
-    page_id: int
-    rev_id: int = 1
-    lead: str = "It opens so."
-    redirect: str = ""
-
-    def text(self) -> str:
-        words = [f"{word}{self.page_id}" for word in WORDS]
-        return (
-            f"{self.lead} {' '.join(words)}\n== Life ==\n{' '.join(words[::-1])}\n== Work ==\n{' '.join(words * 2)}\n"
-        )
-
-
-OLD = [Page(page_id) for page_id in range(10, 250, 10)]
-EDITED = replace(OLD[5], rev_id=2, lead="A sentence was put here, quite new. It opens so.")
-NEW = [EDITED if page.page_id == EDITED.page_id else page for page in OLD if page.page_id != 90]  # one deleted …
-NEW += [Page(page_id) for page_id in range(250, 290, 10)]  # … and four appended
-
-
-@dataclass(frozen=True, slots=True)
-class Dumps:
-    """The dump of last month, and today's."""
-
-    old: str
-    new: str
-
-
-@pytest.fixture(scope="module")
-def write_dump(
-    tmp_path_factory: pytest.TempPathFactory,
-    page_xml: Callable[..., str],
-    export_xml: Callable[..., bytes],
-    make_multistream: Callable[..., str],
-) -> Callable[[Sequence[Page]], str]:
-    """Return a function that writes a dump as Wikimedia does, two pages to a stream."""
-
-    def write(pages: Sequence[Page]) -> str:
-        folder = tmp_path_factory.mktemp("dump")
-        xml = folder / "dump.xml"
-        xml.write_bytes(
-            export_xml(
-                *(page_xml(page.page_id, page.text(), rev_id=page.rev_id, redirect=page.redirect) for page in pages)
-            )
-        )
-        return make_multistream(folder, xml, pages_a_stream=2)
-
-    return write
-
-
-@pytest.fixture(scope="module")
-def dumps(write_dump: Callable[[Sequence[Page]], str]) -> Dumps:
-    return Dumps(write_dump(OLD), write_dump(NEW))
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_bert(tmp_path_factory.mktemp("tiny"))
-
-
-@dataclass(frozen=True, slots=True)
-class Built:
-    """A snapshot without indexes, and what it took."""
-
-    store: Store
-    content: Content
-    counts: dict[str, Any]
-    inherited: int  # articles that were not parsed
-    parsed: int
-
-    @property
-    def rows(self) -> list[Passage]:
-        with Snapshot.of(self.store, Manifest(self.content)) as snapshot:
-            return snapshot.passages(range(snapshot.n))
-
-    @property
-    def vectors(self) -> Any:
-        with Snapshot.of(self.store, Manifest(self.content)) as snapshot:
-            parts = [snapshot.embeddings(part.name) for part in self.content.parts]
-        return np.concatenate(parts).astype(np.float32)
-
-    @property
-    def ranges(self) -> list[tuple[int, int]]:
-        return [(part.first_page, part.last_page) for part in self.content.parts]
-
-
-def build(store: Store, dump: str, encoder: Path, recipe: Recipe = RECIPE, ref: str = "latest") -> Built:
-    """Do as the flow does, up to the indexes."""
-    parent = Parent.of(store, ref)
-    plan, encoding = plan_parts(store, dump, recipe, parent=parent), store_encoder(store, str(encoder), recipe.encode)
-    cuts = [chunk(ChunkTask(part, plan.siteinfo, recipe.chunk, parent.cut(part)), store) for part in plan.parts]
-    space, dtype = encoding.space.digest, recipe.encode.dtype
-    encoded = [
-        embed(EmbedTask.of(cut, encoding, dtype, parent.encoded(part, space)), store)
-        for part, cut in zip(plan.parts, cuts, strict=True)
-    ]
-    content = assemble(plan, recipe, encoding, cuts, encoded, [])
-    made = store.snapshots.put(Manifest(content, provenance=provenance(dump, str(encoder), [], {})))
-    now = store.refs.current(ref)
-    if now is None or now.snapshot != made:
-        store.refs.move(ref, made, now.number if now else 0)
-    new = [cut for cut in cuts if cut["made"]]
-    inherited, articles = (sum(cut[name] for cut in new) for name in ("inherited", "articles"))
-    return Built(store, content, counts(cuts, encoded), inherited, articles - inherited)
-
-
-@pytest.fixture(scope="module")
-def month(tmp_path_factory: pytest.TempPathFactory, dumps: Dumps, tiny: Path) -> Built:
-    """Last month's snapshot, in a store that tests copy."""
-    return build(Store.open(str(tmp_path_factory.mktemp("month")), create=True), dumps.old, tiny)
-
-
-@pytest.fixture
-def store(month: Built, tmp_path: Path) -> Store:
-    """A store in which `latest` is last month's snapshot."""
-    return Store.open(str(shutil.copytree(month.store.files.local_path(""), tmp_path / "store")))
 
 
 def test_a_new_dump_costs_what_changed(store: Store, month: Built, dumps: Dumps, tiny: Path, tmp_path: Path) -> None:
