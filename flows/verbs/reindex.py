@@ -1,16 +1,20 @@
 """`bookwheel reindex`: one call of the flow."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Parameter
 
+from beam_jobs.explain import Explained
+from beam_jobs.explain import explain as explain_build
 from flows.outcome import GateRefusedError, Reindexed
 from flows.reindex import DEFAULT_ENCODER
 from flows.reindex import reindex as reindex_flow
 from flows.reply import Common, Reply, StoreUrl
 from rag_model.build.recipe import read_recipe
 from rag_model.errors import UsageError
+from rag_model.store.store import Store
 
 
 def reindex(
@@ -24,6 +28,9 @@ def reindex(
     ref: Annotated[str, Parameter(help="The name to move to the new snapshot.")] = "latest",
     limit: Annotated[int | None, Parameter(help="Read only so many articles, for a quick look.")] = None,
     dry_run: Annotated[bool, Parameter(negative="", help="Plan and say what would be read; build nothing.")] = False,
+    explain: Annotated[
+        bool, Parameter(negative="", help="Say what would be reused, and what changed; cut the dump, build nothing.")
+    ] = False,
     common: Common | None = None,
 ) -> Reply:
     """Build a snapshot from a dump, check it, publish it, and move the ref if the gate agrees.
@@ -32,6 +39,9 @@ def reindex(
     """
     if beam_options and not beam_options[0].startswith("-"):
         raise UsageError(f"reindex takes no argument {beam_options[0]!r}: a dump is given as --dump {beam_options[0]}")
+    if explain:
+        found = explain_build(Store.open(store), dump, encoder, read_recipe(recipe), ref, limit, beam_options)
+        return Reply(found.to_json(), "\n".join(_table(found)))
     try:
         outcome = reindex_flow(dump, store, encoder, read_recipe(recipe), ref, limit, dry_run, beam_options)
     except GateRefusedError as refused:
@@ -53,6 +63,15 @@ def _words(outcome: Reindexed) -> str:
         f"report    {outcome.report}",
     ]
     return "\n".join(lines)
+
+
+def _table(found: Explained) -> Iterator[str]:
+    yield f"parent    {found.parent or 'none: nothing to inherit from'}"
+    yield f"{'stage':<14}{'reused':>12}{'of':>12} {'unit':<10}{'tasks recorded':>16}  changed"
+    for row in found.stages:
+        changed = _listed(dict(row.changed)) or "nothing"
+        tasks = f"{row.recorded:,} of {row.tasks:,}"
+        yield f"{row.stage:<14}{row.reused:>12,}{row.total:>12,} {row.unit:<10}{tasks:>16}  {changed}"
 
 
 def _listed(values: dict[str, Any]) -> str:

@@ -65,7 +65,7 @@ class ChunkFacts:
     newest_revision: str  # latest timestamp among the articles, ISO 8601; empty without revisions
     words: int
     lengths: dict[str, int]  # passages by their number of words, rounded down to a multiple of `BUCKET`
-    inherited: int  # articles of a wiki that were taken over unparsed; how a part was made, and no fact of what it is
+    inherited: int  # of `articles`, those that were taken over unparsed: how the part was made, not what it is
 
 
 def chunk_part(
@@ -160,7 +160,7 @@ def _passages(
         key = article_key(basis, page)
         kept = earlier.get(page, key)
         outcome = kept or _cut(page, siteinfo, chunker)
-        tally.inherited += kept is not None
+        tally.inherited += kept is not None and len(kept.passages) > 0
         log.note(page, key, outcome)
         if outcome.reason:
             tally.quarantine(page, outcome.reason)

@@ -97,20 +97,39 @@ class _Rows:
             self._file.write(data[first:end].tobytes())
 
 
+def count_known(passages: Path, earlier: Sequence[tuple[Path, Path]], dim: int, dtype: Dtype) -> int:
+    """Return how many passages would keep a vector of `earlier`.
+
+    Raises:
+        InputError: a file cannot be read.
+    """
+    return sum(len(rows) for _, rows, _ in _known(passages, earlier, dim, dtype))
+
+
 def _take_over(passages: Path, earlier: Sequence[tuple[Path, Path]], table: _Rows) -> NDArray[np.int64]:
     """Write the vectors that are known, and return the rows of the others."""
-    hashes, missing = _hashes(passages), np.arange(table.rows)
+    missing = np.ones(table.rows, dtype=bool)
+    for vectors, rows, places in _known(passages, earlier, table.dim, table.dtype):
+        missing[rows] = False
+        for start in range(0, len(rows), _BLOCK):
+            table.write(rows[start : start + _BLOCK], vectors[places[start : start + _BLOCK]])
+    return np.flatnonzero(missing)
+
+
+def _known(
+    passages: Path, earlier: Sequence[tuple[Path, Path]], dim: int, dtype: np.dtype[Any] | Dtype
+) -> Iterator[tuple[NDArray[Any], NDArray[np.int64], NDArray[np.int64]]]:
+    """Yield arrays of vectors, the rows of `passages` that are in each, and where; no row comes twice."""
+    hashes = _hashes(passages)
+    missing = np.arange(len(hashes))
     for known, file in earlier:
         vectors = _vectors(file)
-        if vectors.ndim != 2 or vectors.shape[1] != table.dim or vectors.dtype != table.dtype:
+        if vectors.ndim != 2 or vectors.shape[1] != dim or vectors.dtype != dtype:
             continue
         found = pc.index_in(hashes.take(missing), value_set=_hashes(known)).fill_null(len(vectors)).to_numpy()
         there = found < len(vectors)
-        rows, places = missing[there], found[there]
-        for start in range(0, len(rows), _BLOCK):
-            table.write(rows[start : start + _BLOCK], vectors[places[start : start + _BLOCK]])
+        yield vectors, missing[there], found[there]
         missing = missing[~there]
-    return missing
 
 
 def _open(passages: Path) -> pq.ParquetFile:

@@ -61,7 +61,7 @@ def diff(before: Snapshot, after: Snapshot, limit: int = 10) -> Diff:
         articles=dict(articles),
         passages=dict(passages),
         examples={change: tuple(found) for change, found in examples.items()},
-        settings=dict(_changed(_settings(old), _settings(new))),
+        settings=dict(differences(_settings(old), _settings(new))),
         pull=_pull(old, new),
     )
 
@@ -71,11 +71,11 @@ def _settings(content: Content) -> dict[str, Any]:
     return {name: value[name] for name in ("corpus", "recipe", "space", "indexes")}
 
 
-def _changed(before: Any, after: Any, at: str = "") -> Iterator[tuple[str, tuple[Any, Any]]]:
+def differences(before: Any, after: Any, at: str = "") -> Iterator[tuple[str, tuple[Any, Any]]]:
     """Yield the dotted path of every setting that differs; what only one side has comes whole."""
     if isinstance(before, Mapping) and isinstance(after, Mapping):
         for name in sorted({*before, *after}):
-            yield from _changed(before.get(name), after.get(name), f"{at}.{name}" if at else name)
+            yield from differences(before.get(name), after.get(name), f"{at}.{name}" if at else name)
     elif before != after:
         yield at, (before, after)
 

@@ -10,7 +10,8 @@ import re
 import secrets
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -101,6 +102,15 @@ class Memo:
         finally:
             shutil.rmtree(workdir, ignore_errors=True)
         return self.record(stage, key, outputs, produced.facts, inputs), True
+
+    def inputs(self, stage: str) -> Iterator[Mapping[str, Any]]:
+        """Yield what a stage's records were made of; reads all of them."""
+        folder = f"memo/{stage}"
+        for name in self.files.names(folder):
+            with suppress(ValueError, KeyError, TypeError):  # a damaged record explains nothing
+                inputs = json.loads(self.files.read(f"{folder}/{name}") or b"")["inputs"]
+                if isinstance(inputs, dict):
+                    yield inputs
 
     def _newest(self, stage: str, key: str) -> tuple[int, Record | None]:
         """Return the newest generation's number (0: none) and its record, None if it is unsound."""

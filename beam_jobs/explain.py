@@ -1,0 +1,180 @@
+"""What a build would find made already, stage by stage, and which input keeps it from the rest.
+
+Nothing is built and nothing is written to the store. The dump is planned and cut in this one process, into a temporary
+folder, because only its passages tell which vectors are there; what is recorded or inherited is not cut again.
+"""
+
+import json
+import tempfile
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from beam_jobs.chunk import ChunkTask
+from beam_jobs.embed import EmbedTask
+from beam_jobs.index import deciding
+from beam_jobs.options import worker_memory
+from rag_model.build.encoding import StoredEncoder, store_encoder
+from rag_model.build.parent import Earlier, Parent, local_files
+from rag_model.build.planning import plan_parts
+from rag_model.build.recipe import Recipe
+from rag_model.build.sizing import plan_indexes
+from rag_model.corpus.chunk import chunk_part
+from rag_model.corpus.lineage import Inheritance
+from rag_model.digest import digest_bytes, digest_file
+from rag_model.encoders.embed import count_known
+from rag_model.index.recipe import IndexPlan
+from rag_model.store.blobs import BlobRef
+from rag_model.store.diff import differences
+from rag_model.store.store import Store
+
+Facts = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """What one stage would find."""
+
+    stage: str  # chunk, embed, or an index: index/hnsw
+    unit: str  # articles, passages, indexes
+    reused: int  # units that would not be made again
+    total: int
+    tasks: int
+    recorded: int  # tasks of which all is there
+    changed: Mapping[str, int]  # input -> tasks of which the nearest record has another; `no record`: there is none
+
+
+@dataclass(frozen=True, slots=True)
+class Explained:
+    """What a build would find."""
+
+    ref: str
+    parent: str | None  # id of the snapshot that is inherited from
+    stages: tuple[Outlook, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON values."""
+        return asdict(self)
+
+
+@dataclass(slots=True)
+class _Tally:
+    """One stage as its tasks are looked at."""
+
+    past: "_Past"
+    reused: int = 0
+    total: int = 0
+    tasks: int = 0
+    recorded: int = 0
+    changed: Counter[str] = field(default_factory=Counter)
+
+    def add(self, total: int, reused: int, lacking: Mapping[str, Any] | None) -> None:
+        """Count a task; `lacking` are the inputs of one that is not recorded."""
+        self.total, self.reused, self.tasks = self.total + total, self.reused + reused, self.tasks + 1
+        self.recorded += lacking is None
+        if lacking is not None:
+            self.changed.update(self.past.changed(lacking))
+
+    def outlook(self, stage: str, unit: str) -> Outlook:
+        """Return the row of the table."""
+        changed = dict(sorted(self.changed.items()))
+        return Outlook(stage, unit, self.reused, self.total, self.tasks, self.recorded, changed)
+
+
+class _Past:
+    """The inputs of a stage's records; `own` is the one of which every part has another."""
+
+    def __init__(self, store: Store, stage: str, own: str = "", only: Sequence[str] = ()) -> None:
+        wanted = (
+            {k: v for k, v in past.items() if k != own and (k in only or not only)} for past in store.memo.inputs(stage)
+        )
+        self._all = list({json.dumps(past, sort_keys=True): past for past in wanted}.values())
+        self._own = own
+
+    def changed(self, inputs: Mapping[str, Any]) -> list[str]:
+        """Return the names of the inputs in which the nearest record differs."""
+        if not self._all:
+            return ["no record"]
+        shared = {k: v for k, v in inputs.items() if k != self._own}
+        nearest = min(([name for name, _ in differences(past, shared)] for past in self._all), key=len)
+        return nearest or ([self._own] if self._own else [])
+
+
+def explain(
+    store: Store,
+    dump: str,
+    encoder: str,
+    recipe: Recipe,
+    ref: str = "latest",
+    limit: int | None = None,
+    beam_options: Sequence[str] = (),
+) -> Explained:
+    """Return what `reindex` would reuse, given the same.
+
+    Raises:
+        BookwheelError: as `reindex` would, as far as it would come without building.
+    """
+    parent = Parent.of(store, ref)
+    with tempfile.TemporaryDirectory(prefix="bookwheel-explain-") as folder:
+        scratch = Store.open(f"{folder}/store", create=True)
+        plan = plan_parts(scratch, dump, recipe, limit, parent)
+        encoding = store_encoder(scratch, encoder, recipe.encode)
+        look = _Look(store, encoding, recipe, Path(folder) / "passages.parquet")
+        for part in plan.parts:
+            cut = look.at_passages(ChunkTask(part, plan.siteinfo, recipe.chunk, parent.cut(part)))
+            look.at_vectors(cut, parent.encoded(part, encoding.space.digest))
+    plans = plan_indexes(recipe.index, look.cuts, encoding.space.dim, worker_memory(beam_options))
+    indexes = tuple(look.at_index(name, plan) for name, plan in plans.items())
+    stages = (look.chunk.outlook("chunk", "articles"), look.embed.outlook("embed", "passages"), *indexes)
+    return Explained(ref, parent.manifest.id if parent.manifest else None, stages)
+
+
+class _Look:
+    """Looks at one part after another: what of it is recorded, and what would be inherited."""
+
+    def __init__(self, store: Store, encoding: StoredEncoder, recipe: Recipe, scratch: Path) -> None:
+        self.chunk = _Tally(_Past(store, "chunk", "source"))
+        self.embed = _Tally(_Past(store, "embed", "passages"))
+        self.cuts: list[Facts] = []
+        self._vectors: list[BlobRef] = []  # of the parts that are recorded
+        self._store, self._encoding, self._recipe, self._scratch = store, encoding, recipe, scratch
+
+    def at_passages(self, task: ChunkTask) -> Facts:
+        """Return what the chunk job would report of a part, and where its passages lie."""
+        inputs = task.inputs()
+        record = self._store.memo.get("chunk", self._store.memo.key(inputs))
+        if record is not None:
+            facts = {**record.facts, "passages": record.outputs["passages"].to_json()}
+            self.chunk.add(facts["articles"], facts["articles"], None)
+        else:
+            with Inheritance(local_files(self._store, task.earlier)) as earlier:
+                facts = asdict(chunk_part(task.part, task.siteinfo, task.recipe, self._scratch, earlier=earlier))
+            self.chunk.add(facts["articles"], facts["inherited"], inputs)
+        self.cuts.append(facts)
+        return facts
+
+    def at_vectors(self, cut: Facts, earlier: tuple[Earlier, ...]) -> None:
+        """Look for a part's vectors."""
+        recorded = "passages" in cut
+        blob = cut["passages"] if recorded else {"id": digest_file(self._scratch), "size": 0}
+        task = EmbedTask.of({**cut, "passages": blob}, self._encoding, self._recipe.encode.dtype, earlier)
+        inputs, rows = task.inputs(), cut["rows"]
+        record = self._store.memo.get("embed", self._store.memo.key(inputs))
+        if record is not None:
+            self.embed.add(rows, rows, None)
+            self._vectors += [record.outputs["embeddings"]] if rows else []
+            return
+        passages = self._store.blobs.local(task.passages) if recorded else self._scratch
+        known = count_known(passages, local_files(self._store, earlier), task.dim, task.dtype)
+        self.embed.add(rows, known, inputs)
+
+    def at_index(self, name: str, plan: IndexPlan) -> Outlook:
+        """Look for a finished index of this plan over these vectors."""
+        whole = self.embed.recorded == self.embed.tasks
+        listed = json.dumps([ref.to_json() for ref in self._vectors]).encode()
+        inputs = {**deciding(plan), "vectors": digest_bytes(listed) if whole else "not made yet"}
+        changed = _Past(self._store, "merge", only=tuple(inputs)).changed(inputs)
+        there = int(not changed)
+        return Outlook(f"index/{name}", "indexes", there, 1, 1, there, dict.fromkeys(changed, 1))

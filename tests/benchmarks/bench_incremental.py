@@ -1,0 +1,191 @@
+"""A monthly rebuild: what a new dump costs in which 1 % of the articles were edited, 0.5 % are new and 0.5 % deleted.
+
+`bookwheel reindex` builds last month's dump, then today's in the same store (which inherits), then today's in a store
+of its own (which can not), each as a user types it. `embedded` is the share of today's passages that the encoder read
+again, aim 0.025; `wall` is the seconds of the rebuild over those of the full build, aim 0.2, with stages beside it,
+since a fixed start-up weighs on small dumps. `words` is the share of the passages that would have to be embedded under
+that chunker. `equal` compares the rebuild with the full build: passages row for row, the largest difference of two
+vectors, recall. `pull_mb` is what a puller of last month's snapshot fetches, by kind of file, of how much.
+
+Dumps: the demo's (96 articles, one plain stream), and a synthetic one (multistream). Prints one JSON line for each.
+`python tests/benchmarks/bench_incremental.py [--dump demo|synthetic|both] [--articles 2000] [--encoder minilm]`,
+about a minute and a half; the encoder is a random one-layer BERT unless named.
+"""
+
+import argparse
+import importlib.util
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from dumps import Export, Months, a_month_apart, read_export, synthetic_export, write_multistream, write_plain
+from processes import Cost, run
+
+from flows.demo import demo_dump, demo_encoder
+from rag_model.corpus.chunk import ChunkRecipe, chunk_part
+from rag_model.corpus.passages import PassageFile
+from rag_model.corpus.plan import plan_dump
+from rag_model.store.snapshot import Snapshot
+
+_COLUMNS = ("id", "page_id", "rev_id", "title", "section", "text", "start_word", "n_words", "hash")
+_RECIPE = """
+[gate.floors.hnsw]
+mean = 0.0
+p5 = 0.0
+[gate.floors.ivfpq]
+mean = 0.0
+p5 = 0.0
+"""  # the default, but for the gate's: the neighbours of random vectors are hard to find
+Write = Callable[[Export, Path], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """One run of `bookwheel reindex`."""
+
+    cost: Cost
+    reply: Mapping[str, Any]
+
+
+def reindex(dump: str, store: Path, encoder: str) -> Built:
+    """Build as a user does."""
+    recipe = store.with_name("recipe.toml")
+    recipe.write_text(_RECIPE)
+    given = {"dump": dump, "store": store, "encoder": encoder, "recipe": recipe}
+    options = [str(word) for name, value in given.items() for word in (f"--{name}", value)]
+    cost = run([_bookwheel(), "reindex", *options, "--json"], {"BOOKWHEEL_CACHE": str(store.with_name("cache"))})
+    return Built(cost, json.loads(cost.output))
+
+
+def compare(name: str, months: Months, write: Write, encoder: str) -> dict[str, Any]:
+    """Build both months, and today's once more without last month's."""
+    with tempfile.TemporaryDirectory(prefix="bench-incremental-") as at:
+        folder = Path(at)
+        dumps = []
+        for month, export in (("old", months.old), ("new", months.new)):
+            (folder / month).mkdir()
+            dumps.append(write(export, folder / month))
+        first = reindex(dumps[0], folder / "store", encoder)
+        again = reindex(dumps[1], folder / "store", encoder)
+        full = reindex(dumps[1], folder / "full", encoder)
+        counts, seconds = again.reply["counts"], (again.cost.seconds, full.cost.seconds)
+        return {
+            "benchmark": "incremental",
+            "dump": name,
+            "encoder": Path(encoder).name,
+            "articles": {name: getattr(months, name) for name in ("articles", "edited", "added", "deleted")},
+            "passages": counts["passages"],
+            "embedded": round(counts["embedded"] / counts["passages"], 4),
+            "words": round(embedded_by("words", dumps, folder), 4),
+            "wall": round(seconds[0] / seconds[1], 3),
+            "cpu": round(again.cost.cpu_seconds / full.cost.cpu_seconds, 3),
+            "seconds": {"first": _tenth(first), "rebuild": _tenth(again), "full": _tenth(full)},
+            "stages": {"rebuild": again.reply["seconds"], "full": full.reply["seconds"]},
+            "equal": equal(folder / "store", folder / "full", again, full),
+            "pull_mb": pulled(folder / "store"),
+        }
+
+
+def embedded_by(chunker: str, dumps: list[str], folder: Path) -> float:
+    """Return the share of the second dump's passages whose title and text the first has not, under a chunker."""
+    known: set[str] = set()
+    new = rows = 0
+    for dump in dumps:
+        hashes = _hashes(dump, ChunkRecipe(chunker=chunker), folder)
+        new, rows = sum(of not in known for of in hashes), len(hashes)
+        known = set(hashes)
+    return new / rows
+
+
+def _hashes(dump: str, recipe: ChunkRecipe, folder: Path) -> list[str]:
+    plan = plan_dump(dump, workdir=folder, stage=str)
+    found: list[str] = []
+    for part in plan.parts:
+        chunk_part(part, plan.siteinfo, recipe, folder / "passages.parquet")
+        with PassageFile(folder / "passages.parquet") as file:
+            found += [of for batch in file.iter_batches(["hash"]) for of in batch.column(0).to_pylist()]
+    return found
+
+
+def equal(ours: Path, theirs: Path, again: Built, full: Built) -> dict[str, Any]:
+    """Compare a rebuild with a full build of the same dump."""
+    with Snapshot.open(str(ours)) as one, Snapshot.open(str(theirs)) as other:
+        tables = [pa.concat_tables(s.columns(part.name, _COLUMNS) for part in s.parts) for s in (one, other)]
+        vectors = [
+            np.concatenate([s.embeddings(part.name) for part in s.parts], dtype=np.float32) for s in (one, other)
+        ]
+    names = again.reply["metrics"]
+    return {
+        "passages": tables[0].equals(tables[1]),
+        "vectors": float(np.abs(vectors[0] - vectors[1]).max()),
+        "recall": {
+            name: [built.reply["metrics"][name]["recall@20"] for built in (again, full)]
+            for name in names
+            if "recall@20" in names[name]
+        },
+    }
+
+
+def pulled(store: Path) -> dict[str, Any]:
+    """Return the megabytes that a puller of the first snapshot fetches to have the second: [fetched, of all]."""
+    found = json.loads(_told("diff", "latest@1", "latest", "--store", str(store), "--json"))
+    kinds = {
+        kind: [round(size["fetched_bytes"] / 1e6, 3), round((size["fetched_bytes"] + size["reused_bytes"]) / 1e6, 3)]
+        for kind, size in found["pull"].items()
+    }
+    dest = store.with_name("pulled")
+    _told("pull", "latest@1", str(dest), "--store", str(store), "--no-mapped", "--json")
+    told = json.loads(_told("pull", "latest", str(dest), "--store", str(store), "--no-mapped", "--json"))
+    return {**kinds, "measured": [round(told[f"{name}_bytes"] / 1e6, 3) for name in ("fetched", "reused")]}
+
+
+def _told(*words: str) -> str:
+    return subprocess.run([_bookwheel(), *words], check=True, capture_output=True, text=True).stdout
+
+
+def _bookwheel() -> str:
+    return str(Path(sys.executable).with_name("bookwheel"))
+
+
+def _tenth(built: Built) -> float:
+    return round(built.cost.seconds, 1)
+
+
+def _tiny(folder: Path) -> str:
+    """Save the tests' random one-layer BERT."""
+    path = Path(__file__).parents[1] / "fixtures" / "tiny.py"
+    spec = importlib.util.spec_from_file_location("tiny", path)
+    if spec is None or spec.loader is None:
+        raise SystemExit(f"{path} is gone")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return str(module.save_bert(folder / "tiny"))
+
+
+def main() -> None:
+    """Measure each dump."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--dump", choices=["demo", "synthetic", "both"], default="both")
+    parser.add_argument("--articles", type=int, default=2000, help="of the synthetic dump")
+    parser.add_argument("--encoder", help="a folder or hub name; minilm: the demo's")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="bench-incremental-") as folder:
+        named = demo_encoder() if options.encoder == "minilm" else options.encoder
+        encoder = named or _tiny(Path(folder))
+        if options.dump in {"demo", "both"}:
+            demo = a_month_apart(read_export(Path(demo_dump())))
+            print(json.dumps(compare("demo", demo, write_plain, encoder)), flush=True)
+        if options.dump in {"synthetic", "both"}:
+            synthetic = a_month_apart(synthetic_export(options.articles))
+            print(json.dumps(compare("synthetic", synthetic, write_multistream, encoder)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,146 @@
+"""Two dumps a month apart: pages of a MediaWiki export, edited as people do, written as Wikimedia does.
+
+Of the articles a share gets one sentence at a random place, the lead included, and a new revision; a share of the
+pages is deleted; and a share, those of the highest ids, is there only in the second dump.
+"""
+
+import bz2
+import random
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+_PAGE = re.compile(rb"[ \t]*<page>.*?</page>\n?", re.DOTALL)
+_ARTICLE = re.compile(rb"<ns>0</ns>")
+_REVISION = re.compile(rb"(<revision>\s*<id>)(\d+)(</id>)")
+_PROSE = re.compile(rb"^(?!\s)[A-Z'\[][^{}|<>=*#\n]{120,}$", re.MULTILINE)  # a paragraph on a line of its own
+_HEAD = b"""<mediawiki xmlns="http://www.mediawiki.org/xml/export-0.11/" version="0.11" xml:lang="en">
+  <siteinfo><dbname>benchwiki</dbname><base>https://bench.wikipedia.org/wiki/Main_Page</base><case>first-letter</case>
+  <namespaces><namespace key="0" case="first-letter" /></namespaces></siteinfo>
+"""
+_FOOT = b"</mediawiki>\n"
+_SENTENCE = b" In %d a sentence was put here that nobody had read before, for editor %d found it missing."
+_STREAM = 100  # pages, as Wikimedia has them
+
+
+@dataclass(frozen=True, slots=True)
+class Export:
+    """A dump in memory: what stands before its pages, the pages, what stands after them."""
+
+    head: bytes
+    pages: tuple[bytes, ...]
+    foot: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Months:
+    """Last month's dump and today's, and how many articles lie between them."""
+
+    old: Export
+    new: Export
+    articles: int
+    edited: int
+    added: int
+    deleted: int
+
+
+def read_export(path: Path) -> Export:
+    """Read a dump that is one bz2 stream."""
+    xml = bz2.decompress(path.read_bytes())
+    found = list(_PAGE.finditer(xml))
+    return Export(xml[: found[0].start()], tuple(page[0] for page in found), xml[found[-1].end() :])
+
+
+def synthetic_export(articles: int, seed: int = 0) -> Export:
+    """Return articles of a lead and two to seven sections, some 500 words each, drawn by Zipf's law."""
+    chance = random.Random(seed)
+    letters = "etaoinshrdlu"
+    words = ["".join(chance.choices(letters, k=chance.randint(2, 9))) for _ in range(20_000)]
+    weights = [1 / rank for rank in range(1, len(words) + 1)]
+    pages = (_synthetic(page, chance, words, weights) for page in range(1, articles + 1))
+    return Export(_HEAD, tuple(pages), _FOOT)
+
+
+def _synthetic(page: int, chance: random.Random, words: Sequence[str], weights: Sequence[float]) -> bytes:
+    def paragraph() -> str:
+        drawn = chance.choices(words, weights, k=chance.randint(30, 180))
+        cuts = range(0, len(drawn), 12)
+        return " ".join(" ".join(drawn[cut : cut + 12]).capitalize() + "." for cut in cuts)
+
+    sections = (f"== Section {number} ==\n{paragraph()}\n" for number in range(1, chance.randint(3, 8)))
+    text = f"{paragraph()}\n{''.join(sections)}"
+    return (
+        f"  <page><title>Article {page}</title><ns>0</ns><id>{page * 3}</id><revision><id>{page * 7}</id>"
+        f"<timestamp>2026-10-01T12:00:00Z</timestamp><model>wikitext</model>"
+        f'<text xml:space="preserve">{text}</text></revision></page>\n'
+    ).encode()
+
+
+def a_month_apart(
+    export: Export, *, edited: float = 0.01, added: float = 0.005, deleted: float = 0.005, seed: int = 1
+) -> Months:
+    """Return an export as it was and as it is: shares of its articles, at least one of each."""
+    chance = random.Random(seed)
+    places = [place for place, page in enumerate(export.pages) if _is_article(page)]
+    new = set(places[-_count(added, places) :])
+    stayed = [place for place in places if place not in new]
+    touched = chance.sample(stayed, _count(edited, places) + _count(deleted, places))
+    gone = set(touched[: _count(deleted, places)])
+    changed = {place: _edited(export.pages[place], chance) for place in touched if place not in gone}
+    first = min(new)
+    old = tuple(page for place, page in enumerate(export.pages) if place < first)
+    now = tuple(changed.get(place, page) for place, page in enumerate(export.pages) if place not in gone)
+    before, after = replace(export, pages=old), replace(export, pages=now)
+    return Months(before, after, len(places), len(changed), len(new), len(gone))
+
+
+def _is_article(page: bytes) -> bool:
+    return _ARTICLE.search(page) is not None and b"<redirect " not in page and _PROSE.search(page) is not None
+
+
+def _count(share: float, places: Sequence[int]) -> int:
+    return max(1, round(share * len(places)))
+
+
+def _edited(page: bytes, chance: random.Random) -> bytes:
+    """Insert a sentence after a random one of a random paragraph, and raise the revision."""
+    start, end = chance.choice([paragraph.span() for paragraph in _PROSE.finditer(page)])
+    stops = [stop.end() - 1 for stop in re.finditer(rb"\.(?= )", page[start:end])] or [end - start - 1]
+    at = start + chance.choice(stops) + 1
+    sentence = _SENTENCE % (chance.randint(1500, 2026), chance.randint(1, 10**6))
+    page = page[:at] + sentence + page[at:]
+    return _REVISION.sub(lambda found: found[1] + str(int(found[2]) + 10**9).encode() + found[3], page, count=1)
+
+
+def write_plain(export: Export, folder: Path) -> str:
+    """Write one bz2 stream, which has to be split; return its path."""
+    path = folder / "dump.xml.bz2"
+    path.write_bytes(bz2.compress(export.head + b"".join(export.pages) + export.foot))
+    return str(path)
+
+
+def write_multistream(export: Export, folder: Path) -> str:
+    """Write streams of 100 pages with an offset index beside them; return the dump's path."""
+    path = folder / "wiki-20261101-pages-articles-multistream.xml.bz2"
+    lines = []
+    with path.open("wb") as file:
+        file.write(bz2.compress(export.head))
+        for stream in _streams(export.pages):
+            lines += [b"%d:%s:%s\n" % (file.tell(), *_name(page)) for page in stream]
+            file.write(bz2.compress(b"".join(stream)))
+        file.write(bz2.compress(export.foot))
+    index = folder / path.name.replace(".xml", "-index.txt")
+    index.write_bytes(bz2.compress(b"".join(lines)))
+    return str(path)
+
+
+def _streams(pages: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
+    return (pages[start : start + _STREAM] for start in range(0, len(pages), _STREAM))
+
+
+def _name(page: bytes) -> tuple[bytes, bytes]:
+    title, number = re.search(rb"<title>(.*?)</title>", page), re.search(rb"<id>(\d+)</id>", page)
+    if title is None or number is None:
+        raise SystemExit(f"a page has no title or no id: {page[:200]!r}")
+    return number[1], title[1]
