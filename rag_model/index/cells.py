@@ -3,14 +3,6 @@
 k-means of a sample gives the centroids. Each vector belongs to its nearest cell. Of all pairs of a vector and one of
 the next cells, the nearest `border` (as a share of the vectors) join that cell's graph too, and the next `linked` are
 linked into it without joining it: it is these two that tie neighbouring graphs together.
-
-Where inner products are compared and norms vary, a vector of large norm is everybody's neighbour and one of small norm
-nobody's. `Frame` then adds one dimension that makes all norms equal and no inner product with a question different:
-
-    x' = [x, sqrt(phi^2 - |x|^2)],  q' = [q, 0],  <q', x'> = <q, x>
-
-Source: Bachrach et al. Speeding up the Xbox recommender system using a Euclidean transformation for inner-product
-spaces. RecSys 2014.
 """
 
 from dataclasses import dataclass
@@ -27,60 +19,39 @@ from rag_model.index.recipe import IndexPlan
 
 _POINTS = 1_000  # training points a cell: enough for borders to repeat from sample to sample
 _ROUNDS = 10
-_UNEQUAL = 0.01  # norms whose standard deviation is a larger share of their mean are not normalised vectors'
 _NEXT = 3  # cells beyond its own that a vector may join: one in seven neighbours lies beyond the second nearest cell
 _WHOLE = 0.75  # share of the cells that k-means makes; the rest come of splitting the largest
+_EVEN = 1.5  # times the mean that the largest cell may hold
+_SPLITS = 2  # tries a cell
 
 CellIds = npt.NDArray[np.int64]
 Pairs = tuple[npt.NDArray[np.int64], CellIds]  # vectors, and a cell of each
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
-    """The space in which vectors are linked."""
-
-    norm: float  # phi, of every vector with its added dimension; 0: none is added
-
-    @classmethod
-    def of(cls, plan: IndexPlan, sample: Vectors) -> Self:
-        """Choose for a sample, (m, d) float32: L2 never needs the dimension, inner products where norms vary."""
-        norms = np.sqrt(np.square(sample, dtype=np.float64).sum(axis=1))
-        wanted = plan.augment if plan.augment is not None else bool(norms.std() > _UNEQUAL * norms.mean())
-        return cls(float(norms.max()) if wanted and plan.metric == "ip" else 0.0)
-
-    def lift(self, vectors: Vectors) -> Vectors:
-        """Return (m, d) float32 as they are, or (m, d + 1) of equal norm; where a norm is above phi it stays so."""
-        if not self.norm:
-            return vectors
-        lacking = np.maximum(self.norm**2 - np.square(vectors).sum(axis=1), 0.0)
-        return np.hstack([vectors, np.sqrt(lacking)[:, None].astype(np.float32)])
-
-
-@dataclass(frozen=True, slots=True)
 class Cells:
     """What is learnt of a corpus before it is cut."""
 
-    frame: Frame
-    centroids: Vectors  # (c, d or d + 1) float32, c <= the plan's cells; the cells beyond c stay empty
+    centroids: Vectors  # (c, d) float32, c <= the plan's cells; the cells beyond c stay empty
     border: float  # pairs of a margin below this one join: |similarity to the own centroid - to the other|
     linked: float  # other pairs of a margin below this one are linked
 
     def arrays(self) -> list[Array]:
         """Return the cells as arrays."""
-        return [np.array([self.frame.norm, self.border, self.linked]), self.centroids]
+        return [np.array([self.border, self.linked]), self.centroids]
 
     @classmethod
     def of(cls, numbers: Array, centroids: Array) -> Self:
         """Return the cells of what `arrays` gave."""
-        norm, border, linked = numbers.tolist()
-        return cls(Frame(norm), centroids, border, linked)
+        border, linked = numbers.tolist()
+        return cls(centroids, border, linked)
 
     def assign(self, metric: engine.Metric, vectors: Vectors) -> tuple[CellIds, Pairs, Pairs]:
         """Return each vector's own cell, the further ones that it joins, and those that it is linked into.
 
         Args:
             metric: the plan's.
-            vectors: (m, d or d + 1) float32, lifted.
+            vectors: (m, d) float32.
 
         Returns:
             (m,) int64 cells; and twice two (p,) int64 of equal length: the vectors' numbers and their cells.
@@ -102,13 +73,11 @@ def learn(plan: IndexPlan, sample: Vectors) -> Cells:
     Raises:
         ResourceError: memory ran out.
     """
-    frame = Frame.of(plan, sample)
-    points = frame.lift(sample)
     with engine.guarded(ResourceError, f"{len(sample)} vectors could not be cut into {plan.cells} cells: give fewer"):
-        centroids = _centroids(plan, points) if plan.cells > 1 else np.zeros((1, points.shape[1]), np.float32)
-        margins = np.sort(Cells(frame, centroids, 0, 0)._nearest(plan.metric, points)[1], axis=None)
-    border, linked = (_threshold(margins, share * len(points)) for share in (plan.border, plan.border + plan.linked))
-    return Cells(frame, centroids, border, linked)
+        centroids = _centroids(plan, sample) if plan.cells > 1 else np.zeros((1, plan.d), np.float32)
+        margins = np.sort(Cells(centroids, 0, 0)._nearest(plan.metric, sample)[1], axis=None)
+    border, linked = (_threshold(margins, share * len(sample)) for share in (plan.border, plan.border + plan.linked))
+    return Cells(centroids, border, linked)
 
 
 def _threshold(margins: Vectors, pairs: float) -> float:
@@ -129,28 +98,42 @@ def sample_size(plan: IndexPlan) -> int:
 def _centroids(plan: IndexPlan, points: Vectors) -> Vectors:
     """Return at most `plan.cells` centroids: k-means, then the largest cell split in two, again and again.
 
-    k-means alone leaves cells of two and three times the mean, and the largest one is what everybody waits for.
+    k-means alone leaves cells of two and three times the mean, and the largest one is what everybody waits for. Once
+    there are cells enough, the smallest is given up for each that is split.
     """
     centroids = _kmeans(plan, points, max(2, round(_WHOLE * plan.cells)))
-    cell = _flat(centroids, plan.metric).search(points, 1)[1][:, 0]
-    whole: set[int] = set()  # cells of equal points, which nothing splits
-    while len(centroids) < plan.cells:
+    cell = _nearest_of(plan, centroids, points)
+    for _ in range(_SPLITS * plan.cells):
         sizes = np.bincount(cell, minlength=len(centroids))
-        sizes[list(whole)] = 0
         largest = int(sizes.argmax())
-        if sizes[largest] < 2:
+        if len(centroids) >= plan.cells and sizes[largest] <= _EVEN * len(points) / plan.cells:
             break
         own = np.flatnonzero(cell == largest)
         halves = _kmeans(plan, points[own], 2)
-        half = _flat(halves, plan.metric).search(points[own], 1)[1][:, 0]
-        if half.all() or not half.any():
-            whole.add(largest)
-            continue
-        centroids = np.vstack([centroids, halves[1:]])
-        centroids[largest] = halves[0]
-        cell[own[half == 1]] = len(centroids) - 1
-    used = np.bincount(cell, minlength=len(centroids)) > 0
-    return np.ascontiguousarray(centroids[used])
+        second = own[_nearest_of(plan, halves, points[own]) == 1]
+        if len(second) in (0, len(own)):  # equal points, which nothing splits
+            break
+        centroids = np.vstack([centroids, halves[-1:]])
+        centroids[largest], cell[second] = halves[0], len(centroids) - 1
+        if len(centroids) > plan.cells:
+            centroids, cell = _without_smallest(plan, centroids, cell, points)
+    return np.ascontiguousarray(centroids[np.bincount(cell, minlength=len(centroids)) > 0])
+
+
+def _without_smallest(plan: IndexPlan, centroids: Vectors, cell: CellIds, points: Vectors) -> tuple[Vectors, CellIds]:
+    smallest = int(np.bincount(cell, minlength=len(centroids)).argmin())
+    left = np.delete(centroids, smallest, axis=0)
+    orphans = cell == smallest
+    cell = cell - (cell > smallest)
+    cell[orphans] = _nearest_of(plan, left, points[orphans])
+    return left, cell
+
+
+def _nearest_of(plan: IndexPlan, centroids: Vectors, points: Vectors) -> CellIds:
+    if not len(points):
+        return np.empty(0, np.int64)
+    cells: CellIds = _flat(centroids, plan.metric).search(points, 1)[1][:, 0]
+    return cells
 
 
 def _kmeans(plan: IndexPlan, points: Vectors, count: int) -> Vectors:

@@ -24,7 +24,11 @@ Array = npt.NDArray[Any]
 
 def opener(path: Path) -> Opener:
     """Return what opens a local piece."""
-    return partial(path.open, "rb")
+    return partial(_open, path)
+
+
+def _open(path: Path) -> BinaryIO:
+    return path.open("rb")
 
 
 def stamp_of(plan: IndexPlan, trained: Path, role: str, number: int) -> str:
@@ -78,17 +82,20 @@ class Piece:
 
     @classmethod
     def open(cls, opener: Opener, stamp: str, count: int, name: str) -> Self:
-        """Open a piece; close it with the `with` statement or `close`."""
-        file = opener()
+        """Open a piece; close it with the `with` statement or `close`.
+
+        Raises:
+            InputError: as the constructor, or it cannot be opened.
+        """
+        try:
+            file = opener()
+        except OSError as failed:
+            raise InputError(f"cannot open {name} ({failed.strerror}): build it again") from failed
         try:
             return cls(file, stamp, count, name)
         except BaseException:
             file.close()
             raise
-
-    def __len__(self) -> int:
-        """Return the number of arrays."""
-        return len(self._headers)
 
     def rows(self, array: int) -> int:
         """Return the length of an array."""

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from rag_model.index import engine
 from rag_model.index.engine import FaissIndex, Rows, Vectors, faiss
-from rag_model.index.graph import BLOCK
+from rag_model.index.graph import BLOCK, Links
 from rag_model.index.graph_file import GraphFile
 from rag_model.index.vectors import VectorFiles
 
@@ -40,31 +40,29 @@ class Reach:
         return reached
 
     def link(self, node: int, ways_in: Rows) -> None:
-        """Link `node` behind the first of `ways_in` (reached, nearest first) that has room; walk on from it.
+        """Link `node` behind one of `ways_in` (reached, nearest first); walk on from it.
 
-        Room is an empty slot, or the last link that the tree does not need: so no node is ever lost by
-        finding one. The node walked to last is a leaf of the tree, whose slots are all free: it is the way in
-        when no other is.
+        That is the first with an empty slot, else the first with a link that the tree does not need: so no node is
+        ever lost by finding one, and few a link to a near one. The node walked to last is a leaf of the tree, whose
+        slots are all free: it is the way in when no other is.
         """
-        for way in [*ways_in.tolist(), self._last]:
-            if self._write(way, node):
-                self._parent[node] = way
-                self._last = node
-                self._walk(np.array([node]))
-                return
+        ways = [*ways_in.tolist(), self._last]
+        lists = self._graph.bottom(np.array(ways))
+        for rooms in (lists < 0, self._spare(ways, lists)):
+            for way, links, room in zip(ways, lists, rooms, strict=True):
+                if room.any():
+                    links[np.flatnonzero(room)[0 if links[-1] < 0 else -1]] = node
+                    self._graph.set_bottom(np.array([way]), links[None])
+                    self._parent[node] = way
+                    self._last = node
+                    self._walk(np.array([node]))
+                    return
         raise AssertionError("a leaf of the walk has no room for a link")
 
-    def _write(self, way: int, node: int) -> bool:
-        """Put a link to `node` into the list of `way`; return whether there was room."""
-        source = np.array([way])
-        links = self._graph.bottom(source)
-        spare = np.flatnonzero((links[0] < 0) | (self._parent[links[0]] != way))
-        if len(spare) == 0:
-            return False
-        empty = np.flatnonzero(links[0] < 0)
-        links[0, empty[0] if len(empty) else spare[-1]] = node
-        self._graph.set_bottom(source, links)
-        return True
+    def _spare(self, ways: list[int], lists: Links) -> npt.NDArray[np.bool_]:
+        """Return which slots hold no link of the tree, of the bottom lists of `ways`."""
+        spare: npt.NDArray[np.bool_] = (lists < 0) | (self._parent[lists] != np.array(ways)[:, None])
+        return spare
 
     def _walk(self, front: Rows) -> None:
         while len(front):
@@ -85,7 +83,7 @@ class Reach:
 def repair(path: Path, vectors: VectorFiles) -> int:
     """Link every unreachable node of an index file into its graph, in place; return how many there were.
 
-    The way in is the nearest reachable node, as the index's own search finds it. A graph without unreachable
+    The way in is the nearest reachable node that a search of the graph finds. A graph without unreachable
     nodes is left as it is, to the byte.
 
     Raises:
@@ -95,7 +93,7 @@ def repair(path: Path, vectors: VectorFiles) -> int:
     missing = reach.missing()
     if not len(missing):
         return 0
-    index = engine.read(path, mmap=True)
+    index = _by_distance(path)
     for first in range(0, len(missing), BLOCK):
         nodes = missing[first : first + BLOCK]
         for node, near in zip(nodes.tolist(), _near(index, vectors.take(nodes)), strict=True):
@@ -103,6 +101,14 @@ def repair(path: Path, vectors: VectorFiles) -> int:
                 ways_in = near[near >= 0]
                 reach.link(node, ways_in[reach.reached(ways_in)])
     return len(missing)
+
+
+def _by_distance(path: Path) -> FaissIndex:
+    """Open an index to be searched by L2, whatever its metric: a small vector's inner products name only large ones."""
+    index = engine.read(path, mmap=True)
+    storage = faiss.downcast_index(index.storage)
+    index.metric_type = storage.metric_type = faiss.METRIC_L2
+    return index
 
 
 def _near(index: FaissIndex, vectors: Vectors) -> Rows:

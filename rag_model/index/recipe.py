@@ -50,7 +50,6 @@ class IndexRecipe:
     cells: int | None = None  # HNSW shards; None: 1 up to 100,000 vectors, then one for 62,500
     border: float = 0.1  # pairs of a vector and a further cell, the nearest, that join its graph: so many a vector
     linked: float = 1.0  # pairs a vector, the next nearest, that are linked both ways; .6 loses .003 of recall
-    augment: bool | None = None  # link by distance in d + 1 dimensions of equal norm; None: where norms vary
     train_sample: int | None = None  # vectors that train centroids and codes; None: 39 a list, at least 65,536
     seed: int = 0
     search: Mapping[str, int] = field(default_factory=dict)  # efSearch, or nprobe and refine; left out: chosen
@@ -89,7 +88,6 @@ class IndexPlan:
     cells: int
     border: float
     linked: float
-    augment: bool | None
     train_sample: int
     seed: int
     search: Mapping[str, int]  # what a search uses unless told otherwise
@@ -168,7 +166,6 @@ def resolve(recipe: IndexRecipe, n: int, d: int) -> IndexPlan:
         cells=cells,
         border=recipe.border if cells > 1 else 0.0,
         linked=recipe.linked if cells > 1 else 0.0,
-        augment=recipe.augment,
         train_sample=sample,
         seed=recipe.seed,
         search=_chosen_search(recipe, factory),

@@ -65,7 +65,7 @@ def read_rows(plan: IndexPlan, trained: Path, scattered: Sequence[Opener]) -> li
 
 
 def _sorted(plan: IndexPlan, cells: Cells, vectors: Vectors) -> tuple[Rows, Links]:
-    own, (joining, joined), (linking, linked) = cells.assign(plan.metric, cells.frame.lift(vectors))
+    own, (joining, joined), (linking, linked) = cells.assign(plan.metric, vectors)
     groups = np.concatenate([2 * own, 2 * joined, 2 * linked + 1])
     rows = np.concatenate([np.arange(len(vectors)), joining, linking])
     order = np.lexsort((rows, groups))

@@ -9,6 +9,7 @@ import pytest
 
 from rag_model.errors import ResourceError
 from rag_model.index.exact import ExactIndex
+from rag_model.index.pieces import opener
 from rag_model.index.recipe import IndexRecipe, resolve
 from rag_model.index.search import open_index
 from rag_model.index.structure import STRUCTURES, build, structure_of
@@ -29,12 +30,14 @@ def test_a_launcher_needs_to_know_no_structure(
     assert structure.VERSION >= 1
     trained, out = tmp_path / "trained", tmp_path / "out.faiss"
     facts = [structure.train(plan, parts, trained)]
-    reads = structure.reads(plan, len(parts))
-    shards = [tmp_path / f"shard-{number}" for number in range(len(reads))]
-    for number in reversed(range(len(reads))):
-        read = [parts[part] for part in reads[number]]
-        facts.append(structure.shard(plan, trained, read, number, shards[number]))
-    facts.append(structure.merge(plan, trained, parts, shards, out))
+    pieces = [tmp_path / f"scattered-{number}" for number in range(len(parts))]
+    for number in reversed(range(len(parts))):
+        facts.append(structure.scatter(plan, trained, parts[number], number, pieces[number]))
+    scattered = [opener(piece) for piece in pieces]
+    shards = [tmp_path / f"shard-{number}" for number in range(plan.shards)]
+    for number in reversed(range(plan.shards)):
+        facts.append(structure.shard(plan, trained, scattered, number, shards[number]))
+    facts.append(structure.merge(plan, trained, parts, scattered, [opener(shard) for shard in shards], out))
     assert json.loads(json.dumps(facts)) == facts
     assert facts[-1]["rows"] == 1500
     assert facts[-1]["bytes"] == out.stat().st_size
