@@ -1,0 +1,97 @@
+"""An article is taken over if nothing that decides its passages changed, and only then."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rag_model.corpus.chunk import ChunkFacts, ChunkRecipe, chunk_part
+from rag_model.corpus.lineage import Inheritance, article_key, cutting_basis
+from rag_model.corpus.passages import PassageFile, PassageWriter
+from rag_model.corpus.plan import plan_dump
+from rag_model.corpus.records import Page, Part, Siteinfo
+from rag_model.errors import InputError
+
+SITE = Siteinfo("enwiki", "en", "https://en.wikipedia.org/wiki/Main_Page", {"file": 6})
+PAGE = Page(7, 70, "2026-01-01T00:00:00Z", 0, "Title", False, "wikitext", "Some text.")
+HOSTILE = "{{small|" * 200
+
+
+def key(
+    page: Page = PAGE, site: Siteinfo = SITE, chunker: str = "sections", words: int = 100, version: int = 1
+) -> bytes:
+    return article_key(cutting_basis(site, chunker, words, version), page)
+
+
+def test_the_key_is_of_all_that_decides_the_passages() -> None:
+    keys = [
+        key(),
+        key(replace(PAGE, page_id=8)),
+        key(replace(PAGE, rev_id=71)),
+        key(replace(PAGE, title="Other")),
+        key(replace(PAGE, text="Some text!")),
+        key(site=replace(SITE, language="de")),
+        key(site=replace(SITE, namespaces={"bild": 6})),
+        key(chunker="words"),
+        key(words=99),
+        key(version=2),
+    ]
+    assert len(set(keys)) == len(keys)
+    assert key(replace(PAGE, timestamp="2027-01-01T00:00:00Z")) == key(), "a timestamp is in no passage"
+
+
+@pytest.fixture
+def part(tmp_path: Path, page_xml: Any, export_xml: Any) -> tuple[Part, Siteinfo]:
+    long = " ".join(f"word{number}" for number in range(600))
+    texts = ["One '''two'''.\n== Life ==\nThree.", "{{stub}}", HOSTILE, *(f"{long} {page}" for page in range(160))]
+    pages = (page_xml(number, text) for number, text in enumerate(texts, start=1))
+    (tmp_path / "dump.xml").write_bytes(export_xml(*pages))
+    plan = plan_dump(str(tmp_path / "dump.xml"), workdir=tmp_path, stage=str, part_bytes=1 << 30)
+    return plan.parts[0], plan.siteinfo
+
+
+def cut(part: tuple[Part, Siteinfo], folder: Path, *earlier: tuple[Path, Path]) -> tuple[ChunkFacts, Path, Path]:
+    folder.mkdir()
+    out, log = folder / "passages.parquet", folder / "articles.parquet"
+    with Inheritance(earlier) as inherited:
+        return chunk_part(*part, ChunkRecipe(), out, log, inherited), out, log
+
+
+def test_what_is_taken_over_is_what_would_be_made(part: tuple[Part, Siteinfo], tmp_path: Path) -> None:
+    """With more than a row group of passages, an article without text, and one that could not be parsed."""
+    first, *files = cut(part, tmp_path / "1")
+    assert (first.rows > 1024, first.dropped) == (True, {"no_text": 1, "unparsable": 1})
+    again, *same = cut(part, tmp_path / "2", (files[0], files[1]))
+    assert (first.inherited, again.inherited) == (0, again.articles)
+    assert replace(again, inherited=0) == first
+    assert [path.read_bytes() for path in same] == [path.read_bytes() for path in files]
+
+
+def test_a_log_that_does_not_fit_the_passages_is_left_aside(part: tuple[Part, Siteinfo], tmp_path: Path) -> None:
+    first, out, log = cut(part, tmp_path / "1")
+    fewer = tmp_path / "fewer.parquet"
+    with PassageFile(out) as file, PassageWriter(fewer) as writer:
+        for passage in list(file.passages())[1:]:
+            writer.write(passage)
+    again, *_ = cut(part, tmp_path / "2", (fewer, log))
+    assert again == first
+
+
+def test_rows_of_another_page_are_left_aside(part: tuple[Part, Siteinfo], tmp_path: Path) -> None:
+    first, out, log = cut(part, tmp_path / "1")
+    shifted = tmp_path / "shifted.parquet"
+    with PassageFile(out) as file, PassageWriter(shifted) as writer:
+        rows = list(file.passages())
+        for passage in [*rows[1:], rows[0]]:
+            writer.write(passage)
+    again, made, _ = cut(part, tmp_path / "2", (shifted, log))
+    assert replace(again, inherited=0) == first
+    assert made.read_bytes() == out.read_bytes()
+
+
+def test_a_log_that_cannot_be_read_is_one_sentence(part: tuple[Part, Siteinfo], tmp_path: Path) -> None:
+    _, out, log = cut(part, tmp_path / "1")
+    log.write_bytes(log.read_bytes()[:-10])
+    with pytest.raises(InputError, match=r"articles\.parquet is not a readable article log"):
+        Inheritance([(out, log)])
