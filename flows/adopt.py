@@ -1,0 +1,111 @@
+"""Start a snapshot from passages and vectors that exist already: indexed, checked and published as a build is.
+
+Purpose: to come from elsewhere without encoding anything again.
+Caching: the store's memo, from the first index job on.
+Requires: a store that this machine and the workers both reach; the vectors' files on this machine.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from prefect import flow
+
+from beam_jobs.job import Launch, OnProgress
+from beam_jobs.options import worker_memory
+from flows import artifacts
+from flows.outcome import GateRefusedError, Reindexed
+from flows.progress import StageClock
+from flows.reindex import (
+    build_shards,
+    measure_indexes,
+    merge_shards,
+    prepare_encoder,
+    publish_snapshot,
+    scatter_vectors,
+    train_indexes,
+    tune_indexes,
+)
+from flows.stage import stage
+from rag_model.build.adopt import Adopted, adopt, check_encoder, content_of
+from rag_model.build.content import counts, provenance
+from rag_model.build.recipe import Recipe
+from rag_model.build.report import write_report
+from rag_model.build.sizing import plan_indexes
+from rag_model.index.intake import look
+from rag_model.store.manifest import Manifest
+from rag_model.store.store import Store
+
+
+@flow(name="import", persist_result=False)
+def adopt_library(
+    passages: str,
+    vectors: Sequence[str],
+    store: str,
+    encoder: str,
+    recipe: Recipe | None = None,
+    ref: str = "latest",
+    beam_options: Sequence[str] = (),
+) -> Reindexed:
+    """Publish a snapshot of existing passages and vectors in `store` and move `ref` to it.
+
+    Args:
+        passages: path, URL or glob of `psgs_w100.tsv`, JSONL or Parquet with `id`, `title` and `text`.
+        vectors: `.npy` or Parquet files or folders of them, row for row with the passages.
+        store: URL or folder of the store; made if there is none.
+        encoder: folder or hub name of the encoder that made the vectors; some of them are checked.
+        recipe: the indexes and the gate; the rest of it decides nothing here.
+        ref: the name that shall mean the new snapshot.
+        beam_options: options of Beam and of its runner, as on their own command lines.
+
+    Raises:
+        GateRefusedError: the snapshot is published, but the ref did not move; the sentence says why.
+        RefusedError: the vectors are not the encoder's.
+        BookwheelError: a stage failed; what was finished is recorded.
+    """
+    recipe, clock = recipe or Recipe(), StageClock()
+    target = Store.open(store, create=True)
+    target.refs.require_exclusion()
+    launch = Launch.new(target.url, beam_options)
+
+    encoding = prepare_encoder(target, encoder, recipe)
+    with clock("adopt") as tell:
+        adopted = take_in(target, passages, vectors, tell)
+    with clock("check"):
+        check_encoder(target, adopted, encoding)
+    plans = plan_indexes(recipe.index, adopted.passages, encoding.space.dim, worker_memory(beam_options))
+    with clock("train") as tell:
+        indexes = train_indexes(target, plans, adopted.embeddings, launch, tell)
+    with clock("scatter") as tell:
+        indexes = scatter_vectors(indexes, launch, tell)
+    with clock("shard") as tell:
+        indexes = build_shards(indexes, launch, tell)
+    with clock("merge") as tell:
+        built = merge_shards(indexes, launch, tell)
+    assembled = partial(content_of, adopted, recipe, encoding)
+    with clock("tune"):
+        built = tune_indexes(target, assembled(built), built, recipe)
+    content = assembled(built)
+    with clock("gate"):
+        measured = measure_indexes(target, Manifest(content), built, recipe)
+    manifest = Manifest(content, measured.metrics(), provenance=provenance(passages, encoder, built, clock.seconds))
+    published = publish_snapshot(target, manifest, measured, recipe, ref)
+    target.runs.clear(launch.run)
+
+    counted = counts(adopted.passages, adopted.embeddings)
+    reports = {"chunk": adopted.passages, "embed": adopted.embeddings}
+    page = write_report(target, manifest, published, measured, counted, reports, clock.seconds)
+    outcome = Reindexed.of(published, ref, counted, measured.metrics(), clock.seconds, page)
+    artifacts.show(outcome)
+    if published.move is None:
+        raise GateRefusedError(outcome, published.verdict.reason)
+    return outcome
+
+
+@stage
+def take_in(store: Store, passages: str, vectors: Sequence[str], tell: OnProgress) -> Adopted:
+    """Cut passages and vectors into parts."""
+    intake = look([Path(path) for path in vectors])
+    adopted = adopt(store, passages, intake)
+    tell(len(adopted.passages), len(adopted.passages))
+    return adopted

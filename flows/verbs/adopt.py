@@ -1,0 +1,47 @@
+"""`bookwheel import`: a snapshot from passages and vectors that exist already."""
+
+from itertools import takewhile
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from flows.adopt import adopt_library
+from flows.outcome import GateRefusedError, Reindexed
+from flows.reply import Common, Reply, StoreUrl
+from rag_model.build.recipe import read_recipe
+
+
+def adopt(
+    passages: str,
+    /,
+    *vectors: Annotated[
+        str, Parameter(help="Row for row with PASSAGES; left out, PASSAGES hold them too. Beam's options after `--`.")
+    ],
+    store: StoreUrl,
+    encoder: Annotated[str, Parameter(help="The encoder that made the vectors: a folder or a hub name.")],
+    recipe: Annotated[Path | None, Parameter(help="A TOML file: its indexes and its gate.")] = None,
+    ref: Annotated[str, Parameter(help="The name to move to the new snapshot.")] = "latest",
+    common: Common | None = None,
+) -> Reply:
+    """Start a snapshot from passages and their vectors; nothing is encoded but a few passages, to see whose they are.
+
+    Parameters
+    ----------
+    passages
+        Path, URL or glob of psgs_w100.tsv, JSONL or Parquet with id, title and text.
+    vectors
+        .npy or Parquet files, or folders of them.
+    """
+    files = tuple(takewhile(lambda word: not word.startswith("-"), vectors))
+    beam_options = vectors[len(files) :]
+    try:
+        outcome = adopt_library(passages, files or (passages,), store, encoder, read_recipe(recipe), ref, beam_options)
+    except GateRefusedError as refused:
+        return Reply(refused.outcome.to_json(), _words(refused.outcome), str(refused))
+    return Reply(outcome.to_json(), _words(outcome))
+
+
+def _words(outcome: Reindexed) -> str:
+    moved = f"{outcome.ref}@{outcome.number} is" if outcome.number else f"{outcome.ref} did not move to"
+    return f"{moved} snapshot {outcome.snapshot}: {outcome.counts['passages']:,} passages; see {outcome.report}"
