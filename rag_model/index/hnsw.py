@@ -22,7 +22,7 @@ import numpy as np
 
 from rag_model.digest import digest_json
 from rag_model.errors import InputError, ResourceError
-from rag_model.index import engine
+from rag_model.index import engine, gpu
 from rag_model.index.cells import Cells, learn, sample_size
 from rag_model.index.crossings import cross
 from rag_model.index.engine import FaissIndex, Vectors, faiss
@@ -100,8 +100,7 @@ def shard(plan: IndexPlan, trained: Path, scattered: Sequence[Opener], number: i
     with engine.guarded(
         ResourceError, f"cell {number} of {plan.factory} could not be built: see the cause with --debug"
     ):
-        graph = new_graph(plan.d, _links(plan), plan.metric, plan.ef_construction)
-        graph.add(members)
+        graph = _graph(plan, members)
         lists = _lists(plan, graph, members)
         crossings = cross(graph, members, sources, plan.metric)
     write_shard(plan, trained, number, lists, crossings, out)
@@ -162,6 +161,14 @@ def _load(plan: IndexPlan, trained: Path) -> tuple[Cells, FaissIndex]:
             return Cells.of(piece.read(0), piece.read(1)), faiss.deserialize_index(piece.read(2))
     except OSError as missing:
         raise InputError(f"cannot read the trained file {trained}: {missing.strerror}") from missing
+
+
+def _graph(plan: IndexPlan, members: Vectors) -> FaissIndex:
+    if gpu.builds_graphs(len(members)):
+        return gpu.cagra(members, _links(plan), plan.metric)
+    graph = new_graph(plan.d, _links(plan), plan.metric, plan.ef_construction)
+    graph.add(members)
+    return graph
 
 
 def _lists(plan: IndexPlan, graph: FaissIndex, members: Vectors) -> Keys:
