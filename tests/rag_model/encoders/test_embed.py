@@ -5,7 +5,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from rag_model.encoders.embed import EmbedFacts, embed_part
+from rag_model.corpus.records import Passage
+from rag_model.encoders.embed import EmbedFacts, count_known, embed_changes, embed_part
 from rag_model.encoders.encoder import Encoder
 from rag_model.errors import InputError
 
@@ -13,7 +14,8 @@ Texts = tuple[list[str], list[str]]
 
 
 def passages(path: Path, texts: Texts) -> Path:
-    table = pa.table({"id": [str(i) for i in range(len(texts[0]))], "title": texts[0], "text": texts[1]})
+    hashes = [Passage.hash_of(title, text) for title, text in zip(*texts, strict=True)]
+    table = pa.table({"id": [str(i) for i in range(len(hashes))], "title": texts[0], "text": texts[1], "hash": hashes})
     pq.write_table(table, path, row_group_size=7)
     return path
 
@@ -76,3 +78,50 @@ def test_a_corrupt_part_is_named(tmp_path: Path, encoder: Encoder, texts: Texts)
     pq.write_table(pa.table({"title": ["x"]}), tmp_path / "other.parquet")
     with pytest.raises(InputError, match=r"other\.parquet can not be read"):
         embed_part(tmp_path / "other.parquet", tmp_path / "v.npy", encoder)
+
+
+def test_known_passages_keep_their_vectors_wherever_they_stand(
+    tmp_path: Path, encoder: Encoder, texts: Texts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two earlier parts; with windows smaller than what is new, and new rows before, between and after."""
+    monkeypatch.setattr("rag_model.encoders.encoder._WINDOW", 4)
+    earlier = []
+    for name, rows in (("a", slice(0, 8)), ("b", slice(8, 14))):
+        known = passages(tmp_path / f"{name}.parquet", (texts[0][rows], texts[1][rows]))
+        marked = (
+            np.full((rows.stop - rows.start, 32), ord(name), np.float16) + np.arange(rows.start, rows.stop)[:, None]
+        )
+        np.save(tmp_path / f"{name}.npy", marked.astype(np.float16))
+        earlier.append((known, tmp_path / f"{name}.npy"))
+    order = [*range(20, 24), 3, 25, 12, 0, 1, 26, 9, *range(27, 30)]
+    new = [row for row in order if row >= 14]
+    source = passages(tmp_path / "now.parquet", tuple([column[row] for row in order] for column in texts))
+    facts = embed_changes(source, tmp_path / "now.npy", lambda: encoder, 32, "float16", earlier)
+    assert (facts.rows, facts.encoded) == (len(order), len(new))
+    assert count_known(source, earlier, 32, "float16") == len(order) - len(new)
+    embed_part(source, tmp_path / "full.npy", encoder)
+    vectors, full = np.load(tmp_path / "now.npy"), np.load(tmp_path / "full.npy")
+    for place, row in enumerate(order):
+        expected = full[place] if row in new else np.full(32, (97 if row < 8 else 98) + row)
+        np.testing.assert_allclose(vectors[place], expected, atol=1e-3)
+
+
+def test_where_all_are_known_no_encoder_is_asked_for(tmp_path: Path, encoder: Encoder, texts: Texts) -> None:
+    source = passages(tmp_path / "p.parquet", texts)
+    embed_part(source, tmp_path / "v.npy", encoder)
+
+    def refuse() -> Encoder:
+        raise AssertionError("an encoder was asked for")
+
+    facts = embed_changes(source, tmp_path / "w.npy", refuse, 32, "float16", [(source, tmp_path / "v.npy")])
+    assert (facts.rows, facts.encoded, facts.device) == (30, 0, "")
+    assert (tmp_path / "w.npy").read_bytes() == (tmp_path / "v.npy").read_bytes()
+
+
+def test_vectors_of_another_dtype_or_length_are_left_aside(tmp_path: Path, encoder: Encoder, texts: Texts) -> None:
+    source = passages(tmp_path / "p.parquet", texts)
+    embed_part(source, tmp_path / "v.npy", encoder, "float32")
+    np.save(tmp_path / "short.npy", np.zeros((30, 16), np.float16))
+    for other in ("v.npy", "short.npy"):
+        facts = embed_changes(source, tmp_path / "w.npy", lambda: encoder, 32, "float16", [(source, tmp_path / other)])
+        assert facts.encoded == 30
