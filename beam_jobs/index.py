@@ -16,7 +16,7 @@ from beam_jobs.job import Facts, Launch, OnProgress, limit_threads, run_job
 from beam_jobs.libraries import versions
 from rag_model.build.content import BuiltIndex
 from rag_model.index.estimate import estimate
-from rag_model.index.pieces import Opener
+from rag_model.index.pieces import Opener, opener
 from rag_model.index.recipe import IndexPlan
 from rag_model.index.structure import structure_of
 from rag_model.store.blobs import BlobRef
@@ -141,9 +141,10 @@ def merge_one(build: IndexBuild, store: Store) -> Facts:
     scattered, shards = _made(build.scattered), _made(build.shards)
 
     def make(out: Path) -> Facts:
-        pieces = _openers(store, scattered), _openers(store, shards)
+        whole = [opener(path) for path in _local(store, shards)]  # read from end to end, a little of each at a time
+        pieces = _openers(store, scattered) if whole else [opener(path) for path in _local(store, scattered)]
         vectors = _local(store, build.vectors)
-        return structure_of(plan).merge(plan, store.blobs.local(trained), vectors, *pieces, out)
+        return structure_of(plan).merge(plan, store.blobs.local(trained), vectors, pieces, whole, out)
 
     made_of = {"vectors": build.vectors.id, "scattered": scattered.id, "shards": shards.id}
     return _once(store, "merge", plan, make, trained=trained.id, **made_of)

@@ -41,8 +41,8 @@ def index(
         Invalid, Parameter(help="Rows with a NaN or an infinity: refuse them, or drop them and say so in OUT.rows.npy.")
     ] = "refuse",
     ef_construction: Annotated[int, Parameter(help="Candidates while a node is linked.")] = 100,
-    border: Annotated[float, Parameter(help="Share of the vectors that a second cell's graph holds too.")] = 0.1,
-    linked: Annotated[float, Parameter(help="Share of the vectors that are linked into a second cell's graph.")] = 0.6,
+    border: Annotated[float, Parameter(help="Further cells, a vector, whose graph holds it too.")] = 0.1,
+    linked: Annotated[float, Parameter(help="Further cells, a vector, that it is linked into.")] = 1.0,
     seed: Annotated[int, Parameter(help="Of all that is drawn.")] = 0,
     plan: Annotated[
         bool, Parameter(negative="", help="Say what would be built and what it costs; build nothing.")
