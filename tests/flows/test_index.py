@@ -1,0 +1,213 @@
+"""`bookwheel index`: anyone's vectors become a file that plain faiss reads, whatever happens on the way."""
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import faiss
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+N, D = 1500, 16
+DEADLINE = 120.0  # seconds until a test gives up on a condition
+GRAPH = ("--index", "HNSW8", "--shards", "3", "--ef-construction", "40")
+
+
+@pytest.fixture(scope="module")
+def vectors() -> Any:
+    drawn = np.random.default_rng(1).standard_normal((N, D)).astype(np.float32)
+    return drawn / np.linalg.norm(drawn, axis=1, keepdims=True)
+
+
+@pytest.fixture
+def given(vectors: Any, tmp_path: Path) -> Path:
+    np.save(tmp_path / "vectors.npy", vectors)
+    return tmp_path / "vectors.npy"
+
+
+def found(out: Path, vectors: Any) -> float:
+    """Return the share of vectors that find themselves."""
+    index = faiss.read_index(str(out))
+    assert (index.ntotal, index.d) == (len(vectors), D)
+    return float((index.search(vectors, 1)[1][:, 0] == np.arange(len(vectors))).mean())
+
+
+def test_a_graph_of_shards(given: Path, vectors: Any, bookwheel: Any, tmp_path: Path) -> None:
+    out = tmp_path / "out.faiss"
+    made = bookwheel("index", given, out, *GRAPH, "--metric", "ip", "--recall", "0.9", "--json")
+    assert made.code == 0, made.err
+    assert made.json | {"factory": "HNSW8", "metric": "ip", "n": N, "d": D, "cells": 3, "dropped": 0} == made.json
+    assert found(out, vectors) > 0.99
+    assert made.json["bytes"] == out.stat().st_size
+    assert faiss.read_index(str(out)).hnsw.efSearch == made.json["search"]["efSearch"]
+    assert made.json["health"]["unreachable"] == 0
+    recalls = [effort["recall_mean"] for effort in made.json["curve"]]
+    assert recalls == sorted(recalls)
+    assert recalls[-1] > 0.99
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.faiss", "vectors.npy"]
+
+
+def test_words_for_people(given: Path, bookwheel: Any, tmp_path: Path) -> None:
+    np.save(tmp_path / "questions.npy", np.load(given, allow_pickle=False)[:40] + 0.01)
+    ran = bookwheel("index", given, tmp_path / "out", "--index", "IVF8,SQ8", "--questions", tmp_path / "questions.npy")
+    assert ran.code == 0, ran.err
+    for words in ("IVF8,SQ8 (ip)", f"{N:,} of {D} dimensions", "nprobe", "asked with 40 questions", "recall@20"):
+        assert words in ran.out
+
+
+def test_without_a_factory_the_best_that_fits_is_built(given: Path, bookwheel: Any, tmp_path: Path) -> None:
+    assert bookwheel("index", given, tmp_path / "out", "--memory", "1GB", "--json").json["factory"] == "HNSW32"
+
+
+def test_parts_in_parquet_give_the_bytes_of_one_array(
+    given: Path, vectors: Any, bookwheel: Any, tmp_path: Path
+) -> None:
+    (folder := tmp_path / "parts").mkdir()
+    for number, part in enumerate(np.split(vectors, [100, 900])):
+        table = pa.table({"id": pa.array(range(len(part))), "embedding": pa.array(list(part))})
+        pq.write_table(table, folder / f"part-{number}.parquet")
+    for source, out in ((given, "one"), (folder, "two")):
+        assert bookwheel("index", source, tmp_path / out, *GRAPH).code == 0
+    assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
+
+
+def test_rows_that_are_no_vectors(given: Path, vectors: Any, bookwheel: Any, tmp_path: Path) -> None:
+    holed = vectors.copy()
+    holed[[5, 700]] = np.nan
+    np.save(given, holed)
+    ran = bookwheel("index", given, tmp_path / "out", *GRAPH)
+    assert ran.code == 1
+    assert ran.complaint.startswith(f"row 5 of {given} holds a NaN or an infinity")
+    ran = bookwheel("index", given, tmp_path / "out", *GRAPH, "--invalid", "drop", "--json")
+    assert ran.json["dropped"] == 2
+    rows = np.load(ran.json["rows"], allow_pickle=False)
+    assert found(tmp_path / "out", vectors[rows]) > 0.99
+    assert not set(rows) & {5, 700}
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (["{given}"], 2, "needs VECTORS and OUT"),
+        (["none.npy", "{out}"], 1, "there is no file none.npy"),
+        (["{given}", "{folder}"], 2, "is a folder"),
+        (["{given}", "{folder}/a/b"], 2, "there is no folder"),
+        (["{given}", "{given}"], 2, "is one of the vector files"),
+        (["{given}", "{out}", "--index", "HNSW8,PQ"], 2, "HNSW8,PQ"),
+        (["{given}", "{out}", "--index", "IVF4,PQ5"], 2, "PQ5"),
+        (["{given}", "{out}", "--memory", "much"], 2, "no amount of memory"),
+        (["{given}", "{out}", "--memory", "1MB", "--index", "HNSW8"], 1, "of memory to build, and 1 MB are free"),
+        (["{given}", "{out}", "--recall", "1.5"], 2, "recall_target is 1.5"),
+        (["{given}", "{out}", "--questions", "{given}", "--questions", "none.npy"], 2, "questions"),
+        (["{given}", "{out}", "--column", "a", "--nonsense"], 2, "nonsense"),
+        (["{given}", "{out}", "--", "--runner=Nope"], 2, "no runner Nope"),
+        (["--plan"], 2, "--plan needs --n and --d"),
+    ],
+)
+def test_what_cannot_be_is_one_sentence(
+    words: list[str], code: int, says: str, given: Path, bookwheel: Any, tmp_path: Path
+) -> None:
+    places = {"given": given, "out": tmp_path / "out", "folder": tmp_path}
+    ran = bookwheel("index", *(word.format(**places) for word in words))
+    assert (ran.code, says in ran.complaint) == (code, True), ran.err
+    assert not (tmp_path / "out").exists()
+
+
+def test_too_little_disk_is_said_before_the_work(given: Path, bookwheel: Any, tmp_path: Path, executable: Path) -> None:
+    inside = f"mount -t tmpfs -o size=100k none '{tmp_path / 'small'}' && "
+    (tmp_path / "small").mkdir()
+    within = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]
+    if subprocess.run([*within, f"{inside} true"], check=False, capture_output=True).returncode:
+        pytest.skip("this kernel gives no namespace to mount a small disk in")
+    command = [executable, "index", given, tmp_path / "out", "--work", tmp_path / "small", *GRAPH]
+    ran = subprocess.run([*within, inside + 'exec "$0" "$@"', *command], check=False, capture_output=True, text=True)
+    assert ran.returncode == 1
+    assert "of disk in" in ran.stderr
+    assert "cut" not in ran.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_work_folder_that_is_somebody_elses(given: Path, bookwheel: Any, tmp_path: Path) -> None:
+    (tmp_path / "out.work").mkdir()
+    (tmp_path / "out.work" / "thesis.tex").write_text("years of work")
+    ran = bookwheel("index", given, tmp_path / "out", *GRAPH)
+    assert ran.code == 2
+    assert "out.work is in the way" in ran.complaint
+    assert (tmp_path / "out.work" / "thesis.tex").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("processes")
+@pytest.mark.parametrize("stage", ["cut", "train", "scatter", "shard"])
+def test_a_run_killed_goes_on_and_ends_the_same(
+    stage: str, given: Path, bookwheel: Any, tmp_path: Path, executable: Path
+) -> None:
+    """Killed once a record of `stage` is there: the stage after it, or itself, is under way."""
+    out, whole = tmp_path / "out", tmp_path / "whole"
+    command = [executable, "index", given, out, *GRAPH, "--", "--direct_num_workers=1"]
+    running = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+    until(lambda: any((tmp_path / "out.work" / "memo" / stage).glob("*.json")), lambda: running.poll() is None)
+    os.killpg(running.pid, signal.SIGKILL)
+    running.wait()
+    assert not out.exists()
+    known = {path: path.stat().st_mtime_ns for path in (tmp_path / "out.work" / "memo").rglob("*.json")}
+    assert known
+    assert bookwheel("index", given, out, *GRAPH).code == 0
+    assert bookwheel("index", given, whole, *GRAPH).code == 0
+    assert out.read_bytes() == whole.read_bytes()
+    assert not (tmp_path / "out.work").exists()
+
+
+def until(condition: Callable[[], object], still: Callable[[], bool]) -> None:
+    """Return once `condition` holds; fail when it cannot any more."""
+    deadline = time.monotonic() + DEADLINE
+    while not condition():
+        assert time.monotonic() < deadline, "not seen in time"
+        assert still(), "not seen before the process ended"
+        time.sleep(0.002)
+
+
+def test_planning_needs_no_vectors(bookwheel: Any) -> None:
+    ran = bookwheel("index", "--plan", "--n", 21015324, "-d", 768, "--memory", "30GB", "--json")
+    assert ran.code == 0, ran.err
+    assert ran.json["factory"] == "HNSW32_SQ8"
+    assert max(ran.json["build_bytes"], ran.json["search_bytes"]) <= 30 * 10**9
+    assert ran.json["cpu_seconds"].keys() == ran.json["stage_bytes"].keys() == {"train", "scatter", "shard", "merge"}
+
+
+def test_a_plan_that_cannot_fit_names_one_that_would(bookwheel: Any) -> None:
+    ran = bookwheel("index", "--plan", "--n", 21015324, "-d", 768, "--memory", "16GB", "--index", "HNSW32")
+    assert ran.code == 1
+    assert "use IVF16384_HNSW32,PQ192np" in ran.complaint
+
+
+def test_vectors_can_be_planned_for(given: Path, bookwheel: Any, tmp_path: Path) -> None:
+    ran = bookwheel("index", given, tmp_path / "out", "--plan", "--index", "IVF8,SQ8")
+    assert f"IVF8,SQ8 (ip) over {N:,} vectors of {D} dimensions" in ran.out
+    assert not (tmp_path / "out").exists()
+
+
+def test_settings_name_no_factory(given: Path, bookwheel: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`index` in settings is an index of a snapshot: for `search`, not for the verb of that name."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bookwheel.toml").write_text('index = "exact"\nmetric = "l2"\n')
+    monkeypatch.setenv("BOOKWHEEL_INDEX", "exact")
+    made = bookwheel("index", given, tmp_path / "out", "--memory", "1GB", "--json")
+    assert made.code == 0, made.err
+    assert (made.json["factory"], made.json["metric"]) == ("HNSW32", "l2")
+
+
+def test_settings_name_an_index_for_search(
+    library: Path, bookwheel: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bookwheel.toml").write_text('index = "nothing"\n')
+    ran = bookwheel("search", "Who?", "--store", library)
+    assert ran.code != 0
+    assert "nothing" in ran.complaint
