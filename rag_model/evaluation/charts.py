@@ -16,6 +16,7 @@ _WIDTH, _HEIGHT = 460.0, 280.0  # the viewBox: half the page, a telephone's whol
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64.0, 16.0, 16.0, 48.0  # margins that hold the labels
 _X0, _X1 = _LEFT, _WIDTH - _RIGHT
 _Y0, _Y1 = _HEIGHT - _BOTTOM, _TOP
+_SHADES = 4  # colours that the page has for lines; then they come again
 _FEET = 6  # labels below a picture
 _GAP = 0.5  # on either side of a column
 _RECALLS = (0.0, 0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999)  # levels of recall; beyond the last all is one
@@ -153,12 +154,16 @@ def _curve(number: int, name: str, efforts: Sequence[Effort], price: Price, plac
         )
         for e, (x, y, end) in zip(ordered, places, strict=True)
     ]
-    return tag("g", line, *marks, class_=f"s{number}")
+    return tag("g", line, *marks, class_=f"s{_shade(number)}")
 
 
 def _ring(number: int, effort: Effort, place: Place) -> Node:
     x, y, _ = place(effort)
-    return tag("g", tag("circle", cx=x, cy=y, r=8, class_="ring"), class_=f"s{number}")
+    return tag("g", tag("circle", cx=x, cy=y, r=8, class_="ring"), class_=f"s{_shade(number)}")
+
+
+def _shade(number: int) -> int:
+    return (number - 1) % _SHADES + 1
 
 
 def _ticks(low: float, high: float, about: int = 5) -> list[float]:
@@ -199,5 +204,8 @@ def _figure(label: str, content: Node) -> Node:
 
 def legend(names: Iterable[str]) -> Node:
     """Return the key of the lines: a swatch and a name each, in the order of `trade_offs`."""
-    keys = (tag("span", tag("i", class_=f"swatch b{n}"), name, class_="key") for n, name in enumerate(names, start=1))
-    return tag("div", *keys, class_="legend")
+    return tag("div", *(_key(number, name) for number, name in enumerate(names, start=1)), class_="legend")
+
+
+def _key(number: int, name: str) -> Node:
+    return tag("span", tag("i", class_=f"swatch b{_shade(number)}"), name, class_="key")

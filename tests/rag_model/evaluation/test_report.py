@@ -185,6 +185,14 @@ def test_a_point_lies_where_its_numbers_are_on_the_axes(price: Literal["distance
     assert level["0.9"] - level["0.99"] == pytest.approx(level["0.99"] - level["0.999+"], abs=0.1)
 
 
+def test_every_line_has_a_colour_of_the_page(report: BuildReport) -> None:
+    curve = report.curves["hnsw"]
+    page = render(replace(report, curves={f"index {n}": curve for n in range(9)}))
+    worn = set(re.findall(r'class="(?:s|swatch b)(\d+)"', page))
+    known = set(re.findall(r"--s(\d):", page))
+    assert worn == known == {"1", "2", "3", "4"}
+
+
 def test_columns_are_as_high_as_their_counts() -> None:
     for html in (
         histogram({0: 40, 10: 0, 20: 100}, "passages", "words").html,
