@@ -1,5 +1,6 @@
 """A new dump costs what changed in it: what is inherited, what is made anew, and that nobody can tell them apart."""
 
+import json
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -143,6 +144,20 @@ def test_another_encoder_encodes_all_and_a_renamed_one_nothing(
     other = build(store, dumps.new, save_bert(tmp_path / "other", seed=2))
     assert other.counts["reused"] == 0
     assert other.parsed == 5
+
+
+def test_documents_keep_their_vectors_too(tiny: Path, tmp_path: Path) -> None:
+    store, dump = Store.open(str(tmp_path / "store"), create=True), tmp_path / "documents.jsonl"
+    documents = [{"id": str(number), "title": f"T{number}", "text": f"words of {number}"} for number in range(60)]
+    dump.write_text("".join(json.dumps(document) + "\n" for document in documents))
+    first = build(store, str(dump), tiny, replace(RECIPE, part_bytes=200))
+    documents[7]["text"] = "other words"
+    grown = [*documents, *({"id": f"n{number}", "title": "New", "text": f"new {number}"} for number in range(20))]
+    dump.write_text("".join(json.dumps(document) + "\n" for document in grown))
+    now = build(store, str(dump), tiny, replace(RECIPE, part_bytes=200))
+    assert len(now.ranges) > 1
+    assert now.ranges == first.ranges
+    assert (now.counts["embedded"], now.counts["reused"]) == (21, 59)
 
 
 def test_a_new_ref_inherits_from_latest(store: Store, dumps: Dumps, tiny: Path) -> None:

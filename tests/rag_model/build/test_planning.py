@@ -5,11 +5,13 @@ from pathlib import Path
 
 import pytest
 
+from rag_model.build.parent import Parent
 from rag_model.build.planning import plan_parts
 from rag_model.build.recipe import Recipe
 from rag_model.build.sizing import plan_indexes
 from rag_model.errors import InputError, ResourceError, UsageError
 from rag_model.index.recipe import IndexRecipe
+from rag_model.store.manifest import Content, Manifest, PartEntry
 from rag_model.store.store import Store
 
 RECIPE = Recipe(part_bytes=100_000)
@@ -33,6 +35,31 @@ def test_a_source_that_was_split_is_not_split_again(store: Store, small_dump: Pa
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "store").rglob("*") if path.is_file()} == before
     assert plan_parts(store, str(small_dump), Recipe(part_bytes=200_000)) != first
     assert staged(store, tmp_path) == 4  # each under its own boundaries as well, which the next build inherits
+
+
+@pytest.mark.parametrize("plain", [True, False])
+def test_the_ranges_of_the_parent_are_kept(
+    store: Store, small_dump: Path, tmp_path: Path, make_multistream: Callable[..., str], plain: bool
+) -> None:
+    dump = str(small_dump) if plain else make_multistream(tmp_path, small_dump)
+    own = plan_parts(store, dump, RECIPE)
+    last, starts = own.parts[-1].last_page, [0, 200, 210, 400]
+    ends = [start - 1 for start in starts[1:]] + [last]
+
+    def planned(recipe: Recipe = RECIPE, **corpus: str) -> list[tuple[int, int]]:
+        ranges = zip(starts, ends, strict=True)
+        entries = tuple(PartEntry(f"part-{i:05d}", *pages, rows=1) for i, pages in enumerate(ranges))
+        about = {"kind": "wiki", "dbname": "enwiki", **corpus}
+        parent = Parent(Manifest(Content(about, entries, {}, {"part_bytes": RECIPE.part_bytes})))
+        parts = plan_parts(store, dump, recipe, parent=parent).parts
+        return [(part.first_page, part.last_page) for part in parts]
+
+    theirs = [(part.first_page, part.last_page) for part in own.parts]
+    assert planned() == list(zip(starts, ends, strict=True)) != theirs
+    assert planned(dbname="dewiki") == theirs, "a page id means nothing in another wiki"
+    assert planned(kind="documents") == theirs
+    whole = planned(Recipe(part_bytes=1 << 30))
+    assert whole == [(0, last)], "the recipe asks for parts of another size"
 
 
 def test_a_source_with_changed_bytes_is_split_again(store: Store, demo_dump: Path, small_dump: Path) -> None:
