@@ -77,31 +77,32 @@ def reindex(
     target.refs.require_exclusion()
     launch = Launch.new(target.url, beam_options)
 
-    with clock("plan"):
-        plan = plan_dump(target, dump, recipe, limit, parent)
-        encoding = prepare_encoder(target, encoder, recipe)
-    with clock("chunk") as tell:
-        passages = chunk_parts(plan, recipe, parent, launch, tell)
-    plans = plan_indexes(recipe.index, passages, encoding.space.dim, worker_memory(beam_options))
-    with clock("embed") as tell:
-        embeddings = embed_parts(plan, passages, encoding, recipe, parent, launch, tell)
-    with clock("train") as tell:
-        indexes = train_indexes(target, plans, embeddings, launch, tell)
-    with clock("scatter") as tell:
-        indexes = scatter_vectors(indexes, launch, tell)
-    with clock("shard") as tell:
-        indexes = build_shards(indexes, launch, tell)
-    with clock("merge") as tell:
-        built = merge_shards(indexes, launch, tell)
-    assembled = partial(assemble, plan, recipe, encoding, passages, embeddings)
-    with clock("tune"):
-        built = tune_indexes(target, assembled(built), built, recipe)
-    content = assembled(built)
-    with clock("gate"):
-        measured = measure_indexes(target, Manifest(content), built, recipe)
-    manifest = Manifest(content, measured.metrics(), provenance=provenance(dump, encoder, built, clock.seconds))
-    published = publish_snapshot(target, manifest, measured, recipe, ref)
-    target.runs.clear(launch.run)
+    with target.intents.held(launch.run):  # so that no `gc` takes what is made, or may be reused
+        with clock("plan"):
+            plan = plan_dump(target, dump, recipe, limit, parent)
+            encoding = prepare_encoder(target, encoder, recipe)
+        with clock("chunk") as tell:
+            passages = chunk_parts(plan, recipe, parent, launch, tell)
+        plans = plan_indexes(recipe.index, passages, encoding.space.dim, worker_memory(beam_options))
+        with clock("embed") as tell:
+            embeddings = embed_parts(plan, passages, encoding, recipe, parent, launch, tell)
+        with clock("train") as tell:
+            indexes = train_indexes(target, plans, embeddings, launch, tell)
+        with clock("scatter") as tell:
+            indexes = scatter_vectors(indexes, launch, tell)
+        with clock("shard") as tell:
+            indexes = build_shards(indexes, launch, tell)
+        with clock("merge") as tell:
+            built = merge_shards(indexes, launch, tell)
+        assembled = partial(assemble, plan, recipe, encoding, passages, embeddings)
+        with clock("tune"):
+            built = tune_indexes(target, assembled(built), built, recipe)
+        content = assembled(built)
+        with clock("gate"):
+            measured = measure_indexes(target, Manifest(content), built, recipe)
+        manifest = Manifest(content, measured.metrics(), provenance=provenance(dump, encoder, built, clock.seconds))
+        published = publish_snapshot(target, manifest, measured, recipe, ref)
+        target.runs.clear(launch.run)
 
     counted = counts(passages, embeddings)
     reports = {"chunk": passages, "embed": embeddings}

@@ -74,7 +74,7 @@ def test_a_build_that_died_is_gone_on_with_after_a_gc_and_cleared_after_a_longer
     [
         (["expire", "--keep", "0"], "keep must be at least 1"),
         (["expire", "--older-than", "soon"], "'soon' is no age"),
-        (["gc", "--grace", "-1d"], "is no age"),
+        (["gc", "--grace", "1.5h"], "is no age"),
     ],
 )
 def test_what_cannot_be_is_one_sentence(store: Path, bookwheel: Any, verb: list[str], why: str) -> None:
