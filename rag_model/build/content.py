@@ -72,7 +72,7 @@ def assemble(
 def _tiled(plan: Plan, passages: Sequence[Facts]) -> list[tuple[int, int]]:
     """Return the page range of each part that has passages, with those of the empty ones after it."""
     filled = [part.first_page for part, cut in zip(plan.parts, passages, strict=True) if cut["rows"]]
-    starts = filled
+    starts = [plan.parts[0].first_page, *filled[1:]]
     return [(first, end - 1) for first, end in pairwise([*starts, plan.parts[-1].last_page + 1])]
 
 
