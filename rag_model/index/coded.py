@@ -67,6 +67,16 @@ class Coded:
         """Return (parts, len(borders)) int64: where in each piece the lists from each border on begin."""
         return np.stack([np.searchsorted(piece.read(_LISTS), borders) for _, piece in self._pieces()])
 
+    def block(self, cuts: Rows, width: int) -> tuple[ListNumbers, Rows, Codes]:
+        """Return what `slices` yields between two cuts, (parts, 2), at once; a code has `width` bytes."""
+        count, first = int((cuts[:, 1] - cuts[:, 0]).sum()), 0
+        lists, rows, codes = np.empty(count, np.uint32), np.empty(count, np.int64), np.empty((count, width), np.uint8)
+        for part_lists, part_rows, part_codes in self.slices(cuts, max(1, count)):
+            here = slice(first, first + len(part_lists))
+            lists[here], rows[here], codes[here] = part_lists, part_rows, part_codes
+            first = here.stop
+        return lists, rows, codes
+
     def slices(self, cuts: Rows, rows: int) -> Iterator[tuple[ListNumbers, Rows, Codes]]:
         """Yield (list, row in the corpus, code) of all between two cuts, (parts, 2), at most `rows` of them at once."""
         for number, piece in self._pieces(np.flatnonzero(cuts[:, 1] > cuts[:, 0]).tolist()):

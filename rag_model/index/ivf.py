@@ -28,7 +28,7 @@ from rag_model.index.training import lists_of, trained_on
 from rag_model.index.vectors import VectorFiles
 
 VERSION = 2
-BLOCK_BYTES = 32 << 20  # of lists that are written at once: the merge holds three times as much
+BLOCK_BYTES = 32 << 20  # of lists that are written at once
 _TILE = 4096  # rows that faiss compares with centroids by one BLAS call: whole ones round as in one `add` of all
 
 
@@ -87,7 +87,7 @@ def merge(
 ) -> Facts:
     """Write the index: equal, to the byte, to adding all parts to the trained index in turn.
 
-    Holds the trained index twice, three blocks of `BLOCK_BYTES`, and 8 bytes for each part and block.
+    Holds the trained index twice, a block of `BLOCK_BYTES` and one part's slice of it, and 8 bytes a part and block.
 
     Raises:
         InputError: a piece is missing, truncated, of another build, or holds another number of rows than its part.
@@ -168,9 +168,7 @@ def _write_lists(file: BinaryIO, coded: Coded, sizes: Rows, width: int) -> None:
                 for slices in coded.slices(block, rows):
                     file.write(np.ascontiguousarray(slices[column]).data)
         elif held:
-            lists, ids, codes = (np.concatenate(column) for column in zip(*coded.slices(block, rows), strict=True))
-            order = np.argsort(lists, kind="stable")
-            write_list_block(file, lists[order], ids[order], codes[order])
+            write_list_block(file, *coded.block(block, width - 8))
 
 
 def _borders(sizes: Rows, rows: int) -> Rows:

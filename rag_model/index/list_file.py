@@ -53,20 +53,19 @@ def write_lists_head(file: BinaryIO, index: FaissIndex, sizes: Rows) -> None:
 
 
 def write_list_block(file: BinaryIO, lists: npt.NDArray[np.uint32], ids: Rows, codes: npt.NDArray[np.uint8]) -> None:
-    """Write whole lists: the codes of each, then its ids.
+    """Write whole lists: the codes of each, then its ids, both in the order given.
 
     Args:
         file: behind the lists before.
-        lists: (m,) ascending: the list of each vector.
+        lists: (m,) the list of each vector, m >= 1.
         ids: (m,) int64.
         codes: (m, bytes a code).
     """
-    ends = np.flatnonzero(lists[1:] != lists[:-1]) + 1
-    first = 0
-    for last in [*ends.tolist(), len(lists)]:
-        file.write(codes[first:last].data)
-        file.write(ids[first:last].data)
-        first = last
+    order = np.argsort(lists, kind="stable")
+    ends = np.flatnonzero(np.diff(lists[order])) + 1
+    for members in np.split(order, ends):  # gathered list by list: the block is not held twice
+        file.write(codes[members].data)
+        file.write(ids[members].data)
 
 
 def write_refine_tail(file: BinaryIO, refine: FaissIndex) -> None:
