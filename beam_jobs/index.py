@@ -15,7 +15,7 @@ from typing import Any
 from beam_jobs.job import Facts, Launch, OnProgress, limit_threads, run_job
 from beam_jobs.libraries import versions
 from rag_model.build.content import BuiltIndex
-from rag_model.index.estimate import estimate
+from rag_model.index.estimate import check_disk, estimate
 from rag_model.index.pieces import Opener, opener
 from rag_model.index.recipe import IndexPlan
 from rag_model.index.structure import structure_of
@@ -141,6 +141,7 @@ def merge_one(build: IndexBuild, store: Store) -> Facts:
     scattered, shards = _made(build.scattered), _made(build.shards)
 
     def make(out: Path) -> Facts:
+        check_disk(plan, out.parent)
         whole = [opener(path) for path in _local(store, shards)]  # read from end to end, a little of each at a time
         pieces = _openers(store, scattered) if whole else [opener(path) for path in _local(store, scattered)]
         vectors = _local(store, build.vectors)

@@ -4,9 +4,13 @@ The figures come from the plan alone. A build that will not fit is refused at on
 would fit, rather than after hours by the kernel.
 """
 
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
+from rag_model.errors import ResourceError
+from rag_model.index.amounts import gigabytes
 from rag_model.index.cells import sample_size
 from rag_model.index.engine import FaissIndex, faiss, metric_code
 from rag_model.index.factory import Factory, Graph, Lists, parse
@@ -63,6 +67,20 @@ def estimate(plan: IndexPlan, part_rows: int | None = None) -> Estimate:
         disk_bytes=size,
         work_bytes=round(_pieces_bytes(plan, factory, empty)) + 2 * size,
     )
+
+
+def check_disk(plan: IndexPlan, folder: Path) -> None:
+    """Check that a folder's disk has room for the finished index, before hours go into writing half of it.
+
+    Raises:
+        ResourceError: it has not.
+    """
+    needed, free = estimate(plan).disk_bytes, shutil.disk_usage(folder).free
+    if needed > free:
+        raise ResourceError(
+            f"merging {plan.factory} needs {gigabytes(needed)} of disk in {folder}, and {gigabytes(free)} are free: "
+            "free some, or set TMPDIR to a folder on a disk with room"
+        )
 
 
 def _graph_stages(plan: IndexPlan, factory: Graph, part_rows: int) -> dict[str, float]:

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from rag_model.index.estimate import estimate
+from rag_model.errors import ResourceError
+from rag_model.index.estimate import check_disk, estimate
 from rag_model.index.recipe import IndexRecipe, resolve
 from rag_model.index.structure import build
 
@@ -61,3 +62,9 @@ def test_memory_falls_with_cells_and_with_parts() -> None:
     assert many.stages["merge"] == one.stages["merge"]
     plan = resolve(IndexRecipe("HNSW32"), 10**6, 96)
     assert estimate(plan, 10_000).stages["scatter"] < estimate(plan, 100_000).stages["scatter"]
+
+
+def test_a_merge_that_the_disk_cannot_hold_is_refused_before_it_starts(tmp_path: Path) -> None:
+    check_disk(resolve(IndexRecipe("HNSW32"), 1000, 32), tmp_path)
+    with pytest.raises(ResourceError, match=r"merging HNSW32 needs .* of disk in .*, and .* are free"):
+        check_disk(resolve(IndexRecipe("HNSW32"), 2_000_000_000, 4096), tmp_path)
