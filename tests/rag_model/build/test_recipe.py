@@ -88,7 +88,7 @@ def test_the_gate_and_where_an_encoder_lay_are_no_part_of_the_content(tmp_path: 
         ("index = 3", "index must be a table, not 3"),
         ("[index.a]\nmetric = 'ip'", "index.a lacks 'factory'"),
         ("[index.a]\nfactory = 'HNSW32'\nmetric = 'cosine'", "index.a, metric is 'cosine': choose one of ip, l2"),
-        ("[index.a]\nfactory = 'HNSW32'\nborder = 2", "border and linked are shares of the vectors"),
+        ("[index.a]\nfactory = 'HNSW32'\nborder = 2", "border is a share from 0 to 1"),
         ("[index.a]\nfactory = 'HNSW32'\nsearch = { nprobe = 3 }", "nprobe"),
         ("[index.a]\nfactory = 'HNSW99999999999'", "more than any index holds"),
         ("[index.'../x']\nfactory = 'Flat'", "is not a name for an index"),
