@@ -22,13 +22,13 @@ from rag_model.errors import ResourceError
 from rag_model.index.engine import FaissIndex, Rows, faiss
 
 HEADER = struct.Struct("<4siqqq?i")  # fourcc, d, n, two unused, trained, metric: how every index begins
+UNUSED = 1 << 20  # what faiss writes there
 _EMPTY = struct.Struct("<4sQQ4sQ")  # ilar, lists, bytes a code, sprs, no sizes: how lists without vectors end
 
 
 def write_refine_head(file: BinaryIO, refine: FaissIndex, n: int) -> None:
     """Write what precedes the lists in an index with a second look over `n` vectors."""
-    fourcc, d, _, *rest = HEADER.unpack(_serialised(refine)[: HEADER.size])
-    file.write(HEADER.pack(fourcc, d, n, *rest))
+    file.write(HEADER.pack(b"IxRF", refine.d, n, UNUSED, UNUSED, refine.is_trained, refine.metric_type))
 
 
 def write_lists_head(file: BinaryIO, index: FaissIndex, sizes: Rows) -> None:
@@ -45,11 +45,11 @@ def write_lists_head(file: BinaryIO, index: FaissIndex, sizes: Rows) -> None:
     lists = faiss.downcast_index(faiss.extract_index_ivf(index))
     for part in (index, lists):
         part.ntotal = int(sizes.sum())
-    data = _serialised(index)
-    if data[-_EMPTY.size :] != _EMPTY.pack(b"ilar", lists.nlist, lists.code_size, b"sprs", 0):
+    data: npt.NDArray[np.uint8] = faiss.serialize_index(index)
+    if data[-_EMPTY.size :].tobytes() != _EMPTY.pack(b"ilar", lists.nlist, lists.code_size, b"sprs", 0):
         raise ResourceError(f"faiss {faiss.__version__} lays out lists in another way: install another faiss-cpu")
-    file.write(data[: -_EMPTY.size] + struct.pack("<4sQQ", b"ilar", lists.nlist, lists.code_size))
-    file.write(_sizes(sizes))
+    file.write(data[: -_EMPTY.size].data)
+    file.write(struct.pack("<4sQQ", b"ilar", lists.nlist, lists.code_size) + _sizes(sizes))
 
 
 def write_list_block(file: BinaryIO, lists: npt.NDArray[np.uint32], ids: Rows, codes: npt.NDArray[np.uint8]) -> None:
@@ -79,8 +79,3 @@ def _sizes(sizes: Rows) -> bytes:
         return struct.pack("<4sQ", b"full", len(sizes)) + sizes.astype("<u8").tobytes()
     pairs = np.stack([filled, sizes[filled]], axis=1)
     return struct.pack("<4sQ", b"sprs", pairs.size) + pairs.astype("<u8").tobytes()
-
-
-def _serialised(index: FaissIndex) -> bytes:
-    data: npt.NDArray[np.uint8] = faiss.serialize_index(index)
-    return data.tobytes()

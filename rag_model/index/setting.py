@@ -10,11 +10,10 @@ from pathlib import Path
 
 from rag_model.errors import InputError
 from rag_model.index.engine import FaissIndex, faiss
-from rag_model.index.list_file import HEADER
+from rag_model.index.list_file import HEADER, UNUSED
 
 _GRAPH_ARRAYS = (8, 4, 4, 8, 4)  # bytes a value: probabilities, slots a level, levels, offsets, links
 _LISTS = struct.Struct("<iqqq?iQ")  # d, n, two unused, trained, metric, lists: what precedes nprobe
-_UNUSED = 1 << 20
 
 
 def write_setting(path: Path, index: FaissIndex, name: str, value: int) -> None:
@@ -57,7 +56,7 @@ def _ef_search(data: mmap.mmap, index: FaissIndex) -> int | None:
 def _nprobe(data: mmap.mmap, index: FaissIndex) -> int | None:
     """Look for the header of the lists: what precedes it, a transform, has many forms."""
     lists = faiss.extract_index_ivf(index)
-    head = _LISTS.pack(lists.d, lists.ntotal, _UNUSED, _UNUSED, lists.is_trained, lists.metric_type, lists.nlist)
+    head = _LISTS.pack(lists.d, lists.ntotal, UNUSED, UNUSED, lists.is_trained, lists.metric_type, lists.nlist)
     found = data.find(head)
     return None if found < 0 else found + len(head)
 
