@@ -25,8 +25,8 @@ from rag_model.landing import landing
 from rag_model.store.create import create_exclusive, excludes
 from rag_model.store.ranges import AHEAD, RangeFile, read_ahead
 
-_CHUNK = 8 << 20  # bytes; a transfer holds `AHEAD` of them, whatever the file's size
-_MOST_CHUNKS = 10_000  # S3's limit for one upload; beyond 80 GB the chunks grow
+_CHUNK = 16 << 20  # bytes; a transfer holds `AHEAD` of them, whatever the file's size
+_MOST_CHUNKS = 10_000  # S3's limit for one upload; beyond 160 GB the chunks grow
 _TOKEN_REFUSED = {"InvalidToken", "TokenRefreshRequired"}  # where s3fs sees no lack of permission
 _WRITTEN = ("mtime", "LastModified", "last_modified", "created")  # when a file was written: local, S3, Azure, memory
 _REMOTE_BLOCK = 1 << 20  # bytes a read at an offset asks for at least
@@ -165,7 +165,7 @@ class Files:
             return bytes(self._fs.cat_file(self._path(path), start=start, end=end)) if end > start else b""
 
     def chunks(self, path: str, size: int, start: int = 0) -> Iterator[bytes]:
-        """Yield a file's bytes from `start` to `size` in order, 8 MiB at a time, three more on their way."""
+        """Yield a file's bytes from `start` to `size` in order, 16 MiB at a time, three more on their way."""
         starts = range(start, size, _CHUNK)
         if self.is_local or len(starts) < 2:
             return (self.read_range(path, at, min(at + _CHUNK, size)) for at in starts)

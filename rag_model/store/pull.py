@@ -32,7 +32,7 @@ from rag_model.store.mapped import write_mapped
 from rag_model.store.pulled import CURRENT, MANIFEST, blob_copy, mapped_copy, mapped_identity, stamps_of
 from rag_model.store.store import Store
 
-_THREADS = 4  # blobs at once; each holds at most 4 chunks of 8 MiB
+_THREADS = 4  # blobs at once; each holds at most 4 chunks of 16 MiB
 
 
 @dataclass(frozen=True, slots=True)

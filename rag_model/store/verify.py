@@ -26,7 +26,7 @@ class Problem:
 def verify(store: Store, snapshot: str) -> list[Problem]:
     """Return all that is wrong with a snapshot (a full id) and with the store's refs; [] when all is well.
 
-    Reads every byte of the snapshot, 16 MiB at a time on each of a few threads.
+    Reads every byte of the snapshot; each of a few threads holds at most four chunks of 16 MiB.
     """
     return [*_manifest_and_files(store, snapshot, _hashed), *_refs(store)]
 

@@ -25,7 +25,11 @@ from rag_model.store.verify import verify
 from tests.fixtures.faulty import FaultyServer, Request
 
 TRIES = 7
-LARGE = (20 << 20) + 7  # three chunks
+CHUNK = 5 << 20  # the least that S3 takes as a part of an upload; as shipped it is larger
+LARGE = 2 * CHUNK + 7
+FIRST, SECOND, LAST = (
+    f"bytes={start}-{end}" for start, end in ((0, CHUNK - 1), (CHUNK, 2 * CHUNK - 1), (2 * CHUNK, LARGE - 1))
+)
 
 
 @pytest.fixture
@@ -36,6 +40,7 @@ def store(
 ) -> Iterator[Store]:
     """A store behind the proxy, whose client does not wait long between two tries."""
     monkeypatch.setattr("rag_model.store.s3._PAUSE", 0.001)
+    monkeypatch.setattr("rag_model.store.files._CHUNK", CHUNK)
     with s3_bucket(faulty_server.url) as url:
         yield Store.open(url, create=True)
         faulty_server.fault = lambda request: None
@@ -159,21 +164,20 @@ def test_large_files_go_up_in_parts(store: Store, faulty_server: FaultyServer, l
     faulty_server.requests.clear()
     assert b"".join(store.files.chunks(large.path, large.size)) != b""
     asked = sorted(request.headers["Range"] for request in faulty_server.requests)
-    assert asked == ["bytes=0-8388607", "bytes=16777216-20971526", "bytes=8388608-16777215"]
+    assert asked == [FIRST, LAST, SECOND]
 
 
 def test_a_fetch_goes_on_where_it_broke_off(
     store: Store, faulty_server: FaultyServer, large: BlobRef, tmp_path: Path
 ) -> None:
-    last = "bytes=16777216-20971526"
-    faulty_server.fault = lambda request: "throttle" if request.headers.get("Range") == last else None
+    faulty_server.fault = lambda request: "throttle" if request.headers.get("Range") == LAST else None
     with pytest.raises(StoreError, match="reduce your request rate"):
         store.blobs.fetch(large, tmp_path / "copy")
     assert not (tmp_path / "copy").exists()
     faulty_server.fault = lambda request: None
     faulty_server.requests.clear()
     store.blobs.fetch(large, tmp_path / "copy")
-    assert [request.headers["Range"] for request in faulty_server.requests if request.method == "GET"] == [last]
+    assert [request.headers["Range"] for request in faulty_server.requests if request.method == "GET"] == [LAST]
     assert sorted(path.name for path in tmp_path.iterdir() if "copy" in path.name) == ["copy"]
 
 
@@ -218,8 +222,10 @@ _PULL = """
 import sys
 from pathlib import Path
 from rag_model.store import Store
+from rag_model.store import files
 from rag_model.store.pull import pull
-url, snapshot, dest = sys.argv[1:]
+url, snapshot, dest, chunk = sys.argv[1:]
+files._CHUNK = int(chunk)
 pull(Store.open(url), snapshot, Path(dest))
 """
 
@@ -231,9 +237,9 @@ def test_a_killed_pull_leaves_the_old_version_and_is_gone_on_with(
     pull(store, old, dest)
     content = store.snapshots.get(old).content
     new = store.snapshots.put(Manifest(replace(content, files={**content.files, "index/large.faiss": large})))
-    command = [sys.executable, "-c", _PULL, store.url, new, str(dest)]
-    last, kills = "bytes=16777216-20971526", 0
-    for deadly in ("bytes=0-8388607", last, last):
+    command = [sys.executable, "-c", _PULL, store.url, new, str(dest), str(CHUNK)]
+    kills = 0
+    for deadly in (FIRST, LAST, LAST):
         with subprocess.Popen(command, stderr=subprocess.PIPE) as child:
 
             def kill(request: Request, child: subprocess.Popen[bytes] = child, deadly: str = deadly) -> str | None:
