@@ -1,3 +1,5 @@
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -5,7 +7,7 @@ from typing import Any
 import pytest
 
 from rag_model.errors import ResourceError
-from rag_model.index.estimate import check_disk, estimate
+from rag_model.index.estimate import PROCESS, check_disk, estimate
 from rag_model.index.recipe import IndexRecipe, resolve
 from rag_model.index.structure import build
 
@@ -46,6 +48,46 @@ def test_the_work_files_are_no_larger_than_was_estimated(
     build(plan, parts, work / "index", work)
     written = sum(path.stat().st_size for path in work.iterdir()) + (work / "index").stat().st_size
     assert 0.5 * estimate(plan).work_bytes < written < 1.1 * estimate(plan).work_bytes
+
+
+PEAK = """
+import sys
+from pathlib import Path
+
+from rag_model.index.pieces import opener
+from rag_model.index.recipe import IndexRecipe, resolve
+from rag_model.index.structure import structure_of
+
+
+def high() -> int:
+    (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM:")]
+    return 1024 * int(line.split()[1])
+
+
+work, factory, n, d = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+plan = resolve(IndexRecipe(factory, cells=2, ef_construction=10), n, d)
+trained, piece, parts = work / "trained", work / "scattered", [work / "part-00000.npy"]
+builder = structure_of(plan)
+if sys.argv[5] == "shard":
+    before = high()
+    builder.shard(plan, trained, [opener(piece)], 0, work / "shard")
+    print(high() - before)
+else:
+    builder.train(plan, parts, trained)
+    builder.scatter(plan, trained, parts[0], 0, piece)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is told by Linux")
+def test_a_shard_takes_no_more_memory_than_was_estimated(make_vectors: Make, write_parts: Make, tmp_path: Path) -> None:
+    """In processes of its own: what the stage before left behind would hide it."""
+    n, d = 20_000, 128
+    write_parts(make_vectors(n, d), [])
+    command = [sys.executable, "-c", PEAK, str(tmp_path), "HNSW4", str(n), str(d)]
+    subprocess.run([*command, "scatter"], check=True)
+    taken = int(subprocess.run([*command, "shard"], check=True, capture_output=True).stdout)
+    expected = estimate(resolve(IndexRecipe("HNSW4", cells=2), n, d)).stages["shard"] - PROCESS
+    assert expected / 4 < taken < 1.2 * expected
 
 
 def test_no_stage_of_wikipedia_needs_a_large_machine() -> None:
