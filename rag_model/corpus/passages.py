@@ -7,7 +7,8 @@ which changes the bytes, changes no key that is made of them. A file appears who
 import hashlib
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import astuple, fields
+from dataclasses import fields
+from operator import attrgetter
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
@@ -39,6 +40,7 @@ PASSAGE_SCHEMA = pa.schema(
     ]
 )
 _NAMES = [field.name for field in fields(Passage)]
+_values = attrgetter(*_NAMES)  # a tenth of the time of `astuple`, which copies
 
 
 class PassageWriter:
@@ -56,7 +58,7 @@ class PassageWriter:
 
     def write(self, passage: Passage) -> None:
         """Append one passage."""
-        row = astuple(passage)
+        row = _values(passage)
         self._running.update(canonical_json(row) + b"\n")
         self._held.append(row)
         self.rows += 1
