@@ -6,11 +6,14 @@ disk itself change no time: `verify` and `pull` hash everything, stamps or not.
 """
 
 import secrets
+import time
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
 from rag_model.digest import digest_file
+
+_TICK = 0.01  # seconds; two writes within one may leave the same time of change
 
 
 class Stamps:
@@ -23,9 +26,9 @@ class Stamps:
 
     def sound(self, path: Path, identity: str) -> bool:
         """Whether a local file holds the bytes of a digest: by its stamp, else by hashing it, which stamps it."""
-        name, state = _stamp(path, identity)  # before the bytes are read: a write meanwhile makes the stamp void
-        if self._read(name) == state:
+        if self.holds(path, identity):
             return True
+        name, state = _settled(path, identity)  # before the bytes are read: a write meanwhile makes the stamp void
         if digest_file(path) != identity:
             return False
         self._write(name, state)
@@ -38,7 +41,7 @@ class Stamps:
 
     def put(self, path: Path, identity: str) -> None:
         """Say that a file holds what `identity` stands for; the caller has made sure of it."""
-        self._write(*_stamp(path, identity))
+        self._write(*_settled(path, identity))
 
     def _read(self, name: str) -> str | None:
         if name not in self._known:
@@ -59,6 +62,12 @@ class Stamps:
 def stamps_in(folder: Path) -> Stamps:
     """Return the stamps of a folder, the same object to everybody in this process."""
     return Stamps(folder)
+
+
+def _settled(path: Path, identity: str) -> tuple[str, str]:
+    """Return a file's stamp once the clock of file systems has gone on, so that a later write shows in it."""
+    time.sleep(max(0.0, path.stat().st_mtime + _TICK - time.time()) % _TICK)
+    return _stamp(path, identity)
 
 
 def _stamp(path: Path, identity: str) -> tuple[str, str]:
