@@ -7,14 +7,17 @@ pages is deleted; and a share, those of the highest ids, is there only in the se
 import bz2
 import random
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from pathlib import Path
 
 _PAGE = re.compile(rb"[ \t]*<page>.*?</page>\n?", re.DOTALL)
 _ARTICLE = re.compile(rb"<ns>0</ns>")
 _REVISION = re.compile(rb"(<revision>\s*<id>)(\d+)(</id>)")
 _PROSE = re.compile(rb"^(?!\s)[A-Z'\[][^{}|<>=*#\n]{120,}$", re.MULTILINE)  # a paragraph on a line of its own
+_WORD = re.compile(rb"(?<= )[a-z]+(?=[ ,.])")
 _HEAD = b"""<mediawiki xmlns="http://www.mediawiki.org/xml/export-0.11/" version="0.11" xml:lang="en">
   <siteinfo><dbname>benchwiki</dbname><base>https://bench.wikipedia.org/wiki/Main_Page</base><case>first-letter</case>
   <namespaces><namespace key="0" case="first-letter" /></namespaces></siteinfo>
@@ -52,19 +55,18 @@ def read_export(path: Path) -> Export:
     return Export(xml[: found[0].start()], tuple(page[0] for page in found), xml[found[-1].end() :])
 
 
-def synthetic_export(articles: int, seed: int = 0) -> Export:
-    """Return articles of a lead and two to seven sections, some 500 words each, drawn by Zipf's law."""
+def synthetic_export(articles: int, real: Export, seed: int = 0) -> Export:
+    """Return articles of a lead and two to seven sections, some 500 words each, as often as a real dump has them."""
     chance = random.Random(seed)
-    letters = "etaoinshrdlu"
-    words = ["".join(chance.choices(letters, k=chance.randint(2, 9))) for _ in range(20_000)]
-    weights = [1 / rank for rank in range(1, len(words) + 1)]
+    common = Counter(word.decode() for page in real.pages for word in _WORD.findall(page)).most_common(20_000)
+    words, weights = [word for word, _ in common], list(accumulate(count for _, count in common))
     pages = (_synthetic(page, chance, words, weights) for page in range(1, articles + 1))
     return Export(_HEAD, tuple(pages), _FOOT)
 
 
-def _synthetic(page: int, chance: random.Random, words: Sequence[str], weights: Sequence[float]) -> bytes:
+def _synthetic(page: int, chance: random.Random, words: Sequence[str], weights: Sequence[int]) -> bytes:
     def paragraph() -> str:
-        drawn = chance.choices(words, weights, k=chance.randint(30, 180))
+        drawn = chance.choices(words, cum_weights=weights, k=chance.randint(30, 180))
         cuts = range(0, len(drawn), 12)
         return " ".join(" ".join(drawn[cut : cut + 12]).capitalize() + "." for cut in cuts)
 
