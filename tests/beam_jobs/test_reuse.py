@@ -11,12 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from beam_jobs.embed import EmbedTask, embed
 from rag_model.build.encoding import EncodeRecipe
 from rag_model.build.parent import Parent
 from rag_model.corpus.chunk import ChunkRecipe
 from rag_model.errors import StoreError
 from rag_model.store.paths import articles_path, embeddings_path, passages_path
 from rag_model.store.store import Store
+from tests.fixtures import months
 from tests.fixtures.months import OLD, RECIPE, Built, Dumps, Page, build
 from tests.fixtures.tiny import save_bert
 
@@ -84,6 +86,27 @@ def test_the_same_dump_again_finds_its_own_boundaries(store: Store, dumps: Dumps
     assert first.content == again.content
     assert (again.inherited, again.parsed, again.counts["embedded"]) == (0, 0, 0)
     assert store.refs.numbers("latest") == [1, 2]
+
+
+def test_what_a_run_that_died_had_encoded_is_not_encoded_again(
+    store: Store, month: Built, dumps: Dumps, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[Any] = []
+
+    def dies(task: EmbedTask, store: Store) -> Any:
+        if done:
+            raise KeyboardInterrupt
+        done.append(embed(task, store))
+        return done[0]
+
+    with monkeypatch.context() as death, pytest.raises(KeyboardInterrupt):
+        death.setattr(months, "embed", dies)
+        build(store, dumps.new, tiny)
+    now = build(store, dumps.new, tiny)
+    known = {passage.hash for passage in month.rows}
+    new = sum(passage.hash not in known for passage in now.rows)
+    assert 0 < done[0]["encoded"] < new
+    assert now.counts["embedded"] == new - done[0]["encoded"]
 
 
 def test_a_part_without_passages_leaves_no_gap(
