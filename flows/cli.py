@@ -37,11 +37,11 @@ _ENVIRONMENT = {  # before Prefect, transformers and the like are imported; what
 
 
 def _settable(commands: tuple[str, ...], arguments: ArgumentCollection) -> ArgumentCollection:
-    """Leave out what settings must not fill in: `index` there names an index of a snapshot, and never a factory."""
+    """Leave out what settings mean otherwise: `index` there is a snapshot's, and no factory; `questions` are texts."""
     if commands != ("index",):
         return arguments
     settable = arguments.copy()
-    settable[:] = [argument for argument in arguments if "--index" not in argument.names]
+    settable[:] = [argument for argument in arguments if not {"--index", "--questions"} & set(argument.names)]
     return settable
 
 

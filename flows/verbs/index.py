@@ -27,7 +27,12 @@ def index(
         str, Parameter(help="VECTORS… OUT: .npy or Parquet files, or folders of them; then the file to write.")
     ],
     factory: Annotated[
-        str | None, Parameter(name="--index", help="A faiss factory string; left out, the best that the memory allows.")
+        str | None,
+        Parameter(
+            name="--index",
+            show_env_var=False,
+            help="A faiss factory string; left out, the best that the memory allows.",
+        ),
     ] = None,
     shards: Annotated[int | None, Parameter(help="Cells of a graph, built side by side; left out, by size.")] = None,
     metric: Annotated[Metric, Parameter(help="Inner product, or squared distance.")] = "ip",
@@ -35,14 +40,16 @@ def index(
         str | None, Parameter(help="To build in and to search in: 16GB, 512MiB; else what is free.")
     ] = None,
     recall: Annotated[float | None, Parameter(help="Set the index for this recall@20, such as 0.95.")] = None,
-    questions: Annotated[Path | None, Parameter(help="Vectors to measure with; else some of its own.")] = None,
+    questions: Annotated[
+        Path | None, Parameter(show_env_var=False, help="Vectors to measure with; else some of its own.")
+    ] = None,
     column: Annotated[str | None, Parameter(help="Of Parquet files, where several hold vectors.")] = None,
     invalid: Annotated[
         Invalid, Parameter(help="Rows with a NaN or an infinity: refuse them, or drop them and say so in OUT.rows.npy.")
     ] = "refuse",
     ef_construction: Annotated[int, Parameter(help="Candidates while a node is linked.")] = 100,
-    border: Annotated[float, Parameter(help="Further cells, a vector, whose graph holds it too.")] = 0.1,
-    linked: Annotated[float, Parameter(help="Further cells, a vector, that it is linked into.")] = 1.0,
+    border: Annotated[float, Parameter(help="Further cells, a vector, whose graph holds it too.")] = 0.0,
+    linked: Annotated[float, Parameter(help="Further cells, a vector, that it is linked into.")] = 1.2,
     seed: Annotated[int, Parameter(help="Of all that is drawn.")] = 0,
     plan: Annotated[
         bool, Parameter(negative="", help="Say what would be built and what it costs; build nothing.")
@@ -50,7 +57,7 @@ def index(
     n: Annotated[int | None, Parameter(alias="-n", help="With --plan: vectors, where there are none yet.")] = None,
     d: Annotated[int | None, Parameter(alias="-d", help="With --plan: their dimensions.")] = None,
     work: Annotated[
-        Path | None, Parameter(help="Folder for the work files, on a disk with room; else beside OUT.")
+        Path | None, Parameter(help="Folder for the work files, with room, which all workers reach; else beside OUT.")
     ] = None,
     common: Common | None = None,
 ) -> Reply:
@@ -117,11 +124,15 @@ def _document(made: Indexed) -> dict[str, Any]:
         "search": dict(seen.search),
         "questions": seen.questions,
         "k": seen.k,
-        "curve": [asdict(effort) for effort in seen.efforts],
+        "curve": [_rounded(effort) for effort in seen.efforts],
         "health": dict(seen.health),
         "notes": [*plan.notes, *([seen.note] if seen.note else [])],
         "seconds": dict(made.seconds),
     }
+
+
+def _rounded(effort: Effort) -> dict[str, Any]:
+    return {name: round(value, 4) if isinstance(value, float) else value for name, value in asdict(effort).items()}
 
 
 def _words(made: Indexed) -> str:

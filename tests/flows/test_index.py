@@ -217,7 +217,7 @@ def test_vectors_can_be_planned_for(given: Path, bookwheel: Any, tmp_path: Path)
 def test_settings_name_no_factory(given: Path, bookwheel: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`index` in settings is an index of a snapshot: for `search`, not for the verb of that name."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "bookwheel.toml").write_text('index = "exact"\nmetric = "l2"\n')
+    (tmp_path / "bookwheel.toml").write_text('index = "exact"\nquestions = "dev.csv"\nmetric = "l2"\n')
     monkeypatch.setenv("BOOKWHEEL_INDEX", "exact")
     made = bookwheel("index", given, tmp_path / "out", "--memory", "1GB", "--json")
     assert made.code == 0, made.err
