@@ -7,8 +7,8 @@ shot's recall@k is above ours at equal distance computations, negative where our
 is anonymous; `unreachable` nodes are counted by plain faiss and numpy.
 
 `--sizes A,B,C` repeats it with cells in proportion, for CPU per vector and critical path as n grows, and extrapolates;
-`--augment both` builds ours with and without the dimension that makes norms equal, and `--norms 0,0.1,0.3` repeats it
-for log-normal norms. Defaults take about a minute; the figures at a million are of
+`--norms 0,0.1,0.3` repeats it for log-normal norms, `--augment` builds ours also over vectors with one more dimension,
+which makes all norms equal. Defaults take about a minute; the figures at a million are of
 
     python tests/benchmarks/bench_hnsw.py --n 1000000 --cells 16 --jobs 2
 """
@@ -21,8 +21,8 @@ from pathlib import Path
 
 from charts import write_lines
 from extrapolate import extrapolated
-from hnsw_builds import Report, against, at_equal_distances, both, qualities, trial_of
-from synthetic import Synthetic
+from hnsw_builds import Report, Work, against, at_equal_distances, both, qualities, trial_of
+from synthetic import Synthetic, of_equal_norm
 
 from rag_model.index.recipe import IndexRecipe, resolve
 
@@ -39,7 +39,8 @@ class Case:
     cells: int
     options: argparse.Namespace
 
-    def recipe(self, augment: bool | None) -> IndexRecipe:
+    @property
+    def recipe(self) -> IndexRecipe:
         """Return the recipe of ours."""
         options = self.options
         storage = "" if options.storage == "Flat" else f"_{options.storage}"
@@ -50,7 +51,6 @@ class Case:
             cells=self.cells,
             border=options.border,
             linked=options.linked,
-            augment=augment,
         )
 
 
@@ -59,37 +59,34 @@ def measure(case: Case, folder: Path) -> Report:
     options = case.options
     made = Synthetic(options.dim, case.norms)
     parts = made.parts(folder, case.n, options.parts)
-    recipes = {name: case.recipe(augment) for name, augment in _choices(options.augment).items()}
-    plans = {name: resolve(recipe, case.n, options.dim) for name, recipe in recipes.items()}
-    builds = both(plans, parts, folder, options.jobs)
+    plan = resolve(case.recipe, case.n, options.dim)
+    works: dict[str, Work] = {"ours": (plan, parts)}
+    if options.augment:
+        works["equal_norm"] = (
+            resolve(case.recipe, case.n, options.dim + 1),
+            of_equal_norm(parts, folder / "equal_norm_parts"),
+        )
+    builds = both(works, folder, options.jobs)
     trial = trial_of(parts, options.metric, made.questions(options.questions), options.k)
     found = qualities(builds, trial, options.jobs)
-    first = next(iter(plans))
-    larger = extrapolated(case.recipe(None), plans[first], parts, builds[first], folder)
     return {
         "n": case.n,
         "norms": case.norms,
-        "cells": plans[first].cells,
-        "factory": plans[first].factory,
-        **against(first, builds, found, plans[first]),
-        **{name: against(name, builds, found, plan) for name, plan in plans.items() if name != first},
+        "cells": plan.cells,
+        "factory": plan.factory,
+        **against("ours", builds, found, plan),
+        **{name: against(name, builds, found, work[0]) for name, work in works.items() if name != "ours"},
         "recall_at_distances": at_equal_distances(found),
-        "wikipedia": larger,
+        "wikipedia": extrapolated(case.recipe, plan, parts, builds["ours"], folder),
         "builds": {name: build.report() | found[name].report() for name, build in builds.items()},
     }
-
-
-def _choices(augment: str) -> dict[str, bool | None]:
-    if augment == "both":
-        return {"augmented": True, "plain": False}
-    return {"ours": {"auto": None, "on": True, "off": False}[augment]}
 
 
 def scaling(rows: list[Report]) -> list[Report]:
     """Return CPU microseconds a vector and critical path by size."""
     told = []
     for row in rows:
-        single, ours = row["builds"].values()
+        single, ours = (row["builds"][name] for name in ("one_shot", "ours"))
         told.append(
             {
                 "n": row["n"],
@@ -133,7 +130,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--metric", choices=("ip", "l2"), default="ip")
     parser.add_argument("--storage", choices=("Flat", "SQfp16", "SQ8"), default="Flat")
     parser.add_argument("--norms", type=_numbers, default=[0.0], help="sigma of log-normal norms; 0: all are 1")
-    parser.add_argument("--augment", choices=("auto", "on", "off", "both"), default="auto")
+    parser.add_argument("--augment", action="store_true", help="also with one more dimension, so that norms are equal")
     parser.add_argument("--questions", type=int, default=2_000)
     parser.add_argument("--k", type=int, default=20)
     parser.add_argument("--jobs", type=int, default=1, help="builds side by side, and threads that measure recall")

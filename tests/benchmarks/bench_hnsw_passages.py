@@ -19,13 +19,13 @@ from synthetic import written
 
 from rag_model.index.recipe import IndexPlan, IndexRecipe, resolve
 
-PARTS = 8
+PARTS = 4
 
 
 def measure(vectors: Embedded, plans: dict[str, IndexPlan], folder: Path, options: argparse.Namespace) -> Report:
     """Build one shot and every plan; compare."""
     parts = written(folder, vectors.passages, PARTS)
-    builds = both(plans, parts, folder, options.jobs)
+    builds = both({name: (plan, parts) for name, plan in plans.items()}, folder, options.jobs)
     found = qualities(builds, trial_of(parts, "ip", vectors.questions, options.k), options.jobs)
     return {
         **{name: against(name, builds, found, plan) for name, plan in plans.items()},

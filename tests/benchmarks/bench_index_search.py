@@ -80,7 +80,7 @@ def main() -> None:
     plan = resolve(recipe, options.n, options.dim)
     with tempfile.TemporaryDirectory() as folder:
         parts = made.parts(Path(folder), options.n, 8)
-        builds = both({"ours": plan}, parts, Path(folder), options.jobs)
+        builds = both({"ours": (plan, parts)}, Path(folder), options.jobs)
         trial = trial_of(parts, "ip", made.questions(options.questions), options.k)
         tuned = {name: tune(open_index(build.path), trial, options.target) for name, build in builds.items()}
         effort = {name: found.search["efSearch"] for name, found in tuned.items()}

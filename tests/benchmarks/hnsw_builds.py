@@ -27,6 +27,7 @@ from rag_model.index.structure import opener, structure_of
 STEPS = (32, 45, 64, 90, 128, 181, 256, 362, 512)  # efSearch
 MERGE_ROOM_MB = 128  # what a merge may hold beside the graph
 Report = dict[str, Any]
+Work = tuple[IndexPlan, Sequence[Path]]  # what is built, and the vectors
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,12 +102,11 @@ def by_cells(plan: IndexPlan, parts: Sequence[Path], folder: Path) -> Build:
     return Build(out, stages | {"merge": [merge]})
 
 
-def both(plans: dict[str, IndexPlan], parts: Sequence[Path], folder: Path, jobs: int) -> dict[str, Build]:
-    """Build one shot and, by name, every plan; two jobs build two of them at a time."""
-    first = next(iter(plans.values()))
+def both(works: dict[str, Work], folder: Path, jobs: int) -> dict[str, Build]:
+    """Build the first work in one shot, and by name every work by cells; two jobs build two of them at a time."""
     with ThreadPoolExecutor(jobs) as pool:
-        single = pool.submit(one_shot, first, parts, folder / "one_shot.faiss")
-        ours = {name: pool.submit(by_cells, plan, parts, folder / name) for name, plan in plans.items()}
+        single = pool.submit(one_shot, *next(iter(works.values())), folder / "one_shot.faiss")
+        ours = {name: pool.submit(by_cells, plan, parts, folder / name) for name, (plan, parts) in works.items()}
         return {"one_shot": single.result()} | {name: build.result() for name, build in ours.items()}
 
 
@@ -134,8 +134,10 @@ class Quality:
 
 
 def quality(path: Path, trial: Trial) -> Quality:
-    """Measure an index file."""
+    """Measure an index file; one of more dimensions than the questions have is asked with zeros behind them."""
     index = open_index(path)
+    wider = np.pad(trial.vectors, ((0, 0), (0, index.dim - trial.vectors.shape[1])))
+    trial = replace(trial, vectors=wider)
     found = [_effort(index, trial, step) for step in STEPS]
     return Quality([effort for effort, _ in found], [replace(e, recall_p5=worst) for e, worst in found], *_walk(path))
 

@@ -1,0 +1,91 @@
+"""The benchmarks of indexes run, on little: what they print is a number a person relies on."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+FOLDER = Path(__file__).parents[2] / "benchmarks"
+
+
+def report(name: str, *arguments: str | Path) -> dict[str, Any]:
+    command = [sys.executable, str(FOLDER / name), *map(str, arguments)]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    parsed: dict[str, Any] = json.loads(done.stdout)  # one line, or this fails
+    return parsed
+
+
+def test_hnsw_by_cells_is_measured_beside_one_shot(tmp_path: Path) -> None:
+    tiny = ["--cells", "2", "--parts", "1", "--dim", "16", "--links", "4", "--questions", "40", "--k", "5"]
+    found = report("bench_hnsw.py", "--sizes", "300,600", *tiny, "--plot", tmp_path / "scaling.svg")
+    small, large = found["rows"]
+    assert (small["n"], small["cells"], large["n"], large["cells"]) == (300, 1, 600, 2)
+    for row in found["rows"]:
+        one, ours = row["builds"]["one_shot"], row["builds"]["ours"]
+        assert row["cpu_ratio"] == pytest.approx(ours["cpu_s"] / one["cpu_s"], rel=1)  # rounded, on little
+        assert {"train", "scatter", "shard", "merge"} == set(ours["stages"])
+        assert ours["stages"]["shard"]["runs"] == row["shards"] == row["cells"]
+        assert row["unreachable"] == 0
+        assert row["shortfall_mean"] < 0.1
+        assert row["wikipedia"]["n"] == 21_015_324
+    assert [row["n"] for row in found["scaling"]] == [300, 600]
+    assert ElementTree.parse(tmp_path / "scaling.svg").getroot().tag.endswith("svg")
+
+
+def test_hnsw_is_measured_with_and_without_the_added_dimension() -> None:
+    tiny = [
+        "--n",
+        "300",
+        "--cells",
+        "2",
+        "--parts",
+        "1",
+        "--dim",
+        "16",
+        "--links",
+        "4",
+        "--questions",
+        "20",
+        "--k",
+        "5",
+    ]
+    found = report("bench_hnsw.py", *tiny, "--norms", "0.5", "--augment")
+    assert set(found["recall_at_distances"]) == {"one_shot", "ours", "equal_norm"}
+
+
+def test_passages_are_measured_as_synthetic_vectors_are(tmp_path: Path) -> None:
+    words = ["river", "king", "physics", "opera", "football", "castle", "protein", "railway"]
+    passages, questions = tmp_path / "passages.jsonl", tmp_path / "questions.jsonl"
+    rows = [{"title": a, "text": f"{b} and {c}"} for a in words for b in words for c in words]
+    passages.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    questions.write_text("".join(f"{json.dumps({'question': word})}\n" for word in words))
+    given = ["--passages", passages, "--questions", questions, "--asked", "8", "--cache", tmp_path]
+    found = report("bench_hnsw_passages.py", *given, "--count", "300", "--cells", "2", "--links", "4", "--k", "5")
+    assert (found["passages"], found["questions"], found["dim"]) == (300, 8, 384)
+    assert found["2 cells"]["shards"] == 2
+    again = report("bench_index_memory.py", *given, "--n", "300", "--k", "5", "--only", "HNSW8")  # embeds nothing
+    assert again["real"]
+    assert again["indexes"][0]["recall_mean"] > 0.9
+
+
+def test_search_is_raced_against_bare_faiss() -> None:
+    tiny = ["--n", "600", "--dim", "16", "--cells", "2", "--links", "4", "--questions", "40", "--k", "5"]
+    found = report("bench_index_search.py", *tiny, "--rounds", "2")
+    assert min(found["recall"].values()) >= 0.95
+    assert found["ratio"]["batch"] > 0
+    assert len(found["rounds"]["ours"]) == 2
+
+
+def test_memory_is_projected_and_recall_measured(tmp_path: Path) -> None:
+    table, kinds = tmp_path / "table.md", ["Flat", "HNSW8_SQ8", "IVF,RaBitQ4,Refine(vectors)"]
+    tiny = ["--n", "1200", "--dim", "32", "--asked", "20", "--k", "5", "--markdown", table]
+    flat, graph, lists = report("bench_index_memory.py", *tiny, "--only", *kinds)["indexes"]
+    assert flat["index_gb"] == pytest.approx(4 * 768 * 21_015_324 / 1e9, abs=0.1)
+    assert flat["recall_mean"] == 1
+    assert flat["index_gb"] > graph["index_gb"] > lists["index_gb"]
+    assert lists["vectors_on_disk_gb"] > 0
+    assert len(table.read_text().splitlines()) == 2 + len(kinds)
