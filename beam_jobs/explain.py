@@ -23,6 +23,7 @@ from rag_model.build.recipe import Recipe
 from rag_model.build.sizing import plan_indexes
 from rag_model.corpus.chunk import chunk_part
 from rag_model.corpus.lineage import Inheritance
+from rag_model.corpus.records import Plan
 from rag_model.digest import digest_bytes, digest_file
 from rag_model.encoders.embed import count_known
 from rag_model.index.recipe import IndexPlan
@@ -37,13 +38,13 @@ Facts = Mapping[str, Any]
 class Outlook:
     """What one stage would find."""
 
-    stage: str  # chunk, embed, or an index: index/hnsw
-    unit: str  # articles, passages, indexes
+    stage: str  # plan, chunk, embed, or an index: index/hnsw
+    unit: str  # parts, articles, passages, indexes
     reused: int  # units that would not be made again
     total: int
     tasks: int
     recorded: int  # tasks of which all is there
-    changed: Mapping[str, int]  # input -> tasks of which the nearest record has another; `no record`: there is none
+    changed: Mapping[str, int]  # input -> tasks whose nearest record (or range) has another; `no record`: there is none
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +128,22 @@ def explain(
             look.at_vectors(cut, parent.encoded(part, encoding.space.digest))
     plans = plan_indexes(recipe.index, look.cuts, encoding.space.dim, worker_memory(beam_options))
     indexes = tuple(look.at_index(name, plan) for name, plan in plans.items())
-    stages = (look.chunk.outlook("chunk", "articles"), look.embed.outlook("embed", "passages"), *indexes)
+    stages = (
+        _ranges(plan, parent),
+        look.chunk.outlook("chunk", "articles"),
+        look.embed.outlook("embed", "passages"),
+        *indexes,
+    )
     return Explained(ref, parent.manifest.id if parent.manifest else None, stages)
+
+
+def _ranges(plan: Plan, parent: Parent) -> Outlook:
+    """Compare the parts' ranges of pages with the parent's: a part whose range stayed can be the same file."""
+    before = parent.manifest.content.parts if parent.manifest else ()
+    kept = {(part.first_page, part.last_page) for part in before}
+    there = sum((part.first_page, part.last_page) in kept for part in plan.parts)
+    moved = len(plan.parts) - there
+    return Outlook("plan", "parts", there, len(plan.parts), len(plan.parts), there, {"range": moved} if moved else {})
 
 
 class _Look:

@@ -34,6 +34,7 @@ def look(store: Store, dumps: Dumps, tiny: Path) -> Callable[..., dict[str, Outl
 def test_of_the_same_dump_all_is_there(look: Any, month: Built) -> None:
     found = look()
     rows = month.counts["passages"]
+    assert found["plan"] == Outlook("plan", "parts", 3, 3, 3, 3, {})
     assert found["chunk"] == Outlook("chunk", "articles", 24, 24, 3, 3, {})
     assert found["embed"] == Outlook("embed", "passages", rows, rows, 3, 3, {})
     assert found["index/hnsw"] == Outlook("index/hnsw", "indexes", 0, 1, 1, 0, {"no record": 1})
@@ -47,6 +48,7 @@ def test_of_a_new_dump_it_foretells_what_the_build_then_counts(
     assert sorted(path for path in Path(store.files.local_path("")).rglob("*")) == files, "nothing is written"
     assert found["chunk"].changed == {"source": found["chunk"].tasks - found["chunk"].recorded}
     now = build(store, dumps.new, tiny)
+    assert (found["plan"].reused, found["plan"].changed["range"]) == (2, found["plan"].total - 2)
     assert found["chunk"].total - found["chunk"].reused == now.parsed == 5
     assert (found["embed"].reused, found["embed"].total) == (now.counts["reused"], now.counts["passages"])
     assert set(found["embed"].changed) == {"passages"}
@@ -77,4 +79,5 @@ def test_another_encoder_is_named_by_its_space(look: Any, tmp_path: Path) -> Non
 def test_an_empty_store_has_nothing(dumps: Dumps, tiny: Path, tmp_path: Path) -> None:
     found = explain(Store.open(str(tmp_path), create=True), dumps.old, str(tiny), GRAPH)
     assert found.parent is None
-    assert all((row.reused, set(row.changed)) == (0, {"no record"}) for row in found.stages)
+    assert found.stages[0].changed == {"range": 3}
+    assert all((row.reused, set(row.changed)) == (0, {"no record"}) for row in found.stages[1:])

@@ -152,10 +152,19 @@ def test_explain_says_what_is_there_and_builds_nothing(
     found = reindex(library, "--explain").json
     assert found["parent"] == Store.open(str(library)).snapshots.resolve("latest")
     stages = {row["stage"]: (row["reused"], row["total"], row["changed"]) for row in found["stages"]}
+    assert stages.pop("plan") == (2, 2, {})
     assert stages == {"chunk": (3, 3, {}), "embed": (232, 232, {}), "index/hnsw": (1, 1, {})}
     given = ["--dump", mini_dump, "--encoder", tiny, "--store", library]
     table = bookwheel("reindex", *given, "--explain").out.splitlines()
-    assert [line.split()[0] for line in table] == ["parent", "stage", "chunk", "embed", "index/hnsw", "index/ivfpq"]
+    assert [line.split()[0] for line in table] == [
+        "parent",
+        "stage",
+        "plan",
+        "chunk",
+        "embed",
+        "index/hnsw",
+        "index/ivfpq",
+    ]
     assert records(library) == before
 
 
