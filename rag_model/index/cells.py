@@ -1,8 +1,8 @@
 """Cells: how a corpus is cut so that HNSW graphs can be built apart and still be stitched into one.
 
 k-means of a sample gives the centroids. Each vector belongs to its nearest cell. Of all pairs of a vector and one of
-the next cells, the nearest `border` (as a share of the vectors) join that cell's graph too, and the next `linked` are
-linked into it without joining it: it is these two that tie neighbouring graphs together.
+the next cells, the nearest `border` (so many a vector) join that cell's graph too, and the next `linked` are linked
+into it without joining it: it is these two that tie neighbouring graphs together.
 """
 
 from dataclasses import dataclass
