@@ -62,7 +62,13 @@ def _publish(store: Store, manifest: Manifest, ref: str, judge: Callable[[Vitals
     snapshot = store.snapshots.put(replace(manifest, parents=parents))
     for _ in range(_TRIES):
         now = store.refs.current(ref)
-        verdict = judge(vitals(store.snapshots.get(now.snapshot)) if now else None)
+        try:
+            parent = vitals(store.snapshots.get(now.snapshot)) if now else None
+        except StoreError:
+            if store.refs.current(ref) == now:
+                raise
+            continue  # the ref moved on, and what it named before has expired
+        verdict = judge(parent)
         if not verdict.passed:
             return Published(snapshot, verdict, None)
         if now is not None and now.snapshot == snapshot:

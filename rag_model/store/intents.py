@@ -8,7 +8,9 @@ A writer writes its intent and *then* reads the sweeps; a sweep writes what it c
 So of the two at least one sees the other, on any store whose listings show what was written:
 
 * a sweep that meets an intent it does not know of deletes nothing, and plans anew with it;
-* a writer that meets a sweep which does not know of it waits as long as what it relies on is condemned: one batch.
+* a writer that meets a sweep which does not know of it waits as long as what it relies on is condemned: one batch;
+* a blob is written and *then* the sweeps are read, and it is written again as long as one condemns it; a sweep writes
+  what it condemns and *then* looks at each file once more, and leaves what was written meanwhile.
 
 Whoever dies leaves its file. An intent counts for an hour after it was last written, a sweep for two minutes, and the
 living write theirs again in between. Times are those of the store's own files, never of a writer's clock, so clocks
@@ -19,7 +21,7 @@ that disagree lose nothing. A writer that slept for longer than its intent count
 import re
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -95,6 +97,20 @@ class Intents:
         if found is None:
             raise StoreError(f"{self.files.url_of(path)} was deleted just after it was written: run it again")
         return found.written
+
+    def write(self, path: str, put: Callable[[], None]) -> None:
+        """Write a file, again if a sweep may have deleted it meanwhile, so that it is there afterwards.
+
+        Raises:
+            StoreError: the store cannot be written.
+        """
+        put()
+        while (found := self.files.find(path)) is None or self._condemned(path, found.written):
+            time.sleep(_PAUSE)
+            put()
+
+    def _condemned(self, path: str, now: float) -> bool:
+        return any(path in mark["condemned"] for _, _, mark in self._counting("sweeps", now - SWEEP_COUNTS))
 
     def _endangered(self, name: str, needs: list[str] | None, now: float) -> bool:
         """Whether a sweep that does not know of an intent may be deleting what it relies on."""

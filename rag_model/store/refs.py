@@ -70,12 +70,23 @@ class Refs:
 
     def current(self, name: str) -> RefMove | None:
         """Return a ref's newest move; None when the ref does not exist."""
-        numbers = self.numbers(name)
-        return self.at(name, numbers[-1]) if numbers else None
+        moves = self._read(name, slice(-1, None))
+        return moves[0] if moves else None
 
     def history(self, name: str) -> list[RefMove]:
         """Return all moves of a ref, oldest first; [] when it does not exist."""
-        return [self.at(name, number) for number in self.numbers(name)]
+        return self._read(name, slice(None))
+
+    def _read(self, name: str, some: slice) -> list[RefMove]:
+        """Read some of the moves that are listed; once more where one was forgotten after that, since a newer came."""
+        numbers = self.numbers(name)
+        while True:
+            try:
+                return [self.at(name, number) for number in numbers[some]]
+            except StoreError:
+                listed, numbers = numbers, self.numbers(name)
+                if listed == numbers:
+                    raise
 
     def at(self, name: str, number: int) -> RefMove:
         """Return move `number` of a ref.

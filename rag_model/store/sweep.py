@@ -48,10 +48,11 @@ class View:
 
     def covers(self, later: "View") -> bool:
         """Whether nothing came since."""
-        return self._names >= later._names
+        return self.names >= later.names
 
     @property
-    def _names(self) -> frozenset[str]:
+    def names(self) -> frozenset[str]:
+        """The paths of all of it."""
         files = frozenset(file.path for file in (*self.moves, *self.manifests))
         return files | {f"intents/{intent.name}.json" for intent in self.intents}
 
@@ -66,7 +67,7 @@ def rehearse(store: Store, plan: Plan) -> list[Found]:
         StoreError: the store cannot be read, or its clock cannot be asked, which takes a small file.
     """
     with _sweeping(store) as condemn:
-        return list(plan(View.of(store, condemn((), ()))))
+        return list(_planned(store, plan, condemn)[1])
 
 
 def sweep(store: Store, plan: Plan, *, threads: int) -> list[Found]:
@@ -78,11 +79,25 @@ def sweep(store: Store, plan: Plan, *, threads: int) -> list[Found]:
     deleted: list[Found] = []
     with _sweeping(store) as condemn:
         for _ in range(_PLANS):
-            view = View.of(store, condemn((), ()))
-            doomed = plan(view)
+            view, doomed = _planned(store, plan, condemn)
             if _all_deleted(store, view, doomed, condemn, threads, deleted):
                 return deleted
-    raise StoreError(f"writers came to {store.url} {_PLANS} times while it was looked at: run it again")
+    raise _never_still(store)
+
+
+def _planned(store: Store, plan: Plan, condemn: "Condemn") -> tuple[View, Sequence[Found]]:
+    for _ in range(_PLANS):
+        view = View.of(store, condemn((), ()))
+        try:
+            return view, plan(view)
+        except StoreError:
+            if view.names == View.of(store, view.now).names:
+                raise
+    raise _never_still(store)  # what could not be read had gone meanwhile
+
+
+def _never_still(store: Store) -> StoreError:
+    return StoreError(f"writers came to {store.url} {_PLANS} times while it was looked at: run it again")
 
 
 def _all_deleted(
@@ -97,14 +112,15 @@ def _all_deleted(
         with ThreadPoolExecutor(threads) as pool:
             gone = list(pool.map(partial(_delete, store, until), batch))
         deleted += [file for file, is_gone in zip(batch, gone, strict=True) if is_gone]
-        if not all(gone):
+        if time.monotonic() > until:
             return False
     return True
 
 
 def _delete(store: Store, until: float, file: Found) -> bool:
-    """Delete a file; False where the batch took so long that writers may have stopped waiting for it."""
-    if time.monotonic() > until:
+    """Delete a file, unless it was written again since it was listed, or writers may have stopped waiting for it."""
+    now = store.files.find(file.path)
+    if time.monotonic() > until or now is None or now.written != file.written:
         return False
     store.files.remove(file.path)
     return True
