@@ -132,6 +132,23 @@ def test_facts_say_how_the_lists_are_filled(make_vectors: Make, write_parts: Mak
     assert lists.nprobe == plan.search["nprobe"]
 
 
+@pytest.mark.parametrize("filled", [1, 2, 3, 4])
+def test_few_filled_lists_are_laid_out_as_faiss_does(filled: int, write_parts: Make, tmp_path: Path) -> None:
+    """faiss names the sizes of all lists where more than half hold something, else of those alone."""
+    centroids = np.eye(4, 8, dtype=np.float32)
+    one = faiss.index_factory(8, "IVF4,Flat")
+    one.quantizer.add(centroids)
+    one.is_trained = True
+    write(one, tmp_path / "trained")
+    parts, pieces = write_parts(np.repeat(centroids[:filled], 50, axis=0)), [tmp_path / "piece"]
+    one.add(np.load(parts[0]))
+    assert sum(one.invlists.list_size(number) > 0 for number in range(4)) == filled
+    plan = resolve(IndexRecipe("IVF4,Flat", "l2"), 50 * filled, 8)
+    ivf.scatter(plan, tmp_path / "trained", parts[0], 0, pieces[0])
+    _merge(plan, parts, pieces, tmp_path / "out")
+    assert (tmp_path / "out").read_bytes() == faiss.serialize_index(one).tobytes()
+
+
 @pytest.mark.parametrize("d", [1, 9])
 @pytest.mark.parametrize("distinct", [1, 7, 0])
 @pytest.mark.parametrize("factory", ["IVF,RaBitQ4,Refine(SQ8)", "IVF_HNSW8,PQ", "IVF,RaBitQ", "IVF,SQ8"])
