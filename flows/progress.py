@@ -1,9 +1,5 @@
-"""Progress that people see: a bar on a terminal, plain lines elsewhere, an artifact in the Prefect UI.
+"""Progress of a flow's stages that people see: on standard error, and as an artifact in the Prefect UI."""
 
-All of it goes to standard error: standard output is the verb's reply.
-"""
-
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,12 +9,9 @@ from uuid import UUID
 
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
 from prefect.context import FlowRunContext
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from beam_jobs.job import OnProgress
-
-_PLAIN_SECONDS = 10.0  # between two plain lines: a log is read, not watched
+from flows.console import shown
 
 
 @dataclass
@@ -38,9 +31,8 @@ class StageClock:
 
 @contextmanager
 def _stage_progress(stage: str) -> Iterator[OnProgress]:
-    console = Console(stderr=True)
     artifact = _Artifact(stage) if FlowRunContext.get() else None
-    with _bar(stage, console) if console.is_terminal else _lines(stage) as show:
+    with shown(stage) as show:
 
         def tell(done: int, total: int) -> None:
             show(done, total)
@@ -48,30 +40,6 @@ def _stage_progress(stage: str) -> Iterator[OnProgress]:
                 artifact(done, total)
 
         yield tell
-
-
-@contextmanager
-def _bar(stage: str, console: Console) -> Iterator[OnProgress]:
-    columns = TextColumn("{task.description:<12}"), BarColumn(), MofNCompleteColumn()
-    with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console) as bar:
-        task = bar.add_task(stage, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
-
-
-@contextmanager
-def _lines(stage: str) -> Iterator[OnProgress]:
-    started = last = time.monotonic()
-    print(f"{stage} …", file=sys.stderr, flush=True)
-
-    def show(done: int, total: int) -> None:
-        nonlocal last
-        now = time.monotonic()
-        if now - last >= _PLAIN_SECONDS:
-            last = now
-            print(f"{stage} {done}/{total}, {now - started:.0f} s", file=sys.stderr, flush=True)
-
-    yield show
-    print(f"{stage} done, {time.monotonic() - started:.1f} s", file=sys.stderr, flush=True)
 
 
 class _Artifact:

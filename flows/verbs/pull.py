@@ -6,6 +6,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from flows.console import shown
 from flows.reply import Common, Reply, StoreUrl
 from rag_model.store.kinds import chosen
 from rag_model.store.pull import pull as pull_snapshot
@@ -46,7 +47,8 @@ def pull(
     opened = Store.open(store)
     manifest = opened.snapshots.get(opened.snapshots.resolve(ref))
     select = chosen(manifest.content, indexes=index, embeddings=not no_embeddings, passages_only=passages_only)
-    report = pull_snapshot(opened, manifest.id, dest, select=select, mapped=not no_mapped)
+    with shown("pull", as_bytes=True) as tell:
+        report = pull_snapshot(opened, manifest.id, dest, select=select, mapped=not no_mapped, on_progress=tell)
     document = {**asdict(report), "path": str(report.path)}
     text = (
         f"snapshot {report.snapshot[:12]} is in {report.path}: "

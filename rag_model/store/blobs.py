@@ -5,10 +5,10 @@ A blob lies at `blobs/<first two hex digits>/<all 64>`; `sha256sum` of the file 
 
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from threading import Event
 from typing import Any, BinaryIO, Self
 
 from rag_model.digest import ALGORITHM, digest_bytes, digest_file
@@ -16,6 +16,7 @@ from rag_model.errors import StoreError
 from rag_model.store.cache import cache_folder, cache_stamps, make_room, used
 from rag_model.store.fetch import fetch
 from rag_model.store.files import Files
+from rag_model.store.intents import Intents
 
 _ID = re.compile(rf"{ALGORITHM}:[0-9a-f]{{64}}")
 _TRUSTED = 12 * 3600.0  # seconds; half of the margin of `gc`, so clocks may be as far apart
@@ -74,17 +75,14 @@ class Blobs:
             ref = BlobRef(digest_file(path), path.stat().st_size)
         except OSError as error:
             raise StoreError(f"cannot read {path} to store it: {error}") from error
-        if not self._trusted(ref):
-            self.files.upload(path, ref.path)
-            if self.files.is_local:
-                cache_stamps().put(self.files.local_path(ref.path), ref.id)
+        if self._put(ref, partial(self.files.upload, path, ref.path)) and self.files.is_local:
+            cache_stamps().put(self.files.local_path(ref.path), ref.id)
         return ref
 
     def put_bytes(self, data: bytes) -> BlobRef:
         """Store a few bytes."""
         ref = BlobRef(digest_bytes(data), len(data))
-        if not self._trusted(ref):
-            self.files.put(ref.path, data)
+        self._put(ref, partial(self.files.put, ref.path, data))
         return ref
 
     def exists(self, ref: BlobRef) -> bool:
@@ -113,19 +111,20 @@ class Blobs:
             raise self._damaged(ref)
         return data
 
-    def fetch(self, ref: BlobRef, dest: Path, stop: Event | None = None) -> None:
+    def fetch(self, ref: BlobRef, dest: Path, watch: Callable[[int], None] = lambda size: None) -> None:
         """Copy a blob to a local path, which appears whole and verified or not at all; memory stays small.
 
-        An interrupted copy is gone on with where it ended. Setting `stop` interrupts it from another thread.
+        An interrupted copy is gone on with where it ended. `watch` is called with the number of bytes that there are
+        to begin with, and then with those of each chunk; what it raises interrupts the copy.
 
         Raises:
             StoreError: the blob is missing or damaged, or `dest` cannot be written.
         """
 
         def rest(start: int) -> Iterator[bytes]:
+            watch(start)
             for chunk in self.files.chunks(ref.path, ref.size, start):
-                if stop and stop.is_set():
-                    raise StoreError(f"stopped while fetching blob {ref.id}; run it again to go on")
+                watch(len(chunk))
                 yield chunk
 
         try:
@@ -164,10 +163,13 @@ class Blobs:
         """Return the blob's full URL, which any fsspec reader opens."""
         return self.files.url_of(ref.path)
 
-    def _trusted(self, ref: BlobRef) -> bool:
-        """Whether a blob is there and so young that no `gc` can be deleting it."""
+    def _put(self, ref: BlobRef, write: Callable[[], None]) -> bool:
+        """Write a blob, unless it is there and so young that no `gc` can be deleting it; whether it was written."""
         found = self.files.find(ref.path)
-        return found is not None and found.size == ref.size and time.time() - found.written < _TRUSTED
+        if found is not None and found.size == ref.size and time.time() - found.written < _TRUSTED:
+            return False
+        Intents(self.files).write(ref.path, write)
+        return True
 
     def _require(self, ref: BlobRef) -> None:
         size = self.files.size(ref.path)

@@ -13,11 +13,12 @@ A reader opens `DEST/current` once and keeps that folder, which never changes: i
 import os
 import secrets
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Event
+from threading import Lock
 
 from rag_model.digest import digest_file
 from rag_model.errors import ResourceError, StoreError
@@ -52,13 +53,14 @@ def pull(
     *,
     select: Callable[[str], bool] = lambda path: True,
     mapped: bool = True,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> PullReport:
     """Bring a snapshot (an id, a unique prefix or a ref) to `dest`; `select` says which of its files.
 
     A later pull of the same snapshot that selects more adds files to the same folder. An interrupted pull
     leaves `current` as it was; the next goes on where it stopped, within a file too. What lies in `dest`
     already is hashed again, and replaced if damaged. `mapped` derives the memory-mapped copy of the passages,
-    which takes about three times their room.
+    which takes about three times their room. `on_progress` is called with the bytes that are there and all bytes.
 
     Raises:
         ResourceError: `dest` has not enough room; nothing was fetched.
@@ -71,7 +73,7 @@ def pull(
     _check_room(dest, blobs)
     passages = {ref for path, ref in files.items() if mapped and kind_of(path) == "passages"}
     try:
-        fetched = _obtain_all(store, blobs, passages, dest)
+        fetched = _obtain_all(store, blobs, passages, dest, _Watch(sum(ref.size for ref in blobs), on_progress))
         _place(manifest, files, dest)
     except OSError as error:
         raise StoreError(f"cannot write {dest}: {error.strerror or error}") from error
@@ -95,33 +97,55 @@ def _check_room(dest: Path, blobs: list[BlobRef]) -> None:
         )
 
 
-def _obtain_all(store: Store, blobs: list[BlobRef], passages: set[BlobRef], dest: Path) -> list[bool]:
+class _Watch:
+    """Counts bytes for all threads; when one fails, the others stop where they are: what they have is kept."""
+
+    def __init__(self, total: int, tell: Callable[[int, int], None]) -> None:
+        self._done, self._total, self._tell, self._lock = 0, total, tell, Lock()
+        self._failure: BaseException | None = None
+
+    def __call__(self, size: int) -> None:
+        with self._lock:
+            if self._failure is not None:
+                raise self._failure  # whoever is asked first tells the cause
+            self._done += size
+            self._tell(min(self._done, self._total), self._total)
+
+    @contextmanager
+    def stopping(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException as failure:
+            self._failure = self._failure or failure
+            raise
+
+
+def _obtain_all(store: Store, blobs: list[BlobRef], passages: set[BlobRef], dest: Path, watch: _Watch) -> list[bool]:
     """Have every blob in `dest`, the largest first, since they take longest; whether each had to be fetched."""
-    stop = Event()
 
     def obtain(ref: BlobRef) -> bool:
-        new = _obtain(store, ref, dest, stop)
-        if ref in passages:
-            _derive(ref, dest)
+        with watch.stopping():
+            new = _obtain(store, ref, dest, watch)
+            if ref in passages:
+                _derive(ref, dest)
         return new
 
-    with ThreadPoolExecutor(_THREADS) as pool:
-        try:
-            ordered = sorted(blobs, key=lambda ref: -ref.size)
-            fetched = dict(zip(ordered, pool.map(obtain, ordered), strict=True))
-        finally:
-            stop.set()  # after a failure the others need not go on to their ends; what they have is kept
+    with ThreadPoolExecutor(_THREADS) as pool, watch.stopping():
+        ordered = sorted(blobs, key=lambda ref: -ref.size)
+        fetched = dict(zip(ordered, pool.map(obtain, ordered), strict=True))
     return [fetched[ref] for ref in blobs]
 
 
-def _obtain(store: Store, ref: BlobRef, dest: Path, stop: Event) -> bool:
+def _obtain(store: Store, ref: BlobRef, dest: Path, watch: _Watch) -> bool:
     """Have a sound copy of a blob in `dest`; True when it had to be fetched."""
     copy = blob_copy(dest, ref)
-    new = not (copy.is_file() and copy.stat().st_size == ref.size and digest_file(copy) == ref.id)
-    if new:
-        store.blobs.fetch(ref, copy, stop)
+    sound = copy.is_file() and copy.stat().st_size == ref.size and digest_file(copy) == ref.id
+    if sound:
+        watch(ref.size)
+    else:
+        store.blobs.fetch(ref, copy, watch)
     stamps_of(dest).put(copy, ref.id)
-    return new
+    return not sound
 
 
 def _derive(ref: BlobRef, dest: Path) -> None:
@@ -154,8 +178,12 @@ def _place(manifest: Manifest, files: dict[str, BlobRef], dest: Path) -> None:
 
 def _move(building: Path, place: Path) -> None:
     """Move a folder to `place`; where that exists (same id, so same files), add and repair file by file."""
-    if not place.is_dir():
+    try:
         building.rename(place)
+    except OSError:  # it exists, perhaps only now: another pull was as quick
+        if not place.is_dir():
+            raise
+    else:
         return
     for source in [path for path in building.rglob("*") if path.is_file()]:
         target = place / source.relative_to(building)

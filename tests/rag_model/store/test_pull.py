@@ -222,6 +222,35 @@ def test_passages_are_mapped(local_store: Store, publish: Callable[..., str], de
     assert b"text X" not in copy.read_bytes()
 
 
+def test_it_is_told_how_far_it_is(memory_store: Store, publish: Callable[..., str], dest: Path) -> None:
+    snapshot = publish(memory_store)
+    total = size_of(memory_store, snapshot)
+    ref = memory_store.snapshots.get(snapshot).content.files[VECTORS]
+    partial = blob_copy(dest, ref).with_name(f".{blob_copy(dest, ref).name}{PARTIAL}")
+    partial.parent.mkdir(parents=True)
+    partial.write_bytes(memory_store.blobs.read(ref)[:1000])
+    for _ in range(2):  # the second finds all of it there
+        told: list[tuple[int, int]] = []
+        pull(memory_store, snapshot, dest, on_progress=lambda done, all_, told=told: told.append((done, all_)))  # type: ignore[misc]
+        assert told == sorted(told)
+        assert told[-1] == (total, total)
+
+
+def test_after_a_failure_the_others_stop(memory_store: Store, publish: Callable[..., str], dest: Path) -> None:
+    snapshot = publish(memory_store)
+    calls = []
+
+    def fail(done: int, total: int) -> None:
+        calls.append(done)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        pull(memory_store, snapshot, dest, on_progress=fail)
+    assert len(calls) <= 4  # one a thread
+    assert not (dest / "current").exists()
+    assert pull(memory_store, snapshot, dest).snapshot == snapshot
+
+
 def test_the_mapped_copy_can_be_left_out(local_store: Store, publish: Callable[..., str], dest: Path) -> None:
     pull(local_store, publish(local_store), dest, mapped=False)
     assert not (dest / ".mapped").exists()
