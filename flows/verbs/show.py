@@ -1,16 +1,36 @@
 """`bookwheel show`: one snapshot in words."""
 
-from typing import Any
+from typing import Annotated, Any
+
+from cyclopts import Parameter
 
 from flows.reply import Common, Reply, SnapshotName, StoreUrl
+from rag_model.build.recipe_text import recipe_text
 from rag_model.store.manifest import Manifest
 from rag_model.store.store import Store
 
 
-def show(snapshot: SnapshotName = "latest", /, *, store: StoreUrl, common: Common | None = None) -> Reply:
-    """Show what a snapshot holds, how it was measured, and the recipe that rebuilds it."""
+def show(
+    snapshot: SnapshotName = "latest",
+    /,
+    *,
+    store: StoreUrl,
+    recipe: Annotated[
+        bool,
+        Parameter(
+            name="--recipe-only", negative="", help="Print nothing but the recipe, as reindex --recipe reads it."
+        ),
+    ] = False,
+    common: Common | None = None,
+) -> Reply:
+    """Show what a snapshot holds, how it was measured, and the recipe that rebuilds it.
+
+    `--recipe-only` prints a file: `bookwheel show v1 --recipe-only > recipe.toml`, then `reindex --recipe recipe.toml`.
+    """
     opened = Store.open(store)
     manifest = opened.snapshots.get(opened.snapshots.resolve(snapshot))
+    if recipe:
+        return Reply(dict(manifest.content.recipe), recipe_text(manifest.content.recipe).rstrip("\n"))
     return Reply(manifest.to_json(), "\n".join(_lines(manifest)))
 
 

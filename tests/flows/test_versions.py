@@ -94,3 +94,13 @@ def test_a_pull_takes_what_is_chosen(library: Path, tmp_path: Path, bookwheel: A
     assert pulled("--index", "hnsw", "--no-embeddings") == {"manifest.json", "passages", "encoder", "index"}
     assert pulled("--index", "exact") == {"manifest.json", "passages", "encoder", "index", "embeddings"}
     assert Snapshot.from_folder(tmp_path).embeddings("part-00000").shape[1] == Snapshot.from_folder(tmp_path).dim
+
+
+def test_the_recipe_that_is_shown_rebuilds_the_snapshot(
+    library: Path, tmp_path: Path, bookwheel: Any, reindex: Any
+) -> None:
+    shown = bookwheel("show", "latest", "--recipe-only", "--store", library)
+    (tmp_path / "recipe.toml").write_text(shown.out)
+    made = reindex(tmp_path / "store", recipe=tmp_path / "recipe.toml").json
+    assert made["snapshot"] == Store.open(str(library)).snapshots.resolve("latest")
+    assert "[index.hnsw]" in shown.out
