@@ -35,7 +35,8 @@ def reindex(
 ) -> Reply:
     """Build a snapshot from a dump, check it, publish it, and move the ref if the gate agrees.
 
-    A run that was interrupted is resumed by running the same command again.
+    Articles and passages that are as they were keep the passages and vectors of the snapshot that the ref names (of a
+    new ref: that `latest` names). A run that was interrupted is resumed by running the same command again.
     """
     if beam_options and not beam_options[0].startswith("-"):
         raise UsageError(f"reindex takes no argument {beam_options[0]!r}: a dump is given as --dump {beam_options[0]}")
