@@ -1,0 +1,92 @@
+"""Stores written by earlier versions are read as they were; what later versions write is refused in one sentence."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rag_model.errors import StoreError
+from rag_model.retrieve.dense import DenseRetriever
+from rag_model.store import Snapshot, Store
+from rag_model.store.diff import diff
+from rag_model.store.gc import gc
+from rag_model.store.moves import rollback
+from rag_model.store.pull import pull
+from rag_model.store.verify import verify
+
+STORES = Path(__file__).parents[2] / "fixtures" / "stores"  # written by `tests/fixtures/stores/make.py`
+FIRST = "03f05beca1e881da985fc291a3ddbd5f93e22164ad8784ff17c8bcb8c3dac54e"
+LATEST = "233634747049c5e866fc00edf0a6818e0dc01b05e7504d84998dba4d38a53924"
+RIVER = "The river runs to the sea."
+
+
+@pytest.fixture(params=["format-1"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    """A copy of a committed store."""
+    return Store.open(str(shutil.copytree(STORES / request.param, tmp_path / "store")))
+
+
+@pytest.fixture
+def latest(store: Store) -> Iterator[Snapshot]:
+    with Snapshot.from_store(store) as snapshot:
+        yield snapshot
+
+
+def test_it_is_whole(store: Store) -> None:
+    assert [store.snapshots.resolve(name) for name in ("latest", "latest@1", "2026-11", FIRST[:4])] == [
+        LATEST,
+        *[FIRST] * 3,
+    ]
+    assert [move.note for move in store.refs.history("2026-11")] == ["the first"]
+    assert verify(store, FIRST) == verify(store, LATEST) == []
+
+
+def test_its_passages_are_read(latest: Snapshot) -> None:
+    texts = {passage.title: passage.text for passage in latest.passages(range(latest.n))}
+    assert latest.n == 5
+    assert texts["Page 2"] == "A theory of war is a theory of the city. The war was in the north."
+
+
+@pytest.mark.parametrize("index", ["hnsw", "lists", "exact"])
+def test_it_is_searched_by_vector(latest: Snapshot, index: str) -> None:
+    rows = {passage.text: row for row, passage in enumerate(latest.passages(range(latest.n)))}
+    vectors = np.concatenate([latest.embeddings(part.name) for part in latest.parts]).astype(np.float32)
+    hits = DenseRetriever(latest, index=index).search_vectors(vectors[[rows[RIVER]]], k=2)[0]
+    assert hits[0].passage.text == RIVER
+    assert hits[0].score == pytest.approx(1.0, abs=2e-3)
+
+
+def test_it_is_compared_rolled_back_and_swept(store: Store) -> None:
+    with Snapshot.from_store(store, "latest@1") as before, Snapshot.from_store(store) as after:
+        assert diff(before, after).articles == {"added": 1, "changed": 0, "removed": 0}
+    assert rollback(store, "latest").snapshot == FIRST
+    assert sum(tally.files for tally in gc(store, 0.0).values()) == 0
+    assert verify(store, LATEST) == []
+
+
+def test_it_is_pulled(store: Store, tmp_path: Path) -> None:
+    pull(store, "latest", tmp_path / "dest")
+    with Snapshot.from_folder(tmp_path / "dest") as pulled:
+        assert RIVER in {passage.text for passage in pulled.passages(range(pulled.n))}
+
+
+def test_a_snapshot_of_a_later_format_is_refused_and_the_others_are_read(store: Store) -> None:
+    path = f"snapshots/{LATEST}.json"
+    store.files.put(path, (store.files.read(path) or b"").replace(b'"format": 1', b'"format": 2', 1))
+    with pytest.raises(StoreError, match=r"snapshots/2336.* of format 2, this bookwheel reads up to 1: upgrade"):
+        Snapshot.from_store(store)
+    assert verify(store, FIRST) == []
+    with pytest.raises(StoreError, match="upgrade bookwheel"):
+        gc(store, 0.0)
+
+
+def test_an_intent_of_a_later_format_stops_a_sweep(store: Store) -> None:
+    store.files.put("intents/later.json", b'{"format": 2}')
+    with pytest.raises(StoreError, match=r"intents/later.json is of another format: upgrade bookwheel"):
+        gc(store, 0.0)
+
+
+def test_the_committed_stores_are_small() -> None:
+    assert sum(path.stat().st_size for path in STORES.rglob("*") if path.is_file()) < 200_000
