@@ -19,7 +19,7 @@ def check_question(vectors: npt.NDArray[Any], k: int, n: int, dim: int) -> Vecto
         raise UsageError(f"vectors of shape {vectors.shape} can't ask an index of {dim} dimensions: give (q, {dim})")
     if not 1 <= k <= n:
         raise UsageError(f"k is {k} but the index holds {n} vectors: ask for 1 to {n}")
-    bad = np.flatnonzero(~np.isfinite(vectors).all(axis=1))
-    if len(bad):
+    if not np.isfinite(vectors).all():
+        bad = np.flatnonzero(~np.isfinite(vectors).all(axis=1))
         raise UsageError(f"vector {bad[0]} of the question holds a NaN or an infinity: encode it again")
     return np.ascontiguousarray(vectors, dtype=np.float32)

@@ -68,13 +68,15 @@ class IndexFile:
         own = _settings_of(self._index, self._lists) | ({"refine": REFINE} if vectors else {})
         check_search(defaults or {}, tuple(own))
         self.defaults = {**own, **(defaults or {})}
+        self._made: dict[tuple[int, ...], Any] = {}  # faiss's parameters by ours: making them costs as much as a hop
         if mmap and self._lists is not None and not isinstance(self._index, faiss.IndexRefine):
             _check_tail(path, self._lists)
 
     def search(self, vectors: Vectors, k: int, **parameters: int) -> tuple[Vectors, Rows]:
         """Return the k best rows of each vector, as `SearchIndex.search` says."""
         vectors = check_question(vectors, k, self.n, self.dim)
-        check_search(parameters, tuple(self.defaults))
+        if parameters:
+            check_search(parameters, tuple(self.defaults))
         parameters = self.defaults | parameters
         if self._files is None:
             return self._found(vectors, k, parameters)
@@ -82,11 +84,14 @@ class IndexFile:
         return rank_again(self._files, self.metric, vectors, rows, k)
 
     def _found(self, vectors: Vectors, k: int, parameters: Mapping[str, int]) -> tuple[Vectors, Rows]:
-        settings = self._settings(parameters)
+        asked = tuple(parameters.values())
+        settings = self._made.get(asked)
+        if settings is None:
+            settings = self._made[asked] = self._settings(parameters)
         with engine.guarded(InputError, f"{self._path} cannot be searched: it is damaged, so fetch or build it again"):
             scores, rows = self._index.search(vectors, k, params=settings)
         scores = scores if self.metric == "ip" else -scores
-        return np.where(rows < 0, np.float32(-np.inf), scores), rows
+        return (np.where(rows < 0, np.float32(-np.inf), scores) if rows.min(initial=0) < 0 else scores), rows
 
     def _settings(self, parameters: Mapping[str, int]) -> Any:
         """Return faiss's search parameters, nested as the index is; they keep each other alive."""
