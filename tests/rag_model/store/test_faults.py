@@ -127,7 +127,7 @@ def test_without_s3fs_the_install_line_is_given(monkeypatch: pytest.MonkeyPatch)
 
 def test_the_core_is_enough_to_import_the_store() -> None:
     heavy = "torch transformers s3fs botocore pydantic prefect apache_beam lxml moto"
-    code = f"import sys, rag_model.store; print(*[name for name in '{heavy}'.split() if name in sys.modules])"
+    code = f"import sys, rag_model.store.pull, rag_model.store.export; print(*[name for name in '{heavy}'.split() if name in sys.modules])"
     loaded = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert loaded.stdout.split() == []
 
