@@ -127,7 +127,8 @@ def test_without_s3fs_the_install_line_is_given(monkeypatch: pytest.MonkeyPatch)
 
 def test_the_core_is_enough_to_import_the_store() -> None:
     heavy = "torch transformers s3fs botocore pydantic prefect apache_beam lxml moto"
-    code = f"import sys, rag_model.store.pull, rag_model.store.export; print(*[name for name in '{heavy}'.split() if name in sys.modules])"
+    used = "rag_model.store.pull, rag_model.store.export"
+    code = f"import sys, {used}; print(*[name for name in '{heavy}'.split() if name in sys.modules])"
     loaded = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert loaded.stdout.split() == []
 
