@@ -132,6 +132,15 @@ def test_facts_say_how_the_lists_are_filled(make_vectors: Make, write_parts: Mak
     assert lists.nprobe == plan.search["nprobe"]
 
 
+@pytest.mark.parametrize("factory", ["IVF16,Flat", "IVF1,PQ4x4np"])
+def test_the_seed_is_that_of_every_clustering(
+    factory: str, make_vectors: Make, write_parts: Make, build_index: Make
+) -> None:
+    parts = write_parts(make_vectors(1100))
+    built = [build_index(parts, IndexRecipe(factory, seed=seed), str(seed))[0].read_bytes() for seed in (3, 4)]
+    assert built[0] != built[1]
+
+
 @pytest.mark.parametrize("filled", [1, 2, 3, 4])
 def test_few_filled_lists_are_laid_out_as_faiss_does(filled: int, write_parts: Make, tmp_path: Path) -> None:
     """faiss names the sizes of all lists where more than half hold something, else of those alone."""

@@ -99,6 +99,8 @@ def test_a_second_look_finds_what_the_codes_confuse(
         recalls.append(float(recall_at(rows, exact, scores, 10).mean()))
     assert recalls == sorted(recalls)
     assert recalls[0] < 0.9 < recalls[2]
+    narrow = recall_at(index.search(queries, 10, nprobe=1, refine=40)[1], exact, scores, 10).mean()
+    assert narrow < recalls[2]
     np.testing.assert_allclose(found[:, 0], scores[:, 0], rtol=0.02)
     np.testing.assert_array_equal(index.search(queries, 10)[1], index.search(queries, 10, **plan.search)[1])
 
