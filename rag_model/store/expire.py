@@ -7,7 +7,7 @@ oldest moves first and keeps its numbers, so what is left of it has no gaps, and
 Then manifests go that no kept move names and that were written `older_than` ago or before: those that a gate refused,
 and what nobody tagged, too. Their files stay until `gc` finds that no other snapshot needs them.
 
-Ages are by the store's clock (`rag_model.store.sweep`). The bound is exclusive: what is just as old stays.
+Ages are by the store's clock (`rag_model.store.sweep`). The bound is inclusive: what is just as old goes.
 """
 
 import re
@@ -81,14 +81,14 @@ class _Planner:
                 f"snapshots/{self.store.refs.at(ref, number).snapshot}.json" for number in moves if number not in gone
             }
         manifests = [file for file in view.manifests if _MANIFEST.fullmatch(file.path)]
-        return forgotten + [file for file in manifests if file.path not in named and file.written < bound]
+        return forgotten + [file for file in manifests if file.path not in named and file.written <= bound]
 
     def _old(self, moves: dict[int, Found], bound: float) -> set[int]:
         """Return the numbers to forget: from the oldest on, until one must stay."""
         numbers = sorted(moves)
         gone: set[int] = set()
         for number, following in islice(pairwise(numbers), max(0, len(numbers) - self.policy.keep)):
-            if moves[following].written >= bound:
+            if moves[following].written > bound:
                 break
             gone.add(number)
         return gone

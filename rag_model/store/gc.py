@@ -51,7 +51,7 @@ class Tally:
 
 
 def gc(store: Store, grace: float = MARGIN, *, dry_run: bool = False) -> dict[str, Tally]:
-    """Delete what nothing needs and what was written more than `grace` seconds ago; return how much, by kind.
+    """Delete what nothing needs and what was written `grace` seconds ago or before; return how much, by kind.
 
     With `dry_run` nothing is deleted, and what would be is counted. The kinds are `KINDS`; `leftovers` are temporary
     files of writers that died, and their intents. Safe beside writers; a pull of a snapshot that was expired a moment
@@ -90,18 +90,18 @@ class _Planner:
                 f"{self.store.url} holds a folder {min(unknown)!r} that this version does not know, and nothing was "
                 "deleted: use the bookwheel that made it, or move it elsewhere"
             )
-        young = min([view.now - self.grace, *(intent.started - MARGIN for intent in view.intents)])
-        marked = mark(self.store, view, young)
+        old = min([view.now - self.grace, *(intent.started - MARGIN for intent in view.intents)])
+        marked = mark(self.store, view, old)
         blobs = (file for digest, file in marked.blobs if digest not in marked.needed)
-        others = (*self._runs(view, young), *self._reports(view), *self._passing())
+        others = (*self._runs(view, old), *self._reports(view), *self._passing())
         dead = (file for folder in ("intents", "sweeps") for file in self.store.files.tree(folder))
         return [
             *marked.unneeded,
-            *(file for file in (*blobs, *others) if file.written < young),
-            *(file for file in dead if file.written < min(young, view.now - INTENT_COUNTS)),
+            *(file for file in (*blobs, *others) if file.written <= old),
+            *(file for file in dead if file.written < min(old, view.now - INTENT_COUNTS)),
         ]
 
-    def _runs(self, view: View, young: float) -> Iterator[Found]:
+    def _runs(self, view: View, old: float) -> Iterator[Found]:
         """Yield the reports of runs that ended, if the newest of a run is old."""
         live = {intent.name for intent in view.intents}
         runs: dict[str, list[Found]] = defaultdict(list)
@@ -109,7 +109,7 @@ class _Planner:
             if run := _RUN.fullmatch(file.path):
                 runs[run[1]].append(file)
         for run_name, files in runs.items():
-            if run_name not in live and all(file.written < young for file in files):
+            if run_name not in live and all(file.written <= old for file in files):
                 yield from files
 
     def _reports(self, view: View) -> Iterator[Found]:

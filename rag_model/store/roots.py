@@ -34,8 +34,8 @@ class Marked:
     unneeded: tuple[Found, ...]  # records that nothing needs
 
 
-def mark(store: Store, view: View, young: float) -> Marked:
-    """Return what is needed by the snapshots and writers of a view, and by records written at `young` or later.
+def mark(store: Store, view: View, old: float) -> Marked:
+    """Return what is needed by the snapshots and writers of a view, and by records written after the time `old`.
 
     Raises:
         StoreError: a manifest or the move of a ref cannot be read, or a current snapshot is missing.
@@ -46,9 +46,9 @@ def mark(store: Store, view: View, young: float) -> Marked:
     needed = set().union(*manifests.values()) | {found[1] for path in view.needs if (found := _BLOB.fullmatch(path))}
     current = set().union(*(_of_ref(store, ref, number, manifests) for ref, number in _current(view)))
     needed |= _origins(store, current, records, dict(blobs))
-    old = [] if view.building else [record for record in records if record.newest.written < young]
-    needed |= set().union(*(record.names for record in records if view.building or record.newest.written >= young))
-    unneeded = [record for record in old if not record.serves(needed)]
+    passed = [] if view.building else [record for record in records if record.newest.written <= old]
+    needed |= set().union(*(record.names for record in records if view.building or record.newest.written > old))
+    unneeded = [record for record in passed if not record.serves(needed)]
     return Marked(frozenset(needed), blobs, tuple(file for record in unneeded for file in record.files))
 
 

@@ -161,9 +161,8 @@ def test_a_pull_with_a_fault_at_every_write(library: Path, tmp_path: Path) -> No
     for fatal in range(1, MOST):
         dest = tmp_path / f"{fatal}"
         old = pull(store, "latest@1", dest).snapshot
-        with disk_full_at(fatal) as writes:
-            with suppress(StoreError):
-                pull(store, "latest", dest)
+        with disk_full_at(fatal) as writes, suppress(StoreError):
+            pull(store, "latest", dest)
         with Snapshot.from_folder(dest) as current:
             assert current.id in {old, store.snapshots.resolve("latest")}
             assert all(current.path(name).read_bytes() for name in current.manifest.content.files)

@@ -80,11 +80,11 @@ def test_a_snapshot_that_no_ref_ever_named_goes_when_it_is_old(
     assert expire(store, Policy()).snapshots == (refused,)
 
 
-def test_the_bound_is_exclusive(store: Store) -> None:
+def test_the_bound_is_inclusive(store: Store) -> None:
     moves = {number: Found(f"refs/latest/{number:08d}.json", 1, 100.0 * number) for number in (1, 2, 3)}
     planner = _Planner(store, Policy(keep=1))
-    assert planner._old(moves, 200.0) == set()
-    assert planner._old(moves, 200.1) == {1}
+    assert planner._old(moves, 199.9) == set()
+    assert planner._old(moves, 200.0) == {1}
 
 
 @given(st.lists(st.integers(0, 5), max_size=8), st.integers(1, 9), st.integers(-1, 6))
@@ -94,7 +94,7 @@ def test_what_is_forgotten_is_the_beginning_of_the_log(times: list[int], keep: i
     gone = _Planner(None, Policy(keep=keep))._old(moves, bound)  # type: ignore[arg-type]
     assert sorted(gone) == sorted(moves)[: len(gone)]
     assert len(moves) - len(gone) >= min(keep, len(moves))
-    assert all(times[number - 2] < bound for number in gone)
+    assert all(times[number - 2] <= bound for number in gone)
 
 
 def test_a_rollback_ends_where_the_log_begins(store: Store, named: Callable[[str], str]) -> None:
