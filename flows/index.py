@@ -98,12 +98,10 @@ def planned(order: Order, n: int, d: int) -> IndexPlan:
         ResourceError: it needs more memory; the sentence names what would fit.
     """
     memory = order.memory or worker_memory(order.beam_options)
-    if memory is None:
-        return plan_of(order.recipe, n, d)
-    if order.chosen:
+    if memory is not None and order.chosen:
         return choose(order.recipe, n, d, memory)
-    plan_of(order.recipe, n, d)
-    return fitted(order.recipe, n, d, memory, serving=order.memory is not None)
+    plan = plan_of(order.recipe, n, d)
+    return plan if memory is None else fitted(order.recipe, n, d, memory, serving=order.memory is not None)
 
 
 def _check_out(out: Path, intake: Intake) -> None:

@@ -58,7 +58,7 @@ def _numbers(plan: IndexPlan) -> dict[str, Any]:
 
 def _words(plan: IndexPlan, cost: Estimate, rate: Rate, seconds: Mapping[str, float]) -> str:
     stages = ", ".join(f"{stage} {gigabytes(held)}" for stage, held in cost.stages.items())
-    hours = ", ".join(f"{stage} {spent / _HOUR:,.2f}" for stage, spent in seconds.items())
+    times = ", ".join(f"{stage} {_time(spent)}" for stage, spent in seconds.items())
     timed = f"{rate.plan.factory} over {rate.plan.n:,} synthetic vectors of {plan.d} dimensions"
     lines = [
         f"index     {plan.factory} ({plan.metric}) over {plan.n:,} vectors of {plan.d} dimensions",
@@ -68,10 +68,14 @@ def _words(plan: IndexPlan, cost: Estimate, rate: Rate, seconds: Mapping[str, fl
         f"memory    {gigabytes(cost.build_bytes)} to build ({stages}; a task each), "
         f"{gigabytes(cost.search_bytes)} to search",
         f"disk      {gigabytes(cost.disk_bytes)} for the index, {gigabytes(cost.work_bytes)} while it is built",
-        f"time      {sum(seconds.values()) / _HOUR:,.2f} hours of one core ({hours})",
+        f"time      {_time(sum(seconds.values()))} of one core ({times})",
         f"          extrapolated from {timed}, built here just now: real vectors and other machines differ",
     ]
     return "\n".join(lines)
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds / _HOUR:,.1f} hours" if seconds >= _HOUR else f"{seconds:,.0f} s"
 
 
 def _listed(values: Mapping[str, Any]) -> str:

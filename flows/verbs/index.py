@@ -20,6 +20,7 @@ from rag_model.index.intake import Invalid, look
 from rag_model.index.recipe import IndexRecipe
 
 OPEN = "HNSW32"  # what is built where nobody says otherwise and memory allows
+_DEFAULT = IndexRecipe(OPEN)
 
 
 def index(
@@ -47,9 +48,9 @@ def index(
     invalid: Annotated[
         Invalid, Parameter(help="Rows with a NaN or an infinity: refuse them, or drop them and say so in OUT.rows.npy.")
     ] = "refuse",
-    ef_construction: Annotated[int, Parameter(help="Candidates while a node is linked.")] = 100,
-    border: Annotated[float, Parameter(help="Further cells, a vector, whose graph holds it too.")] = 0.0,
-    linked: Annotated[float, Parameter(help="Further cells, a vector, that it is linked into.")] = 1.2,
+    ef_construction: Annotated[int, Parameter(help="Candidates while a node is linked.")] = _DEFAULT.ef_construction,
+    border: Annotated[float, Parameter(help="Further cells, a vector, whose graph holds it too.")] = _DEFAULT.border,
+    linked: Annotated[float, Parameter(help="Further cells, a vector, that it is linked into.")] = _DEFAULT.linked,
     seed: Annotated[int, Parameter(help="Of all that is drawn.")] = 0,
     plan: Annotated[
         bool, Parameter(negative="", help="Say what would be built and what it costs; build nothing.")

@@ -26,7 +26,8 @@ _ID = 8  # bytes of an id in a list
 _KEY = 8  # bytes of a link with its similarity
 _CROSSED = 8 + 8  # links of a vector across a border, there and back
 _UNEVEN = 2.0  # the largest cell is held to be so many times the mean: splitting keeps it below
-_MERGED_ROW = 28  # bytes of a row in the merge: its cells', its level, the walk's parent and front
+_PLACE = 8  # bytes of a row in one cell while the merge reads where all rows are: 4 of them stay
+_WALKED = 12  # of a row in the merge: its level, the walk's parent and front
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +93,9 @@ def _graph_stages(plan: IndexPlan, factory: Graph, part_rows: int) -> dict[str, 
         "scatter": part_rows * vector * (3 + plan.border + plan.linked),  # read, in the file's dtype, sorted
         "shard": members * (2 * vector + graph_bytes(links) + 2 * links * _KEY)
         + sources * (2 * vector + _CROSSED * _KEY),
-        "merge": plan.n * _MERGED_ROW + plan.n / links * (2 * vector + graph_bytes(links)) + 2 * BLOCK_BYTES,
+        "merge": plan.n * (_WALKED + _PLACE * (1 + plan.border + plan.linked))
+        + plan.n / links * (2 * vector + graph_bytes(links))
+        + 2 * BLOCK_BYTES,
     }
 
 

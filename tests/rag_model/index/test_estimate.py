@@ -101,7 +101,7 @@ def test_no_stage_of_wikipedia_needs_a_large_machine() -> None:
 def test_memory_falls_with_cells_and_with_parts() -> None:
     one, many = (estimate(resolve(IndexRecipe("HNSW32", cells=cells), 10**6, 96)) for cells in (1, 16))
     assert many.stages["shard"] < one.stages["shard"] / 3
-    assert many.stages["merge"] == one.stages["merge"]
+    assert many.stages["merge"] == pytest.approx(one.stages["merge"], rel=0.1)
     plan = resolve(IndexRecipe("HNSW32"), 10**6, 96)
     assert estimate(plan, 10_000).stages["scatter"] < estimate(plan, 100_000).stages["scatter"]
 
