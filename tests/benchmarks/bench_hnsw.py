@@ -54,7 +54,7 @@ class Case:
         )
 
 
-def measure(case: Case, folder: Path) -> Report:
+def measure(case: Case, folder: Path, *, extrapolate: bool) -> Report:
     """Build a case both ways and compare."""
     options = case.options
     made = Synthetic(options.dim, case.norms)
@@ -69,6 +69,7 @@ def measure(case: Case, folder: Path) -> Report:
     builds = both(works, folder, options.jobs)
     trial = trial_of(parts, options.metric, made.questions(options.questions), options.k)
     found = qualities(builds, trial, options.jobs)
+    larger = extrapolated(case.recipe, plan, parts, builds["ours"], folder) if extrapolate else None
     return {
         "n": case.n,
         "norms": case.norms,
@@ -77,7 +78,7 @@ def measure(case: Case, folder: Path) -> Report:
         **against("ours", builds, found, plan),
         **{name: against(name, builds, found, work[0]) for name, work in works.items() if name != "ours"},
         "recall_at_distances": at_equal_distances(found),
-        "wikipedia": extrapolated(case.recipe, plan, parts, builds["ours"], folder),
+        "wikipedia": larger,
         "builds": {name: build.report() | found[name].report() for name, build in builds.items()},
     }
 
@@ -149,7 +150,7 @@ def main() -> None:
         for norms in options.norms:
             case = Case(n, norms, max(1, round(cells * n / max(sizes))), options)
             with tempfile.TemporaryDirectory(dir=options.workdir) as folder:
-                rows.append(measure(case, Path(folder)))
+                rows.append(measure(case, Path(folder), extrapolate=n == max(sizes)))
     told = {"benchmark": "hnsw", "dim": options.dim, "metric": options.metric, "threads": 1, "jobs": options.jobs}
     report = told | (rows[0] if len(rows) == 1 else {"rows": rows})
     if len(sizes) > 1:

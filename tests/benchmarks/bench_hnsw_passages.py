@@ -5,7 +5,7 @@ mean over the questions, their 5th percentile, and the mean of the worst twentie
 in `--cache`. By default the passages and questions are the demo's; in earnest
 
     python tests/benchmarks/bench_hnsw_passages.py --passages passages.jsonl.xz --questions a.jsonl.xz b.jsonl.xz
-        --count 60000 --asked 3000 --cache FOLDER --cells 8 16
+        --count 60000 --asked 3000 --cache FOLDER
 """
 
 import argparse
@@ -42,7 +42,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=60_000, help="passages, fewer where there are fewer")
     parser.add_argument("--asked", type=int, default=3_000, help="questions, likewise")
     parser.add_argument("--cache", type=Path, help="keeps the vectors; by default a temporary folder")
-    parser.add_argument("--cells", type=int, nargs="+", default=[8, 16])
+    parser.add_argument("--cells", type=int, nargs="+", default=[8])
     parser.add_argument("--links", type=int, default=16, help="M")
     parser.add_argument("--ef-construction", type=int, default=100)
     parser.add_argument("--k", type=int, default=20)
