@@ -5,7 +5,7 @@ of its own (which can not), each as a user types it. `embedded` is the share of 
 again, aim 0.025; `wall` is the seconds of the rebuild over those of the full build, aim 0.2, with stages beside it,
 since a fixed start-up weighs on small dumps. `words` is the share of the passages that would have to be embedded under
 that chunker. `equal` compares the rebuild with the full build: passages row for row, the largest difference of two
-vectors, recall. `pull_mb` is what a puller of last month's snapshot fetches, by kind of file, of how much.
+numbers in the vectors and the share that differ by more than 1e-3 (bf16 rounds so, where batches differ), recall. `pull_mb` is what a puller of last month's snapshot fetches, by kind of file, of how much.
 
 Dumps: the demo's (96 articles, one plain stream), and a synthetic one (multistream). Prints one JSON line for each.
 `python tests/benchmarks/bench_incremental.py [--dump demo|synthetic|both] [--articles 2000] [--encoder minilm]`,
@@ -122,9 +122,11 @@ def equal(ours: Path, theirs: Path, again: Built, full: Built) -> dict[str, Any]
             np.concatenate([s.embeddings(part.name) for part in s.parts], dtype=np.float32) for s in (one, other)
         ]
     names = again.reply["metrics"]
+    apart = np.abs(vectors[0] - vectors[1])
     return {
         "passages": tables[0].equals(tables[1]),
-        "vectors": float(np.abs(vectors[0] - vectors[1]).max()),
+        "vectors": float(f"{apart.max():.2g}"),
+        "beyond_1e-3": float(f"{(apart > 1e-3).mean():.2g}"),
         "recall": {
             name: [built.reply["metrics"][name]["recall@20"] for built in (again, full)]
             for name in names
