@@ -5,7 +5,8 @@ of its own (which can not), each as a user types it. `embedded` is the share of 
 again, aim 0.025; `wall` is the seconds of the rebuild over those of the full build, aim 0.2, with stages beside it,
 since a fixed start-up weighs on small dumps. `words` is the share of the passages that would have to be embedded under
 that chunker. `equal` compares the rebuild with the full build: passages row for row, the largest difference of two
-numbers in the vectors and the share that differ by more than 1e-3 (bf16 rounds so, where batches differ), recall. `pull_mb` is what a puller of last month's snapshot fetches, by kind of file, of how much.
+numbers in the vectors and the share that differ by more than 1e-3 (bf16 rounds so, where batches differ), recall.
+`pull_mb` is what a puller of last month's snapshot fetches, by kind of file, of how much.
 
 Dumps: the demo's (96 articles, one plain stream), and a synthetic one (multistream). Prints one JSON line for each.
 `python tests/benchmarks/bench_incremental.py [--dump demo|synthetic|both] [--articles 2000] [--encoder minilm]`,
