@@ -8,9 +8,11 @@ refs/<name>/00000007.json        append-only numbered log; the highest number is
 memo/<stage>/<key>.json          what a stage made of exact inputs; <key>.2.json when outputs were lost
 runs/<run>/<stage>/<00042>.json  reports of a running job's elements
 reports/<id>.html                what the build of a snapshot looked like, for people
+intents/<name>.json              who is writing just now, and what it relies on
+sweeps/<name>.json               who is deleting just now, and what
 ```
 Nothing is locked. What must not happen twice (a ref's next number, a memo record, a manifest) is created
-exclusively; everything else may be written twice with the same bytes.
+exclusively; everything else may be written twice with the same bytes. Only `expire` and `gc` delete what others made.
 """
 
 from rag_model.store.blobs import BlobRef

@@ -12,6 +12,8 @@ import pytest
 from rag_model.errors import RefConflictError, RefusedError, StoreError
 from rag_model.store import BlobRef, Content, Manifest, Produced, RefMove, Snapshot, Store
 from rag_model.store.diff import diff
+from rag_model.store.expire import Policy, expire
+from rag_model.store.gc import gc
 from rag_model.store.moves import rollback, tag
 from rag_model.store.pull import pull
 from rag_model.store.verify import verify
@@ -228,6 +230,19 @@ class StoreContract:
         with pytest.raises(RefusedError, match=r"embeddings/part-00002.npy: missing"):
             rollback(store, "latest", 2)
         assert store.refs.numbers("latest") == [1, 2, 3]
+
+    def test_what_nothing_needs_goes(self, store: Store, publish: Callable[..., str]) -> None:
+        old, new = publish(store), publish(store, words=50)
+        for snapshot in (old, new):
+            tag(store, snapshot, "latest")
+        orphan = store.blobs.put_bytes(b"orphan")
+        assert gc(store, 3600.0)["blobs"].files == 0
+        assert expire(store, Policy(keep=1, older_than=0)).snapshots == (old,)
+        assert gc(store, 0.0)["blobs"].files == 1
+        assert not store.blobs.exists(orphan)
+        assert store.snapshots.list() == [new]
+        assert verify(store, new) == []
+        assert [*store.files.tree("intents"), *store.files.tree("sweeps")] == []
 
     def test_of_those_who_tag_at_once_none_is_lost_in_silence(self, store: Store) -> None:
         snapshots = [store.snapshots.put(Manifest(Content({"n": n}, (), {}))) for n in range(8)]
