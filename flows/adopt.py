@@ -13,27 +13,15 @@ from prefect import flow
 
 from beam_jobs.job import Launch, OnProgress
 from beam_jobs.options import worker_memory
-from flows import artifacts
-from flows.outcome import GateRefusedError, Reindexed
+from flows.finish import Build, finish
+from flows.outcome import Reindexed
 from flows.progress import StageClock
-from flows.reindex import (
-    build_shards,
-    measure_indexes,
-    merge_shards,
-    prepare_encoder,
-    publish_snapshot,
-    scatter_vectors,
-    train_indexes,
-    tune_indexes,
-)
+from flows.reindex import prepare_encoder
 from flows.stage import stage
 from rag_model.build.adopt import Adopted, adopt, check_encoder, content_of
-from rag_model.build.content import counts, provenance
 from rag_model.build.recipe import Recipe
-from rag_model.build.report import write_report
 from rag_model.build.sizing import plan_indexes
 from rag_model.index.intake import look
-from rag_model.store.manifest import Manifest
 from rag_model.store.store import Store
 
 
@@ -68,38 +56,16 @@ def adopt_library(
     target.refs.require_exclusion()
     launch = Launch.new(target.url, beam_options)
 
-    encoding = prepare_encoder(target, encoder, recipe)
-    with clock("adopt") as tell:
-        adopted = take_in(target, passages, vectors, tell)
-    with clock("check"):
-        check_encoder(target, adopted, encoding)
-    plans = plan_indexes(recipe.index, adopted.passages, encoding.space.dim, worker_memory(beam_options))
-    with clock("train") as tell:
-        indexes = train_indexes(target, plans, adopted.embeddings, launch, tell)
-    with clock("scatter") as tell:
-        indexes = scatter_vectors(indexes, launch, tell)
-    with clock("shard") as tell:
-        indexes = build_shards(indexes, launch, tell)
-    with clock("merge") as tell:
-        built = merge_shards(indexes, launch, tell)
-    assembled = partial(content_of, adopted, recipe, encoding)
-    with clock("tune"):
-        built = tune_indexes(target, assembled(built), built, recipe)
-    content = assembled(built)
-    with clock("gate"):
-        measured = measure_indexes(target, Manifest(content), built, recipe)
-    manifest = Manifest(content, measured.metrics(), provenance=provenance(passages, encoder, built, clock.seconds))
-    published = publish_snapshot(target, manifest, measured, recipe, ref)
-    target.runs.clear(launch.run)
-
-    counted = counts(adopted.passages, adopted.embeddings)
-    reports = {"chunk": adopted.passages, "embed": adopted.embeddings}
-    page = write_report(target, manifest, published, measured, counted, reports, clock.seconds)
-    outcome = Reindexed.of(published, ref, counted, measured.metrics(), clock.seconds, page)
-    artifacts.show(outcome)
-    if published.move is None:
-        raise GateRefusedError(outcome, published.verdict.reason)
-    return outcome
+    with target.intents.held(launch.run):  # so that no `gc` takes what is made
+        encoding = prepare_encoder(target, encoder, recipe)
+        with clock("adopt") as tell:
+            adopted = take_in(target, passages, vectors, tell)
+        with clock("check"):
+            check_encoder(target, adopted, encoding)
+        cut, encoded = adopted.passages, adopted.embeddings
+        plans = plan_indexes(recipe.index, cut, encoding.space.dim, worker_memory(beam_options))
+        assembled = partial(content_of, adopted, recipe, encoding)
+        return finish(Build(target, launch, clock, recipe, ref, passages, encoder, cut, encoded, plans, assembled))
 
 
 @stage

@@ -7,36 +7,27 @@ Requires: a store that this machine and the workers both reach.
 """
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 from prefect import flow
 
-from beam_jobs import chunk, embed, index
+from beam_jobs import chunk, embed
 from beam_jobs.chunk import ChunkTask
 from beam_jobs.embed import EmbedTask
-from beam_jobs.index import IndexBuild
 from beam_jobs.job import Facts, Launch, OnProgress
 from beam_jobs.options import worker_memory
-from flows import artifacts
-from flows.outcome import GateRefusedError, Reindexed
+from flows.finish import Build, finish
+from flows.outcome import Reindexed
 from flows.progress import StageClock
 from flows.stage import stage
-from rag_model.build.content import BuiltIndex, assemble, counts, provenance, vectors_of
+from rag_model.build.content import assemble
 from rag_model.build.encoding import StoredEncoder, store_encoder
-from rag_model.build.measure import Measured, measure
 from rag_model.build.parent import Parent
 from rag_model.build.planning import plan_parts
-from rag_model.build.publish import Published, publish, vitals
 from rag_model.build.recipe import Recipe
-from rag_model.build.report import write_report
 from rag_model.build.sizing import plan_indexes
-from rag_model.build.tuning import tune_searches
 from rag_model.corpus.records import Plan
-from rag_model.evaluation.gate import judge
-from rag_model.index.recipe import IndexPlan
-from rag_model.store.manifest import Content, Manifest
-from rag_model.store.snapshot import Snapshot
 from rag_model.store.store import Store
 
 DEFAULT_ENCODER = "sentence-transformers/all-MiniLM-L6-v2"
@@ -86,32 +77,8 @@ def reindex(
         plans = plan_indexes(recipe.index, passages, encoding.space.dim, worker_memory(beam_options))
         with clock("embed") as tell:
             embeddings = embed_parts(plan, passages, encoding, recipe, parent, launch, tell)
-        with clock("train") as tell:
-            indexes = train_indexes(target, plans, embeddings, launch, tell)
-        with clock("scatter") as tell:
-            indexes = scatter_vectors(indexes, launch, tell)
-        with clock("shard") as tell:
-            indexes = build_shards(indexes, launch, tell)
-        with clock("merge") as tell:
-            built = merge_shards(indexes, launch, tell)
         assembled = partial(assemble, plan, recipe, encoding, passages, embeddings)
-        with clock("tune"):
-            built = tune_indexes(target, assembled(built), built, recipe)
-        content = assembled(built)
-        with clock("gate"):
-            measured = measure_indexes(target, Manifest(content), built, recipe)
-        manifest = Manifest(content, measured.metrics(), provenance=provenance(dump, encoder, built, clock.seconds))
-        published = publish_snapshot(target, manifest, measured, recipe, ref)
-        target.runs.clear(launch.run)
-
-    counted = counts(passages, embeddings)
-    reports = {"chunk": passages, "embed": embeddings}
-    page = write_report(target, manifest, published, measured, counted, reports, clock.seconds)
-    outcome = Reindexed.of(published, ref, counted, measured.metrics(), clock.seconds, page)
-    artifacts.show(outcome)
-    if published.move is None:
-        raise GateRefusedError(outcome, published.verdict.reason)
-    return outcome
+        return finish(Build(target, launch, clock, recipe, ref, dump, encoder, passages, embeddings, plans, assembled))
 
 
 @stage
@@ -156,49 +123,3 @@ def embed_parts(
         for part, cut in zip(plan.parts, passages, strict=True)
     ]
     return embed.run(tasks, launch, tell)
-
-
-@stage
-def train_indexes(
-    store: Store, plans: Mapping[str, IndexPlan], embeddings: Sequence[Facts], launch: Launch, tell: OnProgress
-) -> list[IndexBuild]:
-    """Learn what the workers of each index share."""
-    builds = [index.start(store, name, plan, vectors_of(embeddings)) for name, plan in plans.items()]
-    return index.train(builds, launch, tell)
-
-
-@stage
-def scatter_vectors(indexes: Sequence[IndexBuild], launch: Launch, tell: OnProgress) -> list[IndexBuild]:
-    """Sort every part's vectors by the shard that they go to."""
-    return index.scatter(indexes, launch, tell)
-
-
-@stage
-def build_shards(indexes: Sequence[IndexBuild], launch: Launch, tell: OnProgress) -> list[IndexBuild]:
-    """Build every shard of every index."""
-    return index.build_shards(indexes, launch, tell)
-
-
-@stage
-def merge_shards(indexes: Sequence[IndexBuild], launch: Launch, tell: OnProgress) -> list[BuiltIndex]:
-    """Join each index's shards."""
-    return index.merge(indexes, launch, tell)
-
-
-@stage
-def tune_indexes(store: Store, draft: Content, built: Sequence[BuiltIndex], recipe: Recipe) -> list[BuiltIndex]:
-    """Set the search of those with a recall target."""
-    return tune_searches(store, draft, built, recipe.gate)
-
-
-@stage
-def measure_indexes(store: Store, manifest: Manifest, built: Sequence[BuiltIndex], recipe: Recipe) -> Measured:
-    """Compare every index with exact search, and look into its file."""
-    with Snapshot.of(store, manifest) as snapshot:
-        return measure(snapshot, recipe.gate, {index.name: index.facts for index in built})
-
-
-@stage
-def publish_snapshot(store: Store, manifest: Manifest, measured: Measured, recipe: Recipe, ref: str) -> Published:
-    """Write the manifest, ask the gate, and move the ref if it agrees."""
-    return publish(store, manifest, ref, partial(judge, recipe.gate, vitals(manifest), measured.found))

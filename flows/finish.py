@@ -1,0 +1,127 @@
+"""What every build ends with, wherever its passages and vectors come from: indexes, the gate, the snapshot, the ref."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from beam_jobs import index
+from beam_jobs.index import IndexBuild
+from beam_jobs.job import Facts, Launch, OnProgress
+from flows import artifacts
+from flows.outcome import GateRefusedError, Reindexed
+from flows.progress import StageClock
+from flows.stage import stage
+from rag_model.build.content import BuiltIndex, counts, provenance, vectors_of
+from rag_model.build.measure import Measured, measure
+from rag_model.build.publish import Published, publish, vitals
+from rag_model.build.recipe import Recipe
+from rag_model.build.report import write_report
+from rag_model.build.tuning import tune_searches
+from rag_model.evaluation.gate import judge
+from rag_model.index.recipe import IndexPlan
+from rag_model.store.manifest import Content, Manifest
+from rag_model.store.snapshot import Snapshot
+from rag_model.store.store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class Build:
+    """A build whose passages have their vectors."""
+
+    store: Store
+    launch: Launch
+    clock: StageClock
+    recipe: Recipe
+    ref: str
+    source: str  # where the passages come from
+    encoder: str  # as the user named it
+    passages: Sequence[Facts]  # what the jobs report of each part
+    embeddings: Sequence[Facts]
+    plans: Mapping[str, IndexPlan]
+    assembled: Callable[[Sequence[BuiltIndex]], Content]  # the snapshot's content, with these indexes
+
+
+def finish(build: Build) -> Reindexed:
+    """Build the indexes, judge them, publish the snapshot, and move the ref if the gate agrees.
+
+    Raises:
+        GateRefusedError: the snapshot is published, but the ref did not move; the sentence says why.
+        BookwheelError: a stage failed; what was finished is recorded.
+    """
+    store, launch, clock, recipe = build.store, build.launch, build.clock, build.recipe
+    with clock("train") as tell:
+        indexes = train_indexes(store, build.plans, build.embeddings, launch, tell)
+    with clock("scatter") as tell:
+        indexes = scatter_vectors(indexes, launch, tell)
+    with clock("shard") as tell:
+        indexes = build_shards(indexes, launch, tell)
+    with clock("merge") as tell:
+        built = merge_shards(indexes, launch, tell)
+    with clock("tune"):
+        built = tune_indexes(store, build.assembled(built), built, recipe)
+    content = build.assembled(built)
+    with clock("gate"):
+        measured = measure_indexes(store, Manifest(content), built, recipe)
+    made = provenance(build.source, build.encoder, built, clock.seconds)
+    manifest = Manifest(content, measured.metrics(), provenance=made)
+    published = publish_snapshot(store, manifest, measured, recipe, build.ref)
+    store.runs.clear(launch.run)
+    return _told(build, manifest, published, measured)
+
+
+def _told(build: Build, manifest: Manifest, published: Published, measured: Measured) -> Reindexed:
+    """Write the report and the artifacts."""
+    counted, seconds = counts(build.passages, build.embeddings), build.clock.seconds
+    reports = {"chunk": build.passages, "embed": build.embeddings}
+    page = write_report(build.store, manifest, published, measured, counted, reports, seconds)
+    outcome = Reindexed.of(published, build.ref, counted, measured.metrics(), seconds, page)
+    artifacts.show(outcome)
+    if published.move is None:
+        raise GateRefusedError(outcome, published.verdict.reason)
+    return outcome
+
+
+@stage
+def train_indexes(
+    store: Store, plans: Mapping[str, IndexPlan], embeddings: Sequence[Facts], launch: Launch, tell: OnProgress
+) -> list[IndexBuild]:
+    """Learn what the workers of each index share."""
+    builds = [index.start(store, name, plan, vectors_of(embeddings)) for name, plan in plans.items()]
+    return index.train(builds, launch, tell)
+
+
+@stage
+def scatter_vectors(indexes: Sequence[IndexBuild], launch: Launch, tell: OnProgress) -> list[IndexBuild]:
+    """Sort every part's vectors by the shard that they go to."""
+    return index.scatter(indexes, launch, tell)
+
+
+@stage
+def build_shards(indexes: Sequence[IndexBuild], launch: Launch, tell: OnProgress) -> list[IndexBuild]:
+    """Build every shard of every index."""
+    return index.build_shards(indexes, launch, tell)
+
+
+@stage
+def merge_shards(indexes: Sequence[IndexBuild], launch: Launch, tell: OnProgress) -> list[BuiltIndex]:
+    """Join each index's shards."""
+    return index.merge(indexes, launch, tell)
+
+
+@stage
+def tune_indexes(store: Store, draft: Content, built: Sequence[BuiltIndex], recipe: Recipe) -> list[BuiltIndex]:
+    """Set the search of those with a recall target."""
+    return tune_searches(store, draft, built, recipe.gate)
+
+
+@stage
+def measure_indexes(store: Store, manifest: Manifest, built: Sequence[BuiltIndex], recipe: Recipe) -> Measured:
+    """Compare every index with exact search, and look into its file."""
+    with Snapshot.of(store, manifest) as snapshot:
+        return measure(snapshot, recipe.gate, {index.name: index.facts for index in built})
+
+
+@stage
+def publish_snapshot(store: Store, manifest: Manifest, measured: Measured, recipe: Recipe, ref: str) -> Published:
+    """Write the manifest, ask the gate, and move the ref if it agrees."""
+    return publish(store, manifest, ref, partial(judge, recipe.gate, vitals(manifest), measured.found))
