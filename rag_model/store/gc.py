@@ -93,7 +93,7 @@ class _Planner:
         old = min([view.now - self.grace, *(intent.started - MARGIN for intent in view.intents)])
         marked = mark(self.store, view, old)
         blobs = (file for digest, file in marked.blobs if digest not in marked.needed)
-        others = (*self._runs(view, old), *self._reports(view), *self._passing())
+        others = (*self._runs(old), *self._reports(view), *self._passing())
         dead = (file for folder in ("intents", "sweeps") for file in self.store.files.tree(folder))
         return [
             *marked.unneeded,
@@ -101,15 +101,14 @@ class _Planner:
             *(file for file in dead if file.written < min(old, view.now - INTENT_COUNTS)),
         ]
 
-    def _runs(self, view: View, old: float) -> Iterator[Found]:
+    def _runs(self, old: float) -> Iterator[Found]:
         """Yield the reports of runs that ended, if the newest of a run is old."""
-        live = {intent.name for intent in view.intents}
         runs: dict[str, list[Found]] = defaultdict(list)
         for file in self.store.files.tree("runs"):
             if run := _RUN.fullmatch(file.path):
                 runs[run[1]].append(file)
-        for run_name, files in runs.items():
-            if run_name not in live and all(file.written <= old for file in files):
+        for files in runs.values():
+            if all(file.written <= old for file in files):
                 yield from files
 
     def _reports(self, view: View) -> Iterator[Found]:

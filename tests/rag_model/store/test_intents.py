@@ -159,12 +159,14 @@ def test_a_build_keeps_what_it_may_reuse(store: Store, later: Callable[..., None
     """What a record names, however old; and what was written a day before it began. Orphans go."""
     recorded, orphan = store.blobs.put_bytes(b"recorded"), store.blobs.put_bytes(b"orphan")
     store.memo.record("chunk", "k", {"passages": recorded}, {})
+    store.memo.record("plan", "k", {}, {"parts": 3})
     later(store, 30 * HOUR)
     recent = store.blobs.put_bytes(b"recent")
     later(store, 20 * HOUR)
     with store.intents.held("build"):
         assert gc(store, 0.0)["blobs"].files == 1
         assert [store.blobs.exists(ref) for ref in (recorded, recent, orphan)] == [True, True, False]
+        assert store.memo.get("plan", "k")
     assert gc(store, 0.0)["blobs"].files == 2
 
 
