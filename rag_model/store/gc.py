@@ -2,8 +2,8 @@
 
 Needed is
 * what a snapshot names: every manifest is a root, whether a ref names it or not (`expire` decides which stay);
-* what the current snapshots of the refs were made from (`rag_model.store.lineage`): so the next build finds what it
-  may reuse. Of older snapshots their own files stay and no more;
+* what the current snapshots of the refs were made from (`rag_model.store.roots`): so the next build finds what it may
+  reuse. Of older snapshots their own files stay and no more;
 * what live intents rely on (`rag_model.store.intents`), and, while a build runs, whatever a record of the memo names,
   since the build may be about to reuse it;
 * what is young: written less than `grace` ago, or since 24 hours before the oldest live writer started.
@@ -16,8 +16,8 @@ anything lost between looking and deleting: `rag_model.store.sweep` looks again 
 A grace of 0 is as safe for writers that hold an intent, as `reindex`, `publish`, `tag` and `rollback` do. Files that
 are put into a store by hand, for a manifest that comes later, need a grace that is longer than that takes.
 
-Nothing at all is deleted where something cannot be read that might be a root: a damaged manifest, a current snapshot
-that is missing, a record or a store of a newer format, or a folder that this version does not know.
+Nothing at all is deleted where something cannot be read that might be a root: a manifest or an intent that is damaged
+or of a newer format, a current snapshot that is missing, or a folder that this version does not know.
 """
 
 import re

@@ -63,8 +63,9 @@ def test_an_intent_that_is_written_again_keeps_its_start(
     with store.intents.held("build"):
         began = store.intents.live(0.0)[0].started
         later(store, 2 * HOUR)
-        beaten.clear()
-        assert beaten.wait(60)
+        for _ in range(2):  # the first may have been written before the file became older
+            beaten.clear()
+            assert beaten.wait(60)
         now = store.intents.stamp("probe/now", {})
         assert [(intent.name, intent.started) for intent in store.intents.live(now)] == [("build", began)]
 
