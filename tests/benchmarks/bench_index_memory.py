@@ -1,10 +1,10 @@
 """What each kind of index costs in memory for Wikipedia, and what it finds: a table to choose by.
 
 One JSON line. Bytes are projected for 21,015,324 passages of 768 dimensions, by the library's own estimate; recall@k
-is measured at `--n`, over synthetic vectors of 768 dimensions or over real passages (`--passages`, MiniLM's 384), at
-the search setting that an index has by default, and `at_most`: as much as it can find, every list or 512 candidates.
+is measured at `--n`, over synthetic vectors or over real passages (`--passages`, MiniLM's 384 dimensions), at the
+search setting that an index has by default, and `at_most`: as much as it can find, with every list or 512 candidates.
 The exact vectors that `Refine(vectors)` reads are counted apart: they are the embeddings, on disk already.
-`--markdown FILE` writes the table. Defaults take about a minute; in earnest `--n 200000`.
+`--markdown FILE` writes the table. Defaults take about a minute; in earnest `--n 100000 --dim 768`, OPQ apart.
 """
 
 import argparse
@@ -52,13 +52,18 @@ def projected(factory: str) -> Row:
     }
 
 
-def measured(factory: str, parts: Sequence[Path], trial: Trial, n: int, dim: int, folder: Path) -> Row:
-    """Build an index in a process of its own and ask it."""
-    plan = resolve(IndexRecipe(factory), n, dim)
-    out, workdir = folder / "index.faiss", folder / "work"
-    workdir.mkdir(exist_ok=True)
-    spent = alone(build, plan, parts, out, workdir)
-    index = open_index(out, defaults=plan.search, vectors=parts if plan.refine else ())
+def built(plan: IndexPlan, parts: Sequence[Path], folder: Path, threads: int) -> tuple[Path, Row]:
+    """Build an index in a process of its own; return its file and what it took."""
+    folder.mkdir()
+    out = folder / "index.faiss"
+    spent = alone(build, plan, parts, out, folder, threads=threads)
+    took = {"build_cpu_s": round(spent.cpu_seconds, 1), "build_anonymous_mb": round(spent.anonymous_mb)}
+    return out, took | {"bytes_a_vector": round(out.stat().st_size / plan.n, 1)}
+
+
+def measured(plan: IndexPlan, path: Path, parts: Sequence[Path], trial: Trial) -> Row:
+    """Ask an index at its default setting, and at its hardest."""
+    index = open_index(path, defaults=plan.search, vectors=parts if plan.refine else ())
     asked, most = effort(index, trial, plan.search), effort(index, trial, _most(index, plan))
     return {
         "measured": plan.factory,
@@ -67,9 +72,6 @@ def measured(factory: str, parts: Sequence[Path], trial: Trial, n: int, dim: int
         "recall_p5": round(asked.recall_p5, 4),
         "at_most": round(most.recall_mean, 4),
         "ms": round(asked.milliseconds, 3),
-        "bytes_a_vector": round(out.stat().st_size / n, 1),
-        "build_cpu_s": round(spent.cpu_seconds, 1),
-        "build_anonymous_mb": round(spent.anonymous_mb),
     }
 
 
@@ -98,13 +100,15 @@ def markdown(rows: Sequence[Row], told: Row) -> str:
 def main() -> None:
     """Project, build and ask each; print one line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--n", type=int, default=10_000, help="vectors, or passages, that recall is measured over")
-    parser.add_argument("--dim", type=int, default=BERT, help="of synthetic vectors")
+    parser.add_argument("--n", type=int, default=4_000, help="vectors, or passages, that recall is measured over")
+    parser.add_argument("--dim", type=int, default=384, help="of synthetic vectors, a multiple of 96")
     parser.add_argument("--asked", type=int, default=500, help="questions")
     parser.add_argument("--k", type=int, default=20)
     parser.add_argument("--passages", type=Path, help="JSON lines with title and text, instead of synthetic vectors")
     parser.add_argument("--questions", type=Path, nargs="+", default=[], help="JSON lines with question")
     parser.add_argument("--cache", type=Path, help="keeps the passages' vectors; by default a temporary folder")
+    parser.add_argument("--train-sample", type=int, help="vectors that codes are trained on; OPQ at 768 takes minutes")
+    parser.add_argument("--threads", type=int, default=2, help="of each build")
     parser.add_argument("--only", nargs="+", help="factory strings, instead of all")
     parser.add_argument("--markdown", type=Path, help="write the table")
     options = parser.parse_args()
@@ -119,10 +123,14 @@ def main() -> None:
             parts, questions = made.parts(folder, n, PARTS), made.questions(options.asked)
         trial = trial_of(parts, "ip", questions, options.k)
         chosen = options.only or factories(dim)
-        rows = [
-            projected(factory.replace(f"_{dim},", f"_{BERT},")) | measured(factory, parts, trial, n, dim, folder)
-            for factory in chosen
-        ]
+        rows, files = [], dict[str, tuple[Path, Row]]()
+        for factory in chosen:
+            plan = resolve(IndexRecipe(factory, train_sample=options.train_sample), n, dim)
+            if plan.factory not in files:  # `Refine(vectors)` is no other file
+                files[plan.factory] = built(plan, parts, folder / str(len(files)), options.threads)
+            path, took = files[plan.factory]
+            wide = projected(factory.replace(f"_{dim},", f"_{BERT},"))
+            rows.append(wide | measured(plan, path, parts, trial) | took)
     told = {"benchmark": "index_memory", "n": n, "dim": dim, "k": options.k, "real": options.passages is not None}
     if options.markdown:
         options.markdown.write_text(markdown(rows, told))
