@@ -49,7 +49,7 @@ from rag_model.index.scattered import read_rows, read_vectors, write_scattered
 from rag_model.index.stitch import Shard, candidates, write_shard
 from rag_model.index.vectors import VectorFiles
 
-VERSION = 2
+VERSION = 3
 
 
 def train(plan: IndexPlan, vectors: Sequence[Path], out: Path) -> Facts:
