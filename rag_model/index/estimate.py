@@ -85,11 +85,11 @@ def check_disk(plan: IndexPlan, folder: Path) -> None:
 
 
 def _graph_stages(plan: IndexPlan, factory: Graph, part_rows: int) -> dict[str, float]:
-    links, vector = factory.links or 0, 4 * (plan.d + 1)
+    links, vector = factory.links or 0, 4 * plan.d
     sample = max(sample_size(plan), 0 if factory.storage == "Flat" else plan.train_sample)
     members, sources = _shard_rows(plan)
     return {
-        "train": 3 * sample * vector,  # the sample, lifted, and what k-means makes of it
+        "train": 3 * sample * vector,  # the sample, and what k-means makes of it
         "scatter": part_rows * vector * (3 + plan.border + plan.linked),  # read, in the file's dtype, sorted
         "shard": members * (2 * vector + graph_bytes(links) + 2 * links * _KEY)
         + sources * (2 * vector + _CROSSED * _KEY),
