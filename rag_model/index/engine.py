@@ -6,8 +6,6 @@ A faiss error is a paragraph with a C++ source line in it. `guarded` turns it in
 or the request at hand; nothing outside this package catches a faiss exception.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -23,22 +21,32 @@ Metric = Literal["ip", "l2"]
 Vectors = npt.NDArray[np.float32]
 Rows = npt.NDArray[np.int64]
 
+_BROKEN = (RuntimeError, AssertionError, ValueError, TypeError, OverflowError)  # what faiss and its wrapper raise
 _METRICS: dict[str, int] = {"ip": faiss.METRIC_INNER_PRODUCT, "l2": faiss.METRIC_L2}
 
 
-@contextmanager
-def guarded(error: type[BookwheelError], sentence: str) -> Iterator[None]:
+class guarded:  # noqa: N801 - reads as the statement that it is; a generator would cost each question a microsecond
     """Raise `error(sentence)` in place of whatever faiss raises inside the block; the cause stays attached.
 
     Raises:
         ResourceError: memory ran out inside the block, whatever `error` is.
     """
-    try:
-        yield
-    except MemoryError as full:
-        raise ResourceError(f"memory ran out ({sentence}): use a smaller factory or more memory") from full
-    except (RuntimeError, AssertionError, ValueError, TypeError, OverflowError) as broken:
-        raise error(sentence) from broken
+
+    __slots__ = ("_error", "_sentence")
+
+    def __init__(self, error: type[BookwheelError], sentence: str) -> None:
+        """Say what to raise."""
+        self._error, self._sentence = error, sentence
+
+    def __enter__(self) -> None:
+        """Enter the block."""
+
+    def __exit__(self, kind: type[BaseException] | None, raised: BaseException | None, trace: object) -> None:
+        """Put one sentence in place of faiss's paragraph."""
+        if isinstance(raised, MemoryError):
+            raise ResourceError(f"memory ran out ({self._sentence}): use a smaller factory or more memory") from raised
+        if isinstance(raised, _BROKEN):
+            raise self._error(self._sentence) from raised
 
 
 def metric_code(metric: Metric) -> int:
