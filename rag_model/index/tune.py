@@ -125,7 +125,7 @@ def _out_of_reach(
     index: IndexFile, k: int, target: float, search: Mapping[str, int], recall: float, ceiling: float
 ) -> str:
     more = "more links" if index.kind == "hnsw" else "longer codes"
-    more += "" if index.kind == "hnsw" or "refine" in index.defaults else " or a second look, Refine(vectors),"
+    more += "" if index.kind == "hnsw" or "refine" in index.defaults else " or a second look, Refine(SQfp16),"
     return (
         f"recall@{k} of {target:g} is out of reach, the best is {ceiling:.3f}, so {setting_name(search)} is set, "
         f"which finds {recall:.3f}: {more} would find more"
