@@ -7,9 +7,12 @@ Exit codes: 0 ok, 1 failure, 2 usage, 3 a gate or a verification said no.
 
 import json
 import os
+import signal
 import sys
+import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -108,7 +111,8 @@ def run(argv: Sequence[str]) -> int:
     try:
         verb, bound, _ = app.parse_args(argv, exit_on_error=False, print_error=False)
         common = bound.arguments.get("common", common)
-        reply = verb(*bound.args, **bound.kwargs)
+        with interruptible():
+            reply = verb(*bound.args, **bound.kwargs)
     except CycloptsError as error:
         return _fail(" ".join(str(error).split()), USAGE)
     except BookwheelError as error:
@@ -122,6 +126,27 @@ def run(argv: Sequence[str]) -> int:
             raise
         return _fail(f"unexpected {type(error).__name__}: {error}; run again with --debug for the trace", 1)
     return _print(reply, common)
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Let an interrupt end the verb wherever it is.
+
+    asyncio would put a handler of its own in the place of Python's: it cancels the task at hand, and where that task
+    ends all the same (a call to Prefect's server, say) the interrupt is lost.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, _interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _interrupt(number: int, frame: object) -> None:
+    raise KeyboardInterrupt
 
 
 def _fail(sentence: str, code: int) -> int:

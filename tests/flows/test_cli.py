@@ -1,15 +1,18 @@
 """The command line's contract: keys, exit codes, settings, streams. Scripts rely on it."""
 
+import asyncio
 import json
 import os
+import signal
 import subprocess
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from flows.cli import app
+from flows.cli import app, interruptible
 
 pytestmark = pytest.mark.xdist_group("flows")
 
@@ -223,3 +226,13 @@ def test_debug_shows_the_trace(library: Path, bookwheel: Any) -> None:
     ran = bookwheel("show", "nothing", "--debug", "--store", library)
     assert ran.code == 1
     assert "Traceback" in ran.err
+
+
+def test_an_interrupt_is_not_lost_in_a_task_that_ends_all_the_same() -> None:
+    async def stubborn() -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        with suppress(asyncio.CancelledError):
+            await asyncio.sleep(0)
+
+    with pytest.raises(KeyboardInterrupt), interruptible():
+        asyncio.run(stubborn())
