@@ -9,8 +9,8 @@ numbers in the vectors and the share that differ by more than 1e-3 (bf16 rounds 
 `pull_mb` is what a puller of last month's snapshot fetches, by kind of file, of how much.
 
 Dumps: the demo's (96 articles, one plain stream), and a synthetic one (multistream). Prints one JSON line for each.
-`python tests/benchmarks/bench_incremental.py [--dump demo|synthetic|both] [--articles 2000] [--encoder minilm]`,
-about a minute and a half; the encoder is a random one-layer BERT unless named.
+`python tests/benchmarks/bench_incremental.py [--dump demo|synthetic|both] [--articles 500] [--encoder minilm]`; the
+encoder is a random one-layer BERT unless named.
 """
 
 import argparse
@@ -175,8 +175,8 @@ def _tiny(folder: Path) -> str:
 def main() -> None:
     """Measure each dump."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--dump", choices=["demo", "synthetic", "both"], default="both")
-    parser.add_argument("--articles", type=int, default=2000, help="of the synthetic dump")
+    parser.add_argument("--dump", choices=["demo", "synthetic", "both"], default="synthetic")
+    parser.add_argument("--articles", type=int, default=500, help="of the synthetic dump")
     parser.add_argument("--encoder", help="a folder or hub name; minilm: the demo's")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="bench-incremental-") as folder:
