@@ -68,11 +68,5 @@ def _encoder(store_url: str, files: tuple[tuple[str, BlobRef], ...]) -> Encoder:
 
 
 def run(tasks: Sequence[EmbedTask], launch: Launch, on_progress: OnProgress | None = None) -> list[Facts]:
-    """Encode all parts; return each one's facts, in their order.
-
-    The largest start first: local workers are dealt tasks in turn, and so are dealt about the same work.
-    """
-    order = sorted(range(len(tasks)), key=lambda number: -tasks[number].passages.size)
-    facts = run_job("embed", embed, [tasks[number] for number in order], launch, on_progress)
-    by_number = dict(zip(order, facts, strict=True))
-    return [by_number[number] for number in range(len(tasks))]
+    """Encode all parts; return each one's facts, in their order."""
+    return run_job("embed", embed, tasks, launch, on_progress, lambda task: task.passages.size)

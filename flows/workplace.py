@@ -14,6 +14,7 @@ from pathlib import Path
 
 from rag_model.errors import ResourceError, UsageError
 from rag_model.index.amounts import gigabytes
+from rag_model.store.cache import existing
 from rag_model.store.store import Store
 
 _MARK = "store.json"  # what every store begins with
@@ -48,20 +49,16 @@ def workplace(out: Path, folder: Path | None, work_bytes: int, out_bytes: int) -
 
 
 def _check_disk(work: Path, work_bytes: int, out: Path, out_bytes: int) -> None:
-    disk = _existing(work)
+    disk = existing(work)
     held = sum(path.stat().st_size for path in work.rglob("*") if path.is_file()) if work.exists() else 0
-    apart = disk.stat().st_dev != _existing(out.resolve()).stat().st_dev
-    for place, needed in ((disk, work_bytes - held), (_existing(out.resolve()), out_bytes if apart else 0)):
+    apart = disk.stat().st_dev != existing(out.resolve()).stat().st_dev
+    for place, needed in ((disk, work_bytes - held), (existing(out.resolve()), out_bytes if apart else 0)):
         free = shutil.disk_usage(place).free
         if needed > free:
             raise ResourceError(
                 f"the work needs {gigabytes(needed)} of disk in {place}, and {gigabytes(free)} are free: "
                 "free some, or name a folder on another disk with --work"
             )
-
-
-def _existing(path: Path) -> Path:
-    return next(place for place in (path, *path.parents) if place.is_dir())
 
 
 @contextmanager
