@@ -6,6 +6,7 @@ A faiss error is a paragraph with a C++ source line in it. `guarded` turns it in
 or the request at hand; nothing outside this package catches a faiss exception.
 """
 
+import struct
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -20,6 +21,9 @@ FaissIndex: TypeAlias = Any  # one of its many index classes
 Metric = Literal["ip", "l2"]
 Vectors = npt.NDArray[np.float32]
 Rows = npt.NDArray[np.int64]
+
+HEADER = struct.Struct("<4siqqq?i")  # fourcc, d, n, two unused, trained, metric: how the file of every index begins
+UNUSED = 1 << 20  # what faiss writes there
 
 _BROKEN = (RuntimeError, AssertionError, ValueError, TypeError, OverflowError)  # what faiss and its wrapper raise
 _METRICS: dict[str, int] = {"ip": faiss.METRIC_INNER_PRODUCT, "l2": faiss.METRIC_L2}

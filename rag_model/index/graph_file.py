@@ -20,10 +20,9 @@ import numpy.typing as npt
 
 from rag_model.errors import InputError
 from rag_model.index import engine
-from rag_model.index.engine import FaissIndex, Rows, faiss
+from rag_model.index.engine import HEADER, FaissIndex, Rows, faiss
 from rag_model.index.graph import Links, Upper, blocks, slots_of
 
-_HEADER = struct.Struct("<4siqqq?i")  # fourcc, d, n, two unused, trained, metric
 _TAIL = struct.Struct("<iiiii")  # entry point, top level, efConstruction, efSearch, one
 _COUNT = struct.Struct("<Q")
 
@@ -37,8 +36,8 @@ def write_head(file: BinaryIO, empty: FaissIndex, levels: Links) -> None:
         levels: (n,) int32, from 1.
     """
     links, n = int(empty.hnsw.nb_neighbors(1)), len(levels)
-    fourcc, d, _, unused, too, trained, metric = _HEADER.unpack(_serialised(empty)[: _HEADER.size])
-    file.write(_HEADER.pack(fourcc, d, n, unused, too, trained, metric))
+    fourcc, d, _, unused, too, trained, metric = HEADER.unpack(_serialised(empty)[: HEADER.size])
+    file.write(HEADER.pack(fourcc, d, n, unused, too, trained, metric))
     for values in (engine.array_of(empty.hnsw.assign_probas), engine.array_of(empty.hnsw.cum_nneighbor_per_level)):
         file.write(_COUNT.pack(len(values)) + values.tobytes())
     file.write(_COUNT.pack(n) + levels.tobytes())
@@ -88,6 +87,7 @@ class GraphFile:
     entry: int
     offsets: Rows  # (n + 1,) where each node's slots begin in `links`
     links: Links  # of every node and level, -1 where empty
+    tail: int  # where the entry point stands in the file, and three numbers behind it efSearch
 
     @classmethod
     def open(cls, path: Path, *, writable: bool = False) -> Self:
@@ -104,7 +104,7 @@ class GraphFile:
 
     @classmethod
     def _mapped(cls, file: BinaryIO, path: Path, mode: Any) -> Self:
-        fourcc, _, n, *_ = _HEADER.unpack(file.read(_HEADER.size))
+        fourcc, _, n, *_ = HEADER.unpack(file.read(HEADER.size))
         if fourcc[:3] != b"IHN":
             raise ValueError(f"{fourcc} is not an HNSW index's")
         _skip(file, 8)
@@ -113,10 +113,11 @@ class GraphFile:
         _skip(file, 4)
         offsets = _map(file, path, "<i8", "r")
         links = _map(file, path, "<i4", mode)
+        tail = file.tell()
         entry, *_ = _TAIL.unpack(file.read(_TAIL.size))
         if len(offsets) != n + 1 or not 0 <= entry < max(1, n):
             raise ValueError("the graph's arrays do not fit each other")
-        return cls(n, int(slots[1]), entry, offsets, links)
+        return cls(n, int(slots[1]), entry, offsets, links, tail)
 
     def bottom(self, nodes: Rows) -> Links:
         """Return a copy of the nodes' bottom lists: (m, 2M) int32, -1 where empty."""

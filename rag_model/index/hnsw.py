@@ -133,14 +133,13 @@ def merge(
         try:
             with out.open("wb", buffering=1 << 20) as file:
                 write_head(file, empty, levels)
-                linked = _write_links(plan, file, stitched, levels, upper)
+                _write_links(plan, file, stitched, levels, upper)
                 write_tail(file, empty, upper, default_search(plan.factory)["efSearch"])
                 write_storage(file, faiss.downcast_index(empty.storage), plan.n, (block for _, block in files.blocks()))
         except OSError as failed:
             raise ResourceError(f"cannot write {out}: {failed.strerror}") from failed
     repaired = repair(out, files)
-    degree = round(linked / plan.n, 2)
-    return {"rows": plan.n, "bytes": out.stat().st_size, "degree": degree, "unreachable_repaired": repaired}
+    return {"rows": plan.n, "bytes": out.stat().st_size, "unreachable_repaired": repaired}
 
 
 def _links(plan: IndexPlan) -> int:
@@ -200,11 +199,9 @@ def _upper(plan: IndexPlan, levels: Links, files: VectorFiles) -> Upper:
     return Upper.link(levels, _links(plan), vectors, plan.metric, plan.ef_construction)
 
 
-def _write_links(plan: IndexPlan, file: BinaryIO, cells: Sequence[Shard], levels: Links, upper: Upper) -> int:
-    """Write every node's lists: at the bottom the best of what its cells say. Return the links at the bottom."""
-    links, linked = _links(plan), 0
+def _write_links(plan: IndexPlan, file: BinaryIO, cells: Sequence[Shard], levels: Links, upper: Upper) -> None:
+    """Write every node's lists: at the bottom the best of what its cells say."""
+    links = _links(plan)
     for first, last in blocks(plan.n, BLOCK):
         bottom = best_links(candidates(cells, first, last, 2 * links), 2 * links)
-        linked += int((bottom >= 0).sum())
         file.write(laid_out(bottom, levels[first:last], links, upper.within(first, last), first).data)
-    return linked

@@ -98,10 +98,10 @@ def merge(
     coded = Coded(plan, trained, scattered, starts)
     try:
         with out.open("wb", buffering=1 << 20) as file:
-            facts = _write(file, index, coded, files)
+            _write(file, index, coded, files)
     except OSError as failed:
         raise ResourceError(f"cannot write {out}: {failed.strerror}") from failed
-    return {"rows": plan.n, "bytes": out.stat().st_size} | facts
+    return {"rows": plan.n, "bytes": out.stat().st_size}
 
 
 def _coded(index: FaissIndex, files: VectorFiles) -> Iterator[tuple[Rows, Codes]]:
@@ -133,27 +133,25 @@ def _transformed(index: FaissIndex, vectors: Vectors) -> Vectors:
     return vectors
 
 
-def _write(file: BinaryIO, index: FaissIndex, coded: Coded, files: VectorFiles) -> Facts:
+def _write(file: BinaryIO, index: FaissIndex, coded: Coded, files: VectorFiles) -> None:
     refine = index if isinstance(index, faiss.IndexRefine) else None
     base = index if refine is None else faiss.downcast_index(refine.base_index)
     if refine is not None:
         write_refine_head(file, refine, files.n)
-    facts = _write_base(file, base, coded, files)
+    _write_base(file, base, coded, files)
     if refine is not None:
         write_storage(file, faiss.downcast_index(refine.refine_index), files.n, (block for _, block in files.blocks()))
         write_refine_tail(file, refine)
-    return facts
 
 
-def _write_base(file: BinaryIO, index: FaissIndex, coded: Coded, files: VectorFiles) -> Facts:
+def _write_base(file: BinaryIO, index: FaissIndex, coded: Coded, files: VectorFiles) -> None:
     lists = lists_of(index)
     sizes = coded.sizes(1 if lists is None else lists.nlist)
     if lists is None:
         write_storage(file, index, files.n, (block for _, block in files.blocks()))
-        return {}
+        return
     write_lists_head(file, index, sizes)
     _write_lists(file, coded, sizes, int(lists.code_size) + 8)
-    return _balance(sizes)
 
 
 def _write_lists(file: BinaryIO, coded: Coded, sizes: Rows, width: int) -> None:
@@ -180,11 +178,3 @@ def _borders(sizes: Rows, rows: int) -> Rows:
             held = 0
         held += size
     return np.array([*borders, len(sizes)])
-
-
-def _balance(sizes: Rows) -> Facts:
-    """Return the largest list and the imbalance, L sum(size^2) / n^2: 1 where all L lists are equal."""
-    return {
-        "largest_list": int(sizes.max()),
-        "imbalance": round(float(len(sizes) * np.square(sizes, dtype=np.float64).sum() / float(sizes.sum()) ** 2), 4),
-    }

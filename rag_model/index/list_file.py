@@ -19,10 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from rag_model.errors import ResourceError
-from rag_model.index.engine import FaissIndex, Rows, faiss
+from rag_model.index.engine import HEADER, UNUSED, FaissIndex, Rows, faiss
 
-HEADER = struct.Struct("<4siqqq?i")  # fourcc, d, n, two unused, trained, metric: how every index begins
-UNUSED = 1 << 20  # what faiss writes there
 _EMPTY = struct.Struct("<4sQQ4sQ")  # ilar, lists, bytes a code, sprs, no sizes: how lists without vectors end
 
 

@@ -9,10 +9,9 @@ import struct
 from pathlib import Path
 
 from rag_model.errors import InputError
-from rag_model.index.engine import FaissIndex, faiss
-from rag_model.index.list_file import HEADER, UNUSED
+from rag_model.index.engine import UNUSED, FaissIndex, faiss
+from rag_model.index.graph_file import GraphFile
 
-_GRAPH_ARRAYS = (8, 4, 4, 8, 4)  # bytes a value: probabilities, slots a level, levels, offsets, links
 _LISTS = struct.Struct("<iqqq?iQ")  # d, n, two unused, trained, metric, lists: what precedes nprobe
 
 
@@ -31,7 +30,7 @@ def write_setting(path: Path, index: FaissIndex, name: str, value: int) -> None:
     packing = {"efSearch": "<i", "nprobe": "<Q", "refine": "<f"}[name]
     size = struct.calcsize(packing)
     with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as data:
-        offset = {"efSearch": _ef_search, "nprobe": _nprobe, "refine": _refine}[name](data, index)
+        offset = _place(path, data, index, name)
         if offset is None or struct.unpack(packing, data[offset : offset + size])[0] != _value(index, name):
             raise InputError(f"{path} is laid out in an unknown way: {name} cannot be set in it, so build it again")
         data[offset : offset + size] = struct.pack(packing, value)
@@ -44,13 +43,11 @@ def _value(index: FaissIndex, name: str) -> float:
     return int(faiss.extract_index_ivf(index).nprobe) if name == "nprobe" else float(index.k_factor)
 
 
-def _ef_search(data: mmap.mmap, index: FaissIndex) -> int | None:
-    offset = HEADER.size
-    for width in _GRAPH_ARRAYS:
-        if offset + 8 > len(data):
-            return None
-        offset += 8 + width * struct.unpack_from("<Q", data, offset)[0]
-    return offset + 12 if offset + 16 <= len(data) else None  # behind the entry point, the top level, efConstruction
+def _place(path: Path, data: mmap.mmap, index: FaissIndex, name: str) -> int | None:
+    """Return where a parameter stands in the file; None where it cannot be found."""
+    if name == "efSearch":
+        return GraphFile.open(path).tail + 12  # behind the entry point, the top level, efConstruction
+    return _nprobe(data, index) if name == "nprobe" else len(data) - struct.calcsize("<f")
 
 
 def _nprobe(data: mmap.mmap, index: FaissIndex) -> int | None:
@@ -59,7 +56,3 @@ def _nprobe(data: mmap.mmap, index: FaissIndex) -> int | None:
     head = _LISTS.pack(lists.d, lists.ntotal, UNUSED, UNUSED, lists.is_trained, lists.metric_type, lists.nlist)
     found = data.find(head)
     return None if found < 0 else found + len(head)
-
-
-def _refine(data: mmap.mmap, index: FaissIndex) -> int | None:
-    return len(data) - 4

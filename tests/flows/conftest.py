@@ -6,6 +6,7 @@ Most tests run the flow with Beam's workers inside this process (`IN_PROCESS`): 
 import bz2
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -169,3 +170,18 @@ def library(
     given = ["--dump", mini_dump, "--encoder", tiny, "--recipe", recipe, "--store", store]
     assert cli.run(["reindex", *map(str, given), "--", IN_PROCESS]) == 0
     return store
+
+
+@pytest.fixture
+def on_a_disk_of() -> Callable[[str, Path], list[str]]:
+    """Return the words before a command that give it a disk of a size at a folder, in a namespace of its own."""
+
+    def within(size: str, folder: Path) -> list[str]:
+        folder.mkdir(exist_ok=True)
+        mounted = f"mount -t tmpfs -o size={size} none '{folder}' && "
+        words = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]
+        if not shutil.which("unshare") or subprocess.run([*words, f"{mounted} true"], check=False).returncode:
+            pytest.skip("this kernel gives no namespace to mount a small disk in; another test still runs")
+        return [*words, mounted + 'exec "$0" "$@"']
+
+    return within

@@ -14,6 +14,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from flows.workplace import workplace
+from rag_model.errors import ResourceError
 from rag_model.index.build import build_index
 from rag_model.index.recipe import IndexRecipe
 
@@ -129,18 +131,23 @@ def test_what_cannot_be_is_one_sentence(
     assert not (tmp_path / "out").exists()
 
 
-def test_too_little_disk_is_said_before_the_work(given: Path, bookwheel: Any, tmp_path: Path, executable: Path) -> None:
-    inside = f"mount -t tmpfs -o size=100k none '{tmp_path / 'small'}' && "
-    (tmp_path / "small").mkdir()
-    within = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]
-    if subprocess.run([*within, f"{inside} true"], check=False, capture_output=True).returncode:
-        pytest.skip("this kernel gives no namespace to mount a small disk in")
+def test_too_little_disk_is_said_before_the_work(
+    given: Path, tmp_path: Path, executable: Path, on_a_disk_of: Callable[[str, Path], list[str]]
+) -> None:
     command = [executable, "index", given, tmp_path / "out", "--work", tmp_path / "small", *GRAPH]
-    ran = subprocess.run([*within, inside + 'exec "$0" "$@"', *command], check=False, capture_output=True, text=True)
+    ran = subprocess.run(
+        [*on_a_disk_of("100k", tmp_path / "small"), *command], check=False, capture_output=True, text=True
+    )
     assert ran.returncode == 1
     assert "of disk in" in ran.stderr
     assert "cut" not in ran.stderr
     assert not (tmp_path / "out").exists()
+
+
+def test_more_disk_than_any_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(ResourceError, match=f"of disk in {tmp_path}"), workplace(tmp_path / "out", None, 10**18, 0):
+        pass
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_work_folder_that_is_somebody_elses(given: Path, bookwheel: Any, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from rag_model.errors import InputError
 from rag_model.index import gpu, ivf
+from rag_model.index.anatomy import list_anatomy
 from rag_model.index.engine import faiss, read, write
 from rag_model.index.exact import ExactIndex
 from rag_model.index.pieces import opener
@@ -127,8 +128,9 @@ def test_facts_say_how_the_lists_are_filled(make_vectors: Make, write_parts: Mak
     lists = faiss.extract_index_ivf(merged)
     sizes = [lists.invlists.list_size(number) for number in range(16)]
     assert (facts["rows"], facts["bytes"]) == (1200, (tmp_path / "out").stat().st_size)
-    assert facts["largest_list"] == max(sizes)
-    assert facts["imbalance"] == pytest.approx(16 * sum(size**2 for size in sizes) / 1200**2, rel=1e-3)
+    anatomy = list_anatomy(merged)
+    assert anatomy.largest == max(sizes)
+    assert anatomy.imbalance == pytest.approx(16 * sum(size**2 for size in sizes) / 1200**2, rel=1e-3)
     assert lists.nprobe == plan.search["nprobe"]
 
 

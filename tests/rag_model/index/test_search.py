@@ -170,7 +170,7 @@ def test_a_default_is_not_set_in_a_file_that_is_laid_out_otherwise(tmp_path: Pat
     index.add(make_vectors(100))
     faiss.write_index(index, str(tmp_path / "cagra"))
     before = (tmp_path / "cagra").read_bytes()
-    with pytest.raises(InputError, match="laid out in an unknown way"):
+    with pytest.raises(InputError, match="is not a whole HNSW index"):
         set_default(tmp_path / "cagra", {"efSearch": 50})
     assert (tmp_path / "cagra").read_bytes() == before
 
