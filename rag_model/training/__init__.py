@@ -1,0 +1,1 @@
+"""Training: one explicit loop, one small file a recipe."""
