@@ -1,0 +1,199 @@
+"""How good one answer is: exact match and token F1, patterns, labels, BLEU and ROUGE-L.
+
+An answer is measured against every accepted one and the best counts. Exact match and F1 are SQuAD's (Rajpurkar et
+al. 2016), its normalisation included, as DPR's and RAG's papers report them; CuratedTREC's answers are regular
+expressions (Chen et al. 2017, DrQA); FEVER's are labels (Thorne et al. 2018). BLEU and ROUGE-L come from sacrebleu
+and rouge-score. All are shares in [0, 1], where sacrebleu itself says percent.
+"""
+
+import re
+import string
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from rag_model.errors import InputError
+from rag_model.extras import require
+
+FEVER_3WAY = ("SUPPORTS", "REFUTES", "NOT ENOUGH INFO")
+FEVER_2WAY = FEVER_3WAY[:2]  # the RAG paper's second figure: claims that the encyclopedia decides
+
+_PUNCTUATION = str.maketrans("", "", string.punctuation)  # ASCII's alone, as in SQuAD's script
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_LONGEST_PATTERN = 10_000  # characters; CuratedTREC's longest has some hundreds
+_PATIENCE = 5.0  # seconds for one pattern on one answer; a sane one takes microseconds
+
+
+def normalise(text: str) -> str:
+    """Return `text` as SQuAD compares it: lower case, no ASCII punctuation, no article, single blanks.
+
+    >>> normalise("The  Eiffel-Tower, a landmark!")
+    'eiffeltower landmark'
+    """
+    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
+
+
+def exact_match(prediction: str, golds: Iterable[str]) -> float:
+    """Return 1.0 if the normalised prediction equals any normalised gold, else (or without golds) 0.0.
+
+    >>> exact_match("the Eiffel Tower.", ["Eiffel tower", "La Tour Eiffel"])
+    1.0
+    """
+    said = normalise(prediction)
+    return float(any(said == normalise(gold) for gold in golds))
+
+
+def token_f1(prediction: str, golds: Iterable[str]) -> float:
+    """Return the best F1 of the normalised words, as bags, over the golds; 0.0 without golds.
+
+    F1 = 2 P R / (P + R) with P the share of the prediction's words that the gold has and R the reverse. Where one
+    side has no word left, F1 is 1.0 if neither has (SQuAD 2.0's rule), so that it is never below exact match.
+
+    >>> round(token_f1("born in Paris", ["Paris, France"]), 3)
+    0.4
+    """
+    said = normalise(prediction).split()
+    return max((_f1(said, normalise(gold).split()) for gold in golds), default=0.0)
+
+
+def _f1(said: Sequence[str], gold: Sequence[str]) -> float:
+    if not said or not gold:
+        return float(said == gold)
+    same = (Counter(said) & Counter(gold)).total()
+    return 2 * same / (len(said) + len(gold))  # what 2PR/(P+R) comes to
+
+
+def pattern_match(prediction: str, patterns: Iterable[str]) -> float:
+    """Return 1.0 if any regular expression matches from the prediction's start, else 0.0.
+
+    DrQA's rule for CuratedTREC: letters of either case, `^` and `$` at every line, and no need to match to the end.
+
+    Raises:
+        InputError: a pattern is malformed, or takes seconds on one answer: it backtracks without end.
+        MissingExtraError: `regex` is not installed (`re` can't be stopped).
+    """
+    return float(any(_holds(pattern, "match", prediction) for pattern in patterns))
+
+
+def pattern_in(text: str, patterns: Iterable[str]) -> bool:
+    """Return whether any regular expression matches anywhere in `text`: DPR's match for CuratedTREC's passages.
+
+    Raises:
+        InputError, MissingExtraError: as `pattern_match` does.
+    """
+    return any(_holds(pattern, "search", text) for pattern in patterns)
+
+
+def _holds(pattern: str, how: str, text: str) -> bool:
+    compiled = compile_pattern(pattern)
+    try:
+        return getattr(compiled, how)(text, timeout=_PATIENCE) is not None
+    except TimeoutError:
+        raise InputError(
+            f"the answer pattern {pattern[:80]!r} takes more than {_PATIENCE:g} s on {text[:80]!r}: "
+            "write it without a repetition inside a repetition"
+        ) from None
+
+
+@cache
+def compile_pattern(pattern: str) -> Any:
+    """Return the compiled regular expression, whose matches can be given a time limit.
+
+    Raises:
+        InputError: it is malformed, or longer than 10,000 characters.
+        MissingExtraError: `regex` is not installed.
+    """
+    regex = require("regex", "train")
+    if len(pattern) > _LONGEST_PATTERN:
+        raise InputError(f"an answer pattern of {len(pattern):,} characters is no pattern: {pattern[:80]!r}…")
+    try:
+        return regex.compile(pattern, regex.IGNORECASE | regex.MULTILINE)
+    except (regex.error, RecursionError, OverflowError, MemoryError) as broken:
+        raise InputError(
+            f"the answer {pattern[:80]!r} is not a regular expression ({broken}): mend it, "
+            "or measure the answers as plain text"
+        ) from broken
+
+
+def label_of(prediction: str, labels: Sequence[str]) -> str | None:
+    """Return the label that the prediction says, SQuAD's normalisation aside; None if it is none of them.
+
+    >>> label_of("not enough info.", FEVER_3WAY)
+    'NOT ENOUGH INFO'
+    """
+    said = normalise(prediction)
+    return next((label for label in labels if normalise(label) == said), None)
+
+
+def label_match(prediction: str, golds: Iterable[str], labels: Sequence[str]) -> float | None:
+    """Return 1.0 if the prediction says a label that is gold, else 0.0; None if no gold is one of `labels`.
+
+    None keeps a question out of the mean: FEVER's two-way accuracy is over the claims labelled with one of the two.
+    """
+    wanted = {label_of(gold, labels) for gold in golds} - {None}
+    return float(label_of(prediction, labels) in wanted) if wanted else None
+
+
+def rouge_l(prediction: str, golds: Iterable[str]) -> float:
+    """Return the best ROUGE-L F-measure over the golds (rouge-score, no stemming); 0.0 without golds.
+
+    rouge-score knows ASCII letters and digits only: of a text in another script nothing is compared.
+
+    Raises:
+        MissingExtraError: `rouge-score` is not installed.
+    """
+    scorer = _rouge()
+    return max((float(scorer.score(gold, prediction)["rougeL"].fmeasure) for gold in golds), default=0.0)
+
+
+@cache
+def _rouge() -> Any:
+    return require("rouge_score.rouge_scorer", "train").RougeScorer(["rougeL"])
+
+
+@dataclass(frozen=True, slots=True)
+class BleuCounts:
+    """What one answer adds to a corpus's BLEU: n-grams in common with the golds, n-grams said, and lengths.
+
+    BLEU of a set is computed from the sums, never as the mean of sentences' BLEU.
+    """
+
+    same: tuple[int, ...]  # by n, from 1; clipped as BLEU clips
+    said: tuple[int, ...]
+    length: int  # tokens of the answer
+    gold_length: int  # of the gold closest in length
+
+
+def bleu_counts(prediction: str, golds: Sequence[str], order: int = 4) -> BleuCounts:
+    """Count an answer's n-grams up to `order` as sacrebleu does (tokenizer 13a, case kept); zeros without golds.
+
+    Raises:
+        MissingExtraError: `sacrebleu` is not installed.
+    """
+    if not golds:
+        return BleuCounts((0,) * order, (0,) * order, 0, 0)
+    score = _bleu(order).sentence_score(prediction, list(golds))
+    return BleuCounts(tuple(score.counts), tuple(score.totals), int(score.sys_len), int(score.ref_len))
+
+
+def bleu(counts: Sequence[BleuCounts]) -> float:
+    """Return corpus BLEU in [0, 1] of all the answers counted, up to the order they were counted to; 0.0 of none.
+
+    BLEU = min(1, exp(1 - r/c)) (Π_n p_n)^(1/N) (Papineni et al. 2002), an order without a match smoothed as
+    sacrebleu's default smooths it.
+    """
+    if not counts:
+        return 0.0
+    same = [sum(column) for column in zip(*(one.same for one in counts), strict=True)]
+    said = [sum(column) for column in zip(*(one.said for one in counts), strict=True)]
+    length, gold_length = sum(one.length for one in counts), sum(one.gold_length for one in counts)
+    metric = _bleu(len(same))
+    score = metric.compute_bleu(same, said, length, gold_length, smooth_method="exp", max_ngram_order=len(same))
+    return float(score.score) / 100
+
+
+@cache
+def _bleu(order: int) -> Any:
+    return require("sacrebleu.metrics", "train").BLEU(max_ngram_order=order, effective_order=True)
