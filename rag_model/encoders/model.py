@@ -36,7 +36,8 @@ logging.disable_progress_bar()  # type: ignore[no-untyped-call]
 class Model:
     """A loaded encoder on its device."""
 
-    body: nn.Module  # ids and mask to hidden states
+    whole: nn.Module  # as transformers loads and saves it
+    body: nn.Module  # of it: ids and mask to hidden states
     projection: nn.Module | None  # DPR's `encode_proj`
     spec: EncoderSpec
     dim: int
@@ -51,11 +52,12 @@ class Model:
         out = torch.empty((len(tokens), self.dim), device=self.device)
         for rows in by_length([len(ids) for ids in tokens], self.batch_tokens):
             place = _to(torch.from_numpy(rows), self.device)
-            out[place] = self._vectors([tokens[row] for row in rows])
-        vectors: npt.NDArray[np.float32] = out.cpu().numpy()
-        return vectors
+            out[place] = self.vectors([tokens[row] for row in rows])
+        found: npt.NDArray[np.float32] = out.cpu().numpy()
+        return found
 
-    def _vectors(self, batch: Sequence[TokenIds]) -> Tensor:
+    def vectors(self, batch: Sequence[TokenIds]) -> Tensor:
+        """Return the (b, d) float32 vectors of inputs that go through the model together, with gradient."""
         lengths = np.array([len(ids) for ids in batch])
         real = np.arange(padded(int(lengths.max()))) < lengths[:, None]
         ids = np.full(real.shape, self.pad_id, np.int64)
@@ -111,7 +113,7 @@ def model_of(whole: Any, spec: EncoderSpec, device: torch.device, batch_tokens: 
     dim = projection.out_features if projection is not None else whole.config.hidden_size
     pad_id = getattr(whole.config, "pad_token_id", None) or 0
     budget = batch_tokens or (CUDA_BATCH_TOKENS if device.type == "cuda" else CPU_BATCH_TOKENS)
-    return Model(body, projection, spec, dim, pad_id, device, whole.dtype, budget)
+    return Model(whole, body, projection, spec, dim, pad_id, device, whole.dtype, budget)
 
 
 def check_kind(folder: Path) -> None:

@@ -1,0 +1,113 @@
+"""An encoder that learns: the weights, tokenizer and spec of `Encoder.load`, with gradient, and a folder back.
+
+What it computes is what `Encoder` computes: both run `Model.vectors`. So a vector seen in training is the vector that
+retrieval will see, dropout apart.
+"""
+
+import json
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor, nn
+
+from rag_model.encoders.encoder import Encoder, Role, Vectors
+from rag_model.encoders.model import Model
+from rag_model.encoders.space import Space, tokenizer_files
+from rag_model.encoders.spec import RECORD_FILE, EncoderSpec, TextInput
+from rag_model.encoders.tokens import tokenize
+
+Text = str | tuple[str, str]  # a question or a bare passage; or a passage's title and text
+_UNUSED = "pooler"  # BERT's: no vector depends on it, and several GPUs would wait for its gradient
+_COPIED = ("tokenizer_config.json", "special_tokens_map.json", "vocab.txt", "vocab.json", "merges.txt")
+
+
+class TrainableEncoder(nn.Module):
+    """A question or passage encoder, or both in one; make it with `load`."""
+
+    def __init__(self, encoder: Encoder, role: Role) -> None:
+        """Wrap the transformers model that `encoder` runs."""
+        super().__init__()
+        self.whole = encoder.model.whole
+        self.role = role
+        self.folder = encoder.folder
+        self.spec: EncoderSpec = encoder.spec
+        self.tokenizer: Tokenizer = encoder.tokenizer
+        self._model: Model = encoder.model
+        for name, parameter in self.whole.named_parameters():
+            parameter.requires_grad_(_UNUSED not in name.split("."))
+
+    @classmethod
+    def load(
+        cls, folder: str | Path, role: Role = "question", spec: EncoderSpec | None = None, device: str | None = None
+    ) -> Self:
+        """Load the encoder of a folder or hub name in float32, ready to learn; `spec` replaces what the folder says.
+
+        Raises:
+            InputError: as `Encoder.load`.
+        """
+        overrides = spec.to_json() if spec else None
+        encoder = Encoder.load(folder, role, overrides, device=device, dtype="float32")
+        return cls(encoder, role).train()
+
+    @property
+    def dim(self) -> int:
+        """Return the length of a vector."""
+        return self._model.dim
+
+    @property
+    def device(self) -> torch.device:
+        """Return where the weights are now."""
+        return next(self.parameters()).device
+
+    def forward(self, texts: Sequence[Text], role: Role | None = None) -> Tensor:
+        """Return (b, d) float32 vectors with gradient, in order; the whole batch goes through the model together.
+
+        A tuple is a passage's title and text. `role`, by default the encoder's own, decides prompt and layout. What is
+        longer than the model is cut, an empty text is its special tokens alone.
+        """
+        return self._here().vectors(tokenize(self.tokenizer, self._inputs(texts, role)))
+
+    def encode(self, texts: Sequence[Text], role: Role | None = None) -> Vectors:
+        """Return (n, d) float32 vectors without gradient and without dropout, as `Encoder` would."""
+        learning = self.training
+        try:
+            return self.eval()._here().encode(tokenize(self.tokenizer, self._inputs(texts, role)))
+        finally:
+            self.train(learning)
+
+    def save(self, folder: Path, asks: Space | None = None) -> None:
+        """Write a folder that `Encoder.load` and transformers' `from_pretrained` open: safetensors, tokenizer, spec.
+
+        `asks`: the space of the frozen passages that a question encoder was trained against.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        whole: Any = self.whole
+        whole.save_pretrained(str(folder))
+        for path in [*tokenizer_files(self.folder), *(self.folder / name for name in _COPIED)]:
+            if path.is_file() and path.resolve() != (folder / path.name).resolve():
+                shutil.copyfile(path, folder / path.name)
+        record = {"spec": self.spec.to_json(), **({"asks": asks.to_json()} if asks else {})}
+        text = json.dumps(record, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+        (folder / RECORD_FILE).write_text(text, encoding="utf-8")
+
+    def _here(self) -> Model:
+        """Return the model with the device that the weights have been moved to since."""
+        return replace(self._model, device=self.device)
+
+    def _inputs(self, texts: Sequence[Text], role: Role | None) -> list[TextInput]:
+        if (role or self.role) == "question":
+            return [self.spec.question(_whole(text)) for text in texts]
+        return [self.spec.passage(*_titled(text)) for text in texts]
+
+
+def _whole(text: Text) -> str:
+    return text if isinstance(text, str) else " ".join(text).strip()
+
+
+def _titled(text: Text) -> tuple[str, str]:
+    return ("", text) if isinstance(text, str) else text
