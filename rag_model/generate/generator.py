@@ -69,11 +69,24 @@ class Generator(Protocol):
         ...
 
     def step(self, state: State, tokens: Tensor) -> tuple[Tensor, State]:
-        """Append one token a row, (m,) int64; return (m, v) float32 logits of the next, and where to go on from."""
+        """Append one token a row, (m,) int64; return (m, v) float32 logits of the next, and where to go on from.
+
+        The state given is used up: go on from the one returned, or `choose` a copy first.
+        """
+        ...
+
+    def follow(self, state: State, tokens: Tensor) -> Tensor:
+        """Append whole continuations in one pass, (m, t) int64; return (m, t, v) float32 logits.
+
+        Position i predicts what comes after token i; rows may be padded at their end. The state given is used up.
+        """
         ...
 
     def choose(self, state: State, rows: Tensor) -> State:
-        """Return the state of `rows`, (m,) int64: to reorder, to drop, or to repeat them, as a beam does."""
+        """Return the state of `rows`, (m,) int64: to reorder, to drop, or to repeat them, as a beam does.
+
+        What is returned is a state of its own: stepping on from it leaves `state` as it was.
+        """
         ...
 
     def text(self, tokens: Sequence[int]) -> str:
