@@ -6,6 +6,7 @@ Exit codes: 0 ok, 1 failure, 2 usage, 3 a gate or a verification said no.
 """
 
 import json
+import logging
 import os
 import signal
 import sys
@@ -90,6 +91,7 @@ app.command("flows.verbs.verify:verify", help="Read every byte of a snapshot aga
 app.command("flows.verbs.expire:expire", help="Forget old moves of refs, and snapshots that nothing names any more.")
 app.command("flows.verbs.gc:gc", help="Delete what no snapshot and no running build needs.")
 app.command("flows.verbs.pull:pull", help="Copy a snapshot to a folder: only what is missing, verified, atomic.")
+app.command("flows.verbs.doctor:doctor", help="Say what this machine, a store and the servers lack before a run.")
 app.command("flows.verbs.export:export", help="Write a snapshot in a layout that other tools read.")
 app.command("flows.verbs.adopt:adopt", name="import", help="Start a snapshot from passages and vectors there are.")
 
@@ -98,6 +100,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run one verb and exit with its code; a failure prints one sentence, `--debug` the trace as well."""
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
+    if logging.lastResort is not None:
+        logging.lastResort.setLevel(logging.ERROR)  # Beam's import warns of clients of Google's that nobody asked for
     sys.exit(run(sys.argv[1:] if argv is None else argv))
 
 

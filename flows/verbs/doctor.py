@@ -1,0 +1,27 @@
+"""`bookwheel doctor`: what this machine, the store and the servers lack before a run."""
+
+from dataclasses import asdict
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from flows.doctor import Finding, examine
+from flows.reply import Common, Reply
+
+
+def doctor(
+    *beam_options: Annotated[str, Parameter(help="Of Beam and its runner, after `--`, as reindex would be given.")],
+    store: Annotated[str | None, Parameter(help="A store to try out; nothing is left in it.")] = None,
+    common: Common | None = None,
+) -> Reply:
+    """Look at versions, memory, disk, GPU, the store, Prefect and Beam; exit 3 if anything is amiss."""
+    findings = list(examine(store, beam_options))
+    amiss = [finding for finding in findings if not finding.ok]
+    document = {"ok": not amiss, "findings": [asdict(finding) for finding in findings]}
+    refusal = f"{len(amiss)} of {len(findings)} things are amiss: {amiss[0].what}: {amiss[0].todo}" if amiss else ""
+    return Reply(document, "\n".join(map(_line, findings)), refusal)
+
+
+def _line(finding: Finding) -> str:
+    told = f"{'ok' if finding.ok else 'AMISS':<6}{finding.what:<26}{finding.found}"
+    return told if finding.ok else f"{told}; {finding.todo}"
