@@ -122,7 +122,8 @@ def _prefect() -> Finding:
 def _profile_api() -> str | None:
     from prefect.settings import PREFECT_API_URL  # noqa: PLC0415 - reads the profile when asked, not when imported
 
-    return PREFECT_API_URL.value()
+    api: str | None = PREFECT_API_URL.value()
+    return api
 
 
 def _beam(flags: Sequence[str]) -> Iterator[Finding]:
