@@ -1,0 +1,90 @@
+"""Intervals against scipy's bootstrap, against the normal distribution where it holds, and against themselves."""
+
+from dataclasses import astuple
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import bootstrap
+
+from rag_model.errors import UsageError
+from rag_model.evaluation.bootstrap import Resampling, difference_interval, interval_of, mean_interval
+
+VALUES = np.random.default_rng(7).normal(0.4, 0.2, 200).tolist()
+MANY = Resampling(draws=20_000)
+
+
+def test_the_interval_of_a_mean_is_scipys() -> None:
+    seen = mean_interval(VALUES, MANY)
+    peer = bootstrap((VALUES,), np.mean, method="percentile", n_resamples=20_000, rng=np.random.default_rng(1))
+    assert seen.value == pytest.approx(np.mean(VALUES))
+    assert seen.n == 200
+    assert (seen.low, seen.high) == pytest.approx(tuple(peer.confidence_interval), abs=1e-3)
+
+
+def test_the_interval_of_a_mean_is_the_normal_one_for_many() -> None:
+    seen = mean_interval(VALUES, MANY)
+    half = 1.959964 * np.std(VALUES) / np.sqrt(len(VALUES))
+    assert (seen.low, seen.high) == pytest.approx((seen.value - half, seen.value + half), abs=2e-3)
+
+
+def test_a_paired_difference_is_scipys() -> None:
+    better = [
+        value + noise for value, noise in zip(VALUES, np.random.default_rng(3).normal(0.05, 0.1, 200), strict=True)
+    ]
+    seen = difference_interval(better, VALUES, MANY)
+    peer = bootstrap(
+        (better, VALUES),
+        lambda a, b, axis: np.mean(a - b, axis=axis),
+        paired=True,
+        vectorized=True,
+        method="percentile",
+        n_resamples=20_000,
+        rng=np.random.default_rng(1),
+    )
+    assert (seen.low, seen.high) == pytest.approx(tuple(peer.confidence_interval), abs=1e-3)
+    assert seen.low > 0
+    assert seen.high - seen.low < mean_interval(VALUES).high - mean_interval(VALUES).low
+
+
+def test_any_figure_has_an_interval_by_the_same_draws() -> None:
+    seen = interval_of(VALUES, lambda some: float(np.mean(some)))
+    assert astuple(seen) == pytest.approx(astuple(mean_interval(VALUES)))
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=30), st.integers(0, 9))
+def test_intervals_repeat_and_lie_within_the_values(values: list[float], seed: int) -> None:
+    few = Resampling(draws=50, seed=seed)
+    seen = mean_interval(values, few)
+    assert seen == mean_interval(values, few)
+    assert min(values) - 1e-12 <= seen.low <= seen.high <= max(values) + 1e-12
+
+
+def test_blocks_draw_what_one_draw_would(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = mean_interval(VALUES)
+    monkeypatch.setattr("rag_model.evaluation.bootstrap._BLOCK", 1000)
+    assert mean_interval(VALUES) == whole
+
+
+def test_an_estimate_reads_as_people_write_it() -> None:
+    assert str(mean_interval([0.5, 0.5])) == "0.500 [0.500, 0.500]"
+
+
+@pytest.mark.parametrize("values", [[], [0.1, float("nan")], [float("inf")]])
+def test_nothing_and_nan_have_no_interval(values: list[float]) -> None:
+    with pytest.raises(UsageError, match="an interval"):
+        mean_interval(values)
+
+
+def test_differences_need_the_same_questions() -> None:
+    with pytest.raises(UsageError, match="2 and 1"):
+        difference_interval([1, 2], [1])
+    with pytest.raises(UsageError, match="at least one"):
+        interval_of([], len)
+
+
+@pytest.mark.parametrize("wrong", [{"draws": 0}, {"level": 1.0}, {"seed": -1}])
+def test_settings_that_make_no_sense(wrong: dict[str, float]) -> None:
+    with pytest.raises(UsageError, match="an interval needs"):
+        Resampling(**wrong)
