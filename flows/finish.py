@@ -1,8 +1,9 @@
 """What every build ends with, wherever its passages and vectors come from: indexes, the gate, the snapshot, the ref."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 from beam_jobs import index
 from beam_jobs.index import IndexBuild
@@ -39,6 +40,7 @@ class Build:
     embeddings: Sequence[Facts]
     plans: Mapping[str, IndexPlan]
     assembled: Callable[[Sequence[BuiltIndex]], Content]  # the snapshot's content, with these indexes
+    derived: Mapping[str, Any] = field(default_factory=dict)  # what the provenance says of a snapshot made from another
 
 
 def finish(build: Build) -> Reindexed:
@@ -46,6 +48,21 @@ def finish(build: Build) -> Reindexed:
 
     Raises:
         GateRefusedError: the snapshot is published, but the ref did not move; the sentence says why.
+        BookwheelError: a stage failed; what was finished is recorded.
+    """
+    manifest, measured = indexed(build)
+    published = publish_snapshot(build.store, manifest, measured, build.recipe, build.ref)
+    build.store.runs.clear(build.launch.run)
+    outcome = reported(build, manifest, published, measured)
+    if published.move is None:
+        raise GateRefusedError(outcome, published.verdict.reason)
+    return outcome
+
+
+def indexed(build: Build) -> tuple[Manifest, Measured]:
+    """Build the indexes and measure them; return the snapshot as it may be published.
+
+    Raises:
         BookwheelError: a stage failed; what was finished is recorded.
     """
     store, launch, clock, recipe = build.store, build.launch, build.clock, build.recipe
@@ -62,22 +79,17 @@ def finish(build: Build) -> Reindexed:
     content = build.assembled(built)
     with clock("gate"):
         measured = measure_indexes(store, Manifest(content), built, recipe)
-    made = provenance(build.source, build.encoder, built, clock.seconds)
-    manifest = Manifest(content, measured.metrics(), provenance=made)
-    published = publish_snapshot(store, manifest, measured, recipe, build.ref)
-    store.runs.clear(launch.run)
-    return _told(build, manifest, published, measured)
+    made = {**provenance(build.source, build.encoder, built, clock.seconds), **build.derived}
+    return Manifest(content, measured.metrics(), provenance=made), measured
 
 
-def _told(build: Build, manifest: Manifest, published: Published, measured: Measured) -> Reindexed:
-    """Write the report and the artifacts."""
+def reported(build: Build, manifest: Manifest, published: Published, measured: Measured) -> Reindexed:
+    """Write the report and the artifacts of a snapshot that is published, and return what was made."""
     counted, seconds = counts(build.passages, build.embeddings), build.clock.seconds
     reports = {"chunk": build.passages, "embed": build.embeddings}
     page = write_report(build.store, manifest, published, measured, counted, reports, seconds)
     outcome = Reindexed.of(published, build.ref, counted, measured.metrics(), seconds, page)
     artifacts.show(outcome)
-    if published.move is None:
-        raise GateRefusedError(outcome, published.verdict.reason)
     return outcome
 
 
