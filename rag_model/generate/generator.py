@@ -44,10 +44,30 @@ class Targets:
 class Generator(Protocol):
     """Says p(y_i | x, z, y_<i)."""
 
-    module: nn.Module  # what is trained and saved
-    end: int  # the token that ends an answer
-    pad: int  # the token that fills up; its logits mean nothing
-    vocabulary: int  # v, the width of the logits
+    @property
+    def module(self) -> nn.Module:
+        """Return what is trained and saved."""
+        ...
+
+    @property
+    def first(self) -> int | None:
+        """Return the token that begins every target, as BART's `<s>`; None where there is none."""
+        ...
+
+    @property
+    def end(self) -> int:
+        """Return the token that ends an answer."""
+        ...
+
+    @property
+    def pad(self) -> int:
+        """Return the token that fills up; what comes after it means nothing."""
+        ...
+
+    @property
+    def vocabulary(self) -> int:
+        """Return v, the width of the logits."""
+        ...
 
     def contexts(self, questions: Sequence[str], passages: Sequence[Sequence[Passage]]) -> Contexts:
         """Tokenise each question beside each of its passages, k of them for every question.
@@ -61,7 +81,10 @@ class Generator(Protocol):
         ...
 
     def logits(self, contexts: Contexts, targets: Targets) -> Tensor:
-        """Return (b, k, t, v) float32 logits, with gradient: position i predicts token i of the target."""
+        """Return (b, k, t, v) logits, with gradient: position i predicts token i of the target.
+
+        They have the dtype in which the model computes; likelihood.py takes sums over v in float32.
+        """
         ...
 
     def begin(self, contexts: Contexts) -> tuple[Tensor, State]:

@@ -1,0 +1,182 @@
+"""How a question and a passage become what a generator reads, and which of their tokens go where there are too many.
+
+Both forms write one text whose parts are known by their place. Where it is longer than the model, the passage is cut
+at its end first, then its title, then the question; separators and instructions stay. So a long passage never takes
+the question away, as cutting the whole text at its end would.
+"""
+
+import re
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from string import Formatter
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from rag_model.corpus.records import Passage
+from rag_model.errors import UsageError
+
+_FIELDS = ("question", "text", "title")
+_CUT_ORDER = ("text", "title", "question")
+PROMPT = (
+    "Answer the question in a few words, from the passage.\n\n"
+    "Title: {title}\nPassage: {text}\n\nQuestion: {question}\nAnswer:"
+)
+Span = tuple[int, int]  # characters: the first, and the one after the last
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A context as one text, and the parts of it that may be cut, in the order of cutting."""
+
+    text: str
+    cuts: tuple[Span, ...]
+
+
+class Form(Protocol):
+    """How a context is written."""
+
+    @property
+    def max_length(self) -> int:
+        """Return the tokens of a context, special ones included."""
+        ...
+
+    @property
+    def max_answer(self) -> int:
+        """Return the tokens of an answer, its end included."""
+        ...
+
+    def write(self, question: str, passage: Passage) -> Written:
+        """Write a question beside a passage."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PaperForm:
+    """`title / passage // question`: what the generators of Lewis et al. 2020 were trained on.
+
+    Defaults are those of transformers' `RagConfig`; it also takes quotes off titles and makes two blanks one.
+    """
+
+    prefix: str = ""  # put before the title as it is: a task's name for T5, `answer: `
+    title_sep: str = " / "
+    doc_sep: str = " // "
+    max_length: int = 300  # tokens of a context, special ones included
+    max_answer: int = 128  # tokens of an answer, its end included; what is longer is cut
+
+    def write(self, question: str, passage: Passage) -> Written:
+        """Write the passage, then the question."""
+        title = passage.title.removeprefix('"').removesuffix('"')
+        parts = [("", self.prefix), ("title", title), ("", self.title_sep), ("text", passage.text)]
+        return _squeezed(_joined([*parts, ("", self.doc_sep), ("question", question)]))
+
+
+@dataclass(frozen=True, slots=True)
+class PromptForm:
+    """An instruction with places for a passage and a question: what decoder-only models read.
+
+    `before` and `after` stand around it: what a tokenizer's chat template says before the user's words and after them.
+    """
+
+    template: str = PROMPT  # with {title}, {text} and {question}; braces as such are doubled
+    before: str = ""
+    after: str = ""
+    answer_prefix: str = " "  # put before an answer as it is; a chat's answers begin at once
+    special: bool = True  # the tokenizer adds its own special tokens; a chat template names them itself
+    max_length: int = 512  # tokens of a context, special ones included
+    max_answer: int = 128  # tokens of an answer, its end included; what is longer is cut
+
+    def __post_init__(self) -> None:
+        try:
+            fields = [field for _, field, _, _ in Formatter().parse(self.template) if field is not None]
+        except ValueError as broken:
+            raise UsageError(
+                f"prompt template {self.template!r} is broken ({broken}): double a brace as such"
+            ) from broken
+        if "question" not in fields or set(fields) - set(_FIELDS):
+            raise UsageError(
+                f"prompt template {self.template!r} wants {{question}}, and may have {{title}} and {{text}}"
+            )
+
+    def write(self, question: str, passage: Passage) -> Written:
+        """Fill the template in."""
+        values = {"question": question, "text": passage.text, "title": passage.title}
+        parts = [("", self.before)]
+        for literal, field, _, _ in Formatter().parse(self.template):
+            parts += [("", literal), *([(field, values[field])] if field else [])]
+        return _joined([*parts, ("", self.after)])
+
+
+def _joined(parts: Sequence[tuple[str, str]]) -> Written:
+    spans: dict[str, list[Span]] = {name: [] for name in _CUT_ORDER}
+    length = 0
+    for name, text in parts:
+        if name:
+            spans[name].append((length, length + len(text)))
+        length += len(text)
+    return Written("".join(text for _, text in parts), tuple(span for name in _CUT_ORDER for span in spans[name]))
+
+
+def _squeezed(written: Written) -> Written:
+    """Make two blanks one, as `str.replace` does."""
+    dropped = [found.end() - 1 for found in re.finditer("  ", written.text)]
+    cuts = tuple((at - bisect_left(dropped, at), to - bisect_left(dropped, to)) for at, to in written.cuts)
+    return Written(written.text.replace("  ", " "), cuts)
+
+
+def encode(tokenizer: Any, written: Sequence[Written], longest: int, *, special: bool = True) -> list[list[int]]:
+    """Return each text's tokens, at most `longest` of them; `tokenizer` is a fast one of transformers.
+
+    Raises:
+        UsageError: a text is too long even with passage and question cut away.
+    """
+    found = tokenizer([one.text for one in written], add_special_tokens=special, return_attention_mask=False)
+    rows: list[list[int]] = found["input_ids"]
+    return [
+        ids if len(ids) <= longest else [ids[i] for i in _kept(found.encodings[row], written[row].cuts, longest)]
+        for row, ids in enumerate(rows)
+    ]
+
+
+def _kept(encoding: Any, cuts: Sequence[Span], longest: int) -> list[int]:
+    """Return which tokens stay: of each span the last ones go, all tokens of a character together."""
+    kept = list(range(len(encoding.ids)))
+    for span in cuts:
+        excess = len(kept) - longest
+        if excess <= 0:
+            break
+        inside = list(_inside(encoding, span))
+        going = inside[-excess:]
+        first = encoding.offsets[going[0]][0] if going and len(going) < len(inside) else -1
+        gone = {place for place in inside if place in going or encoding.offsets[place][0] == first}
+        kept = [place for place in kept if place not in gone]
+    if len(kept) > longest:
+        raise UsageError(f"max_length {longest} has no room for the form alone: use {len(kept) + 1} or more")
+    return kept
+
+
+def _inside(encoding: Any, span: Span) -> Iterator[int]:
+    for place, (first, end) in enumerate(encoding.offsets):
+        if not encoding.special_tokens_mask[place] and span[0] <= max(first, end - 1) < span[1]:
+            yield place
+
+
+def padded(rows: Sequence[Sequence[int]], pad: int, *, left: bool = False) -> tuple[Tensor, Tensor]:
+    """Return (n, s) int64 tokens and their (n, s) bool mask, shorter rows filled up at their end or at their start."""
+    lengths = torch.tensor([len(row) for row in rows])
+    longest = max(len(row) for row in rows)
+    fill = [[pad] * (longest - len(row)) for row in rows]
+    tokens = torch.tensor(
+        [[*(rest if left else ()), *row, *(() if left else rest)] for row, rest in zip(rows, fill, strict=True)]
+    )
+    places = torch.arange(longest)
+    mask = places >= longest - lengths[:, None] if left else places < lengths[:, None]
+    return tokens.long(), mask
+
+
+def with_end(tokens: Sequence[int], most: int, end: int) -> list[int]:
+    """Return at most `most` tokens of an answer, the last of them `end`."""
+    said = list(tokens[:-1] if tokens and tokens[-1] == end else tokens)
+    return [*said[: most - 1], end]
