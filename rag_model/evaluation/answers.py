@@ -10,15 +10,19 @@ import re
 import string
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
 
 from rag_model.errors import InputError
 from rag_model.extras import require
 
 FEVER_3WAY = ("SUPPORTS", "REFUTES", "NOT ENOUGH INFO")
 FEVER_2WAY = FEVER_3WAY[:2]  # the RAG paper's second figure: claims that the encyclopedia decides
+
+Counts: TypeAlias = npt.NDArray[np.float64]
 
 _PUNCTUATION = str.maketrans("", "", string.punctuation)  # ASCII's alone, as in SQuAD's script
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
@@ -153,44 +157,31 @@ def _rouge() -> Any:
     return require("rouge_score.rouge_scorer", "train").RougeScorer(["rougeL"])
 
 
-@dataclass(frozen=True, slots=True)
-class BleuCounts:
-    """What one answer adds to a corpus's BLEU: n-grams in common with the golds, n-grams said, and lengths.
+def bleu_counts(prediction: str, golds: Sequence[str], order: int = 4) -> Counts:
+    """Return what one answer adds to a corpus's BLEU, (2 order + 2,): zeros without golds.
 
-    BLEU of a set is computed from the sums, never as the mean of sentences' BLEU.
-    """
-
-    same: tuple[int, ...]  # by n, from 1; clipped as BLEU clips
-    said: tuple[int, ...]
-    length: int  # tokens of the answer
-    gold_length: int  # of the gold closest in length
-
-
-def bleu_counts(prediction: str, golds: Sequence[str], order: int = 4) -> BleuCounts:
-    """Count an answer's n-grams up to `order` as sacrebleu does (tokenizer 13a, case kept); zeros without golds.
+    The n-grams it has in common with the golds, by n and clipped as BLEU clips; those it has; its tokens; those of
+    the gold closest in length. Counted as sacrebleu does (tokenizer 13a, case kept).
 
     Raises:
         MissingExtraError: `sacrebleu` is not installed.
     """
     if not golds:
-        return BleuCounts((0,) * order, (0,) * order, 0, 0)
+        return np.zeros(2 * order + 2)
     score = _bleu(order).sentence_score(prediction, list(golds))
-    return BleuCounts(tuple(score.counts), tuple(score.totals), int(score.sys_len), int(score.ref_len))
+    return np.array([*score.counts, *score.totals, score.sys_len, score.ref_len], np.float64)
 
 
-def bleu(counts: Sequence[BleuCounts]) -> float:
-    """Return corpus BLEU in [0, 1] of all the answers counted, up to the order they were counted to; 0.0 of none.
+def bleu(counts: Counts) -> float:
+    """Return the corpus BLEU in [0, 1] of `bleu_counts` added up over the answers, (2 order + 2,).
 
     BLEU = min(1, exp(1 - r/c)) (Π_n p_n)^(1/N) (Papineni et al. 2002), an order without a match smoothed as
-    sacrebleu's default smooths it.
+    sacrebleu's default smooths it. It is of a set of answers, and not the mean of its answers' BLEU.
     """
-    if not counts:
-        return 0.0
-    same = [sum(column) for column in zip(*(one.same for one in counts), strict=True)]
-    said = [sum(column) for column in zip(*(one.said for one in counts), strict=True)]
-    length, gold_length = sum(one.length for one in counts), sum(one.gold_length for one in counts)
-    metric = _bleu(len(same))
-    score = metric.compute_bleu(same, said, length, gold_length, smooth_method="exp", max_ngram_order=len(same))
+    order = len(counts) // 2 - 1
+    whole = counts.astype(int).tolist()
+    same, said, lengths = whole[:order], whole[order:-2], whole[-2:]
+    score = _bleu(order).compute_bleu(same, said, *lengths, smooth_method="exp", max_ngram_order=order)
     return float(score.score) / 100
 
 

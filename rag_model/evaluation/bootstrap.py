@@ -7,7 +7,6 @@ pair by pair: the interval of the mean difference is narrower than the two inter
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +14,6 @@ import numpy.typing as npt
 from rag_model.errors import UsageError
 
 Numbers = npt.NDArray[np.float64]
-T = TypeVar("T")
 _BLOCK = 1 << 22  # numbers drawn at once: 32 MB
 
 
@@ -75,25 +73,23 @@ def difference_interval(
     return mean_interval(_finite(after) - _finite(before), resampling)
 
 
-def interval_of(
-    items: Sequence[T], figure: Callable[[Sequence[T]], float], resampling: Resampling = RESAMPLING
+def interval_of_sums(
+    counts: Numbers, figure: Callable[[Numbers], float], resampling: Resampling = RESAMPLING
 ) -> Estimate:
-    """Return any figure of a set of questions, such as corpus BLEU, with its percentile interval.
+    """Return a figure of counts added up over the questions, such as corpus BLEU, with its percentile interval.
 
-    `figure` is called once a draw, so it should be cheap.
+    Args:
+        counts: (n, c), one row a question.
+        figure: of (c,) sums; called once a draw.
+        resampling: how the interval is drawn.
 
     Raises:
-        UsageError: there is no item.
+        UsageError: there is no row, or a count is not a finite number.
     """
-    if not items:
-        raise UsageError("an interval needs at least one question")
-    drawn = [
-        figure([items[place] for place in places])
-        for block in _draws(len(items), resampling)
-        for places in block.tolist()
-    ]
-    low, high = _ends(np.array(drawn), resampling.level)
-    return Estimate(figure(items), low, high, len(items))
+    numbers = _finite(counts)
+    sums = [numbers[block].sum(axis=1) for block in _draws(len(numbers), resampling, numbers.shape[1])]
+    low, high = _ends(np.array([figure(one) for one in np.concatenate(sums)]), resampling.level)
+    return Estimate(figure(numbers.sum(axis=0)), low, high, len(numbers))
 
 
 def _finite(values: Sequence[float] | Numbers) -> Numbers:
@@ -109,10 +105,10 @@ def _means(numbers: Numbers, resampling: Resampling) -> Numbers:
     return np.concatenate([numbers[block].mean(axis=1) for block in _draws(len(numbers), resampling)])
 
 
-def _draws(n: int, resampling: Resampling) -> Iterator[npt.NDArray[np.int64]]:
+def _draws(n: int, resampling: Resampling, columns: int = 1) -> Iterator[npt.NDArray[np.int64]]:
     """Yield blocks of draws, each row n places with replacement; the same for the same n and seed."""
     random = np.random.default_rng(resampling.seed)
-    rows = max(1, _BLOCK // n)
+    rows = max(1, _BLOCK // (n * columns))
     for start in range(0, resampling.draws, rows):
         yield random.integers(0, n, (min(rows, resampling.draws - start), n))
 

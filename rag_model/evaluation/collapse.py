@@ -1,9 +1,9 @@
 """Does the model read? Retrieval collapse, measured and refused.
 
 Trained end to end, a retriever may learn to fetch the same passages whatever is asked, and the generator to ignore
-them; the loss looks healthy and the system is closed-book (Lewis et al. 2020, appendix H). Three
-figures show it: how many distinct passages a set of questions is given, how evenly (entropy), and how many answers
-stay as they are when each question is shown another question's passages.
+them; the loss looks healthy and the system is closed-book (Lewis et al. 2020, appendix H). Three figures show it: how
+many distinct passages a set of questions is given, how evenly (entropy), and how many answers stay as they are when
+each question is shown another question's passages.
 """
 
 import math
@@ -24,7 +24,8 @@ class Limits:
     """Where a set of questions counts as collapsed; a limit at its loosest (0.0, 1.0) switches its check off."""
 
     questions: int = 20  # of fewer nothing is said: chance alone makes a handful look alike
-    # Every question the same passages is 0, every passage another is 1. A fresh MiniLM gives real questions .9.
+    # Measured with MiniLM at k 5, 300 questions: .88 on those about 1,581 passages, .65 on questions about other
+    # things; .50 and .18 with the questions' vectors pulled 90 % and 95 % of the way to their mean.
     least_spread: float = 0.3
     # Of a model that reads most answers change; one that does not read changes none. Of labels (yes, no) half
     # stay by chance.

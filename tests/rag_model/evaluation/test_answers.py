@@ -4,6 +4,7 @@ import re
 import string
 from collections import Counter
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -70,8 +71,7 @@ def test_words_count_as_often_as_they_are_said() -> None:
 
 def test_without_golds_nothing_is_right() -> None:
     assert (exact_match("x", []), token_f1("x", []), rouge_l("x", []), pattern_match("x", [])) == (0, 0, 0, 0)
-    assert bleu([]) == 0
-    assert bleu([bleu_counts("x", [])]) == 0
+    assert bleu(bleu_counts("x", [])) == 0
 
 
 def test_patterns_match_as_in_drqa() -> None:
@@ -118,4 +118,5 @@ def test_bleu_of_a_set_is_sacrebleus(order: int, pairs: list[tuple[str, list[str
     widest = max(len(golds) for _, golds in pairs)
     streams = [[golds[n] if n < len(golds) else None for _, golds in pairs] for n in range(widest)]
     expected = BLEU(max_ngram_order=order).corpus_score([said for said, _ in pairs], streams).score / 100
-    assert bleu([bleu_counts(said, golds, order) for said, golds in pairs]) == pytest.approx(expected)
+    counts = np.sum([bleu_counts(said, golds, order) for said, golds in pairs], axis=0)
+    assert bleu(counts) == pytest.approx(expected)

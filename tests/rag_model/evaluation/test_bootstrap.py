@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy.stats import bootstrap
 
 from rag_model.errors import UsageError
-from rag_model.evaluation.bootstrap import Resampling, difference_interval, interval_of, mean_interval
+from rag_model.evaluation.bootstrap import Resampling, difference_interval, interval_of_sums, mean_interval
 
 VALUES = np.random.default_rng(7).normal(0.4, 0.2, 200).tolist()
 MANY = Resampling(draws=20_000)
@@ -49,7 +49,8 @@ def test_a_paired_difference_is_scipys() -> None:
 
 
 def test_any_figure_has_an_interval_by_the_same_draws() -> None:
-    seen = interval_of(VALUES, lambda some: float(np.mean(some)))
+    columns = np.stack([VALUES, np.ones(len(VALUES))], axis=1)
+    seen = interval_of_sums(columns, lambda sums: float(sums[0] / sums[1]))
     assert astuple(seen) == pytest.approx(astuple(mean_interval(VALUES)))
 
 
@@ -81,7 +82,7 @@ def test_differences_need_the_same_questions() -> None:
     with pytest.raises(UsageError, match="2 and 1"):
         difference_interval([1, 2], [1])
     with pytest.raises(UsageError, match="at least one"):
-        interval_of([], len)
+        interval_of_sums(np.empty((0, 2)), len)
 
 
 @pytest.mark.parametrize("wrong", [{"draws": 0}, {"level": 1.0}, {"seed": -1}])
