@@ -1,7 +1,7 @@
 """Questions with their answers, from every file that people already have.
 
-DPR's `question<tab>['answer', …]` files, JSONL with `question` and `answers`, a BEIR folder, or one question
-a line; a path, a URL, or an open stream such as standard input. A malformed line is refused with its number:
+DPR's `question<tab>['answer', …]` files, JSONL with `question` and `answers`, KILT's JSONL, a BEIR folder, or one
+question a line; a path, a URL, or an open stream such as standard input. A malformed line is refused with its number:
 an evaluation that silently skips questions measures something else.
 """
 
@@ -32,6 +32,7 @@ class Question:
     id: str
     text: str
     answers: tuple[str, ...] = ()
+    evidence: tuple[frozenset[str], ...] = ()  # KILT's: sets of page ids, each of which suffices
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,11 +207,26 @@ def _json_question(line: str, number: int, where: str) -> Question:
         raise InputError(f"{where}: not a JSON object: {broken}") from broken
     if not isinstance(value, dict):
         raise InputError(f"{where}: want one JSON object a line, got {line[:80]!r}")
-    text = value.get("question", value.get("text"))
+    kilt = "input" in value and "question" not in value
+    text = value["input"] if kilt else value.get("question", value.get("text"))
     if not isinstance(text, str) or not text.strip():
-        raise InputError(f"{where}: want `question` (or BEIR's `text`) to be a string that is not empty")
-    identity = value.get("id", value.get("_id", number - 1))
-    return Question(str(identity), text.strip(), _answers(value.get("answers", value.get("answer", [])), where))
+        raise InputError(f"{where}: want `question` (BEIR's `text`, KILT's `input`) to be a string that is not empty")
+    identity = str(value.get("id", value.get("_id", number - 1)))
+    if kilt:
+        return Question(identity, text.strip(), *_kilt_outputs(value.get("output", []), where))
+    return Question(identity, text.strip(), _answers(value.get("answers", value.get("answer", [])), where))
+
+
+def _kilt_outputs(outputs: Any, where: str) -> tuple[tuple[str, ...], tuple[frozenset[str], ...]]:
+    """Return the answers and the evidence of KILT's `output`: one answer, one set of pages, or both an item."""
+    try:
+        answers = [output["answer"] for output in outputs if output.get("answer")]
+        pages = [{str(page["wikipedia_id"]) for page in output.get("provenance", ())} for output in outputs]
+    except (TypeError, KeyError, AttributeError):
+        raise InputError(
+            f"{where}: want KILT's `output` to be a list of objects with `answer`, and `provenance` with `wikipedia_id`"
+        ) from None
+    return tuple(dict.fromkeys(_answers(answers, where))), tuple(frozenset(some) for some in pages if some)
 
 
 _READERS: dict[str, Reader] = {
