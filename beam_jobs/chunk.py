@@ -24,6 +24,7 @@ class ChunkTask:
     siteinfo: Siteinfo
     recipe: ChunkRecipe
     earlier: tuple[Earlier, ...] = ()  # parts of the parent, whose unchanged articles are not cut again
+    suppressed: tuple[str, ...] = ()  # ids of pages of the part that were taken down
 
     def inputs(self) -> dict[str, Any]:
         """Return all that decides the passages; reads the part's bytes. What is taken over from a parent is no part.
@@ -38,6 +39,7 @@ class ChunkTask:
             "recipe": asdict(self.recipe),
             "code": VERSION,
             "libraries": versions("pyarrow"),
+            **({"suppressed": self.suppressed} if self.suppressed else {}),  # no other part is cut again for them
         }
 
 
@@ -47,7 +49,7 @@ def chunk(task: ChunkTask, store: Store) -> Facts:
     def produce(workdir: Path) -> Produced:
         out, log = workdir / "passages.parquet", workdir / "articles.parquet"
         with Inheritance(local_files(store, task.earlier)) as earlier:
-            facts = chunk_part(task.part, task.siteinfo, task.recipe, out, log, earlier)
+            facts = chunk_part(task.part, task.siteinfo, task.recipe, out, log, earlier, task.suppressed)
         return Produced({"passages": out, "article_log": log}, asdict(facts))
 
     record, made = store.memo.once("chunk", task.inputs(), produce)

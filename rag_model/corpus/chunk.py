@@ -10,7 +10,7 @@ the file comes out byte for byte as if it had been.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -75,16 +75,17 @@ def chunk_part(
     out: Path,
     log: Path | None = None,
     earlier: Inheritance | None = None,
+    suppressed: Collection[str] = (),
 ) -> ChunkFacts:
     """Write the passages of one part to the Parquet file `out`, and return what became of it.
 
     `log` is where to write what became of each article of a wiki, for a later build to inherit; `earlier` is what
-    this one does.
+    this one does. Pages that are `suppressed`, by their ids, leave nothing but a count.
 
     Raises:
         InputError: the source cannot be read, or more of its pages are unparsable than the recipe allows.
     """
-    tally, articles = _Tally(), ArticleLog()
+    tally, articles = _Tally(suppressed=suppressed), ArticleLog()
     with PassageWriter(out) as writer:
         for passage in _passages(part, siteinfo, recipe, tally, articles, earlier or Inheritance()):
             tally.words += passage.n_words
@@ -108,8 +109,9 @@ def chunk_part(
 
 @dataclass(slots=True)
 class _Tally:
-    """What is counted on the way."""
+    """What is counted on the way, and what is left out."""
 
+    suppressed: Collection[str] = ()
     articles: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
     quarantined: list[Quarantined] = field(default_factory=list)
@@ -125,6 +127,13 @@ class _Tally:
         else:
             self.dropped["no_text"] += 1
         return passages
+
+    def keeps(self, page_id: str) -> bool:
+        """Whether a page may leave passages; count it if not."""
+        if page_id in self.suppressed:
+            self.dropped["taken_down"] += 1
+            return False
+        return True
 
     def quarantine(self, page: Page, reason: str) -> None:
         self.dropped["unparsable"] += 1
@@ -148,12 +157,13 @@ def _passages(
 ) -> Iterator[Passage]:
     """Yield the passages of a part of any kind; ready ones are taken as they are."""
     if part.kind == "passages":
-        yield from read_ready_passages(part)
+        yield from (passage for passage in read_ready_passages(part) if tally.keeps(passage.page_id))
         return
     chunker = build_chunker(recipe.chunker, recipe.words)
     if part.kind == "documents":
         for document in read_documents(part):
-            yield from tally.counted(list(chunker(document)))
+            if tally.keeps(document.page_id):
+                yield from tally.counted(list(chunker(document)))
         return
     basis = cutting_basis(siteinfo, recipe.chunker, recipe.words, VERSION)
     for page in _articles(part, siteinfo, tally):
@@ -172,10 +182,12 @@ def _passages(
 def _articles(part: Part, siteinfo: Siteinfo, tally: _Tally) -> Iterator[Page]:
     for page in read_pages(part):
         kept = article_or_drop(page, siteinfo)
-        if isinstance(kept, Page):
+        if not isinstance(kept, Page):
+            tally.dropped[kept] += 1
+        elif tally.keeps(str(page.page_id)):
             yield page
         else:
-            tally.dropped[kept] += 1
+            tally.newest_revision = max(tally.newest_revision, page.timestamp)  # the dump is as new as it is
 
 
 def _cut(page: Page, siteinfo: Siteinfo, chunker: Chunker) -> Outcome:

@@ -7,7 +7,7 @@ another recipe gives other keys, and another folder, store or number of workers 
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
@@ -64,11 +64,18 @@ class ArticleLog:
         """Write the Parquet file."""
         columns = zip(*self._rows, strict=True) if self._rows else [()] * len(ARTICLE_SCHEMA)
         arrays = [pa.array(column, field.type) for column, field in zip(columns, ARTICLE_SCHEMA, strict=True)]
-        table = pa.Table.from_arrays(arrays, schema=ARTICLE_SCHEMA)
-        with landing(path) as temporary:
-            pq.write_table(
-                table, temporary, compression="zstd", store_schema=False, use_dictionary=False, write_statistics=False
-            )
+        _write(pa.Table.from_arrays(arrays, schema=ARTICLE_SCHEMA), path)
+
+
+def redact_log(articles: Path, pages: Collection[str], out: Path) -> None:
+    """Write an article log without some pages, as if they had never been noted.
+
+    Raises:
+        InputError: the log is damaged.
+    """
+    log = _read(articles)
+    kept = [str(page) not in pages for page in log["page_id"].to_pylist()]
+    _write(log.filter(pa.array(kept, pa.bool_())).cast(ARTICLE_SCHEMA).combine_chunks(), out)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +145,13 @@ class Inheritance:
         """Close the files."""
         for file in self._files:
             file.close()
+
+
+def _write(log: pa.Table, path: Path) -> None:
+    with landing(path) as temporary:
+        pq.write_table(
+            log, temporary, compression="zstd", store_schema=False, use_dictionary=False, write_statistics=False
+        )
 
 
 def _read(articles: Path) -> pa.Table:

@@ -1,0 +1,71 @@
+"""Take pages out of parts: where a page may be, and what a part is without it.
+
+A part without some pages is byte for byte what cutting it without them gives (`rag_model.corpus.chunk`), so that a
+build that comes later finds the same files.
+"""
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from rag_model.corpus.documents import place_of
+from rag_model.corpus.lineage import redact_log
+from rag_model.corpus.passages import PassageFile, PassageWriter
+
+
+def may_hold(kind: str, first_page: int, last_page: int, page: str) -> bool:
+    """Whether a part with these bounds (inclusive) of a corpus of that kind may hold a page, by its id."""
+    if kind == "wiki":
+        return page.isascii() and page.isdecimal() and first_page <= int(page) <= last_page
+    if kind == "documents":
+        return first_page <= place_of(page) <= last_page
+    return True  # of ready passages the title stands for the page, and says nothing of the part
+
+
+def pages_within(kind: str, first_page: int, last_page: int, pages: Iterable[str]) -> tuple[str, ...]:
+    """Return the pages that a part may hold, sorted."""
+    return tuple(sorted(page for page in pages if may_hold(kind, first_page, last_page, page)))
+
+
+@dataclass(frozen=True, slots=True)
+class PartFiles:
+    """The local files of a part: its passages and, where there are any, its vectors and its article log."""
+
+    passages: Path
+    embeddings: Path | None = None
+    articles: Path | None = None
+
+
+def redact_part(part: PartFiles, pages: Collection[str], folder: Path) -> tuple[PartFiles, int]:
+    """Write a part's files without some pages into `folder`; return them, and how many rows are left.
+
+    Vectors stay row for row with their passages. Holds one part's vectors.
+
+    Raises:
+        InputError: a file is damaged.
+    """
+    out = PartFiles(
+        folder / "passages.parquet",
+        part.embeddings and folder / "embeddings.npy",
+        part.articles and folder / "articles.parquet",
+    )
+    kept = _redact_passages(part.passages, pages, out.passages)
+    if part.embeddings and out.embeddings:
+        vectors = np.load(part.embeddings, mmap_mode="r", allow_pickle=False)
+        np.save(out.embeddings, vectors[kept], allow_pickle=False)
+    if part.articles and out.articles:
+        redact_log(part.articles, pages, out.articles)
+    return out, len(kept)
+
+
+def _redact_passages(source: Path, pages: Collection[str], out: Path) -> list[int]:
+    """Write the passages of other pages, and return their rows."""
+    kept = []
+    with PassageFile(source) as file, PassageWriter(out) as writer:
+        for row, passage in enumerate(file.passages()):
+            if passage.page_id not in pages:
+                kept.append(row)
+                writer.write(passage)
+    return kept

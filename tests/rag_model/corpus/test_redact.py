@@ -1,0 +1,83 @@
+"""A part without some pages: what is left is what would have been cut without them, and nothing of them."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rag_model.corpus.chunk import ChunkFacts, ChunkRecipe, chunk_part
+from rag_model.corpus.documents import place_of
+from rag_model.corpus.passages import PassageFile
+from rag_model.corpus.plan import plan_dump
+from rag_model.corpus.records import Part, Siteinfo
+from rag_model.corpus.redact import PartFiles, may_hold, pages_within, redact_part
+
+WORDS = " ".join(f"word{number}" for number in range(600))
+DOCUMENTS = [f'{{"id": "doc-{i}", "title": "T", "text": "Some words of {i}."}}' for i in range(9)]
+
+
+@pytest.fixture
+def part(tmp_path: Path, page_xml: Any, export_xml: Any) -> tuple[Part, Siteinfo]:
+    texts = ["One '''two'''.\n== Life ==\nThree.", "{{stub}}", *(f"{WORDS} {page}" for page in range(200))]
+    pages = (page_xml(number, text) for number, text in enumerate(texts, start=1))
+    (tmp_path / "dump.xml").write_bytes(export_xml(*pages))
+    plan = plan_dump(str(tmp_path / "dump.xml"), workdir=tmp_path, stage=str, part_bytes=1 << 30)
+    return plan.parts[0], plan.siteinfo
+
+
+def cut(part: Part, site: Siteinfo, folder: Path, *suppressed: str) -> tuple[ChunkFacts, PartFiles]:
+    folder.mkdir()
+    files = PartFiles(folder / "passages.parquet", None, folder / "articles.parquet")
+    return chunk_part(part, site, ChunkRecipe(), files.passages, files.articles, None, suppressed), files
+
+
+@pytest.mark.parametrize("pages", [("1",), ("2", "7", "200"), ("999",)])
+def test_what_is_left_is_what_is_cut_without_the_pages(
+    part: tuple[Part, Siteinfo], tmp_path: Path, pages: tuple[str, ...]
+) -> None:
+    facts, wanted = cut(*part, tmp_path / "without", *pages)
+    whole, files = cut(*part, tmp_path / "whole")
+    (tmp_path / "redacted").mkdir()
+    made, rows = redact_part(files, pages, tmp_path / "redacted")
+    assert rows == facts.rows > 1024
+    assert facts.dropped.get("taken_down", 0) == len({*pages} - {"999"})
+    assert facts.newest_revision == whole.newest_revision
+    for ours, theirs in ((made.passages, wanted.passages), (made.articles, wanted.articles)):
+        assert ours is not None
+        assert theirs is not None
+        assert ours.read_bytes() == theirs.read_bytes()
+
+
+def test_vectors_stay_beside_their_passages(part: tuple[Part, Siteinfo], tmp_path: Path) -> None:
+    _, files = cut(*part, tmp_path / "whole")
+    with PassageFile(files.passages) as file:
+        pages = [int(passage.page_id) for passage in file.passages()]
+    np.save(tmp_path / "vectors.npy", np.array(pages, dtype=np.float16)[:, None], allow_pickle=False)
+    made, rows = redact_part(PartFiles(files.passages, tmp_path / "vectors.npy"), {"3", "5"}, tmp_path)
+    assert made.embeddings is not None
+    assert made.articles is None
+    left = np.load(made.embeddings, allow_pickle=False)[:, 0].astype(int).tolist()
+    with PassageFile(made.passages) as file:
+        assert left == [int(passage.page_id) for passage in file.passages()]
+    assert rows == len(left) < len(pages)
+
+
+@pytest.mark.parametrize("name", ["docs.jsonl", "psgs.tsv"])
+def test_documents_and_ready_passages_are_left_out_too(name: str, tmp_path: Path) -> None:
+    if name == "docs.jsonl":
+        (tmp_path / name).write_text("\n".join(DOCUMENTS))
+    else:
+        (tmp_path / name).write_text("id\ttext\ttitle\n" + "\n".join(f"{i}\tText {i}\tdoc-{i}" for i in range(9)))
+    (planned,) = plan_dump(str(tmp_path / name), workdir=tmp_path, stage=str, part_bytes=1 << 30).parts
+    facts, files = cut(planned, Siteinfo("", "", ""), tmp_path / "out", "doc-4", "doc-8")
+    with PassageFile(files.passages) as file:
+        assert {passage.page_id for passage in file.passages()} == {f"doc-{i}" for i in range(9)} - {"doc-4", "doc-8"}
+    assert facts.dropped == {"taken_down": 2}
+
+
+def test_a_page_lies_in_the_part_whose_range_holds_it() -> None:
+    assert pages_within("wiki", 10, 20, ["9", "10", "20", "21", "x", "-11", "¹²"]) == ("10", "20")
+    assert may_hold("documents", place_of("doc"), place_of("doc"), "doc")
+    assert not may_hold("documents", 0, place_of("doc") - 1, "doc")
+    assert may_hold("passages", 1, 1, "any title")
