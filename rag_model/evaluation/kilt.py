@@ -1,4 +1,4 @@
-"""KILT's scores (Petroni et al. 2021): was the answer right, and did it come from the right pages?
+"""KILT's scores: whether the answer is right, and whether it came from the right pages (Petroni et al. 2021).
 
 A question names *evidence sets*: each is a set of pages (Wikipedia page ids) that together suffice. Provenance is
 measured over the distinct pages that were retrieved, best first; KILT's own variants of the answer measures count an
