@@ -1,0 +1,157 @@
+"""Where a training stands, on disk: weights, Adam's moments, and what is known so far. No pickle.
+
+A checkpoint is a folder that appears whole or not at all: it is written under another name, synced, and renamed. It
+names the digests of its files, so a damaged one is known before it is used, and the one before it takes its place.
+"""
+
+import json
+import re
+import secrets
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from rag_model.digest import digest_file
+from rag_model.errors import InputError
+from rag_model.landing import TEMPORARY, sync
+
+_WEIGHTS, _OPTIMIZER, _STATE = "weights.safetensors", "optimizer.safetensors", "state.json"
+_NAME = re.compile(r"step-(\d{8,})")
+
+
+@dataclass(frozen=True, slots=True)
+class Best:
+    """The best weights so far, by the dev set."""
+
+    step: int
+    folder: str  # in the training's folder
+    measures: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What a training knows after a step; learning rate, batches and dropout follow from the step."""
+
+    step: int  # the last one done
+    before: Mapping[str, float]  # the measures of step 0
+    best: Best
+    scaler: Mapping[str, Any] = field(default_factory=dict)  # fp16's loss scale
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Self:
+        """Read back what `asdict` gave."""
+        return cls(value["step"], value["before"], Best(**value["best"]), value["scaler"])
+
+
+def save_checkpoint(root: Path, module: nn.Module, optimizer: torch.optim.Optimizer, standing: Standing) -> Path:
+    """Write the checkpoint of a step into `root` and return its folder; one of the same step is replaced."""
+    root.mkdir(parents=True, exist_ok=True)
+    dest = root / f"step-{standing.step:08d}"
+    with new_folder(dest) as folder:
+        save_file(_learned(module), str(folder / _WEIGHTS))
+        save_file(_moments(module, optimizer), str(folder / _OPTIMIZER))
+        digests = {name: digest_file(folder / name) for name in (_WEIGHTS, _OPTIMIZER)}
+        (folder / _STATE).write_text(json.dumps({"files": digests, "standing": asdict(standing)}, indent=2))
+    return dest
+
+
+def load_checkpoint(folder: Path, module: nn.Module, optimizer: torch.optim.Optimizer) -> Standing:
+    """Put the weights and moments of a checkpoint in place and return where the training stood.
+
+    Raises:
+        InputError: a file is missing or damaged, or it belongs to another model; nothing was changed.
+    """
+    standing = read_checkpoint(folder)
+    try:
+        weights, moments = load_file(folder / _WEIGHTS), load_file(folder / _OPTIMIZER)
+    except (OSError, SafetensorError) as broken:
+        raise InputError(f"checkpoint {folder} is corrupt ({broken}): delete it and start again") from broken
+    ours = _learned(module)
+    if {name: tensor.shape for name, tensor in weights.items()} != {name: held.shape for name, held in ours.items()}:
+        raise InputError(f"checkpoint {folder} is of another model: train in another folder")
+    with torch.no_grad():
+        for name, tensor in weights.items():
+            ours[name].copy_(tensor)
+    _put_moments(moments, module, optimizer)
+    return standing
+
+
+def read_checkpoint(folder: Path) -> Standing:
+    """Check the files of a checkpoint against their digests; return where the training stood.
+
+    Raises:
+        InputError: a file is missing or damaged.
+    """
+    try:
+        state = json.loads((folder / _STATE).read_bytes())
+        damaged = [name for name, digest in state["files"].items() if digest_file(folder / name) != digest]
+        standing = Standing.from_json(state["standing"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as broken:
+        raise InputError(f"checkpoint {folder} is corrupt ({broken}): delete it and start again") from broken
+    if damaged:
+        raise InputError(f"checkpoint {folder} is corrupt ({damaged[0]} is damaged): delete it and start again")
+    return standing
+
+
+def checkpoints(root: Path) -> list[Path]:
+    """List the checkpoints in `root`, newest first; sound or not."""
+    found = {int(match[1]): path for path in root.glob("step-*") if (match := _NAME.fullmatch(path.name))}
+    return [found[step] for step in sorted(found, reverse=True)]
+
+
+class new_folder:  # noqa: N801 - used as a context manager, as `landing` is
+    """Fill a folder under another name, sync it and rename it; one that is there is replaced, on an error kept."""
+
+    def __init__(self, dest: Path) -> None:
+        """Name the folder that shall be."""
+        self._dest = dest
+        self._folder = dest.with_name(f"{TEMPORARY}{secrets.token_hex(8)}")
+
+    def __enter__(self) -> Path:
+        self._folder.mkdir(parents=True)
+        return self._folder
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is None:
+            for path in sorted(self._folder.rglob("*"), reverse=True):
+                sync(path)
+            sync(self._folder)
+            shutil.rmtree(self._dest, ignore_errors=True)
+            self._folder.rename(self._dest)
+            sync(self._dest.parent)
+        else:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _learned(module: nn.Module) -> dict[str, Tensor]:
+    """Return the parameters that learn and the saved buffers; of tied ones the first name stands for all."""
+    kept = module.state_dict().keys()
+    found = {name: parameter.detach() for name, parameter in module.named_parameters() if parameter.requires_grad}
+    return found | {name: buffer for name, buffer in module.named_buffers() if name in kept}
+
+
+def _ordered(module: nn.Module, optimizer: torch.optim.Optimizer) -> list[str]:
+    """Return the name of each parameter of the optimizer, in its own order."""
+    names = {id(parameter): name for name, parameter in module.named_parameters()}
+    return [names[id(parameter)] for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _moments(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    state, names = optimizer.state_dict()["state"], _ordered(module, optimizer)
+    return {f"{names[place]}/{key}": value for place, held in state.items() for key, value in held.items()}
+
+
+def _put_moments(moments: Mapping[str, Tensor], module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    places = {name: place for place, name in enumerate(_ordered(module, optimizer))}
+    state: dict[int, dict[str, Tensor]] = {}
+    for path, value in moments.items():
+        name, _, key = path.rpartition("/")
+        state.setdefault(places[name], {})[key] = value
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})

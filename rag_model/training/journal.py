@@ -1,0 +1,52 @@
+"""What a training writes down as it goes: `metrics.jsonl`, one row a step or evaluation, and the same for TensorBoard.
+
+A run that goes on from a checkpoint first takes back the rows after it: they will be written again, and are the same.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self
+
+from torch.utils.tensorboard import SummaryWriter
+
+from rag_model.landing import landing
+
+METRICS = "metrics.jsonl"
+
+
+class Journal:
+    """The rows of one training folder, open for writing."""
+
+    def __init__(self, folder: Path, step: int) -> None:
+        """Open the journal of `folder` after `step`: later rows are dropped; -1 drops all."""
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / METRICS
+        kept = [row for row in read_metrics(folder) if row["step"] <= step]
+        with landing(path) as temporary:
+            temporary.write_text("".join(f"{json.dumps(row)}\n" for row in kept), encoding="utf-8")
+        self._file = path.open("a", encoding="utf-8")
+        self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1)
+
+    def write(self, kind: str, step: int, values: Mapping[str, float]) -> None:
+        """Append a row; `kind` (`train`, `dev`) groups the curves."""
+        finite = {name: value if math.isfinite(value) else None for name, value in values.items()}  # JSON has no NaN
+        self._file.write(json.dumps({"kind": kind, "step": step, **finite}) + "\n")
+        self._file.flush()  # a killed process loses nothing
+        for name, value in values.items():
+            self._board.add_scalar(f"{kind}/{name}", value, step)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+        self._board.close()
+
+
+def read_metrics(folder: Path) -> list[dict[str, Any]]:
+    """Read the rows of a training folder, in order; a last line that a crash cut short is left out."""
+    path = folder / METRICS
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.is_file() else []
+    return [json.loads(line) for line in lines if line.endswith("\n")]

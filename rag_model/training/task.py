@@ -1,0 +1,63 @@
+"""What the loop asks of a task: weights that learn, batches, a loss, a look at the dev set, and a folder to keep."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from torch import Tensor, nn
+
+Batch = TypeVar("Batch")
+Measures = Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """The measure of `Task.evaluate` that says which weights are the best."""
+
+    measure: str
+    larger: bool = True  # is better
+
+    def is_better(self, new: Measures, old: Measures) -> bool:
+        """Return whether `new` is strictly better than `old`; anything is better than a NaN."""
+        first, second = new[self.measure], old[self.measure]
+        return math.isnan(second) or (first > second if self.larger else first < second)
+
+
+class Task(Protocol[Batch]):
+    """One thing to be learned. All that varies between two runs is the weights: the rest is decided by the recipe."""
+
+    @property
+    def module(self) -> nn.Module:
+        """Return what learns: its parameters that ask for a gradient; the loop moves it to its device."""
+        ...
+
+    @property
+    def goal(self) -> Goal:
+        """Return what says which weights are the best."""
+        ...
+
+    def recipe(self) -> Mapping[str, Any]:
+        """Return as JSON values all that decides the losses but `LoopSettings`: data and models by their digests."""
+        ...
+
+    def batches(self, epoch: int) -> Sequence[Batch]:
+        """Return the batches of an epoch, from 0: the same for the same number, and as many in every epoch."""
+        ...
+
+    def ids(self, batch: Batch) -> Sequence[str]:
+        """Return the ids of the examples of a batch, to be named where its loss is not finite."""
+        ...
+
+    def loss(self, batch: Batch) -> tuple[Tensor, Mapping[str, Tensor | float]]:
+        """Return the loss to minimise, a scalar with gradient, and what else to write down; same names every time."""
+        ...
+
+    def evaluate(self) -> Measures:
+        """Measure the weights as they are on the dev set; called without gradient, the module in `eval` mode."""
+        ...
+
+    def save(self, folder: Path) -> None:
+        """Write what was learned to `folder`, which exists and is empty."""
+        ...
