@@ -1,0 +1,195 @@
+"""Dumps as Wikimedia publishes them: which is complete, and its files, fetched whole and checked.
+
+`https://dumps.wikimedia.org/enwiki/` lists runs by date. Each run has a `dumpstatus.json`: jobs with a status, and,
+once a job is done, its files with sizes and checksums. A run is published while it is still being written, file by
+file, so nothing but that status says that a dump is whole.
+"""
+
+import hashlib
+import json
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from http.client import HTTPException
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError
+from urllib.parse import urljoin, urlsplit
+from urllib.request import Request, urlopen
+
+from rag_model.errors import InputError, ResourceError
+from rag_model.landing import sync
+
+JOB = "articlesmultistreamdump"  # the current text of every article, in streams of 100 pages, with an offset index
+_RUN = re.compile(r'href="(?:[^"]*/)?(\d{8})/?"')
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}\.bz2")
+_AGENT = {"User-Agent": "bookwheel (https://pypi.org/project/bookwheel)"}  # Wikimedia refuses clients without a name
+_PATIENCE = 60.0  # seconds without a byte until a connection counts as dead
+_PAGE = 1 << 26  # bytes at most of a listing or a status page
+_BLOCK = 1 << 20
+_TRIES = 5  # connections in a row that bring nothing new
+_RUNS = 3  # unfinished runs looked at before giving up: a run takes days, and the one before it is whole
+
+Tell = Callable[[int, int], object]  # bytes done, bytes in all
+
+
+@dataclass(frozen=True, slots=True)
+class DumpFile:
+    """One file of a dump."""
+
+    name: str
+    url: str
+    size: int  # bytes
+    checksum: tuple[str, str]  # algorithm, hex digits
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """A dump that is complete."""
+
+    date: str  # yyyymmdd
+    files: tuple[DumpFile, ...]  # the streams and their offset indexes
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(file.size for file in self.files)
+
+
+def newest(wiki: str, after: str = "", job: str = JOB) -> Published | None:
+    """Return the newest complete dump that is newer than `after`, or None; nothing new costs one request.
+
+    Args:
+        wiki: URL of a wiki's dumps, as `https://dumps.wikimedia.org/enwiki/`.
+        after: date of the newest dump that is known, yyyymmdd.
+        job: the job of a run whose files are wanted.
+
+    Raises:
+        InputError: the server cannot be reached, or what it says is no list of dumps or no status of one.
+    """
+    wiki = wiki.rstrip("/") + "/"
+    dates = sorted(set(_RUN.findall(_page(wiki))), reverse=True)
+    if not dates:
+        raise InputError(f"{wiki} lists no dumps by date: give the folder of one wiki, such as …/enwiki/")
+    for date in [date for date in dates if date > after][:_RUNS]:
+        if published := _published(urljoin(wiki, f"{date}/dumpstatus.json"), date, job):
+            return published
+    return None
+
+
+def fetch(published: Published, folder: Path, tell: Tell = lambda done, total: None) -> str:
+    """Fetch a dump's files into `folder`, going on where an earlier call stopped; return the glob of its streams.
+
+    A file has its name only when it is whole, and the disk is asked first for all that is missing.
+
+    Raises:
+        InputError: a file is not what its checksum says, or the server stops giving it.
+        ResourceError: the disk is full.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    done = 0
+    for file in published.files:
+        if not (folder / file.name).exists():
+            try:
+                _fetch(file, folder, lambda size, before=done: tell(before + size, published.size))  # type: ignore[misc]
+            except OSError as failed:
+                raise ResourceError(f"cannot write {folder / file.name}: {failed.strerror}") from failed
+        done += file.size
+        tell(done, published.size)
+    streams = [file.name for file in published.files if "-index" not in file.name]
+    return str(folder / (streams[0] if len(streams) == 1 else "*.xml*.bz2"))
+
+
+def _published(url: str, date: str, job: str) -> Published | None:
+    """Read a run's status; None where the job is not done, or the run has none yet."""
+    try:
+        jobs = json.loads(_page(url, missing="{}")).get("jobs", {})
+        told = jobs.get(job, {})
+        if told.get("status") != "done":
+            return None
+        files = tuple(_file(url, name, facts) for name, facts in sorted(told["files"].items()))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as broken:
+        raise InputError(
+            f"{url} is no status of a dump ({type(broken).__name__}: {broken}): try again later"
+        ) from broken
+    if not files:
+        raise InputError(f"{url} says that {job} is done and names no file of it: try again later")
+    return Published(date, files)
+
+
+def _file(status: str, name: str, facts: Mapping[str, Any]) -> DumpFile:
+    """Check what a status page says of a file: it may not lead anywhere but to a file of the same server."""
+    url = urljoin(status, facts["url"])
+    if not _NAME.fullmatch(name) or urlsplit(url)[:2] != urlsplit(status)[:2]:
+        raise ValueError(f"a file {name!r} at {url!r}")
+    algorithm = "sha1" if "sha1" in facts else "md5"
+    return DumpFile(name, url, int(facts["size"]), (algorithm, str(facts[algorithm])))
+
+
+def _fetch(file: DumpFile, folder: Path, tell: Callable[[int], object]) -> None:
+    part, tries = folder / f"{file.name}.part", 0
+    while (begun := _size(part)) < file.size:
+        try:
+            _append(file, part, tell)
+        except (HTTPException, TimeoutError, ConnectionError, InputError) as cut:
+            tries = 0 if _size(part) > begun else tries + 1
+            if tries == _TRIES:
+                raise InputError(
+                    f"{file.url} broke off at byte {_size(part)} of {file.size} ({cut}): run it again"
+                ) from cut
+            time.sleep(min(2**tries, 30) / 10)
+    if _digest(part, file.checksum[0]) != file.checksum[1] or _size(part) != file.size:
+        part.unlink()
+        raise InputError(f"{file.url} is not what its {file.checksum[0]} says and was thrown away: run it again")
+    sync(part)
+    part.replace(folder / file.name)
+
+
+def _append(file: DumpFile, part: Path, tell: Callable[[int], object]) -> None:
+    """Read on from where a part ends; a server that ignores the range begins anew."""
+    begun = _size(part)
+    with _opened(file.url, {"Range": f"bytes={begun}-"} if begun else {}) as answer:
+        resumed = begun and answer.status == 206
+        with part.open("ab" if resumed else "wb") as out:
+            for block in iter(partial(answer.read, _BLOCK), b""):
+                out.write(block)
+                tell(out.tell())
+    if _size(part) < file.size:
+        raise ConnectionError("the server closed the connection")
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def _digest(path: Path, algorithm: str) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, algorithm).hexdigest()
+
+
+def _page(url: str, missing: str | None = None) -> str:
+    """Return a page's text; `missing` where the server has none."""
+    try:
+        with _opened(url, {}) as answer:
+            return str(answer.read(_PAGE).decode("utf-8", "replace"))
+    except InputError as failed:
+        if missing is not None and isinstance(failed.__cause__, HTTPError) and failed.__cause__.code == 404:
+            return missing
+        raise
+    except (HTTPException, OSError) as cut:
+        raise InputError(f"{url} broke off ({cut}): try again later") from cut
+
+
+@contextmanager
+def _opened(url: str, headers: Mapping[str, str]) -> Iterator[Any]:
+    if urlsplit(url).scheme not in {"http", "https"}:
+        raise InputError(f"{url} is no web address: give one such as https://dumps.wikimedia.org/enwiki/")
+    try:
+        answer = urlopen(Request(url, headers={**_AGENT, **headers}), timeout=_PATIENCE)
+    except (OSError, HTTPException, ValueError) as failed:
+        raise InputError(f"{url} cannot be read ({getattr(failed, 'reason', failed)}): check the address") from failed
+    with answer:
+        yield answer

@@ -1,0 +1,131 @@
+"""Wikimedia's way of publishing: a list of runs, a status page each, files that come and connections that break."""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rag_model.corpus.wikimedia import JOB, fetch, newest
+from rag_model.errors import InputError
+from tests.fixtures.wikimedia import Site, serving
+
+NAMES = ("testwiki-{}-pages-articles-multistream.xml.bz2", "testwiki-{}-pages-articles-multistream-index.txt.bz2")
+
+
+def run(site: Site, date: str, status: str = "done", size: int = 300_000) -> None:
+    names = [name.format(date) for name in NAMES]
+    site.run(date, {name: hashlib.shake_128(name.encode()).digest(size) for name in names}, status)
+
+
+@pytest.fixture
+def site() -> Iterator[Site]:
+    with serving() as of:
+        yield of
+
+
+def test_a_complete_dump_is_found_and_fetched(site: Site, tmp_path: Path) -> None:
+    run(site, "20261001")
+    found = newest(site.url)
+    assert found is not None
+    told: list[tuple[int, int]] = []
+    glob = fetch(found, tmp_path / "20261001", lambda done, total: told.append((done, total)))
+    assert Path(glob).name == NAMES[0].format("20261001")
+    for name in (name.format("20261001") for name in NAMES):
+        assert (tmp_path / "20261001" / name).read_bytes() == site.pages[f"/testwiki/20261001/{name}"]
+    assert told[-1] == (600_000, 600_000)
+    assert told == sorted(told)
+
+
+def test_nothing_new_costs_one_request(site: Site) -> None:
+    run(site, "20261001")
+    assert newest(site.url, after="20261001") is None
+    assert site.asked == ["/testwiki/"]
+
+
+def test_one_that_is_still_written_is_left_and_a_month_may_be_skipped(site: Site) -> None:
+    run(site, "20260801")
+    run(site, "20261001")
+    run(site, "20261101", status="in-progress")
+    found = newest(site.url, after="20260801")
+    assert found is not None
+    assert found.date == "20261001"
+    assert newest(site.url, after="20261001") is None
+    del site.pages["/testwiki/20261101/dumpstatus.json"]  # a run begins without one
+    assert newest(site.url, after="20261001") is None
+
+
+@pytest.mark.parametrize("ranges", [True, False])
+def test_a_connection_that_is_cut_goes_on(site: Site, tmp_path: Path, ranges: bool) -> None:
+    run(site, "20261001")
+    site.ranges, site.cuts = ranges, [0.6, 0.3, 0.9, 1.0]
+    found = newest(site.url)
+    assert found is not None
+    fetch(found, tmp_path)
+    name = found.files[0].name
+    assert (tmp_path / name).read_bytes() == site.pages[f"/testwiki/20261001/{name}"]
+
+
+def test_one_that_never_comes_is_told_and_a_later_call_goes_on(site: Site, tmp_path: Path) -> None:
+    run(site, "20261001", size=30_000)
+    found = newest(site.url)
+    assert found is not None
+    site.cuts = [0.6] + [0.0] * 20
+    with pytest.raises(InputError, match="broke off at byte 18000 of 30000"):
+        fetch(found, tmp_path)
+    assert not (tmp_path / found.files[0].name).exists()
+    site.cuts = []
+    fetch(found, tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {file.name for file in found.files}
+
+
+def test_a_checksum_that_fails(site: Site, tmp_path: Path) -> None:
+    run(site, "20261001")
+    found = newest(site.url)
+    assert found is not None
+    name = found.files[0].name
+    body = site.pages[f"/testwiki/20261001/{name}"]
+    site.pages[f"/testwiki/20261001/{name}"] = body[:-1] + bytes([body[-1] ^ 1])
+    with pytest.raises(InputError, match="not what its sha1 says and was thrown away"):
+        fetch(found, tmp_path)
+    assert not list(tmp_path.iterdir())
+    site.pages[f"/testwiki/20261001/{name}"] = body
+    fetch(found, tmp_path)
+
+
+def done(files: Any) -> bytes:
+    return json.dumps({"jobs": {JOB: {"status": "done", "files": files}}}).encode()
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"<html>down for maintenance</html>",
+        b"[]",
+        b'{"jobs": []}',
+        json.dumps({"jobs": {JOB: {"status": "done"}}}).encode(),
+        done({}),
+        done({"x.bz2": {"size": "many", "url": "/x", "sha1": "0"}}),
+        done({"x.bz2": {"size": 1, "url": "/x"}}),
+        done({"../x.bz2": {"size": 1, "url": "/x", "sha1": "0"}}),
+        done({"x.bz2": {"size": 1, "url": "file:///etc/passwd", "sha1": "0"}}),
+        done({"x.bz2": {"size": 1, "url": "http://elsewhere/x", "sha1": "0"}}),
+    ],
+)
+def test_a_status_that_is_garbage(site: Site, garbage: bytes) -> None:
+    run(site, "20261001")
+    site.pages["/testwiki/20261001/dumpstatus.json"] = garbage
+    with pytest.raises(InputError, match=r"dumpstatus\.json"):
+        newest(site.url)
+
+
+def test_a_listing_that_is_none(site: Site) -> None:
+    site.pages["/testwiki/"] = b"nothing here"
+    with pytest.raises(InputError, match="lists no dumps by date"):
+        newest(site.url)
+    with pytest.raises(InputError, match="cannot be read"):
+        newest(site.url + "nowhere/")
+    with pytest.raises(InputError, match="no web address"):
+        newest("file:///etc")
