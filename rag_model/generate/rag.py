@@ -1,0 +1,121 @@
+"""A RAG model: a question encoder, a generator, and how passages are marginalised; the index stays as it is.
+
+The gradient of log p(y|x) reaches the generator through p(y|x,z) and the question encoder through p(z|x): a passage
+that made the answer likelier than the others did is drawn nearer to the question.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from torch import Tensor, nn
+
+from rag_model.errors import UsageError
+from rag_model.generate.generator import Contexts, Generator, Targets
+from rag_model.generate.likelihood import (
+    Likelihood,
+    log_prior,
+    sequence_likelihood,
+    sequence_uniform,
+    smoothed,
+    target_log_p,
+    token_likelihood,
+    token_uniform,
+)
+
+Kind = Literal["sequence", "token"]
+
+
+@dataclass(frozen=True, slots=True)
+class RagSettings:
+    """How passages are marginalised, and what the loss is; defaults are Lewis et al.'s and transformers'."""
+
+    kind: Kind = "sequence"
+    k: int = 5  # passages a question; the paper trains with 5 or 10
+    temperature: float = 1.0  # of p(z|x); encoders that normalise want less: cosines lie within 1 of each other
+    label_smoothing: float = 0.0  # ε; fairseq's RAG and BART fine-tuning use .1
+    exclude_bos: bool = False  # leave out the token that begins every target, as BART's <s>
+
+    def __post_init__(self) -> None:
+        if self.kind not in get_args(Kind):
+            raise UsageError(f"kind {self.kind!r} of a RAG model is unknown: use one of {', '.join(get_args(Kind))}")
+        if self.k < 1 or self.temperature <= 0 or not 0 <= self.label_smoothing < 1:
+            raise UsageError(f"{self} is out of bounds: k >= 1, temperature > 0 and 0 <= label_smoothing < 1")
+
+
+class Rag(nn.Module):
+    """p(y|x) over retrieved passages; how many there are is read from the scores, `settings.k` is what is asked for."""
+
+    def __init__(self, question: nn.Module, generator: Generator, settings: RagSettings | None = None) -> None:
+        """Join a question encoder, whose forward takes b questions and gives (b, d) vectors, and a generator."""
+        super().__init__()
+        self.question = question
+        self.body = generator.module  # registered: its weights are the model's
+        self.generator = generator
+        self.settings = settings or RagSettings()
+
+    def ask(self, questions: Sequence[str]) -> Tensor:
+        """Return the (b, d) vectors of questions, with gradient."""
+        vectors: Tensor = self.question(questions)
+        return vectors
+
+    def scores(self, questions: Sequence[str], vectors: Tensor) -> Tensor:
+        """Return the (b, k) inner products of questions and their passages' vectors (b, k, d), with gradient."""
+        asked = self.ask(questions)
+        return (vectors.to(asked) @ asked[..., None])[..., 0]
+
+    def prior(self, scores: Tensor) -> Tensor:
+        """Return (b, k) log p(z|x)."""
+        return log_prior(scores, self.settings.temperature)
+
+    def forward(self, questions: Sequence[str], vectors: Tensor, contexts: Contexts, targets: Targets) -> Tensor:
+        """Return the (b,) loss of questions whose passages have `vectors` (b, k, d): what a training step computes."""
+        return self.loss(self.scores(questions, vectors), contexts, targets)
+
+    def log_likelihood(self, scores: Tensor, contexts: Contexts, targets: Targets) -> Likelihood:
+        """Return log p(y|x) of the targets, with gradient, and the passages' posterior, without.
+
+        Raises:
+            UsageError: scores, contexts and targets are not of the same questions and passages.
+        """
+        return self._read(scores, contexts, targets)[0]
+
+    def loss(self, scores: Tensor, contexts: Contexts, targets: Targets) -> Tensor:
+        """Return -log p(y|x) of each question, (b,) float32, labels smoothed as the settings say.
+
+        Raises:
+            UsageError: as `log_likelihood`.
+        """
+        found, prior, logits, totals = self._read(scores, contexts, targets)
+        epsilon, words = self.settings.label_smoothing, logits.shape[-1]
+        if not epsilon:
+            return -found.log_p
+        if self.settings.kind == "sequence":
+            uniform = sequence_uniform(prior, totals, targets.mask, words)
+        else:
+            uniform = token_uniform(prior, logits, targets.mask)
+        return smoothed(found.log_p, uniform, epsilon, words)
+
+    def _read(self, scores: Tensor, contexts: Contexts, targets: Targets) -> tuple[Likelihood, Tensor, Tensor, Tensor]:
+        _check(scores, contexts, targets)
+        sequence = self.settings.kind == "sequence"
+        prior, logits = self.prior(scores), self.generator.logits(contexts, targets)
+        log_p, totals = target_log_p(logits, targets.tokens, totals=sequence and self.settings.label_smoothing > 0)
+        marginal = sequence_likelihood if sequence else token_likelihood
+        return marginal(prior, log_p, self._counted(targets)), prior, logits, totals
+
+    def _counted(self, targets: Targets) -> Tensor:
+        if not self.settings.exclude_bos or self.generator.first is None:
+            return targets.mask
+        counted = targets.mask.clone()
+        counted[:, 0] &= targets.tokens[:, 0] != self.generator.first
+        return counted
+
+
+def _check(scores: Tensor, contexts: Contexts, targets: Targets) -> None:
+    b, k = scores.shape
+    if (contexts.k, len(contexts.tokens), len(targets.tokens)) != (k, b * k, b):
+        raise UsageError(
+            f"{b} questions with {k} scores do not go with {len(contexts.tokens)} contexts, {contexts.k} a question, "
+            f"and {len(targets.tokens)} targets: give those of the same questions and passages"
+        )
