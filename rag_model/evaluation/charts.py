@@ -6,6 +6,7 @@ beside them.
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
@@ -164,6 +165,53 @@ def _ring(number: int, effort: Effort, place: Place) -> Node:
 
 def _shade(number: int) -> int:
     return (number - 1) % _SHADES + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A value at a place, with the interval that it is known to."""
+
+    x: float
+    y: float
+    low: float
+    high: float
+
+
+def courses(series: Mapping[str, Sequence[Point]], what: str, across: str, *, log: bool = False) -> Node:
+    """Return how values go with a quantity, one line a series in the order of `legend`; a whisker is the interval.
+
+    Args:
+        series: by name, any number of points in any order; y finite.
+        what: the values' name.
+        across: the quantity's name.
+        log: whether the quantity doubles rather than adds; it is above 0 then.
+    """
+    points = [point for some in series.values() for point in some] or [Point(1, 0, 0, 1)]
+    left, right = min(p.x for p in points), max(p.x for p in points)
+    bottom, top = min(p.low for p in points), max(p.high for p in points)
+    room = (top - bottom or abs(top) or 1.0) / 20
+    x, y = Scale(left, right, _X0 + 8, _X1 - 8, log=log), Scale(bottom - room, top + room, _Y0, _Y1)
+    asked = sorted({point.x for point in points})
+    marks = asked if len(asked) <= _FEET else _log_ticks(left, right) if log else _ticks(left, right, _FEET)
+    levels = [_level(y(tick), f"{tick:g}") for tick in _ticks(bottom - room, top + room)]
+    feet = [_foot(x(tick), f"{tick:,g}") for tick in marks]
+    lines = [_course(n, name, some, x, y) for n, (name, some) in enumerate(series.items(), start=1)]
+    return _figure(f"{what} by {across}", join(*levels, *feet, _caption(across), *lines))
+
+
+def _course(number: int, name: str, points: Sequence[Point], x: Scale, y: Scale) -> Node:
+    ordered = sorted(points, key=lambda point: point.x)
+    line = tag("polyline", points=" ".join(f"{x(p.x):.1f},{y(p.y):.1f}" for p in ordered), class_="line")
+    marks = [
+        tag(
+            "g",
+            tag("title", f"{name}, {p.x:,g}: {p.y:.4g}" + (f" [{p.low:.4g}, {p.high:.4g}]" if p.low < p.high else "")),
+            tag("line", x1=x(p.x), x2=x(p.x), y1=y(p.low), y2=y(p.high), class_="whisker"),
+            tag("circle", cx=x(p.x), cy=y(p.y), r=4, class_="mark"),
+        )
+        for p in ordered
+    ]
+    return tag("g", line, *marks, class_=f"s{_shade(number)}")
 
 
 def _ticks(low: float, high: float, about: int = 5) -> list[float]:

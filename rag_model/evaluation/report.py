@@ -1,19 +1,16 @@
-"""One page that tells a person what a build made: self-contained, no script, readable in ten years.
+"""One page that tells a person what a build made.
 
-The page takes a record of plain values and nothing else, so any run that can fill it gets the same page. Text
-from the dump is escaped by construction (`markup`), and a content policy forbids scripts and fetches besides.
+The page takes a record of plain values and nothing else, so any run that can fill it gets the same page.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.resources import files
 
 from rag_model.evaluation.charts import bars, doublings, histogram, legend, trade_offs
 from rag_model.evaluation.gate import Check, Verdict
 from rag_model.evaluation.markup import Child, Node, tag
+from rag_model.evaluation.page import columns, document, pair, section, table, tiles
 from rag_model.index.health import Effort, Health
-
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,32 +47,23 @@ class BuildReport:
 
 def render(report: BuildReport) -> str:
     """Return the whole HTML document."""
-    style = Node((files("rag_model.evaluation") / "report.css").read_text(encoding="utf-8"))
-    head = tag(
-        "head",
-        Node('<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'),
-        Node(f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'),
-        tag("title", f"{report.title}: build report"),
-        tag("style", style),
-    )
-    page = tag("html", head, tag("body", tag("main", *_sections(report))), lang="en")
-    return f"<!doctype html>\n{page.html}\n".encode(errors="replace").decode()  # titles may hold half characters
+    return document(f"{report.title}: build report", _sections(report))
 
 
 def _sections(report: BuildReport) -> Iterator[Node]:
     yield _header(report)
     yield _verdict(report.verdict)
-    yield tag("div", *(_tile(name, f"{n:,}") for name, n in report.counts.items()), class_="tiles")
+    yield tiles((name, f"{n:,}") for name, n in report.counts.items())
     if report.curves:
         yield _indexes(report.curves, report.settings, report.k)
     if report.health:
         yield _health(report.health, report.repaired)
-    yield _columns(_lengths(report.lengths), _stages(report.stages), _sizes(report.sizes), _dropped(report))
+    yield columns(_lengths(report.lengths), _stages(report.stages), _sizes(report.sizes), _dropped(report))
     if report.quarantined:
         titles = ("page", "title", "reason")
-        yield _section("Pages that broke the parser", _table(titles, report.quarantined))
+        yield section("Pages that broke the parser", table(titles, report.quarantined))
     if report.lineage:
-        yield _section("Lineage", _table(("", ""), [(name, tag("code", v)) for name, v in report.lineage.items()]))
+        yield section("Lineage", table(("", ""), [(name, tag("code", v)) for name, v in report.lineage.items()]))
 
 
 def _header(report: BuildReport) -> Node:
@@ -86,18 +74,14 @@ def _header(report: BuildReport) -> Node:
 def _verdict(verdict: Verdict) -> Node:
     said = "The gate passed it." if verdict.passed else f"The gate said no: {verdict.reason}."
     whys = (tag("p", check.name, ": ", check.why, class_="note") for check in verdict.checks if not check.passed)
-    table = _table(("check", "", "observed", "wanted"), [_check(check) for check in verdict.checks])
-    return tag("section", tag("h2", said), *whys, table, class_="verdict" if verdict.passed else "verdict no")
+    checks = table(("check", "", "observed", "wanted"), [_check(check) for check in verdict.checks])
+    return section(said, *whys, checks, class_="verdict" if verdict.passed else "verdict no")
 
 
 def _check(check: Check) -> tuple[Child, ...]:
     mark, word, style = ("✓", " passed", "yes") if check.passed else ("✗", " failed", "no-mark")
     said = tag("span", mark, tag("span", word, class_="word"), class_=style)
     return check.name, said, check.observed, check.wanted
-
-
-def _tile(name: str, value: str) -> Node:
-    return tag("div", tag("b", value), tag("span", name), class_="tile")
 
 
 def _indexes(curves: Mapping[str, Sequence[Effort]], settings: Mapping[str, Effort], k: int) -> Node:
@@ -108,17 +92,17 @@ def _indexes(curves: Mapping[str, Sequence[Effort]], settings: Mapping[str, Effo
     ]
     titles = ("index", "setting", f"recall@{k}, mean", "5th percentile", "distances a question", "ms a question")
     rings = " A ring is the setting that the index is searched with." if settings else ""
-    return _section(
+    return section(
         "What each index finds of exact search, and at what price",
         legend(curves),
-        _pair(trade_offs(curves, k, "distances", settings), trade_offs(curves, k, "milliseconds", settings)),
+        pair(trade_offs(curves, k, "distances", settings), trade_offs(curves, k, "milliseconds", settings)),
         tag(
             "p",
             f"A point is the mean recall@{k} of the sampled questions, its whisker their 5th percentile.{rings} "
             "Distance computations are the same on every machine; of lists they count the codes compared.",
             class_="note",
         ),
-        tag("details", tag("summary", "the numbers"), _table(titles, rows)),
+        tag("details", tag("summary", "the numbers"), table(titles, rows)),
     )
 
 
@@ -143,7 +127,7 @@ def _health(health: Mapping[str, Health], repaired: Mapping[str, int]) -> Node:
         if any(figure in figures for figures in seen.values())
     ]
     pictures = [picture for name, one in health.items() for picture in _spread(name, one)]
-    return _section("Inside each index", _table(("", *seen), rows), _pair(*pictures))
+    return section("Inside each index", table(("", *seen), rows), pair(*pictures))
 
 
 def _figure(value: float | int | None) -> str:
@@ -161,18 +145,18 @@ def _spread(name: str, health: Health) -> Iterator[Node]:
 
 
 def _lengths(lengths: Mapping[int, int]) -> Node | None:
-    return _section("Passage lengths", histogram(lengths, "passages", "words in a passage")) if lengths else None
+    return section("Passage lengths", histogram(lengths, "passages", "words in a passage")) if lengths else None
 
 
 def _dropped(report: BuildReport) -> Node | None:
     rows = sorted(report.dropped.items(), key=lambda pair: -pair[1])
     shown = bars([(reason, n, f"{n:,}") for reason, n in rows])
-    return _section("Pages left out, by reason", shown) if rows else None
+    return section("Pages left out, by reason", shown) if rows else None
 
 
 def _stages(stages: Sequence[Stage]) -> Node | None:
     rows = [(stage.name, stage.seconds, _stage_text(stage)) for stage in stages]
-    return _section("Time by stage", bars(rows)) if rows else None
+    return section("Time by stage", bars(rows)) if rows else None
 
 
 def _stage_text(stage: Stage) -> str:
@@ -181,7 +165,7 @@ def _stage_text(stage: Stage) -> str:
 
 def _sizes(sizes: Mapping[str, int]) -> Node | None:
     rows = sorted(sizes.items(), key=lambda pair: -pair[1])
-    return _section("Size by kind of file", bars([(kind, n, _bytes(n)) for kind, n in rows])) if rows else None
+    return section("Size by kind of file", bars([(kind, n, _bytes(n)) for kind, n in rows])) if rows else None
 
 
 def _bytes(n: int) -> str:
@@ -191,21 +175,3 @@ def _bytes(n: int) -> str:
             return f"{size:.3g} {unit}"
         size /= 1000
     return f"{size:,.3g} TB"
-
-
-def _section(title: str, *content: Child) -> Node:
-    return tag("section", tag("h2", title), *content)
-
-
-def _pair(*pictures: Node) -> Node:
-    return tag("div", *pictures, class_="pair")
-
-
-def _columns(*sections: Node | None) -> Node:
-    return tag("div", *(section for section in sections if section is not None), class_="columns")
-
-
-def _table(titles: Sequence[str], rows: Sequence[Sequence[Child]]) -> Node:
-    head = [tag("tr", *(tag("th", title) for title in titles))] if any(titles) else []
-    body = (tag("tr", *(tag("td", cell) for cell in row)) for row in rows)
-    return tag("div", tag("table", *head, *body), class_="scroll")  # a narrow screen scrolls the table, not the page
