@@ -17,7 +17,7 @@ from rag_model.digest import digest_chunks
 from rag_model.store.blobs import BlobRef
 from rag_model.store.store import Store
 
-CODE = 1  # raise it when the same files would give other parts
+CODE = 2  # raise it when the same files would give other parts
 
 
 def plan_parts(store: Store, dump: str, recipe: Recipe, limit: int | None = None, parent: Parent | None = None) -> Plan:

@@ -16,14 +16,15 @@ from rag_model.errors import InputError
 
 Record = tuple[str, str, str] | tuple[str, str, list[tuple[str, str]]]
 
-_FIELDS = ("id", "_id", "title", "text", "sections")
+_FIELDS = ("id", "_id", "title", "text", "sections", "contents")
 _BATCH = 256  # Parquet rows decoded at a time
 
 
 def read_jsonl(url: str) -> Iterator[Record]:
     """Yield a record for every line: an object with `id` or `_id`, `title`, and `text` or `sections`.
 
-    `sections` is a list of `{"heading": …, "text": …}` or of plain strings.
+    `sections` is a list of `{"heading": …, "text": …}` or of plain strings. Where none of these is, there may be
+    `contents`, as Pyserini and FlashRAG have it: the title, a line break, the text; of one line all is text.
 
     Raises:
         InputError: a line is not such an object.
@@ -82,11 +83,14 @@ def _document(row: Mapping[str, Any], where: str) -> Record:
     document_id = next((row[name] for name in ("id", "_id") if row.get(name) is not None), None)
     if type(document_id) not in {str, int} or document_id == "":
         raise InputError(f"{where} has no `id` or `_id` that is text or a whole number: give every document one")
-    sections = row.get("sections") or row.get("text") or []
+    title, sections = row.get("title"), row.get("sections") or row.get("text") or []
     if isinstance(sections, str):
         sections = [sections]
     try:
-        title = _printable(row.get("title") or "")
+        if not sections and row.get("contents"):
+            first, _, rest = row["contents"].partition("\n")
+            title, sections = (title or first, [rest]) if rest else (title, [first])
+        title = _printable(title or "")
         return _printable(str(document_id)), title, [_section(section) for section in _listed(sections)]
     except (AttributeError, KeyError, TypeError) as wrong:
         raise InputError(f"{where} has no readable `title`, `text` or `sections`: give strings") from wrong

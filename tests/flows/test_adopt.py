@@ -19,12 +19,12 @@ def exported(library: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     from flows import cli  # noqa: PLC0415 - with its settings read late, as the command does
 
     folder = tmp_path_factory.mktemp("exported")
-    for layout in ("dpr", "datasets"):
+    for layout in ("dpr", "datasets", "jsonl"):
         assert cli.run(["export", "latest", str(folder / layout), "--layout", layout, "--store", str(library)]) == 0
     return folder
 
 
-@pytest.mark.parametrize("layout", ["dpr", "datasets"])
+@pytest.mark.parametrize("layout", ["dpr", "datasets", "jsonl"])
 def test_an_export_is_imported_and_answers_as_before(
     layout: str, exported: Path, library: Path, tiny: Path, recipe: Path, bookwheel: Any, tmp_path: Path
 ) -> None:
@@ -32,7 +32,8 @@ def test_an_export_is_imported_and_answers_as_before(
         given = [exported / "datasets" / "data" / "*.parquet", exported / "datasets" / "data"]
     else:
         vectors = sorted((exported / "dpr").glob("wikipedia_passages_?.npy"))
-        given = [exported / "dpr" / "psgs_w100.tsv", *vectors]
+        texts = {"dpr": exported / "dpr" / "psgs_w100.tsv", "jsonl": exported / "jsonl" / "corpus.jsonl"}
+        given = [texts[layout], *vectors]  # the one has no vectors of its own
     store = tmp_path / "store"
     ran = bookwheel("import", *given, "--store", store, "--encoder", tiny, "--recipe", recipe, "--json", *IN_PROCESS)
     assert ran.code == 0, ran.err

@@ -51,6 +51,32 @@ def test_documents_come_back_whole(tmp_path, plan, name: str) -> None:
     assert len(made.parts) > 5
 
 
+@pytest.mark.parametrize("name", ["corpus.jsonl", "corpus.parquet"])
+def test_contents_are_a_title_and_a_text(tmp_path, plan, name: str) -> None:
+    """As Pyserini and FlashRAG write them."""
+    rows = [
+        {"id": "a", "contents": "Title\nFirst line.\nSecond line."},
+        {"id": "b", "contents": "A text without a title."},
+        {"id": "c", "contents": "\nNo title."},
+        {"id": "d", "title": "Its own", "contents": "Title\nText."},
+        {"id": "e", "title": "Its own", "text": "Its own text.", "contents": "Title\nText."},
+        {"id": "f", "contents": "Title\n"},
+    ]
+    if name.endswith("parquet"):
+        pq.write_table(pa.Table.from_pylist(rows, pa.schema([(key, pa.string()) for key in rows[4]])), tmp_path / name)
+    else:
+        write_jsonl(tmp_path / name, list(rows))
+    found = {one.page_id: (one.title, [part.text for part in one.sections]) for one in articles(plan(tmp_path / name))}
+    assert found == {
+        "a": ("Title", ["First line.\nSecond line."]),
+        "b": ("", ["A text without a title."]),
+        "c": ("", ["No title."]),
+        "d": ("Its own", ["Text."]),
+        "e": ("Its own", ["Its own text."]),
+        "f": ("", ["Title"]),
+    }
+
+
 def test_a_document_lies_in_the_part_of_its_place_in_the_order_of_the_source(tmp_path, plan) -> None:
     made = plan(write_jsonl(tmp_path / "x.jsonl", ROWS), part_bytes=1000)
     assert made.parts[0].first_page == 0
