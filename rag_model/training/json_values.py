@@ -1,0 +1,93 @@
+"""JSON values one at a time, from JSON lines or from one big array, each with the line it begins at.
+
+DPR's training sets are arrays of some gigabytes: no more than a value and a chunk of them is held.
+"""
+
+import json
+from collections.abc import Iterator
+from typing import Any, TextIO
+
+from rag_model.errors import InputError
+
+_CHUNK = 1 << 20  # characters read at a time
+_LONGEST = 1 << 26  # characters of one value; a longer one is no example
+_DECODER = json.JSONDecoder()
+
+
+def values(file: TextIO, name: str) -> Iterator[tuple[str, Any]]:
+    """Yield each value and where it begins (`train.json, line 12`); an array is told by its first character.
+
+    Raises:
+        InputError: a value is malformed or longer than 64 million characters; its line is named.
+    """
+    head = ""
+    while not head.strip() and (character := file.read(1)):
+        head += character
+    if head.endswith("["):
+        return _Array(file, name, 1 + head.count("\n")).values()
+    return _lines(file, name, head)
+
+
+def _lines(file: TextIO, name: str, head: str) -> Iterator[tuple[str, Any]]:
+    number, head = head.count("\n"), head.lstrip()
+    while line := head + file.readline(_LONGEST):
+        number, head = number + 1, ""
+        if line.strip():
+            try:
+                value = json.loads(line)
+            except (ValueError, RecursionError) as broken:
+                raise InputError(f"{name}, line {number}: no JSON value: {broken}") from broken
+            yield f"{name}, line {number}", value
+
+
+class _Array:
+    """The values of an array whose opening bracket was read."""
+
+    def __init__(self, file: TextIO, name: str, line: int) -> None:
+        self._file, self._name, self._line, self._text = file, name, line, ""
+
+    def values(self) -> Iterator[tuple[str, Any]]:
+        wanted = ""  # before the next value
+        while self._next() != "]":
+            if wanted and self._next() != wanted:
+                raise InputError(f"{self._where()}: want a comma or the end of the array")
+            self._drop(len(wanted))
+            self._next()
+            where = self._where()
+            yield where, self._value(where)
+            wanted = ","
+
+    def _value(self, where: str) -> Any:
+        """Decode the value that the text begins with, reading on until it is whole."""
+        size = _CHUNK
+        while True:
+            try:
+                value, end = _DECODER.raw_decode(self._text)
+                if end < len(self._text) or not self._read(size):  # a number at the very end may go on
+                    self._drop(end)
+                    return value
+            except (ValueError, RecursionError) as broken:
+                if len(self._text) > _LONGEST or not self._read(size):
+                    raise InputError(f"{where}: no JSON value: {broken}") from broken
+            size *= 2  # so that a long value is not decoded again and again
+
+    def _next(self) -> str:
+        """Return the next character that is not blank."""
+        while True:
+            self._drop(len(self._text) - len(self._text.lstrip()))
+            if self._text:
+                return self._text[0]
+            if not self._read(_CHUNK):
+                raise InputError(f"{self._where()}: the array has no end; fetch the file again")
+
+    def _read(self, size: int) -> bool:
+        more = self._file.read(size)
+        self._text += more
+        return bool(more)
+
+    def _drop(self, count: int) -> None:
+        self._line += self._text.count("\n", 0, count)
+        self._text = self._text[count:]
+
+    def _where(self) -> str:
+        return f"{self._name}, line {self._line}"
