@@ -8,6 +8,9 @@ from cyclopts import Parameter
 StoreUrl = Annotated[str, Parameter(name="--store", help="Where snapshots live: file:///…, s3://… or a folder.")]
 SnapshotName = Annotated[str, Parameter(help="A ref, ref@number, an id, or a unique prefix of one.")]
 IndexName = Annotated[str, Parameter(help="An index of the snapshot, or `exact`.")]
+AnyName = Annotated[  # what is said of snapshots is said of models, too
+    str, Parameter(help="A ref, ref@number, an id, or a unique prefix of one; with `model:` before it, of a model.")
+]
 Yes = Annotated[bool, Parameter(negative="", help="Do it; without this the verb only says what it would delete.")]
 EncoderName = Annotated[  # never `--encoder`: in settings that names the passage encoder of reindex
     str | None,

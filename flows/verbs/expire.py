@@ -22,15 +22,16 @@ def expire(
     yes: Yes = False,
     common: Common | None = None,
 ) -> Reply:
-    """Forget old moves of refs, and the snapshots that no other move names; a dry run unless --yes.
+    """Forget old moves of refs, and the snapshots and models that no other move names; a dry run unless --yes.
 
-    What a ref names now is never forgotten. The files of forgotten snapshots stay until `bookwheel gc`.
+    What a ref names now is never forgotten. The files of what was forgotten stay until `bookwheel gc`.
     """
     found = expire_old(Store.open(store), Policy(keep, parse_age(older_than)), dry_run=not yes)
     lines = [
         *(f"move      {move}" for move in found.moves),
         *(f"snapshot  {snapshot[:12]}" for snapshot in found.snapshots),
-        f"{'forgot' if yes else 'would forget'} {len(found.moves)} moves and {len(found.snapshots)} snapshots"
-        + ("" if yes else "; nothing was changed: give --yes to do it"),
+        *(f"model     {model[:12]}" for model in found.models),
+        f"{'forgot' if yes else 'would forget'} {len(found.moves)} moves, {len(found.snapshots)} snapshots "
+        f"and {len(found.models)} models" + ("" if yes else "; nothing was changed: give --yes to do it"),
     ]
     return Reply({"dry_run": not yes, **asdict(found)}, "\n".join(lines))

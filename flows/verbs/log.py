@@ -11,13 +11,14 @@ from rag_model.store.store import Store
 def log(
     *,
     store: StoreUrl,
-    ref: Annotated[str, Parameter(help="The name whose moves to list.")] = "latest",
+    ref: Annotated[str, Parameter(help="The name whose moves to list; `model:NAME` for a model's.")] = "latest",
     common: Common | None = None,
 ) -> Reply:
-    """List the moves of a ref, newest first: number, snapshot, when, and why."""
-    moves = Store.open(store).refs.history(ref)[::-1]
+    """List the moves of a ref, newest first: number, snapshot (or model), when, and why."""
+    shelf, name = Store.open(store).shelf(ref)
+    moves = shelf.refs.history(name)[::-1]
     document = [
-        {"number": move.number, "snapshot": move.snapshot, "created_at": move.created_at, "note": move.note}
+        {"number": move.number, shelf.noun: move.snapshot, "created_at": move.created_at, "note": move.note}
         for move in moves
     ]
     lines = [f"{ref}@{m.number}  {m.snapshot[:12]}  {m.created_at}  {m.note}".rstrip() for m in moves]

@@ -23,6 +23,7 @@ def rollback(
     Parameters
     ----------
     ref
-        The ref to move; `bookwheel log --ref REF` lists its numbers.
+        The ref to move, `model:NAME` for a model's; `bookwheel log --ref REF` lists its numbers.
     """
-    return moved(ref, roll_back(Store.open(store), ref, to))
+    opened = Store.open(store)
+    return moved(ref, roll_back(opened, ref, to), opened.shelf(ref)[0].noun)

@@ -1,17 +1,18 @@
-"""`bookwheel show`: one snapshot in words."""
+"""`bookwheel show`: one snapshot, or one model, in words."""
 
 from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from flows.reply import Common, Reply, SnapshotName, StoreUrl
+from flows.reply import AnyName, Common, Reply, StoreUrl
 from rag_model.build.recipe_text import recipe_text
 from rag_model.store.manifest import Manifest
+from rag_model.store.model_manifest import ModelManifest
 from rag_model.store.store import Store
 
 
 def show(
-    snapshot: SnapshotName = "latest",
+    snapshot: AnyName = "latest",
     /,
     *,
     store: StoreUrl,
@@ -23,12 +24,15 @@ def show(
     ] = False,
     common: Common | None = None,
 ) -> Reply:
-    """Show what a snapshot holds, how it was measured, and the recipe that rebuilds it.
+    """Show what a snapshot holds, how it was measured, and the recipe that rebuilds it; of `model:NAME` the same.
 
     `--recipe-only` prints a file: `bookwheel show v1 --recipe-only > recipe.toml`, then `reindex --recipe recipe.toml`.
     """
     opened = Store.open(store)
-    manifest = opened.snapshots.get(opened.snapshots.resolve(snapshot))
+    shelf, name = opened.shelf(snapshot)
+    manifest = shelf.get(shelf.resolve(name))
+    if isinstance(manifest, ModelManifest):
+        return _model(manifest, recipe)
     if recipe:
         return Reply(dict(manifest.content.recipe), recipe_text(manifest.content.recipe).rstrip("\n"))
     return Reply(manifest.to_json(), "\n".join(_lines(manifest)))
@@ -49,6 +53,23 @@ def _lines(manifest: Manifest) -> list[str]:
         *(f"note      {note}" for note in built.get("notes", ())),
         *(f"recipe    [{name}] {_settings(values)}" for name, values in content.recipe.items()),
     ]
+
+
+def _model(manifest: ModelManifest, recipe: bool) -> Reply:
+    content, settings = manifest.content, manifest.content.lineage.get("recipe") or {}
+    if recipe:
+        return Reply(settings, recipe_text(settings).rstrip("\n"))
+    size = sum({ref.id: ref.size for ref in content.files.values()}.values())
+    lines = [
+        f"model     {manifest.id}",
+        f"kind      {content.kind}",
+        f"files     {len(content.files)}, {size / 1e6:,.1f} MB",
+        f"asks      {content.space['name'] if content.space else 'nothing'}",
+        *(f"{name:<9} {_settings(value)}" for name, value in content.lineage.items()),
+        *(f"metrics   {name}: {_settings(values)}" for name, values in manifest.metrics.items()),
+        f"trained   {manifest.provenance.get('created_at', 'unknown')}",
+    ]
+    return Reply(manifest.to_json(), "\n".join(lines))
 
 
 def _settings(values: Any) -> str:

@@ -1,6 +1,5 @@
-"""`bookwheel tag`: a name for a snapshot."""
+"""`bookwheel tag`: a name for a snapshot or a model."""
 
-from dataclasses import asdict
 from typing import Annotated
 
 from cyclopts import Parameter
@@ -25,16 +24,17 @@ def tag(
     Parameters
     ----------
     snapshot
-        A ref, ref@number, an id, or a unique prefix of one.
+        A ref, ref@number, an id, or a unique prefix of one; with `model:` before it, of a model.
     ref
         Letters, digits, `.`, `_` and `-`.
     """
-    return moved(ref, tag_snapshot(Store.open(store), snapshot, ref, note))
+    opened = Store.open(store)
+    return moved(ref, tag_snapshot(opened, snapshot, ref, note), opened.shelf(snapshot)[0].noun)
 
 
-def moved(ref: str, move: RefMove) -> Reply:
-    """Say where a ref stands now."""
-    document = {"ref": ref, **asdict(move)}
-    del document["nonce"]
+def moved(ref: str, move: RefMove, noun: str) -> Reply:
+    """Say where a ref, of a snapshot or a model, stands now."""
+    document = {"ref": ref, **move.to_json(noun)}
+    del document["nonce"], document["format"]
     before = f", before {move.previous[:12]}" if move.previous else ""
-    return Reply(document, f"{ref}@{move.number} is snapshot {move.snapshot[:12]}{before}")
+    return Reply(document, f"{ref}@{move.number} is {noun} {move.snapshot[:12]}{before}")

@@ -1,20 +1,24 @@
-"""`bookwheel verify`: whether every byte of a snapshot is what was published."""
+"""`bookwheel verify`: whether every byte of a snapshot, or of a model, is what was published."""
 
 from dataclasses import asdict
 
-from flows.reply import Common, Reply, SnapshotName, StoreUrl
+from flows.reply import AnyName, Common, Reply, StoreUrl
 from rag_model.store.store import Store
 from rag_model.store.verify import verify as verify_snapshot
 
 
-def verify(snapshot: SnapshotName = "latest", /, *, store: StoreUrl, common: Common | None = None) -> Reply:
-    """Re-hash every file of a snapshot and check its manifest and the refs; exit 3 if anything is wrong."""
+def verify(snapshot: AnyName = "latest", /, *, store: StoreUrl, common: Common | None = None) -> Reply:
+    """Re-hash every file of a snapshot and check its manifest and the refs; exit 3 if anything is wrong.
+
+    `model:NAME` verifies a model.
+    """
     opened = Store.open(store)
-    identity = opened.snapshots.resolve(snapshot)
-    problems = verify_snapshot(opened, identity)
-    document = {"ok": not problems, "snapshot": identity, "problems": [asdict(problem) for problem in problems]}
+    shelf, name = opened.shelf(snapshot)
+    identity = shelf.resolve(name)
+    problems = verify_snapshot(opened, identity, shelf)
+    document = {"ok": not problems, shelf.noun: identity, "problems": [asdict(problem) for problem in problems]}
     if not problems:
-        return Reply(document, f"snapshot {identity[:12]} is whole")
+        return Reply(document, f"{shelf.noun} {identity[:12]} is whole")
     lines = [f"{problem.path}: {problem.what}" for problem in problems]
     refusal = (
         f"{len(problems)} things in {opened.url} are not as they were published (first {lines[0]}): "

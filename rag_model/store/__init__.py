@@ -5,6 +5,8 @@ store.json                       the format of this layout
 blobs/ab/abcdef…                 content-addressed, immutable
 snapshots/<id>.json              manifest: content (which the id hashes), then metrics, parents, provenance
 refs/<name>/00000007.json        append-only numbered log; the highest number is current
+models/<id>.json                 the same of a trained model
+models/refs/<name>/00000007.json the log of a model's name
 memo/<stage>/<key>.json          what a stage made of exact inputs; <key>.2.json when outputs were lost
 runs/<run>/<stage>/<00042>.json  reports of a running job's elements
 reports/<id>.html                what the build of a snapshot looked like, for people
@@ -18,6 +20,7 @@ exclusively; everything else may be written twice with the same bytes. Only `exp
 from rag_model.store.blobs import BlobRef
 from rag_model.store.manifest import Content, Manifest, PartEntry
 from rag_model.store.memo import Produced, Record
+from rag_model.store.model_manifest import ModelContent, ModelManifest
 from rag_model.store.refs import RefMove
 from rag_model.store.snapshot import Snapshot
 from rag_model.store.store import Store
@@ -26,6 +29,8 @@ __all__ = [
     "BlobRef",
     "Content",
     "Manifest",
+    "ModelContent",
+    "ModelManifest",
     "PartEntry",
     "Produced",
     "Record",

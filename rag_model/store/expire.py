@@ -1,11 +1,12 @@
-"""Expire: forget old moves of refs, and the snapshots that no move names any more.
+"""Expire: forget old moves of refs, and the snapshots and models that no move names any more.
 
 What a ref names now is never forgotten, so a tag, a ref with one move, is kept for good, with its snapshot. Of other
 moves the newest `keep` stay, and so do those from which the ref moved on less than `older_than` ago. A log loses its
 oldest moves first and keeps its numbers, so what is left of it has no gaps, and a ref moves on as if nothing were gone.
 
 Then manifests go that no kept move names and that were written `older_than` ago or before: those that a gate refused,
-and what nobody tagged, too. Their files stay until `gc` finds that no other snapshot needs them.
+and what nobody tagged, too. Their files stay until `gc` finds that nothing else needs them. A model does not keep the
+snapshot that it was trained on.
 
 Ages are by the store's clock (`rag_model.store.sweep`). The bound is inclusive: what is just as old goes.
 """
@@ -18,11 +19,11 @@ from itertools import islice, pairwise
 
 from rag_model.errors import UsageError
 from rag_model.store.files import Found
-from rag_model.store.store import Store
+from rag_model.store.store import MODEL, Store
 from rag_model.store.sweep import View, rehearse, sweep
 
-_MOVE = re.compile(r"refs/([^/]+)/(\d{8})\.json")
-_MANIFEST = re.compile(r"snapshots/([0-9a-f]{64})\.json")
+_MOVE = re.compile(r"(models/)?refs/([^/]+)/(\d{8})\.json")
+_MANIFEST = re.compile(r"(snapshots|models)/([0-9a-f]{64})\.json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +44,13 @@ class Policy:
 class Expired:
     """What was forgotten, or would be."""
 
-    moves: tuple[str, ...]  # `latest@3`, oldest first, by ref
+    moves: tuple[str, ...]  # `latest@3`, of a model's ref `model:reader@3`; oldest first, by ref
     snapshots: tuple[str, ...]  # full ids, sorted
+    models: tuple[str, ...] = ()  # likewise
 
 
 def expire(store: Store, policy: Policy | None = None, *, dry_run: bool = False) -> Expired:
-    """Forget old moves of refs and the snapshots that only they named; with `dry_run` say which those would be.
+    """Forget old moves of refs and what only they named; with `dry_run` say what that would be.
 
     Danger: what was forgotten cannot be rolled back to, and `gc` will delete its files.
 
@@ -57,11 +59,12 @@ def expire(store: Store, policy: Policy | None = None, *, dry_run: bool = False)
     """
     plan = _Planner(store, policy or Policy())
     files = rehearse(store, plan) if dry_run else sweep(store, plan, threads=1)
-    moves = (_MOVE.fullmatch(file.path) for file in files)
-    snapshots = (_MANIFEST.fullmatch(file.path) for file in files)
+    moves = [move for file in files if (move := _MOVE.fullmatch(file.path))]
+    manifests = sorted(manifest.groups() for file in files if (manifest := _MANIFEST.fullmatch(file.path)))
     return Expired(
-        tuple(f"{move[1]}@{int(move[2])}" for move in moves if move),
-        tuple(sorted(snapshot[1] for snapshot in snapshots if snapshot)),
+        tuple(f"{MODEL if move[1] else ''}{move[2]}@{int(move[3])}" for move in moves),
+        tuple(identity for folder, identity in manifests if folder == "snapshots"),
+        tuple(identity for folder, identity in manifests if folder == "models"),
     )
 
 
@@ -74,13 +77,12 @@ class _Planner:
         """Return the moves to forget, oldest first, then the manifests: so no kept move ever names a missing one."""
         bound = view.now - self.policy.older_than
         forgotten, named = [], set(view.needs)
-        for ref, moves in _logs(view.moves).items():
-            gone = self._old(moves, bound)
-            forgotten += [moves[number] for number in sorted(gone)]
-            named |= {
-                f"snapshots/{self.store.refs.at(ref, number).snapshot}.json" for number in moves if number not in gone
-            }
-        manifests = [file for file in view.manifests if _MANIFEST.fullmatch(file.path)]
+        for shelf, files in ((self.store.snapshots, view.moves), (self.store.models, view.models)):
+            for ref, moves in _logs(files).items():
+                gone = self._old(moves, bound)
+                forgotten += [moves[number] for number in sorted(gone)]
+                named |= {shelf.path(shelf.refs.at(ref, number).snapshot) for number in moves if number not in gone}
+        manifests = [file for file in (*view.manifests, *view.models) if _MANIFEST.fullmatch(file.path)]
         return forgotten + [file for file in manifests if file.path not in named and file.written <= bound]
 
     def _old(self, moves: dict[int, Found], bound: float) -> set[int]:
@@ -98,5 +100,5 @@ def _logs(files: Sequence[Found]) -> dict[str, dict[int, Found]]:
     logs: dict[str, dict[int, Found]] = defaultdict(dict)
     for file in files:
         if move := _MOVE.fullmatch(file.path):
-            logs[move[1]][int(move[2])] = file
+            logs[move[2]][int(move[3])] = file
     return logs

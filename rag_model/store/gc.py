@@ -1,7 +1,8 @@
 """Garbage: what nothing needs, found by marking what is needed and sweeping the rest, beside running writers.
 
 Needed is
-* what a snapshot names: every manifest is a root, whether a ref names it or not (`expire` decides which stay);
+* what a snapshot or a model names: every manifest is a root, whether a ref names it or not (`expire` decides which
+  stay);
 * what the current snapshots of the refs were made from (`rag_model.store.roots`): so the next build finds what it may
   reuse. Of older snapshots their own files stay and no more;
 * what live intents rely on (`rag_model.store.intents`), and, while a build runs, whatever a record of the memo names,
@@ -35,7 +36,7 @@ from rag_model.store.sweep import View, rehearse, sweep
 
 MARGIN = 24 * 3600.0  # seconds before a live writer's start since which everything stays; the usual grace, too
 KINDS = ("blobs", "memo", "runs", "reports", "leftovers")
-_FOLDERS = {"blobs", "intents", "memo", "probe", "refs", "reports", "runs", "snapshots", "sweeps"}
+_FOLDERS = {"blobs", "intents", "memo", "models", "probe", "refs", "reports", "runs", "snapshots", "sweeps"}
 _REPORT = re.compile(r"reports/([0-9a-f]{64})\.html")
 _RUN = re.compile(r"runs/([^/]+)/.+")
 _PASSING = re.compile(rf"probe/.+|(?:.+/)?{re.escape(TEMPORARY)}[^/]*")

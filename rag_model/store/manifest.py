@@ -5,23 +5,27 @@ of the same dump by the same recipe has the same id however long it took. A mani
 is checked as hostile input before a single path of it is used.
 """
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from itertools import pairwise
 from typing import Any, Self
 
-from rag_model.digest import digest_json
-from rag_model.errors import StoreError
 from rag_model.store.blobs import BlobRef
+from rag_model.store.checks import (
+    ID,
+    check,
+    check_format,
+    check_objects,
+    check_paths,
+    content_id,
+    fields_of,
+    from_bytes,
+)
 
 FORMAT = 1
 MOST_ROWS = 1 << 40  # far beyond any corpus, far below where sums overflow
 MOST_PAGE = (1 << 63) - 1
-_SEGMENT = re.compile(r"[A-Za-z0-9_+-][A-Za-z0-9._+=@-]{0,199}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-_ID = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +39,11 @@ class PartEntry:
 
     def __post_init__(self) -> None:
         """Refuse names and numbers that no builder writes."""
-        _check(isinstance(self.name, str) and _NAME.fullmatch(self.name), f"part name {self.name!r}")
+        check(isinstance(self.name, str) and _NAME.fullmatch(self.name), f"part name {self.name!r}")
         for label in ("first_page", "last_page"):
             value = getattr(self, label)
-            _check(type(value) is int and abs(value) <= MOST_PAGE, f"{label} {value!r} of {self.name}")
-        _check(type(self.rows) is int and 0 <= self.rows <= MOST_ROWS, f"row count {self.rows!r} of {self.name}")
+            check(type(value) is int and abs(value) <= MOST_PAGE, f"{label} {value!r} of {self.name}")
+        check(type(self.rows) is int and 0 <= self.rows <= MOST_ROWS, f"row count {self.rows!r} of {self.name}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +60,9 @@ class Content:
     def __post_init__(self) -> None:
         """Refuse doubled parts, and paths that could leave a folder or hide one another."""
         names = [part.name for part in self.parts]
-        _check(len(set(names)) == len(names), "list of parts, which names one twice")
-        _check(self.n <= MOST_ROWS, f"total of {self.n} rows")
-        _check_paths(self.files)
+        check(len(set(names)) == len(names), "list of parts, which names one twice")
+        check(self.n <= MOST_ROWS, f"total of {self.n} rows")
+        check_paths(self.files)
 
     @property
     def n(self) -> int:
@@ -83,17 +87,16 @@ class Content:
         Raises:
             StoreError: the section is not one that this version could have written.
         """
-        fields = _fields(value, {"corpus", "recipe", "space", "indexes", "parts", "files"}, "content")
-        for label in ("corpus", "recipe", "indexes", "files"):
-            _check(isinstance(fields[label], dict), f"field {label!r}, which is not an object")
-        _check(isinstance(fields["space"], dict | None), "field 'space', which is not an object")
-        _check(isinstance(fields["parts"], list), "field 'parts', which is not a list")
-        _check(
+        fields = fields_of(value, {"corpus", "recipe", "space", "indexes", "parts", "files"}, "content")
+        check_objects(fields, "corpus", "recipe", "indexes", "files")
+        check(isinstance(fields["space"], dict | None), "field 'space', which is not an object")
+        check(isinstance(fields["parts"], list), "field 'parts', which is not a list")
+        check(
             all(isinstance(index, dict) for index in fields["indexes"].values()),
             "index, which is not an object",
         )
         labels = {"name", "first_page", "last_page", "rows"}
-        parts = tuple(PartEntry(**_fields(part, labels, "part")) for part in fields["parts"])
+        parts = tuple(PartEntry(**fields_of(part, labels, "part")) for part in fields["parts"])
         files = {path: BlobRef.from_json(ref) for path, ref in fields["files"].items()}
         return cls(fields["corpus"], parts, files, fields["recipe"], fields["space"], fields["indexes"])
 
@@ -110,16 +113,13 @@ class Manifest:
 
     def __post_init__(self) -> None:
         """Refuse parents that are no snapshot ids."""
-        good = all(isinstance(parent, str) and _ID.fullmatch(parent) for parent in self.parents)
-        _check(good, f"list of parents {self.parents!r}")
+        good = all(isinstance(parent, str) and ID.fullmatch(parent) for parent in self.parents)
+        check(good, f"list of parents {self.parents!r}")
 
     @property
     def id(self) -> str:
         """The snapshot id: SHA-256 of the content's canonical JSON, 64 hex digits (people see 12)."""
-        try:
-            return digest_json(self.content.to_json()).partition(":")[2]
-        except (ValueError, RecursionError) as broken:  # NaN, half a surrogate pair, bottomless nesting
-            raise StoreError(f"the manifest has content that JSON cannot carry: {broken}") from broken
+        return content_id(self.content.to_json())
 
     def to_json(self) -> dict[str, Any]:
         """Return the manifest as JSON values in reading order."""
@@ -140,17 +140,10 @@ class Manifest:
             StoreError: a newer format, a hostile path, an impossible number, or content that does not match
             its id.
         """
-        _check(isinstance(value, dict), "document, which is not a JSON object")
-        written = value.get("format")
-        _check(type(written) is int and written >= 1, f"format {written!r}")
-        if written > FORMAT:
-            raise StoreError(
-                f"the snapshot is of format {written}, this bookwheel reads up to {FORMAT}: upgrade bookwheel"
-            )
-        fields = _fields(value, {"format", "id", "content", "metrics", "parents", "provenance"}, "manifest")
-        for label in ("metrics", "provenance"):
-            _check(isinstance(fields[label], dict), f"field {label!r}, which is not an object")
-        _check(isinstance(fields["parents"], list), "field 'parents', which is not a list")
+        written = check_format(value, FORMAT, "snapshot")
+        fields = fields_of(value, {"format", "id", "content", "metrics", "parents", "provenance"}, "manifest")
+        check_objects(fields, "metrics", "provenance")
+        check(isinstance(fields["parents"], list), "field 'parents', which is not a list")
         manifest = cls(
             content=Content.from_json(fields["content"]),
             metrics=fields["metrics"],
@@ -158,36 +151,10 @@ class Manifest:
             provenance=fields["provenance"],
             format=written,
         )
-        _check(manifest.id == fields["id"], f"id {fields['id']!r}: its content hashes to {manifest.id}")
+        check(manifest.id == fields["id"], f"id {fields['id']!r}: its content hashes to {manifest.id}")
         return manifest
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
         """Read a manifest file."""
-        try:
-            value = json.loads(data)
-        except (ValueError, RecursionError) as broken:
-            raise StoreError(f"the manifest is damaged: {broken}") from broken
-        return cls.from_json(value)
-
-
-def _fields(value: Any, expected: set[str], where: str) -> dict[str, Any]:
-    good = isinstance(value, dict) and set(value) == expected
-    _check(good, f"{where}, which does not hold exactly the fields {', '.join(sorted(expected))}")
-    fields: dict[str, Any] = value
-    return fields
-
-
-def _check_paths(files: Mapping[str, BlobRef]) -> None:
-    """A path must stay inside its folder on every system, and no file may be another's folder."""
-    for path in files:
-        segments = path.split("/")
-        good = len(segments) <= 16 and all(map(_SEGMENT.fullmatch, segments)) and path != "manifest.json"
-        _check(good, f"file path {path!r}")
-    for above, below in pairwise(sorted(path.split("/") for path in files)):
-        _check(below[: len(above)] != above, f"file path {'/'.join(above)!r}, which is a folder as well")
-
-
-def _check(good: object, what: str) -> None:
-    if not good:
-        raise StoreError(f"the manifest has a bad {what}: it is damaged or was not written by bookwheel")
+        return from_bytes(data, cls.from_json)

@@ -1,5 +1,7 @@
 """Move refs by hand: `tag` gives a snapshot a name, `rollback` returns a name to a snapshot it had before.
 
+Models have refs of their own: `model:reader` means one of them, here and wherever a snapshot may be named.
+
 Both add a number to the ref's log, never take one away, and move only to a snapshot whose files are there: an intent
 sees to it that they stay there meanwhile. Whoever loses a race is told where the ref went and decides again: the
 winner's snapshot may be the one that was wanted.
@@ -7,9 +9,11 @@ winner's snapshot may be the one that was wanted.
 
 import re
 import secrets
+from typing import Any
 
 from rag_model.errors import RefConflictError, RefusedError, StoreError, UsageError
 from rag_model.store.refs import RefMove
+from rag_model.store.shelf import Shelf
 from rag_model.store.store import Store
 from rag_model.store.verify import lacking
 
@@ -19,18 +23,22 @@ _ROLLBACK = re.compile(r"rollback to @([0-9]{1,8})")
 def tag(store: Store, snapshot: str, ref: str, note: str = "") -> RefMove:
     """Make `ref` name a snapshot (an id, a unique prefix, a ref or `ref@number`) and return where it stands.
 
-    A ref that names the snapshot already is left alone.
+    A ref that names the snapshot already is left alone. `model:` before the snapshot, or before both, means models.
 
     Raises:
         StoreError: there is no such snapshot.
         RefusedError: a file of the snapshot is missing or of the wrong size; the ref did not move.
         RefConflictError: another writer moved the ref meanwhile; its move stands.
     """
-    now = store.refs.current(ref)
-    identity = store.snapshots.resolve(snapshot)
+    shelf, name = store.shelf(snapshot)
+    named, ref = store.shelf(ref)
+    if named is store.models and shelf is store.snapshots:
+        raise UsageError(f"{snapshot} is a snapshot, and ref model:{ref} names models: leave out `model:`")
+    now = shelf.refs.current(ref)
+    identity = shelf.resolve(name)
     if now is not None and now.snapshot == identity:
         return now
-    return _move(store, ref, identity, now, note)
+    return _move(store, shelf, ref, identity, now, note)
 
 
 def rollback(store: Store, ref: str, to: int | None = None) -> RefMove:
@@ -45,18 +53,19 @@ def rollback(store: Store, ref: str, to: int | None = None) -> RefMove:
         RefusedError: a file of the snapshot is missing or of the wrong size; the ref did not move.
         RefConflictError: another writer moved the ref meanwhile; its move stands.
     """
-    now = store.refs.current(ref)
+    shelf, ref = store.shelf(ref)
+    now = shelf.refs.current(ref)
     if now is None:
         raise StoreError(f"ref {ref} has no history in {store.url}: there is nothing to roll back")
-    target = _before(store, ref, now) if to is None else store.refs.at(ref, to)
+    target = _before(shelf, ref, now) if to is None else shelf.refs.at(ref, to)
     if target.snapshot == now.snapshot:
-        raise UsageError(f"ref {ref} names snapshot {now.snapshot[:12]}, that of {ref}@{target.number}, already")
-    return _move(store, ref, target.snapshot, now, f"rollback to @{target.number}")
+        raise UsageError(f"ref {ref} names {shelf.noun} {now.snapshot[:12]}, that of {ref}@{target.number}, already")
+    return _move(store, shelf, ref, target.snapshot, now, f"rollback to @{target.number}")
 
 
-def _before(store: Store, ref: str, now: RefMove) -> RefMove:
+def _before(shelf: Shelf[Any], ref: str, now: RefMove) -> RefMove:
     """Find the newest move with another snapshot before `now`, or before the move that `now` rolled back to."""
-    kept = {move.number: move for move in store.refs.history(ref)}  # older ones may have expired
+    kept = {move.number: move for move in shelf.refs.history(ref)}  # older ones may have expired
     stands = now.number
     while stands in kept and (back := _ROLLBACK.fullmatch(kept[stands].note)) and int(back[1]) < stands:
         stands = int(back[1])
@@ -64,29 +73,29 @@ def _before(store: Store, ref: str, now: RefMove) -> RefMove:
         if number < stands and kept[number].snapshot != now.snapshot:
             return kept[number]
     raise UsageError(
-        f"ref {ref} named no other snapshot before {now.snapshot[:12]}: `log --ref {ref}` lists its moves, "
+        f"ref {ref} named no other {shelf.noun} before {now.snapshot[:12]}: `log --ref {ref}` lists its moves, "
         "and `rollback --to NUMBER` takes any of them"
     )
 
 
-def _move(store: Store, ref: str, snapshot: str, now: RefMove | None, note: str) -> RefMove:
-    with store.intents.held(f"move-{secrets.token_hex(8)}", [f"snapshots/{snapshot}.json"]):
-        return _checked_move(store, ref, snapshot, now, note)
+def _move(store: Store, shelf: Shelf[Any], ref: str, identity: str, now: RefMove | None, note: str) -> RefMove:
+    with store.intents.held(f"move-{secrets.token_hex(8)}", [shelf.path(identity)]):
+        return _checked_move(store, shelf, ref, identity, now, note)
 
 
-def _checked_move(store: Store, ref: str, snapshot: str, now: RefMove | None, note: str) -> RefMove:
-    if problems := lacking(store, snapshot):
+def _checked_move(store: Store, shelf: Shelf[Any], ref: str, identity: str, now: RefMove | None, note: str) -> RefMove:
+    if problems := lacking(store, shelf, identity):
         raise RefusedError(
-            f"ref {ref} stays where it is: snapshot {snapshot[:12]} in {store.url} is not whole "
+            f"ref {ref} stays where it is: {shelf.noun} {identity[:12]} in {store.url} is not whole "
             f"({problems[0].path}: {problems[0].what}); `verify` lists all that is wrong with it"
         )
     try:
-        return store.refs.move(ref, snapshot, now.number if now else 0, note)
+        return shelf.refs.move(ref, identity, now.number if now else 0, note)
     except RefConflictError as lost:
-        winner = store.refs.current(ref)
+        winner = shelf.refs.current(ref)
         if winner is None:
             raise
         raise RefConflictError(
-            f"another writer moved ref {ref} in {store.url} to snapshot {winner.snapshot[:12]} "
+            f"another writer moved ref {ref} in {store.url} to {shelf.noun} {winner.snapshot[:12]} "
             f"({ref}@{winner.number}) first, and that stands: run this again if it is still wanted"
         ) from lost

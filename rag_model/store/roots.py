@@ -1,4 +1,4 @@
-"""Mark what a store needs: the blobs of its snapshots, and what the current snapshots were made from.
+"""Mark what a store needs: the blobs of its snapshots and models, and what the current snapshots were made from.
 
 A snapshot names its own files. What they were made from is told by the memo: the record that has a file among its
 outputs names inputs as well, and those were made by other records, or are lists of blobs, which name more.
@@ -9,17 +9,20 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 from rag_model.errors import StoreError
 from rag_model.store.files import Found
 from rag_model.store.manifest import Manifest
 from rag_model.store.memo import RECORD, parsed
+from rag_model.store.model_manifest import ModelManifest
+from rag_model.store.shelf import Shelf
 from rag_model.store.store import Store
 from rag_model.store.sweep import View
 
 _BLOB = re.compile(r"blobs/[0-9a-f]{2}/([0-9a-f]{64})")
-_MANIFEST = re.compile(r"snapshots/([0-9a-f]{64})\.json")
-_MOVE = re.compile(r"refs/([^/]+)/([0-9]{8})\.json")
+_MANIFEST = re.compile(r"(?:snapshots|models)/([0-9a-f]{64})\.json")
+_MOVE = re.compile(r"(?:models/)?refs/([^/]+)/([0-9]{8})\.json")
 _NAMED = re.compile(rb"sha256:([0-9a-f]{64})")
 _LIST = b'[{"id": "sha256:'  # how a list of blobs begins
 _THREADS = 8
@@ -35,16 +38,17 @@ class Marked:
 
 
 def mark(store: Store, view: View, old: float) -> Marked:
-    """Return what is needed by the snapshots and writers of a view, and by records written after the time `old`.
+    """Return what the snapshots, models and writers of a view need, and records written after the time `old`.
 
     Raises:
-        StoreError: a manifest or the move of a ref cannot be read, or a current snapshot is missing.
+        StoreError: a manifest or the move of a ref cannot be read, or what a ref names now is missing.
     """
     blobs = tuple((found[1], file) for file in store.files.tree("blobs") if (found := _BLOB.fullmatch(file.path)))
     records = _records(store)
-    manifests = {manifest.id: _digests(manifest) for manifest in _manifests(store, view)}
-    needed = set().union(*manifests.values()) | {found[1] for path in view.needs if (found := _BLOB.fullmatch(path))}
-    current = set().union(*(_of_ref(store, ref, number, manifests) for ref, number in _current(view)))
+    snapshots = _named_files(store.snapshots, view.manifests, view.moves)
+    models = _named_files(store.models, view.models, view.models)
+    relied = {found[1] for path in view.needs if (found := _BLOB.fullmatch(path))}
+    needed, current = snapshots.all | models.all | relied, snapshots.current
     needed |= _origins(store, current, records, dict(blobs))
     passed = [] if view.building else [record for record in records if record.newest.written <= old]
     needed |= set().union(*(record.names for record in records if view.building or record.newest.written > old))
@@ -86,32 +90,46 @@ def _record(store: Store, place: tuple[str, str], generations: Mapping[int, Foun
     return _Record(files, outputs, frozenset(_named(data)))
 
 
-def _manifests(store: Store, view: View) -> Iterator[Manifest]:
-    for file in view.manifests:
+@dataclass(frozen=True, slots=True)
+class _Files:
+    """The blobs, by their digests, of what lies on a shelf."""
+
+    all: set[str]
+    current: set[str]  # of what refs name now
+
+
+def _named_files(shelf: Shelf[Any], manifests: Iterable[Found], moves: Iterable[Found]) -> _Files:
+    files = {manifest.id: _digests(manifest) for manifest in _manifests(shelf, manifests)}
+    current = (_of_ref(shelf, ref, number, files) for ref, number in _current(moves))
+    return _Files(set().union(*files.values()), set().union(*current))
+
+
+def _manifests(shelf: Shelf[Any], files: Iterable[Found]) -> Iterator[Any]:
+    for file in files:
         if named := _MANIFEST.fullmatch(file.path):
             try:
-                yield store.snapshots.get(named[1])
+                yield shelf.get(named[1])
             except StoreError:
-                if store.files.find(file.path) is not None:  # else it was expired a moment ago
+                if shelf.files.find(file.path) is not None:  # else it was expired a moment ago
                     raise
 
 
-def _current(view: View) -> Iterable[tuple[str, int]]:
+def _current(moves: Iterable[Found]) -> Iterable[tuple[str, int]]:
     newest: dict[str, int] = {}
-    for file in view.moves:
+    for file in moves:
         if move := _MOVE.fullmatch(file.path):
             newest[move[1]] = max(newest.get(move[1], 0), int(move[2]))
     return newest.items()
 
 
-def _of_ref(store: Store, ref: str, number: int, manifests: Mapping[str, set[str]]) -> set[str]:
-    snapshot = store.refs.at(ref, number).snapshot
-    if snapshot not in manifests:
+def _of_ref(shelf: Shelf[Any], ref: str, number: int, files: Mapping[str, set[str]]) -> set[str]:
+    named = shelf.refs.at(ref, number).snapshot
+    if named not in files:
         raise StoreError(
-            f"ref {ref} in {store.url} names snapshot {snapshot[:12]}, which is missing: restore it from a copy of the "
-            f"store, or move the ref with `rollback {ref}` or `tag`; nothing was deleted"
+            f"ref {ref} in {shelf.files.url} names {shelf.noun} {named[:12]}, which is missing: restore it from a copy "
+            f"of the store, or move the ref with `rollback {ref}` or `tag`; nothing was deleted"
         )
-    return manifests[snapshot]
+    return files[named]
 
 
 def _origins(store: Store, files: Iterable[str], records: Iterable[_Record], blobs: Mapping[str, Found]) -> set[str]:
@@ -145,7 +163,7 @@ def _named(data: bytes) -> list[str]:
     return [digest.decode() for digest in _NAMED.findall(data)]
 
 
-def _digests(manifest: Manifest) -> set[str]:
+def _digests(manifest: Manifest | ModelManifest) -> set[str]:
     return {_digest(ref.id) for ref in manifest.content.files.values()}
 
 

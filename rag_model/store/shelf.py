@@ -1,11 +1,15 @@
-"""Snapshots: manifests under `snapshots/<id>.json`, and the names by which people find them."""
+"""A shelf: manifests of one kind under `<kind>s/<id>.json`, and the names by which people find them.
+
+A store has two: snapshots, and models.
+"""
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
 
 from rag_model.errors import StoreError
 from rag_model.store.files import Files, json_bytes
-from rag_model.store.manifest import Manifest
 from rag_model.store.refs import Refs
 
 _ID = re.compile(r"[0-9a-f]{64}")
@@ -13,41 +17,60 @@ _PREFIX = re.compile(r"[0-9a-f]{4,63}")
 _NUMBERED = re.compile(r"([^@]+)@([0-9]{1,8})")
 
 
+class Versioned(Protocol):
+    """What lies on a shelf: a manifest."""
+
+    @property
+    def id(self) -> str:
+        """The id of its content, 64 hex digits."""
+        ...
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON values."""
+        ...
+
+
+M = TypeVar("M", bound=Versioned)
+
+
 @dataclass(frozen=True, slots=True)
-class Snapshots:
-    """The snapshots of one store."""
+class Shelf(Generic[M]):
+    """The snapshots, or the models, of one store."""
 
     files: Files
     refs: Refs
+    noun: str  # snapshot, model
+    parse: Callable[[bytes], M]  # reads a manifest file, trusting nothing
 
-    def put(self, manifest: Manifest) -> str:
+    def put(self, manifest: M) -> str:
         """Store a manifest and return its id; one that is there already stays as it is, metrics included.
 
         Call it last: whoever finds the manifest relies on every blob it names.
         """
-        self.files.create(_path(manifest.id), json_bytes(manifest.to_json()))
+        self.files.create(self.path(manifest.id), json_bytes(manifest.to_json()))
         return manifest.id
 
-    def get(self, snapshot: str) -> Manifest:
+    def get(self, identity: str) -> M:
         """Return the manifest of a full id, its content hashed against the id.
 
         Raises:
             StoreError: it is missing, damaged, hostile, or of a newer format.
         """
-        data = self.files.read(_path(snapshot))
+        path = self.path(identity)
+        data = self.files.read(path)
         if data is None:
-            raise StoreError(f"snapshot {snapshot[:12]} is missing in {self.files.url}")
+            raise StoreError(f"{self.noun} {identity[:12]} is missing in {self.files.url}")
         try:
-            manifest = Manifest.from_bytes(data)
+            manifest = self.parse(data)
         except StoreError as broken:
-            raise StoreError(f"{self.files.url_of(_path(snapshot))} can not be used: {broken}") from broken
-        if manifest.id != snapshot:
-            raise StoreError(f"{self.files.url_of(_path(snapshot))} is damaged: it holds snapshot {manifest.id[:12]}")
+            raise StoreError(f"{self.files.url_of(path)} can not be used: {broken}") from broken
+        if manifest.id != identity:
+            raise StoreError(f"{self.files.url_of(path)} is damaged: it holds {self.noun} {manifest.id[:12]}")
         return manifest
 
     def list(self) -> list[str]:
-        """Return the ids of all snapshots, sorted."""
-        stems = (name.removesuffix(".json") for name in self.files.names("snapshots"))
+        """Return all ids, sorted."""
+        stems = (name.removesuffix(".json") for name in self.files.names(f"{self.noun}s"))
         return [stem for stem in stems if _ID.fullmatch(stem)]
 
     def resolve(self, name: str) -> str:
@@ -56,11 +79,11 @@ class Snapshots:
         A ref wins over a prefix that is spelled the same.
 
         Raises:
-            StoreError: nothing, or more than one snapshot, goes by that name.
+            StoreError: nothing, or more than one thing, goes by that name.
         """
         if numbered := _NUMBERED.fullmatch(name):
             return self.refs.at(numbered[1], int(numbered[2])).snapshot
-        if _ID.fullmatch(name) and self.files.size(_path(name)) is not None:
+        if _ID.fullmatch(name) and self.files.size(self.path(name)) is not None:
             return name
         if move := self.refs.current(name):
             return move.snapshot
@@ -68,12 +91,16 @@ class Snapshots:
         if len(matches) == 1:
             return matches[0]
         if matches:
-            raise StoreError(f"{name} is short for {len(matches)} snapshots in {self.files.url}: give more digits")
+            raise StoreError(f"{name} is short for {len(matches)} {self.noun}s in {self.files.url}: give more digits")
         known = ", ".join(self.refs.names()) or "none"
-        raise StoreError(f"no snapshot or ref {name!r} in {self.files.url} (refs: {known})")
+        raise StoreError(f"no {self.noun} or ref {name!r} in {self.files.url} (refs: {known})")
 
+    def path(self, identity: str) -> str:
+        """Return where a manifest lies in the store.
 
-def _path(snapshot: str) -> str:
-    if not _ID.fullmatch(snapshot):
-        raise StoreError(f"{snapshot!r} is not a full snapshot id (64 hex digits)")
-    return f"snapshots/{snapshot}.json"
+        Raises:
+            StoreError: this is not a full id.
+        """
+        if not _ID.fullmatch(identity):
+            raise StoreError(f"{identity!r} is not a full {self.noun} id (64 hex digits)")
+        return f"{self.noun}s/{identity}.json"

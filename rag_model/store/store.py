@@ -1,4 +1,4 @@
-"""The versioned store: one fsspec URL that holds snapshots and all that they are made of."""
+"""The versioned store: one fsspec URL that holds snapshots, all that they are made of, and models."""
 
 from typing import Any
 
@@ -6,17 +6,20 @@ from rag_model.errors import StoreError
 from rag_model.store.blobs import Blobs
 from rag_model.store.files import Files, json_bytes
 from rag_model.store.intents import Intents
+from rag_model.store.manifest import Manifest
 from rag_model.store.memo import Memo
+from rag_model.store.model_manifest import ModelManifest
 from rag_model.store.refs import Refs
 from rag_model.store.runs import Runs
-from rag_model.store.snapshots import Snapshots
+from rag_model.store.shelf import Shelf
 
 FORMAT = 1
+MODEL = "model:"  # before a model's name, wherever a snapshot may be named as well; no ref's name holds a colon
 _MARK = "store.json"  # says that the URL is a store, and of which layout
 
 
 class Store:
-    """Blobs, memo, snapshots, refs and run reports below one URL.
+    """Blobs, memo, snapshots, models, refs and run reports below one URL.
 
     A store pickles as its URL, so it travels to workers. Credentials and endpoints come from the environment,
     as fsspec and the AWS libraries read it: `AWS_ACCESS_KEY_ID`, `AWS_ENDPOINT_URL`, `FSSPEC_S3_…`.
@@ -28,7 +31,8 @@ class Store:
         self.blobs = Blobs(files)
         self.memo = Memo(files, self.blobs)
         self.refs = Refs(files)
-        self.snapshots = Snapshots(files, self.refs)
+        self.snapshots = Shelf(files, self.refs, "snapshot", Manifest.from_bytes)
+        self.models = Shelf(files, Refs(files, "models/refs", "model"), "model", ModelManifest.from_bytes)
         self.runs = Runs(files)
         self.intents = Intents(files)
 
@@ -36,6 +40,11 @@ class Store:
     def url(self) -> str:
         """The store's full URL."""
         return self.files.url
+
+    def shelf(self, name: str) -> tuple[Shelf[Any], str]:
+        """Return where to look a name up, and as what: `model:reader` is model `reader`; other names are snapshots'."""
+        bare = name.removeprefix(MODEL)
+        return (self.snapshots if bare == name else self.models), bare
 
     @classmethod
     def open(cls, url: str, *, create: bool = False) -> "Store":

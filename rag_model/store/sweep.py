@@ -29,12 +29,14 @@ class View:
     intents: tuple[Intent, ...]
     moves: tuple[Found, ...]  # files of the refs' logs
     manifests: tuple[Found, ...]
+    models: tuple[Found, ...] = ()  # their manifests and the files of their refs' logs
 
     @classmethod
     def of(cls, store: Store, now: float) -> "View":
         """Look at a store: at its intents first, since whoever ends after that has left its snapshot and its move."""
         intents = tuple(store.intents.live(now))
-        return cls(now, intents, tuple(store.files.tree("refs")), tuple(store.files.tree("snapshots")))
+        moves, manifests, models = (tuple(store.files.tree(folder)) for folder in ("refs", "snapshots", "models"))
+        return cls(now, intents, moves, manifests, models)
 
     @property
     def needs(self) -> frozenset[str]:
@@ -53,7 +55,7 @@ class View:
     @property
     def names(self) -> frozenset[str]:
         """The paths of all of it."""
-        files = frozenset(file.path for file in (*self.moves, *self.manifests))
+        files = frozenset(file.path for file in (*self.moves, *self.manifests, *self.models))
         return files | {f"intents/{intent.name}.json" for intent in self.intents}
 
 

@@ -1,14 +1,15 @@
-"""Verify a snapshot: re-hash every byte that it names, and look for gaps in the refs' logs."""
+"""Verify a snapshot or a model: re-hash every byte that it names, and look for gaps in the refs' logs."""
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 from rag_model.digest import digest_chunks
 from rag_model.errors import StoreError
 from rag_model.store.blobs import BlobRef
-from rag_model.store.manifest import Content
+from rag_model.store.shelf import Shelf
 from rag_model.store.store import Store
 
 _THREADS = 4  # hashing and reading release the interpreter lock
@@ -23,36 +24,49 @@ class Problem:
     what: str
 
 
-def verify(store: Store, snapshot: str) -> list[Problem]:
+class Filed(Protocol):
+    """A content, a snapshot's or a model's."""
+
+    @property
+    def files(self) -> Mapping[str, BlobRef]:
+        """Its files by their paths."""
+        ...
+
+
+def verify(store: Store, identity: str, shelf: Shelf[Any] | None = None) -> list[Problem]:
     """Return all that is wrong with a snapshot (a full id) and with the store's refs; [] when all is well.
 
-    Reads every byte of the snapshot; each of a few threads holds at most four chunks of 16 MiB.
+    `shelf` is `store.models` where the id is a model's. Reads every byte that the manifest names; each of a few
+    threads holds at most four chunks of 16 MiB.
     """
-    return [*_manifest_and_files(store, snapshot, _hashed), *_refs(store)]
+    found = _manifest_and_files(store, shelf or store.snapshots, identity, _hashed)
+    return [*found, *_refs(store.snapshots), *_refs(store.models)]
 
 
-def lacking(store: Store, snapshot: str) -> list[Problem]:
-    """Return what a snapshot (a full id) lacks: its manifest, or files of the right size; [] when all are there.
+def lacking(store: Store, shelf: Shelf[Any], identity: str) -> list[Problem]:
+    """Return what a snapshot or model (a full id) lacks: its manifest, or files of the right size; [] for nothing.
 
     Reads the manifest and no other byte, so it is cheap before a ref is moved; `verify` finds flipped bits too.
     """
-    return _manifest_and_files(store, snapshot, _sized)
+    return _manifest_and_files(store, shelf, identity, _sized)
 
 
-def absent(store: Store, content: Content) -> list[Problem]:
+def absent(store: Store, content: Filed) -> list[Problem]:
     """Return the files of a content, published or not, that the store lacks or has in another size."""
     return _files(store, content, _sized)
 
 
-def _manifest_and_files(store: Store, snapshot: str, check: Callable[[Store, BlobRef], str | None]) -> list[Problem]:
+def _manifest_and_files(
+    store: Store, shelf: Shelf[Any], identity: str, check: Callable[[Store, BlobRef], str | None]
+) -> list[Problem]:
     try:
-        manifest = store.snapshots.get(snapshot)
+        manifest = shelf.get(identity)
     except StoreError as error:
-        return [Problem(f"snapshots/{snapshot}.json", None, str(error))]
+        return [Problem(f"{shelf.noun}s/{identity}.json", None, str(error))]
     return _files(store, manifest.content, check)
 
 
-def _files(store: Store, content: Content, check: Callable[[Store, BlobRef], str | None]) -> list[Problem]:
+def _files(store: Store, content: Filed, check: Callable[[Store, BlobRef], str | None]) -> list[Problem]:
     paths: dict[BlobRef, list[str]] = defaultdict(list)
     for path, ref in content.files.items():
         paths[ref].append(path)
@@ -81,23 +95,19 @@ def _hashed(store: Store, ref: BlobRef) -> str | None:
     return None if digest == ref.id else "its bytes do not match its name"
 
 
-def _refs(store: Store) -> list[Problem]:
+def _refs(shelf: Shelf[Any]) -> list[Problem]:
     problems = []
-    known = set(store.snapshots.list())
-    for name in store.refs.names():
-        numbers = store.refs.numbers(name)
+    refs, known = shelf.refs, set(shelf.list())
+    for name in refs.names():
+        numbers = refs.numbers(name)
         missing = sorted({*range(min(numbers, default=1), max(numbers, default=0) + 1)} - {*numbers})  # older: expired
-        problems += [Problem(_path(name, number), None, "missing: the log has a gap") for number in missing]
+        problems += [Problem(refs.path(name, number), None, "missing: the log has a gap") for number in missing]
         for number in numbers:
             try:
-                move = store.refs.at(name, number)
+                named = refs.at(name, number).snapshot
             except StoreError as error:
-                problems.append(Problem(_path(name, number), None, str(error)))
+                problems.append(Problem(refs.path(name, number), None, str(error)))
                 continue
-            if move.snapshot not in known and store.files.find(f"snapshots/{move.snapshot}.json") is None:
-                problems.append(Problem(_path(name, number), None, f"its snapshot {move.snapshot} is missing"))
+            if named not in known and shelf.files.find(shelf.path(named)) is None:
+                problems.append(Problem(refs.path(name, number), None, f"its {shelf.noun} {named} is missing"))
     return problems
-
-
-def _path(name: str, number: int) -> str:
-    return f"refs/{name}/{number:08d}.json"

@@ -123,9 +123,9 @@ def test_what_dead_writers_leave_goes(store: Store, later: Callable[..., None]) 
 
 
 def test_a_folder_of_a_later_version_stops_it(store: Store) -> None:
-    orphan = store.blobs.put_bytes(b"a model's weights")
-    store.files.put("models/1.json", b"{}")
-    with pytest.raises(StoreError, match="a folder 'models' that this version does not know, and nothing was deleted"):
+    orphan = store.blobs.put_bytes(b"an adapter's weights")
+    store.files.put("adapters/1.json", b"{}")
+    with pytest.raises(StoreError, match="'adapters' that this version does not know, and nothing was deleted"):
         gc(store, 0.0)
     assert store.blobs.exists(orphan)
 

@@ -129,5 +129,7 @@ def test_who_loses_the_race_learns_who_won(memory_store: Store, named: Callable[
     seen = tag(memory_store, named("A"), "latest")
     tag(memory_store, named("B"), "latest")
     with pytest.raises(RefConflictError, match=rf"to snapshot {named('B')[:12]} \(latest@2\) first"):
-        _move(memory_store, "latest", named("C"), seen, "")  # another writer came while its files were looked at
+        _move(
+            memory_store, memory_store.snapshots, "latest", named("C"), seen, ""
+        )  # another writer came while its files were looked at
     assert letters(memory_store) == "AB"
