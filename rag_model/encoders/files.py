@@ -19,7 +19,7 @@ def read_object(path: Path) -> dict[str, Any]:
     """
     value = read_json(path)
     if not isinstance(value, dict):
-        raise InputError(f"encoder file {path} is corrupt (no JSON object): fetch the model again")
+        raise InputError(f"model file {path} is corrupt (no JSON object): fetch the model again")
     return value
 
 
@@ -33,10 +33,10 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_bytes())
     except FileNotFoundError as missing:
         raise InputError(
-            f"encoder {path.parent} has no {path.name}: give the folder of a Hugging Face model"
+            f"model {path.parent} has no {path.name}: give the folder of a Hugging Face model"
         ) from missing
     except (ValueError, OSError) as broken:
-        raise InputError(f"encoder file {path} is corrupt ({broken}): fetch the model again") from broken
+        raise InputError(f"model file {path} is corrupt ({broken}): fetch the model again") from broken
 
 
 def optional_object(path: Path) -> dict[str, Any]:

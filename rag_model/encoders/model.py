@@ -91,7 +91,7 @@ def load_model(folder: Path, spec: EncoderSpec, device: str | None = None, dtype
     """
     check_kind(folder)
     stored_tensors(folder)  # says which file is truncated; transformers does not
-    where = _device(device)
+    where = device_named(device)
     kind = getattr(torch, dtype) if dtype else fastest_dtype(where)
     try:
         whole, loading = _class_of(folder).from_pretrained(
@@ -144,7 +144,12 @@ def _class_of(folder: Path) -> Any:
     return getattr(transformers, architecture) if architecture in _DPR_ENCODERS else transformers.AutoModel
 
 
-def _device(name: str | None) -> torch.device:
+def device_named(name: str | None) -> torch.device:
+    """Return that device (`cpu`, `cuda:1`); None is one of the GPUs, else the CPU.
+
+    Raises:
+        UsageError: this machine has no such device.
+    """
     if name is None:
         name = device_of(os.getpid())  # workers started together have consecutive ids
     if name.startswith("cuda") and not torch.cuda.is_available():

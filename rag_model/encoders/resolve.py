@@ -18,7 +18,7 @@ _OTHER_RUNTIMES = ["onnx/*", "openvino/*"]
 
 
 def resolve_folder(name: str | Path) -> Path:
-    """Return the local folder of encoder `name`: a folder, or a hub name such as `intfloat/e5-small-v2`.
+    """Return the local folder of model `name`: a folder, or a hub name such as `intfloat/e5-small-v2`.
 
     Raises:
         InputError: it is no folder, and the hub has none of that name or can not be reached.
@@ -26,13 +26,13 @@ def resolve_folder(name: str | Path) -> Path:
     if Path(name).is_dir():
         return Path(name).resolve()
     if isinstance(name, Path) or name.count("/") != 1 or name.startswith((".", "/", "~")) or name.endswith("/"):
-        raise InputError(f"encoder folder {name} is not here: give a folder, or a hub name as intfloat/e5-small-v2")
+        raise InputError(f"model folder {name} is not here: give a folder, or a hub name as intfloat/e5-small-v2")
     hub = require("huggingface_hub", "model")
     try:
         return Path(hub.snapshot_download(name, allow_patterns=_FETCHED, ignore_patterns=_OTHER_RUNTIMES))
     except Exception as failed:  # the hub raises what its HTTP library raises, too
         raise InputError(
-            f"encoder {name} is no folder here, and the hub did not give it ({type(failed).__name__}): "
+            f"model {name} is no folder here, and the hub did not give it ({type(failed).__name__}): "
             "check the name and the network, or give a local folder"
         ) from failed
 

@@ -45,7 +45,7 @@ class StoredTensor:
         """
         if self.dtype not in _STORED_AS:
             raise InputError(
-                f"encoder file {self.path} holds {self.dtype} tensors: save the model as fp32, fp16 or bf16"
+                f"model file {self.path} holds {self.dtype} tensors: save the model as fp32, fp16 or bf16"
             )
         return digest_chunks(self._chunks())
 
@@ -85,10 +85,10 @@ def weight_files(folder: Path) -> list[Path]:
         return [folder / WEIGHTS_INDEX, *(folder / Path(shard).name for shard in sorted(shards))]
     if any(folder.glob("*.bin")):
         raise InputError(
-            f"encoder {folder} has only pickled weights, which can run code when read: write {WEIGHTS} with "
+            f"model {folder} has only pickled weights, which can run code when read: write {WEIGHTS} with "
             "`model.save_pretrained(folder)` of a transformers that you trust it to"
         )
-    raise InputError(f"encoder {folder} has no {WEIGHTS}: give the folder of a Hugging Face model")
+    raise InputError(f"model {folder} has no {WEIGHTS}: give the folder of a Hugging Face model")
 
 
 def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
@@ -117,9 +117,9 @@ def _read_header(path: Path) -> dict[str, StoredTensor]:
             for name, entry in entries.items()
         }
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as broken:
-        raise InputError(f"encoder file {path} is missing or corrupt: fetch the model again") from broken
+        raise InputError(f"model file {path} is missing or corrupt: fetch the model again") from broken
     if missing > 0:
-        raise InputError(f"encoder file {path} is truncated ({missing} bytes are missing): fetch it again")
+        raise InputError(f"model file {path} is truncated ({missing} bytes are missing): fetch it again")
     return tensors
 
 
