@@ -31,6 +31,10 @@ def pull(
         bool,
         Parameter(negative="", help="Derive no memory-mapped copy of the passages, three times their size."),
     ] = False,
+    keep: Annotated[
+        int | None,
+        Parameter(help="Delete all but so many snapshots in DEST, those pulled last and those being read; else none."),
+    ] = None,
     common: Common | None = None,
 ) -> Reply:
     """Copy a snapshot to DEST: only what is missing there, verified, and put in place in one step.
@@ -48,10 +52,13 @@ def pull(
     manifest = opened.snapshots.get(opened.snapshots.resolve(ref))
     select = chosen(manifest.content, indexes=index, embeddings=not no_embeddings, passages_only=passages_only)
     with shown("pull", as_bytes=True) as tell:
-        report = pull_snapshot(opened, manifest.id, dest, select=select, mapped=not no_mapped, on_progress=tell)
+        report = pull_snapshot(
+            opened, manifest.id, dest, select=select, mapped=not no_mapped, keep=keep, on_progress=tell
+        )
     document = {**asdict(report), "path": str(report.path)}
     text = (
         f"snapshot {report.snapshot[:12]} is in {report.path}: "
         f"{report.fetched_bytes:,} bytes fetched, {report.reused_bytes:,} there already"
+        + (f"; {len(report.pruned)} earlier snapshots deleted" if report.pruned else "")
     )
     return Reply(document, text)

@@ -4,10 +4,13 @@
 DEST/.blobs/ab/abcdef…         every blob pulled so far, verified; .abcdef….partial: one that was interrupted
 DEST/.mapped/abcdef….arrow     passages as a service reads them: memory-mapped, derived once from their blob
 DEST/.verified/…               stamps: which of these files nobody wrote to since they were verified
+DEST/.lock                     held by every pull while it lasts
+DEST/.lock                     held by every pull while it lasts, shared
 DEST/<snapshot id>/…           the snapshot's files under their own names (hard links into .blobs), manifest.json
 DEST/current                   a symbolic link to the snapshot pulled last, swapped by one rename
 ```
-A reader opens `DEST/current` once and keeps that folder, which never changes: it can never see a mix.
+A reader opens `DEST/current` once and keeps that folder, which never changes: it can never see a mix. Earlier snapshots
+stay until a pull is told how many to keep (`rag_model.store.prune`).
 """
 
 import os
@@ -30,6 +33,7 @@ from rag_model.store.files import json_bytes
 from rag_model.store.kinds import kind_of
 from rag_model.store.manifest import Manifest
 from rag_model.store.mapped import write_mapped
+from rag_model.store.prune import check_keep, prune, pulling
 from rag_model.store.pulled import CURRENT, MANIFEST, blob_copy, mapped_copy, mapped_identity, stamps_of
 from rag_model.store.store import Store
 
@@ -44,6 +48,7 @@ class PullReport:
     path: Path  # DEST/<snapshot id>
     fetched_bytes: int
     reused_bytes: int  # found in DEST and verified
+    pruned: tuple[str, ...] = ()  # ids of earlier snapshots that were deleted
 
 
 def pull(
@@ -53,6 +58,7 @@ def pull(
     *,
     select: Callable[[str], bool] = lambda path: True,
     mapped: bool = True,
+    keep: int | None = None,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> PullReport:
     """Bring a snapshot (an id, a unique prefix or a ref) to `dest`; `select` says which of its files.
@@ -60,21 +66,26 @@ def pull(
     A later pull of the same snapshot that selects more adds files to the same folder. An interrupted pull
     leaves `current` as it was; the next goes on where it stopped, within a file too. What lies in `dest`
     already is hashed again, and replaced if damaged. `mapped` derives the memory-mapped copy of the passages,
-    which takes about three times their room. `on_progress` is called with the bytes that are there and all bytes.
+    which takes about three times their room. `keep` deletes all but so many snapshots, those pulled last, but none that
+    a reader has open; None keeps all. `on_progress` is called with the bytes that are there and all bytes.
 
     Raises:
+        UsageError: `keep` is below 1.
         ResourceError: `dest` has not enough room; nothing was fetched.
         StoreError: a blob is missing or damaged, or `dest` is full or cannot be written; `current` did not
         move.
     """
+    check_keep(keep)
     manifest = store.snapshots.get(store.snapshots.resolve(snapshot))
     files = {path: ref for path, ref in manifest.content.files.items() if select(path)}
     dest, blobs = dest.absolute(), list(dict.fromkeys(files.values()))
     _check_room(dest, blobs)
     passages = {ref for path, ref in files.items() if mapped and kind_of(path) == "passages"}
     try:
-        fetched = _obtain_all(store, blobs, passages, dest, _Watch(sum(ref.size for ref in blobs), on_progress))
-        _place(manifest, files, dest)
+        with pulling(dest) as lock:
+            fetched = _obtain_all(store, blobs, passages, dest, _Watch(sum(ref.size for ref in blobs), on_progress))
+            _place(manifest, files, dest)
+            pruned = prune(dest, keep, lock) if keep else ()
     except OSError as error:
         raise StoreError(f"cannot write {dest}: {error.strerror or error}") from error
     return PullReport(
@@ -82,6 +93,7 @@ def pull(
         path=dest / manifest.id,
         fetched_bytes=sum(ref.size for ref, new in zip(blobs, fetched, strict=True) if new),
         reused_bytes=sum(ref.size for ref, new in zip(blobs, fetched, strict=True) if not new),
+        pruned=pruned,
     )
 
 
@@ -168,6 +180,7 @@ def _place(manifest: Manifest, files: dict[str, BlobRef], dest: Path) -> None:
         for folder in {building, *(path for path in building.rglob("*") if path.is_dir())}:
             sync(folder)
         _move(building, dest / manifest.id)
+        os.utime(dest / manifest.id)  # by its time it is known which were pulled last
         sync(dest)  # what `current` will name is on the disk before it is named
         link = dest / f"{TEMPORARY}{secrets.token_hex(8)}"
         link.symlink_to(manifest.id)

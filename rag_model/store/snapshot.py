@@ -5,10 +5,12 @@ It is read from a store or from a pulled folder.
 A reader keeps what it opened: refs may move and new snapshots may be pulled meanwhile.
 """
 
+import os
 import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -22,10 +24,12 @@ from rag_model.errors import StoreError
 from rag_model.store.manifest import Manifest, PartEntry
 from rag_model.store.mapped import MappedPassages
 from rag_model.store.paths import embeddings_path, passages_path
+from rag_model.store.prune import hold
 from rag_model.store.pulled import CURRENT, MANIFEST, mapped_copy, mapped_identity, stamps_of
 from rag_model.store.store import Store
 from rag_model.store.trees import linked_tree
 
+_OPENINGS = 5  # looks at what is current: a pull may delete it meanwhile, and has then put another there
 _OPEN_PARTS = 64  # passage files kept open; their footers are what makes a second look-up cheap
 
 
@@ -55,6 +59,7 @@ class Snapshot:
         self._ends = np.cumsum([part.rows for part in self.parts], dtype=np.int64)
         self._readers: OrderedDict[str, PassageFile | MappedPassages] = OrderedDict()
         self._lock = threading.Lock()
+        self._release: Callable[[], Any] = lambda: None  # of the lock on a pulled folder
 
     @classmethod
     def open(cls, url: str, name: str = "latest") -> "Snapshot":
@@ -84,16 +89,14 @@ class Snapshot:
     def from_folder(cls, folder: Path) -> "Snapshot":
         """Open what `pull` put into `folder` last, or one snapshot's own folder in it.
 
-        A file that was written to since it was verified is hashed before it is read.
+        A file that was written to since it was verified is hashed before it is read. Until it is closed, no pull
+        deletes it.
 
         Raises:
             StoreError: nothing was pulled there, or the manifest is damaged.
         """
-        root = (folder / CURRENT if (folder / CURRENT).exists() else folder).resolve()
-        try:
-            manifest = Manifest.from_bytes((root / MANIFEST).read_bytes())
-        except OSError as missing:
-            raise StoreError(f"there is no pulled snapshot in {folder}: pull one there first") from missing
+        root, data, lock = _held_manifest(folder)
+        manifest = Manifest.from_bytes(data)
         stamps = stamps_of(root.parent)
 
         def path(file: str) -> Path:
@@ -111,7 +114,10 @@ class Snapshot:
             copy = mapped_copy(root.parent, ref)
             return copy if copy.is_file() and stamps.holds(copy, mapped_identity(ref)) else None
 
-        return cls(manifest, path, path, root, mapped)
+        snapshot = cls(manifest, path, path, root, mapped)
+        if lock is not None:
+            snapshot._release = weakref.finalize(snapshot, os.close, lock)
+        return snapshot
 
     @property
     def n(self) -> int:
@@ -222,6 +228,7 @@ class Snapshot:
         with self._lock:
             while self._readers:
                 self._readers.popitem()[1].close()
+        self._release()
 
     def __enter__(self) -> "Snapshot":
         """Close on leaving."""
@@ -259,3 +266,25 @@ class Snapshot:
         if file not in self.manifest.content.files:
             raise StoreError(f"snapshot {self.id[:12]} in {self.where} has no file {file}")
         return file
+
+
+def _held_manifest(folder: Path) -> tuple[Path, bytes, int | None]:
+    """Return the folder of the snapshot that was pulled last, its manifest, and the lock that keeps it there."""
+    for _ in range(_OPENINGS):
+        with suppress(OSError):
+            return _hold(folder)
+    try:
+        return _hold(folder)
+    except OSError as missing:
+        raise StoreError(f"there is no pulled snapshot in {folder}: pull one there first") from missing
+
+
+def _hold(folder: Path) -> tuple[Path, bytes, int | None]:
+    root = (folder / CURRENT if (folder / CURRENT).exists() else folder).resolve()
+    lock = hold(root / MANIFEST)
+    try:
+        return root, (root / MANIFEST).read_bytes(), lock
+    except OSError:
+        if lock is not None:
+            os.close(lock)
+        raise
