@@ -7,8 +7,8 @@ the question away, as cutting the whole text at its end would.
 
 import re
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
 from string import Formatter
 from typing import Any, Protocol
 
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from rag_model.corpus.records import Passage
-from rag_model.errors import UsageError
+from rag_model.errors import InputError, UsageError
 
 _FIELDS = ("question", "text", "title")
 _CUT_ORDER = ("text", "title", "question")
@@ -180,3 +180,25 @@ def with_end(tokens: Sequence[int], most: int, end: int) -> list[int]:
     """Return at most `most` tokens of an answer, the last of them `end`."""
     said = list(tokens[:-1] if tokens and tokens[-1] == end else tokens)
     return [*said[: most - 1], end]
+
+
+def form_to_json(form: Form) -> dict[str, Any]:
+    """Return a form as JSON values, for the record beside a saved generator."""
+    name = next(name for name, kind in _FORMS.items() if type(form) is kind)
+    return {"form": name, **{field.name: getattr(form, field.name) for field in fields(_FORMS[name])}}
+
+
+def form_of_json(value: Mapping[str, Any]) -> Form:
+    """Read back what `form_to_json` wrote.
+
+    Raises:
+        InputError: it is no form, or a field is unknown.
+    """
+    given = dict(value)
+    kind = _FORMS.get(given.pop("form", ""))
+    if kind is None or set(given) - {field.name for field in fields(kind)}:
+        raise InputError(f"{value} is no form of a generator's input: save the generator again")
+    return kind(**given)
+
+
+_FORMS: dict[str, type[PaperForm] | type[PromptForm]] = {"paper": PaperForm, "prompt": PromptForm}

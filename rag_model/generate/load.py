@@ -1,59 +1,159 @@
 """Opening a generator: a Hugging Face folder, a hub name, or a folder with one GGUF file.
 
-The family is read from the config; which form it is given follows from the family and the tokenizer's chat template.
-Only safetensors and GGUF are read: pickled weights can run code.
+The family is read from the config. The form is the folder's own where it was saved with one, else the paper's for an
+encoder-decoder, else a prompt: in the tokenizer's chat template where it has one. Only safetensors and GGUF are read:
+pickled weights can run code.
 """
 
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
 
-from rag_model.encoders.files import CONFIG, read_object
+from rag_model.encoders.files import CONFIG, optional_object, read_object
+from rag_model.encoders.model import device_named
 from rag_model.encoders.resolve import resolve_folder
+from rag_model.encoders.spec import RECORD_FILE
 from rag_model.encoders.weights import stored_tensors
-from rag_model.errors import InputError
+from rag_model.errors import InputError, UsageError
+from rag_model.extras import require
+from rag_model.generate.causal import CausalGenerator
 from rag_model.generate.generator import Generator
-from rag_model.generate.inputs import Form, PaperForm
+from rag_model.generate.inputs import Form, PaperForm, PromptForm, form_of_json
 from rag_model.generate.seq2seq import Seq2SeqGenerator
 
 _UNBOUNDED = 100_000  # tokens; tokenizers write 1e30 for "no limit"
+_LENGTHS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len")
+_BROKEN = (OSError, ValueError, RuntimeError, KeyError, TypeError, AttributeError)
+_MARK = "\N{BLACK STAR}"  # stands for the user's words while a chat template is asked what it puts around them
 
 
 def load_generator(
     name: str | Path, form: Form | None = None, device: str | None = None, dtype: str | None = None
 ) -> Generator:
-    """Load the generator in folder `name`, or of that hub name; ready to answer, not to learn (`.module.train()`).
+    """Load the generator in folder `name`, or of that hub name: ready to answer; `.module.train()` lets it learn.
 
-    `form`: by default the paper's for an encoder-decoder. `device` (`cpu`, `cuda:1`): by default a GPU, else the CPU.
-    `dtype`: by default float32, in which a generator learns.
+    `form` replaces the folder's own. `device` (`cpu`, `cuda:1`): by default a GPU, else the CPU. `dtype`: by default
+    float32, in which a generator learns.
 
     Raises:
         InputError: it is not to be found, a file is missing, pickled or corrupt, or it is no generator.
-        UsageError: this machine has no such device, or torch no such dtype.
+        UsageError: this machine has no such device, torch has no such dtype, or the form is of the other family.
+        MissingExtraError: it is a GGUF file, and what reads them is not installed.
     """
-    folder = resolve_folder(name)
-    config = read_object(folder / CONFIG)
-    stored_tensors(folder)
-    try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
-        module = transformers.AutoModelForSeq2SeqLM.from_pretrained(
-            str(folder), local_files_only=True, use_safetensors=True, dtype=getattr(torch, dtype or "float32")
+    folder, where = resolve_folder(name), device_named(device)
+    source = _source(folder)
+    config, tokenizer = _opened(folder, transformers.AutoConfig, source), _tokenizer(folder, source)
+    _check_tokens(folder, tokenizer)
+    family = transformers.AutoModelForSeq2SeqLM if config.is_encoder_decoder else transformers.AutoModelForCausalLM
+    module = _module(folder, family, {**source, "dtype": _dtype(dtype)}).to(where).eval()
+    chosen = form or _own_form(folder, config, tokenizer)
+    if config.is_encoder_decoder:
+        return _seq2seq(folder, module, tokenizer, chosen)
+    return _causal(folder, module, tokenizer, chosen)
+
+
+def chat_form(tokenizer: Any, form: PromptForm | None = None) -> PromptForm:
+    """Return `form` with what the chat template of `tokenizer` puts around the user's words and before its own."""
+    said = [{"role": "user", "content": _MARK}]
+    whole = tokenizer.apply_chat_template(said, add_generation_prompt=True, tokenize=False)
+    before, mark, after = whole.partition(_MARK)
+    if not mark or _MARK in after:
+        raise UsageError(
+            f"a chat template makes {whole!r} of one message, which has no place for a prompt: give a form"
         )
-    except (OSError, ValueError, RuntimeError, KeyError) as broken:
-        raise InputError(f"generator {folder} can not be loaded ({broken}): give a generator") from broken
-    module.to(device or ("cuda" if torch.cuda.is_available() else "cpu")).eval()
+    template = (form or PromptForm()).template.removesuffix("\nAnswer:")
+    return PromptForm(template, before, after, answer_prefix="", special=False)
+
+
+def _source(folder: Path) -> dict[str, Any]:
+    """Return what transformers has to be told to read the weights; see that they are there, whole, and no pickles."""
+    files = sorted(folder.glob("*.gguf"))
+    if files and not (folder / CONFIG).is_file():
+        if len(files) > 1:
+            raise InputError(
+                f"model {folder} has {len(files)} GGUF files: leave the one to be read in a folder of its own"
+            )
+        for module in ("gguf", "accelerate"):
+            require(module, "train")
+        return {"gguf_file": files[0].name}
+    read_object(folder / CONFIG)
+    stored_tensors(folder)
+    return {}
+
+
+def _opened(folder: Path, kind: Any, given: dict[str, Any]) -> Any:
+    try:
+        return kind.from_pretrained(str(folder), local_files_only=True, **given)
+    except _BROKEN as broken:
+        sentence = str(broken).strip().partition("\n")[0]
+        raise InputError(
+            f"generator {folder} can not be loaded ({sentence}): give an encoder-decoder or a decoder-only model"
+        ) from broken
+
+
+def _tokenizer(folder: Path, source: dict[str, Any]) -> Any:
+    tokenizer = _opened(folder, transformers.AutoTokenizer, source)
+    if not tokenizer.is_fast:
+        raise InputError(f"generator {folder} has no fast tokenizer: save one with `AutoTokenizer.save_pretrained`")
+    return tokenizer
+
+
+def _check_tokens(folder: Path, tokenizer: Any) -> None:
+    if tokenizer.eos_token_id is None:
+        raise InputError(f"the tokenizer of generator {folder} names no eos_token: no answer of it would ever end")
+
+
+def _module(folder: Path, family: Any, given: dict[str, Any]) -> Any:
+    weights = {} if "gguf_file" in given else {"use_safetensors": True}
+    module, loading = _opened(folder, family, {**given, **weights, "output_loading_info": True})
+    if missing := sorted(loading["missing_keys"]):
+        raise InputError(f"generator {folder} lacks {len(missing)} tensors, {missing[0]} first: fetch it again")
+    return module
+
+
+def _dtype(name: str | None) -> torch.dtype:
+    found = getattr(torch, name or "float32", None)
+    if not isinstance(found, torch.dtype):
+        raise UsageError(f"dtype {name!r} is unknown: use float32, bfloat16 or float16")
+    return found
+
+
+def _own_form(folder: Path, config: Any, tokenizer: Any) -> Form:
+    if recorded := optional_object(folder / RECORD_FILE).get("form"):
+        return form_of_json(recorded)
+    if config.is_encoder_decoder:
+        return PaperForm()
+    return chat_form(tokenizer) if tokenizer.chat_template else PromptForm()
+
+
+def _seq2seq(folder: Path, module: Any, tokenizer: Any, form: Form) -> Generator:
+    starts = (module.config.decoder_start_token_id, tokenizer.bos_token_id, tokenizer.pad_token_id)
+    start = next((token for token in starts if token is not None), None)
+    if start is None:
+        raise InputError(f"generator {folder} names no decoder_start_token_id: give a model that says how it begins")
     special = tokenizer("")["input_ids"]
     first = special[0] if len(special) > 1 else None
-    pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
-    longest = min(int(limit) for limit in (config.get("max_position_embeddings"), _UNBOUNDED) if limit)
-    return Seq2SeqGenerator(
-        module,
-        tokenizer,
-        form or PaperForm(),
-        module.config.decoder_start_token_id,
-        first,
-        tokenizer.eos_token_id,
-        pad,
-        longest,
-    )
+    end = tokenizer.eos_token_id
+    return Seq2SeqGenerator(module, tokenizer, form, start, first, end, _pad(tokenizer), _longest(module.config))
+
+
+def _causal(folder: Path, module: Any, tokenizer: Any, form: Form) -> Generator:
+    if not isinstance(form, PromptForm):
+        raise UsageError(f"generator {folder} is decoder-only, which reads a prompt: give a PromptForm")
+    longest = _longest(module.config)
+    if form.max_answer >= longest:
+        raise UsageError(f"max_answer {form.max_answer} leaves generator {folder} no room for a prompt: use less")
+    return CausalGenerator(module, tokenizer, form, tokenizer.eos_token_id, _pad(tokenizer), longest)
+
+
+def _pad(tokenizer: Any) -> int:
+    return int(tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id)
+
+
+def _longest(config: Any) -> int:
+    """Return how many tokens the model reads; T5, whose positions are relative, has no limit of its own."""
+    if config.model_type in {"t5", "mt5", "umt5", "longt5"}:
+        return _UNBOUNDED
+    return min((int(limit) for name in _LENGTHS if (limit := getattr(config, name, None))), default=_UNBOUNDED)
