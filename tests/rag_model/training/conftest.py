@@ -1,0 +1,28 @@
+"""Examples of a small world, and the tiny encoders that learn it."""
+
+from pathlib import Path
+
+import pytest
+
+from rag_model.training.examples import Example, passage_of
+from tests.fixtures.tiny import save_bert
+
+KINGS = ["arthur", "boris", "conrad", "david", "edwin", "fergus", "george", "harald", "igor", "john", "karl", "louis"]
+CITIES = ["york", "oslo", "riga", "bonn", "bath", "lima", "kiev", "rome", "nice", "bern", "pisa", "graz"]
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_bert(tmp_path_factory.mktemp("tiny"), seed=4)
+
+
+@pytest.fixture(scope="session")
+def kings() -> list[Example]:
+    """Two questions a king; the passages of the other kings are in the way."""
+    found = []
+    for number, (king, city) in enumerate(zip(KINGS, CITIES, strict=True)):
+        passage = passage_of(king, f"the king {king} was born in the city of {city}.")
+        other = passage_of(king, f"the war of {king} was a war in the river.")
+        for kind, question in (("a", f"who was born in {city}?"), ("b", f"king of {city}?")):
+            found.append(Example(f"{number}{kind}", question, (king,), (passage,), (other,)))
+    return found
