@@ -1,0 +1,169 @@
+"""Questions in, answers out, each with what it was read from: passages, their weights, and who said what.
+
+p(z|x) says how the retriever weighs a passage before anything is said, p(z|x,y) how much of the answer it carries.
+Where the two differ, the generator disagreed with the retriever.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from rag_model.corpus.records import Passage
+from rag_model.digest import digest_json
+from rag_model.errors import UsageError
+from rag_model.generate.decoding import Decoded, Decoding
+from rag_model.generate.generator import Generator
+from rag_model.generate.rag import Rag
+from rag_model.generate.sequence_beam import decode_sequence
+from rag_model.generate.token_beam import decode_token
+from rag_model.retrieve.retriever import Hit, Retriever
+
+CLOSED_BOOK = Hit(1, 0.0, -1, Passage("", "", 0, "", "", "", 0, 0, Passage.hash_of("", "")), "", "")
+"""The empty passage: what is answered from it alone, the weights knew."""
+_UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # what a tokenizer makes of a part of a character
+_DECODE = {"token": decode_token, "sequence": decode_sequence}
+
+
+@dataclass(frozen=True, slots=True)
+class Support:
+    """One passage, and its part in an answer."""
+
+    hit: Hit
+    weight: float  # p(z|x)
+    posterior: float  # p(z|x,y); of RAG-Token the mean over the tokens
+
+
+@dataclass(frozen=True, slots=True)
+class TokenSupport:
+    """One token of a RAG-Token answer, and whose it is."""
+
+    text: str  # all of them joined are the answer; empty for special tokens and for all but the last of a character's
+    posterior: tuple[float, ...]  # p(z_i|x,y) of each passage, in the order of the support
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What was said to a question, and from what."""
+
+    question: str
+    text: str  # may be empty
+    log_likelihood: float  # log p(y|x) in nats, the end token included; a lower bound by fast decoding
+    support: tuple[Support, ...]  # in the order of the passages
+    tokens: tuple[TokenSupport, ...]  # RAG-Token only
+    ended: bool  # False: cut at `max_new_tokens`
+
+
+class Reader:
+    """Answers questions with a RAG model over what a retriever finds."""
+
+    def __init__(self, retriever: Retriever | None, rag: Rag, decoding: Decoding | None = None, batch: int = 8) -> None:
+        """Read with `rag` what `retriever` finds; without one, only what it is given.
+
+        Args:
+            retriever: asks with the question encoder of `rag`, or p(z|x) means nothing.
+            rag: says whether passages are marginalised by sequence or by token, and how many.
+            decoding: how answers are looked for.
+            batch: questions decoded at once, with all their passages.
+        """
+        if batch < 1:
+            raise UsageError(f"a batch of {batch} questions answers none: give at least 1")
+        self.rag, self.decoding = rag, decoding or Decoding()
+        self._retriever, self._batch = retriever, batch
+
+    def answer(self, questions: Sequence[str], k: int | None = None) -> list[Answer]:
+        """Return the answer of each question, in order, from its best `k` passages; by default as many as in training.
+
+        Raises:
+            UsageError: a question is empty, `k` is below 1 or above the number of passages, or there is no retriever.
+        """
+        if self._retriever is None:
+            raise UsageError("this reader has no retriever: give it one, or answer from passages of your own")
+        return self.answer_from(questions, self._retriever.search(questions, self.rag.settings.k if k is None else k))
+
+    def answer_closed(self, questions: Sequence[str]) -> list[Answer]:
+        """Return the answer of each question, in order, without any passage: what the weights alone know."""
+        return self.answer_from(questions, [[CLOSED_BOOK]] * len(questions))
+
+    def answer_from(self, questions: Sequence[str], hits: Sequence[Sequence[Hit]]) -> list[Answer]:
+        """Return the answer of each question, in order, from the passages given; without any, closed book.
+
+        Raises:
+            UsageError: there are not as many lists of passages as questions.
+        """
+        if len(questions) != len(hits):
+            raise UsageError(f"{len(questions)} questions and {len(hits)} lists of passages: give one list a question")
+        found: dict[int, Answer] = {}
+        beside = [list(some) or [CLOSED_BOOK] for some in hits]
+        with _at_rest(self.rag):
+            for places in _batches([len(some) for some in beside], self._batch):
+                answers = self._read([questions[place] for place in places], [beside[place] for place in places])
+                found.update(zip(places, answers, strict=True))
+        return [found[place] for place in range(len(questions))]
+
+    @torch.inference_mode()
+    def _read(self, questions: Sequence[str], hits: Sequence[Sequence[Hit]]) -> list[Answer]:
+        """Answer questions of as many passages each at once."""
+        generator = self.rag.generator
+        contexts = generator.contexts(questions, [[hit.passage for hit in some] for some in hits])
+        scores = torch.tensor([[hit.score for hit in some] for some in hits], device=contexts.tokens.device)
+        prior = self.rag.prior(scores)
+        decode = _DECODE[self.rag.settings.kind]
+        decoded = decode(generator, contexts, prior, self.decoding, [self._seed(question) for question in questions])
+        weights = prior.exp().tolist()
+        return [_answer(generator, *one) for one in zip(questions, hits, weights, decoded, strict=True)]
+
+    def _seed(self, question: str) -> int:
+        """Return where a question's draws begin: its own, whatever is asked beside it."""
+        sampling = self.decoding.sampling
+        return int(digest_json([sampling.seed, question]).partition(":")[2][:15], 16) if sampling else 0
+
+
+def _answer(
+    generator: Generator, question: str, hits: Sequence[Hit], weights: Sequence[float], decoded: Decoded
+) -> Answer:
+    support = [Support(*one) for one in zip(hits, weights, decoded.posterior, strict=True)]
+    pieces = _pieces(generator, decoded.tokens) if decoded.shares else []
+    tokens = [TokenSupport(*one) for one in zip(pieces, decoded.shares, strict=True)]
+    ended = decoded.tokens[-1] == generator.end
+    text = generator.text(decoded.tokens)
+    return Answer(question, text, decoded.log_likelihood, tuple(support), tuple(tokens), ended)
+
+
+def _pieces(generator: Generator, tokens: Sequence[int]) -> list[str]:
+    """Return what each token adds to the text; the last of a character's tokens adds it all."""
+    pieces: list[str] = []
+    shown = ""
+    for last in range(1, len(tokens) + 1):
+        text = generator.text(tokens[:last])
+        if text.endswith(_UNFINISHED) and last < len(tokens):
+            pieces.append("")
+            continue
+        pieces.append(text[len(shown) :])
+        shown = text
+    return pieces
+
+
+def _batches(sizes: Sequence[int], most: int) -> Iterator[list[int]]:
+    """Yield the places of `sizes`, up to `most` at once, all of one size."""
+    alike: defaultdict[int, list[int]] = defaultdict(list)
+    for place, size in enumerate(sizes):
+        alike[size].append(place)
+    for places in alike.values():
+        for start in range(0, len(places), most):
+            yield places[start : start + most]
+
+
+@contextmanager
+def _at_rest(module: nn.Module) -> Iterator[None]:
+    """Turn dropout off, and back to what it was: answers are also asked for in the middle of training."""
+    training = [one for one in module.modules() if one.training]
+    module.eval()
+    try:
+        yield
+    finally:
+        for one in training:
+            one.training = True
