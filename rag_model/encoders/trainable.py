@@ -85,9 +85,13 @@ class TrainableEncoder(nn.Module):
 
         `asks`: the space of the frozen passages that a question encoder was trained against.
         """
-        folder.mkdir(parents=True, exist_ok=True)
+        self.save_reading(folder, asks)
         whole: Any = self.whole
         whole.save_pretrained(str(folder))
+
+    def save_reading(self, folder: Path, asks: Space | None = None) -> None:
+        """Write all but config and weights: tokenizer, spec, and the space that is asked."""
+        folder.mkdir(parents=True, exist_ok=True)
         for path in [*tokenizer_files(self.folder), *(self.folder / name for name in _COPIED)]:
             if path.is_file() and path.resolve() != (folder / path.name).resolve():
                 shutil.copyfile(path, folder / path.name)
