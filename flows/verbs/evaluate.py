@@ -8,7 +8,7 @@ from cyclopts import Parameter
 from flows.reply import Common, EncoderName, IndexName, Reply, SnapshotName, StoreUrl
 from flows.verbs.search import retriever_of
 from rag_model.evaluation.questions import read_questions
-from rag_model.evaluation.retrieval import ask, judged, success
+from rag_model.evaluation.retrieval import ask, measures_of, ranks_of
 from rag_model.evaluation.run_files import write_dpr, write_jsonl, write_trec
 from rag_model.store.snapshot import Snapshot
 
@@ -31,11 +31,12 @@ def evaluate(
     snapshot = Snapshot.open(store, ref)
     retriever = retriever_of(snapshot, index, encoder)
     outcomes = list(ask(retriever, asked.questions, k))
-    metrics = judged(outcomes, asked.grades, k) if asked.grades else success(outcomes, k)
+    metrics = measures_of(asked, outcomes, k)
     for path, write in ((trec, write_trec), (dpr, write_dpr), (rows, write_jsonl)):
         if path is not None:
             write(outcomes, path)
-    document = {"snapshot": snapshot.id, "index": index, "k": k, "n": len(outcomes), "metrics": metrics}
+    ranks = {} if asked.grades else ranks_of(outcomes, k)
+    document = {"snapshot": snapshot.id, "index": index, "k": k, "n": len(outcomes), "metrics": metrics, "ranks": ranks}
     lines = [f"{len(outcomes)} questions on snapshot {snapshot.id[:12]}, index {index}"]
-    lines += [f"{name:<12} {value:.3f}" for name, value in metrics.items()]
+    lines += [f"{name:<12} {value:.3f}" for name, value in {**metrics, **ranks}.items()]
     return Reply(document, "\n".join(lines))

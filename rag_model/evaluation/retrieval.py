@@ -7,10 +7,14 @@ collections (BEIR) are measured through `ir_measures`, page by page.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import chain
 
 from rag_model.errors import UsageError
+from rag_model.evaluation.answers import pattern_in
+from rag_model.evaluation.kilt import r_precision, recall_at
 from rag_model.evaluation.match import Answers
-from rag_model.evaluation.questions import Question
+from rag_model.evaluation.questions import Question, QuestionSet
 from rag_model.extras import require
 from rag_model.retrieve.retriever import Hit, Retriever
 
@@ -32,22 +36,25 @@ class Outcome:
         return next((rank for rank, found in enumerate(self.has_answer, start=1) if found), None)
 
 
-def match_hits(question: Question, hits: Sequence[Hit]) -> Outcome:
-    """Look for the question's answers in each of its hits."""
-    answers = Answers(question.answers)
-    return Outcome(question, tuple(hits), tuple(answers.are_in(hit.passage.text) for hit in hits))
+def match_hits(question: Question, hits: Sequence[Hit], *, patterns: bool = False) -> Outcome:
+    """Look for the question's answers in each of its hits: by token match, or as regular expressions."""
+    found = partial(pattern_in, patterns=question.answers) if patterns else Answers(question.answers).are_in
+    return Outcome(question, tuple(hits), tuple(found(hit.passage.text) for hit in hits))
 
 
-def ask(retriever: Retriever, questions: Sequence[Question], k: int) -> Iterator[Outcome]:
+def ask(retriever: Retriever, questions: Sequence[Question], k: int, *, patterns: bool = False) -> Iterator[Outcome]:
     """Search each question to depth `k` and match its answers: in order, batch by batch.
+
+    With `patterns` the answers are regular expressions, as CuratedTREC's are.
 
     Raises:
         UsageError: what `Retriever.search` refuses.
+        InputError: an answer is no regular expression, or one that never ends.
     """
     for start in range(0, len(questions), _BATCH):
         batch = questions[start : start + _BATCH]
         found = retriever.search([question.text for question in batch], k)
-        yield from (match_hits(question, hits) for question, hits in zip(batch, found, strict=True))
+        yield from (match_hits(question, hits, patterns=patterns) for question, hits in zip(batch, found, strict=True))
 
 
 def cutoffs(k: int) -> list[int]:
@@ -72,6 +79,39 @@ def success(outcomes: Sequence[Outcome], k: int) -> dict[str, float]:
         f"Success@{depth}": sum(first is not None and first <= depth for first in firsts) / len(firsts)
         for depth in cutoffs(k)
     }
+
+
+def measures_of(asked: QuestionSet, outcomes: Sequence[Outcome], k: int) -> dict[str, float]:
+    """Return what a set's questions are measured by at depth `k`: `judged` where they are, else `success`.
+
+    Raises:
+        UsageError: no question has an answer or a judgement.
+        MissingExtraError: `ir_measures` is needed and not installed.
+    """
+    return judged(outcomes, asked.grades, k) if asked.grades else success(outcomes, k)
+
+
+def ranks_of(outcomes: Sequence[Outcome], k: int) -> dict[str, float]:
+    """Return how high the first passage with an answer stands, and what pages the evidence finds, each in [0, 1].
+
+    RR@k, the mean of 1 / its rank (0 without); and, over the questions with evidence, KILT's R-precision and recall@5
+    and nDCG@10, page by page.
+
+    Raises:
+        MissingExtraError: there is evidence, and `ir_measures` is not installed.
+    """
+    told = [outcome for outcome in outcomes if outcome.question.evidence]
+    ranks = sum(1 / outcome.first for outcome in outcomes if outcome.first) / max(1, len(outcomes))
+    return {f"RR@{k}": ranks, **(_evidence(told, k) if told else {})}
+
+
+def _evidence(outcomes: Sequence[Outcome], k: int) -> dict[str, float]:
+    ranked = [[hit.passage.page_id for hit in outcome.hits] for outcome in outcomes]
+    wanted = [outcome.question.evidence for outcome in outcomes]
+    grades = {outcome.question.id: dict.fromkeys(chain(*outcome.question.evidence), 1) for outcome in outcomes}
+    precision = sum(map(r_precision, ranked, wanted)) / len(outcomes)
+    recall = sum(recall_at(pages, sets, 5) for pages, sets in zip(ranked, wanted, strict=True)) / len(outcomes)
+    return {"R-precision": precision, "recall@5": recall, "nDCG@10": judged(outcomes, grades, k)["nDCG@10"]}
 
 
 def judged(outcomes: Sequence[Outcome], grades: Mapping[str, Mapping[str, int]], k: int) -> dict[str, float]:

@@ -1,7 +1,7 @@
-"""What a search run leaves behind, in the three formats that other tools read.
+"""What a run leaves behind, in the formats that other tools read.
 
-A TREC run file, DPR's retrieval JSON (what its reader and FiD train on), and one JSON object a question. Each
-appears whole or not at all.
+Of a search: a TREC run file, DPR's retrieval JSON (what its reader and FiD train on), and one JSON object a question.
+Of answers: one JSON object a question, and KILT's predictions. Each file appears whole or not at all.
 """
 
 import json
@@ -11,7 +11,9 @@ from typing import Any
 from urllib.parse import quote
 
 from rag_model.errors import InputError
+from rag_model.evaluation.kilt import distinct_pages
 from rag_model.evaluation.retrieval import Outcome
+from rag_model.evaluation.scores import Scored
 from rag_model.landing import landing
 
 
@@ -32,6 +34,41 @@ def write_dpr(outcomes: Sequence[Outcome], path: Path) -> None:
 def write_jsonl(outcomes: Sequence[Outcome], path: Path) -> None:
     """Write one JSON object a question: `id`, `question`, `answers`, `first` rank with an answer, `hits`."""
     _write_whole(path, (json.dumps(_row(outcome), ensure_ascii=False) + "\n" for outcome in outcomes))
+
+
+def write_answers(scored: Sequence[Scored], path: Path) -> None:
+    """Write one JSON object a question: what was asked, said and wanted, the measures, and the passages' weights.
+
+    `id`, `question`, `answers`, `prediction`, `log_likelihood`, `metrics`, and of each of `passages` its `rank`, `id`,
+    `page_id`, `title`, `text`, `score`, `weight` p(z|x) and `posterior` p(z|x,y).
+    """
+    _write_whole(path, (json.dumps(_answer_row(one), ensure_ascii=False) + "\n" for one in scored))
+
+
+def write_kilt(scored: Sequence[Scored], path: Path) -> None:
+    """Write KILT's prediction file: each answer with the pages of its passages, best first."""
+    rows = (
+        {"id": one.question.id, "output": [{"answer": one.reading.answer, "provenance": _kilt_pages(one)}]}
+        for one in scored
+    )
+    _write_whole(path, (json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+
+
+def _kilt_pages(one: Scored) -> list[dict[str, str]]:
+    return [{"wikipedia_id": page} for page in distinct_pages(one.reading.pages)]
+
+
+def _answer_row(one: Scored) -> dict[str, Any]:
+    said = one.reading.to_json()
+    return {
+        "id": one.question.id,
+        "question": one.question.text,
+        "answers": list(one.question.answers),
+        "prediction": said["answer"],
+        "log_likelihood": said["log_likelihood"],
+        "metrics": dict(one.measures),
+        "passages": [{"rank": rank, **passage} for rank, passage in enumerate(said["passages"], start=1)],
+    }
 
 
 def _trec_lines(outcome: Outcome, tag: str) -> Iterator[str]:

@@ -5,8 +5,8 @@ import math
 import pytest
 
 from rag_model.errors import UsageError
-from rag_model.evaluation.questions import Question
-from rag_model.evaluation.retrieval import cutoffs, judged, match_hits, page_ranking, success
+from rag_model.evaluation.questions import Question, QuestionSet
+from rag_model.evaluation.retrieval import cutoffs, judged, match_hits, measures_of, page_ranking, ranks_of, success
 
 
 def test_success_is_the_share_of_questions_answered_within_k(make_hits) -> None:
@@ -44,3 +44,30 @@ def test_judged_questions_are_measured_page_by_page(make_hits) -> None:
     assert values["nDCG@10"] == pytest.approx((1 / math.log2(3) + 1 / math.log2(4)) / ideal, abs=1e-4)
     assert values["R@4"] == pytest.approx(2 / 3, abs=1e-4)
     assert values["RR@10"] == pytest.approx(0.5)
+
+
+def test_the_ranks_of_answers_and_of_evidence(make_hits) -> None:
+    hits = make_hits([("9", "a"), ("1", "Paris"), ("1", "c"), ("2", "d")])
+    plain, told = Question("a", "Q", ("Paris",)), Question("b", "Q", ("Rome",), (frozenset({"1", "2"}),))
+    outcomes = [match_hits(plain, hits), match_hits(told, hits)]
+    seen = ranks_of(outcomes, 4)
+    assert seen["RR@4"] == pytest.approx((1 / 2 + 0) / 2)
+    assert (seen["R-precision"], seen["recall@5"]) == (0.5, 1)  # of the one question with evidence: pages 9, 1, 2
+    ideal = sum(1 / math.log2(rank + 1) for rank in (1, 2))
+    assert seen["nDCG@10"] == pytest.approx((1 / math.log2(3) + 1 / math.log2(4)) / ideal, abs=1e-4)
+    assert ranks_of(outcomes[:1], 4) == {"RR@4": 0.5}
+    assert ranks_of([], 4) == {"RR@4": 0}
+
+
+def test_a_set_is_measured_by_what_it_tells(make_hits) -> None:
+    asked = Question("q", "Q", ("a",))
+    outcomes = [match_hits(asked, make_hits([("1", "a")]))]
+    assert measures_of(QuestionSet((asked,)), outcomes, 1) == {"Success@1": 1}
+    assert set(measures_of(QuestionSet((asked,), {"q": {"1": 1}}), outcomes, 1)) == {"nDCG@10", "R@1", "RR@10"}
+
+
+def test_patterns_are_looked_for_anywhere(make_hits) -> None:
+    asked = Question("a", "Q", (r"19\d\d",))
+    hits = make_hits([("1", "in 1789"), ("2", "about 1912")])
+    assert match_hits(asked, hits, patterns=True).has_answer == (False, True)
+    assert match_hits(asked, hits).first is None

@@ -7,8 +7,10 @@ import pytest
 
 from rag_model.errors import InputError
 from rag_model.evaluation.questions import Question
+from rag_model.evaluation.readings import Reading, Shown
 from rag_model.evaluation.retrieval import Outcome, match_hits
-from rag_model.evaluation.run_files import write_dpr, write_jsonl, write_trec
+from rag_model.evaluation.run_files import write_answers, write_dpr, write_jsonl, write_kilt, write_trec
+from rag_model.evaluation.scores import Scored, score
 
 
 @pytest.fixture
@@ -61,3 +63,41 @@ def test_a_place_that_can_not_be_written_is_named(tmp_path: Path, outcomes: list
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="choose another place"):
         write_trec(outcomes, tmp_path / "file" / "run")
+
+
+@pytest.fixture
+def scored() -> list[Scored]:
+    shown = tuple(Shown(f"{page}-0", page, "Paris", "“Zoë”", 1.5, 0.75, 0.25) for page in ("7", "7", "8"))
+    return [score(Question("q 1", "Where?", ("Paris",)), Reading("q 1", "paris", -0.5, shown))]
+
+
+def test_answers_have_a_row_a_question(tmp_path: Path, scored: list[Scored]) -> None:
+    write_answers(scored, tmp_path / "rows.jsonl")
+    (row,) = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text(encoding="utf-8").splitlines()]
+    passages = row.pop("passages")
+    assert row == {
+        "id": "q 1",
+        "question": "Where?",
+        "answers": ["Paris"],
+        "prediction": "paris",
+        "log_likelihood": -0.5,
+        "metrics": {"EM": 1.0, "F1": 1.0},
+    }
+    assert [passage["rank"] for passage in passages] == [1, 2, 3]
+    assert passages[0] == {
+        "rank": 1,
+        "id": "7-0",
+        "page_id": "7",
+        "title": "Paris",
+        "text": "“Zoë”",
+        "score": 1.5,
+        "weight": 0.75,
+        "posterior": 0.25,
+    }
+
+
+def test_predictions_are_kilts(tmp_path: Path, scored: list[Scored]) -> None:
+    write_kilt(scored, tmp_path / "kilt.jsonl")
+    provenance = [{"wikipedia_id": "7"}, {"wikipedia_id": "8"}]
+    expected = {"id": "q 1", "output": [{"answer": "paris", "provenance": provenance}]}
+    assert json.loads((tmp_path / "kilt.jsonl").read_text(encoding="utf-8")) == expected

@@ -1,0 +1,170 @@
+"""One page that tells a person how a model answers: how well, where the loss is, and which questions went wrong.
+
+A wrong answer is shown with the passages it was made from and what each of them weighed, since that is what tells
+whether the retriever, the generator or the gold answer is to blame.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from rag_model.evaluation.ablation import OPEN, Row
+from rag_model.evaluation.bootstrap import Estimate
+from rag_model.evaluation.charts import Point, courses, legend
+from rag_model.evaluation.collapse import Collapse
+from rag_model.evaluation.markup import Child, Node, join, tag
+from rag_model.evaluation.page import document, pair, section, table, tiles
+from rag_model.evaluation.readings import Shown
+from rag_model.evaluation.scores import Kind, Scored, right_by
+
+_SHOWN_TEXT = 400  # characters of a passage
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerReport:
+    """Everything that the page shows; a section whose values are empty is left out."""
+
+    model: str
+    snapshot: str
+    created_at: str  # ISO 8601 UTC
+    kind: Kind
+    rows: Sequence[Row]  # the open book first, then ablations
+    retrieval: Mapping[str, float]  # Success@k and the like
+    collapse: Collapse
+    collapsed: str = ""  # one sentence, where retrieval has collapsed or passages are not read
+    courses: Mapping[str, Sequence[tuple[float, float]]] = field(default_factory=dict)  # of training: step and value
+    lineage: Mapping[str, str] = field(default_factory=dict)
+    most_wrong: int = 100  # wrong answers shown: enough to see what is the matter, few enough to be read
+
+
+def render(report: AnswerReport) -> str:
+    """Return the whole HTML document."""
+    return document(f"{report.model[:12]}: how it answers", _sections(report))
+
+
+def _sections(report: AnswerReport) -> Iterator[Node]:
+    book = report.rows[0]
+    yield _header(report, len(book.scored))
+    yield section(*_verdict(report), class_="verdict no" if report.collapsed else "verdict")
+    yield tiles((name, f"{one.value:.3f}") for name, one in book.figures.items())
+    yield _figures(report, book)
+    if len(report.rows) > 1:
+        yield _ablations(report)
+    if report.courses:
+        yield _training(report.courses)
+    wrong = [one for one in book.scored if one.measures.get(right_by(report.kind), 1.0) < 1]
+    if wrong:
+        yield _wrong(wrong, len(book.scored), report.most_wrong)
+    if report.lineage:
+        yield section(
+            "Lineage", table(("", ""), [(name, tag("code", value)) for name, value in report.lineage.items()])
+        )
+
+
+def _header(report: AnswerReport, questions: int) -> Node:
+    facts = tag(
+        "p",
+        f"{questions:,} questions, model ",
+        tag("code", report.model),
+        ", snapshot ",
+        tag("code", report.snapshot),
+        f", {report.created_at}",
+    )
+    return tag("header", tag("h1", "How the model answers"), facts)
+
+
+def _verdict(report: AnswerReport) -> tuple[str, Node]:
+    seen = report.collapse
+    facts = (
+        f"{seen.distinct:,} distinct passages for {seen.questions:,} questions, spread {seen.spread:.2f} "
+        "(0: all questions share theirs, 1: as even as can be)"
+    )
+    if seen.unchanged is not None:
+        facts += f"; {seen.unchanged:.0%} of the answers stay as they are under another question's passages"
+    said = f"{report.collapsed}." if report.collapsed else "no collapse was found."
+    return said[0].upper() + said[1:], tag("p", f"{facts}.", class_="note")
+
+
+def _figures(report: AnswerReport, book: Row) -> Node:
+    answers = [(name, f"{one.value:.3f}", _range(one), f"{one.n:,}") for name, one in book.figures.items()]
+    found = [(name, f"{value:.3f}", "", "") for name, value in report.retrieval.items()]
+    titles = ("measure", f"{OPEN}, k = {book.k}", "95 % interval", "questions")
+    return section("Figures", table(titles, [*found, *answers]))
+
+
+def _range(one: Estimate) -> str:
+    return f"{one.low:.3f} to {one.high:.3f}"
+
+
+def _ablations(report: AnswerReport) -> Node:
+    right = right_by(report.kind)
+    titles = ("passages", "k", "questions", right, "95 % interval", "minus open book", "95 % interval")
+    rows = [_ablation(row, right) for row in report.rows]
+    swept = [row for row in report.rows if row.name.startswith(OPEN)]
+    return section(
+        "Where the loss is",
+        table(titles, rows),
+        tag(
+            "p",
+            "Closed book is what the weights know alone. What the gold passage lacks of 1 is the generator's loss, "
+            "what the open book lacks of the gold passage the retriever's. Differences are over the questions of both.",
+            class_="note",
+        ),
+        *(_sweep(swept) if len(swept) > 1 else ()),
+    )
+
+
+def _ablation(row: Row, right: str) -> tuple[Child, ...]:
+    here, against = row.figures.get(right), row.against.get(right)
+    return (
+        row.name,
+        row.k,
+        f"{len(row.scored):,}",
+        f"{here.value:.3f}" if here else "–",
+        _range(here) if here else "",
+        f"{against.value:+.3f}" if against else "",
+        f"{against.low:+.3f} to {against.high:+.3f}" if against else "",
+    )
+
+
+def _sweep(rows: Sequence[Row]) -> tuple[Node, Node]:
+    names = [name for name in rows[0].figures if all(name in row.figures for row in rows)]
+    series = {
+        name: [Point(row.k, one.value, one.low, one.high) for row in rows for one in [row.figures[name]]]
+        for name in names
+    }
+    return legend(series), pair(courses(series, "measures", "passages a question", log=True))
+
+
+def _training(found: Mapping[str, Sequence[tuple[float, float]]]) -> Node:
+    pictures = [
+        tag("div", tag("h3", name), courses({name: [Point(x, y, y, y) for x, y in points]}, name, "steps"))
+        for name, points in found.items()
+        if points
+    ]
+    return section("Training", pair(*pictures))
+
+
+def _wrong(wrong: Sequence[Scored], asked: int, most: int) -> Node:
+    shown = [_mistake(one) for one in wrong[:most]]
+    said = f"{len(wrong):,} of {asked:,} answers are not right"
+    return section(said if len(wrong) <= most else f"{said}; the first {most}", *shown)
+
+
+def _mistake(one: Scored) -> Node:
+    measures = ", ".join(f"{name} {value:.2f}" for name, value in one.measures.items())
+    said = tag("b", one.reading.answer or "(nothing)")
+    summary = tag("summary", one.question.text, " → ", said, ", wanted ", " / ".join(one.question.answers) or "–")
+    rows = [_shown(passage) for passage in one.reading.passages]
+    titles = ("weight p(z|x)", "posterior p(z|x,y)", "score", "passage")
+    return tag(
+        "details",
+        summary,
+        tag("p", f"{measures}; log p {one.reading.log_likelihood:.2f}", class_="note"),
+        table(titles, rows),
+    )
+
+
+def _shown(passage: Shown) -> tuple[Child, ...]:
+    text = passage.text if len(passage.text) <= _SHOWN_TEXT else f"{passage.text[:_SHOWN_TEXT]}…"
+    shown = join(tag("b", passage.title), " ", text)
+    return f"{passage.weight:.3f}", f"{passage.posterior:.3f}", f"{passage.score:.3f}", shown

@@ -1,0 +1,90 @@
+"""The report of a model's answers: one safe page that shows the loss, the curves and the mistakes."""
+
+from dataclasses import replace
+
+import pytest
+
+from rag_model.evaluation.ablation import CLOSED, OPEN, Row
+from rag_model.evaluation.answer_report import AnswerReport, render
+from rag_model.evaluation.collapse import measure
+from rag_model.evaluation.questions import Question
+from rag_model.evaluation.readings import Reading, Shown
+from rag_model.evaluation.scores import compare, estimate, score
+from tests.fixtures.pages import EVIL, assert_harmless, parsed
+
+
+def row(name: str, k: int, answers: list[str], book: Row | None = None) -> Row:
+    shown = tuple(Shown(f"{n}", f"{n}", EVIL, f"{EVIL} {n}", 0.5, 0.625, 0.375) for n in range(k))
+    scored = tuple(
+        score(Question(str(n), f"{EVIL} {n}?", ("Paris",)), Reading(str(n), said, -1.5, shown))
+        for n, said in enumerate(answers)
+    )
+    return Row(name, k, scored, estimate(scored), compare(scored, book.scored) if book else {})
+
+
+@pytest.fixture
+def report() -> AnswerReport:
+    book = row(OPEN, 5, ["Paris", EVIL, "Paris, France", ""])
+    rows = [book, row(CLOSED, 1, ["Rome"] * 4, book), row(f"{OPEN}, k = 1", 1, ["Paris"] * 4, book)]
+    return AnswerReport(
+        model="cd" * 32,
+        snapshot="ab" * 32,
+        created_at="2026-11-21T11:00:00Z",
+        kind="spans",
+        rows=rows,
+        retrieval={"Success@5": 0.75},
+        collapse=measure([["a"], ["b"], ["c"], ["a"]], 10, unchanged=0.25),
+        courses={"loss": [(0, 4.0), (100, 2.5)], EVIL: []},
+        lineage={"data": EVIL},
+    )
+
+
+def test_the_page_shows_how_well_and_where_the_loss_is(report: AnswerReport) -> None:
+    page = parsed(render(report))
+    for piece in (
+        "4 questions, model " + "cd" * 32,
+        "3 distinct passages for 4 questions",
+        "25% of the answers stay as they are",
+        "Success@5",
+        "closed book",
+        "+0.750",  # k = 1 minus the open book: all four right instead of one
+        "EM, 1: 1",
+        "loss, 100: 2.5",
+    ):
+        assert piece in page.text
+    labels = [attributes["aria-label"] for name, attributes in page.seen if name == "svg"]
+    assert labels == ["measures by passages a question", "loss by steps"]
+
+
+def test_mistakes_are_shown_with_their_passages_and_weights(report: AnswerReport) -> None:
+    page = parsed(render(report))
+    assert "3 of 4 answers are not right" in page.text
+    assert "(nothing), wanted Paris" in page.text
+    assert "Paris, France, wanted Paris" in page.text
+    assert f"{EVIL} 0? → " not in page.text  # the one that is right
+    assert "0.6250.3750.500" in page.text
+    assert "EM 0.00, F1 0.67; log p -1.50" in page.text
+
+
+def test_only_so_many_mistakes_are_shown(report: AnswerReport) -> None:
+    page = parsed(render(replace(report, most_wrong=1)))
+    assert "3 of 4 answers are not right; the first 1" in page.text
+    assert [name for name, _ in page.seen].count("details") == 1
+
+
+def test_nothing_is_fetched_and_nothing_runs(report: AnswerReport) -> None:
+    assert_harmless(render(report))
+
+
+def test_a_collapse_stands_first(report: AnswerReport) -> None:
+    page = parsed(render(replace(report, collapsed="retrieval has collapsed: 50 questions")))
+    assert "Retrieval has collapsed: 50 questions." in page.text
+    assert ("section", {"class": "verdict no"}) in page.seen
+
+
+def test_a_report_of_nearly_nothing_is_still_a_page(report: AnswerReport) -> None:
+    right = row(OPEN, 1, ["Paris"])
+    bare = AnswerReport("m", "s", "2026", "spans", [right], {}, measure([["a"]], 1))
+    page = parsed(render(bare))
+    assert "svg" not in {name for name, _ in page.seen}
+    assert "not right" not in page.text
