@@ -72,7 +72,7 @@ class Reader:
         if batch < 1:
             raise UsageError(f"a batch of {batch} questions answers none: give at least 1")
         self.rag, self.decoding = rag, decoding or Decoding()
-        self._retriever, self._batch = retriever, batch
+        self.retriever, self._batch = retriever, batch
 
     def answer(self, questions: Sequence[str], k: int | None = None) -> list[Answer]:
         """Return the answer of each question, in order, from its best `k` passages; by default as many as in training.
@@ -80,9 +80,9 @@ class Reader:
         Raises:
             UsageError: a question is empty, `k` is below 1 or above the number of passages, or there is no retriever.
         """
-        if self._retriever is None:
+        if self.retriever is None:
             raise UsageError("this reader has no retriever: give it one, or answer from passages of your own")
-        return self.answer_from(questions, self._retriever.search(questions, self.rag.settings.k if k is None else k))
+        return self.answer_from(questions, self.retriever.search(questions, self.rag.settings.k if k is None else k))
 
     def answer_closed(self, questions: Sequence[str]) -> list[Answer]:
         """Return the answer of each question, in order, without any passage: what the weights alone know."""
