@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from rag_model.encoders.encoder import Encoder, Role, Vectors
 from rag_model.encoders.model import Model
-from rag_model.encoders.space import Space, tokenizer_files
+from rag_model.encoders.space import Space, asked_space, space_of, tokenizer_files
 from rag_model.encoders.spec import RECORD_FILE, EncoderSpec, TextInput
 from rag_model.encoders.tokens import tokenize
 
@@ -79,6 +79,18 @@ class TrainableEncoder(nn.Module):
             return self.eval()._here().encode(tokenize(self.tokenizer, self._inputs(texts, role)))
         finally:
             self.train(learning)
+
+    def encode_questions(self, questions: Sequence[str]) -> Vectors:
+        """Return (n, d) float32 vectors of questions, as retrieval asks for them."""
+        return self.encode(questions, "question")
+
+    def space(self) -> Space:
+        """Return the space that its questions ask into, as when it was loaded: learning changes no passages.
+
+        Raises:
+            InputError: its folder neither declares one nor holds an encoder whose own passages they could ask.
+        """
+        return asked_space(self.folder) or space_of(self.folder, self.spec, self.folder.name)
 
     def save(self, folder: Path, asks: Space | None = None) -> None:
         """Write a folder that `Encoder.load` and transformers' `from_pretrained` open: safetensors, tokenizer, spec.

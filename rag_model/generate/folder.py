@@ -34,14 +34,13 @@ from rag_model.encoders.trainable import TrainableEncoder
 from rag_model.encoders.weights import WEIGHTS, stored_tensors, weight_files
 from rag_model.errors import InputError, UsageError
 from rag_model.generate.generator import Generator
-from rag_model.generate.inputs import Form, PaperForm, PromptForm
+from rag_model.generate.inputs import Form, PaperForm, form_of_json, form_to_json
 from rag_model.generate.load import load_generator
 from rag_model.generate.rag import Rag, RagSettings
 
 QUESTION: Literal["question"] = "question"
 GENERATOR: Literal["generator"] = "generator"
 _TOKENIZERS = {QUESTION: "question_encoder_tokenizer", GENERATOR: "generator_tokenizer"}
-_FORMS: dict[str, type[PaperForm] | type[PromptForm]] = {"paper": PaperForm, "prompt": PromptForm}
 _CLASSES = {"sequence": "RagSequenceForGeneration", "token": "RagTokenForGeneration"}
 _PREFIXES = {QUESTION: ("rag.question_encoder.", "question_encoder."), GENERATOR: ("rag.generator.", "generator.")}
 
@@ -82,7 +81,7 @@ def save_rag(rag: Rag, folder: Path, asks: Space | None = None) -> None:
     else:
         _save_whole(rag, asking, generator, folder)
         question.save_reading(folder / _TOKENIZERS[QUESTION], asks)
-    record = {"settings": asdict(rag.settings), "form": _form_json(generator.form)}
+    record = {"settings": asdict(rag.settings), "form": form_to_json(generator.form)}
     (folder / RECORD_FILE).write_text(json.dumps(record, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
@@ -100,8 +99,8 @@ def load_rag(folder: Path, device: str | None = None, dtype: str | None = None) 
         if not record:
             raise InputError(f"{folder} holds no RAG model: give a folder with {RECORD_FILE} or {CONFIG}")
         question = TrainableEncoder.load(folder / QUESTION, QUESTION, device=device)
-        generator = load_generator(folder / GENERATOR, _form(record, folder), device, dtype)
-        return Rag(question, generator, _settings(record, folder)).eval()
+        form, settings = _recorded(record, folder)
+        return Rag(question, load_generator(folder / GENERATOR, form, device, dtype), settings).eval()
     config = read_object(folder / CONFIG)
     if config.get("model_type") != "rag":
         raise InputError(f"{folder} holds a {config.get('model_type')} model: give the folder of a RAG model")
@@ -109,10 +108,10 @@ def load_rag(folder: Path, device: str | None = None, dtype: str | None = None) 
         for part in (QUESTION, GENERATOR):
             _split(folder, config, part, Path(name) / part)
         question = TrainableEncoder.load(Path(name) / QUESTION, QUESTION, device=device)
-        form = _form(record, folder) if record else _paper_form(config)
+        form, settings = _recorded(record, folder) if record else (_paper_form(config), _paper_settings(config))
         generator = load_generator(Path(name) / GENERATOR, form, device, dtype)
     question.folder = folder / _TOKENIZERS[QUESTION]  # its tokenizer, and the record of what it asks
-    return Rag(question, generator, _settings(record, folder) if record else _paper_settings(config)).eval()
+    return Rag(question, generator, settings).eval()
 
 
 def _kept(generator: Any) -> Kept:
@@ -185,30 +184,11 @@ def _half_of(folder: Path, prefixes: tuple[str, ...]) -> dict[str, torch.Tensor]
     return found
 
 
-def _form_json(form: Form) -> dict[str, Any]:
-    for name, kind in _FORMS.items():
-        if isinstance(form, kind):
-            return {"name": name, **asdict(form)}
-    raise UsageError(f"a form of type {type(form).__name__} can't be saved: use {' or '.join(_FORMS)}")
-
-
-def _form(record: Mapping[str, Any], folder: Path) -> Form:
+def _recorded(record: Mapping[str, Any], folder: Path) -> tuple[Form, RagSettings]:
     try:
-        values = dict(record["form"])
-        return _FORMS[values.pop("name")](**values)
-    except (KeyError, TypeError, ValueError) as broken:
-        raise _corrupt(folder, broken) from broken
-
-
-def _settings(record: Mapping[str, Any], folder: Path) -> RagSettings:
-    try:
-        return RagSettings(**record["settings"])
-    except (KeyError, TypeError, ValueError) as broken:
-        raise _corrupt(folder, broken) from broken
-
-
-def _corrupt(folder: Path, broken: Exception) -> InputError:
-    return InputError(f"{folder / RECORD_FILE} is corrupt ({type(broken).__name__}: {broken}): fetch the model again")
+        return form_of_json(record["form"]), RagSettings(**record["settings"])
+    except (KeyError, TypeError, ValueError, InputError) as broken:
+        raise InputError(f"{folder / RECORD_FILE} is corrupt ({broken}): fetch the model again") from broken
 
 
 def _paper_form(config: Mapping[str, Any]) -> PaperForm:

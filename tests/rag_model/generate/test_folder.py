@@ -206,4 +206,4 @@ def test_the_record_is_json_that_people_read(parts: dict[str, Path], tmp_path: P
     save_rag(rag_of(parts, "dpr", "bart", RagSettings("token", k=7), None), tmp_path)
     record = json.loads((tmp_path / "bookwheel.json").read_text())
     assert (record["settings"]["kind"], record["settings"]["k"]) == ("token", 7)
-    assert (record["form"]["name"], record["form"]["doc_sep"]) == ("paper", " ? ")
+    assert (record["form"]["form"], record["form"]["doc_sep"]) == ("paper", " ? ")
