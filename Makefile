@@ -1,10 +1,11 @@
 # make demo   a real library built, searched and measured      make test   every test      make lint   style, types, layers
+# make up     a Prefect server, workers and an object store here, with every flow deployed      make down   stops exactly those
 # Each target makes the environment it needs in .venv; PYTHON=python3.12 chooses the interpreter.
 PYTHON ?= python3
 TORCH := torch>=2.6,<2.14
 BIN := .venv/bin
 
-.PHONY: install demo test lint bench clean
+.PHONY: install demo test lint bench up down clean
 .DELETE_ON_ERROR:
 
 install: .venv/dev
@@ -23,6 +24,12 @@ lint: .venv/dev
 
 bench: .venv/bench
 	set -e; for bench in tests/benchmarks/bench_*.py; do echo "== $$bench"; $(BIN)/python $$bench; done
+
+up: .venv/dev
+	$(BIN)/python -m flows.local up
+
+down: .venv/dev
+	$(BIN)/python -m flows.local down
 
 clean:
 	rm -rf .venv bookwheel-demo
