@@ -14,12 +14,15 @@ def log(
     ref: Annotated[str, Parameter(help="The name whose moves to list; `model:NAME` for a model's.")] = "latest",
     common: Common | None = None,
 ) -> Reply:
-    """List the moves of a ref, newest first: number, snapshot (or model), when, and why."""
+    """List the moves of a ref, newest first: number, snapshot (or model), when, and why; a ref that names nothing, too.
+
+    In the place of a snapshot of which pages were taken down its log shows the one that stands there now.
+    """
     shelf, name = Store.open(store).shelf(ref)
     moves = shelf.refs.history(name)[::-1]
     document = [
-        {"number": move.number, shelf.noun: move.snapshot, "created_at": move.created_at, "note": move.note}
+        {"number": move.number, shelf.noun: move.snapshot or None, "created_at": move.created_at, "note": move.note}
         for move in moves
     ]
-    lines = [f"{ref}@{m.number}  {m.snapshot[:12]}  {m.created_at}  {m.note}".rstrip() for m in moves]
+    lines = [f"{ref}@{m.number}  {m.snapshot[:12] or 'nothing':<12}  {m.created_at}  {m.note}".rstrip() for m in moves]
     return Reply(document, "\n".join(lines) or f"ref {ref} has never been moved in {store}")

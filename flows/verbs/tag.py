@@ -1,25 +1,31 @@
-"""`bookwheel tag`: a name for a snapshot or a model."""
+"""`bookwheel tag`: a name for a snapshot or a model, given or taken away."""
 
 from typing import Annotated
 
 from cyclopts import Parameter
 
-from flows.reply import Common, Reply, StoreUrl
+from flows.reply import Common, Reply, StoreUrl, Yes
+from rag_model.errors import UsageError
 from rag_model.store.moves import tag as tag_snapshot
+from rag_model.store.moves import untag
 from rag_model.store.refs import RefMove
 from rag_model.store.store import Store
 
 
 def tag(
     snapshot: str,
-    ref: str,
+    ref: str | None = None,
     /,
     *,
     store: StoreUrl,
     note: Annotated[str, Parameter(help="Why, for the ref's log.")] = "",
+    delete: Annotated[
+        bool, Parameter(negative="", help="`tag --delete REF`: let REF name nothing any more; a dry run unless --yes.")
+    ] = False,
+    yes: Yes = False,
     common: Common | None = None,
 ) -> Reply:
-    """Create REF, or move it, to name a snapshot. Its earlier moves stay in its log.
+    """Create REF, or move it, to name a snapshot; or, with --delete, delete it. Its earlier moves stay in its log.
 
     Parameters
     ----------
@@ -29,7 +35,28 @@ def tag(
         Letters, digits, `.`, `_` and `-`.
     """
     opened = Store.open(store)
+    if delete:
+        if ref is not None:
+            raise UsageError(f"tag --delete takes one ref and no snapshot: `tag --delete {ref}`")
+        return _deleted(opened, snapshot, yes)
+    if ref is None:
+        raise UsageError(f"tag takes a snapshot and the ref to give it: `tag {snapshot} REF`")
     return moved(ref, tag_snapshot(opened, snapshot, ref, note), opened.shelf(snapshot)[0].noun)
+
+
+def _deleted(store: Store, ref: str, yes: bool) -> Reply:
+    shelf, name = store.shelf(ref)
+    now = untag(store, ref, dry_run=True)
+    ended = untag(store, ref) if yes else now
+    standing = {other: shelf.refs.current(other) for other in shelf.refs.names() if other != name}
+    others = [other for other, its in standing.items() if its is not None and its.snapshot == now.snapshot]
+    document = {"dry_run": not yes, "ref": ref, "number": ended.number, shelf.noun: now.snapshot, "others": others}
+    kept = f"still named by {', '.join(others)}" if others else "named by no other ref, so that `expire` forgets it"
+    return Reply(
+        document,
+        f"{'deleted' if yes else 'would delete'} ref {ref}; {shelf.noun} {now.snapshot[:12]} is {kept}"
+        + ("" if yes else "; nothing was changed: give --yes to do it"),
+    )
 
 
 def moved(ref: str, move: RefMove, noun: str) -> Reply:

@@ -12,6 +12,7 @@ runs/<run>/<stage>/<00042>.json  reports of a running job's elements
 reports/<id>.html                what the build of a snapshot looked like, for people
 intents/<name>.json              who is writing just now, and what it relies on
 sweeps/<name>.json               who is deleting just now, and what
+takedowns/00000003.json          pages that must be in no snapshot; <snapshot id>.json: what stands in its place
 ```
 Nothing is locked. What must not happen twice (a ref's next number, a memo record, a manifest) is created
 exclusively; everything else may be written twice with the same bytes. Only `expire` and `gc` delete what others made.

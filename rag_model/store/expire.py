@@ -3,6 +3,7 @@
 What a ref names now is never forgotten, so a tag, a ref with one move, is kept for good, with its snapshot. Of other
 moves the newest `keep` stay, and so do those from which the ref moved on less than `older_than` ago. A log loses its
 oldest moves first and keeps its numbers, so what is left of it has no gaps, and a ref moves on as if nothing were gone.
+Of a ref that was deleted no move stays but the last, which says so, once that is `older_than` ago.
 
 Then manifests go that no kept move names and that were written `older_than` ago or before: those that a gate refused,
 and what nobody tagged, too. Their files stay until `gc` finds that nothing else needs them. A model does not keep the
@@ -79,17 +80,20 @@ class _Planner:
         forgotten, named = [], set(view.needs)
         for shelf, files in ((self.store.snapshots, view.moves), (self.store.models, view.models)):
             for ref, moves in _logs(files).items():
-                gone = self._old(moves, bound)
+                keep = self.policy.keep if shelf.refs.at(ref, max(moves)).snapshot else 1
+                gone = self._old(moves, bound, keep)
                 forgotten += [moves[number] for number in sorted(gone)]
-                named |= {shelf.path(shelf.refs.at(ref, number).snapshot) for number in moves if number not in gone}
+                kept = (shelf.refs.at(ref, number).snapshot for number in moves if number not in gone)
+                named |= {shelf.path(identity) for identity in kept if identity}
         manifests = [file for file in (*view.manifests, *view.models) if _MANIFEST.fullmatch(file.path)]
         return forgotten + [file for file in manifests if file.path not in named and file.written <= bound]
 
-    def _old(self, moves: dict[int, Found], bound: float) -> set[int]:
+    @staticmethod
+    def _old(moves: dict[int, Found], bound: float, keep: int) -> set[int]:
         """Return the numbers to forget: from the oldest on, until one must stay."""
         numbers = sorted(moves)
         gone: set[int] = set()
-        for number, following in islice(pairwise(numbers), max(0, len(numbers) - self.policy.keep)):
+        for number, following in islice(pairwise(numbers), max(0, len(numbers) - keep)):
             if moves[following].written > bound:
                 break
             gone.add(number)

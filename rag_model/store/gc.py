@@ -33,10 +33,11 @@ from rag_model.store.intents import INTENT_COUNTS
 from rag_model.store.roots import mark
 from rag_model.store.store import Store
 from rag_model.store.sweep import View, rehearse, sweep
+from rag_model.store.takedowns import FOLDER
 
 MARGIN = 24 * 3600.0  # seconds before a live writer's start since which everything stays; the usual grace, too
 KINDS = ("blobs", "memo", "runs", "reports", "leftovers")
-_FOLDERS = {"blobs", "intents", "memo", "models", "probe", "refs", "reports", "runs", "snapshots", "sweeps"}
+_FOLDERS = {"blobs", "intents", "memo", "models", "probe", "refs", "reports", "runs", "snapshots", "sweeps"} | {FOLDER}
 _REPORT = re.compile(r"reports/([0-9a-f]{64})\.html")
 _RUN = re.compile(r"runs/([^/]+)/.+")
 _PASSING = re.compile(rf"probe/.+|(?:.+/)?{re.escape(TEMPORARY)}[^/]*")

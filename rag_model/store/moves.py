@@ -1,10 +1,11 @@
 """Move refs by hand: `tag` gives a snapshot a name, `rollback` returns a name to a snapshot it had before.
 
+And `untag` takes a name away: as a move that names nothing, so that its log, and who wins a race, stay as they are.
 Models have refs of their own: `model:reader` means one of them, here and wherever a snapshot may be named.
 
-Both add a number to the ref's log, never take one away, and move only to a snapshot whose files are there: an intent
-sees to it that they stay there meanwhile. Whoever loses a race is told where the ref went and decides again: the
-winner's snapshot may be the one that was wanted.
+All add a number to the ref's log and never take one away. The first two move only to a snapshot whose files are there:
+an intent sees to it that they stay there meanwhile. Whoever loses a race is told where the ref went and decides again:
+the winner's snapshot may be the one that was wanted.
 """
 
 import re
@@ -63,6 +64,23 @@ def rollback(store: Store, ref: str, to: int | None = None) -> RefMove:
     return _move(store, shelf, ref, target.snapshot, now, f"rollback to @{target.number}")
 
 
+def untag(store: Store, ref: str, *, dry_run: bool = False) -> RefMove:
+    """Let `ref` name nothing any more, and return the move that ended it; with `dry_run` the move that it stands at.
+
+    What it named stays in its log, from which `expire` will forget it.
+
+    Raises:
+        StoreError: there is no such ref.
+        RefConflictError: another writer moved the ref meanwhile; its move stands.
+    """
+    shelf, name = store.shelf(ref)
+    now = shelf.refs.current(name)
+    if now is None:
+        known = ", ".join(shelf.refs.names()) or "none"
+        raise StoreError(f"there is no ref {name!r} in {store.url} to delete (refs: {known})")
+    return now if dry_run else shelf.refs.delete(name, now.number)
+
+
 def _before(shelf: Shelf[Any], ref: str, now: RefMove) -> RefMove:
     """Find the newest move with another snapshot before `now`, or before the move that `now` rolled back to."""
     kept = {move.number: move for move in shelf.refs.history(ref)}  # older ones may have expired
@@ -70,7 +88,7 @@ def _before(shelf: Shelf[Any], ref: str, now: RefMove) -> RefMove:
     while stands in kept and (back := _ROLLBACK.fullmatch(kept[stands].note)) and int(back[1]) < stands:
         stands = int(back[1])
     for number in sorted(kept, reverse=True):
-        if number < stands and kept[number].snapshot != now.snapshot:
+        if number < stands and kept[number].snapshot not in {now.snapshot, ""}:
             return kept[number]
     raise UsageError(
         f"ref {ref} named no other {shelf.noun} before {now.snapshot[:12]}: `log --ref {ref}` lists its moves, "

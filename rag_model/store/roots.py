@@ -124,6 +124,8 @@ def _current(moves: Iterable[Found]) -> Iterable[tuple[str, int]]:
 
 def _of_ref(shelf: Shelf[Any], ref: str, number: int, files: Mapping[str, set[str]]) -> set[str]:
     named = shelf.refs.at(ref, number).snapshot
+    if not named:  # the ref was deleted
+        return set()
     if named not in files:
         raise StoreError(
             f"ref {ref} in {shelf.files.url} names {shelf.noun} {named[:12]}, which is missing: restore it from a copy "

@@ -11,6 +11,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from rag_model.errors import StoreError
 from rag_model.store.files import Files, json_bytes
 from rag_model.store.refs import Refs
+from rag_model.store.takedowns import Takedowns
 
 _ID = re.compile(r"[0-9a-f]{64}")
 _PREFIX = re.compile(r"[0-9a-f]{4,63}")
@@ -59,6 +60,7 @@ class Shelf(Generic[M]):
         path = self.path(identity)
         data = self.files.read(path)
         if data is None:
+            self._refuse_replaced(identity)
             raise StoreError(f"{self.noun} {identity[:12]} is missing in {self.files.url}")
         try:
             manifest = self.parse(data)
@@ -82,7 +84,9 @@ class Shelf(Generic[M]):
             StoreError: nothing, or more than one thing, goes by that name.
         """
         if numbered := _NUMBERED.fullmatch(name):
-            return self.refs.at(numbered[1], int(numbered[2])).snapshot
+            return self._at(numbered[1], int(numbered[2]))
+        if _ID.fullmatch(name):
+            self._refuse_replaced(name)
         if _ID.fullmatch(name) and self.files.size(self.path(name)) is not None:
             return name
         if move := self.refs.current(name):
@@ -92,8 +96,31 @@ class Shelf(Generic[M]):
             return matches[0]
         if matches:
             raise StoreError(f"{name} is short for {len(matches)} {self.noun}s in {self.files.url}: give more digits")
+        for gone in self._takedowns.replaced() if _PREFIX.fullmatch(name) else ():
+            if gone.startswith(name):
+                self._refuse_replaced(gone)
         known = ", ".join(self.refs.names()) or "none"
         raise StoreError(f"no {self.noun} or ref {name!r} in {self.files.url} (refs: {known})")
+
+    @property
+    def _takedowns(self) -> Takedowns:
+        return Takedowns(self.files)
+
+    def _at(self, ref: str, number: int) -> str:
+        named = self.refs.at(ref, number).snapshot
+        if not named:
+            raise StoreError(
+                f"{ref}@{number} in {self.files.url} names nothing: the ref was deleted there, or all of what it named "
+                f"was taken down; `log --ref {ref}` lists its moves"
+            )
+        return named
+
+    def _refuse_replaced(self, identity: str) -> None:
+        """Say what stands in the place of a snapshot that was taken down, if it was."""
+        place = self._takedowns.in_place_of(identity)
+        if place is not None:
+            stands = f"take {self.noun} {place[:12]}, which stands in its place" if place else "nothing was left of it"
+            raise StoreError(f"{self.noun} {identity[:12]} in {self.files.url} was taken down: {stands}")
 
     def path(self, identity: str) -> str:
         """Return where a manifest lies in the store.

@@ -12,6 +12,7 @@ from rag_model.store.model_manifest import ModelManifest
 from rag_model.store.refs import Refs
 from rag_model.store.runs import Runs
 from rag_model.store.shelf import Shelf
+from rag_model.store.takedowns import Takedowns
 
 FORMAT = 1
 MODEL = "model:"  # before a model's name, wherever a snapshot may be named as well; no ref's name holds a colon
@@ -35,6 +36,7 @@ class Store:
         self.models = Shelf(files, Refs(files, "models/refs", "model"), "model", ModelManifest.from_bytes)
         self.runs = Runs(files)
         self.intents = Intents(files)
+        self.takedowns = Takedowns(files)
 
     @property
     def url(self) -> str:

@@ -98,7 +98,7 @@ def _hashed(store: Store, ref: BlobRef) -> str | None:
 def _refs(shelf: Shelf[Any]) -> list[Problem]:
     problems = []
     refs, known = shelf.refs, set(shelf.list())
-    for name in refs.names():
+    for name in refs.names(deleted=True):
         numbers = refs.numbers(name)
         missing = sorted({*range(min(numbers, default=1), max(numbers, default=0) + 1)} - {*numbers})  # older: expired
         problems += [Problem(refs.path(name, number), None, "missing: the log has a gap") for number in missing]
@@ -108,6 +108,6 @@ def _refs(shelf: Shelf[Any]) -> list[Problem]:
             except StoreError as error:
                 problems.append(Problem(refs.path(name, number), None, str(error)))
                 continue
-            if named not in known and shelf.files.find(shelf.path(named)) is None:
+            if named and named not in known and shelf.files.find(shelf.path(named)) is None:
                 problems.append(Problem(refs.path(name, number), None, f"its {shelf.noun} {named} is missing"))
     return problems

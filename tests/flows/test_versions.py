@@ -55,6 +55,20 @@ def test_versions_are_compared_named_and_rolled_back(store: Path, bookwheel: Any
     assert [move["number"] for move in bookwheel("log", "--store", store, "--json").json] == [4, 3, 2, 1]
 
 
+def test_a_name_is_deleted(store: Path, bookwheel: Any) -> None:
+    bookwheel("tag", "latest@1", "good", "--store", store)
+    told = bookwheel("tag", "--delete", "good", "--store", store, "--json").json
+    assert (told["dry_run"], told["ref"], told["number"], told["others"]) == (True, "good", 1, [])
+    assert "nothing was changed" in bookwheel("tag", "--delete", "good", "--store", store).out
+    assert bookwheel("tag", "--delete", "good", "--yes", "--store", store, "--json").json["number"] == 2
+    assert bookwheel("log", "--ref", "good", "--store", store).out.splitlines()[0].startswith("good@2  nothing")
+    assert [one["snapshot"] for one in bookwheel("log", "--ref", "good", "--store", store, "--json").json] == [
+        None,
+        told["snapshot"],
+    ]
+    assert bookwheel("tag", "latest", "good", "--store", store, "--json").json["number"] == 3
+
+
 @pytest.mark.parametrize(
     ("verb", "code", "why"),
     [
@@ -64,6 +78,9 @@ def test_versions_are_compared_named_and_rolled_back(store: Path, bookwheel: Any
         (["rollback", "latest"], 2, "named no other snapshot"),
         (["tag", "0123456789ab", "v1"], 1, "no snapshot or ref '0123456789ab'"),
         (["tag", "latest", "a/b"], 2, "not a ref name"),
+        (["tag", "latest"], 2, "tag takes a snapshot and the ref to give it: `tag latest REF`"),
+        (["tag", "--delete", "nothing", "--yes"], 1, "there is no ref 'nothing'"),
+        (["tag", "--delete", "latest", "v1"], 2, "`tag --delete v1`"),
         (["diff", "latest", "nothing"], 1, "no snapshot or ref 'nothing'"),
         (["pull", "latest", "dest", "--index", "bm25"], 2, "no index 'bm25' to pull: choose from hnsw, exact"),
         (["pull", "latest", "dest", "--index", "exact", "--no-embeddings"], 2, "pull them too"),

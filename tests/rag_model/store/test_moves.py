@@ -9,7 +9,10 @@ from hypothesis import strategies as st
 
 from rag_model.errors import RefConflictError, RefusedError, StoreError, UsageError
 from rag_model.store import Content, Manifest, Store
-from rag_model.store.moves import _move, rollback, tag
+from rag_model.store.expire import Policy, expire
+from rag_model.store.gc import gc
+from rag_model.store.moves import _move, rollback, tag, untag
+from rag_model.store.verify import verify
 
 FILE = "embeddings/part-00000.npy"
 
@@ -133,3 +136,40 @@ def test_who_loses_the_race_learns_who_won(memory_store: Store, named: Callable[
             memory_store, memory_store.snapshots, "latest", named("C"), seen, ""
         )  # another writer came while its files were looked at
     assert letters(memory_store) == "AB"
+
+
+def test_a_name_is_taken_away_and_given_again(memory_store: Store, named: Callable[[str], str]) -> None:
+    first = tag(memory_store, named("A"), "v1")
+    assert untag(memory_store, "v1", dry_run=True) == first
+    assert untag(memory_store, "v1").number == 2
+    assert memory_store.refs.current("v1") is None
+    assert memory_store.refs.names() == []
+    assert memory_store.snapshots.resolve("v1@1") == named("A")
+    for name, why in (("v1", r"no snapshot or ref 'v1' .*refs: none"), ("v1@2", "v1@2 in .* names nothing")):
+        with pytest.raises(StoreError, match=why):
+            memory_store.snapshots.resolve(name)
+    for gone in (lambda: untag(memory_store, "v1"), lambda: untag(memory_store, "v2")):
+        with pytest.raises(StoreError, match=r"there is no ref 'v.' in .* to delete \(refs: none\)"):
+            gone()
+    with pytest.raises(StoreError, match="nothing to roll back"):
+        rollback(memory_store, "v1")
+    again = tag(memory_store, named("B"), "v1")
+    assert (again.number, again.previous) == (3, None)
+    assert rollback(memory_store, "v1").snapshot == named("A")
+    assert verify(memory_store, named("A")) == []
+
+
+def test_a_deleted_ref_keeps_nothing(
+    local_store: Store, publish: Callable[..., str], later: Callable[..., None]
+) -> None:
+    old, new = publish(local_store), publish(local_store, words=50)
+    tag(local_store, old, "v1")
+    tag(local_store, new, "latest")
+    untag(local_store, "v1")
+    assert expire(local_store, Policy(keep=1, older_than=60.0)).moves == ()
+    later(local_store, 61.0)
+    found = expire(local_store, Policy(keep=5, older_than=60.0))
+    assert (found.moves, found.snapshots) == (("v1@1",), (old,))
+    gc(local_store, 0.0)
+    assert verify(local_store, new) == []
+    assert tag(local_store, new, "v1").number == 3, "a number never comes twice"

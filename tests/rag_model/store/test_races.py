@@ -80,6 +80,24 @@ def test_32_publishers_lose_no_move(local_store: Store) -> None:
     assert [move.previous for move in history] == [None, *(move.snapshot for move in history[:-1])]
 
 
+def test_of_those_who_move_a_ref_and_delete_it_one_wins(local_store: Store) -> None:
+    def write(i: int) -> int | None:
+        refs = local_store.refs
+        try:
+            return (refs.delete("v1", 1) if i % 2 else refs.move("v1", f"{i:064x}", 1)).number
+        except RefConflictError:
+            return None
+
+    local_store.refs.move("v1", "f" * 64, 0)
+    numbers = race(8, write)
+    assert sorted(number for number in numbers if number) == [2]
+    winner = numbers.index(2)
+    assert [move.snapshot for move in local_store.refs.history("v1")] == [
+        "f" * 64,
+        "" if winner % 2 else f"{winner:064x}",
+    ]
+
+
 @pytest.mark.parametrize("finished", [0, 1, 5])
 def test_a_killed_writer_leaves_only_whole_blobs(local_store: Store, tmp_path: Path, finished: int) -> None:
     def write_for_ever() -> None:

@@ -1,6 +1,8 @@
 """Refs against a model of them, and names that no ref may have."""
 
+import json
 import secrets
+from functools import partial
 from pathlib import PurePosixPath
 
 import fsspec
@@ -13,24 +15,41 @@ from rag_model.store import Store
 from rag_model.store.refs import checked_name
 
 
-@given(st.lists(st.tuples(st.sampled_from(["latest", "candidate"]), st.integers(0, 5), st.integers(0, 3)), max_size=20))
+@given(
+    st.lists(st.tuples(st.sampled_from(["latest", "candidate"]), st.integers(0, 5), st.integers(-1, 3)), max_size=20)
+)
 def test_refs_do_as_a_list_does(moves: list[tuple[str, int, int]]) -> None:
+    """A target below 0 deletes the ref: then it stands at 0 again, and its numbers go on."""
     url = f"memory://{secrets.token_hex(4)}"
     refs = Store.open(url, create=True).refs
     model: dict[str, list[str]] = {"latest": [], "candidate": []}
     for name, expected, target in moves:
-        snapshot = f"{target:064x}"
-        if expected == len(model[name]):
-            assert refs.move(name, snapshot, expected).number == expected + 1
+        snapshot = f"{target:064x}" if target >= 0 else ""
+        stands = len(model[name]) if model[name] and model[name][-1] else 0
+        write = partial(refs.move, name, snapshot, expected) if snapshot else partial(refs.delete, name, expected)
+        if expected == stands and (snapshot or stands):
+            assert write().number == len(model[name]) + 1
             model[name].append(snapshot)
         else:
             with pytest.raises(RefConflictError):
-                refs.move(name, snapshot, expected)
+                write()
     for name, snapshots in model.items():
         assert [move.snapshot for move in refs.history(name)] == snapshots
         assert [move.number for move in refs.history(name)] == list(range(1, len(snapshots) + 1))
-    assert refs.names() == sorted(name for name, snapshots in model.items() if snapshots)
+        assert (refs.current(name) is not None) == (name in refs.names())
+    assert refs.names(deleted=True) == sorted(name for name, snapshots in model.items() if snapshots)
+    assert refs.names() == sorted(name for name, snapshots in model.items() if snapshots and snapshots[-1])
     fsspec.filesystem("memory").rm(url, recursive=True)
+
+
+def test_an_earlier_version_is_told_to_upgrade_by_a_deleted_ref(memory_store: Store) -> None:
+    memory_store.refs.move("v1", "0" * 64, 0)
+    memory_store.refs.delete("v1", 1)
+    written = json.loads(memory_store.files.read("refs/v1/00000002.json") or b"")
+    assert (written["format"], written["snapshot"], written["previous"]) == (2, "", "0" * 64)
+    memory_store.files.put("refs/v1/00000002.json", json.dumps({**written, "format": 1}).encode())
+    with pytest.raises(StoreError, match="damaged: '' is no snapshot id"):
+        memory_store.refs.current("v1")
 
 
 @given(st.text())
