@@ -39,8 +39,8 @@ class DprRecipe:
     def __post_init__(self) -> None:
         if self.batch_size < 1 or self.hard_negatives < 0 or self.temperature <= 0:
             raise UsageError(
-                f"batch_size {self.batch_size}, hard_negatives {self.hard_negatives}, temperature {self.temperature} of "
-                "a DPR recipe: use at least 1, at least 0, and more than 0"
+                f"batch_size {self.batch_size}, hard_negatives {self.hard_negatives}, temperature {self.temperature} "
+                "of a DPR recipe: use at least 1, at least 0, and more than 0"
             )
         for name, choices in (("goal", get_args(GoalName)), ("without_positive", get_args(Missing))):
             if getattr(self, name) not in choices:

@@ -1,6 +1,6 @@
 """Every number of the loop, with the value that the paper's authors trained with and where they say so.
 
-The defaults are DPR's: "DPR" is Karpukhin et al. 2020 (section 5 and appendix), "DPR code" its repository's
+The defaults are DPR's: "DPR" is Karpukhin et al. 2020 (section 5), "DPR code" its repository's
 `conf/train/biencoder_default.yaml`, which the published checkpoints were trained with. A recipe replaces what its own
 paper says otherwise.
 """
