@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 import transformers
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from rag_model.encoders.files import CONFIG, optional_object, read_object
 from rag_model.encoders.model import device_named
@@ -25,7 +26,6 @@ from rag_model.generate.seq2seq import Seq2SeqGenerator
 
 _UNBOUNDED = 100_000  # tokens; tokenizers write 1e30 for "no limit"
 _LENGTHS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len")
-_BROKEN = (OSError, ValueError, RuntimeError, KeyError, TypeError, AttributeError)
 _MARK = "\N{BLACK STAR}"  # stands for the user's words while a chat template is asked what it puts around them
 
 
@@ -44,8 +44,9 @@ def load_generator(
     """
     folder, where = resolve_folder(name), device_named(device)
     source = _source(folder)
-    config, tokenizer = _opened(folder, transformers.AutoConfig, source), _tokenizer(folder, source)
-    _check_tokens(folder, tokenizer)
+    config = _opened(folder, transformers.AutoConfig, source)
+    _check_kind(folder, config)
+    tokenizer = _tokenizer(folder, source)
     family = transformers.AutoModelForSeq2SeqLM if config.is_encoder_decoder else transformers.AutoModelForCausalLM
     module = _module(folder, family, {**source, "dtype": _dtype(dtype)}).to(where).eval()
     chosen = form or _own_form(folder, config, tokenizer)
@@ -86,23 +87,28 @@ def _source(folder: Path) -> dict[str, Any]:
 def _opened(folder: Path, kind: Any, given: dict[str, Any]) -> Any:
     try:
         return kind.from_pretrained(str(folder), local_files_only=True, **given)
-    except _BROKEN as broken:
+    except Exception as broken:  # a corrupt file raises what its reader happens to raise
         sentence = str(broken).strip().partition("\n")[0]
         raise InputError(
             f"generator {folder} can not be loaded ({sentence}): give an encoder-decoder or a decoder-only model"
         ) from broken
 
 
+def _check_kind(folder: Path, config: Any) -> None:
+    kinds = config.architectures or []
+    if kinds and not config.is_encoder_decoder and not set(kinds) & set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()):
+        raise InputError(
+            f"generator {folder} is a {kinds[0]}, which says nothing: give an encoder-decoder or a decoder-only model"
+        )
+
+
 def _tokenizer(folder: Path, source: dict[str, Any]) -> Any:
     tokenizer = _opened(folder, transformers.AutoTokenizer, source)
     if not tokenizer.is_fast:
         raise InputError(f"generator {folder} has no fast tokenizer: save one with `AutoTokenizer.save_pretrained`")
-    return tokenizer
-
-
-def _check_tokens(folder: Path, tokenizer: Any) -> None:
     if tokenizer.eos_token_id is None:
         raise InputError(f"the tokenizer of generator {folder} names no eos_token: no answer of it would ever end")
+    return tokenizer
 
 
 def _module(folder: Path, family: Any, given: dict[str, Any]) -> Any:

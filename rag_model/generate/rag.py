@@ -39,7 +39,7 @@ class RagSettings:
     def __post_init__(self) -> None:
         if self.kind not in get_args(Kind):
             raise UsageError(f"kind {self.kind!r} of a RAG model is unknown: use one of {', '.join(get_args(Kind))}")
-        if self.k < 1 or self.temperature <= 0 or not 0 <= self.label_smoothing < 1:
+        if self.k < 1 or not self.temperature > 0 or not 0 <= self.label_smoothing < 1:
             raise UsageError(f"{self} is out of bounds: k >= 1, temperature > 0 and 0 <= label_smoothing < 1")
 
 

@@ -20,6 +20,7 @@ from transformers import (
 
 from rag_model.corpus.records import Passage
 from rag_model.encoders.trainable import TrainableEncoder
+from rag_model.errors import UsageError
 from rag_model.generate.generator import Contexts, Targets
 from rag_model.generate.load import load_generator
 from rag_model.generate.rag import Kind, Rag, RagSettings
@@ -125,3 +126,75 @@ def test_loss_and_gradients_are_those_of_transformers(
         assert found
         for name, gradient in found.items():
             torch.testing.assert_close(gradient, expected_gradients[name], atol=1e-5, rtol=1e-4, msg=name)
+
+
+@pytest.fixture(scope="module")
+def rag(folders: Folders) -> Rag:
+    return rag_of(folders, "bart", RagSettings())
+
+
+@pytest.mark.parametrize("kind", ["sequence", "token"])
+def test_a_passage_that_helped_is_drawn_nearer(folders: Folders, kind: Kind) -> None:
+    """∂ -log p(y|x) / ∂ score(z) = p(z|x) - p(z|x,y): below zero where the answer speaks for the passage."""
+    ours = rag_of(folders, "bart", RagSettings(kind))
+    _, _, contexts, targets = batch(ours, UNEVEN)
+    scores = torch.tensor([[1.0, 0.0, 2.0], [0.0, 0.5, 0.0]], requires_grad=True)
+    found = ours.log_likelihood(scores, contexts, targets)
+    (-found.log_p).sum().backward()
+    tokens = targets.mask.sum(1)[:, None] if kind == "token" else 1  # each token draws on its own
+    expected = tokens * (ours.prior(scores).exp() - found.posterior.exp())
+    assert scores.grad is not None
+    torch.testing.assert_close(scores.grad, expected.detach(), atol=1e-5, rtol=1e-4)
+    assert not found.posterior.requires_grad
+
+
+def test_the_loss_is_the_negative_likelihood_and_forward_is_the_loss(rag: Rag) -> None:
+    questions, vectors, contexts, targets = batch(rag, UNEVEN)
+    scores = rag.scores(questions, vectors)
+    asked = rag.ask(questions)
+    torch.testing.assert_close(scores, torch.stack([vectors[row] @ asked[row] for row in range(2)]))
+    loss = rag.loss(scores, contexts, targets)
+    torch.testing.assert_close(loss, -rag.log_likelihood(scores, contexts, targets).log_p)
+    torch.testing.assert_close(rag(questions, vectors, contexts, targets), loss)
+    assert loss.shape == (2,)
+
+
+def test_every_weight_is_the_model_s(rag: Rag) -> None:
+    ours = {id(parameter) for parameter in rag.parameters()}
+    assert ours == {id(one) for part in (rag.question, rag.generator.module) for one in part.parameters()}
+
+
+def test_fewer_passages_than_asked_for_are_marginalised_alike(rag: Rag) -> None:
+    """A corpus of one passage: the answer's likelihood is the generator's own."""
+    passages = [[Passage("1", "1", 1, "T", "", "the capital", 0, 1, "")]]
+    contexts, targets = rag.generator.contexts(["who"], passages), rag.generator.targets(["the answer"])
+    found = rag.log_likelihood(torch.tensor([[7.0]]), contexts, targets)
+    logits = rag.generator.logits(contexts, targets)[0, 0].log_softmax(-1)
+    expected = logits.gather(1, targets.tokens.T).sum()
+    torch.testing.assert_close(found.log_p[0], expected)
+    assert found.posterior.tolist() == [[0.0]]
+
+
+def test_long_questions_and_empty_passages_have_a_likelihood(rag: Rag) -> None:
+    empty = [[Passage("", "", 0, "", "", "", 0, 0, "")] * 2] * 2
+    questions = ["who was the king of the city " * 20, ""]
+    contexts, targets = rag.generator.contexts(questions, empty), rag.generator.targets(["", "é" * 50])
+    loss = rag.loss(rag.scores(questions, torch.randn(2, 2, 32)), contexts, targets)
+    assert torch.isfinite(loss).all()
+
+
+def test_what_does_not_belong_together_is_refused(rag: Rag) -> None:
+    _, _, contexts, targets = batch(rag, EVEN)
+    with pytest.raises(UsageError, match="2 questions with 2 scores do not go with 6 contexts, 3 a question"):
+        rag.loss(torch.zeros(2, 2), contexts, targets)
+    with pytest.raises(UsageError, match="3 questions"):
+        rag.loss(torch.zeros(3, 3), contexts, targets)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"kind": "both"}, {"k": 0}, {"temperature": 0.0}, {"label_smoothing": 1.0}, {"temperature": float("nan")}],
+)
+def test_settings_have_bounds(changes: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=r"is unknown|out of bounds"):
+        RagSettings(**changes)

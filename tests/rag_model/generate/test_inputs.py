@@ -1,0 +1,145 @@
+"""The forms of a context, and what is cut of one that is too long."""
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from transformers import AutoTokenizer, RagConfig, RagRetriever
+
+from rag_model.corpus.records import Passage
+from rag_model.errors import InputError, UsageError
+from rag_model.generate.inputs import (
+    Form,
+    PaperForm,
+    PromptForm,
+    encode,
+    form_of_json,
+    form_to_json,
+    padded,
+    with_end,
+)
+from tests.fixtures.tiny_generators import save_bart
+
+PROMPT = PromptForm("Q {question} P {title}: {text} A")
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return AutoTokenizer.from_pretrained(save_bart(tmp_path_factory.mktemp("bart")))
+
+
+def passage(title: str, text: str) -> Passage:
+    return Passage("1", "1", 1, title, "", text, 0, 1, "")
+
+
+def words(tokenizer: Any, form: Form, question: str, title: str, text: str, longest: int) -> str:
+    (row,) = encode(tokenizer, [form.write(question, passage(title, text))], longest)
+    assert len(row) <= longest
+    return str(tokenizer.decode(row))
+
+
+@given(title=TEXT, text=TEXT, question=TEXT, prefix=st.sampled_from(["", "answer:  "]))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60)
+def test_the_paper_s_form_is_transformers_own(title: str, text: str, question: str, prefix: str) -> None:
+    """`RagRetriever.postprocess_docs`, asked for the strings that it tokenises."""
+    seen: list[str] = []
+
+    class Listening:
+        config = RagConfig.from_dict({"question_encoder": {"model_type": "dpr"}, "generator": {"model_type": "bart"}})
+
+        def generator_tokenizer(self, strings: list[str], **_: Any) -> dict[str, list[int]]:
+            seen.extend(strings)
+            return {"input_ids": [], "attention_mask": []}
+
+    docs = [{"title": [title], "text": [text]}]
+    RagRetriever.postprocess_docs(Listening(), docs, [question], prefix, 1)  # type: ignore[arg-type]
+    assert [PaperForm(prefix).write(question, passage(title, text)).text] == seen
+
+
+def test_what_fits_is_left_as_it_is(tokenizer: Any) -> None:
+    whole = words(tokenizer, PaperForm(), "who?", "Ti", "some text", 300)
+    assert whole == "<s>Ti / some text // who?</s>"
+
+
+@pytest.mark.parametrize(
+    ("longest", "left"),
+    [
+        (34, "<s>title / abcdefghij // 0123456789</s>"),
+        (33, "<s>title / abcdefghi // 0123456789</s>"),
+        (25, "<s>title / a // 0123456789</s>"),
+        (24, "<s>title /  // 0123456789</s>"),
+        (23, "<s>titl /  // 0123456789</s>"),
+        (19, "<s> /  // 0123456789</s>"),
+        (18, "<s> /  // 012345678</s>"),
+        (9, "<s> /  // </s>"),
+    ],
+)
+def test_the_passage_is_cut_first_then_the_title_then_the_question(tokenizer: Any, longest: int, left: str) -> None:
+    assert words(tokenizer, PaperForm(), "0123456789", "title", "abcdefghij", longest) == left
+
+
+def test_a_prompt_keeps_its_instructions(tokenizer: Any) -> None:
+    assert words(tokenizer, PROMPT, "0123", "title", "abcdef", 21) == "<s>Q 0123 P title: a A</s>"
+    assert words(tokenizer, PROMPT, "0123", "title", "abcdef", 13) == "<s>Q 01 P :  A</s>"
+
+
+def test_a_form_that_alone_is_too_long_is_refused(tokenizer: Any) -> None:
+    with pytest.raises(UsageError, match="max_length 8 has no room for the form alone: use 10 or more"):
+        words(tokenizer, PaperForm(), "xyz", "a", "b", 8)
+
+
+@pytest.mark.parametrize("form", [PaperForm(), PROMPT], ids=["paper", "prompt"])
+@given(title=TEXT, text=TEXT, question=TEXT, longest=st.integers(12, 60))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=100)
+def test_any_text_is_cut_between_its_characters(
+    tokenizer: Any, form: Form, title: str, text: str, question: str, longest: int
+) -> None:
+    """No character is cut in two: what is left of every text reads as its beginning."""
+    found = words(tokenizer, form, question, title, text, longest)
+    assert "\N{REPLACEMENT CHARACTER}" not in found or "\N{REPLACEMENT CHARACTER}" in title + text + question
+
+
+def test_all_tokens_of_a_character_go_together(tokenizer: Any) -> None:
+    for longest in range(9, 24):
+        assert "\N{REPLACEMENT CHARACTER}" not in words(tokenizer, PaperForm(), "é", "", "日本語🎉", longest)
+
+
+def test_rows_are_filled_up_on_either_side() -> None:
+    tokens, mask = padded([[1, 2, 3], [4]], 9)
+    assert tokens.tolist() == [[1, 2, 3], [4, 9, 9]]
+    assert mask.tolist() == [[True] * 3, [True, False, False]]
+    tokens, mask = padded([[1, 2, 3], [4]], 9, left=True)
+    assert tokens.tolist() == [[1, 2, 3], [9, 9, 4]]
+    assert mask.tolist() == [[True] * 3, [False, False, True]]
+    assert tokens.dtype == torch.int64
+
+
+def test_an_answer_ends_however_it_is_cut() -> None:
+    assert with_end([5, 6, 7, 2], 9, 2) == [5, 6, 7, 2]
+    assert with_end([5, 6, 7], 9, 2) == [5, 6, 7, 2]
+    assert with_end([5, 6, 7, 2], 3, 2) == [5, 6, 2]
+    assert with_end([], 3, 2) == [2]
+
+
+@pytest.mark.parametrize("template", ["no place", "{question} {who}", "{question", "{question} {}"])
+def test_a_template_says_where_the_question_goes(template: str) -> None:
+    with pytest.raises(UsageError, match="prompt template"):
+        PromptForm(template)
+
+
+def test_braces_in_texts_are_texts() -> None:
+    assert PromptForm("{{x}} {question}").write("{text}", passage("", "")).text == "{x} {text}"
+
+
+@pytest.mark.parametrize("form", [PaperForm("answer: ", max_length=64), PROMPT])
+def test_a_form_is_read_back(form: Form) -> None:
+    assert form_of_json(form_to_json(form)) == form
+
+
+@pytest.mark.parametrize("value", [{}, {"form": "poem"}, {"form": "paper", "colour": 1}])
+def test_what_is_no_form_is_refused(value: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match="is no form"):
+        form_of_json(value)

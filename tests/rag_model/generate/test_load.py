@@ -1,0 +1,142 @@
+"""Opening generators: families, forms, and what is refused with a sentence."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from rag_model.corpus.records import Passage
+from rag_model.encoders.spec import RECORD_FILE
+from rag_model.errors import InputError, UsageError
+from rag_model.generate.causal import CausalGenerator
+from rag_model.generate.inputs import PaperForm, PromptForm, form_to_json
+from rag_model.generate.load import chat_form, load_generator
+from rag_model.generate.seq2seq import Seq2SeqGenerator
+from tests.fixtures.tiny import save_bert, write_json
+from tests.fixtures.tiny_generators import save_bart, save_llama, save_t5
+
+BESIDE = [[Passage("1", "1", 1, "T", "", "text", 0, 1, "")]]
+
+
+def settings_of(folder: Path, name: str, **changes: object) -> None:
+    path = folder / name
+    found = {**json.loads(path.read_text()), **changes}
+    write_json(path, {key: value for key, value in found.items() if value is not None})
+
+
+def test_the_config_says_which_family(tmp_path: Path) -> None:
+    bart = load_generator(save_bart(tmp_path / "bart"), device="cpu")
+    llama = load_generator(str(save_llama(tmp_path / "llama")), device="cpu")
+    assert isinstance(bart, Seq2SeqGenerator)
+    assert bart.form == PaperForm()
+    assert bart.longest == 256
+    assert isinstance(llama, CausalGenerator)
+    assert llama.form == PromptForm()
+    assert not llama.module.training
+    assert next(llama.module.parameters()).dtype == torch.float32
+
+
+def test_t5_reads_more_than_it_was_trained_on(tmp_path: Path) -> None:
+    t5 = load_generator(save_t5(tmp_path), PaperForm(max_length=600), device="cpu")
+    contexts = t5.contexts(["q" * 590], BESIDE)
+    assert contexts.tokens.shape == (1, 600)
+    assert torch.isfinite(t5.begin(contexts)[0]).all()
+
+
+def test_a_generator_without_a_pad_token_fills_up_with_its_end(tmp_path: Path) -> None:
+    llama = load_generator(save_llama(tmp_path), device="cpu")
+    assert llama.tokenizer.pad_token_id is None  # type: ignore[attr-defined]
+    assert llama.pad == llama.end
+    targets = llama.targets(["a", "the answer is"])
+    assert targets.tokens[0, -2:].tolist() == [llama.end] * 2  # one is said, one fills up
+    assert targets.mask.tolist() == [[True, True, True, False], [True] * 4]
+
+
+def test_the_form_is_the_folder_s_own_where_it_has_one(tmp_path: Path) -> None:
+    own = PromptForm("{text} {question}", max_answer=7)
+    write_json(save_llama(tmp_path, chat=True) / RECORD_FILE, {"form": form_to_json(own)})
+    assert load_generator(tmp_path, device="cpu").form == own  # type: ignore[attr-defined]
+    assert load_generator(tmp_path, PromptForm(), device="cpu").form == PromptForm()  # type: ignore[attr-defined]
+
+
+def test_a_chat_template_without_room_for_a_prompt_is_refused(tmp_path: Path) -> None:
+    settings_of(save_llama(tmp_path, chat=True), "tokenizer_config.json", chat_template="hello")
+    with pytest.raises(UsageError, match="no place for a prompt: give a form"):
+        load_generator(tmp_path, device="cpu")
+    assert load_generator(tmp_path, PromptForm(), device="cpu").text([]) == ""
+
+
+def test_a_chat_form_keeps_the_words_of_another(tmp_path: Path) -> None:
+    llama = load_generator(save_llama(tmp_path, chat=True), device="cpu")
+    assert chat_form(llama.tokenizer, PromptForm("{question}!")).template == "{question}!"  # type: ignore[attr-defined]
+
+
+def test_a_decoder_only_model_reads_prompts(tmp_path: Path) -> None:
+    save_llama(tmp_path)
+    with pytest.raises(UsageError, match="give a PromptForm"):
+        load_generator(tmp_path, PaperForm(), device="cpu")
+    with pytest.raises(UsageError, match="no room for a prompt"):
+        load_generator(tmp_path, PromptForm(max_answer=256), device="cpu")
+
+
+def test_what_is_no_generator_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="is a BertModel, which says nothing"):
+        load_generator(save_bert(tmp_path / "bert"), device="cpu")
+    with pytest.raises(InputError, match="is not here: give a folder, or a hub name"):
+        load_generator(tmp_path / "none")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputError, match=r"has no config\.json"):
+        load_generator(tmp_path / "empty")
+
+
+def test_a_part_that_is_missing_is_named(tmp_path: Path) -> None:
+    weights = save_llama(tmp_path) / "model.safetensors"
+    tensors = load_file(weights)
+    del tensors["model.norm.weight"]
+    save_file(tensors, weights, {"format": "pt"})
+    with pytest.raises(InputError, match=r"lacks 1 tensors, model\.norm\.weight first"):
+        load_generator(tmp_path, device="cpu")
+
+
+def test_truncated_and_pickled_weights_are_refused(tmp_path: Path) -> None:
+    weights = save_bart(tmp_path) / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    with pytest.raises(InputError, match="is truncated"):
+        load_generator(tmp_path)
+    weights.rename(tmp_path / "pytorch_model.bin")
+    with pytest.raises(InputError, match="pickled weights, which can run code"):
+        load_generator(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json"])
+def test_a_corrupt_file_is_named_or_its_folder(tmp_path: Path, name: str) -> None:
+    (save_bart(tmp_path) / name).write_text('{"model_type": ')
+    with pytest.raises(InputError, match=str(tmp_path)):
+        load_generator(tmp_path, device="cpu")
+
+
+def test_a_tokenizer_that_never_ends_is_refused(tmp_path: Path) -> None:
+    settings_of(save_llama(tmp_path), "tokenizer_config.json", eos_token=None)
+    with pytest.raises(InputError, match="names no eos_token"):
+        load_generator(tmp_path, device="cpu")
+
+
+def test_devices_and_dtypes(tmp_path: Path) -> None:
+    save_llama(tmp_path)
+    assert next(load_generator(tmp_path, device="cpu", dtype="bfloat16").module.parameters()).dtype == torch.bfloat16
+    with pytest.raises(UsageError, match="dtype 'float17' is unknown"):
+        load_generator(tmp_path, device="cpu", dtype="float17")
+    with pytest.raises(UsageError, match="device 'gpu' is unknown"):
+        load_generator(tmp_path, device="gpu")
+
+
+def test_one_gguf_file_a_folder(tmp_path: Path) -> None:
+    for name in ("a.gguf", "b.gguf"):
+        (tmp_path / name).write_bytes(b"GGUF")
+    with pytest.raises(InputError, match="has 2 GGUF files"):
+        load_generator(tmp_path)
+    (tmp_path / "b.gguf").unlink()
+    with pytest.raises(InputError, match="can not be loaded"):
+        load_generator(tmp_path, device="cpu")
