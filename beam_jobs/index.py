@@ -1,12 +1,16 @@
 """The index jobs: train once, scatter part by part, build shards side by side, merge.
 
-All indexes of a snapshot share the four jobs. Each task uses one thread, so that equal vectors give equal bytes; work
-is spread by parts, shards and indexes. What one job hands to the next are blobs of the store, of which a reader asks
-for ranges: no worker but the merging one ever reads what it does not need.
+All indexes of a snapshot share the four jobs. What was learnt for the parent's index is inherited while it fits, and
+training is then no more than a look at some new vectors. No piece and no shard knows how large the corpus is or what
+else is in it: those of a part, or of a cell with all its slices, that is as it was are found made.
+
+Each task uses one thread, so that equal vectors give equal bytes; work is spread by parts, shards and indexes. What one
+job hands to the next are blobs of the store, of which a reader asks for ranges: no worker but the merging one ever
+reads what it does not need.
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -15,7 +19,10 @@ from typing import Any
 from beam_jobs.job import Facts, Launch, OnProgress, limit_threads, run_job
 from beam_jobs.libraries import versions
 from rag_model.build.content import BuiltIndex
+from rag_model.build.heritage import Heirloom
+from rag_model.digest import digest_json
 from rag_model.index.estimate import check_disk, estimate
+from rag_model.index.fit import Fit, Trained, measure, tell_apart
 from rag_model.index.pieces import Opener, opener
 from rag_model.index.recipe import IndexPlan
 from rag_model.index.structure import structure_of
@@ -31,9 +38,11 @@ class IndexBuild:
     name: str
     plan: IndexPlan
     vectors: BlobRef  # JSON list of the parts' embeddings, in row order
+    inherited: Heirloom | None = None  # what is used instead of training, if it fits
     trained: BlobRef | None = None  # what the workers share
+    fitted: Trained | None = None  # how it fitted what it was learnt from
     scattered: BlobRef | None = None  # JSON list of the parts' pieces, in row order
-    rows: BlobRef | None = None  # JSON list of the rows of each shard
+    cells: BlobRef | None = None  # JSON list, of each shard its rows and a digest of its slices of all parts
     shards: BlobRef | None = None  # JSON list of the shards, in order; empty where there are none
 
 
@@ -53,17 +62,46 @@ class Shard:
     build: IndexBuild
     number: int
     rows: int  # members of its cell
+    slices: str  # digest of what it is built of
 
 
-def start(store: Store, name: str, plan: IndexPlan, vectors: Sequence[BlobRef]) -> IndexBuild:
+def start(
+    store: Store, name: str, plan: IndexPlan, vectors: Sequence[BlobRef], inherited: Heirloom | None = None
+) -> IndexBuild:
     """Return an index of which nothing is built yet."""
-    return IndexBuild(name, plan, _put_list(store, vectors))
+    return IndexBuild(name, plan, _put_list(store, vectors), inherited)
 
 
 def train(builds: Sequence[IndexBuild], launch: Launch, on_progress: OnProgress | None = None) -> list[IndexBuild]:
-    """Train all indexes."""
-    reports = run_job("train", train_one, builds, launch, on_progress)
-    return [replace(build, trained=_out(report)) for build, report in zip(builds, reports, strict=True)]
+    """Train all indexes but those that inherit what fits; the plan's notes then say which it was, and why.
+
+    Where no vector is new, what is inherited is used without a look, and no job is run.
+    """
+    reports = iter(run_job("train", train_one, [build for build in builds if not _settled(build)], launch, on_progress))
+    return [_kept(build) if _settled(build) else _trained(build, next(reports)) for build in builds]
+
+
+def _settled(build: IndexBuild) -> bool:
+    return build.inherited is not None and build.inherited.settled(build.plan.drift)
+
+
+def _trained(build: IndexBuild, report: Facts) -> IndexBuild:
+    if "out" not in report:
+        return _kept(build)
+    fitted, why = Trained(report["facts"]["losses"]), report["why"]
+    return replace(_noted(build, f"trained anew: {why}") if why else build, trained=_out(report), fitted=fitted)
+
+
+def _kept(build: IndexBuild) -> IndexBuild:
+    heirloom = build.inherited
+    if heirloom is None:
+        raise ValueError(f"index {build.name} inherits nothing: train it")
+    noted = _noted(build, f"trained as in snapshot {heirloom.snapshot[:12]}")
+    return replace(noted, trained=heirloom.blob, fitted=heirloom.trained)
+
+
+def _noted(build: IndexBuild, said: str) -> IndexBuild:
+    return replace(build, plan=replace(build.plan, notes=(*build.plan.notes, said)))
 
 
 def scatter(builds: Sequence[IndexBuild], launch: Launch, on_progress: OnProgress | None = None) -> list[IndexBuild]:
@@ -73,7 +111,7 @@ def scatter(builds: Sequence[IndexBuild], launch: Launch, on_progress: OnProgres
     roomy = _with_room(builds, "scatter", launch)
     done = _grouped("scatter", scatter_one, parts, roomy, on_progress, lambda part: part.vectors.size)
     return [
-        replace(build, scattered=_put_list(store, map(_out, reports)), rows=_put_rows(store, build.plan, reports))
+        replace(build, scattered=_put_list(store, map(_out, reports)), cells=_put_cells(store, build.plan, reports))
         for build, reports in zip(builds, done, strict=True)
     ]
 
@@ -84,7 +122,7 @@ def build_shards(
     """Build all shards of all indexes."""
     store = Store.open(launch.store_url)
     shards = [
-        [Shard(build, number, rows) for number, rows in enumerate(json.loads(store.blobs.read(_made(build.rows))))]
+        [Shard(build, number, **cell) for number, cell in enumerate(json.loads(store.blobs.read(_made(build.cells))))]
         for build in builds
     ]
     roomy = _with_room(builds, "shard", launch)
@@ -96,21 +134,50 @@ def build_shards(
 
 def merge(builds: Sequence[IndexBuild], launch: Launch, on_progress: OnProgress | None = None) -> list[BuiltIndex]:
     """Merge all indexes."""
+    store = Store.open(launch.store_url)
     reports = run_job("merge", merge_one, builds, launch, on_progress)
     return [
-        BuiltIndex(build.name, build.plan, _out(report), report["facts"])
+        BuiltIndex(build.name, build.plan, _out(report), report["facts"], _passed_on(store, build))
         for build, report in zip(builds, reports, strict=True)
     ]
 
 
+def _passed_on(store: Store, build: IndexBuild) -> tuple[BlobRef, Trained] | None:
+    """Return what later builds inherit, with how even its cells are by now."""
+    rows = [cell["rows"] for cell in json.loads(store.blobs.read(_made(build.cells)))]
+    imbalance = round(max(rows) * len(rows) / max(1, sum(rows)), 4) if rows else 0.0
+    return (_made(build.trained), build.fitted.used(imbalance)) if build.fitted else None
+
+
 def train_one(build: IndexBuild, store: Store) -> Facts:
-    """Learn what the workers of one index share, once."""
-    plan = build.plan
+    """Learn what the workers of one index share, once; with a trained file that fits, only say so."""
+    plan, why = build.plan, None
+    if build.inherited is not None:
+        why = build.inherited.trained.reason(plan.drift) or _fit_of(build, build.inherited, store).reason(plan.drift)
+        if why is None:
+            return {"why": None, "made": False}
 
     def make(out: Path) -> Facts:
         return structure_of(plan).train(plan, _local(store, build.vectors), out)
 
-    return _once(store, "train", plan, make, vectors=build.vectors.id)
+    return {"why": why, **_once(store, "train", deciding(plan), make, vectors=build.vectors.id)}
+
+
+def _fit_of(build: IndexBuild, heirloom: Heirloom, store: Store) -> Fit:
+    """Measure how an inherited trained file fits the new vectors, once."""
+    plan = build.plan
+
+    def measured(_: Path) -> Produced:
+        changed = [(store.blobs.local(new), [*map(store.blobs.local, old)]) for new, old in heirloom.changed]
+        new, old = tell_apart(changed, [*map(store.blobs.local, heirloom.same)], plan.seed)
+        return Produced(
+            {}, measure(plan, store.blobs.local(heirloom.blob), heirloom.trained.losses, new, old).to_json()
+        )
+
+    looked_at = [[new.id, [ref.id for ref in old]] for new, old in heirloom.changed]
+    same = [ref.id for ref in heirloom.same]
+    inputs = sharing(plan) | {"trained": heirloom.blob.id, "changed": looked_at, "same": same}
+    return Fit.of(store.memo.once("fit", inputs, measured)[0].facts)
 
 
 def scatter_one(part: Part, store: Store) -> Facts:
@@ -121,7 +188,7 @@ def scatter_one(part: Part, store: Store) -> Facts:
         files = store.blobs.local(trained), store.blobs.local(part.vectors)
         return structure_of(plan).scatter(plan, *files, part.number, out)
 
-    return _once(store, "scatter", plan, make, vectors=part.vectors.id, trained=trained.id, number=part.number)
+    return _once(store, "scatter", sharing(plan), make, vectors=part.vectors.id, trained=trained.id, number=part.number)
 
 
 def build_shard(shard: Shard, store: Store) -> Facts:
@@ -132,7 +199,7 @@ def build_shard(shard: Shard, store: Store) -> Facts:
         slices = _openers(store, scattered)
         return structure_of(plan).shard(plan, store.blobs.local(trained), slices, shard.number, out)
 
-    return _once(store, "shard", plan, make, scattered=scattered.id, trained=trained.id, number=shard.number)
+    return _once(store, "shard", sharing(plan), make, slices=shard.slices, trained=trained.id, number=shard.number)
 
 
 def merge_one(build: IndexBuild, store: Store) -> Facts:
@@ -148,7 +215,7 @@ def merge_one(build: IndexBuild, store: Store) -> Facts:
         return structure_of(plan).merge(plan, store.blobs.local(trained), vectors, pieces, whole, out)
 
     made_of = {"vectors": build.vectors.id, "scattered": scattered.id, "shards": shards.id}
-    return _once(store, "merge", plan, make, trained=trained.id, **made_of)
+    return _once(store, "merge", deciding(plan), make, trained=trained.id, **made_of)
 
 
 def _grouped(
@@ -166,22 +233,27 @@ def _grouped(
 
 
 def deciding(plan: IndexPlan) -> dict[str, Any]:
-    """Return what decides the output of every stage of an index, beside its files."""
-    return {"plan": plan.built(), "code": structure_of(plan).VERSION, "libraries": versions("faiss-cpu")}
+    """Return what decides a trained file or an index, beside its files."""
+    return sharing(plan) | {"plan": plan.built()}
+
+
+def sharing(plan: IndexPlan) -> dict[str, Any]:
+    """Return what decides a piece or a shard, beside its files: nothing of it grows with the corpus."""
+    return {"plan": plan.shared(), "code": structure_of(plan).VERSION, "libraries": versions("faiss-cpu")}
 
 
 def _with_room(builds: Sequence[IndexBuild], stage: str, launch: Launch) -> Launch:
     return launch.for_tasks(max((estimate(build.plan).stages.get(stage, 1) for build in builds), default=1))
 
 
-def _once(store: Store, stage: str, plan: IndexPlan, make: Callable[[Path], Facts], **inputs: Any) -> Facts:
+def _once(store: Store, stage: str, decides: Mapping[str, Any], make: Callable[[Path], Facts], **inputs: Any) -> Facts:
     def produce(workdir: Path) -> Produced:
         limit_threads(1)
         out = workdir / stage
         facts = make(out)
         return Produced({"out": out}, facts)
 
-    record, made = store.memo.once(stage, deciding(plan) | inputs, produce)
+    record, made = store.memo.once(stage, {**decides, **inputs}, produce)
     return {"facts": dict(record.facts), "out": asdict(record.outputs["out"]), "made": made}
 
 
@@ -195,10 +267,17 @@ def _put_list(store: Store, refs: Iterable[BlobRef]) -> BlobRef:
     return store.blobs.put_bytes(json.dumps([ref.to_json() for ref in refs]).encode())
 
 
-def _put_rows(store: Store, plan: IndexPlan, reports: Sequence[Facts]) -> BlobRef:
-    """Store how many rows of all parts went to each shard."""
-    rows = [sum(report["facts"]["cells"][number] for report in reports) for number in range(plan.shards)]
-    return store.blobs.put_bytes(json.dumps(rows).encode())
+def _put_cells(store: Store, plan: IndexPlan, reports: Sequence[Facts]) -> BlobRef:
+    """Store how many rows of all parts went to each shard, and a digest of what it reads of them."""
+    facts = [report["facts"] for report in reports]
+    cells = [
+        {
+            "rows": sum(own["cells"][number] for own in facts),
+            "slices": digest_json([own["slices"][number] for own in facts if own["slices"][number]]),
+        }
+        for number in range(plan.shards)
+    ]
+    return store.blobs.put_bytes(json.dumps(cells).encode())
 
 
 def _listed(store: Store, blob: BlobRef) -> list[BlobRef]:

@@ -13,6 +13,7 @@ from flows.outcome import GateRefusedError, Reindexed
 from flows.progress import StageClock
 from flows.stage import stage
 from rag_model.build.content import BuiltIndex, counts, provenance, vectors_of
+from rag_model.build.heritage import Heirloom
 from rag_model.build.measure import Measured, measure
 from rag_model.build.publish import Published, publish, vitals
 from rag_model.build.recipe import Recipe
@@ -41,6 +42,7 @@ class Build:
     plans: Mapping[str, IndexPlan]
     assembled: Callable[[Sequence[BuiltIndex]], Content]  # the snapshot's content, with these indexes
     derived: Mapping[str, Any] = field(default_factory=dict)  # what the provenance says of a snapshot made from another
+    heirlooms: Mapping[str, Heirloom] = field(default_factory=dict)  # by index: what of the parent's may be used
 
 
 def finish(build: Build) -> Reindexed:
@@ -67,7 +69,7 @@ def indexed(build: Build) -> tuple[Manifest, Measured]:
     """
     store, launch, clock, recipe = build.store, build.launch, build.clock, build.recipe
     with clock("train") as tell:
-        indexes = train_indexes(store, build.plans, build.embeddings, launch, tell)
+        indexes = train_indexes(store, build, launch, tell)
     with clock("scatter") as tell:
         indexes = scatter_vectors(indexes, launch, tell)
     with clock("shard") as tell:
@@ -94,11 +96,10 @@ def reported(build: Build, manifest: Manifest, published: Published, measured: M
 
 
 @stage
-def train_indexes(
-    store: Store, plans: Mapping[str, IndexPlan], embeddings: Sequence[Facts], launch: Launch, tell: OnProgress
-) -> list[IndexBuild]:
-    """Learn what the workers of each index share."""
-    builds = [index.start(store, name, plan, vectors_of(embeddings)) for name, plan in plans.items()]
+def train_indexes(store: Store, build: Build, launch: Launch, tell: OnProgress) -> list[IndexBuild]:
+    """Learn what the workers of each index share, or inherit it."""
+    vectors, heirlooms = vectors_of(build.embeddings), build.heirlooms
+    builds = [index.start(store, name, plan, vectors, heirlooms.get(name)) for name, plan in build.plans.items()]
     return index.train(builds, launch, tell)
 
 

@@ -7,7 +7,8 @@ Requires: a store that this machine and the workers both reach.
 """
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 from prefect import flow
@@ -23,11 +24,13 @@ from flows.progress import StageClock
 from flows.stage import stage
 from rag_model.build.content import assemble
 from rag_model.build.encoding import StoredEncoder, store_encoder
+from rag_model.build.heritage import Heirloom, inherit, noted, obstacles
 from rag_model.build.parent import Parent
 from rag_model.build.planning import plan_parts
 from rag_model.build.recipe import Recipe
 from rag_model.build.sizing import plan_indexes
 from rag_model.corpus.records import Plan
+from rag_model.index.recipe import IndexPlan
 from rag_model.store.store import Store
 
 DEFAULT_ENCODER = "sentence-transformers/all-MiniLM-L6-v2"
@@ -74,11 +77,13 @@ def reindex(
             encoding = prepare_encoder(target, encoder, recipe)
         with clock("chunk") as tell:
             passages = chunk_parts(plan, recipe, parent, launch, tell)
-        plans = plan_indexes(recipe.index, passages, encoding.space.dim, worker_memory(beam_options))
+        plans = plan_indexes(recipe.index, passages, encoding.space.dim, worker_memory(beam_options), parent)
         with clock("embed") as tell:
             embeddings = embed_parts(plan, passages, encoding, recipe, parent, launch, tell)
+        plans, heirlooms = inherit_trained(target, parent, plans, plan, embeddings, encoding)
         assembled = partial(assemble, plan, recipe, encoding, passages, embeddings)
-        return finish(Build(target, launch, clock, recipe, ref, dump, encoder, passages, embeddings, plans, assembled))
+        build = Build(target, launch, clock, recipe, ref, dump, encoder, passages, embeddings, plans, assembled)
+        return finish(replace(build, heirlooms=heirlooms))
 
 
 @stage
@@ -123,3 +128,19 @@ def embed_parts(
         for part, cut in zip(plan.parts, passages, strict=True)
     ]
     return embed.run(tasks, launch, tell)
+
+
+@stage
+def inherit_trained(
+    store: Store,
+    parent: Parent,
+    plans: Mapping[str, IndexPlan],
+    plan: Plan,
+    embeddings: Sequence[Facts],
+    encoding: StoredEncoder,
+) -> tuple[dict[str, IndexPlan], dict[str, Heirloom]]:
+    """Find what the parent's indexes were trained to; note in the plans of others why nothing is inherited."""
+    space = encoding.space.digest
+    found = {name: inherit(store, parent, name, its, space, plan.parts, embeddings) for name, its in plans.items()}
+    told = {name: noted(its, obstacles(parent, name, its, space)) for name, its in plans.items()}
+    return told, {name: heirloom for name, heirloom in found.items() if heirloom is not None}

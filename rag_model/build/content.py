@@ -10,14 +10,23 @@ from itertools import pairwise
 from typing import Any
 
 from rag_model.build.encoding import StoredEncoder
+from rag_model.build.heritage import trained_entry
 from rag_model.build.recipe import Recipe
 from rag_model.corpus import chunk
 from rag_model.corpus.records import Plan
 from rag_model.encoders import embed
+from rag_model.index.fit import Trained
 from rag_model.index.recipe import IndexPlan
 from rag_model.store.blobs import BlobRef
 from rag_model.store.manifest import Content, PartEntry
-from rag_model.store.paths import QUESTION_ENCODER, articles_path, embeddings_path, index_path, passages_path
+from rag_model.store.paths import (
+    QUESTION_ENCODER,
+    articles_path,
+    embeddings_path,
+    index_path,
+    passages_path,
+    trained_path,
+)
 
 WIKIPEDIA_LICENCE = "CC BY-SA 4.0"
 Facts = Mapping[str, Any]  # what a job reports of one part
@@ -32,6 +41,7 @@ class BuiltIndex:
     plan: IndexPlan
     blob: BlobRef  # the file that plain faiss opens
     facts: Facts = field(default_factory=dict)  # what its merge said
+    trained: tuple[BlobRef, Trained] | None = None  # what its workers shared: later builds inherit it
 
 
 def assemble(
@@ -59,14 +69,20 @@ def assemble(
             files[articles_path(name)] = BlobRef.from_json(cut["article_log"])
         parts.append(PartEntry(name, first, last, cut["rows"]))
     files |= {index_path(index.name): index.blob for index in indexes}
+    files |= {trained_path(index.name): index.trained[0] for index in indexes if index.trained}
     return Content(
         corpus=_corpus(plan, passages),
         parts=tuple(parts),
         files=files,
         recipe=recipe.content(),
         space=encoder.space.to_json(),
-        indexes={index.name: index.plan.entry() for index in indexes},
+        indexes={index.name: _entry(index) for index in indexes},
     )
+
+
+def _entry(index: BuiltIndex) -> dict[str, Any]:
+    entry = index.plan.entry()
+    return entry | {"trained": trained_entry(index.plan, index.trained[1])} if index.trained else entry
 
 
 def _tiled(plan: Plan, passages: Sequence[Facts]) -> list[tuple[int, int]]:

@@ -14,6 +14,7 @@ from rag_model.errors import InputError
 from rag_model.index.engine import FaissIndex, Rows, Vectors, faiss
 from rag_model.index.graph import BLOCK
 from rag_model.index.graph_file import GraphFile
+from rag_model.index.losses import relative_error
 from rag_model.index.reach import Reach
 from rag_model.index.vectors import VectorFiles
 
@@ -101,13 +102,7 @@ def quantization_error(index: FaissIndex, vectors: VectorFiles, seed: int = 0) -
         )
     order = np.argsort(rows)
     true = vectors.take(rows[order])
-    return _relative_error(true, decoded[order])
-
-
-def _relative_error(true: Vectors, decoded: Vectors) -> float:
-    norms = np.square(true, dtype=np.float64).sum(axis=1)
-    errors = np.square(true - decoded, dtype=np.float64).sum(axis=1)
-    return float((errors[norms > 0] / norms[norms > 0]).mean()) if norms.any() else 0.0
+    return relative_error(true, decoded[order])
 
 
 def _decoded(index: FaissIndex, lists: FaissIndex, places: Rows) -> tuple[Rows, Vectors]:

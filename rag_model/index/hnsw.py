@@ -42,6 +42,7 @@ from rag_model.index.graph import (
     similarities,
 )
 from rag_model.index.graph_file import write_head, write_storage, write_tail
+from rag_model.index.losses import distance, relative_error
 from rag_model.index.pieces import Opener, Piece, opener, write_piece
 from rag_model.index.reach import repair
 from rag_model.index.recipe import Facts, IndexPlan, default_search
@@ -49,7 +50,8 @@ from rag_model.index.scattered import read_rows, read_vectors, write_scattered
 from rag_model.index.stitch import Shard, candidates, write_shard
 from rag_model.index.vectors import VectorFiles
 
-VERSION = 3
+VERSION = 4
+LOSSES = 4_096  # vectors of the sample, at most twice as many, that tell how far it lies from what it taught
 
 
 def train(plan: IndexPlan, vectors: Sequence[Path], out: Path) -> Facts:
@@ -68,7 +70,19 @@ def train(plan: IndexPlan, vectors: Sequence[Path], out: Path) -> Facts:
     cells = learn(plan, sample)
     index.train(sample)
     write_piece(out, _stamp(plan), [*cells.arrays(), faiss.serialize_index(index)])
-    return {"sample": len(sample), "cells": len(cells.centroids)}
+    lost = _losses(plan, cells, index, sample[:: -(-len(sample) // LOSSES)])
+    return {"sample": len(sample), "cells": len(cells.centroids), "losses": lost}
+
+
+def losses(plan: IndexPlan, trained: Path, vectors: Vectors) -> dict[str, float]:
+    """Return how far vectors, (m, d) float32, lie from their cells, how few `links` cross, what their `codes` lose.
+
+    `links` are those of a vector that the plan asks for over those that it has: graphs that few cross fall apart.
+
+    Raises:
+        InputError: the trained file is damaged or of another plan.
+    """
+    return _losses(plan, *_load(plan, trained), vectors)
 
 
 def scatter(plan: IndexPlan, trained: Path, vectors: Path, number: int, out: Path) -> Facts:
@@ -81,9 +95,15 @@ def scatter(plan: IndexPlan, trained: Path, vectors: Path, number: int, out: Pat
     part, (cells, _) = VectorFiles([vectors]), _load(plan, trained)
     if part.dim != plan.d:
         raise InputError(f"{vectors} has {part.dim} dimensions where the plan says {plan.d}: plan the index anew")
-    begins = write_scattered(plan, trained, cells, part, number, out)
+    begins, slices = write_scattered(plan, trained, cells, part, number, out)
     members: list[int] = np.diff(begins)[::2].tolist()
-    return {"rows": part.n, "written": int(begins[-1]), "cells": members, "bytes": out.stat().st_size}
+    return {
+        "rows": part.n,
+        "written": int(begins[-1]),
+        "cells": members,
+        "slices": slices,
+        "bytes": out.stat().st_size,
+    }
 
 
 def shard(plan: IndexPlan, trained: Path, scattered: Sequence[Opener], number: int, out: Path) -> Facts:
@@ -142,6 +162,19 @@ def merge(
     return {"rows": plan.n, "bytes": out.stat().st_size, "unreachable_repaired": repaired}
 
 
+def _losses(plan: IndexPlan, cells: Cells, empty: FaissIndex, vectors: Vectors) -> dict[str, float]:
+    found = {}
+    if plan.cells > 1:
+        own, joins, links = cells.assign(plan.metric, vectors)
+        found["cells"] = distance(vectors, cells.centroids[own], plan.metric)
+        asked, crossing = plan.border + plan.linked, (len(joins[0]) + len(links[0])) / len(vectors)
+        found["links"] = asked / max(crossing, asked / 100) if asked else 0.0
+    storage = faiss.downcast_index(empty.storage)
+    if not isinstance(storage, faiss.IndexFlat):
+        found["codes"] = relative_error(vectors, storage.sa_decode(storage.sa_encode(vectors)))
+    return {name: float(f"{loss:.4g}") for name, loss in found.items()}
+
+
 def _links(plan: IndexPlan) -> int:
     factory = parse(plan.factory)
     if not isinstance(factory, Graph) or factory.links is None:
@@ -150,7 +183,7 @@ def _links(plan: IndexPlan) -> int:
 
 
 def _stamp(plan: IndexPlan) -> str:
-    return digest_json([plan.built(), "trained"])
+    return digest_json([plan.shared(), "trained"])
 
 
 def _load(plan: IndexPlan, trained: Path) -> tuple[Cells, FaissIndex]:

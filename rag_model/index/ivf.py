@@ -22,12 +22,14 @@ from rag_model.index.engine import FaissIndex, Rows, Vectors, faiss
 from rag_model.index.gpu import Assigner
 from rag_model.index.graph_file import write_storage
 from rag_model.index.list_file import write_list_block, write_lists_head, write_refine_head, write_refine_tail
+from rag_model.index.losses import distance, relative_error
 from rag_model.index.pieces import Opener
 from rag_model.index.recipe import Facts, IndexPlan
 from rag_model.index.training import lists_of, trained_on
 from rag_model.index.vectors import VectorFiles
 
-VERSION = 2
+VERSION = 3
+LOSSES = 4_096  # vectors of the sample, at most twice as many, that tell how far it lies from what it taught
 BLOCK_BYTES = 32 << 20  # of lists that are written at once
 _TILE = 4096  # rows that faiss compares with centroids by one BLAS call: whole ones round as in one `add` of all
 
@@ -44,7 +46,19 @@ def train(plan: IndexPlan, vectors: Sequence[Path], out: Path) -> Facts:
     sample = VectorFiles.of(vectors, plan.n, plan.d).sample(plan.train_sample, plan.seed)
     index = trained_on(plan, sample)
     engine.write(index, out)
-    return {"sample": len(sample), "bytes": out.stat().st_size}
+    lost = _losses(plan, index, sample[:: -(-len(sample) // LOSSES)])
+    return {"sample": len(sample), "bytes": out.stat().st_size, "losses": lost}
+
+
+def losses(plan: IndexPlan, trained: Path, vectors: Vectors) -> dict[str, float]:
+    """Return how far vectors, (m, d) float32, lie from their lists' centroids, and what their `codes` lose.
+
+    Of RaBitQ the codes are left out: they estimate inner products and decode to nothing.
+
+    Raises:
+        InputError: the trained file is damaged.
+    """
+    return _losses(plan, engine.read(trained), vectors)
 
 
 def scatter(plan: IndexPlan, trained: Path, vectors: Path, number: int, out: Path) -> Facts:
@@ -102,6 +116,19 @@ def merge(
     except OSError as failed:
         raise ResourceError(f"cannot write {out}: {failed.strerror}") from failed
     return {"rows": plan.n, "bytes": out.stat().st_size}
+
+
+def _losses(plan: IndexPlan, index: FaissIndex, vectors: Vectors) -> dict[str, float]:
+    base = faiss.downcast_index(index.base_index) if isinstance(index, faiss.IndexRefine) else index
+    lists = lists_of(base)
+    if lists is None:
+        return {}
+    inner = _transformed(base, vectors)
+    centroids = faiss.downcast_index(lists.quantizer).reconstruct_batch(Assigner(lists)(inner))
+    found = {"lists": distance(inner, centroids, plan.metric)}
+    if isinstance(lists, faiss.IndexIVFPQ | faiss.IndexIVFScalarQuantizer):
+        found["codes"] = relative_error(vectors, base.sa_decode(base.sa_encode(vectors)))
+    return {name: float(f"{loss:.4g}") for name, loss in found.items()}
 
 
 def _coded(index: FaissIndex, files: VectorFiles) -> Iterator[tuple[Rows, Codes]]:

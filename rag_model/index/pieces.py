@@ -34,7 +34,7 @@ def _open(path: Path) -> BinaryIO:
 def stamp_of(plan: IndexPlan, trained: Path, role: str, number: int) -> str:
     """Return what a piece is: the digest of its plan, of the trained file, of its role and its number."""
     facts = trained.stat()
-    return digest_json([plan.built(), _digest(trained, facts.st_size, facts.st_mtime_ns), role, number])
+    return digest_json([plan.shared(), _digest(trained, facts.st_size, facts.st_mtime_ns), role, number])
 
 
 @lru_cache(maxsize=16)

@@ -35,7 +35,8 @@ REFINE = 10  # times k candidates are ranked anew: 4 lost 7 points with codes of
 FEW_VECTORS = 1_024  # fewer cannot train the 256 centroids of a code's piece; they need no compression either
 PQ_SAMPLE = 65_536  # training points of a product quantizer: 256 for each of 256 centroids
 
-_BESIDE = ("search", "refine", "recall_target", "notes")  # of a plan: what changes no byte of the index
+_BESIDE = ("search", "refine", "recall_target", "drift", "notes")  # of a plan: what changes no byte of the index
+_ALL_ROWS = ("n", "train_sample")  # of a plan: what a piece does not depend on, once there is a trained file
 
 Facts = dict[str, Any]  # what a stage of a build says of its work: JSON values
 
@@ -54,6 +55,8 @@ class IndexRecipe:
     seed: int = 0
     search: Mapping[str, int] = field(default_factory=dict)  # efSearch, or nprobe and refine; left out: chosen
     recall_target: float | None = None  # the tuner picks efSearch or nprobe for it; None: the default setting
+    drift: float = 1.2  # times the error of the rows that cells, lists and codes were learnt from that new rows may
+    # have before all are learnt anew: other samples of the same corpus stay below 1.1, another topic exceeds 1.3
 
     def __post_init__(self) -> None:
         known = parameters_of(parse(self.factory))
@@ -72,6 +75,8 @@ class IndexRecipe:
                 f"recall_target is {self.recall_target}: it is a share between 0 and 1, for example 0.95; "
                 "the index that finds all is Flat"
             )
+        if self.drift < 1:
+            raise UsageError(f"drift is {self.drift}: it is a factor of 1 or more; 1 trains anew with every build")
         check_search(self.search, known)
 
 
@@ -93,6 +98,7 @@ class IndexPlan:
     search: Mapping[str, int]  # what a search uses unless told otherwise
     refine: str | None = None  # vectors: what the codes find is ranked anew by the corpus's vectors
     recall_target: float | None = None  # what the tuner sets the search for
+    drift: float = 1.2  # times the error of old rows that new ones may have under an inherited trained file
     notes: tuple[str, ...] = ()  # sentences: what was asked for, and why it is not what is built
 
     @property
@@ -108,6 +114,13 @@ class IndexPlan:
     def built(self) -> dict[str, Any]:
         """Return what of the plan, with the vectors, decides every byte of the index, as JSON values."""
         return {name: value for name, value in self.to_json().items() if name not in _BESIDE}
+
+    def shared(self) -> dict[str, Any]:
+        """Return what of the plan, with the trained file, decides every byte of a part's piece and of a cell's shard.
+
+        It does not know how many vectors there are: so a corpus grows, and what did not change in it is not made again.
+        """
+        return {name: value for name, value in self.built().items() if name not in _ALL_ROWS}
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as JSON values."""
@@ -171,6 +184,7 @@ def resolve(recipe: IndexRecipe, n: int, d: int) -> IndexPlan:
         search=_chosen_search(recipe, factory),
         refine=factory.refine if isinstance(factory, Lists) and factory.refine == "vectors" else None,
         recall_target=recipe.recall_target,
+        drift=recipe.drift,
         notes=tuple(notes),
     )
 

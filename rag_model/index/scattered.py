@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from rag_model.digest import digest_bytes
 from rag_model.index.cells import Cells
 from rag_model.index.engine import Rows, Vectors
 from rag_model.index.graph import Links
@@ -19,8 +20,12 @@ from rag_model.index.vectors import VectorFiles
 _BEGINS, _ROWS, _VECTORS, _COUNT = range(4)  # the arrays of a piece
 
 
-def write_scattered(plan: IndexPlan, trained: Path, cells: Cells, part: VectorFiles, number: int, out: Path) -> Rows:
-    """Sort a part's vectors by cell and write them in their own dtype; return where each group begins, and the end.
+def write_scattered(
+    plan: IndexPlan, trained: Path, cells: Cells, part: VectorFiles, number: int, out: Path
+) -> tuple[Rows, list[str]]:
+    """Sort a part's vectors by cell and write them in their own dtype.
+
+    Returns where each group begins, and the end; and of each cell a digest of both its groups, "" where they are empty.
 
     Holds the part's vectors two to three times.
 
@@ -30,9 +35,17 @@ def write_scattered(plan: IndexPlan, trained: Path, cells: Cells, part: VectorFi
     """
     vectors = part.all()
     begins, rows = _sorted(plan, cells, vectors)
-    arrays: list[Array] = [begins, rows, vectors.astype(part.dtype)[rows], np.array([part.n])]
+    scattered = vectors.astype(part.dtype)[rows]
+    arrays: list[Array] = [begins, rows, scattered, np.array([part.n])]
     write_piece(out, stamp_of(plan, trained, "scattered", number), arrays)
-    return begins
+    edges = begins.tolist()
+    slices = [_slice(scattered[a:c], b - a) for a, b, c in zip(edges[:-1:2], edges[1::2], edges[2::2], strict=True)]
+    return begins, slices
+
+
+def _slice(vectors: Array, members: int) -> str:
+    """Return a digest of a cell's slice of a part: 128 bits, since there are as many as parts times cells."""
+    return digest_bytes(b"%d %s" % (members, vectors.data.cast("B")))[-32:] if len(vectors) else ""
 
 
 def read_vectors(plan: IndexPlan, trained: Path, scattered: Sequence[Opener], group: int) -> Vectors:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Protocol
 
 from rag_model.index import hnsw, ivf
+from rag_model.index.engine import Vectors
 from rag_model.index.pieces import Opener, opener
 from rag_model.index.recipe import Facts, IndexPlan
 
@@ -28,10 +29,18 @@ class Structure(Protocol):
         """Learn from a sample of all parts' vectors what the workers share, and write it."""
         ...
 
+    def losses(self, plan: IndexPlan, trained: Path, vectors: Vectors) -> dict[str, float]:
+        """Return how far vectors, (m, d) float32, lie from what was learnt, by what it is: cells, lists, codes.
+
+        `train` says the same, as `losses`, of those that it learns from.
+        """
+        ...
+
     def scatter(self, plan: IndexPlan, trained: Path, vectors: Path, number: int, out: Path) -> Facts:
         """Sort the vectors of part `number` by cell or list, and write the piece.
 
-        Where there are shards, the facts' `cells` are the rows that go to each of them.
+        Where there are shards, the facts' `cells` are the rows that go to each of them, and `slices` the digests of
+        all that it reads of this piece: shards are equal whose slices are.
         """
         ...
 

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from rag_model.store.changes import ArticleChange, Change, article_changes
-from rag_model.store.kinds import ARTICLES, kind_of
+from rag_model.store.kinds import FOR_BUILDS, kind_of
 from rag_model.store.manifest import Content
 from rag_model.store.snapshot import Snapshot
 
@@ -88,5 +88,5 @@ def _pull(before: Content, after: Content) -> dict[str, PullBytes]:
             sum(ref.size for ref, its in kinds.items() if its == kind and ref not in there),
             sum(ref.size for ref, its in kinds.items() if its == kind and ref in there),
         )
-        for kind in sorted({*kinds.values()} - {ARTICLES})
+        for kind in sorted({*kinds.values()} - FOR_BUILDS)
     }

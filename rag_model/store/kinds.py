@@ -6,7 +6,7 @@ from rag_model.errors import UsageError
 from rag_model.store.manifest import Content
 from rag_model.store.paths import EXACT
 
-ARTICLES = "articles"  # what became of each article: no reader needs it, and builds read it in the store
+FOR_BUILDS = frozenset({"articles", "trained"})  # what became of each article, what indexes share: no reader needs them
 
 
 def kind_of(path: str) -> str:
@@ -36,7 +36,7 @@ def chosen(
         raise UsageError(f"passages alone hold no index {indexes[0]}: ask for one or the other")
     if EXACT in indexes and EXACT not in content.indexes and not embeddings:
         raise UsageError("index exact is searched in the embeddings: pull them too")
-    left_out = {ARTICLES, *(f"index/{name}" for name in content.indexes if indexes and name not in indexes)}
+    left_out = {*FOR_BUILDS, *(f"index/{name}" for name in content.indexes if indexes and name not in indexes)}
     if not embeddings:
         left_out.add("embeddings")
     return lambda path: kind_of(path) == "passages" if passages_only else kind_of(path) not in left_out

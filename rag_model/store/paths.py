@@ -19,6 +19,11 @@ def index_path(name: str) -> str:
     return f"index/{name}.faiss"
 
 
+def trained_path(name: str) -> str:
+    """Return where it lies what an index's workers shared, its cells or quantizers: read by later builds alone."""
+    return f"trained/{name}"
+
+
 def articles_path(part: str) -> str:
     """Return where it lies what became of each article of a part: read by later builds alone."""
     return f"articles/{part}.parquet"

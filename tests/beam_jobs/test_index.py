@@ -116,8 +116,8 @@ def test_a_piece_of_another_run(store: Store, plans: dict[str, IndexPlan], files
 
 def test_the_largest_cell_is_dealt_first(store: Store, plans: dict[str, IndexPlan], files: list[Path]) -> None:
     (build,) = index.scatter(index.train(started(store, {"hnsw": plans["hnsw"]}, files), launch(store)), launch(store))
-    assert build.rows is not None
-    rows = json.loads(store.blobs.read(build.rows))
+    assert build.cells is not None
+    rows = [cell["rows"] for cell in json.loads(store.blobs.read(build.cells))]
     assert len(rows) == 4
     assert sum(rows) == N  # nobody joins a second cell unless a border is asked for
 

@@ -58,6 +58,7 @@ def test_a_dump_becomes_a_snapshot_that_a_ref_names(tmp_path: Path, reindex: Any
             "embeddings",
             "index",
             "encoder",
+            "trained",
         }
         effort = snapshot.manifest.content.indexes["hnsw"]["search"]["efSearch"]
         assert 20 <= effort < 128, "the recipe's recall target decides, and not the default"

@@ -1,0 +1,171 @@
+"""A second month's index: what was learnt, and the pieces and shards of what did not change, are the first month's."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from beam_jobs import index
+from beam_jobs.index import IndexBuild
+from beam_jobs.job import Launch
+from rag_model.build.content import BuiltIndex
+from rag_model.build.heritage import Heirloom
+from rag_model.index.exact import ExactIndex
+from rag_model.index.recipe import IndexRecipe, resolve
+from rag_model.index.search import open_index
+from rag_model.store.store import Store
+
+D, SIZES = 16, (400, 500, 300)
+RECIPES = {"hnsw": IndexRecipe("HNSW8", cells=3, linked=0.5), "ivf": IndexRecipe("IVF8,SQ8")}
+Months = tuple[list[Path], list[Path]]
+
+
+def clouds(n: int, seed: int) -> Any:
+    """Return unit vectors about three directions, so that each cell holds one of them."""
+    rng = np.random.default_rng(seed)
+    vectors = 8 * np.eye(3, D)[rng.integers(0, 3, n)] + rng.normal(size=(n, D))
+    return (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
+
+
+def saved(folder: Path, parts: Sequence[Any]) -> list[Path]:
+    folder.mkdir()
+    paths = [folder / f"{number}.npy" for number in range(len(parts))]
+    for path, vectors in zip(paths, parts, strict=True):
+        np.save(path, vectors)
+    return paths
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store.open(str(tmp_path / "store"), create=True)
+
+
+@pytest.fixture
+def months(tmp_path: Path) -> Months:
+    """Parts of a month; in the next the first has lost a vector and won two, all of one direction."""
+    parts = [clouds(size, seed) for seed, size in enumerate(SIZES)]
+    more = clouds(200, 9)
+    gone, new = parts[0][:, 1].argmax(), more[np.argsort(-more[:, 1])[:2]]  # so near it that no other cell knows them
+    edited = np.concatenate([np.delete(parts[0], gone, axis=0), new])
+    return saved(tmp_path / "old", parts), saved(tmp_path / "new", [edited, *parts[1:]])
+
+
+def nearest(vectors: Any) -> Any:
+    return vectors[:, :3].argmax(axis=1)
+
+
+def build(store: Store, files: Sequence[Path], before: Sequence[BuiltIndex] = (), old: Sequence[Path] = ()) -> Any:
+    """Return the finished indexes, and the builds, of which `before` gives what is inherited."""
+    vectors, known = ([store.blobs.put_file(path) for path in paths] for paths in (files, old))
+    changed = tuple((ref, tuple(known)) for ref in vectors if ref not in known)
+    heirlooms = {
+        built.name: Heirloom("0" * 64, *built.trained, changed, tuple(ref for ref in vectors if ref in known))
+        for built in before
+        if built.trained
+    }
+    n, launch = sum(len(np.load(path)) for path in files), Launch.new(store.url, ["--runner=FnApiRunner"])
+    builds = [
+        index.start(store, name, resolve(recipe, n, D), vectors, heirlooms.get(name))
+        for name, recipe in RECIPES.items()
+    ]
+    for job in (index.train, index.scatter, index.build_shards):
+        builds = job(builds, launch)
+    return index.merge(builds, launch), builds
+
+
+def records(store: Store, stage: str) -> int:
+    return len(list(store.files.local_path(f"memo/{stage}").glob("*")))
+
+
+def listed(store: Store, builds: Sequence[IndexBuild], name: str, which: str) -> list[Any]:
+    (build,) = [build for build in builds if build.name == name]
+    return index._listed(store, getattr(build, which))
+
+
+def test_what_did_not_change_is_not_made_again(store: Store, months: Months) -> None:
+    first, old = build(store, months[0])
+    made = {stage: records(store, stage) for stage in ("train", "scatter", "shard", "merge")}
+    assert made == {"train": 2, "scatter": 6, "shard": 3, "merge": 2}
+    second, new = build(store, months[1], first, months[0])
+    assert {stage: records(store, stage) - count for stage, count in made.items()} == {
+        "train": 0,
+        "scatter": 2,  # the part that changed, of either index
+        "shard": 1,  # the cell about the direction that changed
+        "merge": 2,
+    }
+    for name in RECIPES:
+        before, after = (listed(store, builds, name, "scattered") for builds in (old, new))
+        assert [a == b for a, b in zip(before, after, strict=True)] == [False, True, True]
+    before, after = (listed(store, builds, "hnsw", "shards") for builds in (old, new))
+    assert sorted(a == b for a, b in zip(before, after, strict=True)) == [False, True, True]
+    assert [built.trained and built.trained[0] for built in first] == [
+        built.trained and built.trained[0] for built in second
+    ]
+    assert all(built.plan.notes == ("trained as in snapshot 000000000000",) for built in second)
+
+
+def test_an_index_of_inherited_pieces_is_as_good_as_one_of_new_ones(
+    store: Store, months: Months, tmp_path: Path
+) -> None:
+    first, _ = build(store, months[0])
+    inherited, _ = build(store, months[1], first, months[0])
+    anew, _ = build(Store.open(str(tmp_path / "other"), create=True), months[1])
+    questions = clouds(100, 21)
+    _, rows = ExactIndex(months[1]).search(questions, 10)
+    for ours, theirs in zip(inherited, anew, strict=True):
+        found = [
+            open_index(path, defaults=ours.plan.search).search(questions, 10)[1]
+            for path in (store.blobs.local(ours.blob), tmp_path / "other" / theirs.blob.path)
+        ]
+        recalls = [np.mean([len({*a} & {*b}) / 10 for a, b in zip(own, rows, strict=True)]) for own in found]
+        assert recalls[0] > recalls[1] - 0.02, ours.name
+
+
+def test_the_same_again_makes_nothing(store: Store, months: Months) -> None:
+    first, _ = build(store, months[0])
+    second, _ = build(store, months[1], first, months[0])
+    files = sorted(store.files.local_path("memo").rglob("*"))
+    again, _ = build(store, months[1], first, months[0])
+    third, _ = build(store, months[1], second, months[1])  # a parent that is itself: no vector is new, none is asked
+    assert [built.blob for built in second] == [built.blob for built in again] == [built.blob for built in third]
+    assert [built.trained for built in second] == [built.trained for built in third]
+    assert sorted(store.files.local_path("memo").rglob("*")) == files
+
+
+def test_what_does_not_fit_is_learnt_anew_and_said(store: Store, months: Months, tmp_path: Path) -> None:
+    first, _ = build(store, months[0])
+    strange = np.roll(clouds(200, 5), 7, axis=1)  # about other directions
+    files = [*months[0], *saved(tmp_path / "strange", [strange])]
+    second, _ = build(store, files, first, months[0])
+    for before, after in zip(first, second, strict=True):
+        assert after.trained
+        assert before.trained
+        assert after.trained[0] != before.trained[0]
+        (note,) = after.plan.notes
+        assert note.startswith("trained anew: ")
+        assert "of 200 new vectors" in note
+    rows = sum(SIZES)
+    for built in second:
+        found = open_index(store.blobs.local(built.blob)).search(strange[:50], 1)[1]
+        assert np.mean(found[:, 0] == np.arange(rows, rows + 50)) > 0.95
+
+
+def test_cells_that_are_worn_out_are_learnt_anew_though_nothing_is_new(store: Store, months: Months) -> None:
+    first, _ = build(store, months[0])
+    worn = [
+        replace(built, trained=(built.trained[0], built.trained[1].used(2.9))) for built in first if built.plan.shards
+    ]
+    (hnsw, _), _ = build(store, months[0], worn, months[0])
+    assert hnsw.plan.notes == ("trained anew: the largest cell has grown to 2.90 times the mean",)
+
+
+def test_how_even_the_cells_are_is_passed_on(store: Store, months: Months) -> None:
+    (hnsw, ivf), _ = build(store, months[0])
+    rows = np.bincount(nearest(np.concatenate([np.load(path) for path in months[0]])))
+    assert (
+        hnsw.trained[1].imbalance == hnsw.trained[1].imbalance_now == pytest.approx(3 * rows.max() / rows.sum(), 1e-3)
+    )
+    assert ivf.trained[1].imbalance_now == 0
