@@ -1,11 +1,10 @@
-"""One shape for every job: `Create | Reshuffle | ParDo` over descriptors.
+"""One shape for every job: `Create | Reshuffle | ParDo` over descriptors of what is not recorded yet.
 
 An element is a task of a few hundred bytes. `Work` does it against the store and returns a few facts as JSON, which the
 worker reports to `runs/<run>/<stage>/`: so results come home, and progress is seen, on any runner alike.
 """
 
 import logging
-import os
 import re
 import secrets
 import tempfile
@@ -15,19 +14,27 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, Self
 
 import apache_beam as beam
 from apache_beam.options.pipeline_options import PipelineOptions
 
+from beam_jobs.here import START, Task, Work, recorded
 from beam_jobs.lease import held_lease, leave_with
-from beam_jobs.options import checked, is_local, local_runner, pipeline_options, side_by_side, worker_threads
+from beam_jobs.options import (
+    checked,
+    is_local,
+    local_runner,
+    pipeline_options,
+    side_by_side,
+    worker_threads,
+    workers_unnamed,
+)
+from beam_jobs.threads import limit_threads, own_threads
 from rag_model import errors
 from rag_model.store.store import Store
 
 Facts = dict[str, Any]
-Task = TypeVar("Task")
-Work = Callable[[Task, Store], Facts]
 OnProgress = Callable[[int, int], None]  # (elements done, elements in all)
 
 _WORKER_DIED = "Worker subprocess exited with return code"  # Beam's own words
@@ -78,31 +85,12 @@ class _Worker(beam.DoFn, Generic[Task]):
         if self.lease is not None and runs.count(run, self.stage + _FAILED):
             return []  # the local runner retries nothing: after one failure the rest would be work for nothing
         try:
-            runs.write(run, self.stage, number, self._done(task))
+            runs.write(run, self.stage, number, done(self.work, task, self.store))
         except errors.BookwheelError as error:
             with suppress(errors.BookwheelError):  # where the store itself failed, the raised error must do
                 runs.write(run, self.stage + _FAILED, number, {"error": type(error).__name__, "message": str(error)})
             raise
         return [number]
-
-    def _done(self, task: Task) -> Facts:
-        try:
-            return self.work(task, self.store)
-        except OSError as refused:
-            where = refused.filename or tempfile.gettempdir()
-            raise errors.ResourceError(
-                f"a worker could not read or write {where} ({refused.strerror or refused}): free space or give access "
-                "there, and run the same command again"
-            ) from refused
-
-
-def limit_threads(threads: int) -> None:
-    """Give the numeric libraries of this process `threads` threads each, loaded already or not."""
-    for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS"):
-        os.environ[variable] = str(threads)
-    import faiss  # noqa: PLC0415 - after the environment is set
-
-    faiss.omp_set_num_threads(threads)
 
 
 def run_job(
@@ -111,26 +99,85 @@ def run_job(
     tasks: Sequence[Task],
     launch: Launch,
     on_progress: OnProgress | None = None,
-    weight: Callable[[Task], int] | None = None,
+    seconds: Callable[[Task], float] | None = None,
+    *,
+    memoised: bool = False,
 ) -> list[Facts]:
-    """Do every task on Beam's workers; return their facts in the order of `tasks`.
+    """Do every task; return their facts in the order of `tasks`.
 
-    `work` is a function of an installed module (workers import it by name) and must be idempotent: an engine may run
-    a task twice. Progress is told about every `launch.poll_seconds`. Where tasks have a `weight` the heaviest start
-    first: local workers are dealt tasks in turn, and so are dealt about the same work.
+    Tasks go to Beam's workers, but for those of `memoised` work that are recorded, and for the rest of a job that is
+    smaller than a start of workers: on this machine, unless their number is named, the launcher does that by itself.
+
+    Args:
+        stage: names the job.
+        work: a function of an installed module (workers import it by name), idempotent: an engine may run a task twice.
+        tasks: any number of small descriptors.
+        launch: where and how.
+        on_progress: told about every `launch.poll_seconds`.
+        seconds: of a core that a task takes, about, if that is known. The longest start first: local workers are dealt
+            tasks in turn, and so are dealt about the same work.
+        memoised: `work` begins by asking the store's memo, and does nothing of weight before.
 
     Raises:
         BookwheelError: what a worker raised, as the class it raised; or a worker that died, and how.
     """
+    store, tell = Store.open(launch.store_url), on_progress or (lambda done, total: None)
+    facts = recorded(work, tasks, store) if memoised else [None] * len(tasks)
+    left = [number for number, known in enumerate(facts) if known is None]
+    todo = [tasks[number] for number in left]
+    found = len(tasks) - len(left)
+
+    def told(done: int, total: int) -> None:
+        tell(found + done, found + total)
+
+    small = seconds is not None and sum(map(seconds, todo)) < START and workers_unnamed(launch.flags)
+    made = _by_itself(work, todo, store, told) if small else _by_workers(stage, work, todo, launch, told, seconds)
+    done_now = dict(zip(left, made, strict=True))
+    return [done_now[number] if known is None else known for number, known in enumerate(facts)]
+
+
+def done(work: Work[Task], task: Task, store: Store) -> Facts:
+    """Do one task.
+
+    Raises:
+        BookwheelError: what the work raised; a `ResourceError` for a file that cannot be read or written.
+    """
+    try:
+        return work(task, store)
+    except OSError as refused:
+        where = refused.filename or tempfile.gettempdir()
+        raise errors.ResourceError(
+            f"a worker could not read or write {where} ({refused.strerror or refused}): free space or give access "
+            "there, and run the same command again"
+        ) from refused
+
+
+def _by_itself(work: Work[Task], tasks: Sequence[Task], store: Store, tell: OnProgress) -> list[Facts]:
+    """Do a small job in this process, one task after another."""
+    facts: list[Facts] = []
+    with own_threads():
+        for task in tasks:
+            facts.append(done(work, task, store))
+            tell(len(facts), len(tasks))
+    return facts
+
+
+def _by_workers(
+    stage: str,
+    work: Work[Task],
+    tasks: Sequence[Task],
+    launch: Launch,
+    tell: OnProgress,
+    seconds: Callable[[Task], float] | None,
+) -> list[Facts]:
     if not tasks:
         return []
     store = Store.open(launch.store_url)
     options = pipeline_options(launch.flags, len(tasks))
-    tell = on_progress or (lambda done, total: None)
     log = Path(tempfile.gettempdir()) / f"bookwheel-{launch.run}-{stage}.log"
     with held_lease() as lease:
         worker = _Worker(stage, work, launch, lease if is_local(options) else None, worker_threads(options))
-        numbered = sorted(enumerate(tasks), key=lambda task: -weight(task[1]) if weight else 0)
+        numbered = sorted(enumerate(tasks), key=lambda task: -seconds(task[1]) if seconds else 0)
         with _Running(_pipeline(stage, worker, numbered, options, log)) as running:
             while not running.finished.wait(launch.poll_seconds):
                 tell(store.runs.count(launch.run, stage), len(tasks))

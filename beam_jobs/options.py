@@ -25,10 +25,18 @@ def pipeline_options(flags: Sequence[str], elements: int) -> PipelineOptions:
     options = PipelineOptions(list(flags))
     if is_local(options):
         direct = options.view_as(DirectOptions)
-        named = any(flag.startswith("--direct_num_workers") for flag in flags)
-        wanted = direct.direct_num_workers if named else 0
+        wanted = direct.direct_num_workers if _named(flags) else 0
         direct.direct_num_workers = max(1, min(wanted or cores(), elements))
     return options
+
+
+def workers_unnamed(flags: Sequence[str]) -> bool:
+    """Tell whether the workers are this machine's own, and nobody said how many there shall be."""
+    return is_local(PipelineOptions(list(flags))) and not _named(flags)
+
+
+def _named(flags: Sequence[str]) -> bool:
+    return any(flag.startswith("--direct_num_workers") for flag in flags)
 
 
 def checked(flags: Sequence[str]) -> tuple[str, ...]:
@@ -88,7 +96,7 @@ def side_by_side(flags: Sequence[str], task_bytes: int, memory_bytes: int | None
         memory_bytes: of all workers; None: what is free.
     """
     free = worker_memory(flags)
-    if free is None or any(flag.startswith("--direct_num_workers") for flag in flags):
+    if free is None or _named(flags):
         return tuple(flags)
     fitting = max(1, (memory_bytes or free) // task_bytes)
     return (*flags, f"--direct_num_workers={fitting}") if fitting < cores() else tuple(flags)

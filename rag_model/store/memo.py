@@ -25,6 +25,10 @@ RECORD = re.compile(r"memo/([^/]+)/([^/.]+)(?:\.([0-9]+))?\.json")  # stage, key
 _FORMAT = 1
 
 
+class NotRecordedError(Exception):
+    """There is no record, and this memo makes none."""
+
+
 @dataclass(frozen=True, slots=True)
 class Record:
     """One stage's outputs for one key."""
@@ -49,6 +53,7 @@ class Memo:
 
     files: Files
     blobs: Blobs
+    makes: bool = True  # False: what is not recorded is told by `NotRecordedError`
 
     @staticmethod
     def key(inputs: Any) -> str:
@@ -90,11 +95,16 @@ class Memo:
         """Return the record of `inputs`, making it first if need be; the flag says whether `produce` ran.
 
         `produce` is given an empty work folder, which is removed afterwards whatever happens.
+
+        Raises:
+            NotRecordedError: there is none, and this memo makes none.
         """
         key = self.key(inputs)
         known = self.get(stage, key)
         if known is not None:
             return known, False
+        if not self.makes:
+            raise NotRecordedError(f"{stage} {key}")
         workdir = Path(tempfile.mkdtemp(prefix="bookwheel-"))
         try:
             produced = produce(workdir)

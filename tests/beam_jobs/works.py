@@ -2,9 +2,12 @@
 
 import os
 import signal
+from pathlib import Path
 from typing import Any
 
+from beam_jobs.threads import limit_threads
 from rag_model.errors import InputError
+from rag_model.store.memo import Produced
 from rag_model.store.store import Store
 
 
@@ -34,3 +37,20 @@ def linger(task: int, store: Store) -> dict[str, Any]:
     store.runs.write("run-1", "started", task, {"pid": os.getpid()})
     signal.pause()
     return {}
+
+
+def note(task: int, store: Store) -> dict[str, Any]:
+    """Write a number down, once, on one thread."""
+
+    def produce(workdir: Path) -> Produced:
+        limit_threads(1)
+        (workdir / "out").write_text(str(task))
+        return Produced({"out": workdir / "out"}, {"number": task, "pid": os.getpid()})
+
+    record, made = store.memo.once("note", {"number": task}, produce)
+    return {**record.facts, "out": record.outputs["out"].to_json(), "made": made}
+
+
+def absent(task: int, store: Store) -> dict[str, Any]:
+    """Read a file that is not there."""
+    return {"text": Path("absent").read_text()}

@@ -1,0 +1,76 @@
+"""What needs no workers starts none: recorded tasks, and work smaller than a start."""
+
+import os
+from pathlib import Path
+
+import faiss
+import pytest
+
+from beam_jobs.here import START
+from beam_jobs.job import Launch, run_job
+from rag_model.errors import InputError, ResourceError
+from rag_model.store.blobs import BlobRef
+from rag_model.store.store import Store
+from tests.beam_jobs import works
+
+HERE = "--runner=FnApiRunner"  # Beam in this process: its workers report to the store, the launcher itself does not
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store.open(str(tmp_path / "store"), create=True)
+
+
+@pytest.fixture
+def launch(store: Store) -> Launch:
+    return Launch(store.url, "run-1", (HERE,), poll_seconds=0.05)
+
+
+def test_recorded_tasks_go_to_no_worker(store: Store, launch: Launch) -> None:
+    works.note(2, store)
+    seen: list[tuple[int, int]] = []
+    told = run_job("note", works.note, [1, 2, 3], launch, lambda *done: seen.append(done), memoised=True)
+    assert [fact["number"] for fact in told] == [1, 2, 3]
+    assert [fact["made"] for fact in told] == [True, False, True]
+    assert store.runs.count("run-1", "note") == 2
+    assert seen[-1] == (3, 3)
+    assert min(done for done, _ in seen) >= 1
+
+    again = run_job("note", works.note, [3, 2, 1], Launch(store.url, "run-2", (HERE,)), memoised=True)
+    assert [fact["number"] for fact in again] == [3, 2, 1]
+    assert not any(fact["made"] for fact in again)
+    assert store.runs.count("run-2", "note") == 0
+
+
+def test_what_is_recorded_and_gone_is_made_again(store: Store, launch: Launch) -> None:
+    out = BlobRef.from_json(works.note(2, store)["out"])
+    store.files.remove(out.path)
+    (told,) = run_job("note", works.note, [2], launch, memoised=True)
+    assert told["made"]
+    assert store.blobs.read(out) == b"2"
+
+
+def test_a_small_job_is_done_by_the_launcher_itself(store: Store) -> None:
+    before = faiss.omp_get_max_threads(), os.environ.get("OMP_NUM_THREADS")
+    seen: list[tuple[int, int]] = []
+    launch = Launch(store.url, "run-1")
+    told = run_job("note", works.note, [1, 2], launch, lambda *done: seen.append(done), lambda task: START / 4)
+    assert {fact["pid"] for fact in told} == {os.getpid()}
+    assert seen == [(1, 2), (2, 2)]
+    assert (faiss.omp_get_max_threads(), os.environ.get("OMP_NUM_THREADS")) == before
+    assert store.runs.count("run-1", "note") == 0
+
+
+@pytest.mark.xdist_group("beam")
+@pytest.mark.parametrize(("seconds", "flags"), [(START, ()), (0.1, ("--direct_num_workers=1",))])
+def test_a_large_job_or_a_number_of_workers_means_workers(store: Store, seconds: float, flags: tuple[str, ...]) -> None:
+    (told,) = run_job("note", works.note, [1], Launch(store.url, "run-1", flags), None, lambda task: seconds)
+    assert told["pid"] != os.getpid()
+
+
+def test_what_goes_wrong_in_the_launcher_is_told_as_of_a_worker(store: Store) -> None:
+    launch = Launch(store.url, "run-1")
+    with pytest.raises(InputError, match=r"^part 1 is truncated: fetch it again$"):
+        run_job("fail", works.fail, [1], launch, None, lambda task: 0.0)
+    with pytest.raises(ResourceError, match=r"could not read or write .*absent"):
+        run_job("absent", works.absent, [1], launch, None, lambda task: 0.0)
