@@ -1,0 +1,174 @@
+"""A RAG training step beside transformers' `RagSequenceForGeneration` and `RagTokenForGeneration`: same weights, batch.
+
+A step is the question encoder, the generator, the marginal, backward and AdamW. Weights are random: a BART of 6 + 6
+layers of 256 with the real vocabulary of 50,265, a DPR question encoder of 2 layers; without dropout, so that the same
+steps have equal losses. Each side runs in a process of its own, in turns. One JSON line: tokens a second of both and
+their ratio, by CPU seconds, since wall seconds of a busy machine say little; peak anonymous memory and its ratio; the
+losses' largest relative difference. `python tests/benchmarks/bench_rag_step.py [--smoothing 0 .1] [--rounds 3]`, about
+two minutes.
+"""
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from alone import Spent, alone
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from torch import Tensor
+from transformers import (
+    AutoModelForSeq2SeqLM,
+    BartConfig,
+    BartForConditionalGeneration,
+    DPRConfig,
+    DPRQuestionEncoder,
+    RagConfig,
+    RagSequenceForGeneration,
+    RagTokenForGeneration,
+    set_seed,
+)
+
+from rag_model.encoders.trainable import TrainableEncoder
+from rag_model.generate.generator import Contexts, Targets
+from rag_model.generate.load import load_generator
+from rag_model.generate.rag import Rag, RagSettings
+
+B, K, CONTEXT, TARGET, DIM, WORDS = 4, 5, 96, 16, 256, 50_265
+PEERS = {"sequence": RagSequenceForGeneration, "token": RagTokenForGeneration}
+QUESTIONS = [f"w{number} w{number + 1} w{number + 2} w{number + 3}" for number in range(B)]
+
+
+def write_models(folder: Path) -> None:
+    """Write both models, with a tokenizer of numbered words."""
+    set_seed(1)
+    sizes = {"d_model": DIM, "encoder_ffn_dim": 4 * DIM, "decoder_ffn_dim": 4 * DIM, "vocab_size": WORDS}
+    shape = {
+        f"{part}_{what}": count
+        for part in ("encoder", "decoder")
+        for what, count in (("layers", 6), ("attention_heads", 4))
+    }
+    BartForConditionalGeneration(BartConfig(**sizes, **shape, dropout=0.0)).save_pretrained(folder / "generator")
+    off = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    small = {"vocab_size": WORDS, "hidden_size": DIM, "num_hidden_layers": 2, "num_attention_heads": 4}
+    DPRQuestionEncoder(DPRConfig(**small, intermediate_size=4 * DIM, **off)).save_pretrained(folder / "question")
+    vocabulary = {"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3} | {f"w{number}": number for number in range(4, WORDS)}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, "<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 2)]
+    )
+    names = {"bos_token": "<s>", "pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
+    for name in ("generator", "question"):
+        tokenizer.save(str(folder / name / "tokenizer.json"))
+        settings = {"tokenizer_class": "PreTrainedTokenizerFast", **names}
+        (folder / name / "tokenizer_config.json").write_text(json.dumps(settings))
+
+
+def batch() -> tuple[Tensor, Contexts, Targets]:
+    """Return passages' vectors, contexts and targets of uneven lengths, padded."""
+    source = torch.Generator().manual_seed(2)
+    vectors = torch.randn(B, K, DIM, generator=source)
+    tokens = torch.randint(4, WORDS, (B * K, CONTEXT), generator=source)
+    mask = torch.arange(CONTEXT) < torch.randint(CONTEXT // 2, CONTEXT + 1, (B * K, 1), generator=source)
+    said = torch.randint(4, WORDS, (B, TARGET), generator=source)
+    lengths = torch.tensor([[TARGET], *[[TARGET // 2]] * (B - 1)])
+    real = torch.arange(TARGET) < lengths
+    said = said.masked_fill(torch.arange(TARGET) == lengths - 1, 2)
+    return vectors, Contexts(tokens.masked_fill(~mask, 1), mask, K), Targets(said.masked_fill(~real, 1), real)
+
+
+def ours(folder: Path, kind: str, smoothing: float, steps: int) -> list[tuple[float, float, float]]:
+    """Train with this library; return wall seconds, CPU seconds and the loss of each step."""
+    question = TrainableEncoder.load(folder / "question", "question", device="cpu")
+    settings = RagSettings("sequence" if kind == "sequence" else "token", K, label_smoothing=smoothing)
+    rag = Rag(question, load_generator(folder / "generator", device="cpu"), settings).train()
+    vectors, contexts, targets = batch()
+    return train(rag, lambda: rag(QUESTIONS, vectors, contexts, targets).sum(), steps)
+
+
+def theirs(folder: Path, kind: str, smoothing: float, steps: int) -> list[tuple[float, float, float]]:
+    """Train with transformers' class."""
+    question = DPRQuestionEncoder.from_pretrained(folder / "question")
+    generator = AutoModelForSeq2SeqLM.from_pretrained(folder / "generator")
+    config = RagConfig.from_question_encoder_generator_configs(
+        question.config, generator.config, n_docs=K, label_smoothing=smoothing, reduce_loss=True
+    )
+    rag = PEERS[kind](config, question, generator).train()
+    tokenizer = Tokenizer.from_file(str(folder / "question" / "tokenizer.json"))
+    asked = torch.tensor([one.ids for one in tokenizer.encode_batch(QUESTIONS)])
+    vectors, contexts, targets = batch()
+    labels = torch.cat([torch.full((B, 1), 2), targets.tokens], 1)
+    mask = contexts.mask.long()
+
+    def loss() -> Tensor:
+        scores = (vectors @ rag.question_encoder(asked).pooler_output[..., None])[..., 0]
+        given = {"context_input_ids": contexts.tokens, "context_attention_mask": mask, "doc_scores": scores}
+        found: Tensor = rag(**given, labels=labels).loss
+        return found
+
+    return train(rag, loss, steps)
+
+
+def train(model: torch.nn.Module, loss: Any, steps: int) -> list[tuple[float, float, float]]:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    spent = []
+    for _ in range(steps):
+        started, cpu = time.perf_counter(), time.process_time()
+        value = loss()
+        value.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        spent.append((time.perf_counter() - started, time.process_time() - cpu, value.item()))
+    return spent
+
+
+def compare(folder: Path, kind: str, smoothing: float, options: argparse.Namespace) -> dict[str, object]:
+    """Run both in turns; the first step of each process is a warm-up."""
+    runs: dict[str, list[Spent]] = {"ours": [], "theirs": []}
+    for _ in range(options.rounds):
+        for side in (ours, theirs):
+            spent = alone(side, folder, kind, smoothing, options.steps + 1, threads=options.threads)
+            runs[side.__name__].append(spent)
+    cpu = {name: statistics.median(step[1] for run in found for step in run.value[1:]) for name, found in runs.items()}
+    wall = {name: statistics.median(step[0] for run in found for step in run.value[1:]) for name, found in runs.items()}
+    peak = {name: statistics.median(run.anonymous_mb for run in found) for name, found in runs.items()}
+    losses = [[step[2] for step in found[0].value] for found in runs.values()]
+    tokens = B * K * (CONTEXT + TARGET)
+    return {
+        "ratio": round(cpu["theirs"] / cpu["ours"], 3),
+        "wall_ratio": round(wall["theirs"] / wall["ours"], 3),
+        "memory_ratio": round(peak["ours"] / peak["theirs"], 3),
+        "ours_tokens_per_cpu_s": round(tokens / cpu["ours"]),
+        "theirs_tokens_per_cpu_s": round(tokens / cpu["theirs"]),
+        "ours_peak_mb": round(peak["ours"]),
+        "theirs_peak_mb": round(peak["theirs"]),
+        "loss": [round(loss, 3) for loss in losses[0]],
+        "largest_loss_difference": max(abs(a - b) / abs(b) for a, b in zip(*losses, strict=True)),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kind", nargs="+", choices=list(PEERS), default=list(PEERS))
+    parser.add_argument("--smoothing", nargs="+", type=float, default=[0.0])
+    parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--threads", type=int, default=1)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as workdir:
+        write_models(Path(workdir))
+        results = {
+            f"{kind} smoothing {smoothing}": compare(Path(workdir), kind, smoothing, options)
+            for kind in options.kind
+            for smoothing in options.smoothing
+        }
+    sizes = {"questions": B, "passages": K, "context": CONTEXT, "target": TARGET, "vocabulary": WORDS, "dim": DIM}
+    print(json.dumps({"benchmark": "rag_step", **sizes, "threads": options.threads, "results": results}))
+
+
+if __name__ == "__main__":
+    main()
