@@ -35,9 +35,7 @@ def search(
     question
         One or more questions, each one argument.
     """
-    asked = [*question, *_from_file(questions_file)]
-    if not asked:
-        raise UsageError("there is no question: give one as an argument, --questions FILE, or --questions - for stdin")
+    asked = asked_of(question, questions_file)
     snapshot = Snapshot.open(store, ref)
     retriever = retriever_of(snapshot, index, encoder)
     found = retriever.search(asked, k)
@@ -47,6 +45,19 @@ def search(
     ]
     text = "\n\n".join(_words(question, hits) for question, hits in zip(asked, found, strict=True))
     return Reply({"snapshot": snapshot.id, "results": results}, text)
+
+
+def asked_of(arguments: Sequence[str], file: str | None) -> list[str]:
+    """Return the questions given as arguments, then those of a file; `-` is standard input.
+
+    Raises:
+        UsageError: there are none.
+    """
+    source = sys.stdin if file == "-" else file
+    asked = [*arguments, *(question.text for question in (read_questions(source).questions if source else ()))]
+    if not asked:
+        raise UsageError("there is no question: give one as an argument, --questions FILE, or --questions - for stdin")
+    return asked
 
 
 def retriever_of(snapshot: Snapshot, index: str, encoder: str | None) -> DenseRetriever:
@@ -70,13 +81,6 @@ def hit_json(hit: Hit) -> dict[str, Any]:
         "url": hit.url,
         "licence": hit.licence,
     }
-
-
-def _from_file(name: str | None) -> list[str]:
-    if name is None:
-        return []
-    source = sys.stdin if name == "-" else name
-    return [question.text for question in read_questions(source).questions]
 
 
 def _words(question: str, hits: Sequence[Hit]) -> str:

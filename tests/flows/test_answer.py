@@ -1,0 +1,124 @@
+"""`bookwheel answer` over a real snapshot. The models are tiny and random: what they say means nothing."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rag_model.encoders.trainable import TrainableEncoder
+from rag_model.generate.folder import save_rag
+from rag_model.generate.inputs import PaperForm
+from rag_model.generate.load import load_generator
+from rag_model.generate.rag import Rag, RagSettings
+from rag_model.store.models import Made, put_model
+from rag_model.store.store import Store
+from tests.fixtures.tiny_generators import save_bart
+
+ASKED = ["who wrote about anarchism?", "Où est 東京 🗼?"]
+
+
+def save_model(folder: Path, encoder: Path, kind: str) -> Path:
+    generator = load_generator(save_bart(folder / "bart"), PaperForm(max_answer=16), device="cpu")
+    question = TrainableEncoder.load(encoder, "question", device="cpu")
+    rag = Rag(question, generator, RagSettings(kind=kind, k=3))  # type: ignore[arg-type]
+    save_rag(rag, folder / "rag", question.space())
+    return folder / "rag"
+
+
+@pytest.fixture(scope="module")
+def models(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    made: dict[str, Path] = {}
+
+    def model(kind: str) -> Path:
+        if kind not in made:
+            made[kind] = save_model(tmp_path_factory.mktemp(kind), tiny, kind)
+        return made[kind]
+
+    return model
+
+
+@pytest.mark.parametrize("kind", ["sequence", "token"])
+def test_answers_come_with_their_passages(kind: str, library: Path, models: Callable, bookwheel: Callable) -> None:
+    ran = bookwheel("answer", *ASKED, "--store", library, "--model", models(kind), "--json")
+    assert ran.code == 0, ran.err
+    found = ran.json
+    assert set(found) == {"snapshot", "model", "answers"}
+    assert found["model"] == str(models(kind))
+    searched = bookwheel("search", *ASKED, "--store", library, "-k", 3, "--json").json
+    assert found["snapshot"] == searched["snapshot"]
+    for one, question, hits in zip(found["answers"], ASKED, searched["results"], strict=True):
+        assert one["question"] == question
+        assert isinstance(one["answer"], str)
+        assert [passage["id"] for passage in one["passages"]] == [hit["id"] for hit in hits["hits"]]
+        assert {"id", "title", "weight", "posterior", "licence"} <= set(one["passages"][0])
+        for key in ("weight", "posterior"):
+            assert sum(passage[key] for passage in one["passages"]) == pytest.approx(1, abs=1e-4)
+        assert bool(one["tokens"]) == (kind == "token")
+        assert "".join(token["text"] for token in one["tokens"]) == (one["answer"] if kind == "token" else "")
+
+
+def test_words_say_which_passages_carry_the_answer(library: Path, models: Callable, bookwheel: Callable) -> None:
+    ran = bookwheel("answer", ASKED[0], "--store", library, "--model", models("token"), "-k", 2, "--beams", 2)
+    assert ran.code == 0, ran.err
+    assert ran.out.startswith(ASKED[0])
+    assert ran.out.count("% of it from ") == 2
+    assert "CC BY-SA" in ran.out
+
+
+def test_a_model_of_the_store_is_named_as_snapshots_are(
+    library: Path, models: Callable, bookwheel: Callable, tmp_path: Path
+) -> None:
+    url = shutil.copytree(library, tmp_path / "store")
+    store = Store.open(str(url))
+    put = put_model(store, models("token"), Made("rag-token", None, {}), "reader")
+    for name in ("reader", "reader@1", put.model, put.model[:16]):
+        ran = bookwheel("answer", ASKED[0], "--store", url, "--model", name, "-k", 1, "--json")
+        assert ran.code == 0, ran.err
+        assert ran.json["model"] == put.model
+    put_model(store, models("sequence"), Made("dpr", None, {}), "asker")
+    ran = bookwheel("answer", ASKED[0], "--store", url, "--model", "asker")
+    assert (ran.code, "is a dpr, which finds passages" in ran.complaint) == (2, True)
+
+
+def test_a_model_of_another_space_is_refused(
+    library: Path, other_tiny: Path, bookwheel: Callable, tmp_path: Path
+) -> None:
+    folder = save_model(tmp_path, other_tiny, "token")
+    ran = bookwheel("answer", ASKED[0], "--store", library, "--model", folder)
+    assert (ran.code, "weights differ" in ran.complaint) == (3, True)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (["-k", "100000"], 2, "k is 100000 but the snapshot holds"),
+        (["-k", "0"], 2, "k is 0"),
+        (["--beams", "0"], 2, "0 beams"),
+        (["--index", "bm25"], 2, "no index 'bm25'"),
+        (["--model", "nobody"], 1, "nobody"),
+    ],
+)
+def test_what_can_not_be_done_is_one_sentence(
+    words: list[str], code: int, says: str, library: Path, models: Callable, bookwheel: Callable
+) -> None:
+    model = [] if "--model" in words else ["--model", models("token")]
+    ran = bookwheel("answer", ASKED[0], "--store", library, *model, *words)
+    assert (ran.code, says in ran.complaint) == (code, True), ran.err
+
+
+def test_no_question_is_a_usage_error(library: Path, models: Callable, bookwheel: Callable) -> None:
+    ran = bookwheel("answer", "--store", library, "--model", models("token"))
+    assert (ran.code, "there is no question" in ran.complaint) == (2, True)
+    ran = bookwheel("answer", " ", "--store", library, "--model", models("token"))
+    assert (ran.code, "is empty" in ran.complaint) == (2, True)
+
+
+def test_questions_come_from_a_file_too(library: Path, models: Callable, bookwheel: Callable, tmp_path: Path) -> None:
+    path = tmp_path / "questions.jsonl"
+    path.write_text("".join(json.dumps({"question": one, "answers": ["x"]}) + "\n" for one in ASKED))
+    given = ["--store", library, "--model", models("sequence"), "--json"]
+    from_file = bookwheel("answer", "--questions", path, *given)
+    assert from_file.code == 0, from_file.err
+    assert from_file.json == bookwheel("answer", *ASKED, *given).json
