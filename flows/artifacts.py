@@ -1,8 +1,10 @@
 """What people read of a run in the Prefect UI: a table of counts, metrics and timings, and the way to the report."""
 
+from pathlib import Path
+
 from prefect.artifacts import create_link_artifact, create_table_artifact
 
-from flows.outcome import Reindexed
+from flows.outcome import Evaluated, Reindexed
 
 
 def show(outcome: Reindexed) -> None:
@@ -18,3 +20,24 @@ def show(outcome: Reindexed) -> None:
     create_table_artifact(rows, key="reindex-counts", description=f"Snapshot {(outcome.snapshot or '')[:12]}")
     if outcome.report:
         create_link_artifact(outcome.report, "Build report", key="reindex-report")
+
+
+def show_answers(outcome: Evaluated) -> None:
+    """Put an evaluation's figures, those of its ablations, and its report where the run's page shows them."""
+    found = {**outcome.metrics, **outcome.ranks}
+    rows = [{"what": name, "value": f"{value:.3f}{_interval(outcome, name)}"} for name, value in found.items()]
+    rows += [
+        {"what": f"{row['condition']}: {name}", "value": f"{figure['value']:.3f}"}
+        for row in outcome.ablations[1:]
+        for name, figure in row["metrics"].items()
+    ]
+    rows += [{"what": f"collapse: {name}", "value": f"{value:,.3g}"} for name, value in outcome.collapse.items()]
+    described = f"Model {outcome.model[:12]} on snapshot {outcome.snapshot[:12]}, {outcome.n:,} questions"
+    create_table_artifact(rows, key="evaluate-figures", description=described)
+    if outcome.report:
+        create_link_artifact(Path(outcome.report).absolute().as_uri(), "How it answers", key="evaluate-report")
+
+
+def _interval(outcome: Evaluated, name: str) -> str:
+    ends = outcome.intervals.get(name)
+    return f" [{ends[0]:.3f}, {ends[1]:.3f}]" if ends else ""

@@ -6,6 +6,7 @@ from typing import Any, Self
 from rag_model.build.publish import Published
 from rag_model.corpus.records import Plan
 from rag_model.errors import RefusedError
+from rag_model.evaluation.collapse import CollapsedError
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,20 @@ class Reindexed:
         return asdict(self)
 
 
+@dataclass(frozen=True, slots=True)
+class TakenDown:
+    """What a takedown did."""
+
+    record: int | None  # number of the record; None where all of it was ordered before
+    replaced: dict[str, str]  # by the id of a snapshot that held a page, what stands in its place; "": nothing was left
+    moves: int  # of refs
+    waiting: tuple[str, ...]  # ids of those that a writer relies on still: the next run removes them
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the outcome as JSON values."""
+        return {**asdict(self), "replaced": {old: new or None for old, new in self.replaced.items()}}
+
+
 class GateRefusedError(RefusedError):
     """The snapshot is published and the ref stays where it was; `outcome` is what was made all the same."""
 
@@ -56,4 +71,35 @@ class GateRefusedError(RefusedError):
             f"snapshot {(outcome.snapshot or '')[:12]} is published but {outcome.ref} did not move: {reason}; "
             f"see {outcome.report}"
         )
+        self.outcome = outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluated:
+    """How a model answered."""
+
+    snapshot: str  # full id
+    model: str  # full id, or the folder that was named
+    n: int  # questions
+    k: int  # passages that each was answered from
+    metrics: dict[str, float]  # Success@k first, then the answers' measures
+    intervals: dict[str, tuple[float, float]]  # of the answers' measures
+    ranks: dict[str, float]  # of the first passage with an answer, and of the evidence
+    collapse: dict[str, float]
+    refusal: str  # one sentence: what has collapsed; empty: nothing
+    ablations: list[dict[str, Any]] = field(default_factory=list)  # one a condition, the open book first
+    seconds: dict[str, float] = field(default_factory=dict)  # by stage
+    report: str | None = None  # the HTML report
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the outcome as JSON values."""
+        return asdict(self)
+
+
+class CollapseRefusedError(CollapsedError):
+    """Everything is measured and written, and the model does not read; `outcome` is what was found."""
+
+    def __init__(self, outcome: Evaluated) -> None:
+        """Say what has collapsed, and keep what was found."""
+        super().__init__(outcome.refusal)
         self.outcome = outcome

@@ -1,5 +1,6 @@
 """Progress of a flow's stages that people see: on standard error, and as an artifact in the Prefect UI."""
 
+import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,20 +19,21 @@ from flows.console import shown
 class StageClock:
     """Runs the stages of a flow one after another: shows each one's progress and keeps its time."""
 
+    flow: str = "reindex"  # what the bars in the Prefect UI are named after
     seconds: dict[str, float] = field(default_factory=dict)
 
     @contextmanager
     def __call__(self, stage: str) -> Iterator[OnProgress]:
         """Yield a function to call with (done, total) as the stage goes on, as often as one likes."""
         started = time.monotonic()
-        with _stage_progress(stage) as tell:
+        with _stage_progress(self.flow, stage) as tell:
             yield tell
         self.seconds[stage] = round(time.monotonic() - started, 3)
 
 
 @contextmanager
-def _stage_progress(stage: str) -> Iterator[OnProgress]:
-    artifact = _Artifact(stage) if FlowRunContext.get() else None
+def _stage_progress(flow: str, stage: str) -> Iterator[OnProgress]:
+    artifact = _Artifact(flow, stage) if FlowRunContext.get() else None
     with shown(stage) as show:
 
         def tell(done: int, total: int) -> None:
@@ -45,10 +47,10 @@ def _stage_progress(stage: str) -> Iterator[OnProgress]:
 class _Artifact:
     """The stage's bar in the Prefect UI; written only when the whole percentage changes."""
 
-    def __init__(self, stage: str) -> None:
+    def __init__(self, flow: str, stage: str) -> None:
         self.shown = 0
-        described = f"{stage}: parts or shards done"
-        self.id = cast(UUID, create_progress_artifact(0.0, key=f"reindex-{stage}", description=described))
+        key = re.sub(r"[^a-z0-9]+", "-", f"{flow}-{stage}".lower())
+        self.id = cast(UUID, create_progress_artifact(0.0, key=key, description=f"{stage}: how much is done"))
 
     def __call__(self, done: int, total: int) -> None:
         percent = int(100 * done / total) if total else 100

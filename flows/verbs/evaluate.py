@@ -1,38 +1,98 @@
-"""`bookwheel evaluate`: how often the answer is among the passages found."""
+"""`bookwheel evaluate`: how often the answer is among the passages found, and, with a model, how well it answers."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
 from flows.reply import Common, EncoderName, IndexName, Reply, SnapshotName, StoreUrl
 from flows.verbs.search import retriever_of
+from rag_model.errors import UsageError
+from rag_model.evaluation.ablation import Ablations
 from rag_model.evaluation.questions import read_questions
 from rag_model.evaluation.retrieval import ask, measures_of, ranks_of
 from rag_model.evaluation.run_files import write_dpr, write_jsonl, write_trec
+from rag_model.evaluation.scores import Kind
+from rag_model.evaluation.settings import Evaluation
+from rag_model.generate.decoding import Decoding
 from rag_model.store.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    from flows.outcome import Evaluated
+
+_DEPTH = 20  # passages that retrieval is measured to, unless told otherwise
 
 
 def evaluate(
     *,
     store: StoreUrl,
-    questions: Annotated[str, Parameter(help="DPR's CSV, JSONL with `question` and `answers`, or a BEIR folder.")],
+    questions: Annotated[str, Parameter(help="DPR's CSV, JSONL with `question` and `answers`, KILT's, a BEIR folder.")],
     ref: SnapshotName = "latest",
     index: IndexName = "hnsw",
-    k: Annotated[int, Parameter(alias="-k", help="Passages a question.")] = 20,
+    k: Annotated[
+        int | None, Parameter(alias="-k", help="Passages a question; 20, and to answer from as many as in training.")
+    ] = None,
     encoder: EncoderName = None,
+    model: Annotated[
+        str | None, Parameter(help="Answer the questions too, with this RAG model of the store, or folder of one.")
+    ] = None,
+    answers: Annotated[
+        Kind, Parameter(help="What the answers are: `spans`, `patterns` (CuratedTREC), `labels` (FEVER) or `texts`.")
+    ] = "spans",
+    beams: Annotated[int, Parameter(help="With --model: beams of the search for an answer; 1 is greedy.")] = 1,
+    ablations: Annotated[
+        bool, Parameter(negative="", help="With --model: also closed book, gold passage, shuffled passages, k swept.")
+    ] = False,
+    report: Annotated[Path | None, Parameter(help="With --model: write an HTML report to this file.")] = None,
+    kilt: Annotated[Path | None, Parameter(help="With --model: write KILT's prediction file to this file.")] = None,
     trec: Annotated[Path | None, Parameter(help="Write a TREC run to this file.")] = None,
     dpr: Annotated[Path | None, Parameter(help="Write DPR's retrieval JSON to this file.")] = None,
     rows: Annotated[Path | None, Parameter(help="Write one JSON line a question to this file.")] = None,
     common: Common | None = None,
 ) -> Reply:
-    """Search every question of a set; report Success@k by DPR's token match, or measures against judgements."""
+    """Search every question of a set; report Success@k by DPR's token match, or measures against judgements.
+
+    With a model also exact match, F1 and the like. Answers are kept in the store: the same questions to the same
+    snapshot and model are not answered twice.
+    """
+    if model is None:
+        _refuse({"--ablations": ablations, "--report": report, "--kilt": kilt}, "needs a model: give one with --model")
+        return _retrieve(store, questions, ref, index, _DEPTH if k is None else k, encoder, answers, (trec, dpr, rows))
+    why = "is of retrieval alone: leave it out, or leave out --model"
+    _refuse({"--question-encoder": encoder, "--trec": trec, "--dpr": dpr}, why)
+    settings = Evaluation(
+        kind=answers,
+        k=k,
+        depth=max(_DEPTH, k or 0),
+        index=index,
+        decoding=Decoding(beams=beams),
+        ablations=Ablations() if ablations else None,
+    )
+    return _answer(store, model, questions, ref, settings, {"rows": rows, "kilt": kilt, "report": report})
+
+
+def _refuse(given: dict[str, Any], why: str) -> None:
+    for name, value in given.items():
+        if value:
+            raise UsageError(f"{name} {why}")
+
+
+def _retrieve(
+    store: str,
+    questions: str,
+    ref: str,
+    index: str,
+    k: int,
+    encoder: str | None,
+    answers: Kind,
+    files: tuple[Path | None, Path | None, Path | None],
+) -> Reply:
     asked = read_questions(questions)
     snapshot = Snapshot.open(store, ref)
     retriever = retriever_of(snapshot, index, encoder)
-    outcomes = list(ask(retriever, asked.questions, k))
+    outcomes = list(ask(retriever, asked.questions, k, patterns=answers == "patterns"))
     metrics = measures_of(asked, outcomes, k)
-    for path, write in ((trec, write_trec), (dpr, write_dpr), (rows, write_jsonl)):
+    for path, write in zip(files, (write_trec, write_dpr, write_jsonl), strict=True):
         if path is not None:
             write(outcomes, path)
     ranks = {} if asked.grades else ranks_of(outcomes, k)
@@ -40,3 +100,37 @@ def evaluate(
     lines = [f"{len(outcomes)} questions on snapshot {snapshot.id[:12]}, index {index}"]
     lines += [f"{name:<12} {value:.3f}" for name, value in {**metrics, **ranks}.items()]
     return Reply(document, "\n".join(lines))
+
+
+def _answer(
+    store: str, model: str, questions: str, ref: str, settings: Evaluation, files: dict[str, Path | None]
+) -> Reply:
+    from flows.evaluate import evaluate as evaluate_flow  # noqa: PLC0415 - torch and Prefect, which retrieval needs not
+    from flows.outcome import CollapseRefusedError  # noqa: PLC0415
+
+    named = {name: None if path is None else str(path) for name, path in files.items()}
+    try:
+        outcome = evaluate_flow(store, model, questions, ref, settings, **named)
+    except CollapseRefusedError as refused:
+        return Reply(_document(refused.outcome, settings), _words(refused.outcome), str(refused))
+    return Reply(_document(outcome, settings), _words(outcome))
+
+
+def _document(outcome: "Evaluated", settings: Evaluation) -> dict[str, Any]:
+    return {**outcome.to_json(), "index": settings.index}
+
+
+def _words(outcome: "Evaluated") -> str:
+    lines = [
+        f"{outcome.n:,} questions, model {outcome.model[:12]}, snapshot {outcome.snapshot[:12]}, "
+        f"answered from {outcome.k} passages each"
+    ]
+    for name, value in {**outcome.metrics, **outcome.ranks}.items():
+        ends = outcome.intervals.get(name)
+        lines.append(f"{name:<12} {value:.3f}" + (f"  [{ends[0]:.3f}, {ends[1]:.3f}]" if ends else ""))
+    for row in outcome.ablations[1:]:
+        figures = ", ".join(f"{name} {figure['value']:.3f}" for name, figure in row["metrics"].items())
+        lines.append(f"{row['condition']}: {figures} ({row['n']:,} questions)")
+    seen = outcome.collapse
+    lines.append(f"{seen['distinct']:,} distinct passages, spread {seen['spread']:.2f}")
+    return "\n".join([*lines, *([f"report       {outcome.report}"] if outcome.report else [])])

@@ -54,6 +54,11 @@ def write_kilt(scored: Sequence[Scored], path: Path) -> None:
     _write_whole(path, (json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
 
 
+def write_page(html: str, path: Path) -> None:
+    """Write a report."""
+    _write_whole(path, [html])
+
+
 def _kilt_pages(one: Scored) -> list[dict[str, str]]:
     return [{"wikipedia_id": page} for page in distinct_pages(one.reading.pages)]
 

@@ -1,0 +1,181 @@
+"""Answer a set of questions with a model of the store from a snapshot of it, and measure what was said.
+
+Purpose: the scheduled examination of a model after each rebuild, and `bookwheel evaluate --model`.
+Caching: the store's memo, which knows exact inputs: answers that a run before made are not made again.
+Requires: the extras model and train; a store that this machine can write to, since answers are kept there.
+"""
+
+import secrets
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+
+from prefect import flow
+
+from beam_jobs.job import OnProgress
+from flows import artifacts
+from flows.outcome import CollapseRefusedError, Evaluated
+from flows.progress import StageClock
+from flows.stage import stage
+from flows.verbs.answer import open_reader
+from rag_model.digest import digest_file
+from rag_model.errors import InputError
+from rag_model.evaluation.ablation import Condition
+from rag_model.evaluation.answer_report import AnswerReport, render
+from rag_model.evaluation.answering import Answering
+from rag_model.evaluation.examination import Examination
+from rag_model.evaluation.questions import read_questions
+from rag_model.evaluation.run_files import write_answers, write_kilt, write_page
+from rag_model.evaluation.scores import check_golds
+from rag_model.evaluation.settings import Evaluation
+from rag_model.store.snapshot import Snapshot
+from rag_model.store.store import Store
+
+
+@flow(name="evaluate", persist_result=False)
+def evaluate(
+    store: str,
+    model: str,
+    questions: str,
+    ref: str = "latest",
+    settings: Evaluation | None = None,
+    rows: str | None = None,
+    kilt: str | None = None,
+    report: str | None = None,
+) -> Evaluated:
+    """Answer `questions` with `model` from the snapshot that `ref` names, and measure the answers.
+
+    Args:
+        store: URL or folder of the store; answers are kept in its memo.
+        model: a RAG model of the store (a ref, ref@number, an id, a unique prefix), or a folder of one.
+        questions: DPR's CSV, JSONL with `question` and `answers`, or KILT's JSONL; a path or URL.
+        ref: a ref, ref@number, an id or a unique prefix of a snapshot. Both are pinned by id before anything is asked.
+        settings: everything else; the default settings if none are given.
+        rows: write one JSON object a question to this file.
+        kilt: write KILT's prediction file to this one.
+        report: write the HTML report to this one.
+
+    Raises:
+        CollapseRefusedError: everything is measured and written, but retrieval has collapsed or passages are not read.
+        BookwheelError: a stage failed; answers that were made are kept.
+    """
+    settings, clock = settings or Evaluation(), StageClock("evaluate")
+    target = Store.open(store)
+    with target.intents.held(f"evaluate-{secrets.token_hex(8)}"):  # so that no `gc` takes answers that are just made
+        with clock("open"):
+            work = prepare(target, model, questions, ref, settings)
+        with clock("retrieve") as tell:
+            retrieve(work, tell)
+        for condition in work.examination.conditions():
+            with clock(condition.name) as tell:
+                answer(work, Named(condition), tell)
+    outcome = work.outcome(clock.seconds, report)
+    write_files(work, outcome, rows, kilt)
+    artifacts.show_answers(outcome)
+    if outcome.refusal:
+        raise CollapseRefusedError(outcome)
+    return outcome
+
+
+class Named:
+    """A condition, out of the sight of Prefect, which would look for futures in every passage of a record."""
+
+    def __init__(self, condition: Condition) -> None:
+        """Hold `condition`."""
+        self.condition = condition
+
+
+class Work:
+    """What a run has pinned, and what it finds out; no record, for the same reason."""
+
+    def __init__(self, snapshot: Snapshot, model: str, examination: Examination) -> None:
+        """Hold a snapshot and a model, each known by its id, and the questions put to them."""
+        self.snapshot, self.model, self.examination = snapshot, model, examination
+
+    def outcome(self, seconds: dict[str, float], report: str | None) -> Evaluated:
+        """Return what was found, as plain values."""
+        examined, book = self.examination, self.examination.rows[0]
+        answered = {name: one.value for name, one in book.figures.items()}
+        return Evaluated(
+            snapshot=self.snapshot.id,
+            model=self.model,
+            n=len(book.scored),
+            k=examined.k,
+            metrics={**examined.retrieval, **answered},
+            intervals={name: (one.low, one.high) for name, one in book.figures.items()},
+            ranks=examined.ranks,
+            collapse=examined.collapse.metrics(),
+            refusal=examined.collapse.reason(examined.settings.limits),
+            ablations=[row.to_json() for row in examined.rows] if len(examined.rows) > 1 else [],
+            seconds=seconds,
+            report=report,
+        )
+
+
+@stage
+def prepare(store: Store, model: str, questions: str, ref: str, settings: Evaluation) -> Work:
+    """Read the questions; pin the snapshot and the model, and load the model."""
+    asked = read_questions(questions)
+    check_golds(asked.questions, settings.kind)  # before a model is fetched and loaded
+    snapshot = Snapshot.from_store(store, ref)
+    named, reader = open_reader(snapshot, store.url, model, settings.index, settings.decoding)
+    if reader.retriever is None:
+        raise InputError(f"model {model} finds no passages: give a RAG model with its question encoder")
+    inputs = {
+        "snapshot": snapshot.id,
+        "model": _weights(named),
+        "index": settings.index,
+        "decoding": asdict(settings.decoding),
+    }
+    answering = Answering(store, lambda: reader, inputs)
+    k = settings.k or reader.rag.settings.k
+    return Work(snapshot, named, Examination(reader.retriever, answering, asked, k, snapshot.n, settings))
+
+
+def _weights(named: str) -> object:
+    """Return a model's id; of a folder, which may change, the digest of every file."""
+    folder = Path(named)
+    if not folder.is_dir():
+        return named
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): digest_file(path) for path in files}
+
+
+@stage
+def retrieve(work: Work, tell: OnProgress) -> None:
+    """Search every question as deep as its conditions need."""
+    work.examination.retrieve(tell)
+
+
+@stage
+def answer(work: Work, named: Named, tell: OnProgress) -> None:
+    """Answer the questions under one condition, but for those answered before, and measure the answers."""
+    work.examination.answer(named.condition, tell)
+
+
+@stage
+def write_files(work: Work, outcome: Evaluated, rows: str | None, kilt: str | None) -> None:
+    """Write what was asked for: rows, predictions, the report."""
+    scored = work.examination.rows[0].scored
+    if rows:
+        write_answers(scored, Path(rows))
+    if kilt:
+        write_kilt(scored, Path(kilt))
+    if outcome.report:
+        write_page(render(_page(work, outcome)), Path(outcome.report))
+
+
+def _page(work: Work, outcome: Evaluated) -> AnswerReport:
+    examined = work.examination
+    decoding = ", ".join(f"{name} {value}" for name, value in asdict(examined.settings.decoding).items())
+    return AnswerReport(
+        model=outcome.model,
+        snapshot=outcome.snapshot,
+        created_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        kind=examined.settings.kind,
+        rows=examined.rows,
+        retrieval={**examined.retrieval, **examined.ranks},
+        collapse=examined.collapse,
+        collapsed=outcome.refusal,
+        lineage={"model": outcome.model, "snapshot": outcome.snapshot, "decoding": decoding},
+    )

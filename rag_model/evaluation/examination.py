@@ -1,0 +1,107 @@
+"""One model on one set of questions: retrieve once, answer under each condition, and say whether it reads.
+
+>>> examination = Examination(retriever, answering, asked, k=5, corpus=snapshot.n)  # doctest: +SKIP
+>>> examination.retrieve()  # doctest: +SKIP
+>>> for condition in examination.conditions():  # doctest: +SKIP
+...     examination.answer(condition)
+>>> examination.rows[0].figures["EM"], examination.collapse.reason()  # doctest: +SKIP
+"""
+
+from collections.abc import Callable
+
+from rag_model.evaluation.ablation import OPEN, SHUFFLED, Condition, Row, conditions, measure, open_book
+from rag_model.evaluation.answering import Answering
+from rag_model.evaluation.collapse import Collapse, unchanged_share
+from rag_model.evaluation.collapse import measure as measure_collapse
+from rag_model.evaluation.questions import QuestionSet
+from rag_model.evaluation.readings import Reading
+from rag_model.evaluation.retrieval import Outcome, ask, measures_of, ranks_of
+from rag_model.evaluation.scores import check_golds
+from rag_model.evaluation.settings import Evaluation
+from rag_model.retrieve.retriever import Retriever
+
+Tell = Callable[[int, int], None]  # done, of so many
+
+
+def _silent(done: int, total: int) -> None:
+    """Tell nobody."""
+
+
+class Examination:
+    """What is found out about a model, step by step."""
+
+    def __init__(
+        self,
+        retriever: Retriever,
+        answering: Answering,
+        asked: QuestionSet,
+        k: int,
+        corpus: int,
+        settings: Evaluation | None = None,
+    ) -> None:
+        """Prepare to ask.
+
+        Args:
+            retriever: with the model's question encoder.
+            answering: with the same model.
+            asked: the questions, with answers.
+            k: passages that a question is answered from; all where the corpus has fewer.
+            corpus: passages that there are.
+            settings: everything else.
+
+        Raises:
+            UsageError: no question has an answer of the kind that the settings name.
+            InputError: an answer is no regular expression, where they are patterns.
+        """
+        self.settings = settings or Evaluation()
+        check_golds(asked.questions, self.settings.kind)
+        self.asked, self.corpus, self.k = asked, corpus, min(k, corpus)
+        self.depth = min(self.settings.deepest(self.k), corpus)
+        self.outcomes: list[Outcome] = []
+        self.rows: list[Row] = []
+        self._retriever, self._answering = retriever, answering
+
+    def retrieve(self, tell: Tell = _silent) -> None:
+        """Search every question, as deep as its conditions need."""
+        questions = self.asked.questions
+        found = ask(self._retriever, questions, self.depth, patterns=self.settings.kind == "patterns")
+        for outcome in found:
+            self.outcomes.append(outcome)
+            tell(len(self.outcomes), len(questions))
+
+    def conditions(self) -> list[Condition]:
+        """Return what to answer under, the open book first; call `retrieve` before."""
+        book, ablations = open_book(self.outcomes, self.k), self.settings.ablations
+        return [book, *(conditions(self.outcomes, self.k, ablations) if ablations else ())]
+
+    def answer(self, condition: Condition, tell: Tell = _silent) -> Row:
+        """Answer a condition's questions, measure the answers, and keep the row."""
+
+        def answered(one: Condition) -> list[Reading]:
+            return self._answering(one, tell)
+
+        book = self.rows[0] if self.rows else None
+        row = measure(condition, answered, self.settings.kind, book, self.settings.resampling)
+        self.rows.append(row)
+        return row
+
+    @property
+    def retrieval(self) -> dict[str, float]:
+        """Return how often retrieval finds an answer: Success@k; nothing of labels, which no passage holds."""
+        if self.settings.kind == "labels":
+            return {}
+        return measures_of(self.asked, self.outcomes, min(self.settings.depth, self.corpus))
+
+    @property
+    def ranks(self) -> dict[str, float]:
+        """Return `ranks_of` the outcomes; of labels what the evidence tells."""
+        ranks = ranks_of(self.outcomes, self.depth)
+        return {name: value for name, value in ranks.items() if self.settings.kind != "labels" or name[:3] != "RR@"}
+
+    @property
+    def collapse(self) -> Collapse:
+        """Return what the questions were given to read in the open book, and whether it was read."""
+        given = [[hit.passage.id for hit in outcome.hits[: self.k]] for outcome in self.outcomes]
+        said = {row.name: [one.reading.answer for one in row.scored] for row in self.rows}
+        shuffled = unchanged_share(said[OPEN], said[SHUFFLED]) if SHUFFLED in said else None
+        return measure_collapse(given, self.corpus, shuffled)

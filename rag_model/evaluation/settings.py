@@ -1,0 +1,32 @@
+"""How a model is examined: one record of settings."""
+
+from dataclasses import dataclass, field
+
+from rag_model.errors import UsageError
+from rag_model.evaluation.ablation import Ablations
+from rag_model.evaluation.bootstrap import RESAMPLING, Resampling
+from rag_model.evaluation.collapse import LIMITS, Limits
+from rag_model.evaluation.scores import Kind
+from rag_model.generate.decoding import Decoding
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """How a model is examined on a set of questions; the defaults are those of the RAG paper's open-domain tables."""
+
+    kind: Kind = "spans"  # of the answers: how they are compared
+    k: int | None = None  # passages that a question is answered from; None: as many as in training
+    depth: int = 20  # passages that retrieval is measured to
+    index: str = "hnsw"  # of the snapshot, or `exact`
+    decoding: Decoding = field(default_factory=Decoding)
+    ablations: Ablations | None = None  # None: the open book alone
+    limits: Limits = LIMITS  # beyond which retrieval counts as collapsed
+    resampling: Resampling = RESAMPLING  # of the intervals
+
+    def __post_init__(self) -> None:
+        if min(self.depth, 1 if self.k is None else self.k) < 1:
+            raise UsageError(f"an evaluation needs k and a depth of at least 1, not {self.k} and {self.depth}")
+
+    def deepest(self, k: int) -> int:
+        """Return how many passages a question have to be retrieved, where it is answered from `k`."""
+        return max(self.depth, self.ablations.depth(k) if self.ablations else k)

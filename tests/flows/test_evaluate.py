@@ -1,0 +1,144 @@
+"""`bookwheel evaluate --model` over a real snapshot: figures, files, answers made once, and refusals."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prefect.client.orchestration import get_client
+
+from rag_model.store.models import Made, put_model
+from rag_model.store.store import Store
+from tests.fixtures.pages import assert_harmless, parsed
+from tests.fixtures.tiny_rag import save_tiny_rag
+
+pytestmark = pytest.mark.xdist_group("flows")
+
+QUESTIONS = [
+    {"id": "p", "question": "Who wrote What is Property?", "answers": ["Proudhon"]},
+    {"id": "a", "question": "What is autism?", "answers": ["disorder", "developmental"]},
+    {"id": "n", "question": "Où est 東京 🗼?", "answers": ["qzx"]},
+]
+
+
+@pytest.fixture(scope="module")
+def tiny_rag(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_rag(tmp_path_factory.mktemp("rag"), tiny)
+
+
+@pytest.fixture(scope="module")
+def shelf(library: Path, tiny_rag: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store of its own with the small snapshot and two models, one of which only retrieves."""
+    url = shutil.copytree(library, tmp_path_factory.mktemp("shelf") / "store")
+    store = Store.open(str(url))
+    put_model(store, tiny_rag, Made("rag-sequence", None, {}), "reader")
+    put_model(store, tiny_rag, Made("dpr", None, {}), "finder")
+    return url
+
+
+@pytest.fixture
+def questions(tmp_path: Path) -> Path:
+    path = tmp_path / "questions.jsonl"
+    path.write_text("".join(json.dumps(question) + "\n" for question in QUESTIONS))
+    return path
+
+
+def kept(store: Path) -> int:
+    return len(list((store / "memo" / "answer").glob("*.json")))
+
+
+def test_a_model_is_measured_and_its_answers_are_made_once(
+    shelf: Path, questions: Path, tmp_path: Path, bookwheel: Callable[..., Any]
+) -> None:
+    rows, page, kilt = tmp_path / "rows.jsonl", tmp_path / "page.html", tmp_path / "kilt.jsonl"
+    given = ["evaluate", "--store", shelf, "--model", "reader", "--questions", questions, "--json"]
+    ran = bookwheel(*given, "--rows", rows, "--report", page, "--kilt", kilt)
+    assert ran.code == 0, ran.err
+    found = ran.json
+    assert {"snapshot", "model", "n", "k", "metrics", "intervals", "ranks", "collapse"} <= found.keys()
+    assert (len(found["model"]), len(found["snapshot"]), found["n"], found["k"]) == (64, 64, 3, 3)
+    assert list(found["metrics"]) == ["Success@1", "Success@5", "Success@20", "EM", "F1"]
+    assert found["collapse"]["questions"] == 3
+    searched = bookwheel("evaluate", "--store", shelf, "--questions", questions, "--json").json
+    assert searched["metrics"].items() <= found["metrics"].items()  # retrieval is the same with and without a model
+    assert searched["ranks"] == found["ranks"]
+
+    written = [json.loads(line) for line in rows.read_text().splitlines()]
+    assert [row["id"] for row in written] == ["p", "a", "n"]
+    for row in written:
+        assert len(row["passages"]) == 3
+        for key in ("weight", "posterior"):
+            assert sum(passage[key] for passage in row["passages"]) == pytest.approx(1, abs=1e-4)
+    assert [json.loads(line)["id"] for line in kilt.read_text().splitlines()] == ["p", "a", "n"]
+    assert_harmless(page.read_text())
+    assert found["model"] in parsed(page.read_text()).text
+    assert kept(shelf) == 1
+
+    again = bookwheel(*given, "--ablations").json
+    assert again["metrics"] == found["metrics"]
+    names = [row["condition"] for row in again["ablations"]]
+    swept = [f"open book, k = {k}" for k in (1, 2, 5, 10, 20)]
+    assert names == ["open book", "closed book", "gold passage", "shuffled passages", *swept]
+    assert [row["k"] for row in again["ablations"]] == [3, 0, 1, 3, 1, 2, 5, 10, 20]
+    assert kept(shelf) == 9  # eight more; the open book's are those of before
+    assert "unchanged" in again["collapse"]
+
+
+def artifacts(prefix: str) -> dict[str, Any]:
+    with get_client(sync_client=True) as client:
+        found = client.request("POST", "/artifacts/filter", json={"limit": 200}).json()
+    return {artifact["key"]: artifact["data"] for artifact in found if (artifact["key"] or "").startswith(prefix)}
+
+
+def test_a_collapse_is_refused_when_all_is_measured(
+    shelf: Path, tiny_rag: Path, tmp_path: Path, bookwheel: Callable[..., Any]
+) -> None:
+    path, page = tmp_path / "same.jsonl", tmp_path / "page.html"
+    path.write_text("".join(json.dumps({**QUESTIONS[0], "id": str(n)}) + "\n" for n in range(20)))
+    given = ["--store", shelf, "--model", tiny_rag, "-k", 1, "--questions", path, "--report", page]
+    ran = bookwheel("evaluate", *given, "--json")
+    assert ran.code == 3
+    assert "retrieval has collapsed: 20 questions were given 1 distinct passages" in ran.err
+    assert ran.json["model"] == str(tiny_rag)  # a folder
+    assert ran.json["metrics"]["EM"] == 0
+    assert "Retrieval has collapsed" in parsed(page.read_text()).text
+    seen = artifacts("evaluate-")
+    assert {"what": "EM", "value": "0.000 [0.000, 0.000]"} in json.loads(seen["evaluate-figures"])
+    assert seen["evaluate-open-book"] == 100.0
+    assert page.name in str(seen["evaluate-report"])
+
+
+def test_an_edited_model_folder_is_another_model(
+    shelf: Path, tiny_rag: Path, questions: Path, tmp_path: Path, bookwheel: Callable[..., Any]
+) -> None:
+    folder = shutil.copytree(tiny_rag, tmp_path / "rag")
+    given = ["evaluate", "--store", shelf, "--model", folder, "-k", 2, "--questions", questions, "--json"]
+    first = bookwheel(*given)
+    assert first.code == 0, first.err
+    before = kept(shelf)
+    (folder / "note.txt").write_text("other")
+    assert bookwheel(*given).json["metrics"] == first.json["metrics"]
+    assert kept(shelf) == before + 1
+
+
+@pytest.mark.parametrize(
+    ("given", "code", "told"),
+    [
+        (["--ablations"], 2, "--ablations needs a model"),
+        (["--report", "page.html"], 2, "--report needs a model"),
+        (["--model", "reader", "--trec", "run"], 2, "--trec is of retrieval alone"),
+        (["--model", "reader", "--answers", "labels"], 2, "no question has one of the labels"),
+        (["--model", "reader", "-k", "0"], 2, "at least 1"),
+        (["-k", "0"], 2, "at least 1"),
+        (["--model", "finder"], 2, "give a RAG model"),
+        (["--model", "nobody"], 1, "nobody"),
+    ],
+)
+def test_what_can_not_be_asked(
+    given: list[str], code: int, told: str, shelf: Path, questions: Path, bookwheel: Callable[..., Any]
+) -> None:
+    ran = bookwheel("evaluate", "--store", shelf, "--questions", questions, *given)
+    assert ran.code == code
+    assert told in ran.complaint
