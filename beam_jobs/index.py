@@ -16,19 +16,26 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from beam_jobs.job import Facts, Launch, OnProgress, limit_threads, run_job
+from beam_jobs.job import Facts, Launch, OnProgress, run_job
 from beam_jobs.libraries import versions
+from beam_jobs.threads import limit_threads
 from rag_model.build.content import BuiltIndex
 from rag_model.build.heritage import Heirloom
 from rag_model.digest import digest_json
+from rag_model.index.cells import sample_size
 from rag_model.index.estimate import check_disk, estimate
 from rag_model.index.fit import Fit, Trained, measure, tell_apart
 from rag_model.index.pieces import Opener, opener
-from rag_model.index.recipe import IndexPlan
+from rag_model.index.recipe import IndexPlan, lists_in
 from rag_model.index.structure import structure_of
 from rag_model.store.blobs import BlobRef
 from rag_model.store.memo import Produced
 from rag_model.store.store import Store
+
+_PRODUCTS = 2e10  # multiplications and additions a second of one core, in products of matrices
+_MOVED = 5e7  # bytes of vectors a second of one core that are read, sorted and written
+_LINKED = 1.5e-6  # seconds of one core, times dimensions, to link a vector into its cell's graph
+_ROUNDS, _CODES = 20, 256  # of k-means; centroids that codes have beside those of lists
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +84,8 @@ def train(builds: Sequence[IndexBuild], launch: Launch, on_progress: OnProgress 
 
     Where no vector is new, what is inherited is used without a look, and no job is run.
     """
-    reports = iter(run_job("train", train_one, [build for build in builds if not _settled(build)], launch, on_progress))
+    asked = [build for build in builds if not _settled(build)]
+    reports = iter(run_job("train", train_one, asked, launch, on_progress, _to_train, memoised=True))
     return [_kept(build) if _settled(build) else _trained(build, next(reports)) for build in builds]
 
 
@@ -109,7 +117,7 @@ def scatter(builds: Sequence[IndexBuild], launch: Launch, on_progress: OnProgres
     store = Store.open(launch.store_url)
     parts = [[Part(build, number, ref) for number, ref in enumerate(_listed(store, build.vectors))] for build in builds]
     roomy = _with_room(builds, "scatter", launch)
-    done = _grouped("scatter", scatter_one, parts, roomy, on_progress, lambda part: part.vectors.size)
+    done = _grouped("scatter", scatter_one, parts, roomy, on_progress, _to_scatter)
     return [
         replace(build, scattered=_put_list(store, map(_out, reports)), cells=_put_cells(store, build.plan, reports))
         for build, reports in zip(builds, done, strict=True)
@@ -126,7 +134,7 @@ def build_shards(
         for build in builds
     ]
     roomy = _with_room(builds, "shard", launch)
-    done = _grouped("shard", build_shard, shards, roomy, on_progress, lambda shard: shard.rows)
+    done = _grouped("shard", build_shard, shards, roomy, on_progress, _to_link)
     return [
         replace(build, shards=_put_list(store, map(_out, reports))) for build, reports in zip(builds, done, strict=True)
     ]
@@ -135,7 +143,7 @@ def build_shards(
 def merge(builds: Sequence[IndexBuild], launch: Launch, on_progress: OnProgress | None = None) -> list[BuiltIndex]:
     """Merge all indexes."""
     store = Store.open(launch.store_url)
-    reports = run_job("merge", merge_one, builds, launch, on_progress)
+    reports = run_job("merge", merge_one, builds, launch, on_progress, _to_merge, memoised=True)
     return [
         BuiltIndex(build.name, build.plan, _out(report), report["facts"], _passed_on(store, build))
         for build, report in zip(builds, reports, strict=True)
@@ -224,12 +232,35 @@ def _grouped(
     tasks: Sequence[Sequence[Any]],
     launch: Launch,
     on_progress: OnProgress | None,
-    weight: Callable[[Any], int],
+    seconds: Callable[[Any], float],
 ) -> Iterator[list[Facts]]:
     """Run the tasks of all indexes as one job; yield the reports index by index."""
-    reports = iter(run_job(stage, work, [task for own in tasks for task in own], launch, on_progress, weight))
+    flat = [task for own in tasks for task in own]
+    reports = iter(run_job(stage, work, flat, launch, on_progress, seconds, memoised=True))
     for own in tasks:
         yield [next(reports) for _ in own]
+
+
+def _to_train(build: IndexBuild) -> float:
+    """Return the seconds of one core that training takes, about: a look at some vectors where a file is inherited."""
+    plan = build.plan
+    sample, centroids = (sample_size(plan), plan.cells) if plan.kind == "hnsw" else (plan.train_sample, lists_in(plan))
+    compared = 0.0 if build.inherited else 2.0 * _ROUNDS * sample * (centroids + _CODES) * plan.d
+    return 1 + compared / _PRODUCTS
+
+
+def _to_scatter(part: Part) -> float:
+    plan, rows = part.build.plan, part.vectors.size / (2 * part.build.plan.d)
+    return part.vectors.size / _MOVED + 2.0 * rows * lists_in(plan) * plan.d / _PRODUCTS
+
+
+def _to_link(shard: Shard) -> float:
+    plan = shard.build.plan
+    return shard.rows * (1 + plan.linked / 2) * plan.d * _LINKED
+
+
+def _to_merge(build: IndexBuild) -> float:
+    return 4.0 * build.plan.n * build.plan.d / _MOVED
 
 
 def deciding(plan: IndexPlan) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from rag_model.index.engine import Vectors, faiss
 from rag_model.index.factory import Graph, Lists, parse
 from rag_model.index.graph import new_graph
 from rag_model.index.pieces import opener
-from rag_model.index.recipe import PQ_SAMPLE, IndexPlan, IndexRecipe, resolve
+from rag_model.index.recipe import PQ_SAMPLE, IndexPlan, IndexRecipe, lists_in, resolve
 
 _SMALL = 4_000  # vectors of the small build
 _CELLS = 4
@@ -72,12 +72,12 @@ def cpu_seconds(plan: IndexPlan, rate: Rate) -> dict[str, float]:
     """Return the seconds of one core that each stage of a plan is likely to take, by stage."""
     if rate.insertion is not None:
         return _graph_seconds(plan, rate, rate.insertion)
-    small, spent, lists = rate.plan, rate.seconds, _lists(plan)
+    small, spent, lists = rate.plan, rate.seconds, lists_in(plan)
     times = plan.n / small.n
     codes = min(plan.train_sample, PQ_SAMPLE) / small.train_sample
     if "OPQ" in plan.factory:
         codes *= 1 + _OPQ
-    looked_up = (lists / _lists(small)) ** _LOOKED_UP if _coarse(plan) else 1.0
+    looked_up = (lists / lists_in(small)) ** _LOOKED_UP if _coarse(plan) else 1.0
     compared = 0.0 if _coarse(plan) or lists == 1 else 2.0 * plan.n * lists * plan.d
     return {
         "train": spent["train"] * codes + _kmeans(plan, plan.train_sample, lists) / rate.products,
@@ -181,11 +181,6 @@ def _products(size: int = 1024) -> float:
 def _kmeans(plan: IndexPlan, sample: int, centroids: int) -> float:
     """Return the multiplications and additions of a k-means."""
     return 2.0 * _ROUNDS * sample * centroids * plan.d if centroids > 1 else 0.0
-
-
-def _lists(plan: IndexPlan) -> int:
-    factory = parse(plan.factory)
-    return (factory.lists or 1) if isinstance(factory, Lists) else 1
 
 
 def _coarse(plan: IndexPlan) -> bool:

@@ -136,6 +136,12 @@ def parameters_of(factory: Factory) -> tuple[str, ...]:
     return ()
 
 
+def lists_in(plan: IndexPlan) -> int:
+    """Return the number of a plan's inverted lists; 1 where it has none."""
+    factory = parse(plan.factory)
+    return (factory.lists or 1) if isinstance(factory, Lists) else 1
+
+
 def check_search(search: Mapping[str, int], known: Sequence[str]) -> None:
     """Check that search parameters are among those that an index knows, each at least 1.
 
