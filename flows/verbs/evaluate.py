@@ -13,8 +13,6 @@ from rag_model.evaluation.questions import read_questions
 from rag_model.evaluation.retrieval import ask, measures_of, ranks_of
 from rag_model.evaluation.run_files import write_dpr, write_jsonl, write_trec
 from rag_model.evaluation.scores import Kind
-from rag_model.evaluation.settings import Evaluation
-from rag_model.generate.decoding import Decoding
 from rag_model.store.snapshot import Snapshot
 
 if TYPE_CHECKING:
@@ -60,15 +58,9 @@ def evaluate(
         return _retrieve(store, questions, ref, index, _DEPTH if k is None else k, encoder, answers, (trec, dpr, rows))
     why = "is of retrieval alone: leave it out, or leave out --model"
     _refuse({"--question-encoder": encoder, "--trec": trec, "--dpr": dpr}, why)
-    settings = Evaluation(
-        kind=answers,
-        k=k,
-        depth=max(_DEPTH, k or 0),
-        index=index,
-        decoding=Decoding(beams=beams),
-        ablations=Ablations() if ablations else None,
-    )
-    return _answer(store, model, questions, ref, settings, {"rows": rows, "kilt": kilt, "report": report})
+    settings: dict[str, Any] = {"kind": answers, "k": k, "depth": max(_DEPTH, k or 0), "index": index}
+    settings["ablations"] = Ablations() if ablations else None
+    return _answer(store, model, questions, ref, settings, beams, {"rows": rows, "kilt": kilt, "report": report})
 
 
 def _refuse(given: dict[str, Any], why: str) -> None:
@@ -103,21 +95,27 @@ def _retrieve(
 
 
 def _answer(
-    store: str, model: str, questions: str, ref: str, settings: Evaluation, files: dict[str, Path | None]
+    store: str,
+    model: str,
+    questions: str,
+    ref: str,
+    settings: dict[str, Any],
+    beams: int,
+    files: dict[str, Path | None],
 ) -> Reply:
-    from flows.evaluate import evaluate as evaluate_flow  # noqa: PLC0415 - torch and Prefect, which retrieval needs not
+    # Torch and Prefect, which retrieval and `--help` do without.
+    from flows.evaluate import evaluate as evaluate_flow  # noqa: PLC0415
     from flows.outcome import CollapseRefusedError  # noqa: PLC0415
+    from rag_model.evaluation.settings import Evaluation  # noqa: PLC0415
+    from rag_model.generate.decoding import Decoding  # noqa: PLC0415
 
+    examined = Evaluation(**settings, decoding=Decoding(beams=beams))
     named = {name: None if path is None else str(path) for name, path in files.items()}
     try:
-        outcome = evaluate_flow(store, model, questions, ref, settings, **named)
+        outcome, refusal = evaluate_flow(store, model, questions, ref, examined, **named), ""
     except CollapseRefusedError as refused:
-        return Reply(_document(refused.outcome, settings), _words(refused.outcome), str(refused))
-    return Reply(_document(outcome, settings), _words(outcome))
-
-
-def _document(outcome: "Evaluated", settings: Evaluation) -> dict[str, Any]:
-    return {**outcome.to_json(), "index": settings.index}
+        outcome, refusal = refused.outcome, str(refused)
+    return Reply({**outcome.to_json(), "index": examined.index}, _words(outcome), refusal)
 
 
 def _words(outcome: "Evaluated") -> str:
