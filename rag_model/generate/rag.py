@@ -59,18 +59,9 @@ class Rag(nn.Module):
         vectors: Tensor = self.question(questions)
         return vectors
 
-    def scores(self, questions: Sequence[str], vectors: Tensor) -> Tensor:
-        """Return the (b, k) inner products of questions and their passages' vectors (b, k, d), with gradient."""
-        asked = self.ask(questions)
-        return (vectors.to(asked) @ asked[..., None])[..., 0]
-
     def prior(self, scores: Tensor) -> Tensor:
         """Return (b, k) log p(z|x)."""
         return log_prior(scores, self.settings.temperature)
-
-    def forward(self, questions: Sequence[str], vectors: Tensor, contexts: Contexts, targets: Targets) -> Tensor:
-        """Return the (b,) loss of questions whose passages have `vectors` (b, k, d): what a training step computes."""
-        return self.loss(self.scores(questions, vectors), contexts, targets)
 
     def log_likelihood(self, scores: Tensor, contexts: Contexts, targets: Targets) -> Likelihood:
         """Return log p(y|x) of the targets, with gradient, and the passages' posterior, without.

@@ -59,7 +59,7 @@ class Seq2SeqGenerator:
     def targets(self, answers: Sequence[str]) -> Targets:
         """Tokenise one answer a question."""
         rows = self.tokenizer(list(answers))["input_ids"]
-        ended = [with_end(row, self.form.max_answer, self.end) for row in rows]
+        ended = [with_end(row, min(self.form.max_answer, self.longest), self.end) for row in rows]
         return Targets(*padded(ended, self.pad)).to(self.module.device)
 
     def logits(self, contexts: Contexts, targets: Targets) -> Tensor:

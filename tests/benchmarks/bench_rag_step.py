@@ -87,7 +87,12 @@ def ours(folder: Path, kind: str, smoothing: float, steps: int) -> list[tuple[fl
     settings = RagSettings("sequence" if kind == "sequence" else "token", K, label_smoothing=smoothing)
     rag = Rag(question, load_generator(folder / "generator", device="cpu"), settings).train()
     vectors, contexts, targets = batch()
-    return train(rag, lambda: rag(QUESTIONS, vectors, contexts, targets).sum(), steps)
+
+    def loss() -> Tensor:
+        scores = torch.einsum("bd,bkd->bk", rag.ask(QUESTIONS), vectors)
+        return rag.loss(scores, contexts, targets).sum()
+
+    return train(rag, loss, steps)
 
 
 def theirs(folder: Path, kind: str, smoothing: float, steps: int) -> list[tuple[float, float, float]]:
@@ -105,7 +110,7 @@ def theirs(folder: Path, kind: str, smoothing: float, steps: int) -> list[tuple[
     mask = contexts.mask.long()
 
     def loss() -> Tensor:
-        scores = (vectors @ rag.question_encoder(asked).pooler_output[..., None])[..., 0]
+        scores = torch.einsum("bd,bkd->bk", rag.question_encoder(asked).pooler_output, vectors)
         given = {"context_input_ids": contexts.tokens, "context_attention_mask": mask, "doc_scores": scores}
         found: Tensor = rag(**given, labels=labels).loss
         return found

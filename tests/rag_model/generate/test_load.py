@@ -15,7 +15,7 @@ from rag_model.generate.inputs import PaperForm, PromptForm, form_to_json
 from rag_model.generate.load import chat_form, load_generator
 from rag_model.generate.seq2seq import Seq2SeqGenerator
 from tests.fixtures.tiny import save_bert, write_json
-from tests.fixtures.tiny_generators import save_bart, save_llama, save_t5
+from tests.fixtures.tiny_generators import save_bart, save_gguf, save_llama, save_t5
 
 BESIDE = [[Passage("1", "1", 1, "T", "", "text", 0, 1, "")]]
 
@@ -130,6 +130,16 @@ def test_devices_and_dtypes(tmp_path: Path) -> None:
         load_generator(tmp_path, device="cpu", dtype="float17")
     with pytest.raises(UsageError, match="device 'gpu' is unknown"):
         load_generator(tmp_path, device="gpu")
+
+
+def test_a_gguf_file_holds_all_that_is_needed(tmp_path: Path) -> None:
+    generator = load_generator(save_gguf(tmp_path), device="cpu")
+    assert isinstance(generator, CausalGenerator)
+    assert generator.longest == 256
+    contexts, targets = generator.contexts(["who"], BESIDE), generator.targets(["the é 日本"])
+    assert generator.text(targets.tokens[0].tolist()) == "the é 日本"
+    expected = generator.logits(contexts, targets)[:, 0, 0]
+    torch.testing.assert_close(generator.begin(contexts)[0], expected, atol=1e-4, rtol=1e-4)
 
 
 def test_one_gguf_file_a_folder(tmp_path: Path) -> None:

@@ -78,6 +78,11 @@ def batch(rag: Rag, answers: list[str]) -> tuple[list[str], Tensor, Contexts, Ta
     return questions, vectors, rag.generator.contexts(asked, [beside] * 2), rag.generator.targets(answers)
 
 
+def loss_of(rag: Rag, given: tuple[list[str], Tensor, Contexts, Targets]) -> Tensor:
+    questions, vectors, contexts, targets = given
+    return rag.loss(torch.einsum("bd,bkd->bk", rag.ask(questions), vectors), contexts, targets)
+
+
 def oracle_loss(rag: Any, ours: Rag, given: tuple[list[str], Tensor, Contexts, Targets]) -> Tensor:
     """Return the loss of each question; the decoder's input begins with what the generator starts from."""
     questions, vectors, contexts, targets = given
@@ -115,7 +120,7 @@ def test_loss_and_gradients_are_those_of_transformers(
     given = batch(ours, answers)
     assert given[3].mask.all() == (answers is EVEN)
     assert given[2].mask.all() == (answers is EVEN)
-    loss, expected = ours(*given), oracle_loss(theirs, ours, given)
+    loss, expected = loss_of(ours, given), oracle_loss(theirs, ours, given)
     torch.testing.assert_close(loss, expected, atol=1e-5, rtol=1e-5)
     loss.mean().backward()
     expected.mean().backward()
@@ -148,15 +153,22 @@ def test_a_passage_that_helped_is_drawn_nearer(folders: Folders, kind: Kind) -> 
     assert not found.posterior.requires_grad
 
 
-def test_the_loss_is_the_negative_likelihood_and_forward_is_the_loss(rag: Rag) -> None:
-    questions, vectors, contexts, targets = batch(rag, UNEVEN)
-    scores = rag.scores(questions, vectors)
-    asked = rag.ask(questions)
-    torch.testing.assert_close(scores, torch.stack([vectors[row] @ asked[row] for row in range(2)]))
+def test_the_loss_is_the_negative_likelihood(rag: Rag) -> None:
+    _, _, contexts, targets = batch(rag, UNEVEN)
+    scores = torch.tensor([[1.0, 0.0, 2.0], [0.0, 0.5, 0.0]])
     loss = rag.loss(scores, contexts, targets)
-    torch.testing.assert_close(loss, -rag.log_likelihood(scores, contexts, targets).log_p)
-    torch.testing.assert_close(rag(questions, vectors, contexts, targets), loss)
     assert loss.shape == (2,)
+    torch.testing.assert_close(loss, -rag.log_likelihood(scores, contexts, targets).log_p)
+
+
+@pytest.mark.parametrize("kind", ["sequence", "token"])
+def test_a_loss_without_gradient_is_the_same(folders: Folders, kind: Kind) -> None:
+    ours = rag_of(folders, "t5", RagSettings(kind, label_smoothing=0.1))
+    given = batch(ours, UNEVEN)
+    with torch.no_grad():
+        without = loss_of(ours, given)
+    assert not without.requires_grad
+    torch.testing.assert_close(without, loss_of(ours, given))
 
 
 def test_every_weight_is_the_model_s(rag: Rag) -> None:
@@ -179,7 +191,7 @@ def test_long_questions_and_empty_passages_have_a_likelihood(rag: Rag) -> None:
     empty = [[Passage("", "", 0, "", "", "", 0, 0, "")] * 2] * 2
     questions = ["who was the king of the city " * 20, ""]
     contexts, targets = rag.generator.contexts(questions, empty), rag.generator.targets(["", "é" * 50])
-    loss = rag.loss(rag.scores(questions, torch.randn(2, 2, 32)), contexts, targets)
+    loss = loss_of(rag, (questions, torch.randn(2, 2, 32), contexts, targets))
     assert torch.isfinite(loss).all()
 
 
