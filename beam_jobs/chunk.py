@@ -7,11 +7,12 @@ from typing import Any
 
 from beam_jobs.job import Facts, Launch, OnProgress, run_job
 from beam_jobs.libraries import versions
-from rag_model.build.parent import Earlier, local_files
+from rag_model.build.parent import Earlier, Parent, local_files
 from rag_model.corpus.chunk import VERSION, ChunkRecipe, chunk_part
 from rag_model.corpus.lineage import Inheritance
 from rag_model.corpus.plan import source_digest
-from rag_model.corpus.records import Part, Siteinfo
+from rag_model.corpus.records import Part, Plan, Siteinfo
+from rag_model.corpus.redact import pages_within
 from rag_model.store.memo import Produced
 from rag_model.store.store import Store
 
@@ -49,6 +50,21 @@ class ChunkTask:
             "libraries": versions("pyarrow"),
             **({"suppressed": self.suppressed} if self.suppressed else {}),  # no other part is cut again for them
         }
+
+
+def tasks_of(store: Store, plan: Plan, recipe: ChunkRecipe, parent: Parent) -> list[ChunkTask]:
+    """Return the tasks of a plan's parts, with what each inherits and which of its pages were taken down."""
+    gone = store.takedowns.pages(plan.siteinfo.dbname)
+    return [
+        ChunkTask(
+            part,
+            plan.siteinfo,
+            recipe,
+            parent.cut(part),
+            pages_within(part.kind, part.first_page, part.last_page, gone),
+        )
+        for part in plan.parts
+    ]
 
 
 def chunk(task: ChunkTask, store: Store) -> Facts:

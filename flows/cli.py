@@ -82,6 +82,7 @@ app.command("flows.verbs.reindex:reindex", help="Build a snapshot from a dump, c
 app.command("flows.verbs.search:search", help="Answer questions with passages of a snapshot.")
 app.command("flows.verbs.answer:answer", help="Answer questions with a RAG model, from passages of a snapshot.")
 app.command("flows.verbs.evaluate:evaluate", help="Measure retrieval on questions with known answers.")
+app.command("flows.verbs.finetune:finetune", help="Train encoders or a RAG model on a snapshot; keep it in the store.")
 app.command("flows.verbs.index:index", help="Build one index over anyone's vectors, or plan it.")
 app.command("flows.verbs.log:log", help="List the moves of a ref, newest first.")
 app.command("flows.verbs.show:show", help="Show what a snapshot holds and the recipe that rebuilds it.")

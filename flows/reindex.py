@@ -14,7 +14,6 @@ from functools import partial
 from prefect import flow
 
 from beam_jobs import chunk, embed
-from beam_jobs.chunk import ChunkTask
 from beam_jobs.embed import EmbedTask
 from beam_jobs.job import Facts, Launch, OnProgress
 from beam_jobs.options import worker_memory
@@ -76,7 +75,7 @@ def reindex(
             plan = plan_dump(target, dump, recipe, limit, parent)
             encoding = prepare_encoder(target, encoder, recipe)
         with clock("chunk") as tell:
-            passages = chunk_parts(plan, recipe, parent, launch, tell)
+            passages = chunk_parts(target, plan, recipe, parent, launch, tell)
         plans = plan_indexes(recipe.index, passages, encoding.space.dim, worker_memory(beam_options), parent)
         with clock("embed") as tell:
             embeddings = embed_parts(plan, passages, encoding, recipe, parent, launch, tell)
@@ -106,10 +105,11 @@ def prepare_encoder(store: Store, encoder: str, recipe: Recipe) -> StoredEncoder
 
 
 @stage
-def chunk_parts(plan: Plan, recipe: Recipe, parent: Parent, launch: Launch, tell: OnProgress) -> list[Facts]:
-    """Cut every part into passages; articles that are as they were keep the parent's."""
-    tasks = [ChunkTask(part, plan.siteinfo, recipe.chunk, parent.cut(part)) for part in plan.parts]
-    return chunk.run(tasks, launch, tell)
+def chunk_parts(
+    store: Store, plan: Plan, recipe: Recipe, parent: Parent, launch: Launch, tell: OnProgress
+) -> list[Facts]:
+    """Cut every part into passages; articles that are as they were keep the parent's, and taken down ones none."""
+    return chunk.run(chunk.tasks_of(store, plan, recipe.chunk, parent), launch, tell)
 
 
 @stage

@@ -48,7 +48,9 @@ class Adopted:
 
 
 def adopt(store: Store, passages: str, vectors: Intake, part_bytes: int = PART_BYTES) -> Adopted:
-    """Put passages and, row for row, their vectors into the store as parts; holds one part.
+    """Put passages and, row for row, their vectors into the store as parts, without the pages that were taken down.
+
+    Holds one part.
 
     Args:
         store: where to.
@@ -64,18 +66,30 @@ def adopt(store: Store, passages: str, vectors: Intake, part_bytes: int = PART_B
     cuts: list[dict[str, Any]] = []
     embeddings: list[dict[str, Any]] = []
 
+    gone, seen = store.takedowns.pages(""), 0
+
     def put(block: Block) -> None:
+        nonlocal seen
+        taken = list(islice(rows, len(block)))
+        seen += len(taken)
+        if len(taken) < len(block):
+            raise _unequal(passages, str(seen), vectors)
+        kept = [row for row, passage in enumerate(taken) if passage.page_id not in gone]
+        if not kept:
+            return
         with tempfile.TemporaryDirectory(prefix="bookwheel-import-") as name:
-            cuts.append(_put_passages(store, islice(rows, len(block)), Path(name) / "passages.parquet"))
-            np.save(file := Path(name) / "vectors.npy", block, allow_pickle=False)
+            cuts.append(_put_passages(store, (taken[row] for row in kept), Path(name) / "passages.parquet"))
+            whole = len(kept) == len(block)
+            np.save(file := Path(name) / "vectors.npy", block if whole else block[kept], allow_pickle=False)
             ref = store.blobs.put_file(file)
-        embeddings.append({"embeddings": ref.to_json(), "rows": len(block), "encoded": 0, "made": True})
-        if cuts[-1]["rows"] < len(block):
-            raise _unequal(passages, str(sum(cut["rows"] for cut in cuts)), vectors)
+        cuts[-1]["dropped"] = {"taken_down": len(block) - len(kept)} if not whole else {}
+        embeddings.append({"embeddings": ref.to_json(), "rows": len(kept), "encoded": 0, "made": True})
 
     cut(vectors, put, "refuse", part_bytes)
     if next(rows, None) is not None:
         raise _unequal(passages, f"more than {vectors.n}", vectors)
+    if not cuts:
+        raise InputError(f"all pages of {passages} were taken down in {store.url}: there is nothing to import")
     return Adopted(tuple(cuts), tuple(embeddings), vectors.dtype.name)
 
 

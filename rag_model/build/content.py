@@ -3,7 +3,7 @@
 import platform
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from itertools import pairwise
@@ -68,16 +68,17 @@ def assemble(
         if "article_log" in cut:
             files[articles_path(name)] = BlobRef.from_json(cut["article_log"])
         parts.append(PartEntry(name, first, last, cut["rows"]))
+    bare = Content(_corpus(plan, passages), tuple(parts), files, recipe.content(), encoder.space.to_json())
+    return with_indexes(bare, indexes)
+
+
+def with_indexes(content: Content, indexes: Sequence[BuiltIndex]) -> Content:
+    """Return a content with indexes over its vectors beside those that it has, or in the place of their namesakes."""
+    made = {index.name for index in indexes}
+    files = {path: ref for path, ref in content.files.items() if path not in {trained_path(name) for name in made}}
     files |= {index_path(index.name): index.blob for index in indexes}
     files |= {trained_path(index.name): index.trained[0] for index in indexes if index.trained}
-    return Content(
-        corpus=_corpus(plan, passages),
-        parts=tuple(parts),
-        files=files,
-        recipe=recipe.content(),
-        space=encoder.space.to_json(),
-        indexes={index.name: _entry(index) for index in indexes},
-    )
+    return replace(content, files=files, indexes={**content.indexes, **{one.name: _entry(one) for one in indexes}})
 
 
 def _entry(index: BuiltIndex) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import secrets
 from typing import Any
 
 from rag_model.errors import RefConflictError, RefusedError, StoreError, UsageError
+from rag_model.store.holding import taken_down
 from rag_model.store.refs import RefMove
 from rag_model.store.shelf import Shelf
 from rag_model.store.store import Store
@@ -28,7 +29,8 @@ def tag(store: Store, snapshot: str, ref: str, note: str = "") -> RefMove:
 
     Raises:
         StoreError: there is no such snapshot.
-        RefusedError: a file of the snapshot is missing or of the wrong size; the ref did not move.
+        RefusedError: a file of the snapshot is missing or of the wrong size, or it holds a page that was taken down;
+        the ref did not move.
         RefConflictError: another writer moved the ref meanwhile; its move stands.
     """
     shelf, name = store.shelf(snapshot)
@@ -51,7 +53,8 @@ def rollback(store: Store, ref: str, to: int | None = None) -> RefMove:
     Raises:
         StoreError: the ref has no history, or no such move.
         UsageError: the ref names that snapshot already, or never named another one.
-        RefusedError: a file of the snapshot is missing or of the wrong size; the ref did not move.
+        RefusedError: a file of the snapshot is missing or of the wrong size, or it holds a page that was taken down;
+        the ref did not move.
         RefConflictError: another writer moved the ref meanwhile; its move stands.
     """
     shelf, ref = store.shelf(ref)
@@ -106,6 +109,11 @@ def _checked_move(store: Store, shelf: Shelf[Any], ref: str, identity: str, now:
         raise RefusedError(
             f"ref {ref} stays where it is: {shelf.noun} {identity[:12]} in {store.url} is not whole "
             f"({problems[0].path}: {problems[0].what}); `verify` lists all that is wrong with it"
+        )
+    if shelf is store.snapshots and (found := taken_down(store, store.snapshots.get(identity).content)):
+        raise RefusedError(
+            f"ref {ref} stays where it is: page {found[0].page} ({found[0].title!r}) in snapshot {identity[:12]} in "
+            f"{store.url} was taken down: run `takedown --yes` to its end, and take what it puts in its place"
         )
     try:
         return shelf.refs.move(ref, identity, now.number if now else 0, note)

@@ -25,6 +25,7 @@ _MANIFEST = re.compile(r"(?:snapshots|models)/([0-9a-f]{64})\.json")
 _MOVE = re.compile(r"(?:models/)?refs/([^/]+)/([0-9]{8})\.json")
 _NAMED = re.compile(rb"sha256:([0-9a-f]{64})")
 _LIST = b'[{"id": "sha256:'  # how a list of blobs begins
+_TRAINED = "train"  # the stage whose output outlives what it was made from: vectors of an earlier month, perhaps
 _THREADS = 8
 
 
@@ -60,6 +61,7 @@ def mark(store: Store, view: View, old: float) -> Marked:
 class _Record:
     """All generations of a record; only the newest counts."""
 
+    stage: str
     files: tuple[Found, ...]  # newest first
     outputs: frozenset[str]
     names: frozenset[str]  # every blob in it, inputs and outputs
@@ -87,7 +89,7 @@ def _record(store: Store, place: tuple[str, str], generations: Mapping[int, Foun
     data = store.files.read(files[0].path) or b""
     record = parsed(*place, data)
     outputs = frozenset(_digest(ref.id) for ref in record.outputs.values()) if record else frozenset()
-    return _Record(files, outputs, frozenset(_named(data)))
+    return _Record(place[0], files, outputs, frozenset(_named(data)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,10 +137,10 @@ def _of_ref(shelf: Shelf[Any], ref: str, number: int, files: Mapping[str, set[st
 
 
 def _origins(store: Store, files: Iterable[str], records: Iterable[_Record], blobs: Mapping[str, Found]) -> set[str]:
-    """Return all blobs that files were made from, with the files."""
+    """Return all blobs that files were made from, with the files; what was trained once is inherited without them."""
     makers: dict[str, list[_Record]] = defaultdict(list)
     for record in records:
-        for output in record.outputs:
+        for output in record.outputs if record.stage != _TRAINED else ():
             makers[output].append(record)
     found: set[str] = set()
     ahead = list(files)

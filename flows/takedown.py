@@ -1,0 +1,173 @@
+"""Take pages down: out of every snapshot of a store, with a record of who ordered it and why.
+
+Purpose: what must not be kept or served any more (a court's order, a person's request, text that was never free).
+The record comes first, and from then on no build lets the pages in and none is published with them. Then each snapshot
+that holds one, whatever names it, is made without it: passages, vectors and article logs lose its rows; indexes are
+built anew by the same jobs, inheriting nothing that was learnt of the page's vectors, and are measured. The gate
+decides nothing, since what refs name must go in any case.
+
+The new snapshot takes the old one's place. Refs that name the old one move; earlier moves in their logs mean the new
+one from then on, so that neither `rollback` nor `ref@number` brings a page back; the old manifest is removed, and who
+asks for it by its id is told what stands in its place. Where nothing is left of a snapshot, refs name nothing.
+
+The bytes go with `gc`: at once with `--grace 0`, else when they are as old as its grace. Copies elsewhere, which nobody
+here knows of, go with `pull --keep 1` and with the caches (`BOOKWHEEL_CACHE`) of other machines.
+
+Caching: the store's memo for the indexes. A run that died is run again and goes on; without pages it only goes on.
+Requires: a store that this machine and the workers both reach.
+"""
+
+import dataclasses
+import getpass
+import socket
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from prefect import flow
+
+from beam_jobs import redact
+from beam_jobs.job import Launch, OnProgress
+from beam_jobs.options import worker_memory
+from beam_jobs.redact import RedactTask
+from flows.finish import Build, indexed
+from flows.outcome import TakenDown
+from flows.progress import StageClock
+from flows.stage import stage
+from rag_model.build.content import counts, with_indexes
+from rag_model.build.existing import carried, facts_of, recipe_of
+from rag_model.build.measure import Measured
+from rag_model.build.publish import Published, put_in_place, settle, vitals
+from rag_model.build.report import write_report
+from rag_model.build.sizing import plan_indexes
+from rag_model.build.takedown import Holder, choose_wiki, holders, part_blobs, parts_to_redact, redacted
+from rag_model.evaluation.gate import judge
+from rag_model.store.manifest import Content, Manifest
+from rag_model.store.refs import RefMove
+from rag_model.store.retire import retire
+from rag_model.store.snapshot import Snapshot
+from rag_model.store.store import Store
+from rag_model.store.takedowns import Takedown
+
+
+@flow(name="takedown", persist_result=False)
+def takedown(
+    store: str,
+    pages: Sequence[str] = (),
+    wiki: str | None = None,
+    reason: str = "",
+    beam_options: Sequence[str] = (),
+) -> TakenDown:
+    """Take pages out of every snapshot of `store`.
+
+    Args:
+        store: URL or folder of the store.
+        pages: their ids; none goes on with what was ordered before.
+        wiki: dbname of the wiki that they are of; needed where the store holds several.
+        reason: for the record.
+        beam_options: options of Beam and of its runner, as on their own command lines.
+
+    Raises:
+        UsageError: it cannot be told of which wiki the pages are.
+        BookwheelError: a stage failed; run it again, it goes on.
+    """
+    target = Store.open(store)
+    target.refs.require_exclusion()
+    launch = Launch.new(target.url, beam_options)
+    with target.intents.held(launch.run):  # so that no `gc` takes what is made
+        record = order(target, pages, wiki, reason)
+        places: dict[str, str] = {}
+        moved: list[RefMove] = []
+        while ahead := [one for one in find(target) if one.manifest.id not in places]:  # and those published meanwhile
+            for holder in ahead:
+                places[holder.manifest.id], moves = replace(target, holder, beam_options)
+                moved += moves
+        finish_off(target)
+    left = {*places} & {*target.snapshots.list()}
+    return TakenDown(record.number if record else None, places, len(moved), tuple(sorted(left)))
+
+
+@stage
+def order(store: Store, pages: Sequence[str], wiki: str | None, reason: str) -> Takedown | None:
+    """Write the record, of those that no record has yet."""
+    if not pages:
+        return None
+    chosen = choose_wiki(store, pages, wiki)
+    new = {*pages} - store.takedowns.pages(chosen)
+    return store.takedowns.add(chosen, new, reason, _who()) if new else None
+
+
+@stage
+def find(store: Store) -> list[Holder]:
+    """Look for the pages in every snapshot."""
+    return holders(store)
+
+
+def replace(store: Store, holder: Holder, beam_options: Sequence[str]) -> tuple[str, list[RefMove]]:
+    """Put a snapshot without the pages in the place of one that holds them; return its id ("": nothing is left)."""
+    old = holder.manifest
+    place = store.takedowns.in_place_of(old.id)
+    if place is not None:  # an earlier run came so far
+        return place, settle(store, old.id, place)
+    launch, clock = Launch.new(store.url, beam_options), StageClock()
+    with clock("redact") as tell:
+        content = redact_parts(holder, launch, tell)
+    if not content.parts:
+        return "", settle(store, old.id, "")
+    build = prepare(store, old, content, launch, clock, {"takedown": {"of": old.id, "pages": list(holder.pages)}})
+    manifest, measured = indexed(build)
+    moves = publish_in_place(store, old, manifest)
+    store.runs.clear(launch.run)
+    _report(build, manifest, measured)
+    return manifest.id, moves
+
+
+@stage
+def redact_parts(holder: Holder, launch: Launch, tell: OnProgress) -> Content:
+    """Write the parts that hold the pages without them."""
+    content, parts = holder.manifest.content, parts_to_redact(holder)
+    made = redact.run([RedactTask(holder.pages, *part_blobs(content, part)) for part in parts], launch, tell)
+    return redacted(content, {part.name: facts for part, facts in zip(parts, made, strict=True)})
+
+
+@stage
+def prepare(
+    store: Store, old: Manifest, content: Content, launch: Launch, clock: StageClock, why: Mapping[str, Any]
+) -> Build:
+    """Plan the indexes of a snapshot that is made from another."""
+    recipe, made = recipe_of(old.content), carried(old)
+    passages, embeddings = facts_of(store, content)
+    with Snapshot.of(store, old) as snapshot:
+        plans = plan_indexes(recipe.index, passages, snapshot.dim, worker_memory(launch.flags))
+    source, encoder = (str(made.get(name, "")) for name in ("dump", "encoder"))
+    assembled = partial(with_indexes, content)
+    return Build(
+        store, launch, clock, recipe, "", source, encoder, passages, embeddings, plans, assembled, {**made, **why}
+    )
+
+
+@stage
+def publish_in_place(store: Store, old: Manifest, manifest: Manifest) -> list[RefMove]:
+    """Write the manifest and move the refs."""
+    return put_in_place(store, old.id, dataclasses.replace(manifest, parents=old.parents))
+
+
+@stage
+def finish_off(store: Store) -> list[str]:
+    """Remove what was replaced, but for what a writer relies on."""
+    return retire(store)
+
+
+def _report(build: Build, manifest: Manifest, measured: Measured) -> None:
+    verdict = judge(build.recipe.gate, vitals(manifest), measured.found)
+    published, counted = Published(manifest.id, verdict, None), counts(build.passages, build.embeddings)
+    reports = {"chunk": build.passages, "embed": build.embeddings}
+    write_report(build.store, manifest, published, measured, counted, reports, build.clock.seconds)
+
+
+def _who() -> str:
+    """Return who runs this, on which machine."""
+    try:
+        return f"{getpass.getuser()}@{socket.gethostname()}"
+    except (KeyError, OSError):  # a container's user without a name
+        return socket.gethostname()

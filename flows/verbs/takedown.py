@@ -1,0 +1,68 @@
+"""`bookwheel takedown`: pages out of every snapshot."""
+
+from collections.abc import Iterator, Sequence
+from itertools import takewhile
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from flows.reply import Common, Reply, StoreUrl, Yes
+from flows.takedown import takedown as takedown_flow
+from rag_model.build.takedown import Holder, choose_wiki, holders
+from rag_model.store.store import Store
+
+
+def takedown(
+    *page: Annotated[
+        str, Parameter(help="Ids of pages (of ready passages: titles); none goes on. Beam's options after `--`.")
+    ],
+    store: StoreUrl,
+    reason: Annotated[str, Parameter(help="Why, for the record.")] = "",
+    wiki: Annotated[
+        str | None, Parameter(help="The dbname of the pages' wiki, such as enwiki, where the store holds several.")
+    ] = None,
+    yes: Yes = False,
+    common: Common | None = None,
+) -> Reply:
+    """Take pages out of every snapshot, and keep them out of later builds; a dry run unless --yes.
+
+    A record says who ordered it and why. Snapshots that hold a page are replaced by ones without it, indexes and all,
+    and the refs move; `gc` deletes the bytes. A run that was interrupted goes on when it is run again.
+    """
+    pages = tuple(takewhile(lambda word: not word.startswith("-"), page))
+    if not yes:
+        return _rehearsed(Store.open(store), pages, wiki)
+    outcome = takedown_flow(store, pages, wiki, reason, page[len(pages) :])
+    lines = [
+        f"record    {outcome.record or 'none: all of it was ordered before'}",
+        *(f"replaced  {old[:12]} by {new[:12] or 'nothing'}" for old, new in outcome.replaced.items()),
+        *(f"waiting   {old[:12]}: a writer relies on it; run this again" for old in outcome.waiting),
+        f"replaced {len(outcome.replaced)} snapshots and moved refs {outcome.moves} times; "
+        "`gc --grace 0 --yes` deletes the bytes",
+    ]
+    return Reply({"dry_run": False, **outcome.to_json()}, "\n".join(lines))
+
+
+def _rehearsed(store: Store, pages: Sequence[str], wiki: str | None) -> Reply:
+    chosen = choose_wiki(store, pages, wiki) if pages else ""
+    found = holders(store, chosen, pages)
+    document = {
+        "dry_run": True,
+        "wiki": chosen,
+        "pages": list(pages),
+        "snapshots": [
+            {"snapshot": one.manifest.id, "refs": list(one.refs), "passages": one.passages, "pages": list(one.pages)}
+            for one in found
+        ],
+    }
+    return Reply(document, "\n".join(_lines(found, pages)))
+
+
+def _lines(found: Sequence[Holder], pages: Sequence[str]) -> Iterator[str]:
+    titles = {held.page: held.title for holder in found for held in holder.held}
+    yield from (f"page      {page}: {title}" for page, title in sorted(titles.items()))
+    yield from (f"page      {page}: in no snapshot" for page in pages if page not in titles)
+    for one in found:
+        named = f", which is {', '.join(one.refs)}" if one.refs else ""
+        yield f"snapshot  {one.manifest.id[:12]}{named}: {one.passages:,} of {one.manifest.content.n:,} passages"
+    yield f"would replace {len(found)} snapshots; nothing was changed: give --yes to do it"

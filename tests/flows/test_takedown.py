@@ -1,0 +1,106 @@
+"""A page is taken down: out of every snapshot, out of all bytes of the store, and out of whatever is built later."""
+
+import bz2
+import gzip
+import io
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import faiss
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from rag_model.store.snapshot import Snapshot
+from rag_model.store.store import Store
+from rag_model.store.verify import verify
+
+pytestmark = pytest.mark.xdist_group("flows")  # one server for all of them
+
+PAGE, TITLE, SENTENCE = "12", "Anarchism", "political philosophy"  # of the small dump, and of no other page of it
+
+
+@pytest.fixture
+def store(library: Path, tmp_path: Path) -> Path:
+    """A copy of the library."""
+    return Path(shutil.copytree(library, tmp_path / "store"))
+
+
+def pages_of(snapshot: Snapshot) -> set[str]:
+    return {passage.page_id for passage in snapshot.passages(range(snapshot.n))}
+
+
+def told(store: Path, text: bytes) -> list[str]:
+    """The blobs that hold a text, however they are packed."""
+    found = []
+    for path in sorted((store / "blobs").glob("??/*")):
+        data = path.read_bytes()
+        if data.startswith(b"PAR1"):
+            data = json.dumps(pq.read_table(io.BytesIO(data)).to_pylist(), default=repr, ensure_ascii=False).encode()
+        elif data.startswith(b"\x1f\x8b"):
+            data = gzip.decompress(data)
+        elif data.startswith(b"BZh"):
+            data = bz2.decompress(data)
+        if text in data:
+            found.append(path.name)
+    return found
+
+
+def vectors_of(store: Path, snapshot: Snapshot, page: str) -> list[bytes]:
+    """The vectors of a page, as float16 and as float32: what no file may hold afterwards."""
+    rows = [row for row, passage in enumerate(snapshot.passages(range(snapshot.n))) if passage.page_id == page]
+    whole = np.concatenate([snapshot.embeddings(part.name) for part in snapshot.parts])[rows]
+    return [vector.astype(kind).tobytes() for vector in whole for kind in (np.float16, np.float32)]
+
+
+def test_a_page_leaves_every_byte(store: Path, bookwheel: Any, reindex: Any, mini_dump: Path) -> None:
+    with Snapshot.open(str(store)) as before:
+        old, vectors, titles = before.id, vectors_of(store, before, PAGE), pages_of(before)
+    assert told(store, SENTENCE.encode())
+    assert PAGE in titles
+
+    rehearsed = bookwheel("takedown", PAGE, "--store", store, "--json").json
+    assert rehearsed["dry_run"]
+    assert rehearsed["wiki"] == "enwiki"
+    (holder,) = rehearsed["snapshots"]
+    assert (holder["snapshot"], holder["refs"], holder["pages"]) == (old, ["latest"], [PAGE])
+    assert 0 < holder["passages"] < 232
+    words = bookwheel("takedown", PAGE, "--store", store).out
+    assert f"page      {PAGE}: {TITLE}\n" in words
+    assert "nothing was changed" in words
+    assert not (store / "takedowns").exists()
+
+    ran = bookwheel(
+        "takedown", PAGE, "--reason", "a request", "--store", store, "--yes", "--json", "--", "--runner=FnApiRunner"
+    )
+    assert ran.code == 0, ran.err
+    done = ran.json
+    opened = Store.open(str(store))
+    (record,) = opened.takedowns.records()
+    assert (record.wiki, record.pages, record.reason, done["record"]) == ("enwiki", (PAGE,), "a request", 1)
+    assert (list(done["replaced"]), done["moves"], done["waiting"]) == ([old], 1, [])
+    new = done["replaced"][old]
+    assert opened.snapshots.list() == [new]
+    assert verify(opened, new) == []
+    with Snapshot.open(str(store)) as after:
+        assert after.id == new
+        assert pages_of(after) == titles - {PAGE}
+        assert after.n == 232 - holder["passages"]
+        assert after.manifest.provenance["takedown"] == {"of": old, "pages": [PAGE]}
+        index = faiss.read_index(str(after.path("index/hnsw.faiss")))
+        assert index.ntotal == after.n
+    assert bookwheel("search", "what is anarchism?", "--store", store, "--json").json["snapshot"] == new
+
+    deleted = bookwheel("gc", "--grace", 0, "--store", store, "--yes", "--json").json
+    assert deleted["files"] > 0
+    assert told(store, SENTENCE.encode()) == []
+    blobs = [path.read_bytes() for path in (store / "blobs").glob("??/*")]
+    assert not [1 for vector in vectors for blob in blobs if vector in blob]
+    assert bookwheel("verify", "--store", store).code == 0
+
+    again = reindex(store, dump=mini_dump).json
+    assert again["snapshot"] == new, "what is built later is what was put in its place"
+    assert again["counts"]["dropped"]["taken_down"] == 1
+    assert again["counts"]["embedded"] == 0
