@@ -114,7 +114,7 @@ def _store(url: str) -> Iterator[Finding]:
 def _prefect() -> Finding:
     api = os.environ.get("PREFECT_API_URL") or _profile_api()
     if not api:
-        return Finding("prefect", True, "no server is named: each run starts one of its own for as long as it lasts")
+        return Finding("prefect", True, "no server is named: builds run without, other flows start one for the run")
     todo = f"start it (`prefect server start`), or unset PREFECT_API_URL ({api})"
     return _asked("prefect", f"{api.rstrip('/')}/version", lambda said: f"server {said} at {api}", todo)
 

@@ -1,18 +1,42 @@
-"""A stage of a flow: a Prefect task whose caching is the store's memo."""
+"""A flow and its stages, by Prefect's engine or as the plain functions they are.
+
+Prefect's engine reports to a server. Where none is named it would start one for the run alone, which takes longer than
+a monthly rebuild of a small library, and nobody would look at it: the command line then calls the function itself.
+"""
 
 from collections.abc import Callable
+from functools import wraps
 from typing import ParamSpec, TypeVar
 
-from prefect import Task, task
+from prefect import Flow, task
 from prefect.cache_policies import NO_CACHE
+from prefect.context import FlowRunContext
+from prefect.settings import PREFECT_API_URL
 
 Given = ParamSpec("Given")
 Made = TypeVar("Made")
 
 
-def stage(function: Callable[Given, Made]) -> Task[Given, Made]:
-    """Make a function a task that Prefect shows and times, and neither caches nor persists.
+def stage(function: Callable[Given, Made]) -> Callable[Given, Made]:
+    """Make a function a task that Prefect shows and times in a flow run, and neither caches nor persists.
 
-    Prefect's default cache key holds the run's id, so a rerun would never meet it; and results lie in the store.
+    Caching is the store's memo: Prefect's default key holds the run's id, so a rerun would never meet it; and results
+    lie in the store. Outside a flow run the function is called as it is.
     """
-    return task(cache_policy=NO_CACHE, persist_result=False)(function)
+    shown = task(cache_policy=NO_CACHE, persist_result=False)(function)
+
+    @wraps(function)
+    def run(*args: Given.args, **kwargs: Given.kwargs) -> Made:
+        return shown(*args, **kwargs) if in_run() else function(*args, **kwargs)
+
+    return run
+
+
+def run_flow(flow: Flow[Given, Made], *args: Given.args, **kwargs: Given.kwargs) -> Made:
+    """Run a flow where a Prefect server is named (`PREFECT_API_URL`, or the profile's); else call its function."""
+    return flow(*args, **kwargs) if PREFECT_API_URL.value() else flow.fn(*args, **kwargs)
+
+
+def in_run() -> bool:
+    """Whether this is part of a flow run that a server shows."""
+    return FlowRunContext.get() is not None

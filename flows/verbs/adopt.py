@@ -9,6 +9,7 @@ from cyclopts import Parameter
 from flows.adopt import adopt_library
 from flows.outcome import GateRefusedError, Reindexed
 from flows.reply import Common, Reply, StoreUrl
+from flows.stage import run_flow
 from rag_model.build.recipe import read_recipe
 
 
@@ -36,7 +37,8 @@ def adopt(
     files = tuple(takewhile(lambda word: not word.startswith("-"), vectors))
     beam_options = vectors[len(files) :]
     try:
-        outcome = adopt_library(passages, files or (passages,), store, encoder, read_recipe(recipe), ref, beam_options)
+        given = passages, files or (passages,), store, encoder, read_recipe(recipe), ref, beam_options
+        outcome = run_flow(adopt_library, *given)
     except GateRefusedError as refused:
         return Reply(refused.outcome.to_json(), _words(refused.outcome), str(refused))
     return Reply(outcome.to_json(), _words(outcome))

@@ -12,6 +12,7 @@ from flows.outcome import GateRefusedError, Reindexed
 from flows.reindex import DEFAULT_ENCODER
 from flows.reindex import reindex as reindex_flow
 from flows.reply import Common, Reply, StoreUrl
+from flows.stage import run_flow
 from rag_model.build.recipe import read_recipe
 from rag_model.errors import UsageError
 from rag_model.store.store import Store
@@ -44,7 +45,8 @@ def reindex(
         found = explain_build(Store.open(store), dump, encoder, read_recipe(recipe), ref, limit, beam_options)
         return Reply(found.to_json(), "\n".join(_table(found)))
     try:
-        outcome = reindex_flow(dump, store, encoder, read_recipe(recipe), ref, limit, dry_run, beam_options)
+        given = dump, store, encoder, read_recipe(recipe), ref, limit, dry_run, beam_options
+        outcome = run_flow(reindex_flow, *given)
     except GateRefusedError as refused:
         return Reply(refused.outcome.to_json(), _words(refused.outcome), str(refused))
     return Reply(outcome.to_json(), _words(outcome))
