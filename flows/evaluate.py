@@ -21,13 +21,14 @@ from flows.verbs.answer import open_reader
 from rag_model.digest import digest_file
 from rag_model.errors import InputError
 from rag_model.evaluation.ablation import Condition
-from rag_model.evaluation.answer_report import AnswerReport, render
+from rag_model.evaluation.answer_report import AnswerReport, read_courses, render
 from rag_model.evaluation.answering import Answering
 from rag_model.evaluation.examination import Examination
 from rag_model.evaluation.questions import read_questions
 from rag_model.evaluation.run_files import write_answers, write_kilt, write_page
 from rag_model.evaluation.scores import check_golds
 from rag_model.evaluation.settings import Evaluation
+from rag_model.store.models import model_folder
 from rag_model.store.snapshot import Snapshot
 from rag_model.store.store import Store
 
@@ -88,9 +89,9 @@ class Named:
 class Work:
     """What a run has pinned, and what it finds out; no record, for the same reason."""
 
-    def __init__(self, snapshot: Snapshot, model: str, examination: Examination) -> None:
-        """Hold a snapshot and a model, each known by its id, and the questions put to them."""
-        self.snapshot, self.model, self.examination = snapshot, model, examination
+    def __init__(self, snapshot: Snapshot, model: str, folder: Path, examination: Examination) -> None:
+        """Hold a snapshot and a model, each known by its id, the model's folder, and the questions put to them."""
+        self.snapshot, self.model, self.folder, self.examination = snapshot, model, folder, examination
 
     def outcome(self, seconds: dict[str, float], report: str | None) -> Evaluated:
         """Return what was found, as plain values."""
@@ -128,8 +129,11 @@ def prepare(store: Store, model: str, questions: str, ref: str, settings: Evalua
         "decoding": asdict(settings.decoding),
     }
     answering = Answering(store, lambda: reader, inputs)
-    k = settings.k or reader.rag.settings.k
-    return Work(snapshot, named, Examination(reader.retriever, answering, asked, k, snapshot.n, settings))
+    examination = Examination(
+        reader.retriever, answering, asked, settings.k or reader.rag.settings.k, snapshot.n, settings
+    )
+    folder = Path(named) if Path(named).is_dir() else model_folder(store, named)
+    return Work(snapshot, named, folder, examination)
 
 
 def _weights(named: str) -> object:
@@ -177,5 +181,6 @@ def _page(work: Work, outcome: Evaluated) -> AnswerReport:
         retrieval={**examined.retrieval, **examined.ranks},
         collapse=examined.collapse,
         collapsed=outcome.refusal,
+        courses=read_courses(work.folder / "metrics.jsonl"),
         lineage={"model": outcome.model, "snapshot": outcome.snapshot, "decoding": decoding},
     )

@@ -4,8 +4,12 @@ A wrong answer is shown with the passages it was made from and what each of them
 whether the retriever, the generator or the gold answer is to blame.
 """
 
+import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from rag_model.evaluation.ablation import OPEN, Row
 from rag_model.evaluation.bootstrap import Estimate
@@ -17,6 +21,7 @@ from rag_model.evaluation.readings import Shown
 from rag_model.evaluation.scores import Kind, Scored, right_by
 
 _SHOWN_TEXT = 400  # characters of a passage
+_POINTS = 300  # of a curve: more than a screen is wide shows nothing more
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +39,24 @@ class AnswerReport:
     courses: Mapping[str, Sequence[tuple[float, float]]] = field(default_factory=dict)  # of training: step and value
     lineage: Mapping[str, str] = field(default_factory=dict)
     most_wrong: int = 100  # wrong answers shown: enough to see what is the matter, few enough to be read
+
+
+def read_courses(path: Path) -> dict[str, list[tuple[float, float]]]:
+    """Return the curves of a training's `metrics.jsonl`: by kind and name the values by step; none without the file.
+
+    A curve of more than 300 points is thinned evenly. Lines and values that are not as a training writes them are left
+    out: they are a picture beside the figures, and no figure.
+    """
+    found: dict[str, list[tuple[float, float]]] = {}
+    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    for line in lines:
+        with suppress(ValueError, TypeError, KeyError):
+            row = json.loads(line)
+            step = float(row["step"])
+            for name, value in row.items():
+                if name not in {"kind", "step"} and isinstance(value, int | float) and math.isfinite(value):
+                    found.setdefault(f"{row['kind']} {name}", []).append((step, float(value)))
+    return {name: points[:: -(-len(points) // _POINTS)] for name, points in found.items()}
 
 
 def render(report: AnswerReport) -> str:

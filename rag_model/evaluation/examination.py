@@ -86,16 +86,20 @@ class Examination:
         return row
 
     @property
+    def _measured(self) -> int:
+        return min(self.settings.depth, self.corpus)
+
+    @property
     def retrieval(self) -> dict[str, float]:
         """Return how often retrieval finds an answer: Success@k; nothing of labels, which no passage holds."""
         if self.settings.kind == "labels":
             return {}
-        return measures_of(self.asked, self.outcomes, min(self.settings.depth, self.corpus))
+        return measures_of(self.asked, self.outcomes, self._measured)
 
     @property
     def ranks(self) -> dict[str, float]:
         """Return `ranks_of` the outcomes; of labels what the evidence tells."""
-        ranks = ranks_of(self.outcomes, self.depth)
+        ranks = ranks_of(self.outcomes, self._measured)
         return {name: value for name, value in ranks.items() if self.settings.kind != "labels" or name[:3] != "RR@"}
 
     @property

@@ -101,17 +101,19 @@ def ranks_of(outcomes: Sequence[Outcome], k: int) -> dict[str, float]:
         MissingExtraError: there is evidence, and `ir_measures` is not installed.
     """
     told = [outcome for outcome in outcomes if outcome.question.evidence]
-    ranks = sum(1 / outcome.first for outcome in outcomes if outcome.first) / max(1, len(outcomes))
+    firsts = [outcome.first for outcome in outcomes]
+    ranks = sum(1 / first for first in firsts if first and first <= k) / max(1, len(firsts))
     return {f"RR@{k}": ranks, **(_evidence(told, k) if told else {})}
 
 
 def _evidence(outcomes: Sequence[Outcome], k: int) -> dict[str, float]:
-    ranked = [[hit.passage.page_id for hit in outcome.hits] for outcome in outcomes]
+    cut = [Outcome(outcome.question, outcome.hits[:k], outcome.has_answer[:k]) for outcome in outcomes]
+    ranked = [[hit.passage.page_id for hit in outcome.hits] for outcome in cut]
     wanted = [outcome.question.evidence for outcome in outcomes]
     grades = {outcome.question.id: dict.fromkeys(chain(*outcome.question.evidence), 1) for outcome in outcomes}
     precision = sum(map(r_precision, ranked, wanted)) / len(outcomes)
     recall = sum(recall_at(pages, sets, 5) for pages, sets in zip(ranked, wanted, strict=True)) / len(outcomes)
-    return {"R-precision": precision, "recall@5": recall, "nDCG@10": judged(outcomes, grades, k)["nDCG@10"]}
+    return {"R-precision": precision, "recall@5": recall, "nDCG@10": judged(cut, grades, k)["nDCG@10"]}
 
 
 def judged(outcomes: Sequence[Outcome], grades: Mapping[str, Mapping[str, int]], k: int) -> dict[str, float]:

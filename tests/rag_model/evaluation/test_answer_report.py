@@ -1,11 +1,14 @@
 """The report of a model's answers: one safe page that shows the loss, the curves and the mistakes."""
 
+import json
+import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from rag_model.evaluation.ablation import CLOSED, OPEN, Row
-from rag_model.evaluation.answer_report import AnswerReport, render
+from rag_model.evaluation.answer_report import AnswerReport, read_courses, render
 from rag_model.evaluation.collapse import measure
 from rag_model.evaluation.questions import Question
 from rag_model.evaluation.readings import Reading, Shown
@@ -88,3 +91,19 @@ def test_a_report_of_nearly_nothing_is_still_a_page(report: AnswerReport) -> Non
     page = parsed(render(bare))
     assert "svg" not in {name for name, _ in page.seen}
     assert "not right" not in page.text
+
+
+def test_a_training_s_curves_are_read_from_its_metrics(tmp_path: Path) -> None:
+    assert read_courses(tmp_path / "metrics.jsonl") == {}
+    rows = [{"kind": "dev", "step": 0, "nll": 4.0, "EM": None, "F1": math.nan}, {"kind": "train", "step": 1, "loss": 3}]
+    lines = [*map(json.dumps, rows), "[1]", "{", json.dumps({"kind": "dev", "step": 1, "nll": 2.5})]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines))
+    assert read_courses(tmp_path / "metrics.jsonl") == {"dev nll": [(0, 4.0), (1, 2.5)], "train loss": [(1, 3.0)]}
+
+
+def test_a_long_curve_is_thinned(tmp_path: Path) -> None:
+    rows = "".join(json.dumps({"kind": "train", "step": n, "loss": 1 / (n + 1)}) + "\n" for n in range(1000))
+    (tmp_path / "metrics.jsonl").write_text(rows)
+    (points,) = read_courses(tmp_path / "metrics.jsonl").values()
+    assert len(points) == 250
+    assert points[:2] == [(0, 1.0), (4, 0.2)]

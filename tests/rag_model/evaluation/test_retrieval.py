@@ -57,6 +57,7 @@ def test_the_ranks_of_answers_and_of_evidence(make_hits) -> None:
     assert seen["nDCG@10"] == pytest.approx((1 / math.log2(3) + 1 / math.log2(4)) / ideal, abs=1e-4)
     assert ranks_of(outcomes[:1], 4) == {"RR@4": 0.5}
     assert ranks_of([], 4) == {"RR@4": 0}
+    assert ranks_of(outcomes, 1) == {"RR@1": 0, "R-precision": 0, "recall@5": 0, "nDCG@10": 0}  # of the first alone
 
 
 def test_a_set_is_measured_by_what_it_tells(make_hits) -> None:
