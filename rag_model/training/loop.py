@@ -172,7 +172,7 @@ class _Run(Generic[Batch]):
 
     def evaluate(self) -> Measures:
         self.learner.eval()
-        with torch.no_grad():
+        with torch.no_grad(), self.accelerator.autocast():
             return dict(self.task.evaluate())
 
     def save_best(self, step: int, measures: Measures) -> Best:

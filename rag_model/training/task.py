@@ -55,7 +55,10 @@ class Task(Protocol[Batch]):
         ...
 
     def evaluate(self) -> Measures:
-        """Measure the weights as they are on the dev set; called without gradient, the module in `eval` mode."""
+        """Measure the weights as they are on the dev set; called without gradient, in the precision of training.
+
+        The module is in `eval` mode; the names are the same every time, and the goal's is among them.
+        """
         ...
 
     def save(self, folder: Path) -> None:

@@ -1,0 +1,257 @@
+"""Fine-tuning MiniLM as DPR does: Success@20 before and after, with its interval, on questions it has not seen.
+
+One JSON line: Success@1, 5 and 20 of the encoder before and after and of BM25, same questions, same passages; the mean
+difference with its paired interval; dev measures; CPU seconds of a step (one encoder for both) beside
+sentence-transformers' MultipleNegativesRankingLoss on the same batches, their ratio, peak memory of both.
+
+Examples are triples of question, answers and context (JSON lines). Questions of one context are all in training, all in
+dev or all in test. The corpus is the contexts of all three and passages of another file. The default is small: what it
+shows is that the figure rises, not how far. `python tests/benchmarks/bench_dpr.py [--train 17527 --steps 2000 …]`.
+"""
+
+import argparse
+import json
+import random
+import resource
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import numpy.typing as npt
+import torch
+from alone import alone
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
+
+from flows.demo import demo_encoder
+from rag_model.corpus.records import Passage
+from rag_model.encoders.encoder import Encoder
+from rag_model.encoders.spec import EncoderSpec
+from rag_model.encoders.trainable import TrainableEncoder
+from rag_model.evaluation.bootstrap import Estimate, difference_interval, mean_interval
+from rag_model.training.biencoder import BiEncoder
+from rag_model.training.dpr import DprBatch, DprRecipe, DprTask
+from rag_model.training.examples import Example, passage_of, read_examples
+from rag_model.training.json_values import values
+from rag_model.training.loop import train
+from rag_model.training.mine import Bm25, Mining, mine
+from rag_model.training.ranking import CUTOFFS, Ranking, first_answer
+from rag_model.training.settings import LoopSettings
+from rag_model.training.task import Measures
+
+SHARED = Path(__file__).parents[3] / "shared" / "data"
+WARM_UP = 1  # steps that are not timed
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    """Examples whose contexts do not overlap, and what they are asked of."""
+
+    train: list[Example]
+    dev: list[Example]
+    test: list[Example]
+    corpus: list[Passage]
+
+
+def read_data(options: argparse.Namespace) -> Data:
+    """Split the examples by context, so that no test passage was ever trained on; mine the training ones."""
+    by_context: dict[str, list[Example]] = {}
+    for example in read_examples(options.examples):
+        by_context.setdefault(example.positives[0].hash, []).append(example)
+    contexts = sorted(by_context)
+    random.Random(1).shuffle(contexts)
+    ordered = iter([example for key in contexts for example in by_context[key]])
+    test, dev = take(ordered, options.test), take(ordered, options.dev)
+    learned = take(ordered, options.train, {one.positives[0].hash for one in (*test, *dev)})
+    others = [
+        passage_of(row["title"], row["text"])
+        for _, row in values(fsspec.open(str(options.passages), "rt", compression="infer").open(), "passages")
+    ]
+    sample = random.Random(1).sample(others, min(options.passages_count, len(others)))
+    contexts_of = [one.positives[0] for one in (*test, *dev, *learned)]
+    corpus = list({one.hash: one for one in (*contexts_of, *sample)}.values())
+    mined = mine(learned, Bm25(corpus).search, Mining(depth=20, negatives=5))
+    return Data(mined, dev, test, corpus)
+
+
+def take(examples: Iterator[Example], count: int, without: Collection[str] = ()) -> list[Example]:
+    """Take the next `count` examples; one whose context stands in `without` is left out."""
+    return list(islice((one for one in examples if one.positives[0].hash not in without), count))
+
+
+def encoder(options: argparse.Namespace) -> TrainableEncoder:
+    """Load MiniLM, reading no more tokens than the options say."""
+    return TrainableEncoder.load(demo_encoder(), spec=EncoderSpec(max_length=options.max_length), device="cpu")
+
+
+def found(question: Path | str, passage: Path | str, data: Data, length: int) -> dict[int, npt.NDArray[np.bool_]]:
+    """Return for each depth which test questions an encoder answers."""
+    limits = {"max_length": length}
+    ranking = Ranking(data.test, data.corpus)
+    reading = Encoder.load(passage, overrides=limits, threads=torch.get_num_threads())
+    read = reading.encode_passages([one.title for one in ranking.pool], [one.text for one in ranking.pool])
+    asked = Encoder.load(question, "question", limits).encode_questions([one.question for one in data.test])
+    return {k: ranking.successes(asked, read, k) for k in CUTOFFS}
+
+
+def found_by_bm25(data: Data) -> dict[int, npt.NDArray[np.bool_]]:
+    """Return for each depth which test questions BM25 answers."""
+    ranked = Bm25(data.corpus).search([one.question for one in data.test], CUTOFFS[-1])
+    firsts = [first_answer(example, passages) for example, passages in zip(data.test, ranked, strict=True)]
+    return {k: np.array([first is not None and first <= k for first in firsts]) for k in CUTOFFS}
+
+
+def settings(options: argparse.Namespace, steps: int) -> LoopSettings:
+    return LoopSettings(
+        max_steps=steps,
+        learning_rate=options.learning_rate,
+        warmup_share=0.1,
+        precision=options.precision,
+        evaluate_every=options.evaluate_every or steps,
+        checkpoint_every=max(1, steps),
+        cpu=not options.gpu,
+    )
+
+
+def recipe(options: argparse.Namespace) -> DprRecipe:
+    return DprRecipe(
+        batch_size=options.batch,
+        hard_negatives=options.hard_negatives,
+        temperature=0.05,  # MiniLM's vectors have unit length
+        freeze_passages=options.freeze_passages,
+        goal="average_rank",
+    )
+
+
+def our_steps(options: argparse.Namespace, examples: list[Example]) -> list[float]:
+    """Return the CPU seconds of each step of the loop, journal and all."""
+    times = [time.process_time()]
+    one = encoder(options)
+    task = DprTask(BiEncoder(one, one), examples, examples[:2], recipe(options))
+    with tempfile.TemporaryDirectory() as folder:
+        chosen = settings(options, WARM_UP + options.timed)
+        train(task, chosen, Path(folder), lambda kind, *_: times.append(time.process_time()))
+    return np.diff(times[1 : WARM_UP + options.timed + 2])[WARM_UP:].tolist()
+
+
+def their_steps(options: argparse.Namespace, examples: list[Example]) -> list[float]:
+    """Return the CPU seconds of sentence-transformers' loss, gradient and step on the same batches."""
+    task = DprTask(BiEncoder(*[encoder(options)] * 2), examples, examples[:2], recipe(options))
+    model = SentenceTransformer(demo_encoder(), device="cpu")
+    model.max_seq_length = options.max_length
+    loss_of = MultipleNegativesRankingLoss(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=options.learning_rate)
+    times = []
+    for batch in batches(task, WARM_UP + options.timed):
+        start = time.process_time()
+        gold = [batch.passages[place] for place in batch.gold]
+        columns = [[one.question for one in batch.examples], [one.text for one in gold]]
+        columns += [[one.negatives[0].text for one in batch.examples]] * options.hard_negatives
+        with torch.autocast("cpu", torch.bfloat16, enabled=options.precision == "bf16"):
+            loss = loss_of([model.preprocess(column) for column in columns], torch.empty(0))
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 2.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        times.append(time.process_time() - start)
+    return times[WARM_UP:]
+
+
+def batches(task: DprTask, count: int) -> list[DprBatch]:
+    epochs = (batch for epoch in range(count) for batch in task.batches(epoch))
+    return list(islice(epochs, count))
+
+
+def compare_steps(options: argparse.Namespace, data: Data) -> dict[str, Any]:
+    """Time both in processes of their own."""
+    examples = [one for one in data.train if one.negatives]
+    ours = alone(our_steps, options, examples, threads=options.threads)
+    theirs = alone(their_steps, options, examples, threads=options.threads)
+    mine_s, their_s = statistics.median(ours.value), statistics.median(theirs.value)
+    return {
+        "step_cpu_s": round(mine_s, 2),
+        "peer_step_cpu_s": round(their_s, 2),
+        "ratio": round(their_s / mine_s, 2),
+        "anonymous_mb": [round(ours.anonymous_mb), round(theirs.anonymous_mb)],
+    }
+
+
+def fine_tune(options: argparse.Namespace, data: Data, folder: Path) -> dict[str, Any]:
+    """Train, and ask the test questions before and after."""
+    started = time.process_time()
+    both = BiEncoder(encoder(options), encoder(options), frozen=options.freeze_passages)
+    dev_corpus = random.Random(2).sample(data.corpus, min(options.dev_corpus, len(data.corpus)))
+    task = DprTask(both, data.train, data.dev, recipe(options), dev_corpus)
+    before = found(demo_encoder(), demo_encoder(), data, options.max_length)
+    done = train(task, settings(options, options.steps), folder, say)
+    after = found(done.best / "question", done.best / "passage", data, options.max_length)
+    bm25 = found_by_bm25(data)
+    named = {"before": before, "after": after, "bm25": bm25}
+    return {
+        **{
+            name: {f"Success@{k}": rounded(mean_interval(which[k].astype(float))) for k in CUTOFFS}
+            for name, which in named.items()
+        },
+        "rise": {
+            f"Success@{k}": rounded(difference_interval(after[k].astype(float), before[k].astype(float)))
+            for k in CUTOFFS
+        },
+        "best_step": done.best_step,
+        "dev": {"before": dict(done.before), "after": dict(done.after)},
+        "cpu_s": round(time.process_time() - started),
+    }
+
+
+def rounded(estimate: Estimate) -> list[float]:
+    """Return a figure and the ends of its interval."""
+    return [round(number, 4) for number in (estimate.value, estimate.low, estimate.high)]
+
+
+def say(kind: str, step: int, steps: int, measures: Measures) -> None:
+    figures = ", ".join(f"{name} {value:.3g}" for name, value in measures.items())
+    print(f"{kind} {step}/{steps}: {figures}", file=sys.stderr, flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser.add_argument("--examples", type=Path, default=SHARED / "train_triples.jsonl.xz")
+    parser.add_argument("--passages", type=Path, default=SHARED / "passages.jsonl.xz")
+    parser.add_argument("--passages-count", type=int, default=2000, help="passages beside the contexts")
+    parser.add_argument("--train", type=int, default=800)
+    parser.add_argument("--dev", type=int, default=100)
+    parser.add_argument("--dev-corpus", type=int, default=500, help="passages that the dev questions are asked of")
+    parser.add_argument("--test", type=int, default=400)
+    parser.add_argument("--steps", type=int, default=50)
+    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--hard-negatives", type=int, default=1, choices=[0, 1])
+    parser.add_argument("--learning-rate", type=float, default=2e-5)
+    parser.add_argument("--max-length", type=int, default=128, help="tokens")
+    parser.add_argument("--evaluate-every", type=int, default=0, help="steps; 0: at the end")
+    parser.add_argument("--freeze-passages", action="store_true")
+    parser.add_argument("--precision", default="bf16", choices=["no", "bf16"])
+    parser.add_argument("--gpu", action="store_true", help="train on the GPU, if there is one")
+    parser.add_argument("--timed", type=int, default=3, help="steps beside sentence-transformers; 0: none")
+    parser.add_argument("--threads", type=int, default=2)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    data = read_data(options)
+    sizes = {name: len(getattr(data, name)) for name in ("train", "dev", "test", "corpus")}
+    report: dict[str, Any] = {"benchmark": "dpr", "threads": options.threads, "steps": options.steps, **sizes}
+    with tempfile.TemporaryDirectory() as folder:
+        report |= fine_tune(options, data, Path(folder))
+    report["peak_mb"] = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+    if options.timed:
+        report |= compare_steps(options, data)
+    print(json.dumps(report))
+
+
+if __name__ == "__main__":
+    main()

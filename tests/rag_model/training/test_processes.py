@@ -1,0 +1,71 @@
+"""Two processes that share a training; `python test_processes.py FOLDER TINY` trains, in one or in many."""
+
+import dataclasses
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from torch import nn
+
+from rag_model.encoders.encoder import Encoder
+from rag_model.errors import RefusedError
+from rag_model.training.dpr import DprRecipe, DprTask
+from rag_model.training.examples import Example, passage_of
+from rag_model.training.journal import read_metrics
+from rag_model.training.loop import train
+from tests.fixtures.learning import LineTask, settings
+
+ROOT = Path(__file__).parents[3]
+EXAMPLES = [
+    Example(str(n), f"who was king {n}?", ("x",), (passage_of("", f"the king {n} was born."),)) for n in range(16)
+]
+
+
+def without_dropout(module: nn.Module) -> None:
+    for part in module.modules():
+        if isinstance(part, nn.Dropout):
+            part.p = 0.0
+
+
+def train_all(folder: Path, tiny: Path, processes: int) -> None:
+    """Train on the same batches a step, however many processes share them."""
+    given = settings(max_steps=6, evaluate_every=3, checkpoint_every=3)
+    line = LineTask()
+    without_dropout(line.module)
+    train(line, dataclasses.replace(given, accumulation=2 // processes), folder / "line")
+    dpr = DprTask.load(tiny, None, EXAMPLES, EXAMPLES, DprRecipe(batch_size=8 // processes, temperature=0.1))
+    without_dropout(dpr.module)
+    train(dpr, dataclasses.replace(given, learning_rate=1e-3), folder / "dpr")
+    if processes > 1:
+        poisoned = LineTask(poison="p3")
+        try:
+            train(poisoned, given, folder / "poisoned")
+        except RefusedError as told:
+            (folder / f"told-{os.environ['RANK']}").write_text(str(told))
+
+
+def test_two_processes_train_as_one_does(tiny: Path, tmp_path: Path) -> None:
+    train_all(tmp_path / "one", tiny, 1)
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", __file__]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo"}
+    done = subprocess.run(
+        [*launch, str(tmp_path / "two"), str(tiny)], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    for name, measure in (("line", "error"), ("dpr", "average_rank")):
+        one, two = (read_metrics(tmp_path / processes / name) for processes in ("one", "two"))
+        assert [row["step"] for row in one] == [row["step"] for row in two]
+        for first, second in zip(one, two, strict=True):
+            assert first.keys() == second.keys()
+            key = "loss" if first["kind"] == "train" else measure
+            assert second[key] == pytest.approx(first[key], rel=1e-4)
+    Encoder.load(next((tmp_path / "two" / "dpr").glob("best-*")) / "question", "question")
+    told = {(tmp_path / "two" / f"told-{rank}").read_text() for rank in (0, 1)}
+    (sentence,) = told
+    assert "p3" in sentence.partition(" of examples ")[2].partition(":")[0].split(", ")
+
+
+if __name__ == "__main__":
+    train_all(Path(sys.argv[1]), Path(sys.argv[2]), 2)
