@@ -1,0 +1,234 @@
+"""Decoding RAG-Token and RAG-Sequence beside `generate` of transformers' RAG classes: same weights, same questions.
+
+A BART of random weights, 3 + 3 layers of 256, with the real vocabulary of 50,265; its answers are as long as allowed.
+Contexts are of equal lengths, since `RagSequenceForGeneration` reads what fills up shorter ones. Greedy and with four
+beams, RAG-Sequence thorough. Both sides live in processes of their own and take turns. One JSON line a way of
+decoding: answer tokens a second of both and their ratio, by CPU seconds, since wall seconds of a busy machine say
+little; peak memory beyond the loaded model; `same`, the share of equal answers (of two that are nearly equally likely,
+sums in another order may choose the other). `python tests/benchmarks/bench_rag_decode.py [--questions 2]
+[--rounds 3]`, about two minutes.
+"""
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    BartConfig,
+    BartForConditionalGeneration,
+    DPRConfig,
+    DPRQuestionEncoder,
+    RagSequenceForGeneration,
+    RagTokenForGeneration,
+    set_seed,
+)
+
+from rag_model.generate.decoding import Decoding
+from rag_model.generate.generator import Contexts
+from rag_model.generate.inputs import PaperForm
+from rag_model.generate.seq2seq import Seq2SeqGenerator
+from rag_model.generate.sequence_beam import decode_sequence
+from rag_model.generate.token_beam import decode_token
+
+START, PAD, END = 2, 1, 2
+Answers = list[list[int]]
+Decode = Callable[[str, int], Answers]  # kind and beams
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What both sides do."""
+
+    questions: int
+    k: int  # passages a question
+    context: int  # tokens
+    answer: int  # tokens, at most
+    width: int
+    layers: int  # of encoder and of decoder
+    vocabulary: int
+    threads: int
+
+    def asked(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return (b k, s) tokens and (b, k) scores."""
+        stream = torch.Generator().manual_seed(1)
+        tokens = torch.randint(4, self.vocabulary, (self.questions * self.k, self.context), generator=stream)
+        return tokens, torch.randn(self.questions, self.k, generator=stream).mul(2)
+
+
+def bart(work: Work) -> BartForConditionalGeneration:
+    """Return the generator; equal in every process."""
+    set_seed(0)
+    config = BartConfig(
+        vocab_size=work.vocabulary,
+        d_model=work.width,
+        encoder_layers=work.layers,
+        decoder_layers=work.layers,
+        encoder_attention_heads=work.width // 64,
+        decoder_attention_heads=work.width // 64,
+        encoder_ffn_dim=4 * work.width,
+        decoder_ffn_dim=4 * work.width,
+        max_position_embeddings=1024,
+        init_std=0.06,  # the default .02 leaves random answers nearly equally likely
+        decoder_start_token_id=START,
+        forced_eos_token_id=None,
+    )
+    return BartForConditionalGeneration(config).eval()
+
+
+def ours(work: Work) -> Decode:
+    generator = Seq2SeqGenerator(bart(work), None, PaperForm(), START, None, END, PAD, 1024)
+    tokens, scores = work.asked()
+    contexts = Contexts(tokens, torch.ones_like(tokens, dtype=torch.bool), work.k)
+    ways = {"token": decode_token, "sequence": decode_sequence}
+
+    def run(kind: str, beams: int) -> Answers:
+        settings = Decoding(beams=beams, max_new_tokens=work.answer)
+        found = ways[kind](generator, contexts, scores.log_softmax(-1), settings, [0] * work.questions)
+        return [list(one.tokens) for one in found]
+
+    return run
+
+
+def peer(work: Work) -> Decode:
+    shape: dict[str, Any] = {"num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
+    encoder = DPRQuestionEncoder(DPRConfig(vocab_size=8, hidden_size=8, **shape))
+    whole = {"question_encoder": encoder, "generator": bart(work), "n_docs": work.k}
+    ways: dict[str, Any] = {"token": RagTokenForGeneration(**whole), "sequence": RagSequenceForGeneration(**whole)}
+    tokens, scores = work.asked()
+
+    def run(kind: str, beams: int) -> Answers:
+        found = ways[kind].generate(
+            context_input_ids=tokens,
+            context_attention_mask=torch.ones_like(tokens),
+            doc_scores=scores,
+            num_beams=beams,
+            max_length=work.answer + 1,  # with the start token
+            suppress_tokens=[PAD],
+            decoder_start_token_id=START,
+            eos_token_id=END,
+            pad_token_id=PAD,
+            bos_token_id=None,
+            **({"length_penalty": 0.0, "early_stopping": "never"} if beams > 1 else {}),
+        )
+        return [_to_end(answer[1:]) for answer in found.tolist()]
+
+    return run
+
+
+def _to_end(tokens: list[int]) -> list[int]:
+    return tokens[: tokens.index(END) + 1] if END in tokens else tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What one decoding took and gave."""
+
+    seconds: float
+    cpu_seconds: float
+    peak_mb: float  # beyond the loaded model
+    answers: Answers
+
+    @property
+    def tokens(self) -> int:
+        return sum(map(len, self.answers))
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One of the two, in a process of its own."""
+
+    pipe: Connection
+    process: BaseProcess
+
+    @classmethod
+    def start(cls, load: Callable[[Work], Decode], work: Work) -> "Side":
+        context = get_context("spawn")
+        ours, theirs = context.Pipe()
+        process = context.Process(target=serve, args=(theirs, load, work), daemon=True)
+        process.start()
+        return cls(ours, process)
+
+    def turn(self, kind: str, beams: int) -> Turn:
+        self.pipe.send((kind, beams))
+        turn: Turn = self.pipe.recv()
+        return turn
+
+    def end(self) -> None:
+        self.pipe.send(None)
+        self.process.join()
+
+
+def serve(pipe: Connection, load: Callable[[Work], Decode], work: Work) -> None:
+    """Decode as often as told to."""
+    torch.set_num_threads(work.threads)
+    decode = load(work)
+    loaded = _status_mb("VmRSS")
+    while (way := pipe.recv()) is not None:
+        Path("/proc/self/clear_refs").write_text("5")  # the peak is counted from here
+        began, spent = time.perf_counter(), time.process_time()
+        answers = decode(*way)
+        seconds, cpu = time.perf_counter() - began, time.process_time() - spent
+        pipe.send(Turn(seconds, cpu, _status_mb("VmHWM") - loaded, answers))
+
+
+def _status_mb(field: str) -> float:
+    return int(Path("/proc/self/status").read_text().partition(f"{field}:")[2].split()[0]) * 1024 / 1e6
+
+
+def compare(sides: Sequence[Side], kind: str, beams: int, rounds: int) -> dict[str, Any]:
+    """Decode in turns; return the report."""
+    turns = [[side.turn(kind, beams) for side in sides] for _ in range(rounds + 1)][1:]  # the first warms up
+    mine, theirs = zip(*turns, strict=True)
+    rates = [statistics.median(turn.tokens / turn.cpu_seconds for turn in side) for side in (mine, theirs)]
+    answers = list(zip(mine[-1].answers, theirs[-1].answers, strict=True))
+    return {
+        "benchmark": "rag_decode",
+        "kind": kind,
+        "beams": beams,
+        "answer_tokens": mine[-1].tokens,
+        "ours_tokens_per_s": round(rates[0], 1),
+        "peer_tokens_per_s": round(rates[1], 1),
+        "ratio": round(rates[0] / rates[1], 2),
+        "wall_ratio": round(statistics.median(their.seconds / my.seconds for my, their in turns), 2),
+        "same": sum(left == right for left, right in answers) / len(answers),
+        "ours_peak_mb": round(max(turn.peak_mb for turn in mine)),
+        "peer_peak_mb": round(max(turn.peak_mb for turn in theirs)),
+        "ours_cpu_s": [round(turn.cpu_seconds, 2) for turn in mine],
+        "peer_cpu_s": [round(turn.cpu_seconds, 2) for turn in theirs],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--questions", type=int, default=2)
+    parser.add_argument("--k", type=int, default=5)
+    parser.add_argument("--context", type=int, default=96, help="tokens of a question beside a passage")
+    parser.add_argument("--answer", type=int, default=12, help="tokens of an answer")
+    parser.add_argument("--width", type=int, default=256)
+    parser.add_argument("--layers", type=int, default=3)
+    parser.add_argument("--vocabulary", type=int, default=50265)
+    parser.add_argument("--beams", type=int, nargs="*", default=[1, 4])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=1)
+    options = vars(parser.parse_args())
+    beams, rounds = options.pop("beams"), options.pop("rounds")
+    work = Work(**options)
+    sides = [Side.start(load, work) for load in (ours, peer)]
+    for kind in ("token", "sequence"):
+        for width in beams:
+            print(json.dumps({**compare(sides, kind, width, rounds), **asdict(work)}), flush=True)
+    for side in sides:
+        side.end()
+
+
+if __name__ == "__main__":
+    main()
