@@ -1,0 +1,212 @@
+"""A fault at every write of a whole `reindex`: run again, it ends as if undisturbed, and nothing is lost.
+
+The flow is called as the function it is and does its small jobs in this process, so that all its writes come in turn.
+Faults are at the border of the operating system (a file's bytes, its name, its folder, a deletion) and, for a store
+that is no disk, at that of fsspec (a request, refused or carried out and its answer lost).
+"""
+
+import errno
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+
+from flows.reindex import reindex
+from rag_model.errors import BookwheelError
+from rag_model.evaluation.gate import Floor, GateRecipe
+from rag_model.index import health
+from rag_model.index.recipe import IndexRecipe
+from rag_model.store.store import Store
+from rag_model.store.verify import verify
+from tests.fixtures.months import NEW, OLD, RECIPE, Page
+
+LOOSE = Floor(0.0, 0.0)  # the neighbours of random vectors are hard to find
+SMALL = replace(
+    RECIPE,
+    part_bytes=5_000,
+    index={"hnsw": IndexRecipe("HNSW8"), "lists": IndexRecipe("IVF4,Flat")},
+    gate=GateRecipe(queries=8, floors={"hnsw": LOOSE, "lists": LOOSE}),
+)
+Faults = Callable[[int], AbstractContextManager[list[str]]]
+
+
+@contextmanager
+def on_disk(fatal: int) -> Iterator[list[str]]:
+    """From operation `fatal` on no file reaches the disk, gets its name or goes; yields a list of operations."""
+    seen: list[str] = []
+
+    def failing(name: str) -> Callable[..., Any]:
+        real = getattr(os, name)
+
+        def operation(*args: Any, **kwargs: Any) -> Any:
+            if name == "fsync" or "/store/" in str(args[-1]):
+                seen.append(name)
+                if len(seen) >= fatal:
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return real(*args, **kwargs)
+
+        return operation
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("fsync", "link", "replace", "remove"):
+            patch.setattr(os, name, failing(name))
+        yield seen
+
+
+def _by_request(fatal: int, *, carried_out: bool) -> Iterator[list[str]]:
+    seen: list[str] = []
+
+    def failing(name: str) -> Callable[..., Any]:
+        real = getattr(MemoryFileSystem, name)
+
+        def request(*args: Any, **kwargs: Any) -> Any:
+            seen.append(name)
+            if len(seen) < fatal:
+                return real(*args, **kwargs)
+            if carried_out and len(seen) == fatal:
+                real(*args, **kwargs)
+            raise ConnectionResetError(errno.ECONNRESET, os.strerror(errno.ECONNRESET))
+
+        return request
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("pipe_file", "put_file", "rm_file"):
+            patch.setattr(MemoryFileSystem, name, failing(name))
+        yield seen
+
+
+@contextmanager
+def refused(fatal: int) -> Iterator[list[str]]:
+    """From request `fatal` on the connection is reset before anything is done."""
+    yield from _by_request(fatal, carried_out=False)
+
+
+@contextmanager
+def unanswered(fatal: int) -> Iterator[list[str]]:
+    """Request `fatal` is carried out, and its answer is lost; then nobody answers any more."""
+    yield from _by_request(fatal, carried_out=True)
+
+
+@pytest.fixture(autouse=True)
+def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Time each search once: what it takes is not looked at here."""
+    monkeypatch.setattr(health, "_SECONDS", 0.0)
+
+
+@pytest.fixture(scope="module")
+def dumps(
+    tmp_path_factory: pytest.TempPathFactory, page_xml: Callable[..., str], export_xml: Callable[..., bytes]
+) -> tuple[str, str]:
+    def write(pages: Sequence[Page]) -> str:
+        path = tmp_path_factory.mktemp("dump") / "dump.xml"
+        path.write_bytes(export_xml(*(page_xml(page.page_id, page.text(), rev_id=page.rev_id) for page in pages)))
+        return str(path)
+
+    return write(OLD), write(NEW)
+
+
+Build = Callable[[str, int], dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def build(dumps: tuple[str, str], tiny: Path) -> Build:
+    """Build last month's snapshot (0) or today's (1) in a store."""
+
+    def run(url: str, month: int) -> dict[str, Any]:
+        return reindex.fn(dumps[month], url, str(tiny), SMALL).to_json()
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def month(build: Build, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store that holds last month's snapshot."""
+    path = tmp_path_factory.mktemp("month") / "store"
+    build(str(path), 0)
+    return path
+
+
+@pytest.fixture
+def copied(month: Path, tmp_path: Path) -> Iterator[Callable[[str], str]]:
+    """Return a function that copies the store to a disk or into memory and returns its URL."""
+    made: list[str] = []
+
+    def copy(place: str) -> str:
+        if place == "disk":
+            return str(shutil.copytree(month, tmp_path / secrets.token_hex(4) / "store"))
+        made.append(f"memory://{secrets.token_hex(4)}")
+        fsspec.filesystem("memory").put(f"{month}/", made[-1], recursive=True)
+        return made[-1]
+
+    yield copy
+    for url in made:
+        fsspec.filesystem("memory").rm(url, recursive=True)
+
+
+def state(url: str) -> tuple[list[str], dict[str, list[str]]]:
+    """What there is of snapshots, sound ones all, and where the refs have been."""
+    store = Store.open(url)
+    assert [problem for known in store.snapshots.list() for problem in verify(store, known)] == []
+    return sorted(store.snapshots.list()), {
+        ref: [move.snapshot for move in store.refs.history(ref)] for ref in store.refs.names()
+    }
+
+
+def records(url: str) -> dict[str, bytes | None]:
+    files = Store.open(url).files
+    return {file.path: files.read(file.path) for file in files.tree("memo")}
+
+
+def check(url: str, build: Build, faults: Faults, fatal: int, expected: Any) -> bool:
+    """Build with a fault, look, and build again; return whether there was a fault at all."""
+    before = state(url)
+    with faults(fatal) as seen:
+        with suppress(BookwheelError):  # nothing else is raised
+            build(url, 1)
+    known = records(url)
+    snapshots, refs = state(url)
+    assert {*before[0]} <= {*snapshots} <= {*expected[0]}
+    assert refs in (before[1], expected[1])
+    made = build(url, 1)
+    assert state(url) == expected
+    assert made["snapshot"] == expected[1]["latest"][-1]
+    now = records(url)
+    assert all(now[path] == data for path, data in known.items()), "what was recorded is what counts"
+    return len(seen) >= fatal
+
+
+PLACES: dict[str, tuple[str, Faults]] = {
+    "a full disk": ("disk", on_disk),
+    "a request refused": ("memory", refused),
+    "an answer lost": ("memory", unanswered),
+}
+
+
+def operations(url: str, build: Build, faults: Faults) -> tuple[int, Any]:
+    """Build undisturbed; return how many operations that takes, and the state afterwards."""
+    with faults(1 << 30) as seen:
+        build(url, 1)
+    return len(seen), state(url)
+
+
+@pytest.mark.parametrize(("place", "faults"), PLACES.values(), ids=PLACES.keys())
+def test_some_writes_of_a_reindex_fail(place: str, faults: Faults, copied: Callable[[str], str], build: Build) -> None:
+    writes, expected = operations(copied(place), build, faults)
+    assert writes > 20
+    assert all(check(copied(place), build, faults, fatal, expected) for fatal in range(2, writes + 1, writes // 4))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("place", "faults"), PLACES.values(), ids=PLACES.keys())
+def test_every_write_of_a_reindex_fails(place: str, faults: Faults, copied: Callable[[str], str], build: Build) -> None:
+    writes, expected = operations(copied(place), build, faults)
+    assert all(check(copied(place), build, faults, fatal, expected) for fatal in range(1, writes + 1))
+    assert not check(copied(place), build, faults, writes + 1, expected)
