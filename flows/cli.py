@@ -84,6 +84,7 @@ app.command("flows.verbs.answer:answer", help="Answer questions with a RAG model
 app.command("flows.verbs.evaluate:evaluate", help="Measure retrieval on questions with known answers.")
 app.command("flows.verbs.finetune:finetune", help="Train encoders or a RAG model on a snapshot; keep it in the store.")
 app.command("flows.verbs.index:index", help="Build one index over anyone's vectors, or plan it.")
+app.command("flows.verbs.add_index:add_index", name="add-index", help="Build indexes over a snapshot that exists.")
 app.command("flows.verbs.log:log", help="List the moves of a ref, newest first.")
 app.command("flows.verbs.show:show", help="Show what a snapshot holds and the recipe that rebuilds it.")
 app.command("flows.verbs.diff:diff", help="Compare two snapshots: articles, passages, settings, bytes to pull.")

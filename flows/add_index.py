@@ -1,0 +1,97 @@
+"""Build indexes over a snapshot that exists: added to those that it has, or in their place, without its dump.
+
+Purpose: another index, or another setting of one, for the price of the index alone.
+Caching: the store's memo: an index over these vectors that was built before is found.
+Requires: a store that this machine and the workers both reach.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from functools import partial
+from typing import Any
+
+from prefect import flow
+
+from beam_jobs.job import Launch
+from beam_jobs.options import worker_memory
+from flows.finish import Build, finish
+from flows.outcome import Reindexed
+from flows.progress import StageClock
+from flows.stage import stage
+from rag_model.build.content import with_indexes
+from rag_model.build.existing import carried, facts_of, recipe_of
+from rag_model.build.recipe import Recipe
+from rag_model.build.sizing import plan_indexes
+from rag_model.errors import UsageError
+from rag_model.index.recipe import IndexRecipe
+from rag_model.store.manifest import Content
+from rag_model.store.snapshot import Snapshot
+from rag_model.store.store import Store
+
+
+@flow(name="add-index", persist_result=False)
+def add_index(
+    snapshot: str,
+    store: str,
+    recipe: Recipe | None = None,
+    indexes: Sequence[str] = (),
+    ref: str = "latest",
+    beam_options: Sequence[str] = (),
+) -> Reindexed:
+    """Publish a snapshot with the passages and vectors of another and more indexes, and move `ref` to it.
+
+    Args:
+        snapshot: a ref, ref@number, an id, or a unique prefix of one.
+        store: URL or folder of the store.
+        recipe: its indexes are built, and its gate judges; by default those of the snapshot, which are built anew.
+        indexes: names of the recipe's indexes, to build no others.
+        ref: the name that shall mean the new snapshot.
+        beam_options: options of Beam and of its runner, as on their own command lines.
+
+    Raises:
+        GateRefusedError: the snapshot is published, but the ref did not move; the sentence says why.
+        UsageError: the recipe has no such index.
+        BookwheelError: a stage failed; what was finished is recorded.
+    """
+    target, clock = Store.open(store), StageClock()
+    target.refs.require_exclusion()
+    launch = Launch.new(target.url, beam_options)
+    with target.intents.held(launch.run):
+        old = target.snapshots.get(target.snapshots.resolve(snapshot))
+        given = recipe or recipe_of(old.content)
+        chosen = choose(given, indexes)
+        with clock("look"), Snapshot.of(target, old) as opened:
+            passages, embeddings = look(target, old.content)
+            dim = opened.dim
+        plans = plan_indexes(chosen, passages, dim, worker_memory(beam_options))
+        made = carried(old)
+        source, encoder = (str(made.get(name, "")) for name in ("dump", "encoder"))
+        assembled = partial(with_indexes, _content(old.content, chosen))
+        build = Build(target, launch, clock, given, ref, source, encoder, passages, embeddings, plans, assembled)
+        return finish(replace(build, derived={**made, "indexed": {"of": old.id, "indexes": sorted(chosen)}}))
+
+
+def choose(recipe: Recipe, names: Sequence[str]) -> dict[str, IndexRecipe]:
+    """Return the indexes of a recipe by these names, or all.
+
+    Raises:
+        UsageError: the recipe has none of that name, or none at all.
+    """
+    known = ", ".join(recipe.index) or "none"
+    if unknown := sorted({*names} - {*recipe.index}):
+        raise UsageError(f"the recipe has no index {unknown[0]!r}: choose from {known}, or name it in a --recipe")
+    if not recipe.index:
+        raise UsageError("the snapshot has no index to build anew: give a --recipe that names one")
+    return {name: recipe.index[name] for name in names or recipe.index}
+
+
+@stage
+def look(store: Store, content: Content) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Say of the snapshot's parts what the jobs said that made them."""
+    return facts_of(store, content)
+
+
+def _content(content: Content, chosen: dict[str, IndexRecipe]) -> Content:
+    """Return a snapshot's content with these indexes in its recipe."""
+    indexes = {**(content.recipe.get("index") or {}), **{name: asdict(its) for name, its in chosen.items()}}
+    return replace(content, recipe={**content.recipe, "index": indexes})

@@ -1,0 +1,52 @@
+"""`bookwheel add-index`: more indexes over a snapshot that exists."""
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from flows.add_index import add_index as add_index_flow
+from flows.outcome import GateRefusedError, Reindexed
+from flows.reply import Common, Reply, StoreUrl
+from rag_model.build.recipe import read_recipe
+
+
+def add_index(
+    snapshot: str,
+    /,
+    *beam_options: Annotated[str, Parameter(help="Of Beam and its runner, after `--`.")],
+    store: StoreUrl,
+    recipe: Annotated[
+        Path | None, Parameter(help="A TOML file: its indexes and its gate; else the snapshot's own are built anew.")
+    ] = None,
+    index: Annotated[
+        tuple[str, ...], Parameter(negative="", help="Of the recipe's indexes this one alone; again for one more.")
+    ] = (),
+    ref: Annotated[str, Parameter(help="The name to move to the new snapshot.")] = "latest",
+    common: Common | None = None,
+) -> Reply:
+    """Build indexes over the vectors of a snapshot, without its dump: added to those it has, or in their place.
+
+    The new snapshot has the same passages and vectors. It is checked and published as a build is.
+
+    Parameters
+    ----------
+    snapshot
+        A ref, ref@number, an id, or a unique prefix of one.
+    """
+    given = read_recipe(recipe) if recipe else None
+    try:
+        outcome = add_index_flow(snapshot, store, given, index, ref, beam_options)
+    except GateRefusedError as refused:
+        return Reply(refused.outcome.to_json(), _words(refused.outcome), str(refused))
+    return Reply(outcome.to_json(), _words(outcome))
+
+
+def _words(outcome: Reindexed) -> str:
+    moved = f"{outcome.ref}@{outcome.number} is" if outcome.number else f"{outcome.ref} did not move to"
+    lines = (f"index     {name}: {_listed(figures)}" for name, figures in outcome.metrics.items())
+    return "\n".join([f"{moved} snapshot {outcome.snapshot}; see {outcome.report}", *lines])
+
+
+def _listed(values: dict[str, float]) -> str:
+    return ", ".join(f"{name} {value:,}" for name, value in values.items())

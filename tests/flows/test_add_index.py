@@ -1,0 +1,86 @@
+"""Indexes over a snapshot that exists: its passages and vectors stay, its dump is not asked for."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rag_model.store.snapshot import Snapshot
+
+pytestmark = pytest.mark.xdist_group("flows")  # one server for all of them
+
+IN_PROCESS = ("--", "--runner=FnApiRunner")
+MORE = """
+[index.lists]
+factory = "IVF4,Flat"
+
+[index.hnsw]
+factory = "HNSW4"
+
+[gate]
+floors = { hnsw = { mean = 0.0, p5 = 0.0 }, lists = { mean = 0.0, p5 = 0.0 } }
+"""
+
+
+@pytest.fixture
+def store(library: Path, tmp_path: Path) -> Path:
+    """A copy of the library."""
+    return Path(shutil.copytree(library, tmp_path / "store"))
+
+
+@pytest.fixture
+def more(tmp_path: Path) -> Path:
+    path = tmp_path / "more.toml"
+    path.write_text(MORE)
+    return path
+
+
+def test_an_index_is_added_beside_the_others(store: Path, more: Path, bookwheel: Any) -> None:
+    ran = bookwheel(
+        "add-index", "latest", "--recipe", more, "--index", "lists", "--store", store, "--json", *IN_PROCESS
+    )
+    assert ran.code == 0, ran.err
+    assert (ran.json["ref"], ran.json["number"], set(ran.json["metrics"])) == ("latest", 2, {"hnsw", "lists"})
+    assert (ran.json["counts"]["articles"], ran.json["counts"]["embedded"], ran.json["counts"]["reused"]) == (3, 0, 232)
+    with Snapshot.open(str(store), "latest@1") as before, Snapshot.open(str(store)) as after:
+        ours, theirs = after.manifest.content, before.manifest.content
+        assert {path: ours.files[path] for path in theirs.files} == theirs.files
+        assert {path.partition("/")[2] for path in set(ours.files) - set(theirs.files)} <= {"lists.faiss", "lists"}
+        assert (ours.parts, ours.corpus, ours.space) == (theirs.parts, theirs.corpus, theirs.space)
+        assert {name: index["factory"] for name, index in ours.indexes.items()} == {
+            "hnsw": "HNSW8",
+            "lists": "IVF4,Flat",
+        }
+        assert set(ours.recipe["index"]) == {"hnsw", "lists"}
+        made, was = after.manifest.provenance, before.manifest.provenance
+        assert made["indexed"] == {"of": before.id, "indexes": ["lists"]}
+        assert (made["dump"], made["encoder"], made["code"]) == (was["dump"], was["encoder"], was["code"])
+        assert after.manifest.parents == (before.id,)
+    hits = bookwheel("search", "what is anarchism?", "--index", "lists", "--store", store, "--json").json["results"][0]
+    assert len(hits["hits"]) == 5
+    shown = bookwheel("show", "--recipe-only", "--store", store).out
+    assert "[index.lists]" in shown
+
+
+def test_an_index_is_built_anew_in_the_place_of_another(store: Path, more: Path, bookwheel: Any) -> None:
+    ran = bookwheel("add-index", "latest", "--recipe", more, "--ref", "two", "--store", store, "--json", *IN_PROCESS)
+    assert ran.code == 0, ran.err
+    with Snapshot.open(str(store), "two") as after:
+        factories = {name: index["factory"] for name, index in after.manifest.content.indexes.items()}
+        assert factories == {"hnsw": "HNSW4", "lists": "IVF4,Flat"}
+    again = bookwheel("add-index", "two", "--index", "lists", "--ref", "two", "--store", store, "--json", *IN_PROCESS)
+    assert again.json["snapshot"] == ran.json["snapshot"], "its own recipe gives it again"
+    assert again.json["number"] == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "code", "why"),
+    [
+        (["latest", "--index", "bm25"], 2, "the recipe has no index 'bm25': choose from hnsw"),
+        (["nothing"], 1, "no snapshot or ref 'nothing'"),
+    ],
+)
+def test_what_cannot_be_is_one_sentence(library: Path, bookwheel: Any, given: list[str], code: int, why: str) -> None:
+    ran = bookwheel("add-index", *given, "--store", library, *IN_PROCESS)
+    assert (ran.code, why in ran.complaint) == (code, True)
