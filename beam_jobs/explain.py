@@ -12,11 +12,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from beam_jobs.chunk import ChunkTask
+from beam_jobs.chunk import ChunkTask, tasks_of
 from beam_jobs.embed import EmbedTask
 from beam_jobs.index import deciding
 from beam_jobs.options import worker_memory
 from rag_model.build.encoding import StoredEncoder, store_encoder
+from rag_model.build.heritage import obstacles
 from rag_model.build.parent import Earlier, Parent, local_files
 from rag_model.build.planning import plan_parts
 from rag_model.build.recipe import Recipe
@@ -38,8 +39,8 @@ Facts = Mapping[str, Any]
 class Outlook:
     """What one stage would find."""
 
-    stage: str  # plan, chunk, embed, or an index: index/hnsw
-    unit: str  # parts, articles, passages, indexes
+    stage: str  # plan, chunk, embed, or of an index: train/hnsw, index/hnsw
+    unit: str  # parts, articles, passages, indexes; of what is trained: if it fits
     reused: int  # units that would not be made again
     total: int
     tasks: int
@@ -121,13 +122,12 @@ def explain(
     with tempfile.TemporaryDirectory(prefix="bookwheel-explain-") as folder:
         scratch = Store.open(f"{folder}/store", create=True)
         plan = plan_parts(scratch, dump, recipe, limit, parent)
-        encoding = store_encoder(scratch, encoder, recipe.encode)
-        look = _Look(store, encoding, recipe, Path(folder) / "passages.parquet")
-        for part in plan.parts:
-            cut = look.at_passages(ChunkTask(part, plan.siteinfo, recipe.chunk, parent.cut(part)))
-            look.at_vectors(cut, parent.encoded(part, encoding.space.digest))
-    plans = plan_indexes(recipe.index, look.cuts, encoding.space.dim, worker_memory(beam_options))
-    indexes = tuple(look.at_index(name, plan) for name, plan in plans.items())
+        encoding = store_encoder(scratch, encoder, recipe.encode, store)
+        look = _Look(store, parent, encoding, recipe, Path(folder) / "passages.parquet")
+        for task in tasks_of(store, plan, recipe.chunk, parent):
+            look.at_vectors(look.at_passages(task), parent.encoded(task.part, encoding.space.digest))
+    plans = plan_indexes(recipe.index, look.cuts, encoding.space.dim, worker_memory(beam_options), parent)
+    indexes = [row for name, plan in plans.items() for row in (look.at_trained(name, plan), look.at_index(name, plan))]
     stages = (
         _ranges(plan, parent),
         look.chunk.outlook("chunk", "articles"),
@@ -149,12 +149,13 @@ def _ranges(plan: Plan, parent: Parent) -> Outlook:
 class _Look:
     """Looks at one part after another: what of it is recorded, and what would be inherited."""
 
-    def __init__(self, store: Store, encoding: StoredEncoder, recipe: Recipe, scratch: Path) -> None:
+    def __init__(self, store: Store, parent: Parent, encoding: StoredEncoder, recipe: Recipe, scratch: Path) -> None:
         self.chunk = _Tally(_Past(store, "chunk", "source"))
         self.embed = _Tally(_Past(store, "embed", "passages"))
         self.cuts: list[Facts] = []
         self._vectors: list[BlobRef] = []  # of the parts that are recorded
-        self._store, self._encoding, self._recipe, self._scratch = store, encoding, recipe, scratch
+        self._store, self._parent = store, parent
+        self._encoding, self._recipe, self._scratch = encoding, recipe, scratch
 
     def at_passages(self, task: ChunkTask) -> Facts:
         """Return what the chunk job would report of a part, and where its passages lie."""
@@ -165,7 +166,8 @@ class _Look:
             self.chunk.add(facts["articles"], facts["articles"], None)
         else:
             with Inheritance(local_files(self._store, task.earlier)) as earlier:
-                facts = asdict(chunk_part(task.part, task.siteinfo, task.recipe, self._scratch, earlier=earlier))
+                given = task.part, task.siteinfo, task.recipe, self._scratch
+                facts = asdict(chunk_part(*given, earlier=earlier, suppressed=task.suppressed))
             self.chunk.add(facts["articles"], facts["inherited"], inputs)
         self.cuts.append(facts)
         return facts
@@ -185,11 +187,23 @@ class _Look:
         known = count_known(passages, local_files(self._store, earlier), task.dim, task.dtype)
         self.embed.add(rows, known, inputs)
 
+    def at_trained(self, name: str, plan: IndexPlan) -> Outlook:
+        """Look for cells and quantizers of this plan; the parent's are used if new vectors fit them."""
+        lacking = obstacles(self._parent, name, plan, self._encoding.space.digest)
+        if lacking and not self._unlike("train", plan):
+            lacking = []
+        there = int(not lacking)
+        return Outlook(f"train/{name}", "if it fits", there, 1, 1, there, dict.fromkeys(lacking, 1))
+
     def at_index(self, name: str, plan: IndexPlan) -> Outlook:
         """Look for a finished index of this plan over these vectors."""
+        changed = self._unlike("merge", plan)
+        there = int(not changed)
+        return Outlook(f"index/{name}", "indexes", there, 1, 1, there, dict.fromkeys(changed, 1))
+
+    def _unlike(self, stage: str, plan: IndexPlan) -> list[str]:
+        """Return in what the nearest record of a stage of all vectors differs; [] where it is of these."""
         whole = self.embed.recorded == self.embed.tasks
         listed = json.dumps([ref.to_json() for ref in self._vectors]).encode()
         inputs = {**deciding(plan), "vectors": digest_bytes(listed) if whole else "not made yet"}
-        changed = _Past(self._store, "merge", only=tuple(inputs)).changed(inputs)
-        there = int(not changed)
-        return Outlook(f"index/{name}", "indexes", there, 1, 1, there, dict.fromkeys(changed, 1))
+        return _Past(self._store, stage, only=tuple(inputs)).changed(inputs)

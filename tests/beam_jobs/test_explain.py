@@ -37,6 +37,7 @@ def test_of_the_same_dump_all_is_there(look: Any, month: Built) -> None:
     assert found["plan"] == Outlook("plan", "parts", 3, 3, 3, 3, {})
     assert found["chunk"] == Outlook("chunk", "articles", 24, 24, 3, 3, {})
     assert found["embed"] == Outlook("embed", "passages", rows, rows, 3, 3, {})
+    assert found["train/hnsw"] == Outlook("train/hnsw", "if it fits", 0, 1, 1, 0, {"no record": 1})
     assert found["index/hnsw"] == Outlook("index/hnsw", "indexes", 0, 1, 1, 0, {"no record": 1})
 
 
@@ -80,4 +81,10 @@ def test_an_empty_store_has_nothing(dumps: Dumps, tiny: Path, tmp_path: Path) ->
     found = explain(Store.open(str(tmp_path), create=True), dumps.old, str(tiny), GRAPH)
     assert found.parent is None
     assert found.stages[0].changed == {"range": 3}
-    assert all((row.reused, set(row.changed)) == (0, {"no record"}) for row in found.stages[1:])
+    assert {row.stage: set(row.changed) for row in found.stages[1:]} == {
+        "chunk": {"no record"},
+        "embed": {"no record"},
+        "train/hnsw": {"no parent"},
+        "index/hnsw": {"no record"},
+    }
+    assert all(row.reused == 0 for row in found.stages)

@@ -1,6 +1,7 @@
 """The flow, end to end on a small real dump: what it makes, what it reuses, what it refuses."""
 
 import asyncio
+import bz2
 import json
 import re
 from collections.abc import Callable
@@ -154,7 +155,12 @@ def test_explain_says_what_is_there_and_builds_nothing(
     assert found["parent"] == Store.open(str(library)).snapshots.resolve("latest")
     stages = {row["stage"]: (row["reused"], row["total"], row["changed"]) for row in found["stages"]}
     assert stages.pop("plan") == (2, 2, {})
-    assert stages == {"chunk": (3, 3, {}), "embed": (232, 232, {}), "index/hnsw": (1, 1, {})}
+    assert stages == {
+        "chunk": (3, 3, {}),
+        "embed": (232, 232, {}),
+        "train/hnsw": (1, 1, {}),
+        "index/hnsw": (1, 1, {}),
+    }
     given = ["--dump", mini_dump, "--encoder", tiny, "--store", library]
     table = bookwheel("reindex", *given, "--explain").out.splitlines()
     assert [line.split()[0] for line in table] == [
@@ -163,10 +169,61 @@ def test_explain_says_what_is_there_and_builds_nothing(
         "plan",
         "chunk",
         "embed",
+        "train/hnsw",
         "index/hnsw",
+        "train/ivfpq",
         "index/ivfpq",
     ]
     assert records(library) == before
+
+
+@pytest.fixture
+def edited_dump(mini_dump: Path, tmp_path: Path) -> Path:
+    """The next month's dump: a sentence more in one article."""
+    pages = bz2.decompress(mini_dump.read_bytes())
+    heading = re.search(rb"\n== [^=]+ ==\n", pages)  # a section begins a passage, of which the encoder reads the head
+    assert heading is not None
+    edited = pages[: heading.end()] + b"A sentence was put here, quite new.\n" + pages[heading.end() :]
+    path = tmp_path / "next-month.xml.bz2"
+    path.write_bytes(bz2.compress(edited))
+    return path
+
+
+def test_the_next_month_keeps_what_was_trained_and_the_pieces_of_what_did_not_change(
+    tmp_path: Path, reindex: Any, recipe: Path, edited_dump: Path
+) -> None:
+    two = tmp_path / "two.toml"
+    two.write_text(recipe.read_text() + '\n[index.lists]\nfactory = "IVF4,SQ8"\n')
+    store, opened = tmp_path / "store", lambda: Snapshot.open(str(tmp_path / "store"))
+    first = reindex(store, recipe=two).json["snapshot"]
+    made = records(store)
+    with opened() as snapshot:
+        before = snapshot.manifest.content
+    foretold = reindex(store, "--explain", recipe=two, dump=edited_dump).json["stages"]
+    assert {row["stage"]: row["reused"] for row in foretold if row["stage"].startswith("train/")} == {
+        "train/hnsw": 1,
+        "train/lists": 1,
+    }
+    second = reindex(store, recipe=two, dump=edited_dump).json
+    assert 0 < second["counts"]["embedded"] < 20
+    now = records(store)
+    assert {stage: now[stage] - made[stage] for stage in ("train", "scatter", "shard", "merge")} == {
+        "train": 0,
+        "scatter": 2,  # of two parts and two indexes
+        "shard": 1,
+        "merge": 2,
+    }
+    with opened() as snapshot:
+        after, notes = snapshot.manifest.content, snapshot.manifest.provenance["notes"]
+    for path in ("trained/hnsw", "trained/lists"):
+        assert after.files[path] == before.files[path]
+    assert notes == [f"index {name}: trained as in snapshot {first[:12]}" for name in ("hnsw", "lists")]
+
+    seeded = tmp_path / "seeded.toml"
+    seeded.write_text(two.read_text().replace("[index.lists]", "[index.lists]\nseed = 1"))
+    anew = {row["stage"]: row for row in reindex(store, "--explain", recipe=seeded, dump=edited_dump).json["stages"]}
+    assert (anew["train/lists"]["reused"], anew["train/lists"]["changed"]) == (0, {"seed": 1})
+    assert anew["train/hnsw"]["reused"] == 1
 
 
 def refused(ran: Any, store: Path, stands: str | None) -> str:
