@@ -44,8 +44,8 @@ def test_where_there_is_no_choice_nothing_has_collapsed() -> None:
 
 
 def test_a_collapse_fails_loudly() -> None:
-    with pytest.raises(RefusedError, match=r"50 questions were given 2 distinct passages .*learning rate"):
-        measure([["a", "b"]] * 50, corpus=100).check()
+    with pytest.raises(RefusedError, match=r"20 questions were given 2 distinct passages .*learning rate"):
+        measure([["a", "b"]] * 20, corpus=100).check()
     measure([["a", "b"]] * 19, corpus=100).check()  # too few to say
     measure([["a", "b"]] * 50, corpus=100).check(Limits(least_spread=0))
 
