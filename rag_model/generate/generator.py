@@ -69,6 +69,11 @@ class Generator(Protocol):
         """Return v, the width of the logits."""
         ...
 
+    @property
+    def max_answer(self) -> int:
+        """Return how many tokens an answer may have, its end included; there is room for them after any context."""
+        ...
+
     def contexts(self, questions: Sequence[str], passages: Sequence[Sequence[Passage]]) -> Contexts:
         """Tokenise each question beside each of its passages, k of them for every question.
 

@@ -7,7 +7,7 @@ Where the two differ, the generator disagreed with the retriever.
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -66,12 +66,14 @@ class Reader:
         Args:
             retriever: asks with the question encoder of `rag`, or p(z|x) means nothing.
             rag: says whether passages are marginalised by sequence or by token, and how many.
-            decoding: how answers are looked for.
+            decoding: how answers are looked for; none gets longer than the generator has room for.
             batch: questions decoded at once, with all their passages.
         """
         if batch < 1:
             raise UsageError(f"a batch of {batch} questions answers none: give at least 1")
-        self.rag, self.decoding = rag, decoding or Decoding()
+        decoding = decoding or Decoding()
+        room = min(decoding.max_new_tokens, rag.generator.max_answer)
+        self.rag, self.decoding = rag, replace(decoding, max_new_tokens=room)
         self.retriever, self._batch = retriever, batch
 
     def answer(self, questions: Sequence[str], k: int | None = None) -> list[Answer]:

@@ -46,6 +46,11 @@ class Seq2SeqGenerator:
         """Return the width of the logits."""
         return int(self.module.get_output_embeddings().weight.shape[0])
 
+    @property
+    def max_answer(self) -> int:
+        """Return how many tokens an answer may have, its end included."""
+        return min(self.form.max_answer, self.longest)
+
     def contexts(self, questions: Sequence[str], passages: Sequence[Sequence[Passage]]) -> Contexts:
         """Tokenise each question beside each of its passages, which are k for every question."""
         written = [

@@ -12,12 +12,13 @@ from torch import nn
 from rag_model.corpus.records import Passage
 from rag_model.errors import UsageError
 from rag_model.generate.decoding import Decoding, Sampling
+from rag_model.generate.inputs import PromptForm
 from rag_model.generate.load import load_generator
 from rag_model.generate.rag import Rag, RagSettings
 from rag_model.generate.reader import CLOSED_BOOK, Answer, Reader
 from rag_model.retrieve.retriever import Hit
 from tests.fixtures.tabled import TabledGenerator
-from tests.fixtures.tiny_generators import save_bart
+from tests.fixtures.tiny_generators import save_bart, save_llama
 
 QUESTIONS = ["who wrote it", "Wer schrieb das Buch?", "誰が書いたか 🐋", "z" * 500]
 SHORT = Decoding(max_new_tokens=6)
@@ -177,6 +178,15 @@ def test_every_character_comes_back_token_by_token(kind: str, tmp_path: Path) ->
         texts = [token.text for token in answer.tokens]
         assert "".join(texts) == answer.text
         assert {"ü", " 🐋", " 東", "京"} <= set(texts)
+
+
+def test_an_answer_that_never_ends_is_cut_where_the_generator_has_no_room_for_more(tmp_path: Path) -> None:
+    generator = load_generator(save_llama(tmp_path), PromptForm(max_answer=9), device="cpu")
+    never = torch.zeros(generator.vocabulary).index_fill(0, torch.tensor([generator.end]), -1e4)
+    generator.module.get_output_embeddings().register_forward_hook(lambda head, inputs, logits: logits + never)
+    asked = Reader(SHELF, Rag(nn.Identity(), generator, RagSettings("token", k=2)), Decoding(beams=2))
+    (answer,) = asked.answer(["why " * 400])
+    assert (answer.ended, len(answer.tokens)) == (False, 9)
 
 
 def test_dropout_is_off_while_answering_and_back_on_after(tmp_path: Path) -> None:
