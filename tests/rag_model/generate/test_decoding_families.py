@@ -1,0 +1,47 @@
+"""What decoding says of its answer is what teacher forcing says of it: two ways through every family of generators."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from rag_model.corpus.records import Passage
+from rag_model.generate.decoding import Decoding, Sampling
+from rag_model.generate.generator import Generator, Targets
+from rag_model.generate.load import load_generator
+from rag_model.generate.rag import Kind, Rag, RagSettings
+from rag_model.generate.sequence_beam import decode_sequence
+from rag_model.generate.token_beam import decode_token
+from tests.fixtures.tiny_generators import save_bart, save_llama, save_t5
+
+SAVE = {"bart": save_bart, "t5": save_t5, "llama": save_llama}
+DECODE = {"token": decode_token, "sequence": decode_sequence}
+QUESTIONS = ["who", "was it the capital of the answer?", "誰 🐋"]
+TEXTS = ["the answer is in the capital", "", "of 東京 and"]
+SCORES = torch.tensor([[1.0, 0.0, 2.0], [0.0, 0.0, 0.0], [-3.0, 4.0, 1.0]])
+
+
+@pytest.fixture(scope="module", params=SAVE)
+def generator(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Generator:
+    folder: Path = SAVE[request.param](tmp_path_factory.mktemp(request.param))
+    return load_generator(folder, device="cpu")
+
+
+@pytest.mark.parametrize("kind", ["token", "sequence"])
+@pytest.mark.parametrize(
+    "how", [Decoding(), Decoding(beams=3), Decoding(sampling=Sampling(seed=3))], ids=["1", "3", "s"]
+)
+def test_likelihood_and_posterior_are_those_of_teacher_forcing(generator: Generator, kind: Kind, how: Decoding) -> None:
+    passages = [[Passage("", "", 1, "T", "", text, 0, 1, "") for text in TEXTS]] * len(QUESTIONS)
+    contexts = generator.contexts(QUESTIONS, passages)  # of many lengths, so padded
+    short = Decoding(how.beams, 7, sampling=how.sampling)
+    with torch.no_grad():
+        found = DECODE[kind](generator, contexts, SCORES.log_softmax(-1), short, range(len(QUESTIONS)))
+        rows = [[*one.tokens, *[generator.pad] * (7 - len(one.tokens))] for one in found]
+        said = torch.arange(7) < torch.tensor([[len(one.tokens)] for one in found])
+        rag = Rag(nn.Identity(), generator, RagSettings(kind=kind, k=3))
+        expected = rag.log_likelihood(SCORES, contexts, Targets(torch.tensor(rows), said))
+    assert [one.log_likelihood for one in found] == pytest.approx(expected.log_p.tolist(), abs=1e-3)
+    for one, posterior in zip(found, expected.posterior.exp().tolist(), strict=True):
+        assert one.posterior == pytest.approx(posterior, abs=1e-3)
