@@ -37,14 +37,12 @@ from flows.stage import stage
 from rag_model.build.content import counts, with_indexes
 from rag_model.build.existing import carried, facts_of, recipe_of
 from rag_model.build.measure import Measured
-from rag_model.build.publish import Published, put_in_place, settle, vitals
+from rag_model.build.publish import Published, vitals
 from rag_model.build.report import write_report
 from rag_model.build.sizing import plan_indexes
-from rag_model.build.takedown import Holder, choose_wiki, holders, part_blobs, parts_to_redact, redacted
+from rag_model.build.takedown import Holder, carry_out, choose_wiki, part_blobs, parts_to_redact, redacted
 from rag_model.evaluation.gate import judge
 from rag_model.store.manifest import Content, Manifest
-from rag_model.store.refs import RefMove
-from rag_model.store.retire import retire
 from rag_model.store.snapshot import Snapshot
 from rag_model.store.store import Store
 from rag_model.store.takedowns import Takedown
@@ -76,15 +74,9 @@ def takedown(
     launch = Launch.new(target.url, beam_options)
     with target.intents.held(launch.run):  # so that no `gc` takes what is made
         record = order(target, pages, wiki, reason)
-        places: dict[str, str] = {}
-        moved: list[RefMove] = []
-        while ahead := [one for one in find(target) if one.manifest.id not in places]:  # and those published meanwhile
-            for holder in ahead:
-                places[holder.manifest.id], moves = replace(target, holder, beam_options)
-                moved += moves
-        finish_off(target)
+        places, moves = carry_out(target, partial(rebuild, target, beam_options))
     left = {*places} & {*target.snapshots.list()}
-    return TakenDown(record.number if record else None, places, len(moved), tuple(sorted(left)))
+    return TakenDown(record.number if record else None, places, moves, tuple(sorted(left)))
 
 
 @stage
@@ -97,29 +89,18 @@ def order(store: Store, pages: Sequence[str], wiki: str | None, reason: str) -> 
     return store.takedowns.add(chosen, new, reason, _who()) if new else None
 
 
-@stage
-def find(store: Store) -> list[Holder]:
-    """Look for the pages in every snapshot."""
-    return holders(store)
-
-
-def replace(store: Store, holder: Holder, beam_options: Sequence[str]) -> tuple[str, list[RefMove]]:
-    """Put a snapshot without the pages in the place of one that holds them; return its id ("": nothing is left)."""
-    old = holder.manifest
-    place = store.takedowns.in_place_of(old.id)
-    if place is not None:  # an earlier run came so far
-        return place, settle(store, old.id, place)
-    launch, clock = Launch.new(store.url, beam_options), StageClock()
+def rebuild(store: Store, beam_options: Sequence[str], holder: Holder) -> Manifest | None:
+    """Make a snapshot without the pages, and its report; None where nothing is left of it."""
+    old, launch, clock = holder.manifest, Launch.new(store.url, beam_options), StageClock()
     with clock("redact") as tell:
         content = redact_parts(holder, launch, tell)
     if not content.parts:
-        return "", settle(store, old.id, "")
+        return None
     build = prepare(store, old, content, launch, clock, {"takedown": {"of": old.id, "pages": list(holder.pages)}})
     manifest, measured = indexed(build)
-    moves = publish_in_place(store, old, manifest)
     store.runs.clear(launch.run)
     _report(build, manifest, measured)
-    return manifest.id, moves
+    return dataclasses.replace(manifest, parents=old.parents)
 
 
 @stage
@@ -144,18 +125,6 @@ def prepare(
     return Build(
         store, launch, clock, recipe, "", source, encoder, passages, embeddings, plans, assembled, {**made, **why}
     )
-
-
-@stage
-def publish_in_place(store: Store, old: Manifest, manifest: Manifest) -> list[RefMove]:
-    """Write the manifest and move the refs."""
-    return put_in_place(store, old.id, dataclasses.replace(manifest, parents=old.parents))
-
-
-@stage
-def finish_off(store: Store) -> list[str]:
-    """Remove what was replaced, but for what a writer relies on."""
-    return retire(store)
 
 
 def _report(build: Build, manifest: Manifest, measured: Measured) -> None:

@@ -1,16 +1,18 @@
 """Take pages down: which snapshots hold them, and what each of them is without them, up to its indexes."""
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rag_model.errors import RefusedError, UsageError
+from rag_model.build.publish import put_in_place, settle
+from rag_model.errors import RefusedError, StoreError, UsageError
 from rag_model.store.blobs import BlobRef
 from rag_model.store.holding import Held, held, wiki_of
 from rag_model.store.kinds import kind_of
 from rag_model.store.manifest import Content, Manifest, PartEntry
 from rag_model.store.paths import articles_path, embeddings_path, passages_path
+from rag_model.store.retire import retire
 from rag_model.store.store import Store
 
 _MADE_ANEW = (
@@ -40,6 +42,27 @@ class Holder:
     def passages(self) -> int:
         """How many passages they have."""
         return sum(one.passages for one in self.held)
+
+
+def carry_out(store: Store, rebuild: Callable[[Holder], Manifest | None]) -> tuple[dict[str, str], int]:
+    """Replace every snapshot that holds a page that was taken down; return what stands in its place, and count moves.
+
+    `rebuild` makes a snapshot without the pages, up to its manifest; None says that nothing is left of it, and then ""
+    stands in its place. An earlier run that died is gone on with. What is published meanwhile is looked at as well.
+
+    Raises:
+        StoreError: the store cannot be read or written; run again, it goes on.
+    """
+    places: dict[str, str] = {}
+    moves = 0
+    while ahead := [holder for holder in holders(store) if holder.manifest.id not in places]:
+        for holder in ahead:
+            old = holder.manifest.id
+            made = None if store.takedowns.in_place_of(old) is not None else rebuild(holder)
+            moves += len(settle(store, old, "") if made is None else put_in_place(store, old, made))
+            places[old] = store.takedowns.in_place_of(old) or ""
+    retire(store)
+    return places, moves
 
 
 def holders(store: Store, wiki: str = "", pages: Collection[str] = ()) -> list[Holder]:
@@ -130,7 +153,12 @@ def _check_kinds(manifest: Manifest) -> None:
 
 
 def _manifests(store: Store) -> Iterator[Manifest]:
-    return (store.snapshots.get(snapshot) for snapshot in store.snapshots.list())
+    for snapshot in store.snapshots.list():
+        try:
+            yield store.snapshots.get(snapshot)
+        except StoreError:
+            if store.files.find(store.snapshots.path(snapshot)) is not None:  # else it was expired a moment ago
+                raise
 
 
 def _refs(store: Store) -> dict[str, list[str]]:
