@@ -8,7 +8,8 @@ import json
 import re
 import secrets
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -55,8 +56,8 @@ def save_checkpoint(root: Path, module: nn.Module, optimizer: torch.optim.Optimi
     root.mkdir(parents=True, exist_ok=True)
     dest = root / f"step-{standing.step:08d}"
     with new_folder(dest) as folder:
-        save_file(_learned(module), str(folder / _WEIGHTS))
-        save_file(_moments(module, optimizer), str(folder / _OPTIMIZER))
+        save_file(_packed(_learned(module)), str(folder / _WEIGHTS))
+        save_file(_packed(_moments(module, optimizer)), str(folder / _OPTIMIZER))
         digests = {name: digest_file(folder / name) for name in (_WEIGHTS, _OPTIMIZER)}
         (folder / _STATE).write_text(json.dumps({"files": digests, "standing": asdict(standing)}, indent=2))
     return dest
@@ -106,28 +107,21 @@ def checkpoints(root: Path) -> list[Path]:
     return [found[step] for step in sorted(found, reverse=True)]
 
 
-class new_folder:  # noqa: N801 - used as a context manager, as `landing` is
-    """Fill a folder under another name, sync it and rename it; one that is there is replaced, on an error kept."""
-
-    def __init__(self, dest: Path) -> None:
-        """Name the folder that shall be."""
-        self._dest = dest
-        self._folder = dest.with_name(f"{TEMPORARY}{secrets.token_hex(8)}")
-
-    def __enter__(self) -> Path:
-        self._folder.mkdir(parents=True)
-        return self._folder
-
-    def __exit__(self, kind: object, *_: object) -> None:
-        if kind is None:
-            for path in sorted(self._folder.rglob("*"), reverse=True):
-                sync(path)
-            sync(self._folder)
-            shutil.rmtree(self._dest, ignore_errors=True)
-            self._folder.rename(self._dest)
-            sync(self._dest.parent)
-        else:
-            shutil.rmtree(self._folder, ignore_errors=True)
+@contextmanager
+def new_folder(dest: Path) -> Iterator[Path]:
+    """Yield a folder to fill; on a clean exit it is synced and becomes `dest`, in place of one that is there."""
+    folder = dest.with_name(f"{TEMPORARY}{secrets.token_hex(8)}")
+    folder.mkdir(parents=True)
+    try:
+        yield folder
+        for path in folder.rglob("*"):
+            sync(path)
+        sync(folder)
+        shutil.rmtree(dest, ignore_errors=True)
+        folder.rename(dest)
+        sync(dest.parent)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _learned(module: nn.Module) -> dict[str, Tensor]:
@@ -135,6 +129,10 @@ def _learned(module: nn.Module) -> dict[str, Tensor]:
     kept = module.state_dict().keys()
     found = {name: parameter.detach() for name, parameter in module.named_parameters() if parameter.requires_grad}
     return found | {name: buffer for name, buffer in module.named_buffers() if name in kept}
+
+
+def _packed(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.contiguous() for name, tensor in tensors.items()}
 
 
 def _ordered(module: nn.Module, optimizer: torch.optim.Optimizer) -> list[str]:

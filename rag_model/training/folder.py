@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from rag_model.errors import InputError, UsageError
-from rag_model.landing import landing
+from rag_model.landing import TEMPORARY, landing
 from rag_model.training.checkpoint import Standing, checkpoints, load_checkpoint, read_checkpoint, save_checkpoint
 
 RECORD = "training.json"
@@ -71,7 +71,8 @@ class TrainingFolder:
         """Write a checkpoint, then let go of all but the last `count` and of weights that none of those names."""
         save_checkpoint(self.checkpoints, module, optimizer, standing)
         found = checkpoints(self.checkpoints)
-        for path in found[count:]:
+        halves = [path for folder in (self.path, self.checkpoints) for path in folder.glob(f"{TEMPORARY}*/")]
+        for path in [*found[count:], *halves]:  # what a killed process left half written goes as well
             shutil.rmtree(path)
         named = {name for path in found[:count] for name in _best_of(path)}
         for path in self.path.glob("best-*"):

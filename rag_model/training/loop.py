@@ -203,10 +203,10 @@ class _Run(Generic[Batch]):
 
 def _accelerator(settings: LoopSettings) -> Accelerator:
     AcceleratorState._reset_state(reset_partial_state=True)  # an earlier training may have had another precision
-    try:
-        return Accelerator(mixed_precision=settings.precision, cpu=settings.cpu)
-    except ValueError as missing:
-        raise UsageError(f"precision {settings.precision} is not for this machine ({missing}): use no") from missing
+    accelerator = Accelerator(mixed_precision=settings.precision, cpu=settings.cpu)
+    if settings.precision == "fp16" and accelerator.scaler is None:  # accelerate would train in float32 and say nothing
+        raise UsageError("precision fp16 needs a GPU: use bf16 or no")
+    return accelerator
 
 
 def _optimizer(module: nn.Module, settings: LoopSettings) -> torch.optim.Optimizer:

@@ -14,7 +14,7 @@ def learning_rate(settings: LoopSettings, step: int, steps: int) -> float:
     """
     warmup = round(settings.warmup_share * steps)
     if step <= warmup:
-        return settings.learning_rate * step / warmup
+        return settings.learning_rate * (step / warmup)
     gone = (step - 1 - warmup) / max(1, steps - warmup)
     share = {"linear": 1 - gone, "cosine": (1 + math.cos(math.pi * gone)) / 2, "constant": 1.0}
     return settings.learning_rate * share[settings.schedule]

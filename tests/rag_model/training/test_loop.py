@@ -184,3 +184,8 @@ def test_no_file_of_a_training_is_a_pickle(tmp_path: Path) -> None:
     train(LineTask(), settings(max_steps=2), tmp_path)
     kinds = {path.suffix for path in tmp_path.rglob("*") if path.is_file() and "tensorboard" not in path.parts}
     assert kinds == {".json", ".jsonl", ".safetensors"}
+
+
+def test_fp16_where_it_would_silently_be_float32_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="precision fp16 needs a GPU: use bf16 or no"):
+        train(LineTask(), settings(precision="fp16"), tmp_path)
