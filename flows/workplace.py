@@ -40,7 +40,7 @@ def workplace(out: Path, folder: Path | None, work_bytes: int, out_bytes: int) -
         raise UsageError(f"{work} is in the way and is not this tool's: remove it, or name a folder with --work")
     temporary = work / "tmp"
     store = Store.open(str(work), create=True)
-    with _alone(work):
+    with alone(work):
         shutil.rmtree(temporary, ignore_errors=True)  # of a run that was killed
         temporary.mkdir()
         with _environment({"TMPDIR": str(temporary), "BOOKWHEEL_CACHE": str(work / "cache")}):
@@ -62,8 +62,12 @@ def _check_disk(work: Path, work_bytes: int, out: Path, out_bytes: int) -> None:
 
 
 @contextmanager
-def _alone(work: Path) -> Iterator[None]:
-    """Hold the folder; the kernel lets go of it when this process ends by any means."""
+def alone(work: Path) -> Iterator[None]:
+    """Hold a folder that exists; the kernel lets go of it when this process ends by any means.
+
+    Raises:
+        UsageError: another run works in it.
+    """
     with (work / "lock").open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

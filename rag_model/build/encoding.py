@@ -8,9 +8,11 @@ from typing import Any
 
 from rag_model.encoders.embed import Dtype
 from rag_model.encoders.files import CONFIG, read_object
-from rag_model.encoders.resolve import question_files, question_sibling, resolve_folder
+from rag_model.encoders.resolve import question_files, resolve_folder
 from rag_model.encoders.space import Space, asked_space, check_same_space, space_of
 from rag_model.encoders.spec import EncoderSpec, known_prompts, read_spec
+from rag_model.errors import UsageError
+from rag_model.retrieve.named import encoder_names
 from rag_model.store.blobs import BlobRef
 from rag_model.store.store import Store
 
@@ -35,19 +37,25 @@ class StoredEncoder:
     question: tuple[tuple[str, BlobRef], ...]
 
 
-def store_encoder(store: Store, name: str, recipe: EncodeRecipe) -> StoredEncoder:
-    """Resolve the encoder `name` (a folder or hub name), and put what workers and readers need of it into the store.
+def store_encoder(store: Store, name: str, recipe: EncodeRecipe, models: Store | None = None) -> StoredEncoder:
+    """Resolve the encoder `name`, and put what workers and readers need of it into the store.
+
+    A name is a folder, a hub name, or `model:NAME` of a DPR model, which is looked up in `models`, else in `store`.
 
     Raises:
         InputError: it is not to be found, or a file of it is missing or corrupt.
         RefusedError: the question encoder declares that it asks into another space.
-        UsageError: `recipe.spec` names no field of the spec.
+        StoreError: the store has no such model.
+        UsageError: `recipe.spec` names no field of the spec, or the model encodes no passages.
     """
-    folder = resolve_folder(name)
+    names = encoder_names(models or store, name)
+    if names.passage is None:
+        raise UsageError(f"{name} encodes no passages, it asks those of its snapshot: name a model of `finetune dpr`")
+    folder = resolve_folder(names.passage)
     settings = {**known_prompts(name), **recipe.spec}
     spec = read_spec(folder, settings)
     space = _named(space_of(folder, spec), folder)
-    asking = resolve_folder(recipe.question_encoder or question_sibling(name))
+    asking = resolve_folder(recipe.question_encoder or names.question)
     if asking != folder and (asked := asked_space(asking)) is not None:
         check_same_space(asked, space)
     with tempfile.TemporaryDirectory(prefix="bookwheel-") as workdir:

@@ -212,8 +212,11 @@ class RagTask:
         return self._memory.recall(self._question.encode_questions(questions), self._recipe.k)
 
     def _scores(self, asked: Tensor, recalled: Recalled) -> Tensor:
-        """Return the (b, k) inner products, with gradient to the questions."""
-        return (torch.from_numpy(recalled.vectors).to(asked) @ asked[..., None])[..., 0]
+        """Return the (b, k) inner products in float32, with gradient to the questions.
+
+        Autocast would make a product of matrices bf16, too coarse to tell near passages apart.
+        """
+        return (torch.from_numpy(recalled.vectors).to(asked) * asked[:, None]).sum(-1)
 
     def _read(self, batch: Sequence[Pair], recalled: Recalled) -> tuple[Contexts, Targets]:
         generator = self.module.generator

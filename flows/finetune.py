@@ -1,0 +1,189 @@
+"""Train a model on a snapshot and put it into the store: a pair of encoders, or a question encoder and a generator.
+
+Purpose: the job that teaches the models what is in the index, and `bookwheel finetune`.
+Caching: the store's memo, which knows exact inputs: what was trained before is looked up. A run that died goes on from
+its last checkpoint, in a folder named by those inputs.
+Requires: the extras model and train; a store that this machine can write to.
+"""
+
+import secrets
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from prefect import flow
+from prefect.artifacts import create_table_artifact
+
+from beam_jobs.job import OnProgress
+from flows.progress import StageClock
+from flows.stage import stage
+from flows.training import Tables, training_of
+from flows.workplace import alone
+from rag_model.store.cache import cache_folder
+from rag_model.store.models import PutModel
+from rag_model.store.refs import checked_name
+from rag_model.store.snapshot import Snapshot
+from rag_model.store.store import Store
+from rag_model.training.examples import read_examples
+from rag_model.training.finetuning import Finetuning, Outcome
+from rag_model.training.loop import Trained
+from rag_model.training.origins import pair_of, reader_of
+from rag_model.training.recipes import Kind
+
+
+@dataclass(frozen=True, slots=True)
+class Finetuned:
+    """What a fine-tuning made."""
+
+    model: str  # full id
+    kind: Kind
+    name: str  # the ref, among models
+    number: int  # of its move
+    snapshot: str  # full id of what it was trained on
+    steps: int
+    best_step: int  # whose weights these are; 0: no step made it better
+    metrics: dict[str, dict[str, float]]  # `before` and `after`, on the dev set
+    trained: bool  # False: the same was trained before, and is looked up
+    seconds: dict[str, float] = field(default_factory=dict)  # by stage
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the outcome as JSON values."""
+        return asdict(self)
+
+
+@flow(name="finetune", persist_result=False)
+def finetune(
+    kind: Kind,
+    store: str,
+    train: str,
+    dev: str,
+    ref: str = "latest",
+    encoder: str | None = None,
+    generator: str | None = None,
+    recipe: dict[str, dict[str, Any]] | None = None,
+    name: str | None = None,
+    max_steps: int | None = None,
+    work: str | None = None,
+) -> Finetuned:
+    """Train a model of `kind` on the snapshot that `ref` names, and move the model's name to it.
+
+    Args:
+        kind: `dpr` (a question and a passage encoder), `rag-sequence` or `rag-token` (a question encoder and a
+            generator; passages and index stay as they are).
+        store: URL or folder of the store.
+        train: examples to learn from: DPR's JSON, question CSV or JSONL, triples, KILT, or a BEIR folder.
+        dev: examples to choose the best weights by.
+        ref: a ref, ref@number, an id or a unique prefix of a snapshot; it is pinned by id before anything else.
+        encoder: what the encoders begin as: a folder, a hub name, or `model:NAME`; else what the snapshot carries.
+        generator: what the generator begins as: a folder or a hub name.
+        recipe: tables of settings, as a TOML file has them (`flows.training`); else the papers'.
+        name: the name among models to move; else `kind`.
+        max_steps: train so many steps, whatever the recipe says.
+        work: keep checkpoints and curves in this folder; else in one of the cache, which goes in the end.
+
+    Raises:
+        RefusedError: the question encoder asks into another space than the snapshot's, a loss is not finite, or
+            retrieval has collapsed; the checkpoints stay.
+        BookwheelError: a stage failed; run it again, and it goes on.
+    """
+    target, clock, name = Store.open(store), StageClock("finetune"), checked_name(name or kind)
+    target.models.refs.require_exclusion()
+    with target.intents.held(f"finetune-{secrets.token_hex(8)}"):  # so that no `gc` takes what it is trained on
+        with clock("prepare"):
+            job = prepare(target, kind, train, dev, ref, Given(encoder, generator, recipe or {}, max_steps))
+        found = job.known()
+        if found is not None:
+            put = job.name(found, name)
+        else:
+            found, put = made(job, Path(work) if work else None, name, clock)
+    outcome = _told(job, found, put, name, clock)
+    show(outcome)
+    return outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What a model begins as, and how it is trained."""
+
+    encoder: str | None
+    generator: str | None
+    tables: Tables
+    max_steps: int | None
+
+
+@stage
+def prepare(store: Store, kind: Kind, train: str, dev: str, ref: str, given: Given) -> Finetuning:
+    """Pin the snapshot, find the models, read the examples, and settle the settings."""
+    snapshot = Snapshot.from_store(store, ref)
+    if kind == "dpr":
+        origins = pair_of(store, snapshot, given.encoder)
+    else:
+        origins = reader_of(store, snapshot, given.encoder, given.generator)
+    training = training_of(kind, given.tables, given.max_steps, unit_vectors=origins.unit_vectors())
+    examples = {"train": read_examples(train), "dev": read_examples(dev, split="dev")}
+    return Finetuning(store, kind, snapshot, origins, training, examples)
+
+
+def made(job: Finetuning, work: Path | None, name: str, clock: StageClock) -> tuple[Outcome, PutModel]:
+    """Train the model and put it into the store; a work folder of the cache goes then."""
+    folder = work or cache_folder() / "training" / job.key
+    folder.mkdir(parents=True, exist_ok=True)
+    with alone(folder):
+        with clock("mine"):
+            mine(job)
+        with clock("train") as tell:
+            trained = learn(job, folder, tell)
+        with clock("publish"):
+            published = publish(job, trained, folder, name, clock.seconds)
+    if work is None:
+        shutil.rmtree(folder, ignore_errors=True)
+    return published
+
+
+@stage
+def mine(job: Finetuning) -> None:
+    """Find the negatives that a DPR training's examples lack."""
+    job.mine()
+
+
+@stage
+def learn(job: Finetuning, folder: Path, tell: OnProgress) -> Trained:
+    """Train, or go on with a training that died."""
+
+    def report(kind: str, step: int, steps: int, values: Mapping[str, float]) -> None:
+        tell(step, steps)
+
+    return job.run(folder, report)
+
+
+@stage
+def publish(
+    job: Finetuning, trained: Trained, folder: Path, name: str, seconds: Mapping[str, float]
+) -> tuple[Outcome, PutModel]:
+    """Put the best weights into the store and name them."""
+    return job.publish(trained, folder, name, seconds)
+
+
+def show(outcome: Finetuned) -> None:
+    """Put an outcome's table where the run's page shows it."""
+    before, after = outcome.metrics["before"], outcome.metrics["after"]
+    rows = [{"what": name, "before": f"{value:.4g}", "after": f"{after[name]:.4g}"} for name, value in before.items()]
+    described = f"Model {outcome.model[:12]} ({outcome.name}@{outcome.number}) after {outcome.steps:,} steps"
+    create_table_artifact(rows, key="finetune-measures", description=described)
+
+
+def _told(job: Finetuning, found: Outcome, put: PutModel, name: str, clock: StageClock) -> Finetuned:
+    return Finetuned(
+        model=found.model,
+        kind=job.kind,
+        name=name,
+        number=put.move.number,
+        snapshot=job.snapshot.id,
+        steps=found.steps,
+        best_step=found.best_step,
+        metrics={"before": dict(found.before), "after": dict(found.after)},
+        trained="train" in clock.seconds,
+        seconds=clock.seconds,
+    )

@@ -1,0 +1,36 @@
+"""The encoders that a name means: a folder's, a hub's, or those of a model in the store (`model:NAME`)."""
+
+from dataclasses import dataclass
+
+from rag_model.encoders.resolve import question_sibling
+from rag_model.errors import UsageError
+from rag_model.store.models import model_folder
+from rag_model.store.store import MODEL, Store
+
+QUESTION, PASSAGE = "question", "passage"  # folders of a trained model
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderNames:
+    """A question encoder and the passage encoder that it belongs to, as `Encoder.load` takes them."""
+
+    question: str
+    passage: str | None  # None: of a model that was trained against passages as they were
+
+
+def encoder_names(store: Store, name: str) -> EncoderNames:
+    """Return the encoders of `name`: a folder, a hub name, or `model:` and a model's ref, ref@number, id or prefix.
+
+    A DPR model has a pair. Of a RAG model only the question encoder is known. Most others read both.
+
+    Raises:
+        StoreError: the store has no such model, or a file of it is damaged.
+        UsageError: the model has no question encoder in a folder of its own.
+    """
+    if not name.startswith(MODEL):
+        return EncoderNames(question_sibling(name), name)
+    folder = model_folder(store, name.removeprefix(MODEL))
+    question, passage = folder / QUESTION, folder / PASSAGE
+    if not question.is_dir():
+        raise UsageError(f"{name} has no encoder in a folder {QUESTION}/: name a model that `finetune dpr` made")
+    return EncoderNames(str(question), str(passage) if passage.is_dir() else None)

@@ -1,0 +1,100 @@
+"""A model's card: README.md with a head that the Hugging Face hub reads, and what the model comes from."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+_SAYS = {
+    "dpr": "A pair of encoders, for questions and for passages, trained to tell each question's passage from others "
+    "(DPR, Karpukhin et al. 2020).",
+    "rag-sequence": "A question encoder and a generator, trained together over retrieved passages that are summed over "
+    "once an answer (RAG-Sequence, Lewis et al. 2020).",
+    "rag-token": "A question encoder and a generator, trained together over retrieved passages that are summed over "
+    "at every token (RAG-Token, Lewis et al. 2020).",
+}
+_USES = {
+    "dpr": "bookwheel reindex --encoder model:NAME --dump DUMP --store STORE",
+    "rag-sequence": "bookwheel answer --model NAME --store STORE 'QUESTION'",
+    "rag-token": "bookwheel answer --model NAME --store STORE 'QUESTION'",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """What there is to say of a model."""
+
+    kind: str  # dpr, rag-sequence, rag-token
+    began: Mapping[str, str]  # what it began as, by part: a name and its digest
+    snapshot: str  # full id
+    text: str  # whose passages those are, and their licence
+    data: Mapping[str, str]  # digests of the examples
+    recipe: Mapping[str, Any]
+    before: Mapping[str, float]  # on the dev set, before training
+    after: Mapping[str, float]
+    steps: int
+    language: str = ""
+
+
+def write_card(card: Card) -> str:
+    """Return the card as Markdown with a YAML head; equal cards give equal texts."""
+    head = {
+        "library_name": "bookwheel",
+        "pipeline_tag": "sentence-similarity" if card.kind == "dpr" else "question-answering",
+        "tags": ["bookwheel", "retrieval-augmented-generation", card.kind],
+        **({"language": card.language} if card.language else {}),
+    }
+    lines = [
+        "---",
+        *(f"{name}: {json.dumps(value, ensure_ascii=False)}" for name, value in head.items()),  # JSON is YAML
+        "---",
+        f"# {card.kind}, trained by bookwheel",
+        "",
+        _SAYS[card.kind],
+        "",
+        f"    {_USES[card.kind]}",
+        "",
+        "## Where it comes from",
+        "",
+        *_table(["what", "which"], _origins(card)),
+        "",
+        f"## How it does after {card.steps:,} steps",
+        "",
+        "On the dev set, before training and with the best weights.",
+        "",
+        *_table(["measure", "before", "after"], _measures(card)),
+        "",
+        "## Recipe",
+        "",
+        "```json",
+        json.dumps(card.recipe, indent=2, ensure_ascii=False),
+        "```",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _origins(card: Card) -> list[Sequence[str]]:
+    return [
+        *((f"began as ({part})", name) for part, name in card.began.items()),
+        ("snapshot", card.snapshot),
+        ("its text", card.text),
+        *((f"examples ({part})", digest) for part, digest in card.data.items()),
+    ]
+
+
+def _measures(card: Card) -> list[Sequence[str]]:
+    names = dict.fromkeys([*card.before, *card.after])
+    return [(name, *(_figure(some.get(name)) for some in (card.before, card.after))) for name in names]
+
+
+def _figure(value: float | None) -> str:
+    return "" if value is None else f"{value:.4g}"
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    cells = [head, ["---"] * len(head), *([_cell(text) for text in row] for row in rows)]
+    return [f"| {' | '.join(row)} |" for row in cells]
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")

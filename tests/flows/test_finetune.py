@@ -1,0 +1,248 @@
+"""`bookwheel finetune` in this process: a pair of encoders, then a reader over the index that the pair made."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.training import training_of
+from rag_model.encoders.encoder import Encoder
+from rag_model.errors import UsageError
+from rag_model.generate.folder import load_rag
+from rag_model.store.gc import gc
+from rag_model.store.models import model_folder
+from rag_model.store.snapshot import Snapshot
+from rag_model.store.store import Store
+from rag_model.training.rag import LOOP
+from tests.fixtures.tiny_generators import save_bart
+from tests.flows.conftest import Bookwheel
+
+pytestmark = pytest.mark.xdist_group("flows")  # one server for all of them
+
+DPR = """
+[loop]
+learning_rate = 1e-3
+evaluate_every = 2
+cpu = true
+
+[dpr]
+batch_size = 4
+
+[negatives]
+ranked = 20
+"""
+RAG = """
+[loop]
+learning_rate = 1e-3
+evaluate_every = 2
+cpu = true
+
+[rag]
+k = 2
+batch_size = 2
+answered = 2
+max_new_tokens = 3
+refuse_collapse = false
+"""
+
+
+@pytest.fixture
+def store(library: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(library, tmp_path / "store"))
+
+
+@pytest.fixture(scope="session")
+def generator(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_bart(tmp_path_factory.mktemp("generator"))
+
+
+@pytest.fixture
+def given(tmp_path: Path, library: Path) -> dict[str, Path]:
+    """Questions about real passages, as triples; and the settings."""
+    passages = Snapshot.open(str(library)).passages(range(0, 120, 10))
+    rows = [
+        {
+            "question": f"what {one.title} {number}",
+            "answers": [one.text.split()[0]],
+            "title": one.title,
+            "context": one.text,
+        }
+        for number, one in enumerate(passages)
+    ]
+    for name, some in (("train", rows[:8]), ("dev", rows[8:])):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in some))
+    (tmp_path / "dpr.toml").write_text(DPR)
+    (tmp_path / "rag.toml").write_text(RAG)
+    return {name: tmp_path / f"{name}.jsonl" for name in ("train", "dev")}
+
+
+@pytest.fixture
+def finetune(bookwheel: Bookwheel, store: Path, given: dict[str, Path], tmp_path: Path) -> Bookwheel:
+    """Run `finetune KIND --json` on the store's copy; `max_steps=2` becomes `--max-steps 2`."""
+
+    def run(kind: str, **options: object) -> Any:
+        recipe = tmp_path / f"{kind.partition('-')[0]}.toml"
+        named = {"store": store, **given, "training": recipe, "max_steps": 2, **options}
+        words = [word for name, value in named.items() for word in (f"--{name.replace('_', '-')}", value)]
+        return bookwheel("finetune", kind, *words, "--json")
+
+    return run
+
+
+def test_a_pair_is_trained_and_makes_an_index(
+    finetune: Bookwheel, store: Path, reindex: Bookwheel, bookwheel: Bookwheel
+) -> None:
+    ran = finetune("dpr", name="kings")
+    assert ran.code == 0, ran.err
+    told = ran.json
+    assert (told["kind"], told["name"], told["number"], told["steps"], told["trained"]) == ("dpr", "kings", 1, 2, True)
+    assert set(told["metrics"]) == {"before", "after"}
+    assert {"Success@20", "average_rank", "loss"} <= set(told["metrics"]["after"])
+    opened = Store.open(str(store))
+    snapshot = opened.snapshots.resolve("latest")
+    manifest = opened.models.get(opened.models.resolve("kings"))
+    assert (manifest.id, told["snapshot"], manifest.content.kind) == (told["model"], snapshot, "dpr")
+    assert manifest.content.lineage["snapshot"] == snapshot
+    assert set(manifest.content.lineage["examples"]) == {"train", "dev"}
+    assert manifest.metrics == told["metrics"]
+    assert {"README.md", "metrics.jsonl", "question/bookwheel.json"} <= set(manifest.content.files)
+    folder = model_folder(opened, "kings")
+    question = Encoder.load(folder / "question", "question", threads=1, device="cpu")
+    passage = Encoder.load(folder / "passage", threads=1, device="cpu")
+    assert question.space().digest == passage.space().digest == (manifest.content.space or {})["digest"]
+
+    refused = bookwheel("search", "who", "--store", store, "--question-encoder", folder / "question")
+    assert refused.code == 3
+    assert "weights differ" in refused.complaint
+    built = reindex(store, "--ref", "trained", encoder="model:kings")
+    assert built.code == 0, built.err
+    again = Snapshot.open(str(store), "trained")
+    assert (again.space or {})["digest"] == (manifest.content.space or {})["digest"]
+    assert bookwheel("search", "who was king", "--store", store, "--ref", "trained").code == 0
+
+
+def test_what_was_trained_before_is_looked_up(finetune: Bookwheel, store: Path, tmp_path: Path) -> None:
+    first = finetune("dpr").json
+    again = finetune("dpr", name="twin").json
+    assert (again["model"], again["metrics"], again["trained"]) == (first["model"], first["metrics"], False)
+    assert (first["name"], again["name"], again["number"]) == ("dpr", "twin", 1)
+    assert finetune("dpr").json["number"] == 1
+    assert finetune("dpr", max_steps=3).json["model"] != first["model"]
+    opened = Store.open(str(store))
+    gc(opened, 0.0)
+    assert finetune("dpr").json["trained"] is False, "gc keeps what tells of a model that is there"
+    opened.files.delete("models")
+    relearned = finetune("dpr").json
+    assert (relearned["trained"], relearned["model"]) == (True, first["model"]), "the same inputs, the same bytes"
+
+
+def test_a_run_that_died_goes_on(
+    finetune: Bookwheel, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = finetune("dpr", max_steps=4).json
+    work = tmp_path / "work"
+    (tmp_path / "dpr.toml").write_text(DPR.replace("evaluate_every = 2", "evaluate_every = 2\ncheckpoint_every = 1"))
+    Store.open(str(store)).files.delete("memo/finetune")
+
+    class Died(BaseException):
+        """As a signal would."""
+
+    def die(*_: object) -> None:
+        raise Died
+
+    with monkeypatch.context() as patch:
+        patch.setattr("rag_model.training.finetuning.put_model", die)
+        with pytest.raises(Died):
+            finetune("dpr", max_steps=4, work=work)
+    assert list((work / "checkpoints").iterdir())
+    steps = (work / "metrics.jsonl").read_text()
+    told = finetune("dpr", max_steps=4, work=work).json
+    assert (work / "metrics.jsonl").read_text() == steps, "no step is taken again"
+    assert (told["metrics"], told["model"]) == (whole["metrics"], whole["model"])
+
+
+@pytest.mark.parametrize("kind", ["rag-token", "rag-sequence"])
+def test_a_reader_is_trained_and_answers(
+    finetune: Bookwheel, store: Path, bookwheel: Bookwheel, generator: Path, kind: str
+) -> None:
+    ran = finetune(kind, generator=generator)
+    assert ran.code == 0, ran.err
+    told = ran.json
+    assert {"nll", "EM", "F1", "Success@2", "spread", "distinct"} <= set(told["metrics"]["after"])
+    opened = Store.open(str(store))
+    rag = load_rag(model_folder(opened, kind), device="cpu")
+    assert f"rag-{rag.settings.kind}" == kind
+    assert rag.settings.temperature == 0.05, "the encoder's vectors have unit length, and no temperature is set"
+    assert rag.question.space().digest == (Snapshot.open(str(store)).space or {})["digest"]
+    answered = bookwheel("answer", "who was king?", "--store", store, "--model", kind, "--json")
+    assert answered.code == 0, answered.err
+    assert (answered.json["model"], len(answered.json["answers"][0]["passages"])) == (told["model"], 2)
+    assert bookwheel("verify", f"model:{kind}", "--store", store).out == f"model {told['model'][:12]} is whole\n"
+    shown = bookwheel("show", f"model:{kind}", "--store", store)
+    assert f"kind      {kind}" in shown.out
+    logged = bookwheel("log", "--ref", f"model:{kind}", "--store", store, "--json").json
+    assert [(move["number"], move["model"]) for move in logged] == [(1, told["model"])]
+
+
+def test_the_recipe_of_a_model_trains_it_again(
+    finetune: Bookwheel, store: Path, bookwheel: Bookwheel, generator: Path, tmp_path: Path
+) -> None:
+    first = finetune("rag-token", generator=generator).json
+    text = bookwheel("show", "model:rag-token", "--recipe-only", "--store", store).out
+    (tmp_path / "again.toml").write_text(text)
+    again = finetune("rag-token", generator=generator, training=tmp_path / "again.toml", name="again").json
+    assert (again["trained"], again["model"]) == (False, first["model"])
+
+
+def test_a_reader_of_another_space_is_refused(
+    finetune: Bookwheel, store: Path, generator: Path, other_tiny: Path
+) -> None:
+    refused = finetune("rag-token", generator=generator, encoder=other_tiny)
+    assert refused.code == 3
+    assert "weights differ" in refused.complaint
+    assert Store.open(str(store)).models.list() == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "code", "why"),
+    [
+        ("rag-token", {}, 2, "no generator to train"),
+        ("dpr", {"encoder": "model:nobody"}, 1, "no model or ref 'nobody'"),
+        ("dpr", {"name": "a/b"}, 2, "not a ref name"),
+        ("dpr", {"ref": "nothing"}, 1, "no snapshot or ref 'nothing'"),
+        ("dpr", {"dev": "nowhere.jsonl"}, 1, "nowhere.jsonl"),
+        ("dpr", {"training": "nowhere.toml"}, 1, "cannot read the recipe"),
+        ("dpr", {"max_steps": -1}, 2, "max_steps of a training is -1"),
+    ],
+)
+def test_what_cannot_be_is_one_sentence(
+    finetune: Bookwheel, kind: str, options: dict[str, Any], code: int, why: str
+) -> None:
+    ran = finetune(kind, **options)
+    assert (ran.code, why in ran.complaint) == (code, True), ran.complaint
+
+
+@pytest.mark.parametrize(
+    ("tables", "why"),
+    [
+        ({"loop": {"learnrate": 1}}, "has no setting 'learnrate'"),
+        ({"rag": {"k": "5"}}, "must be a whole number"),
+        ({"dpr": {"batch_size": 1}}, "has no setting 'dpr'"),
+        ({"k": 5}, "stands in no table"),
+        ({"rag": {"limits": {"least_spread": 2.0}}}, "limits of collapse"),
+    ],
+)
+def test_a_setting_that_cannot_be_is_named(tables: Any, why: str) -> None:
+    with pytest.raises(UsageError, match=why):
+        training_of("rag-token", tables, None, unit_vectors=False)
+
+
+def test_settings_that_are_left_out_are_those_of_the_paper() -> None:
+    plain = training_of("rag-token", {"loop": {"seed": 7}}, 9, unit_vectors=False)
+    assert (plain.loop.learning_rate, plain.loop.seed, plain.loop.max_steps) == (LOOP.learning_rate, 7, 9)
+    unit = training_of("dpr", {}, None, unit_vectors=True)
+    assert (unit.dpr.temperature, unit.loop.learning_rate) == (0.05, 2e-5)  # type: ignore[union-attr]
+    own = training_of("dpr", {"dpr": {"temperature": 0.5}}, None, unit_vectors=True)
+    assert own.dpr.temperature == 0.5  # type: ignore[union-attr]
