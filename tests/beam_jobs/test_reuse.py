@@ -199,3 +199,16 @@ def test_what_is_damaged_is_not_inherited_but_named(store: Store, month: Built, 
         build(store, dumps.new, tiny)
     damaged.unlink()
     assert build(store, dumps.new, tiny).counts["embedded"] > 0
+
+
+def test_a_page_that_was_taken_down_is_not_handed_back(store: Store, month: Built, dumps: Dumps, tiny: Path) -> None:
+    """Though the record of its part is there; the other parts are not cut again, and nothing is parsed or encoded."""
+    store.takedowns.add("enwiki", ["60"], "", "")
+    store.takedowns.add("dewiki", ["70"], "", "")
+    now = build(store, dumps.old, tiny)
+    assert {passage.page_id for passage in month.rows} - {passage.page_id for passage in now.rows} == {"60"}
+    assert now.counts["dropped"] == {**month.counts["dropped"], "taken_down": 1}
+    assert (now.parsed, now.counts["embedded"]) == (0, 0)
+    (part,) = (part for part in month.content.parts if holds(part, 60))
+    for path, ref in month.content.files.items():
+        assert (now.content.files[path] == ref) == (part.name not in path), path

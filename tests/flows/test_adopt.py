@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from rag_model.store.snapshot import Snapshot
+from rag_model.store.store import Store
 
 pytestmark = pytest.mark.xdist_group("flows")  # one server for all of them
 
@@ -50,6 +51,28 @@ def test_an_export_is_imported_and_answers_as_before(
         assert after.manifest.content.corpus["kind"] == "imported"
         assert "chunk" not in after.manifest.content.recipe
     assert hits_of(bookwheel, store) == hits_of(bookwheel, library)
+
+
+def test_what_was_taken_down_is_not_imported(
+    exported: Path, tiny: Path, recipe: Path, bookwheel: Any, tmp_path: Path
+) -> None:
+    """Of such passages the title stands for the page."""
+    store = Store.open(str(tmp_path / "store"), create=True)
+    store.takedowns.add("", ["Anarchism"], "", "me")
+    given = [exported / "datasets" / "data" / "*.parquet", exported / "datasets" / "data"]
+    ran = bookwheel(
+        "import", *given, "--store", tmp_path / "store", "--encoder", tiny, "--recipe", recipe, "--json", *IN_PROCESS
+    )
+    assert ran.code == 0, ran.err
+    gone = ran.json["counts"]["dropped"]["taken_down"]
+    with Snapshot.open(store.url) as snapshot:
+        assert snapshot.n == 232 - gone
+        assert "Anarchism" not in {passage.title for passage in snapshot.passages(range(snapshot.n))}
+        assert sum(len(snapshot.embeddings(part.name)) for part in snapshot.parts) == snapshot.n
+    store.takedowns.add("", ["Autism", "Albedo"], "", "me")
+    told = bookwheel("import", *given, "--store", store.url, "--encoder", tiny, "--recipe", recipe, *IN_PROCESS)
+    assert told.code == 1
+    assert "there is nothing to import" in told.complaint
 
 
 def passages_of(snapshot: Snapshot) -> list[tuple[str, str, str, str]]:

@@ -104,3 +104,35 @@ def test_a_page_leaves_every_byte(store: Path, bookwheel: Any, reindex: Any, min
     assert again["snapshot"] == new, "what is built later is what was put in its place"
     assert again["counts"]["dropped"]["taken_down"] == 1
     assert again["counts"]["embedded"] == 0
+
+
+def test_a_takedown_that_was_only_ordered_is_gone_on_with(store: Path, bookwheel: Any) -> None:
+    """And without its pages being named again; where refs are half moved, `tests/rag_model/build` looks."""
+    opened = Store.open(str(store))
+    opened.takedowns.add("enwiki", [PAGE], "a request", "me")
+    old = opened.snapshots.resolve("latest")
+    assert "would replace 1 snapshots" in bookwheel("takedown", "--store", store).out
+    ran = bookwheel("takedown", "--store", store, "--yes", "--", "--runner=FnApiRunner")
+    assert ran.out.splitlines()[0] == "record    none: all of it was ordered before"
+    assert f"replaced  {old[:12]} by {opened.snapshots.resolve('latest')[:12]}\n" in ran.out
+    assert "would replace 0 snapshots" in bookwheel("takedown", "--store", store).out
+    told = bookwheel("show", old, "--store", store)
+    assert (told.code, "which stands in its place" in told.complaint) == (1, True)
+    assert [move["number"] for move in bookwheel("log", "--store", store, "--json").json] == [2, 1]
+
+
+@pytest.mark.parametrize(
+    ("given", "code", "why"),
+    [
+        ([PAGE, "--wiki", "frwiki"], 2, "no snapshot in"),
+        ([PAGE, "--wiki", "frwiki", "--yes"], 2, "is of wiki 'frwiki': there are 'enwiki'"),
+    ],
+)
+def test_what_cannot_be_is_one_sentence(library: Path, bookwheel: Any, given: list[str], code: int, why: str) -> None:
+    ran = bookwheel("takedown", *given, "--store", library)
+    assert (ran.code, why in ran.complaint) == (code, True)
+    assert not (library / "takedowns").exists()
+
+
+def test_a_page_that_is_nowhere_is_told_before_it_is_ordered(library: Path, bookwheel: Any) -> None:
+    assert "page      999: in no snapshot\nwould replace 0" in bookwheel("takedown", "999", "--store", library).out

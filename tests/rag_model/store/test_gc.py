@@ -89,6 +89,20 @@ def test_what_the_current_snapshot_was_made_from_stays(store: Store) -> None:
     assert all(store.memo.get(stage, "2") for stage in ("embed", "train", "shard", "merge", "tune"))
 
 
+def test_what_was_trained_once_does_not_keep_what_it_was_trained_on(store: Store) -> None:
+    """It is inherited from month to month, and the vectors of the first would never go, nor a page taken down."""
+    blob = store.blobs.put_bytes
+    old, new, trained, index = blob(b"old vectors"), blob(b"new vectors"), blob(b"cells"), blob(b"index")
+    listed = put_list(store, old)
+    store.memo.record("embed", "old", {"embeddings": old}, {})
+    store.memo.record("train", "old", {"out": trained}, {}, {"vectors": listed.id})
+    store.memo.record("merge", "new", {"out": index}, {}, {"vectors": put_list(store, new).id, "trained": trained.id})
+    tag(store, snapshot_of(store, index, trained, new), "latest")
+    removed(store)
+    assert [store.blobs.exists(ref) for ref in (old, listed, new, trained, index)] == [False, False, True, True, True]
+    assert store.memo.get("train", "old") is not None, "the same vectors would give it again"
+
+
 def test_all_generations_of_a_record_go_or_stay_together(store: Store) -> None:
     lost, found = store.blobs.put_bytes(b"lost"), store.blobs.put_bytes(b"found")
     store.memo.record("chunk", "k", {"out": lost}, {})
