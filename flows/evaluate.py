@@ -8,6 +8,7 @@ Requires: the extras model and train; a store that this machine can write to, si
 import secrets
 from dataclasses import asdict
 from datetime import UTC, datetime
+from importlib.metadata import version
 from pathlib import Path
 
 from prefect import flow
@@ -127,6 +128,7 @@ def prepare(store: Store, model: str, questions: str, ref: str, settings: Evalua
         "model": _weights(named),
         "index": settings.index,
         "decoding": asdict(settings.decoding),
+        "versions": {name: version(name) for name in ("torch", "transformers")},
     }
     answering = Answering(store, lambda: reader, inputs)
     examination = Examination(

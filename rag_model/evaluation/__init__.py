@@ -1,1 +1,1 @@
-"""How good retrieval and indexes are: questions, matches, measures, gate, run files, build report."""
+"""How good retrieval, indexes and answers are: questions, matches, measures, ablations, gate, run files, reports."""
