@@ -16,7 +16,7 @@ from transformers import Cache
 from rag_model.corpus.records import Passage
 from rag_model.generate.caches import chosen
 from rag_model.generate.generator import Contexts, Targets
-from rag_model.generate.inputs import PromptForm, encode, padded, with_end
+from rag_model.generate.inputs import PromptForm, encode, padded, with_end, write_all
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,16 +50,16 @@ class CausalGenerator:
         return self.form.max_answer
 
     def contexts(self, questions: Sequence[str], passages: Sequence[Sequence[Passage]]) -> Contexts:
-        """Tokenise each question beside each of its passages, which are k for every question."""
-        written = [
-            self.form.write(question, passage)
-            for question, beside in zip(questions, passages, strict=True)
-            for passage in beside
-        ]
+        """Tokenise each question beside each of its passages, which are k for every question.
+
+        Raises:
+            UsageError: not all questions have as many, or the form alone is too long.
+        """
+        written, k = write_all(self.form, questions, passages)
         room = min(self.form.max_length, self.longest - self.form.max_answer)
         rows = encode(self.tokenizer, written, room, special=self.form.special)
         tokens, mask = padded([row or [self.end] for row in rows], self.pad, left=True)
-        return Contexts(tokens, mask, len(passages[0])).to(self.module.device)
+        return Contexts(tokens, mask, k).to(self.module.device)
 
     def targets(self, answers: Sequence[str]) -> Targets:
         """Tokenise one answer a question."""

@@ -18,7 +18,6 @@ from torch import Tensor
 from rag_model.corpus.records import Passage
 from rag_model.errors import InputError, UsageError
 
-_FIELDS = ("question", "text", "title")
 _CUT_ORDER = ("text", "title", "question")
 PROMPT = (
     "Answer the question in a few words, from the passage.\n\n"
@@ -66,6 +65,9 @@ class PaperForm:
     max_length: int = 300  # tokens of a context, special ones included
     max_answer: int = 128  # tokens of an answer, its end included; what is longer is cut
 
+    def __post_init__(self) -> None:
+        _check(self)
+
     def write(self, question: str, passage: Passage) -> Written:
         """Write the passage, then the question."""
         title = passage.title.removeprefix('"').removesuffix('"')
@@ -89,13 +91,14 @@ class PromptForm:
     max_answer: int = 128  # tokens of an answer, its end included; what is longer is cut
 
     def __post_init__(self) -> None:
+        _check(self)
         try:
-            fields = [field for _, field, _, _ in Formatter().parse(self.template) if field is not None]
+            places = [field for _, field, _, _ in Formatter().parse(self.template) if field is not None]
         except ValueError as broken:
             raise UsageError(
                 f"prompt template {self.template!r} is broken ({broken}): double a brace as such"
             ) from broken
-        if "question" not in fields or set(fields) - set(_FIELDS):
+        if "question" not in places or set(places) - set(_CUT_ORDER):
             raise UsageError(
                 f"prompt template {self.template!r} wants {{question}}, and may have {{title}} and {{text}}"
             )
@@ -107,6 +110,13 @@ class PromptForm:
         for literal, field, _, _ in Formatter().parse(self.template):
             parts += [("", literal), *([(field, values[field])] if field else [])]
         return _joined([*parts, ("", self.after)])
+
+
+def _check(form: "PaperForm | PromptForm") -> None:
+    for field in fields(form):
+        value = getattr(form, field.name)
+        if type(value) is not type(field.default) or (type(value) is int and value < 1):
+            raise UsageError(f"{field.name} {value!r} of a form does not do: give another as {field.default!r}")
 
 
 def _joined(parts: Sequence[tuple[str, str]]) -> Written:
@@ -124,6 +134,22 @@ def _squeezed(written: Written) -> Written:
     dropped = [found.end() - 1 for found in re.finditer("  ", written.text)]
     cuts = tuple((at - bisect_left(dropped, at), to - bisect_left(dropped, to)) for at, to in written.cuts)
     return Written(written.text.replace("  ", " "), cuts)
+
+
+def write_all(form: Form, questions: Sequence[str], passages: Sequence[Sequence[Passage]]) -> tuple[list[Written], int]:
+    """Write each question beside each of its passages, question by question; return also how many each has.
+
+    Raises:
+        UsageError: not all questions have as many, or some have none.
+    """
+    counts = {len(beside) for beside in passages}
+    if len(questions) != len(passages) or len(counts) != 1 or 0 in counts:
+        raise UsageError(
+            f"{len(questions)} questions with {sorted(counts)} passages can not be read together: give all as many, "
+            "an empty one where there is none"
+        )
+    pairs = zip(questions, passages, strict=True)
+    return [form.write(question, passage) for question, beside in pairs for passage in beside], counts.pop()
 
 
 def encode(tokenizer: Any, written: Sequence[Written], longest: int, *, special: bool = True) -> list[list[int]]:
@@ -150,7 +176,7 @@ def _kept(encoding: Any, cuts: Sequence[Span], longest: int) -> list[int]:
         inside = list(_inside(encoding, span))
         going = inside[-excess:]
         first = encoding.offsets[going[0]][0] if going and len(going) < len(inside) else -1
-        gone = {place for place in inside if place in going or encoding.offsets[place][0] == first}
+        gone = {*going, *(place for place in inside if encoding.offsets[place][0] == first)}
         kept = [place for place in kept if place not in gone]
     if len(kept) > longest:
         raise UsageError(f"max_length {longest} has no room for the form alone: use {len(kept) + 1} or more")
@@ -192,13 +218,16 @@ def form_of_json(value: Mapping[str, Any]) -> Form:
     """Read back what `form_to_json` wrote.
 
     Raises:
-        InputError: it is no form, or a field is unknown.
+        InputError: it is no form, a field is unknown, or its value does not do.
     """
     given = dict(value)
     kind = _FORMS.get(given.pop("form", ""))
     if kind is None or set(given) - {field.name for field in fields(kind)}:
         raise InputError(f"{value} is no form of a generator's input: save the generator again")
-    return kind(**given)
+    try:
+        return kind(**given)
+    except UsageError as wrong:
+        raise InputError(f"{value} is no form of a generator's input ({wrong}): save the generator again") from wrong
 
 
 _FORMS: dict[str, type[PaperForm] | type[PromptForm]] = {"paper": PaperForm, "prompt": PromptForm}

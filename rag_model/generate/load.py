@@ -5,6 +5,7 @@ encoder-decoder, else a prompt: in the tokenizer's chat template where it has on
 pickled weights can run code.
 """
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from rag_model.errors import InputError, UsageError
 from rag_model.extras import require
 from rag_model.generate.causal import CausalGenerator
 from rag_model.generate.generator import Generator
-from rag_model.generate.inputs import Form, PaperForm, PromptForm, form_of_json
+from rag_model.generate.inputs import PROMPT, Form, PaperForm, PromptForm, form_of_json
 from rag_model.generate.seq2seq import Seq2SeqGenerator
 
 _UNBOUNDED = 100_000  # tokens; tokenizers write 1e30 for "no limit"
@@ -64,8 +65,8 @@ def chat_form(tokenizer: Any, form: PromptForm | None = None) -> PromptForm:
         raise UsageError(
             f"a chat template makes {whole!r} of one message, which has no place for a prompt: give a form"
         )
-    template = (form or PromptForm()).template.removesuffix("\nAnswer:")
-    return PromptForm(template, before, after, answer_prefix="", special=False)
+    form = form or PromptForm(PROMPT.removesuffix("\nAnswer:"))
+    return replace(form, before=before, after=after, answer_prefix="", special=False)
 
 
 def _source(folder: Path) -> dict[str, Any]:
@@ -159,7 +160,7 @@ def _pad(tokenizer: Any) -> int:
 
 
 def _longest(config: Any) -> int:
-    """Return how many tokens the model reads; T5, whose positions are relative, has no limit of its own."""
-    if config.model_type in {"t5", "mt5", "umt5", "longt5"}:
+    """Return how many tokens the model reads; where positions are relative, as T5's, it has no limit of its own."""
+    if hasattr(config, "relative_attention_num_buckets"):
         return _UNBOUNDED
     return min((int(limit) for name in _LENGTHS if (limit := getattr(config, name, None))), default=_UNBOUNDED)

@@ -15,7 +15,7 @@ from transformers import EncoderDecoderCache
 from rag_model.corpus.records import Passage
 from rag_model.generate.caches import chosen
 from rag_model.generate.generator import Contexts, Targets
-from rag_model.generate.inputs import Form, encode, padded, with_end
+from rag_model.generate.inputs import Form, encode, padded, with_end, write_all
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,19 +52,19 @@ class Seq2SeqGenerator:
         return min(self.form.max_answer, self.longest)
 
     def contexts(self, questions: Sequence[str], passages: Sequence[Sequence[Passage]]) -> Contexts:
-        """Tokenise each question beside each of its passages, which are k for every question."""
-        written = [
-            self.form.write(question, passage)
-            for question, beside in zip(questions, passages, strict=True)
-            for passage in beside
-        ]
+        """Tokenise each question beside each of its passages, which are k for every question.
+
+        Raises:
+            UsageError: not all questions have as many, or the form alone is too long.
+        """
+        written, k = write_all(self.form, questions, passages)
         rows = encode(self.tokenizer, written, min(self.form.max_length, self.longest))
-        return Contexts(*padded(rows, self.pad), len(passages[0])).to(self.module.device)
+        return Contexts(*padded(rows, self.pad), k).to(self.module.device)
 
     def targets(self, answers: Sequence[str]) -> Targets:
         """Tokenise one answer a question."""
         rows = self.tokenizer(list(answers))["input_ids"]
-        ended = [with_end(row, min(self.form.max_answer, self.longest), self.end) for row in rows]
+        ended = [with_end(row, self.max_answer, self.end) for row in rows]
         return Targets(*padded(ended, self.pad)).to(self.module.device)
 
     def logits(self, contexts: Contexts, targets: Targets) -> Tensor:

@@ -19,6 +19,7 @@ from rag_model.generate.inputs import (
     form_to_json,
     padded,
     with_end,
+    write_all,
 )
 from tests.fixtures.tiny_generators import save_bart
 
@@ -139,7 +140,28 @@ def test_a_form_is_read_back(form: Form) -> None:
     assert form_of_json(form_to_json(form)) == form
 
 
-@pytest.mark.parametrize("value", [{}, {"form": "poem"}, {"form": "paper", "colour": 1}])
+@pytest.mark.parametrize(
+    "value", [{}, {"form": "poem"}, {"form": "paper", "colour": 1}, {"form": "paper", "max_length": "long"}]
+)
 def test_what_is_no_form_is_refused(value: dict[str, Any]) -> None:
     with pytest.raises(InputError, match="is no form"):
         form_of_json(value)
+
+
+@pytest.mark.parametrize("changes", [{"max_length": 0}, {"max_answer": -1}, {"max_length": 2.5}, {"max_answer": None}])
+def test_fields_of_a_form_have_types_and_bounds(changes: dict[str, Any]) -> None:
+    for form in (PaperForm, PromptForm):
+        with pytest.raises(UsageError, match="of a form does not do"):
+            form(**changes)
+
+
+@pytest.mark.parametrize("counts", [[2, 3], [1, 0], [0, 0], [1]])
+def test_questions_read_together_have_as_many_passages(counts: list[int]) -> None:
+    with pytest.raises(UsageError, match="can not be read together"):
+        write_all(PaperForm(), ["a", "b"], [[passage("", "")] * count for count in counts])
+
+
+def test_contexts_are_written_question_by_question() -> None:
+    written, k = write_all(PaperForm(), ["a", "b"], [[passage("1", "")] * 2, [passage("2", ""), passage("3", "")]])
+    assert k == 2
+    assert [one.text for one in written] == ["1 / // a", "1 / // a", "2 / // b", "3 / // b"]

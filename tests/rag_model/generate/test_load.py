@@ -70,7 +70,10 @@ def test_a_chat_template_without_room_for_a_prompt_is_refused(tmp_path: Path) ->
 
 def test_a_chat_form_keeps_the_words_of_another(tmp_path: Path) -> None:
     llama = load_generator(save_llama(tmp_path, chat=True), device="cpu")
-    assert chat_form(llama.tokenizer, PromptForm("{question}!")).template == "{question}!"  # type: ignore[attr-defined]
+    form = chat_form(llama.tokenizer, PromptForm("{question}!", max_length=99))  # type: ignore[attr-defined]
+    assert form.template == "{question}!"
+    assert form.max_length == 99
+    assert form.after.endswith("<|im_start|>assistant\n")
 
 
 def test_a_decoder_only_model_reads_prompts(tmp_path: Path) -> None:
