@@ -32,7 +32,7 @@ from rag_model.store.blobs import BlobRef
 from rag_model.store.memo import Produced
 from rag_model.store.store import Store
 
-_PRODUCTS = 2e10  # multiplications and additions a second of one core, in products of matrices
+_PRODUCTS = 5e9  # multiplications and additions a second of one core, in products of narrow matrices
 _MOVED = 5e7  # bytes of vectors a second of one core that are read, sorted and written
 _LINKED = 1.5e-6  # seconds of one core, times dimensions, to link a vector into its cell's graph
 _ROUNDS, _CODES = 20, 256  # of k-means; centroids that codes have beside those of lists

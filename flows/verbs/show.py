@@ -1,5 +1,6 @@
 """`bookwheel show`: one snapshot, or one model, in words."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from cyclopts import Parameter
@@ -47,7 +48,7 @@ def _lines(manifest: Manifest) -> list[str]:
         f"newest revision {content.corpus.get('newest_revision') or 'unknown'}",
         f"passages  {content.n:,} in {len(content.parts)} parts, {len(content.files)} files, {size / 1e6:,.1f} MB",
         f"encoder   {content.space['name'] if content.space else 'none'}",
-        *(f"index     {name}: {_settings(index)}" for name, index in content.indexes.items()),
+        *(f"index     {name}: {_index(index)}" for name, index in content.indexes.items()),
         *(f"parent    {parent}" for parent in manifest.parents),
         f"built     {built.get('created_at', 'unknown')} from {built.get('dump', 'unknown')}",
         *(f"note      {note}" for note in built.get("notes", ())),
@@ -70,6 +71,11 @@ def _model(manifest: ModelManifest, recipe: bool) -> Reply:
         f"trained   {manifest.provenance.get('created_at', 'unknown')}",
     ]
     return Reply(manifest.to_json(), "\n".join(lines))
+
+
+def _index(entry: Mapping[str, Any]) -> str:
+    """Return an index's settings in words, without what only a later build reads of them."""
+    return _settings({name: value for name, value in entry.items() if name != "trained"})
 
 
 def _settings(values: Any) -> str:

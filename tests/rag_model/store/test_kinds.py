@@ -18,6 +18,8 @@ PATHS = {
     "index/hnsw.faiss": "index/hnsw",
     "index/ivfpq/lists.faiss": "index/ivfpq",
     "index/ivfpq/centroids.npy": "index/ivfpq",
+    "trained/hnsw": "trained",
+    "articles/part-00000.parquet": "articles",
 }
 INDEXES: dict[str, dict[str, Any]] = {"hnsw": {}, "ivfpq": {}}
 CONTENT = Content({}, (), {path: BlobRef("sha256:" + "0" * 64, 1) for path in PATHS}, indexes=INDEXES)
