@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from rag_model.errors import InputError
 from rag_model.generate.decoding import Decoding
 from rag_model.generate.generator import Generator, State
 
@@ -70,6 +71,9 @@ def search(
         settings: `beams`, `max_new_tokens`, `length_penalty`.
         propose: which tokens may come next.
         wanted: answers a group, at most `beams`.
+
+    Raises:
+        InputError: the logits of a group are not numbers.
     """
     logits, state = opening
     del opening
@@ -86,6 +90,8 @@ def search(
         if parents:
             tokens = [one.tokens[-1] for hypotheses in live for one in hypotheses]
             logits, state = _step(generator, state, parents, tokens, log_prior)
+    if not all(done):
+        raise InputError("the generator gives no token a probability: its weights are broken, fetch or train it again")
     return done
 
 
@@ -124,7 +130,7 @@ def _grow(
         zip(groups, parents, gains.tolist(), tokens.tolist(), strict=True)
     ):
         for way, (gain, token) in enumerate(zip(ways, said, strict=True)):
-            if gain == -float("inf"):
+            if not gain > -float("inf"):  # not a number is no probability either
                 continue
             share = (*parent.shares, tuple(shares[row][way])) if shares else ()
             grown[group].append(_Grown(Hypothesis((*parent.tokens, token), parent.log_p + gain, share), row))

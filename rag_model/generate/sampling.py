@@ -49,5 +49,5 @@ def draw(log_p: Tensor, sampling: Sampling, numbers: Tensor) -> Tensor:
     p = p.where(before < sampling.top_p * p.sum(-1, keepdim=True), 0)
     total = p.cumsum(-1)
     places = (total <= numbers[:, None] * total[:, -1:]).sum(-1)
-    last = (p > 0).sum(-1) - 1  # a product that rounds up to the total
-    return order.gather(-1, places.minimum(last)[:, None])[:, 0]
+    last = (p > 0).sum(-1) - 1  # a product may round up to the total
+    return order.gather(-1, places.minimum(last).clamp(min=0)[:, None])[:, 0]

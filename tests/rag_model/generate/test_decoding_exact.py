@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rag_model.errors import UsageError
+from rag_model.errors import InputError, UsageError
 from rag_model.generate.decoding import Decoded, Decoding, Sampling
 from rag_model.generate.sequence_beam import decode_sequence
 from rag_model.generate.token_beam import decode_token
@@ -246,6 +246,18 @@ def test_what_fills_up_is_never_said() -> None:
     for decode in (decode_token, decode_sequence):
         (found,) = decode(generator, generator.numbered(1, 2), priors(1, 2, 1), how, [0])
         assert PAD not in found.tokens
+
+
+@pytest.mark.parametrize("kind", ["token", "sequence"])
+@pytest.mark.parametrize("how", [Decoding(), Decoding(beams=3), Decoding(sampling=Sampling())], ids=["1", "3", "s"])
+def test_a_broken_generator_is_named(kind: str, how: Decoding) -> None:
+    class Broken(TabledGenerator):
+        def next_logits(self, context: int, said: Said) -> list[float]:
+            return [math.nan] * self.vocabulary if context == 2 and said else super().next_logits(context, said)
+
+    generator = Broken(1, end_bias=-20.0)
+    with pytest.raises(InputError, match="its weights are broken"):
+        DECODE[kind](generator, generator.numbered(3, 1), priors(3, 1, 1), how, range(3))
 
 
 @pytest.mark.parametrize(
