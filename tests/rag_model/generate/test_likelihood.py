@@ -180,8 +180,11 @@ def test_logits_are_gone_through_in_pieces(monkeypatch: pytest.MonkeyPatch) -> N
         found.append((log_p, totals, given.grad))
     for other in found[1:]:
         torch.testing.assert_close(found[0], other)
-    expected = logits.log_softmax(-1)
-    torch.testing.assert_close(found[0][1], expected.sum(-1))
+    given = logits.clone().requires_grad_()
+    expected = given.log_softmax(-1)
+    said = expected.gather(-1, targets[:, None, :, None].expand(2, 3, 4, 1))[..., 0]
+    (said.exp() + expected.sum(-1) / 50).sum().backward()
+    torch.testing.assert_close(found[0], (said, expected.sum(-1), given.grad))
 
 
 def test_half_precision_logits_are_summed_in_full(monkeypatch: pytest.MonkeyPatch) -> None:
