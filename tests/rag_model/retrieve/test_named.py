@@ -1,0 +1,46 @@
+"""What a name of an encoder means: a folder, a hub's, or a model of the store."""
+
+from pathlib import Path
+
+import pytest
+
+from rag_model.encoders.encoder import Encoder
+from rag_model.errors import StoreError, UsageError
+from rag_model.retrieve.named import EncoderNames, encoder_names
+from rag_model.store.models import Made, put_model
+from rag_model.store.store import Store
+from tests.fixtures.tiny import save_bert
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+    monkeypatch.setenv("BOOKWHEEL_CACHE", str(tmp_path / "cache"))
+    return Store.open(str(tmp_path / "store"), create=True)
+
+
+def test_names_of_folders_and_hubs_stay(store: Store) -> None:
+    assert encoder_names(store, "intfloat/e5-small-v2") == EncoderNames("intfloat/e5-small-v2", "intfloat/e5-small-v2")
+    pair = encoder_names(store, "facebook/dpr-ctx_encoder-single-nq-base")
+    assert pair.question == "facebook/dpr-question_encoder-single-nq-base"
+
+
+def test_a_model_is_a_pair_or_a_question_encoder_alone(store: Store, tmp_path: Path) -> None:
+    save_bert(tmp_path / "pair" / "question")
+    save_bert(tmp_path / "pair" / "passage", seed=2)
+    put_model(store, tmp_path / "pair", Made("dpr", None, {}), "pair")
+    names = encoder_names(store, "model:pair")
+    assert names.passage is not None
+    question, passage = (Encoder.load(name, threads=1, device="cpu") for name in (names.question, names.passage))
+    assert question.space().digest != passage.space().digest
+    save_bert(tmp_path / "reader" / "question")
+    put_model(store, tmp_path / "reader", Made("rag-token", None, {}), "reader")
+    assert encoder_names(store, "model:reader@1").passage is None
+
+
+def test_what_is_no_encoder_is_refused(store: Store, tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="no model or ref 'nobody'"):
+        encoder_names(store, "model:nobody")
+    save_bert(tmp_path / "whole")
+    put_model(store, tmp_path / "whole", Made("rag-token", None, {}), "whole")
+    with pytest.raises(UsageError, match="has no encoder in a folder question/"):
+        encoder_names(store, "model:whole")

@@ -1,0 +1,45 @@
+"""Model cards: a head that the hub reads, and a body that says where a model comes from."""
+
+from dataclasses import replace
+from typing import get_args
+
+import pytest
+import yaml
+
+from rag_model.training.card import Card, write_card
+from rag_model.training.recipes import Kind
+
+CARD = Card(
+    kind="dpr",
+    began={"question": "sha256:aa", "passage": "sha256:bb"},
+    snapshot="f" * 64,
+    text="https://en.wikipedia.org/wiki/Main_Page, CC BY-SA 4.0",
+    data={"train": "sha256:cc", "dev": "sha256:dd"},
+    recipe={"loop": {"learning_rate": 2e-05}, "dpr": {"batch_size": 8}},
+    before={"loss": 3.25},
+    after={"loss": 1.5, "Success@20": 0.5},
+    steps=1200,
+    language="en",
+)
+
+
+@pytest.mark.parametrize("kind", get_args(Kind))
+def test_the_head_is_yaml_and_the_body_has_the_lineage(kind: str) -> None:
+    text = write_card(replace(CARD, kind=kind))
+    _, head, body = text.split("---\n", 2)
+    read = yaml.safe_load(head)
+    assert (read["library_name"], read["language"]) == ("bookwheel", "en")
+    assert kind in read["tags"]
+    for said in ("f" * 64, "sha256:aa", "sha256:cc", "CC BY-SA 4.0", "1,200 steps", '"batch_size": 8'):
+        assert said in body
+    assert "| loss | 3.25 | 1.5 |" in body
+    assert "| Success@20 |  | 0.5 |" in body, "a measure that is known of one side alone leaves the other empty"
+
+
+def test_no_text_breaks_the_table() -> None:
+    text = write_card(replace(CARD, text="a | b\nc"))
+    assert "| its text | a \\| b c |" in text
+
+
+def test_equal_cards_give_equal_texts() -> None:
+    assert write_card(CARD) == write_card(replace(CARD))
