@@ -247,6 +247,34 @@ def test_no_ref_moves_to_a_snapshot_whose_turn_is_still_to_come(store: Store) ->
     assert rollback(store, "latest").number == 4, "the month without the page"
 
 
+@pytest.mark.parametrize(
+    ("gone", "ranges"),
+    [
+        (["3"], [(0, 9), (10, 14)]),  # the first part is empty then: the next begins where it did
+        (["7", "8"], [(0, 9), (10, 14)]),
+        (["12"], [(0, 4), (5, 14)]),
+        (["7"], [(0, 4), (5, 9), (10, 14)]),
+        (["3", "12"], [(0, 14)]),
+    ],
+)
+def test_parts_that_are_left_tile_the_pages(store: Store, gone: list[str], ranges: list[tuple[int, int]]) -> None:
+    """As a build's do, so that the next one finds the same parts."""
+    snapshot = build(store, {3: "three", 7: "seven", 8: "eight", 12: "twelve"}, "all")
+    parts = store.snapshots.get(take_down(store, *gone)[snapshot]).content.parts
+    assert [(part.first_page, part.last_page) for part in parts] == ranges
+    assert [part.name for part in parts] == [f"part-{number:05d}" for number in range(len(ranges))]
+
+
+def test_what_a_writer_relies_on_stays_until_it_has_ended(store: Store) -> None:
+    three = store.refs.at("latest", 3).snapshot
+    with store.intents.held("move-1", [f"snapshots/{three}.json"]):
+        places = take_down(store, GONE)
+        assert three in store.snapshots.list()
+        assert store.snapshots.resolve("latest@3") == places[three]
+    assert take_down(store) == {three: places[three]}, "it goes on without being told of which pages"
+    assert three not in store.snapshots.list()
+
+
 class Broken(Files):
     """Files whose write number `fatal` fails, carried out or not, and all that follow, as if the process had died."""
 
