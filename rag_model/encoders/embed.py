@@ -1,8 +1,9 @@
 """Vectors for a part: row i of the array is the vector of row i of the passages.
 
 A passage that an earlier build embedded keeps its vector: what lies in the array is decided by title and text, which
-its `hash` names, and by the encoder. Only the others are encoded, a window at a time, over the whole part. No more than
-a window of texts and vectors is held in memory, however long the part.
+its `hash` names, and by the encoder. Only the others are encoded, a window at a time, over the whole part, in batches
+that decide no bit of a vector: what a month adds is what a full build would have made. No more than a window of texts
+and vectors is held in memory, however long the part.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -69,7 +70,7 @@ def embed_changes(
         if not len(missing):
             return EmbedFacts(table.rows, dim, 0, 0, "", "")
         loaded, done, tokens = encoder(), 0, 0
-        for vectors, count in loaded.stream(_inputs(source, missing, loaded, passages)):
+        for vectors, count in loaded.stream(_inputs(source, missing, loaded, passages), steady=True):
             table.write(missing[done : done + len(vectors)], vectors)
             done += len(vectors)
             tokens += count

@@ -111,10 +111,11 @@ class Encoder:
         """
         return self._encode([self.spec.question(question) for question in questions])
 
-    def stream(self, windows: Iterable[Sequence[TextInput]]) -> Iterator[tuple[Vectors, int]]:
+    def stream(self, windows: Iterable[Sequence[TextInput]], *, steady: bool = False) -> Iterator[tuple[Vectors, int]]:
         """Yield each window's (n, d) float32 vectors and its number of tokens.
 
-        Holds one window; on CUDA a second, which is read and tokenised while the GPU works.
+        Holds one window; on CUDA a second, which is read and tokenised while the GPU works. `steady` vectors do not
+        depend on what else is encoded (`Model.encode`), which costs a few inputs' worth more.
 
         Raises:
             InputError: a vector is not finite; the sentence names its row.
@@ -122,7 +123,7 @@ class Encoder:
         row = 0
         tokenized = (tokenize(self.tokenizer, window) for window in windows)
         for tokens in one_ahead(tokenized) if self.model.device.type == "cuda" else tokenized:
-            vectors = self.model.encode(tokens)
+            vectors = self.model.encode(tokens, steady=steady)
             self._check_finite(vectors, row)
             row += len(vectors)
             yield vectors, sum(len(ids) for ids in tokens)

@@ -13,7 +13,7 @@ import transformers
 from torch import Tensor, nn
 from transformers.utils import logging
 
-from rag_model.encoders.batches import by_length, padded
+from rag_model.encoders.batches import STEADY_TOKENS, by_length, padded
 from rag_model.encoders.files import CONFIG, read_object
 from rag_model.encoders.sentence_transformers import MODULES
 from rag_model.encoders.spec import RECORD_FILE, EncoderSpec
@@ -47,10 +47,14 @@ class Model:
     batch_tokens: int
 
     @torch.inference_mode()
-    def encode(self, tokens: Sequence[TokenIds]) -> npt.NDArray[np.float32]:
-        """Return the (n, d) float32 vectors of inputs, in order; on CUDA the host waits once, at the end."""
+    def encode(self, tokens: Sequence[TokenIds], *, steady: bool = False) -> npt.NDArray[np.float32]:
+        """Return the (n, d) float32 vectors of inputs, in order; on CUDA the host waits once, at the end.
+
+        `steady` ones are the same whatever else is encoded with them: bit for bit on a CPU, to rounding on a GPU.
+        """
         out = torch.empty((len(tokens), self.dim), device=self.device)
-        for rows in by_length([len(ids) for ids in tokens], self.batch_tokens):
+        lengths, least = [len(ids) for ids in tokens], min(STEADY_TOKENS, self.batch_tokens) if steady else 0
+        for rows in by_length(lengths, self.batch_tokens, least):
             place = _to(torch.from_numpy(rows), self.device)
             out[place] = self.vectors([tokens[row] for row in rows])
         found: npt.NDArray[np.float32] = out.cpu().numpy()

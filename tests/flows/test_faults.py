@@ -168,9 +168,8 @@ def records(url: str) -> dict[str, bytes | None]:
 def check(url: str, build: Build, faults: Faults, fatal: int, expected: Any) -> bool:
     """Build with a fault, look, and build again; return whether there was a fault at all."""
     before = state(url)
-    with faults(fatal) as seen:
-        with suppress(BookwheelError):  # nothing else is raised
-            build(url, 1)
+    with faults(fatal) as seen, suppress(BookwheelError):  # nothing else is raised
+        build(url, 1)
     known = records(url)
     snapshots, refs = state(url)
     assert {*before[0]} <= {*snapshots} <= {*expected[0]}

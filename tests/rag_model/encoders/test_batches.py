@@ -26,6 +26,15 @@ def test_longest_come_first_and_equal_lengths_keep_their_order(lengths: list[int
     assert order == sorted(range(len(lengths)), key=lambda row: -lengths[row])
 
 
+@given(LENGTHS, st.integers(300, 2000), st.integers(1, 300))
+def test_steady_batches_are_of_one_padded_length_and_never_small(lengths: list[int], budget: int, least: int) -> None:
+    batches = list(by_length(lengths, budget, least))
+    assert sorted(int(row) for batch in batches for row in np.unique(batch)) == list(range(len(lengths)))
+    for batch in batches:
+        (width,) = {padded(lengths[row]) for row in batch}
+        assert least <= len(batch) * width < max(budget, least + width) + 1
+
+
 @given(st.integers(1, 10_000))
 def test_padding_is_the_least_multiple_that_holds_the_length(length: int) -> None:
     assert padded(length) % LENGTH_MULTIPLE == 0
