@@ -62,6 +62,8 @@ def rollback(store: Store, ref: str, to: int | None = None) -> RefMove:
     if now is None:
         raise StoreError(f"ref {ref} has no history in {store.url}: there is nothing to roll back")
     target = _before(shelf, ref, now) if to is None else shelf.refs.at(ref, to)
+    if not target.snapshot:
+        raise UsageError(f"{ref}@{target.number} names nothing to go back to: `log --ref {ref}` lists what others name")
     if target.snapshot == now.snapshot:
         raise UsageError(f"ref {ref} names {shelf.noun} {now.snapshot[:12]}, that of {ref}@{target.number}, already")
     return _move(store, shelf, ref, target.snapshot, now, f"rollback to @{target.number}")

@@ -20,7 +20,7 @@ from rag_model.evaluation.gate import Verdict
 from rag_model.store import Content, Manifest, Snapshot, Store
 from rag_model.store.expire import Policy, expire
 from rag_model.store.gc import gc
-from rag_model.store.moves import rollback, tag
+from rag_model.store.moves import rollback, tag, untag
 from rag_model.store.pull import pull
 from rag_model.store.verify import verify
 
@@ -31,7 +31,7 @@ REFS = ("latest", "good")
 
 @dataclass
 class Log:
-    """A ref's history: of each kept move, by number, the snapshot and the day."""
+    """A ref's history: of each kept move, by number, the snapshot ("": none, it was deleted) and the day."""
 
     moves: dict[int, tuple[str, float]] = field(default_factory=dict)
     last: int = 0
@@ -42,10 +42,10 @@ class Log:
 
     @property
     def now(self) -> str | None:
-        return self.moves[self.last][0] if self.moves else None
+        return self.moves[self.last][0] or None if self.moves else None
 
     def forget(self, keep: int, bound: float) -> None:
-        for number in sorted(self.moves)[:-keep]:
+        for number in sorted(self.moves)[: -keep if self.now else -1]:
             if self.moves[number + 1][1] > bound:
                 break
             del self.moves[number]
@@ -88,11 +88,20 @@ class Versions(RuleBasedStateMachine):
             if self.refs[ref].now != snapshot:
                 self.refs[ref].move(snapshot, self.day)
 
+    @rule(writer=st.integers(0, 1), ref=st.sampled_from(REFS))
+    def untag(self, writer: int, ref: str) -> None:
+        if self.refs[ref].now is None:
+            with pytest.raises(StoreError):
+                untag(self.writers[writer], ref)
+        else:
+            untag(self.writers[writer], ref)
+            self.refs[ref].move("", self.day)
+
     @rule(writer=st.integers(0, 1), number=st.integers(1, 9), ref=st.sampled_from(REFS))
     def roll_back(self, writer: int, number: int, ref: str) -> None:
         log = self.refs[ref]
         kept = log.moves.get(number)
-        if kept is None or kept[0] == log.now:
+        if log.now is None or kept is None or kept[0] in {log.now, ""}:
             with pytest.raises((StoreError, UsageError)):
                 rollback(self.writers[writer], ref, number)
         else:
@@ -104,7 +113,7 @@ class Versions(RuleBasedStateMachine):
         expire(self.writers[writer], Policy(keep, days * DAY))
         for log in self.refs.values():
             log.forget(keep, self.day - days)
-        named = {snapshot for log in self.refs.values() for snapshot, _ in log.moves.values()}
+        named = {snapshot for log in self.refs.values() for snapshot, _ in log.moves.values()} - {""}
         self.snapshots = {
             snapshot: made
             for snapshot, made in self.snapshots.items()
@@ -117,10 +126,10 @@ class Versions(RuleBasedStateMachine):
         needed = {letter for letters, _ in self.snapshots.values() for letter in letters}
         self.blobs = {letter: day for letter, day in self.blobs.items() if letter in needed or day > self.day - days}
 
-    @rule(ref=st.sampled_from(REFS))
-    def pull(self, ref: str) -> None:
+    @rule(ref=st.sampled_from(REFS), keep=st.sampled_from([None, 1, 2]))
+    def pull(self, ref: str, keep: int | None) -> None:
         if self.refs[ref].now is not None:
-            self.pulled = pull(self.writers[0], ref, self.folder / "dest").snapshot
+            self.pulled = pull(self.writers[0], ref, self.folder / "dest", keep=keep).snapshot
             assert self.pulled == self.refs[ref].now
 
     @rule(days=st.integers(1, 2))
