@@ -175,7 +175,7 @@ def _wrong(wrong: Sequence[Scored], asked: int, most: int) -> Node:
 
 def _mistake(one: Scored) -> Node:
     measures = ", ".join(f"{name} {value:.2f}" for name, value in one.measures.items())
-    said = tag("b", one.reading.answer or "(nothing)")
+    said = tag("b", (one.reading.answer or "(nothing)") + ("" if one.reading.ended else " …"))
     summary = tag("summary", one.question.text, " → ", said, ", wanted ", " / ".join(one.question.answers) or "–")
     rows = [_shown(passage) for passage in one.reading.passages]
     titles = ("weight p(z|x)", "posterior p(z|x,y)", "score", "passage")

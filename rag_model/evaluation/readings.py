@@ -45,6 +45,7 @@ class Reading:
     answer: str
     log_likelihood: float  # log p(y|x), nats; -inf where the model gives its own answer no probability
     passages: tuple[Shown, ...]
+    ended: bool = True  # False: cut at as many tokens as decoding allows
 
     @property
     def pages(self) -> tuple[str, ...]:
@@ -64,6 +65,7 @@ class Reading:
             value["answer"],
             -math.inf if likelihood is None else likelihood,
             tuple(Shown(**passage) for passage in value["passages"]),
+            value["ended"],
         )
 
 
@@ -86,4 +88,4 @@ def _reading(identity: str, answer: "Answer") -> Reading:
         )
         for one in answer.support
     )
-    return Reading(identity, answer.text, answer.log_likelihood, tuple(shown))
+    return Reading(identity, answer.text, answer.log_likelihood, tuple(shown), answer.ended)

@@ -39,8 +39,8 @@ def write_jsonl(outcomes: Sequence[Outcome], path: Path) -> None:
 def write_answers(scored: Sequence[Scored], path: Path) -> None:
     """Write one JSON object a question: what was asked, said and wanted, the measures, and the passages' weights.
 
-    `id`, `question`, `answers`, `prediction`, `log_likelihood`, `metrics`, and of each of `passages` its `rank`, `id`,
-    `page_id`, `title`, `text`, `score`, `weight` p(z|x) and `posterior` p(z|x,y).
+    `id`, `question`, `answers`, `prediction`, whether it `ended` or was cut, `log_likelihood`, `metrics`, and of each
+    of `passages` its `rank`, `id`, `page_id`, `title`, `text`, `score`, `weight` p(z|x) and `posterior` p(z|x,y).
     """
     _write_whole(path, (json.dumps(_answer_row(one), ensure_ascii=False) + "\n" for one in scored))
 
@@ -70,6 +70,7 @@ def _answer_row(one: Scored) -> dict[str, Any]:
         "question": one.question.text,
         "answers": list(one.question.answers),
         "prediction": said["answer"],
+        "ended": said["ended"],
         "log_likelihood": said["log_likelihood"],
         "metrics": dict(one.measures),
         "passages": [{"rank": rank, **passage} for rank, passage in enumerate(said["passages"], start=1)],

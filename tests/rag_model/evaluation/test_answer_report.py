@@ -19,7 +19,7 @@ from tests.fixtures.pages import EVIL, assert_harmless, parsed
 def row(name: str, k: int, answers: list[str], book: Row | None = None) -> Row:
     shown = tuple(Shown(f"{n}", f"{n}", EVIL, f"{EVIL} {n}", 0.5, 0.625, 0.375) for n in range(k))
     scored = tuple(
-        score(Question(str(n), f"{EVIL} {n}?", ("Paris",)), Reading(str(n), said, -1.5, shown))
+        score(Question(str(n), f"{EVIL} {n}?", ("Paris",)), Reading(str(n), said, -1.5, shown, said != ""))
         for n, said in enumerate(answers)
     )
     return Row(name, k, scored, estimate(scored), compare(scored, book.scored) if book else {})
@@ -62,7 +62,7 @@ def test_the_page_shows_how_well_and_where_the_loss_is(report: AnswerReport) -> 
 def test_mistakes_are_shown_with_their_passages_and_weights(report: AnswerReport) -> None:
     page = parsed(render(report))
     assert "3 of 4 answers are not right" in page.text
-    assert "(nothing), wanted Paris" in page.text
+    assert "(nothing) …, wanted Paris" in page.text
     assert "Paris, France, wanted Paris" in page.text
     assert f"{EVIL} 0? → " not in page.text  # the one that is right
     assert "0.6250.3750.500" in page.text

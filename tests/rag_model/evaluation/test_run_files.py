@@ -68,7 +68,7 @@ def test_a_place_that_can_not_be_written_is_named(tmp_path: Path, outcomes: list
 @pytest.fixture
 def scored() -> list[Scored]:
     shown = tuple(Shown(f"{page}-0", page, "Paris", "“Zoë”", 1.5, 0.75, 0.25) for page in ("7", "7", "8"))
-    return [score(Question("q 1", "Where?", ("Paris",)), Reading("q 1", "paris", -0.5, shown))]
+    return [score(Question("q 1", "Where?", ("Paris",)), Reading("q 1", "paris", -0.5, shown, ended=False))]
 
 
 def test_answers_have_a_row_a_question(tmp_path: Path, scored: list[Scored]) -> None:
@@ -80,6 +80,7 @@ def test_answers_have_a_row_a_question(tmp_path: Path, scored: list[Scored]) -> 
         "question": "Where?",
         "answers": ["Paris"],
         "prediction": "paris",
+        "ended": False,
         "log_likelihood": -0.5,
         "metrics": {"EM": 1.0, "F1": 1.0},
     }

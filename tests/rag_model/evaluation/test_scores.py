@@ -87,6 +87,6 @@ def test_golds_that_can_not_be_compared_with_are_told_before_the_work() -> None:
 
 @pytest.mark.parametrize("likelihood", [-1.25, -math.inf])
 def test_a_reading_is_kept_as_json(likelihood: float) -> None:
-    said = Reading("q", "Zürich \u2028 𝔘", likelihood, reading("q", "", "1").passages)
+    said = Reading("q", "Zürich \u2028 𝔘", likelihood, reading("q", "", "1").passages, ended=likelihood < -2)
     kept = json.dumps(said.to_json(), allow_nan=False)
     assert Reading.from_json(json.loads(kept)) == said
