@@ -6,6 +6,7 @@ for which none of the first 100 holds one is discarded. What is searched may be 
 that is to get better (Xiong et al. 2021, "ANCE").
 """
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -20,6 +21,7 @@ from rag_model.training.examples import Example
 
 Search = Callable[[Sequence[str], int], list[list[Passage]]]  # questions, k -> the best k passages of each, best first
 _AT_ONCE = 256  # questions
+logging.getLogger("bm25s").setLevel(logging.WARNING)  # it sets DEBUG, and whoever shows logs would show all of it
 
 
 @dataclass(frozen=True, slots=True)

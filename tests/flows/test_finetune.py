@@ -96,6 +96,7 @@ def test_a_pair_is_trained_and_makes_an_index(
 ) -> None:
     ran = finetune("dpr", name="kings")
     assert ran.code == 0, ran.err
+    assert "DEBUG" not in ran.err
     told = ran.json
     assert (told["kind"], told["name"], told["number"], told["steps"], told["trained"]) == ("dpr", "kings", 1, 2, True)
     assert set(told["metrics"]) == {"before", "after"}
@@ -128,8 +129,6 @@ def test_what_was_trained_before_is_looked_up(finetune: Bookwheel, store: Path, 
     again = finetune("dpr", name="twin").json
     assert (again["model"], again["metrics"], again["trained"]) == (first["model"], first["metrics"], False)
     assert (first["name"], again["name"], again["number"]) == ("dpr", "twin", 1)
-    assert finetune("dpr").json["number"] == 1
-    assert finetune("dpr", max_steps=3).json["model"] != first["model"]
     opened = Store.open(str(store))
     gc(opened, 0.0)
     assert finetune("dpr").json["trained"] is False, "gc keeps what tells of a model that is there"
@@ -163,10 +162,10 @@ def test_a_run_that_died_goes_on(
     assert (told["metrics"], told["model"]) == (whole["metrics"], whole["model"])
 
 
-@pytest.mark.parametrize("kind", ["rag-token", "rag-sequence"])
 def test_a_reader_is_trained_and_answers(
-    finetune: Bookwheel, store: Path, bookwheel: Bookwheel, generator: Path, kind: str
+    finetune: Bookwheel, store: Path, bookwheel: Bookwheel, generator: Path
 ) -> None:
+    kind = "rag-sequence"
     ran = finetune(kind, generator=generator)
     assert ran.code == 0, ran.err
     told = ran.json
