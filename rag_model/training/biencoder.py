@@ -60,20 +60,13 @@ class BiEncoder(nn.Module):
         reading = asking if same else TrainableEncoder.load(passage or question, "passage", device=device)
         return cls(asking, reading, frozen=frozen)
 
-    def train(self, mode: bool = True) -> Self:
-        """Set the mode of what learns; a frozen passage encoder never drops out."""
-        super().train(mode)
-        if self.frozen:
-            self.passage.eval()
-        return self
-
     def ask(self, questions: Sequence[str]) -> Tensor:
         """Return (b, d) float32 vectors of questions, with gradient."""
         vectors: Tensor = self.question(questions, "question")
         return vectors
 
     def read(self, passages: Sequence[Passage]) -> Tensor:
-        """Return (m, d) float32 vectors of passages, with gradient unless frozen; a frozen one is encoded once."""
+        """Return (m, d) float32 vectors of passages, with gradient; of a frozen encoder without, and made once."""
         if not self.frozen:
             vectors: Tensor = self.passage([(one.title, one.text) for one in passages], "passage")
             return vectors
