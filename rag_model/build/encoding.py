@@ -59,13 +59,10 @@ def store_encoder(store: Store, name: str, recipe: EncodeRecipe, models: Store |
     if asking != folder and (asked := asked_space(asking)) is not None:
         check_same_space(asked, space)
     with tempfile.TemporaryDirectory(prefix="bookwheel-") as workdir:
-        return StoredEncoder(
-            name=name,
-            spec=spec,
-            space=space,
-            passage=_put(store, question_files(folder, spec, space, Path(workdir))),
-            question=_put(store, question_files(asking, read_spec(asking, settings), space, Path(workdir))),
-        )
+        passage = question = _put(store, question_files(folder, spec, space, Path(workdir)))
+        if asking != folder:
+            question = _put(store, question_files(asking, read_spec(asking, settings), space, Path(workdir)))
+    return StoredEncoder(name, spec, space, passage, question)
 
 
 def _named(space: Space, folder: Path) -> Space:

@@ -5,12 +5,14 @@ of its own (which can not), each as a user types it. `embedded` is the share of 
 again, aim 0.025; `wall` is the seconds of the rebuild over those of the full build, aim 0.2, with stages beside it,
 since a fixed start-up weighs on small dumps. `words` is the share of the passages that would have to be embedded under
 that chunker. `equal` compares the rebuild with the full build: passages row for row, the largest difference of two
-numbers in the vectors and the share that differ by more than 1e-3 (bf16 rounds so, where batches differ), recall.
-`pull_mb` is what a puller of last month's snapshot fetches, by kind of file, of how much.
+numbers in the vectors and the share that differ by more than 1e-3, recall. `pull_mb` is what a puller of last month's
+snapshot fetches, by kind of file, of how much; `kept` is what of today's parts, row groups and rows last month's has,
+so what a layout of smaller pieces could save.
 
 Dumps: the demo's (96 articles, one plain stream), and a synthetic one (multistream). Prints one JSON line for each.
 `python tests/benchmarks/bench_incremental.py [--dump demo|synthetic|both] [--articles 500] [--encoder minilm]`; the
-encoder is a random one-layer BERT unless named.
+encoder is a random one-layer BERT unless named. The figures of the README: `--dump both --articles 20000 --encoder
+minilm`, an hour on two cores.
 """
 
 import argparse
@@ -19,6 +21,7 @@ import json
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,8 +34,9 @@ from processes import Cost, run
 
 from flows.demo import demo_dump, demo_encoder
 from rag_model.corpus.chunk import ChunkRecipe, chunk_part
-from rag_model.corpus.passages import PassageFile
+from rag_model.corpus.passages import ROW_GROUP, PassageFile
 from rag_model.corpus.plan import plan_dump
+from rag_model.store.paths import passages_path
 from rag_model.store.snapshot import Snapshot
 
 _COLUMNS = ("id", "page_id", "rev_id", "title", "section", "text", "start_word", "n_words", "hash")
@@ -91,6 +95,7 @@ def compare(name: str, months: Months, write: Write, encoder: str) -> dict[str, 
             "stages": {"rebuild": again.reply["seconds"], "full": full.reply["seconds"]},
             "equal": equal(folder / "store", folder / "full", again, full),
             "pull_mb": pulled(folder / "store"),
+            "kept": kept(folder / "store"),
         }
 
 
@@ -147,6 +152,30 @@ def pulled(store: Path) -> dict[str, Any]:
     _told("pull", "latest@1", str(dest), "--store", str(store), "--no-mapped", "--json")
     told = json.loads(_told("pull", "latest", str(dest), "--store", str(store), "--no-mapped", "--json"))
     return {**kinds, "measured": [round(told[f"{name}_bytes"] / 1e6, 3) for name in ("fetched", "reused")]}
+
+
+def kept(store: Path) -> dict[str, float]:
+    """Return the shares of the second snapshot's parts, row groups and rows that the first has as well."""
+    counts = {"parts": [0, 0], "row_groups": [0, 0], "rows": [0, 0]}
+    with Snapshot.open(str(store), "latest@1") as old, Snapshot.open(str(store), "latest") as new:
+        files = {blob.id for blob in old.manifest.content.files.values()}
+        known = {kind: _pieces(old, kind) for kind in counts if kind != "parts"}
+        blobs = [new.manifest.content.files[passages_path(part.name)] for part in new.parts]
+        counts["parts"] = [sum(blob.id in files for blob in blobs), len(blobs)]
+        for kind, before in known.items():
+            now = _pieces(new, kind)
+            counts[kind] = [sum((now & before).values()), now.total()]
+    return {kind: round(same / total, 4) for kind, (same, total) in counts.items()}
+
+
+def _pieces(snapshot: Snapshot, kind: str) -> Counter[tuple[str, ...]]:
+    """Count the hashes of a snapshot's passages, each by itself or a row group together."""
+    found: Counter[tuple[str, ...]] = Counter()
+    for part in snapshot.parts:
+        hashes = snapshot.columns(part.name, ["hash"])["hash"].to_pylist()
+        size = 1 if kind == "rows" else ROW_GROUP
+        found.update(tuple(hashes[start : start + size]) for start in range(0, len(hashes), size))
+    return found
 
 
 def _told(*words: str) -> str:
