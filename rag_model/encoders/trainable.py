@@ -16,10 +16,12 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from rag_model.encoders.encoder import Encoder, Role, Vectors
+from rag_model.encoders.files import CONFIG
 from rag_model.encoders.model import Model
 from rag_model.encoders.space import Space, asked_space, space_of, tokenizer_files
 from rag_model.encoders.spec import RECORD_FILE, EncoderSpec, TextInput
 from rag_model.encoders.tokens import tokenize
+from rag_model.errors import InputError
 
 Text = str | tuple[str, str]  # a question or a bare passage; or a passage's title and text
 _UNUSED = "pooler"  # BERT's: no vector depends on it, and several GPUs would wait for its gradient
@@ -90,7 +92,14 @@ class TrainableEncoder(nn.Module):
         Raises:
             InputError: its folder neither declares one nor holds an encoder whose own passages they could ask.
         """
-        return asked_space(self.folder) or space_of(self.folder, self.spec, self.folder.name)
+        if (declared := asked_space(self.folder)) is not None:
+            return declared
+        if not (self.folder / CONFIG).is_file():
+            raise InputError(
+                f"question encoder {self.folder} does not say whose passages it asks: train it on a snapshot, or put "
+                f"the space of one, as `show` prints it, into {RECORD_FILE} there as `asks`"
+            )
+        return space_of(self.folder, self.spec, self.folder.name)
 
     def save(self, folder: Path, asks: Space | None = None) -> None:
         """Write a folder that `Encoder.load` and transformers' `from_pretrained` open: safetensors, tokenizer, spec.

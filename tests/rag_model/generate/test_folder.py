@@ -25,6 +25,7 @@ from rag_model.encoders.spec import EncoderSpec
 from rag_model.encoders.trainable import TrainableEncoder
 from rag_model.errors import InputError, UsageError
 from rag_model.generate.folder import load_rag, save_rag
+from rag_model.generate.generator import Contexts, Targets
 from rag_model.generate.inputs import PaperForm
 from rag_model.generate.load import load_generator
 from rag_model.generate.rag import Kind, Rag, RagSettings
@@ -63,7 +64,11 @@ def rag_of(parts: dict[str, Path], question: str, family: str, settings: RagSett
 def losses(rag: Rag) -> torch.Tensor:
     vectors = torch.linspace(-1, 1, 2 * 2 * rag.question.dim).view(2, 2, -1).cos()
     contexts, targets = rag.generator.contexts(QUESTIONS, PASSAGES), rag.generator.targets(ANSWERS)
-    return rag(QUESTIONS, vectors, contexts, targets)
+    return loss_of(rag, vectors, contexts, targets)
+
+
+def loss_of(rag: Rag, vectors: torch.Tensor, contexts: Contexts, targets: Targets) -> torch.Tensor:
+    return rag.loss((vectors * rag.ask(QUESTIONS)[:, None]).sum(-1), contexts, targets)
 
 
 CASES = [
@@ -136,7 +141,7 @@ def test_transformers_opens_it_and_finds_the_same_loss(
         doc_scores=(vectors @ asked[..., None])[..., 0],
         labels=torch.cat([start, targets.tokens], 1),
     ).loss
-    torch.testing.assert_close(rag(QUESTIONS, vectors, contexts, targets), found, rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(loss_of(rag, vectors, contexts, targets), found, rtol=1e-5, atol=1e-4)
 
 
 def test_a_folder_of_transformers_alone_is_read(parts: dict[str, Path], tmp_path: Path) -> None:
@@ -153,6 +158,8 @@ def test_a_folder_of_transformers_alone_is_read(parts: dict[str, Path], tmp_path
     assert rag.settings == RagSettings("token", k=3)
     assert rag.generator.form == PaperForm(title_sep=" ~ ", doc_sep=" @ ", max_length=80)
     assert (rag.question.spec.pooling, rag.question.spec.normalize) == ("cls", False)
+    with pytest.raises(InputError, match="does not say whose passages it asks"):
+        rag.question.space()
     ours = Rag(
         TrainableEncoder.load(parts["dpr"], device="cpu"),
         load_generator(parts["bart"], rag.generator.form, device="cpu"),

@@ -73,6 +73,13 @@ def test_a_model_comes_out_as_it_went_in(store: Store, put: Callable[..., PutMod
     assert verify(store, made.model, store.models) == []
 
 
+def test_any_kind_of_store_keeps_models(memory_store: Store, trained: Callable[[str], Path]) -> None:
+    made = put_model(memory_store, trained("one"), Made("dpr", None, {}), "reader")
+    assert (model_folder(memory_store, "reader") / "question" / "model.safetensors").read_text() == "one"
+    assert gc(memory_store, 0.0)["blobs"].files == 0
+    assert verify(memory_store, made.model, memory_store.models) == []
+
+
 def test_the_same_model_is_put_once(store: Store, put: Callable[..., PutModel]) -> None:
     assert put("one") == put("one")
     assert put("two").move.number == 2
