@@ -10,8 +10,9 @@ The new snapshot takes the old one's place. Refs that name the old one move; ear
 one from then on, so that neither `rollback` nor `ref@number` brings a page back; the old manifest is removed, and who
 asks for it by its id is told what stands in its place. Where nothing is left of a snapshot, refs name nothing.
 
-The bytes go with `gc`: at once with `--grace 0`, else when they are as old as its grace. Copies elsewhere, which nobody
-here knows of, go with `pull --keep 1` and with the caches (`BOOKWHEEL_CACHE`) of other machines.
+The bytes go with `gc`: at once with `--grace 0`, else when they are as old as its grace. This machine's cache lets go
+of its copies. Those elsewhere, which nobody here knows of, go with `pull --keep 1` and with other machines' caches
+(`BOOKWHEEL_CACHE`). A later dump that has the page still lies in the store, as planned, until `gc` comes again.
 
 Caching: the store's memo for the indexes. A run that died is run again and goes on; without pages it only goes on.
 Requires: a store that this machine and the workers both reach.

@@ -1,6 +1,6 @@
 """`bookwheel show`: one snapshot, or one model, in words."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
 
 from cyclopts import Parameter
@@ -51,6 +51,7 @@ def _lines(manifest: Manifest) -> list[str]:
         *(f"index     {name}: {_index(index)}" for name, index in content.indexes.items()),
         *(f"parent    {parent}" for parent in manifest.parents),
         f"built     {built.get('created_at', 'unknown')} from {built.get('dump', 'unknown')}",
+        *(f"made of   {one['of'][:12]}: {made} {', '.join(one[what])}" for made, what, one in _derived(built)),
         *(f"note      {note}" for note in built.get("notes", ())),
         *(f"recipe    [{name}] {_settings(values)}" for name, values in content.recipe.items()),
     ]
@@ -76,6 +77,13 @@ def _model(manifest: ModelManifest, recipe: bool) -> Reply:
 def _index(entry: Mapping[str, Any]) -> str:
     """Return an index's settings in words, without what only a later build reads of them."""
     return _settings({name: value for name, value in entry.items() if name != "trained"})
+
+
+def _derived(built: Mapping[str, Any]) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
+    """Yield what was done to the snapshot that this one was made of."""
+    for key, made, what in (("takedown", "without pages", "pages"), ("indexed", "with indexes", "indexes")):
+        if key in built:
+            yield made, what, built[key]
 
 
 def _settings(values: Any) -> str:

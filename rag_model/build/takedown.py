@@ -61,6 +61,7 @@ def carry_out(store: Store, rebuild: Callable[[Holder], Manifest | None]) -> tup
             made = None if store.takedowns.in_place_of(old) is not None else rebuild(holder)
             moves += len(settle(store, old, "") if made is None else put_in_place(store, old, made))
             places[old] = store.takedowns.in_place_of(old) or ""
+            _forget(store, holder, places[old])
     retire(store)
     return places, moves
 
@@ -141,6 +142,13 @@ def _files(
             yield path(name), content.files[path(part.name)]
         elif made is not None and kind in made["files"]:
             yield path(name), BlobRef.from_json(made["files"][kind])
+
+
+def _forget(store: Store, holder: Holder, place: str) -> None:
+    """Remove this machine's copies of the files that a snapshot no longer has."""
+    kept = store.snapshots.get(place).content.files.values() if place else ()
+    for ref in {*holder.manifest.content.files.values()} - {*kept}:
+        store.blobs.forget(ref)
 
 
 def _check_kinds(manifest: Manifest) -> None:

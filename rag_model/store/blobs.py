@@ -159,6 +159,11 @@ class Blobs:
         used(copy)
         return copy
 
+    def forget(self, ref: BlobRef) -> None:
+        """Remove this machine's copy of a remote blob, if there is one; the blob itself stays."""
+        if not self.files.is_local:
+            (cache_folder() / ref.path.partition("/")[2]).unlink(missing_ok=True)
+
     def url(self, ref: BlobRef) -> str:
         """Return the blob's full URL, which any fsspec reader opens."""
         return self.files.url_of(ref.path)

@@ -9,6 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
@@ -154,6 +155,17 @@ def test_its_bytes_go_and_the_record_stays(store: Store) -> None:
     expire(store, Policy(keep=1, older_than=0))
     assert [record.reason for record in store.takedowns.records()] == ["a request"]
     assert texts(store, "latest") == ["three", "twelve"]
+
+
+def test_this_machine_forgets_its_copies_of_a_remote_store(tmp_path: Path) -> None:
+    url = f"memory://{secrets.token_hex(4)}"
+    store = Store.open(url, create=True)
+    build(store, {3: "three", 7: "secret", 12: "twelve"})
+    take_down(store, GONE)
+    assert texts(store, "latest") == ["three", "twelve"]
+    copies = [path for path in (tmp_path / "cache").glob("??/*") if path.read_bytes()[:4] == b"PAR1"]
+    assert [pq.read_table(path).column("text").to_pylist() for path in copies] == []
+    fsspec.filesystem("memory").rm(url, recursive=True)
 
 
 def test_moves_that_stay_keep_what_stands_in_the_place(store: Store) -> None:

@@ -109,8 +109,8 @@ def test_a_newer_store_is_refused(local_store: Store) -> None:
 
 def test_a_newer_move_of_a_ref_is_refused(local_store: Store) -> None:
     local_store.refs.move("latest", "0" * 64, 0)
-    local_store.files.put("refs/latest/00000002.json", b'{"format": 2, "target": "elsewhere"}')
-    with pytest.raises(StoreError, match=r"format 2.*upgrade"):
+    local_store.files.put("refs/latest/00000002.json", b'{"format": 3, "target": "elsewhere"}')
+    with pytest.raises(StoreError, match=r"format 3.*upgrade"):
         local_store.refs.current("latest")
 
 
