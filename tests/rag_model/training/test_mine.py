@@ -45,6 +45,8 @@ def test_a_negative_never_holds_an_answer() -> None:
     (mined,) = mine([QUESTION], Bm25(CORPUS).search)
     assert mined.positives == (CORPUS[0],)  # the first that holds it
     assert [one.title for one in mined.negatives] == ["Novella", "Farm"]  # and not the one that bears its name
+    (unfound,) = mine([QUESTION], Bm25(CORPUS).search, Mining(find_positives=False))
+    assert unfound.negatives == mined.negatives  # nor one that nobody calls a positive
 
 
 def test_positives_of_ones_own_stay_and_are_no_negatives() -> None:
