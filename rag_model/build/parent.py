@@ -1,8 +1,9 @@
 """The parent of a build: the snapshot that its ref (else `latest`) names, from which it inherits what has not changed.
 
-Boundaries of parts, passages of articles and vectors of passages are inherited. A parent makes a build cheaper and
-never another: passages are what they would be without it, vectors to rounding, and no record's key knows of it. It
-travels in the tasks of the parts whose pages it held, as a few names of blobs.
+Boundaries of parts, passages of articles and vectors of passages are inherited, and what indexes were trained to
+(`rag_model.build.heritage`). Passages are what they would be without a parent, vectors to rounding, and no record's key
+knows of it; only indexes may be others, as good ones. It travels in the tasks of the parts whose pages it held, as a
+few names of blobs.
 """
 
 from collections.abc import Callable, Iterator, Sequence
