@@ -82,6 +82,14 @@ def test_the_passage_is_cut_first_then_the_title_then_the_question(tokenizer: An
     assert words(tokenizer, PaperForm(), "0123456789", "title", "abcdefghij", longest) == left
 
 
+def test_places_are_counted_after_two_blanks_are_made_one(tokenizer: Any) -> None:
+    form = PaperForm("a  b  c  ", title_sep="/")
+    whole = words(tokenizer, form, "01  23", "", "xyz  vw", 300)
+    assert whole == "<s>a b c /xyz vw // 01 23</s>"
+    assert words(tokenizer, form, "01  23", "", "xyz  vw", 20) == "<s>a b c /xy // 01 23</s>"
+    assert words(tokenizer, form, "01  23", "", "xyz  vw", 15) == "<s>a b c / // 01</s>"
+
+
 def test_a_prompt_keeps_its_instructions(tokenizer: Any) -> None:
     assert words(tokenizer, PROMPT, "0123", "title", "abcdef", 21) == "<s>Q 0123 P title: a A</s>"
     assert words(tokenizer, PROMPT, "0123", "title", "abcdef", 13) == "<s>Q 01 P :  A</s>"
