@@ -15,7 +15,7 @@ from rag_model.generate.reader import Answer, Reader
 from rag_model.retrieve.dense import DenseRetriever
 from rag_model.store.models import model_folder
 from rag_model.store.snapshot import Snapshot
-from rag_model.store.store import Store
+from rag_model.store.store import MODEL, Store
 
 ModelName = Annotated[
     str, Parameter(help="A RAG model of the store (a ref, ref@number, an id, a unique prefix), or a folder of one.")
@@ -88,7 +88,7 @@ def _model_of(store: str, model: str) -> tuple[str, Path]:
     if model and Path(model).is_dir():
         return str(Path(model).resolve()), Path(model)
     opened = Store.open(store)
-    found = opened.models.resolve(model)
+    found = opened.models.resolve(model.removeprefix(MODEL))
     kind = opened.models.get(found).content.kind
     if kind not in {"rag-sequence", "rag-token"}:
         raise UsageError(f"model {model} is a {kind}, which finds passages and says nothing: give a RAG model")

@@ -175,7 +175,7 @@ def test_a_reader_is_trained_and_answers(
     assert f"rag-{rag.settings.kind}" == kind
     assert rag.settings.temperature == 0.05, "the encoder's vectors have unit length, and no temperature is set"
     assert rag.question.space().digest == (Snapshot.open(str(store)).space or {})["digest"]
-    answered = bookwheel("answer", "who was king?", "--store", store, "--model", kind, "--json")
+    answered = bookwheel("answer", "who was king?", "--store", store, "--model", f"model:{kind}", "--json")
     assert answered.code == 0, answered.err
     assert (answered.json["model"], len(answered.json["answers"][0]["passages"])) == (told["model"], 2)
     assert bookwheel("verify", f"model:{kind}", "--store", store).out == f"model {told['model'][:12]} is whole\n"
