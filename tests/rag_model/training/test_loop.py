@@ -51,7 +51,7 @@ def test_what_never_gets_better_is_kept_as_it_was(tmp_path: Path) -> None:
     assert all(torch.equal(kept[name], first[name]) for name in first)
 
 
-@pytest.mark.parametrize("kill_at", [1, 11, 13, 24])
+@pytest.mark.parametrize("kill_at", [1, 13])
 def test_a_killed_run_goes_on_to_the_same_losses(tmp_path: Path, kill_at: int) -> None:
     train(LineTask(), settings(accumulation=2), tmp_path / "whole")
     command = [sys.executable, learning.__file__, str(tmp_path / "killed"), "30"]
