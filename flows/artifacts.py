@@ -1,10 +1,15 @@
-"""What people read of a run in the Prefect UI: a table of counts, metrics and timings, and the way to the report."""
+"""What people read of a run in the Prefect UI: a table of counts, metrics and timings, and the way to the report.
+
+Outside a flow run nobody looks, and nothing is written.
+"""
 
 from pathlib import Path
+from typing import Any
 
 from prefect.artifacts import create_link_artifact, create_table_artifact
 
 from flows.outcome import Evaluated, Reindexed
+from flows.stage import in_run
 
 
 def show(outcome: Reindexed) -> None:
@@ -17,9 +22,9 @@ def show(outcome: Reindexed) -> None:
         for figure, value in figures.items()
     ]
     rows += [{"what": f"{stage}, seconds", "value": f"{seconds:.1f}"} for stage, seconds in outcome.seconds.items()]
-    create_table_artifact(rows, key="reindex-counts", description=f"Snapshot {(outcome.snapshot or '')[:12]}")
+    table(rows, key="reindex-counts", description=f"Snapshot {(outcome.snapshot or '')[:12]}")
     if outcome.report:
-        create_link_artifact(outcome.report, "Build report", key="reindex-report")
+        _link(outcome.report, "Build report", key="reindex-report")
 
 
 def show_answers(outcome: Evaluated) -> None:
@@ -33,9 +38,20 @@ def show_answers(outcome: Evaluated) -> None:
     ]
     rows += [{"what": f"collapse: {name}", "value": f"{value:,.3g}"} for name, value in outcome.collapse.items()]
     described = f"Model {outcome.model[:12]} on snapshot {outcome.snapshot[:12]}, {outcome.n:,} questions"
-    create_table_artifact(rows, key="evaluate-figures", description=described)
+    table(rows, key="evaluate-figures", description=described)
     if outcome.report:
-        create_link_artifact(Path(outcome.report).absolute().as_uri(), "How it answers", key="evaluate-report")
+        _link(Path(outcome.report).absolute().as_uri(), "How it answers", key="evaluate-report")
+
+
+def table(rows: list[dict[str, Any]], key: str, description: str) -> None:
+    """Put a table where the run's page shows it."""
+    if in_run():
+        create_table_artifact(rows, key=key, description=description)
+
+
+def _link(address: str, text: str, key: str) -> None:
+    if in_run():
+        create_link_artifact(address, text, key=key)
 
 
 def _interval(outcome: Evaluated, name: str) -> str:

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from prefect import flow
-from prefect.artifacts import create_table_artifact
 
 from beam_jobs.job import OnProgress
+from flows import artifacts
 from flows.progress import StageClock
 from flows.stage import stage
 from flows.training import Tables, training_of
@@ -171,7 +171,7 @@ def show(outcome: Finetuned) -> None:
     before, after = outcome.metrics["before"], outcome.metrics["after"]
     rows = [{"what": name, "before": f"{value:.4g}", "after": f"{after[name]:.4g}"} for name, value in before.items()]
     described = f"Model {outcome.model[:12]} ({outcome.name}@{outcome.number}) after {outcome.steps:,} steps"
-    create_table_artifact(rows, key="finetune-measures", description=described)
+    artifacts.table(rows, key="finetune-measures", description=described)
 
 
 def _told(job: Finetuning, found: Outcome, put: PutModel, name: str, clock: StageClock) -> Finetuned:

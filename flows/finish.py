@@ -11,7 +11,7 @@ from beam_jobs.job import Facts, Launch, OnProgress
 from flows import artifacts
 from flows.outcome import GateRefusedError, Reindexed
 from flows.progress import StageClock
-from flows.stage import in_run, stage
+from flows.stage import stage
 from rag_model.build.content import BuiltIndex, counts, provenance, vectors_of
 from rag_model.build.heritage import Heirloom
 from rag_model.build.measure import Measured, measure
@@ -91,8 +91,7 @@ def reported(build: Build, manifest: Manifest, published: Published, measured: M
     reports = {"chunk": build.passages, "embed": build.embeddings}
     page = write_report(build.store, manifest, published, measured, counted, reports, seconds)
     outcome = Reindexed.of(published, build.ref, counted, measured.metrics(), seconds, page)
-    if in_run():
-        artifacts.show(outcome)
+    artifacts.show(outcome)
     return outcome
 
 

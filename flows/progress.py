@@ -9,10 +9,10 @@ from typing import cast
 from uuid import UUID
 
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
-from prefect.context import FlowRunContext
 
 from beam_jobs.job import OnProgress
 from flows.console import shown
+from flows.stage import in_run
 
 
 @dataclass
@@ -33,7 +33,7 @@ class StageClock:
 
 @contextmanager
 def _stage_progress(flow: str, stage: str) -> Iterator[OnProgress]:
-    artifact = _Artifact(flow, stage) if FlowRunContext.get() else None
+    artifact = _Artifact(flow, stage) if in_run() else None
     with shown(stage) as show:
 
         def tell(done: int, total: int) -> None:

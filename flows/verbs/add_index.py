@@ -8,6 +8,7 @@ from cyclopts import Parameter
 from flows.add_index import add_index as add_index_flow
 from flows.outcome import GateRefusedError, Reindexed
 from flows.reply import Common, Reply, StoreUrl
+from flows.stage import run_flow
 from rag_model.build.recipe import read_recipe
 
 
@@ -36,7 +37,7 @@ def add_index(
     """
     given = read_recipe(recipe) if recipe else None
     try:
-        outcome = add_index_flow(snapshot, store, given, index, ref, beam_options)
+        outcome = run_flow(add_index_flow, snapshot, store, given, index, ref, beam_options)
     except GateRefusedError as refused:
         return Reply(refused.outcome.to_json(), _words(refused.outcome), str(refused))
     return Reply(outcome.to_json(), _words(outcome))

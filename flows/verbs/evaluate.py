@@ -106,13 +106,14 @@ def _answer(
     # Torch and Prefect, which retrieval and `--help` do without.
     from flows.evaluate import evaluate as evaluate_flow  # noqa: PLC0415
     from flows.outcome import CollapseRefusedError  # noqa: PLC0415
+    from flows.stage import run_flow  # noqa: PLC0415
     from rag_model.evaluation.settings import Evaluation  # noqa: PLC0415
     from rag_model.generate.decoding import Decoding  # noqa: PLC0415
 
     examined = Evaluation(**settings, decoding=Decoding(beams=beams))
     named = {name: None if path is None else str(path) for name, path in files.items()}
     try:
-        outcome, refusal = evaluate_flow(store, model, questions, ref, examined, **named), ""
+        outcome, refusal = run_flow(evaluate_flow, store, model, questions, ref, examined, **named), ""
     except CollapseRefusedError as refused:
         outcome, refusal = refused.outcome, str(refused)
     return Reply({**outcome.to_json(), "index": examined.index}, _words(outcome), refusal)

@@ -8,6 +8,7 @@ from cyclopts import Parameter
 from flows.finetune import Finetuned
 from flows.finetune import finetune as finetune_flow
 from flows.reply import Common, Reply, SnapshotName, StoreUrl
+from flows.stage import run_flow
 from flows.training import read_tables
 
 
@@ -44,7 +45,7 @@ def finetune(
     """
     tables: Any = read_tables(training)
     folder = str(work) if work else None
-    outcome = finetune_flow(kind, store, train, dev, ref, encoder, generator, tables, name, max_steps, folder)
+    outcome = run_flow(finetune_flow, kind, store, train, dev, ref, encoder, generator, tables, name, max_steps, folder)
     return Reply(outcome.to_json(), "\n".join(_lines(outcome)))
 
 

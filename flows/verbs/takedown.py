@@ -7,6 +7,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from flows.reply import Common, Reply, StoreUrl, Yes
+from flows.stage import run_flow
 from flows.takedown import takedown as takedown_flow
 from rag_model.build.takedown import Holder, choose_wiki, holders
 from rag_model.store.store import Store
@@ -32,7 +33,7 @@ def takedown(
     pages = tuple(takewhile(lambda word: not word.startswith("-"), page))
     if not yes:
         return _rehearsed(Store.open(store), pages, wiki)
-    outcome = takedown_flow(store, pages, wiki, reason, page[len(pages) :])
+    outcome = run_flow(takedown_flow, store, pages, wiki, reason, page[len(pages) :])
     lines = [
         f"record    {outcome.record or 'none: all of it was ordered before'}",
         *(f"replaced  {old[:12]} by {new[:12] or 'nothing'}" for old, new in outcome.replaced.items()),

@@ -7,7 +7,7 @@ sentence-transformers' MultipleNegativesRankingLoss on the same batches, their r
 Examples are triples of question, answers and context (JSON lines). Questions of one context are all in training, all in
 dev or all in test. The corpus is the contexts of all three and passages of another file. The default is small: what it
 shows is that the figure rises, not how far. In an hour on two cores: `python tests/benchmarks/bench_dpr.py
---train 16000 --test 1000 --passages-count 83541 --dev 300 --dev-corpus 5000 --steps 1500 --batch 32 --hard-negatives 1
+--examples FILE --passages FILE --train 16000 --test 1000 --passages-count 83541 --dev 300 --dev-corpus 5000 --steps 1500 --batch 32 --hard-negatives 1
 --evaluate-every 250 --learning-rate 2e-5`; on a GPU with `--gpu --batch 128 --max-length 256` as well.
 """
 
@@ -49,7 +49,6 @@ from rag_model.training.ranking import CUTOFFS, Ranking, first_answer
 from rag_model.training.settings import LoopSettings
 from rag_model.training.task import Measures
 
-SHARED = Path(__file__).parents[3] / "shared" / "data"
 WARM_UP = 1  # steps that are not timed
 
 
@@ -224,8 +223,8 @@ def say(kind: str, step: int, steps: int, measures: Measures) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument("--examples", type=Path, default=SHARED / "train_triples.jsonl.xz")
-    parser.add_argument("--passages", type=Path, default=SHARED / "passages.jsonl.xz")
+    parser.add_argument("--examples", type=Path, required=True, help="JSONL triples")
+    parser.add_argument("--passages", type=Path, required=True, help="JSONL with title and text")
     parser.add_argument("--passages-count", type=int, default=2000, help="passages beside the contexts")
     parser.add_argument("--train", type=int, default=800)
     parser.add_argument("--dev", type=int, default=100)

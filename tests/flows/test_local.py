@@ -73,13 +73,13 @@ def api(places: Places) -> Api:
     return Api(places.api)
 
 
-def test_every_flow_is_deployed_with_a_schedule_that_waits(api: Api) -> None:
-    for flow in ("reindex", "watch", "upkeep"):
+def test_every_flow_is_deployed_and_what_has_a_schedule_waits(api: Api) -> None:
+    for flow, schedules in (("reindex", 1), ("watch", 1), ("upkeep", 1), ("finetune", 0), ("evaluate", 0)):
         found = api(f"/deployments/name/{flow}/library")
         assert found["description"]
         assert found["tags"][0] == "bookwheel"
         assert found["global_concurrency_limit"]["limit"] == 1
-        assert [schedule["active"] for schedule in found["schedules"]] == [False]
+        assert [schedule["active"] for schedule in found["schedules"]] == [False] * schedules
         assert found["parameter_openapi_schema"]["properties"]["store"]["description"]
 
 
