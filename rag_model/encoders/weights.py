@@ -44,9 +44,7 @@ class StoredTensor:
             InputError: the dtype is no float, as in a quantised model.
         """
         if self.dtype not in _STORED_AS:
-            raise InputError(
-                f"model file {self.path} holds {self.dtype} tensors: save the model as fp32, fp16 or bf16"
-            )
+            raise InputError(f"model file {self.path} holds {self.dtype} tensors: save the model as fp32, fp16 or bf16")
         return digest_chunks(self._chunks())
 
     def _chunks(self) -> Iterator[bytes]:
