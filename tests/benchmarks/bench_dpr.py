@@ -6,9 +6,10 @@ sentence-transformers' MultipleNegativesRankingLoss on the same batches, their r
 
 Examples are triples of question, answers and context (JSON lines). Questions of one context are all in training, all in
 dev or all in test. The corpus is the contexts of all three and passages of another file. The default is small: what it
-shows is that the figure rises, not how far. In an hour on two cores: `python tests/benchmarks/bench_dpr.py --examples FILE
---passages FILE --train 16000 --test 1000 --passages-count 83541 --dev 300 --dev-corpus 5000 --steps 1500 --batch 32
---hard-negatives 1 --evaluate-every 250 --learning-rate 2e-5`; on a GPU with `--gpu --batch 128 --max-length 256` as well.
+shows is that the figure rises, not how far. In an hour on two cores: `python tests/benchmarks/bench_dpr.py
+--examples FILE --passages FILE --train 16000 --test 1000 --passages-count 83541 --dev 300 --dev-corpus 5000
+--steps 1500 --batch 32 --hard-negatives 1 --evaluate-every 250 --learning-rate 2e-5`; on a GPU with
+`--gpu --batch 128 --max-length 256` as well.
 """
 
 import argparse
