@@ -85,6 +85,9 @@ def down(folder: Path) -> list[str]:
     for started in _running(folder):
         with suppress(ProcessLookupError):
             os.killpg(started.pid, signal.SIGKILL)
+    for started in stopped:
+        with suppress(ChildProcessError):  # another process started it, and the kernel's first one buries it
+            os.waitpid(started.pid, os.WNOHANG)
     (folder / "processes.json").unlink(missing_ok=True)
     return [started.name for started in stopped]
 

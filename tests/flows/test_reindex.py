@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import Artifact
+from prefect.client.schemas.sorting import ArtifactSort
 
 from rag_model.store.snapshot import Snapshot
 from rag_model.store.store import Store
@@ -26,7 +27,7 @@ def artifacts_beside(report: str) -> dict[str, Any]:
 
     async def read() -> list[Artifact]:
         async with get_client() as client:
-            return await client.read_artifacts()
+            return await client.read_artifacts(sort=ArtifactSort.CREATED_DESC)  # of many runs' the newest 200
 
     artifacts = asyncio.run(read())
     (run,) = {artifact.flow_run_id for artifact in artifacts if report in str(artifact.data)}
