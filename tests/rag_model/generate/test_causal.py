@@ -46,7 +46,11 @@ def bloom(words: int) -> PreTrainedModel:
     return BloomForCausalLM(BloomConfig(vocab_size=words, hidden_size=32, n_layer=1, n_head=2, initializer_range=0.3))
 
 
-@pytest.fixture(scope="module", params=["llama", "chat", "without pad", gpt2, bloom], ids=["llama", "chat", "without pad", "gpt2", "bloom"])
+@pytest.fixture(
+    scope="module",
+    params=["llama", "chat", "without pad", gpt2, bloom],
+    ids=["llama", "chat", "without pad", "gpt2", "bloom"],
+)
 def generator(
     request: pytest.FixtureRequest, llama: CausalGenerator, tmp_path_factory: pytest.TempPathFactory
 ) -> CausalGenerator:
