@@ -1,7 +1,7 @@
 """The open book: one model, unchanged, and two snapshots whose facts differ. Do its answers follow the index?
 
 As Lewis et al. 2020 swap the index under RAG (section 4.5): there the leaders of the world in 2016 and 2018, here the
-holders of an office in real articles, into each of which one sentence was written that names last month's or today's.
+holders of an office in real articles, each of which was given a short section that names last month's or today's.
 Prints the 2 x 2 table: the share of answers that hold the name of last month's or of today's holder, by the index that
 was read; and the same closed book, where neither name can be known. The second index is built in the store of the
 first, as a monthly rebuild is. One JSON line; `follows` is the share of questions answered rightly from both.
@@ -39,6 +39,7 @@ FIRST = ("Alma", "Boris", "Clara", "Dmitri", "Elena", "Fergus", "Greta", "Hugo",
 LAST = ("Abernathy", "Bellweather", "Drummond", "Eriksson", "Galbraith", "Holloway", "Ivanova", "Kowalczyk", "Okafor")
 _TITLE = re.compile(rb"<title>([A-Z][A-Za-z ]{3,30})</title>")
 _LEAD = re.compile(rb"^'''[^\n]{200,}$", re.MULTILINE)  # the paragraph that says what the article is about
+_END = b"</text>"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +53,8 @@ class Office:
     def question(self) -> str:
         return f"Who is the president of the {self.title} Society?"
 
-    def sentence(self, month: int) -> bytes:
-        return f" The president of the {self.title} Society is {self.holders[month]}.".encode()
+    def section(self, month: int) -> bytes:
+        return f"\n== Society ==\nThe president of the {self.title} Society is {self.holders[month]}.\n".encode()
 
 
 def offices(export: Export, most: int) -> tuple[Export, list[Office]]:
@@ -71,12 +72,10 @@ def offices(export: Export, most: int) -> tuple[Export, list[Office]]:
 
 
 def told(export: Export, seats: Sequence[Office], month: int) -> Export:
-    """Return the dump of a month: each article's lead ends with who holds its office."""
-    pages = []
-    for page, office in zip(export.pages, seats, strict=True):
-        lead = _LEAD.search(page)
-        assert lead is not None
-        pages.append(page[: lead.end()] + office.sentence(month) + page[lead.end() :])
+    """Return the dump of a month: each article ends with who holds its office."""
+    pages = (
+        page.replace(_END, office.section(month) + _END, 1) for page, office in zip(export.pages, seats, strict=True)
+    )
     return replace(export, pages=tuple(pages))
 
 

@@ -6,7 +6,6 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,38 +14,15 @@ from rag_model.errors import StoreError
 from rag_model.evaluation.gate import Verdict
 from rag_model.store import Content, Manifest, Produced, Snapshot, Store
 from rag_model.store.expire import Policy, expire
-from rag_model.store.files import Files
 from rag_model.store.gc import gc
 from rag_model.store.moves import rollback, tag
 from rag_model.store.pull import pull
 from rag_model.store.verify import verify
+from tests.fixtures.broken import Broken
 
 Act = Callable[[Store], object]
 MOST = 100  # writes of one act
 DAYS = 100 * 86400.0
-
-
-class Broken(Files):
-    """Files whose write number `fatal` fails, carried out or not, and all that follow, as if the process had died."""
-
-    def __init__(self, url: str, fatal: int, *, carried_out: bool) -> None:
-        super().__init__(url)
-        self.fatal, self.carried_out, self.writes = fatal, carried_out, 0
-
-    def write(self, name: str, *args: Any) -> Any:
-        self.writes += 1
-        done = getattr(Files, name)(self, *args) if self.writes < self.fatal + self.carried_out else None
-        if self.writes >= self.fatal:
-            raise StoreError(f"write {self.writes} failed")
-        return done
-
-
-def _writing(name: str) -> Callable[..., Any]:
-    return lambda self, *args: self.write(name, *args)
-
-
-for _name in ("create", "put", "upload", "remove", "delete"):
-    setattr(Broken, _name, _writing(_name))
 
 
 def snapshot(store: Store, *files: str) -> Manifest:

@@ -36,6 +36,7 @@ from rag_model.store.gc import gc
 from rag_model.store.moves import rollback, tag
 from rag_model.store.pull import pull
 from rag_model.store.verify import verify
+from tests.fixtures.broken import Broken
 
 GONE = "7"
 STARTS = (0, 5, 10, 15)  # first pages of the parts, and the end
@@ -287,27 +288,6 @@ def test_what_a_writer_relies_on_stays_until_it_has_ended(store: Store) -> None:
     assert three not in store.snapshots.list()
 
 
-class Broken(Files):
-    """Files whose write number `fatal` fails, carried out or not, and all that follow, as if the process had died."""
-
-    fatal, carried_out, writes = 0, False, 0
-
-    def write(self, name: str, *args: Any) -> Any:
-        self.writes += 1
-        done = getattr(Files, name)(self, *args) if self.writes < self.fatal + self.carried_out else None
-        if self.writes >= self.fatal:
-            raise StoreError(f"write {self.writes} failed")
-        return done
-
-
-def _writing(name: str) -> Callable[..., Any]:
-    return lambda self, *args: self.write(name, *args)
-
-
-for _name in ("create", "put", "upload", "remove", "delete"):
-    setattr(Broken, _name, _writing(_name))
-
-
 def state(store: Store) -> tuple[Any, ...]:
     """What snapshots there are, and what refs have named, as texts, and that all of it is whole."""
     histories = {ref: [move.snapshot for move in store.refs.history(ref)] for ref in store.refs.names()}
@@ -322,8 +302,7 @@ def test_a_fault_at_every_write(store: Store, carried_out: bool, tmp_path: Path)
     expected = state(undisturbed)
     for fatal in range(1, MOST):
         url = str(shutil.copytree(pristine, tmp_path / f"{fatal}"))
-        broken, clean = Broken(url), Store.open(url)
-        broken.fatal, broken.carried_out = fatal, carried_out
+        broken, clean = Broken(url, fatal, carried_out=carried_out), Store.open(url)
         with suppress(StoreError):
             take_down(Store(broken), GONE)
         if broken.writes < fatal:
