@@ -11,6 +11,12 @@ from tests.fixtures.months import NEW, OLD, Built, Dumps, Page, build
 from tests.fixtures.tiny import save_bert
 
 
+@pytest.fixture(autouse=True)
+def works_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let worker processes import what the tests give them to do, wherever an earlier test left this process."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+
+
 @pytest.fixture(scope="session")
 def write_dump(
     tmp_path_factory: pytest.TempPathFactory,

@@ -28,6 +28,7 @@ from flows.demo import demo_dump, demo_encoder
 from rag_model.encoders.trainable import TrainableEncoder
 from rag_model.evaluation.match import Answers
 from rag_model.generate.decoding import Decoding
+from rag_model.generate.inputs import PromptForm
 from rag_model.generate.load import load_generator
 from rag_model.generate.rag import Rag, RagSettings
 from rag_model.generate.reader import Reader
@@ -132,7 +133,7 @@ def table(store: Path, ids: Sequence[str], seats: Sequence[Office], options: Any
     with Snapshot.open(str(store), ids[0]) as before, Snapshot.open(str(store), ids[1]) as after:
         question = TrainableEncoder.load(before.folder(QUESTION_ENCODER), "question")
         settings = RagSettings(options.kind, options.k, temperature=0.05)  # of cosines
-        rag = Rag(question, load_generator(options.generator), settings)
+        rag = Rag(question, load_generator(options.generator, PromptForm()), settings)  # a small chat model chats
         answers = [answered(snapshot, rag, seats, options.k, options.beams) for snapshot in (before, after)]
         passages = [before.n, after.n]
     closed = [

@@ -35,6 +35,7 @@ from rag_model.evaluation.bootstrap import difference_interval, mean_interval
 from rag_model.evaluation.gate import GateRecipe
 from rag_model.generate.decoding import Decoding
 from rag_model.generate.folder import load_rag
+from rag_model.generate.inputs import PromptForm
 from rag_model.generate.load import load_generator
 from rag_model.generate.rag import Rag
 from rag_model.generate.reader import CLOSED_BOOK, Reader
@@ -106,7 +107,7 @@ def compare(options: argparse.Namespace, data: Data, folder: Path) -> dict[str, 
             targets="first",
             answered=0,
         )
-        rag = Rag(question, load_generator(options.generator), recipe.settings(options.kind))
+        rag = Rag(question, load_generator(options.generator, PromptForm()), recipe.settings(options.kind))
         before = examine(rag, snapshot, data.test, options.k)
         task = RagTask(rag, snapshot, data.train, data.dev, recipe)
         loop = LoopSettings(

@@ -4,6 +4,9 @@ Beside the tests' own Prefect server: `up` starts one of its own, as a user's `m
 """
 
 import json
+import os
+import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -32,8 +35,15 @@ class Api:
     def __call__(self, path: str, body: Any = None, method: str | None = None) -> Any:
         data = None if body is None else json.dumps(body).encode()
         asked = urllib.request.Request(self.url + path, data, {"Content-Type": "application/json"}, method=method)
-        with urllib.request.urlopen(asked, timeout=60) as answer:
-            return json.loads(answer.read() or b"null")
+        deadline = time.monotonic() + DEADLINE
+        while True:
+            try:
+                with urllib.request.urlopen(asked, timeout=60) as answer:
+                    return json.loads(answer.read() or b"null")
+            except urllib.error.HTTPError as refused:
+                if refused.code != 503 or time.monotonic() > deadline:  # 503: its database is busy, ask again
+                    raise
+            time.sleep(1)
 
     def deployment(self, flow: str) -> str:
         return str(self(f"/deployments/name/{flow}/library")["id"])
@@ -61,7 +71,11 @@ ENDED = {"COMPLETED", "FAILED", "CRASHED", "CANCELLED"}
 def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Places]:
     folder = tmp_path_factory.mktemp("local")
     try:
-        yield up(folder, ROOT / "infra" / "prefect.yaml")
+        places = up(folder, ROOT / "infra" / "prefect.yaml")
+        make = "import sys; from rag_model.store.store import Store; Store.open(sys.argv[1], create=True)"
+        environment = {**os.environ, **places.environment}
+        subprocess.run([sys.executable, "-c", make, places.store], check=True, env=environment)
+        yield places
     finally:
         stopped = down(folder)
         assert stopped == ["s3", "prefect", "bookwheel-cpu", "bookwheel-gpu"]
