@@ -20,6 +20,7 @@ from flows import cli
 
 for _name, _value in cli._ENVIRONMENT.items():  # as the command does, before Prefect and transformers are imported
     os.environ.setdefault(_name, _value)
+os.environ.setdefault("PREFECT_API_REQUEST_TIMEOUT", "300")  # seconds; a busy machine's server takes more than 60
 
 from prefect.testing.utilities import prefect_test_harness  # noqa: E402
 
