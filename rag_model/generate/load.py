@@ -117,6 +117,10 @@ def _module(folder: Path, family: Any, given: dict[str, Any]) -> Any:
     module, loading = _opened(folder, family, {**given, **weights, "output_loading_info": True})
     if missing := sorted(loading["missing_keys"]):
         raise InputError(f"generator {folder} lacks {len(missing)} tensors, {missing[0]} first: fetch it again")
+    if "gguf_file" in given:  # its values are plain floats by now, which can learn and be saved
+        module.hf_quantizer = None
+        if hasattr(module.config, "quantization_config"):
+            del module.config.quantization_config
     return module
 
 

@@ -145,6 +145,17 @@ def test_a_gguf_file_holds_all_that_is_needed(tmp_path: Path) -> None:
     torch.testing.assert_close(generator.begin(contexts)[0], expected, atol=1e-4, rtol=1e-4)
 
 
+def test_what_was_a_gguf_file_is_saved_as_any_model(tmp_path: Path) -> None:
+    (tmp_path / "gguf").mkdir()
+    generator = load_generator(save_gguf(tmp_path / "gguf"), PromptForm(), device="cpu")
+    assert isinstance(generator, CausalGenerator)
+    generator.module.save_pretrained(str(tmp_path / "saved"))
+    generator.tokenizer.save_pretrained(str(tmp_path / "saved"))
+    again = load_generator(tmp_path / "saved", PromptForm(), device="cpu")
+    contexts, targets = generator.contexts(["who"], BESIDE), generator.targets(["the"])
+    torch.testing.assert_close(again.logits(contexts, targets), generator.logits(contexts, targets))
+
+
 def test_one_gguf_file_a_folder(tmp_path: Path) -> None:
     for name in ("a.gguf", "b.gguf"):
         (tmp_path / name).write_bytes(b"GGUF")
