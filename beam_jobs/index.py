@@ -24,7 +24,7 @@ from rag_model.build.heritage import Heirloom
 from rag_model.digest import digest_json
 from rag_model.index.cells import sample_size
 from rag_model.index.estimate import check_disk, estimate
-from rag_model.index.fit import Fit, Trained, measure, tell_apart
+from rag_model.index.fit import Fit, Trained, measure, sample
 from rag_model.index.pieces import Opener, opener
 from rag_model.index.recipe import IndexPlan, lists_in
 from rag_model.index.structure import structure_of
@@ -177,10 +177,9 @@ def _fit_of(build: IndexBuild, heirloom: Heirloom, store: Store) -> Fit:
 
     def measured(_: Path) -> Produced:
         changed = [(store.blobs.local(new), [*map(store.blobs.local, old)]) for new, old in heirloom.changed]
-        new, old = tell_apart(changed, [*map(store.blobs.local, heirloom.same)], plan.seed)
-        return Produced(
-            {}, measure(plan, store.blobs.local(heirloom.blob), heirloom.trained.losses, new, old).to_json()
-        )
+        sampled = sample(changed, [*map(store.blobs.local, heirloom.same)], plan.seed)
+        fit = measure(plan, store.blobs.local(heirloom.blob), heirloom.trained.losses, sampled)
+        return Produced({}, fit.to_json())
 
     looked_at = [[new.id, [ref.id for ref in old]] for new, old in heirloom.changed]
     same = [ref.id for ref in heirloom.same]

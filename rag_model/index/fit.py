@@ -1,8 +1,11 @@
 """Whether what was learnt of a corpus still fits it: how far new vectors lie from it, and what is found of them.
 
 Cells, centroids and codes are learnt from a sample once and kept while a corpus grows, so that all that did not change
-in it keeps its pieces. They are learnt anew where new vectors lie farther from them than those that they were learnt
-from did (`drift` times as far), where the lists find fewer of them, or where one cell has grown over the others.
+in it keeps its pieces. They are learnt anew where the vectors of the parts that changed lie farther from them than
+those that they were learnt from did (`drift` times as far), where the lists find fewer of the new ones, or where one
+cell has grown over the others. Vectors that were not learnt from always lie a little farther, and those of one new
+article by far if nothing like it was there: so the loss is judged over all rows of those parts, which is what the index
+will lose, and what is found over the new rows alone, which is what their readers will miss.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -58,11 +61,20 @@ class Trained:
 
 
 @dataclass(frozen=True, slots=True)
+class Sampled:
+    """At most `SAMPLE` vectors of each kind, (m, d) float32."""
+
+    new: Vectors  # those that were not there before
+    old: Vectors  # those that were
+    now: Vectors  # of the parts that changed, new and old as they come
+
+
+@dataclass(frozen=True, slots=True)
 class Fit:
     """How an inherited trained file fits the vectors that came since."""
 
     rows: int  # new vectors that were looked at
-    losses: Mapping[str, tuple[float, float]]  # theirs, and those of the vectors that it was learnt from
+    losses: Mapping[str, tuple[float, float]]  # of the parts that changed, and of the vectors that it was learnt from
     recall: tuple[float, float] | None = None  # of new vectors and of old ones by lists; None: not measured
 
     def reason(self, drift: float) -> str | None:
@@ -71,7 +83,9 @@ class Fit:
             return None
         for name, (now, before) in self.losses.items():
             if now > drift * before + _SLACK:
-                return f"{name} lose {now:.3f} of {self.rows:,} new vectors and {before:.3f} of those they learnt from"
+                return (
+                    f"{name} lose {now:.3f} where {self.rows:,} vectors are new, {before:.3f} of what they learnt from"
+                )
         if self.recall and self.recall[0] < self.recall[1] - _LESS_FOUND:
             new, old = self.recall
             return f"the lists find {new:.2f} of the neighbours of new vectors and {old:.2f} of old ones'"
@@ -90,28 +104,27 @@ class Fit:
         return cls(facts["rows"], pairs, (recall[0], recall[1]) if recall else None)
 
 
-def measure(plan: IndexPlan, trained: Path, losses: Mapping[str, float], new: Vectors, old: Vectors) -> Fit:
+def measure(plan: IndexPlan, trained: Path, losses: Mapping[str, float], sampled: Sampled) -> Fit:
     """Ask a trained file about vectors that it has not seen.
 
     Args:
         plan: of the index.
         trained: the file.
         losses: what `train` said of the vectors that it was learnt from.
-        new: (m, d) float32; none fit anything.
-        old: (o, d) float32, vectors that were there before.
+        sampled: of the corpus as it is today; no new vectors fit anything.
 
     Raises:
         InputError: the file is damaged or of another plan.
     """
-    if not len(new):
+    if not len(sampled.new):
         return Fit(0, {})
-    now = structure_of(plan).losses(plan, trained, new)
+    now = structure_of(plan).losses(plan, trained, sampled.now)
     pairs = {name: (loss, losses[name]) for name, loss in now.items() if name in losses}
-    return Fit(len(new), pairs, _recalls(plan, trained, new, old))
+    return Fit(len(sampled.new), pairs, _recalls(plan, trained, sampled.new, sampled.old))
 
 
-def tell_apart(changed: Sequence[tuple[Path, Sequence[Path]]], same: Sequence[Path], seed: int) -> tuple[Vectors, ...]:
-    """Return at most `SAMPLE` new vectors and as many old ones, (m, d) float32 each, drawn by seed.
+def sample(changed: Sequence[tuple[Path, Sequence[Path]]], same: Sequence[Path], seed: int) -> Sampled:
+    """Draw new vectors and old ones by seed.
 
     Args:
         changed: `.npy` files, at least one, each with those that held its range before: a row that is in these is old.
@@ -128,7 +141,8 @@ def tell_apart(changed: Sequence[tuple[Path, Sequence[Path]]], same: Sequence[Pa
         new.append(_drawn(path, np.flatnonzero(~there), seed))
         old.append(_drawn(path, np.flatnonzero(there), seed))
     old += [VectorFiles([path]).sample(SAMPLE, seed) for path in same]
-    return _fewer(new, seed), _fewer(old, seed)
+    now = VectorFiles([path for path, _ in changed]).sample(SAMPLE, seed)
+    return Sampled(_fewer(new, seed), _fewer(old, seed), now)
 
 
 def _rows(path: Path) -> Iterator[int]:

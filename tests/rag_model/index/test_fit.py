@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rag_model.errors import UsageError
-from rag_model.index.fit import SAMPLE, Fit, Trained, measure, tell_apart
+from rag_model.index.fit import SAMPLE, Fit, Sampled, Trained, measure, sample
 from rag_model.index.recipe import IndexRecipe, resolve
 from rag_model.index.structure import structure_of
 
@@ -22,11 +22,12 @@ FACTORIES = ["HNSW8", "HNSW8_SQ8", "IVF16,PQ8np", "OPQ8,IVF16,PQ8np", "IVF16,SQ8
 def fit_of(make_vectors: Make, write_parts: Make, tmp_path: Path) -> Callable[..., Fit]:
     """Train on a corpus; return how it fits other vectors."""
 
-    def run(factory: str, new: Any, metric: Any = "ip", cells: int = 6) -> Fit:
+    def run(factory: str, new: Any, metric: Any = "ip", cells: int = 6, among: int = 0) -> Fit:
         plan = resolve(IndexRecipe(factory, metric, cells=cells), 6000, 32)
         parts, trained = write_parts(make_vectors(6000)), tmp_path / "trained"
         losses = structure_of(plan).train(plan, parts, trained)["losses"]
-        return measure(plan, trained, losses, new, make_vectors(6000)[::7])
+        now = np.concatenate([new, make_vectors(6000)[:among]])
+        return measure(plan, trained, losses, Sampled(new, make_vectors(6000)[::7], now))
 
     return run
 
@@ -48,6 +49,15 @@ def test_more_of_the_same_fits_and_rotated_vectors_do_not(
     assert same.reason(plan.drift) is None, same
     assert other.reason(plan.drift) is not None, other
     assert Fit.of(other.to_json()) == other
+
+
+def test_one_strange_article_among_many_rows_is_no_drift_and_a_third_of_them_is(
+    fit_of: Callable[..., Fit], make_vectors: Make
+) -> None:
+    strange = rotated(make_vectors(100, seed=11))
+    few, many = fit_of("HNSW8", strange, among=6000), fit_of("HNSW8", strange, among=200)
+    assert few.reason(1.2) is None, few
+    assert str(many.reason(1.2)).startswith("cells lose "), many
 
 
 def test_lists_are_asked_what_they_find(fit_of: Callable[..., Fit], make_vectors: Make) -> None:
@@ -95,18 +105,18 @@ def test_new_vectors_are_those_whose_bytes_were_not_there(
     table = np.random.default_rng(seed).normal(size=(31, 4)).astype(np.float16)
     for name, rows in (("before", before), ("now", now), ("same", {0})):
         np.save(folder / name, table[sorted(rows)])
-    new, old = tell_apart([(folder / "now.npy", [folder / "before.npy"])], [folder / "same.npy"], seed)
-    np.testing.assert_array_equal(new, table[sorted(now - before)].astype(np.float32))
-    np.testing.assert_array_equal(old, table[[*sorted(now & before), 0]].astype(np.float32))
+    sampled = sample([(folder / "now.npy", [folder / "before.npy"])], [folder / "same.npy"], seed)
+    np.testing.assert_array_equal(sampled.new, table[sorted(now - before)].astype(np.float32))
+    np.testing.assert_array_equal(sampled.old, table[[*sorted(now & before), 0]].astype(np.float32))
+    np.testing.assert_array_equal(sampled.now, table[sorted(now)].astype(np.float32))
 
 
 def test_a_part_that_is_all_new_is_drawn_from(write_parts: Make) -> None:
     vectors = np.random.default_rng(0).normal(size=(3 * SAMPLE, 4)).astype(np.float32)
     (part,) = write_parts(vectors)
-    new, old = tell_apart([(part, [])], [], 1)
-    assert (new.shape, old.shape) == ((SAMPLE, 4), (0, 4))
-    again, _ = tell_apart([(part, [])], [], 1)
-    np.testing.assert_array_equal(new, again)
+    sampled = sample([(part, [])], [], 1)
+    assert (sampled.new.shape, sampled.old.shape, sampled.now.shape) == ((SAMPLE, 4), (0, 4), (SAMPLE, 4))
+    np.testing.assert_array_equal(sampled.new, sample([(part, [])], [], 1).new)
 
 
 def test_a_drift_below_one_is_refused() -> None:
