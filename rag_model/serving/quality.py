@@ -1,0 +1,190 @@
+"""Is what is served any good? Figures over the questions that really come, while they come.
+
+Do different questions still get different passages (retrieval collapse), does the index find what exact search finds
+(recall), are these the questions that the evaluation asked (drift)? The windows belong to one edition, so a swap begins
+all of them anew, and what can't be known is absent, never a guess.
+
+What costs time is done by one thread of the lowest priority, which rests far longer than it works.
+"""
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+import numpy as np
+
+from rag_model.errors import UsageError
+from rag_model.index.engine import Vectors, faiss
+from rag_model.retrieve.retriever import Hit
+from rag_model.serving.drift import LEAST, MOST, Reference
+from rag_model.serving.spotcheck import Truth
+from rag_model.serving.windows import Figures, WatchSettings, Windows
+from rag_model.store.snapshot import Snapshot
+
+Encode = Callable[[Sequence[str]], Vectors]
+_LOG = logging.getLogger(__name__)
+_SLICE = 8  # questions of the evaluation that are encoded between two rests
+_RENEWALS = 10  # times that drift is measured while the window's questions change
+
+
+@dataclass(slots=True)
+class _Watch:
+    """One edition under watch; `prepared` once its truth and its reference were looked for."""
+
+    snapshot: Snapshot
+    index: str
+    encode: Encode | None
+    windows: Windows
+    prepared: bool = False
+    truth: Truth | None = None
+    reference: Reference | None = None
+
+    @property
+    def due(self) -> bool:
+        """Whether there is something to do that takes time."""
+        return not self.prepared or self.samples_due or self.drift_due
+
+    @property
+    def samples_due(self) -> bool:
+        return self.truth is not None and self.windows.waiting
+
+    @property
+    def drift_due(self) -> bool:
+        return self.reference is not None and self.windows.renewed(_RENEWALS)
+
+
+class Quality:
+    """Watches one edition at a time. Safe among threads; what it is told takes microseconds."""
+
+    def __init__(self, settings: WatchSettings | None = None, questions: Sequence[str] = ()) -> None:
+        """Watch as `settings` say; drift is seen from `questions`, those of the evaluation: without any, none is.
+
+        Raises:
+            UsageError: there are questions, but too few to see drift from.
+        """
+        if 0 < len(questions) < LEAST:
+            raise UsageError(f"{len(questions)} questions are too few to see drift from: give at least {LEAST}")
+        self._settings = settings or WatchSettings()
+        self._questions = [
+            questions[i] for i in np.linspace(0, len(questions) - 1, min(len(questions), MOST)).astype(int)
+        ]
+        self._changed = threading.Condition()
+        self._watch: _Watch | None = None
+        self._closed = False
+        self._thread = threading.Thread(target=self._work, name="quality", daemon=True)
+        self._thread.start()
+
+    def follow(self, snapshot: Snapshot, index: str, encode: Encode | None) -> None:
+        """Watch another edition from now on, searched by `index` and asked through `encode`: windows begin anew."""
+        with self._changed:
+            self._watch = _Watch(snapshot, index, encode, Windows(self._settings, snapshot.n))
+            self._changed.notify()
+
+    def saw(
+        self,
+        snapshot: str,
+        questions: Sequence[str],
+        vectors: Vectors,
+        ks: Sequence[int],
+        hits: Sequence[Sequence[Hit]],
+    ) -> None:
+        """Take questions that were served by a snapshot: their (n, d) vectors, depths and passages, in order.
+
+        Those of a snapshot that is not watched, as of one that is being drained, are left out.
+        """
+        with self._changed:
+            if self._watch is None or self._watch.snapshot.id != snapshot:
+                return
+            for question, vector, k, found in zip(questions, vectors, ks, hits, strict=True):
+                self._watch.windows.add(question, vector.copy(), k, found)
+            if self._watch.due:
+                self._changed.notify()
+
+    def figures(self) -> Figures:
+        """Return what is known now of the edition that is watched."""
+        with self._changed:
+            return self._watch.windows.figures() if self._watch else Figures()
+
+    def close(self) -> None:
+        """Stop watching; the thread ends within the search of one part."""
+        with self._changed:
+            self._closed, self._watch = True, None
+            self._changed.notify()
+        self._thread.join()
+
+    def _work(self) -> None:
+        _lowest_priority()
+        while watch := self._awaited():
+            try:
+                self._tend(watch)
+            except Exception:  # figures that are absent are better than a thread that is
+                _LOG.exception("the quality of snapshot %s is not watched any more", watch.snapshot.id[:12])
+                with self._changed:
+                    self._watch = None if self._watch is watch else self._watch
+            watch = None  # what was left behind is not held while waiting
+
+    def _awaited(self) -> _Watch | None:
+        """Wait until something is due; None once closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or (self._watch is not None and self._watch.due))
+            return self._watch
+
+    def _tend(self, watch: _Watch) -> None:
+        if not watch.prepared:
+            watch.truth = Truth.of(watch.snapshot, watch.index)
+            watch.reference = self._reference(watch)
+            watch.prepared = True
+        if watch.samples_due:
+            self._check(watch)
+        if watch.drift_due and watch.reference is not None:
+            began = time.monotonic()
+            with self._changed:
+                vectors = watch.windows.renew()
+            watch.windows.drift = watch.reference.distance(vectors)
+            self._rest(watch, began)
+
+    def _reference(self, watch: _Watch) -> Reference | None:
+        """Encode the evaluation's questions as this edition encodes: vectors of another space can't be compared."""
+        if watch.encode is None or not self._questions:
+            return None
+        vectors = []
+        for first in range(0, len(self._questions), _SLICE):
+            began = time.monotonic()
+            vectors.append(watch.encode(self._questions[first : first + _SLICE]))
+            if not self._rest(watch, began):
+                return None
+        return Reference.of(np.concatenate(vectors))
+
+    def _check(self, watch: _Watch) -> None:
+        """Ask sampled questions again of all vectors."""
+        with self._changed:
+            asked = watch.windows.take_waiting()
+        began = time.monotonic()
+
+        def pause() -> bool:
+            nonlocal began
+            goes_on = self._rest(watch, began)
+            began = time.monotonic()
+            return goes_on
+
+        recalls = watch.truth.recalls(asked, pause) if watch.truth else None
+        if recalls is not None:
+            with self._changed:
+                watch.windows.add_recalls(recalls)
+
+    def _rest(self, watch: _Watch, began: float) -> bool:
+        """Rest after work that `began` then, so long that all work takes its share; False if the edition was left."""
+        rest = (time.monotonic() - began) * (1 / self._settings.share - 1)
+        with self._changed:
+            return not self._changed.wait_for(lambda: self._watch is not watch, rest)
+
+
+def _lowest_priority() -> None:
+    """Let every other thread go first, and work alone; what this thread starts inherits it."""
+    faiss.omp_set_num_threads(1)  # of this thread alone
+    with suppress(OSError, AttributeError):  # not everywhere has a thread a priority of its own
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)

@@ -1,0 +1,74 @@
+"""Exact search beside the service: what the index missed of what it was really asked.
+
+The gate measures an index on sentences of the corpus before it is published; people ask other things. So a few live
+questions are asked again of all vectors. It reads the embeddings part by part, memory-mapped, on one thread of the
+lowest priority, and rests after each part: a corpus larger than memory takes longer, and the service feels nothing.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import numpy as np
+
+from rag_model.errors import BookwheelError
+from rag_model.index.engine import Metric, Rows, Vectors
+from rag_model.index.exact import ExactIndex, best_of
+from rag_model.index.recall import Recalls, recall_at
+from rag_model.store.paths import embeddings_path
+from rag_model.store.snapshot import Snapshot
+
+_BEYOND = 10  # ranks below the last that counts, so that ties with it are seen
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A question that was served."""
+
+    vector: Vectors  # (d,)
+    rows: Rows  # (k,) what was found, best first, -1 where there was less
+
+
+class Truth:
+    """The vectors of one snapshot, to search without an index."""
+
+    def __init__(self, parts: Sequence[ExactIndex]) -> None:
+        """Search `parts`, in row order; `of` opens a snapshot's."""
+        self._parts = parts
+        self._starts = [0, *accumulate(part.n for part in parts)]
+
+    @classmethod
+    def of(cls, snapshot: Snapshot, index: str) -> "Truth | None":
+        """Open a snapshot's vectors, compared as `index` compares; None where they were not pulled or can't be read."""
+        entries = snapshot.manifest.content.indexes
+        metric: Metric = (entries.get(index) or next(iter(entries.values()), {})).get("metric", "ip")
+        try:
+            files = [snapshot.path(embeddings_path(part.name)) for part in snapshot.parts if part.rows]
+            return cls([ExactIndex([file], metric) for file in files]) if files else None
+        except BookwheelError:
+            return None
+
+    def recalls(self, asked: Sequence[Asked], pause: Callable[[], bool]) -> Recalls | None:
+        """Return the recall of each question at its own k, in [0, 1]; None if it was broken off.
+
+        Args:
+            asked: questions; all of them are compared with a vector while it is at hand.
+            pause: called after each part; False breaks the search off.
+
+        Raises:
+            InputError: a row of the corpus holds a NaN or an infinity.
+        """
+        vectors = np.stack([one.vector for one in asked])
+        depth = min(self._starts[-1], max(len(one.rows) for one in asked) + _BEYOND)
+        scores = np.empty((len(asked), 0), np.float32)
+        rows = np.empty((len(asked), 0), np.int64)
+        for start, part in zip(self._starts, self._parts, strict=False):
+            found, local = part.search(vectors, min(depth, part.n))
+            scores, rows = best_of(np.hstack([scores, found]), np.hstack([rows, local + start]), depth)
+            if not pause():
+                return None
+        each = [
+            recall_at(one.rows[None], true[None], score[None], len(one.rows))
+            for one, true, score in zip(asked, rows, scores, strict=True)
+        ]
+        return np.concatenate(each)

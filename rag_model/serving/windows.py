@@ -1,0 +1,110 @@
+"""Sliding windows over what one edition was asked and what it gave.
+
+Different questions count once each, however often they come: many people asking one thing is no retrieval collapse. Of
+a question its digest, its vector and the ids it was given are kept, and no text.
+"""
+
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+
+import numpy as np
+
+from rag_model.errors import UsageError
+from rag_model.evaluation.collapse import Collapse, measure
+from rag_model.index.engine import Vectors
+from rag_model.index.recall import Recalls, percentile5
+from rag_model.retrieve.retriever import Hit
+from rag_model.serving.spotcheck import Asked
+
+_WAITING = 32  # sampled questions that wait for exact search: one pass over the vectors serves them all
+
+
+@dataclass(frozen=True, slots=True)
+class WatchSettings:
+    """How closely the service is watched."""
+
+    window: int = 500  # different questions that collapse and drift are measured over
+    least: int = 50  # questions, or samples, below which nothing is said
+    sample_every: int = 20  # one question in so many is asked again of all vectors
+    samples: int = 200  # recalls that mean and 5th percentile are of: the percentile is then the tenth lowest
+    share: float = 0.05  # of one core, at most, for exact search and all else that takes time
+
+    def __post_init__(self) -> None:
+        if min(self.window, self.least - 1, self.sample_every, self.samples) < 1 or not 0 < self.share <= 1:
+            raise UsageError(f"windows are counts from 1, the least from 2, and a share is in (0, 1], not {self}")
+        if self.least > min(self.window, self.samples):
+            raise UsageError(f"windows of {self.window} and {self.samples} never hold {self.least}: lower `least`")
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What is known at one moment; None: not yet, or nothing can be known of this snapshot."""
+
+    collapse: Collapse | None = None
+    recall_mean: float | None = None
+    recall_p5: float | None = None
+    drift: float | None = None  # `drift.Reference.distance`
+
+
+@dataclass(slots=True)
+class Windows:
+    """What one edition was asked of late. Not safe among threads: `Quality` holds the lock."""
+
+    settings: WatchSettings
+    corpus: int  # passages there are to give
+    drift: float | None = None
+    _seen: OrderedDict[bytes, tuple[Vectors, tuple[str, ...]]] = field(default_factory=OrderedDict)
+    _waiting: list[Asked] = field(default_factory=list)
+    _recalls: deque[float] = field(default_factory=deque)
+    _tally: int = 0
+    _since: int = 0  # questions since `renew`
+
+    def add(self, question: str, vector: Vectors, k: int, hits: Sequence[Hit]) -> None:
+        """Take a question, its (d,) vector, how many passages it asked for, and those it was given, best first."""
+        name = blake2b(question.encode(errors="replace"), digest_size=16).digest()
+        self._seen[name] = (vector, tuple(hit.passage.id for hit in hits))
+        self._seen.move_to_end(name)
+        if len(self._seen) > self.settings.window:
+            self._seen.popitem(last=False)
+        self._since += 1
+        self._tally += 1
+        if self._tally % self.settings.sample_every == 0 and len(self._waiting) < _WAITING:
+            rows = np.full(k, -1, np.int64)
+            rows[: len(hits)] = [hit.row for hit in hits]
+            self._waiting.append(Asked(vector, rows))
+
+    def renewed(self, times: int) -> bool:
+        """Whether so much of the window is new since `renew` that a window is seen `times` times."""
+        return len(self._seen) >= self.settings.least and self._since * times >= self.settings.window
+
+    def renew(self) -> Vectors:
+        """Return the (n, d) vectors in the window."""
+        self._since = 0
+        return np.stack([vector for vector, _ in self._seen.values()])
+
+    @property
+    def waiting(self) -> bool:
+        """Whether questions wait for exact search."""
+        return bool(self._waiting)
+
+    def take_waiting(self) -> list[Asked]:
+        """Return the questions that wait for exact search; none waits then."""
+        taken, self._waiting = self._waiting, []
+        return taken
+
+    def add_recalls(self, recalls: Recalls) -> None:
+        """Take what exact search said of questions; the oldest fall out."""
+        self._recalls.extend(recalls.tolist())
+        while len(self._recalls) > self.settings.samples:
+            self._recalls.popleft()
+
+    def figures(self) -> Figures:
+        """Return what is known now."""
+        given = [passages for _, passages in self._seen.values()]
+        collapse = measure(given, self.corpus) if len(given) >= self.settings.least else None
+        if len(self._recalls) < self.settings.least:
+            return Figures(collapse, drift=self.drift)
+        recalls = np.array(self._recalls)
+        return Figures(collapse, float(recalls.mean()), percentile5(recalls), self.drift)
