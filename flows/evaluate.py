@@ -11,13 +11,11 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
-from prefect import flow
-
 from beam_jobs.job import OnProgress
 from flows import artifacts
 from flows.outcome import CollapseRefusedError, Evaluated
 from flows.progress import StageClock
-from flows.stage import stage
+from flows.stage import deployed, stage
 from flows.verbs.answer import open_reader
 from rag_model.digest import digest_file
 from rag_model.errors import InputError
@@ -34,7 +32,7 @@ from rag_model.store.snapshot import Snapshot
 from rag_model.store.store import Store
 
 
-@flow(name="evaluate", persist_result=False)
+@deployed("evaluate")
 def evaluate(
     store: str,
     model: str,
@@ -44,6 +42,7 @@ def evaluate(
     rows: str | None = None,
     kilt: str | None = None,
     report: str | None = None,
+    asks: str | None = None,
 ) -> Evaluated:
     """Answer `questions` with `model` from the snapshot that `ref` names, and measure the answers.
 
@@ -56,6 +55,7 @@ def evaluate(
         rows: write one JSON object a question to this file.
         kilt: write KILT's prediction file to this one.
         report: write the HTML report to this one.
+        asks: of a model that does not say so, the passage encoder whose passages it asks: a folder or a hub name.
 
     Raises:
         CollapseRefusedError: everything is measured and written, but retrieval has collapsed or passages are not read.
@@ -65,7 +65,7 @@ def evaluate(
     target = Store.open(store)
     with target.intents.held(f"evaluate-{secrets.token_hex(8)}"):  # so that no `gc` takes answers that are just made
         with clock("open"):
-            work = prepare(target, model, questions, ref, settings)
+            work = prepare(target, model, questions, ref, settings, asks)
         with clock("retrieve") as tell:
             retrieve(work, tell)
         for condition in work.examination.conditions():
@@ -115,12 +115,12 @@ class Work:
 
 
 @stage
-def prepare(store: Store, model: str, questions: str, ref: str, settings: Evaluation) -> Work:
+def prepare(store: Store, model: str, questions: str, ref: str, settings: Evaluation, asks: str | None = None) -> Work:
     """Read the questions; pin the snapshot and the model, and load the model."""
     asked = read_questions(questions)
     check_golds(asked.questions, settings.kind)  # before a model is fetched and loaded
     snapshot = Snapshot.from_store(store, ref)
-    named, reader = open_reader(snapshot, store.url, model, settings.index, settings.decoding)
+    named, reader = open_reader(snapshot, store.url, model, settings.index, settings.decoding, asks)
     if reader.retriever is None:
         raise InputError(f"model {model} finds no passages: give a RAG model with its question encoder")
     inputs = {

@@ -16,6 +16,13 @@ EncoderName = Annotated[  # never `--encoder`: in settings that names the passag
     str | None,
     Parameter(name="--question-encoder", help="Ask with this encoder instead of the one that the snapshot carries."),
 ]
+AsksName = Annotated[
+    str | None,
+    Parameter(
+        help="With a model that does not say so, as facebook/rag-*: the passage encoder, a folder or a hub name, whose "
+        "passages its questions ask."
+    ),
+]
 
 
 @Parameter(name="*")

@@ -6,8 +6,10 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from flows.reply import Common, IndexName, Reply, SnapshotName, StoreUrl
+from flows.reply import AsksName, Common, IndexName, Reply, SnapshotName, StoreUrl
 from flows.verbs.search import asked_of, hit_json
+from rag_model.encoders.encoder import passage_space
+from rag_model.encoders.space import check_same_space
 from rag_model.errors import UsageError
 from rag_model.generate.decoding import Decoding
 from rag_model.generate.folder import load_rag
@@ -29,6 +31,7 @@ def answer(
     ref: SnapshotName = "latest",
     k: Annotated[int | None, Parameter(alias="-k", help="Passages a question; by default as in training.")] = None,
     index: IndexName = "hnsw",
+    asks: AsksName = None,
     beams: Annotated[int, Parameter(help="Beams of the search for an answer; 1 is greedy.")] = 1,
     questions_file: Annotated[
         str | None,
@@ -46,26 +49,33 @@ def answer(
     asked = asked_of(question, questions_file)
     decoding = Decoding(beams=beams)
     snapshot = Snapshot.open(store, ref)
-    named, reader = open_reader(snapshot, store, model, index, decoding)
+    named, reader = open_reader(snapshot, store, model, index, decoding, asks)
     answers = reader.answer(asked, k)
     document = {"snapshot": snapshot.id, "model": named, "answers": [answer_json(one) for one in answers]}
     return Reply(document, "\n\n".join(_words(one) for one in answers))
 
 
 def open_reader(
-    snapshot: Snapshot, store: str, model: str, index: str, decoding: Decoding | None = None
+    snapshot: Snapshot, store: str, model: str, index: str, decoding: Decoding | None = None, asks: str | None = None
 ) -> tuple[str, Reader]:
     """Open a RAG model over a snapshot's index; return the model's id, or its folder, and what reads with it.
+
+    `asks` names the passage encoder whose passages the model's questions ask: what a model that was trained elsewhere
+    does not say, and what no weights show, since DPR's encoders for other data look alike. A model that says it, too,
+    must say the same.
 
     Raises:
         UsageError: the model is of another kind, or the snapshot has no such index.
         RefusedError: its question encoder asks into another space than the snapshot's.
         StoreError: the store has no such model.
-        InputError: the model is incomplete or corrupt.
+        InputError: the model is incomplete or corrupt, or nobody says whose passages it asks.
     """
     named, folder = _model_of(store, model)
     rag = load_rag(folder)
     encoder: Any = rag.question
+    if asks is not None:
+        encoder.asks = passage_space(asks)
+        check_same_space(encoder.space(), encoder.asks)
     return named, Reader(DenseRetriever(snapshot, encoder, index), rag, decoding)
 
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from flows.reply import Common, EncoderName, IndexName, Reply, SnapshotName, StoreUrl
+from flows.reply import AsksName, Common, EncoderName, IndexName, Reply, SnapshotName, StoreUrl
 from flows.verbs.search import retriever_of
 from rag_model.errors import UsageError
 from rag_model.evaluation.ablation import Ablations
@@ -37,6 +37,7 @@ def evaluate(
     answers: Annotated[
         Kind, Parameter(help="What the answers are: `spans`, `patterns` (CuratedTREC), `labels` (FEVER) or `texts`.")
     ] = "spans",
+    asks: AsksName = None,
     beams: Annotated[int, Parameter(help="With --model: beams of the search for an answer; 1 is greedy.")] = 1,
     ablations: Annotated[
         bool, Parameter(negative="", help="With --model: also closed book, gold passage, shuffled passages, k swept.")
@@ -54,13 +55,15 @@ def evaluate(
     snapshot and model are not answered twice.
     """
     if model is None:
-        _refuse({"--ablations": ablations, "--report": report, "--kilt": kilt}, "needs a model: give one with --model")
+        of_models = {"--ablations": ablations, "--report": report, "--kilt": kilt, "--asks": asks}
+        _refuse(of_models, "needs a model: give one with --model")
         return _retrieve(store, questions, ref, index, _DEPTH if k is None else k, encoder, answers, (trec, dpr, rows))
     why = "is of retrieval alone: leave it out, or leave out --model"
     _refuse({"--question-encoder": encoder, "--trec": trec, "--dpr": dpr}, why)
     settings: dict[str, Any] = {"kind": answers, "k": k, "depth": max(_DEPTH, k or 0), "index": index}
     settings["ablations"] = Ablations() if ablations else None
-    return _answer(store, model, questions, ref, settings, beams, {"rows": rows, "kilt": kilt, "report": report})
+    named = {"rows": rows, "kilt": kilt, "report": report, "asks": asks}
+    return _answer(store, model, questions, ref, settings, beams, named)
 
 
 def _refuse(given: dict[str, Any], why: str) -> None:
@@ -101,7 +104,7 @@ def _answer(
     ref: str,
     settings: dict[str, Any],
     beams: int,
-    files: dict[str, Path | None],
+    others: dict[str, Path | str | None],
 ) -> Reply:
     # Torch and Prefect, which retrieval and `--help` do without.
     from flows.evaluate import evaluate as evaluate_flow  # noqa: PLC0415
@@ -111,7 +114,7 @@ def _answer(
     from rag_model.generate.decoding import Decoding  # noqa: PLC0415
 
     examined = Evaluation(**settings, decoding=Decoding(beams=beams))
-    named = {name: None if path is None else str(path) for name, path in files.items()}
+    named = {name: None if path is None else str(path) for name, path in others.items()}
     try:
         outcome, refusal = run_flow(evaluate_flow, store, model, questions, ref, examined, **named), ""
     except CollapseRefusedError as refused:

@@ -1,4 +1,4 @@
-"""`bookwheel export`: a snapshot in a layout that other tools read."""
+"""`bookwheel export`: a snapshot in a layout that other tools read, or a model in its own."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -6,35 +6,49 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from flows.reply import Common, Reply, StoreUrl
+from flows.reply import AnyName, Common, Reply, StoreUrl
+from rag_model.errors import UsageError
 from rag_model.store.export import Layout
 from rag_model.store.export import export as export_snapshot
+from rag_model.store.models import export_model
 from rag_model.store.snapshot import Snapshot
+from rag_model.store.store import MODEL, Store
 
 
 def export(
-    snapshot: str,
+    snapshot: AnyName,
     out: Path,
     /,
     *,
     store: StoreUrl,
     layout: Annotated[
-        Layout, Parameter(help="dpr: psgs_w100.tsv and .npy; jsonl: Pyserini, FlashRAG; datasets: Parquet.")
-    ] = "datasets",
+        Layout | None,
+        Parameter(help="dpr: psgs_w100.tsv and .npy; jsonl: Pyserini, FlashRAG; by default datasets: Parquet."),
+    ] = None,
     no_embeddings: Annotated[bool, Parameter(negative="", help="Leave the vectors out.")] = False,
     common: Common | None = None,
 ) -> Reply:
     """Write all passages of a snapshot, and their vectors, to a new folder for other tools.
 
+    Of `model:NAME` the files as they are: `from_pretrained` opens the folder, or those in it.
+
     Parameters
     ----------
-    snapshot
-        A ref, ref@number, an id, or a unique prefix of one.
     out
         A folder that is not there yet.
     """
+    if snapshot.startswith(MODEL):
+        if layout or no_embeddings:
+            raise UsageError(f"{snapshot} is a model, which has one layout and no passages: leave out the options")
+        return _model(store, snapshot.removeprefix(MODEL), out)
     with Snapshot.open(store, snapshot) as opened:
-        report = export_snapshot(opened, out, layout, embeddings=not no_embeddings)
+        report = export_snapshot(opened, out, layout or "datasets", embeddings=not no_embeddings)
     document = {**asdict(report), "path": str(report.path)}
     text = f"{report.passages:,} passages of {report.snapshot[:12]} are in {report.path}: {report.bytes:,} bytes"
     return Reply(document, text)
+
+
+def _model(store: str, name: str, out: Path) -> Reply:
+    report = export_model(Store.open(store), name, out)
+    text = f"{report.kind} model {report.model[:12]} is in {report.path}: {report.bytes:,} bytes"
+    return Reply({**asdict(report), "path": str(report.path)}, text)

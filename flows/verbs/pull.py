@@ -1,20 +1,21 @@
-"""`bookwheel pull`: a snapshot in a folder of one's own."""
+"""`bookwheel pull`: a snapshot, or a model, in a folder of one's own."""
 
-from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from cyclopts import Parameter
 
 from flows.console import shown
-from flows.reply import Common, Reply, StoreUrl
+from flows.reply import AnyName, Common, Reply, StoreUrl
+from rag_model.errors import UsageError
 from rag_model.store.kinds import chosen
-from rag_model.store.pull import pull as pull_snapshot
-from rag_model.store.store import Store
+from rag_model.store.pull import PullReport
+from rag_model.store.pull import pull as pull_version
+from rag_model.store.store import MODEL, Store
 
 
 def pull(
-    ref: str,
+    ref: AnyName,
     dest: Path,
     /,
     *,
@@ -33,32 +34,49 @@ def pull(
     ] = False,
     keep: Annotated[
         int | None,
-        Parameter(help="Delete all but so many snapshots in DEST, those pulled last and those being read; else none."),
+        Parameter(help="Delete all but so many versions in DEST, those pulled last and those being read; else none."),
     ] = None,
     common: Common | None = None,
 ) -> Reply:
     """Copy a snapshot to DEST: only what is missing there, verified, and put in place in one step.
 
-    What was left out is added by pulling again without leaving it out.
+    What was left out is added by pulling again without leaving it out. `model:NAME` pulls a model the same way, to a
+    folder of its own; `answer --model DEST/current` reads with it.
 
     Parameters
     ----------
-    ref
-        A ref, ref@number, an id, or a unique prefix of one.
     dest
-        A folder; `DEST/current` names the snapshot that was pulled last.
+        A folder; `DEST/current` names what was pulled last.
     """
     opened = Store.open(store)
-    manifest = opened.snapshots.get(opened.snapshots.resolve(ref))
-    select = chosen(manifest.content, indexes=index, embeddings=not no_embeddings, passages_only=passages_only)
-    with shown("pull", as_bytes=True) as tell:
-        report = pull_snapshot(
-            opened, manifest.id, dest, select=select, mapped=not no_mapped, keep=keep, on_progress=tell
+    shelf, name = opened.shelf(ref)
+    taken: dict[str, Any] = {"keep": keep}
+    if shelf is opened.models:
+        if index or no_embeddings or passages_only or no_mapped:
+            raise UsageError(f"{ref} is a model, which is pulled whole: leave out what chooses a snapshot's files")
+        named = f"{MODEL}{shelf.resolve(name)}"
+    else:
+        named = shelf.resolve(name)
+        taken["select"] = chosen(
+            shelf.get(named).content, indexes=index, embeddings=not no_embeddings, passages_only=passages_only
         )
-    document = {**asdict(report), "path": str(report.path)}
+        taken["mapped"] = not no_mapped
+    with shown("pull", as_bytes=True) as tell:
+        report = pull_version(opened, named, dest, **taken, on_progress=tell)
+    return _told(report, shelf.noun)
+
+
+def _told(report: PullReport, noun: str) -> Reply:
+    document = {
+        noun: report.snapshot,
+        "path": str(report.path),
+        "fetched_bytes": report.fetched_bytes,
+        "reused_bytes": report.reused_bytes,
+        "pruned": list(report.pruned),
+    }
     text = (
-        f"snapshot {report.snapshot[:12]} is in {report.path}: "
+        f"{noun} {report.snapshot[:12]} is in {report.path}: "
         f"{report.fetched_bytes:,} bytes fetched, {report.reused_bytes:,} there already"
-        + (f"; {len(report.pruned)} earlier snapshots deleted" if report.pruned else "")
+        + (f"; {len(report.pruned)} earlier {noun}s deleted" if report.pruned else "")
     )
     return Reply(document, text)

@@ -146,6 +146,22 @@ class Encoder:
             )
 
 
+def passage_space(name: str | Path) -> Space:
+    """Return the space of the encoder in folder `name`, or of that hub name, without loading the model.
+
+    As its folder declares, else that of the passages it makes.
+
+    Raises:
+        InputError: it is not to be found, a file is missing or corrupt, or it is DPR's question encoder and declares
+            nothing.
+    """
+    folder = resolve_folder(name)
+    if (declared := asked_space(folder)) is not None:
+        return declared
+    _check_role(folder, "passage")
+    return space_of(folder, read_spec(folder, known_prompts(str(name))), str(name))
+
+
 def _windows(inputs: Sequence[TextInput], size: int) -> Iterator[Sequence[TextInput]]:
     return (inputs[start : start + size] for start in range(0, len(inputs), size))
 

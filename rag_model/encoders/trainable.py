@@ -37,6 +37,7 @@ class TrainableEncoder(nn.Module):
         self.whole = encoder.model.whole
         self.role = role
         self.folder = encoder.folder
+        self.asks: Space | None = None  # whose passages its questions ask, where its folder does not say
         self.spec: EncoderSpec = encoder.spec
         self.tokenizer: Tokenizer = encoder.tokenizer
         self._model: Model = encoder.model
@@ -92,12 +93,13 @@ class TrainableEncoder(nn.Module):
         Raises:
             InputError: its folder neither declares one nor holds an encoder whose own passages they could ask.
         """
-        if (declared := asked_space(self.folder)) is not None:
+        if (declared := asked_space(self.folder) or self.asks) is not None:
             return declared
         if not (self.folder / CONFIG).is_file():
             raise InputError(
-                f"question encoder {self.folder} does not say whose passages it asks: train it on a snapshot, or put "
-                f"the space of one, as `show` prints it, into {RECORD_FILE} there as `asks`"
+                f"question encoder {self.folder} does not say whose passages it asks, and its architecture can't: name "
+                f"their encoder with --asks, or put its space, as `show --json` prints it, into {RECORD_FILE} there as "
+                "`asks`"
             )
         return space_of(self.folder, self.spec, self.folder.name)
 

@@ -56,7 +56,7 @@ def export(snapshot: Snapshot, out: Path, layout: Layout, *, embeddings: bool = 
         raise UsageError(f"there is no layout {layout!r}: choose from {', '.join(get_args(Layout))}")
     vectors = embeddings and any(kind_of(file) == "embeddings" for file in snapshot.manifest.content.files)
     try:
-        with _new_folder(out) as building:
+        with new_folder(out) as building:
             _WRITERS[layout](snapshot, building, vectors)
             (building / "README.md").write_text(_readme(snapshot, vectors), encoding="utf-8")
             size = sum(path.stat().st_size for path in building.rglob("*") if path.is_file())
@@ -66,7 +66,13 @@ def export(snapshot: Snapshot, out: Path, layout: Layout, *, embeddings: bool = 
 
 
 @contextmanager
-def _new_folder(out: Path) -> Iterator[Path]:
+def new_folder(out: Path) -> Iterator[Path]:
+    """Yield a folder to fill, which takes the name `out` when the block ends well, and goes when it fails.
+
+    Raises:
+        UsageError: there is something at `out` already.
+        OSError: it cannot be written.
+    """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UsageError(f"there is something at {out} already: give a new folder")
     building = out.absolute().with_name(f"{TEMPORARY}{secrets.token_hex(8)}")

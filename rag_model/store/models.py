@@ -1,4 +1,7 @@
-"""Models in the store: a folder goes in, is named by a ref as snapshots are, and comes out as a folder again."""
+"""Models in the store: a folder goes in, is named by a ref as snapshots are, and comes out as a folder again.
+
+`pull` keeps a folder of versions up to date, as of snapshots; `export_model` writes one plain folder.
+"""
 
 import secrets
 from collections.abc import Mapping
@@ -7,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rag_model.errors import RefConflictError, StoreError, UsageError
+from rag_model.store.export import new_folder
 from rag_model.store.model_manifest import SUFFIXES, ModelContent, ModelManifest
 from rag_model.store.refs import RefMove, checked_name
 from rag_model.store.store import Store
@@ -53,6 +57,37 @@ def put_model(store: Store, folder: Path, made: Made, ref: str, note: str = "") 
         files = {name: store.blobs.put_file(path) for name, path in paths.items()}
         content = ModelContent(made.kind, files, made.space, made.lineage)
         return _publish(store, ModelManifest(content, made.metrics, made.provenance), ref, note)
+
+
+@dataclass(frozen=True, slots=True)
+class ExportedModel:
+    """What an export of a model wrote."""
+
+    model: str  # full id
+    path: Path
+    kind: str  # dpr, rag-sequence, rag-token
+    bytes: int
+
+
+def export_model(store: Store, name: str, out: Path) -> ExportedModel:
+    """Write a model's files, each verified, to the new folder `out`, which appears whole or not at all.
+
+    `name` is an id, a prefix, a ref or ref@number. The files are those that the training saved, safetensors and a card
+    among them: transformers' `from_pretrained` opens the folder, or the folders in it.
+
+    Raises:
+        StoreError: there is no such model, a file of it is missing or damaged, or `out` cannot be written.
+        UsageError: there is something at `out` already.
+    """
+    identity = store.models.resolve(name)
+    content = store.models.get(identity).content
+    try:
+        with new_folder(out) as building:
+            for path, ref in content.files.items():
+                store.blobs.fetch(ref, building / path)
+    except OSError as error:
+        raise StoreError(f"cannot write {out}: {error.strerror or error}") from error
+    return ExportedModel(identity, out, content.kind, sum(ref.size for ref in content.files.values()))
 
 
 def model_folder(store: Store, name: str) -> Path:

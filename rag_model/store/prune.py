@@ -10,16 +10,16 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from rag_model.digest import ALGORITHM
 from rag_model.errors import StoreError, UsageError
 from rag_model.landing import TEMPORARY
 from rag_model.store.blobs import BlobRef
 from rag_model.store.fetch import PARTIAL
-from rag_model.store.manifest import Manifest
 from rag_model.store.pulled import CURRENT, MANIFEST, mapped_copy
 
 _LOCK = ".lock"
@@ -52,10 +52,11 @@ def pulling(dest: Path) -> Iterator[int]:
         os.close(descriptor)
 
 
-def prune(dest: Path, keep: int, lock: int) -> tuple[str, ...]:
+def prune(dest: Path, keep: int, lock: int, parse: Callable[[bytes], Any]) -> tuple[str, ...]:
     """Delete all but the `keep` snapshots that were pulled last, and the files that only they had; return their ids.
 
-    What `current` names stays, and so does what a reader holds. `lock` is what `pulling` gave. Where another pull is at
+    What `current` names stays, and so does what a reader holds. `lock` is what `pulling` gave,
+    `parse` reads a manifest. Where another pull is at
     work nothing is deleted; the next one does it.
 
     Raises:
@@ -68,7 +69,7 @@ def prune(dest: Path, keep: int, lock: int) -> tuple[str, ...]:
     gone = tuple(folder.name for folder in _oldest(dest, keep) if _removed(folder))
     for folder in dest.glob(f"{TEMPORARY}*"):  # of those who died half-way: nobody else is at work
         shutil.rmtree(folder, ignore_errors=True)
-    _sweep(dest)
+    _sweep(dest, parse)
     return gone
 
 
@@ -120,10 +121,10 @@ def _removed(folder: Path) -> bool:
     return True
 
 
-def _sweep(dest: Path) -> None:
+def _sweep(dest: Path, parse: Callable[[bytes], Any]) -> None:
     """Delete what no snapshot's folder names any more: copies of blobs, whole or not, and what was derived of them."""
     with suppress(StoreError):  # a manifest that cannot be read may name any of them
-        named = _named(dest)
+        named = _named(dest, parse)
         for copy in (dest / ".blobs").glob("??/*"):
             digest = copy.name.removeprefix(".").removesuffix(PARTIAL)
             if _ID.fullmatch(digest) and digest not in named:
@@ -132,7 +133,7 @@ def _sweep(dest: Path) -> None:
                     path.unlink(missing_ok=True)
 
 
-def _named(dest: Path) -> set[str]:
+def _named(dest: Path, parse: Callable[[bytes], Any]) -> set[str]:
     """Return the digests of all files of the snapshots that are there."""
-    manifests = [Manifest.from_bytes(manifest.read_bytes()) for manifest in dest.glob(f"*/{MANIFEST}")]
+    manifests = [parse(manifest.read_bytes()) for manifest in dest.glob(f"*/{MANIFEST}")]
     return {ref.id.partition(":")[2] for manifest in manifests for ref in manifest.content.files.values()}

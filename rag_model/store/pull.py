@@ -1,16 +1,16 @@
-"""Pull a snapshot into a local folder: only what is missing, verified, and put in place atomically.
+"""Pull a snapshot, or a model, into a local folder: only what is missing, verified, and put in place atomically.
 
 ```
 DEST/.blobs/ab/abcdef…         every blob pulled so far, verified; .abcdef….partial: one that was interrupted
 DEST/.mapped/abcdef….arrow     passages as a service reads them: memory-mapped, derived once from their blob
 DEST/.verified/…               stamps: which of these files nobody wrote to since they were verified
-DEST/.lock                     held by every pull while it lasts
 DEST/.lock                     held by every pull while it lasts, shared
 DEST/<snapshot id>/…           the snapshot's files under their own names (hard links into .blobs), manifest.json
 DEST/current                   a symbolic link to the snapshot pulled last, swapped by one rename
 ```
 A reader opens `DEST/current` once and keeps that folder, which never changes: it can never see a mix. Earlier snapshots
-stay until a pull is told how many to keep (`rag_model.store.prune`).
+stay until a pull is told how many to keep (`rag_model.store.prune`). A model's folder looks the same and is one that
+`load_rag` and `from_pretrained` open; snapshots and models are pulled to folders of their own.
 """
 
 import os
@@ -22,19 +22,20 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
+from typing import Any
 
 from rag_model.digest import digest_file
-from rag_model.errors import ResourceError, StoreError
+from rag_model.errors import ResourceError, StoreError, UsageError
 from rag_model.landing import TEMPORARY, sync
 from rag_model.store.blobs import BlobRef
 from rag_model.store.cache import existing
 from rag_model.store.fetch import partial_bytes
 from rag_model.store.files import json_bytes
 from rag_model.store.kinds import kind_of
-from rag_model.store.manifest import Manifest
 from rag_model.store.mapped import write_mapped
 from rag_model.store.prune import check_keep, prune, pulling
 from rag_model.store.pulled import CURRENT, MANIFEST, blob_copy, mapped_copy, mapped_identity, stamps_of
+from rag_model.store.shelf import Shelf
 from rag_model.store.store import Store
 
 _THREADS = 4  # blobs at once; each holds at most 4 chunks of 16 MiB
@@ -44,11 +45,11 @@ _THREADS = 4  # blobs at once; each holds at most 4 chunks of 16 MiB
 class PullReport:
     """What a pull did."""
 
-    snapshot: str  # full id
-    path: Path  # DEST/<snapshot id>
+    snapshot: str  # full id, of a snapshot or a model
+    path: Path  # DEST/<id>
     fetched_bytes: int
     reused_bytes: int  # found in DEST and verified
-    pruned: tuple[str, ...] = ()  # ids of earlier snapshots that were deleted
+    pruned: tuple[str, ...] = ()  # ids of earlier ones that were deleted
 
 
 def pull(
@@ -61,31 +62,33 @@ def pull(
     keep: int | None = None,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> PullReport:
-    """Bring a snapshot (an id, a unique prefix or a ref) to `dest`; `select` says which of its files.
+    """Bring a snapshot (an id, a unique prefix or a ref), or a model (`model:` before it), to `dest`.
 
-    A later pull of the same snapshot that selects more adds files to the same folder. An interrupted pull
-    leaves `current` as it was; the next goes on where it stopped, within a file too. What lies in `dest`
-    already is hashed again, and replaced if damaged. `mapped` derives the memory-mapped copy of the passages,
+    `select` says which of its files; a later pull of the same snapshot that selects more adds files to the same folder.
+    An interrupted pull leaves `current` as it was; the next goes on where it stopped, within a file too. What lies in
+    `dest` already is hashed again, and replaced if damaged. `mapped` derives the memory-mapped copy of the passages,
     which takes about three times their room. `keep` deletes all but so many snapshots, those pulled last, but none that
     a reader has open; None keeps all. `on_progress` is called with the bytes that are there and all bytes.
 
     Raises:
-        UsageError: `keep` is below 1.
+        UsageError: `keep` is below 1, or models are asked for in a folder of snapshots, or the other way round.
         ResourceError: `dest` has not enough room; nothing was fetched.
         StoreError: a blob is missing or damaged, or `dest` is full or cannot be written; `current` did not
         move.
     """
     check_keep(keep)
-    manifest = store.snapshots.get(store.snapshots.resolve(snapshot))
+    shelf, name = store.shelf(snapshot)
+    manifest = shelf.get(shelf.resolve(name))
+    _check_of_one_kind(store, shelf, dest)
     files = {path: ref for path, ref in manifest.content.files.items() if select(path)}
     dest, blobs = dest.absolute(), list(dict.fromkeys(files.values()))
     _check_room(dest, blobs)
-    passages = {ref for path, ref in files.items() if mapped and kind_of(path) == "passages"}
+    passages = _to_map(files) if mapped and shelf is store.snapshots else set()
     try:
         with pulling(dest) as lock:
             fetched = _obtain_all(store, blobs, passages, dest, _Watch(sum(ref.size for ref in blobs), on_progress))
             _place(manifest, files, dest)
-            pruned = prune(dest, keep, lock) if keep else ()
+            pruned = prune(dest, keep, lock, shelf.parse) if keep else ()
     except OSError as error:
         raise StoreError(f"cannot write {dest}: {error.strerror or error}") from error
     return PullReport(
@@ -95,6 +98,20 @@ def pull(
         reused_bytes=sum(ref.size for ref, new in zip(blobs, fetched, strict=True) if not new),
         pruned=pruned,
     )
+
+
+def _to_map(files: dict[str, BlobRef]) -> set[BlobRef]:
+    return {ref for path, ref in files.items() if kind_of(path) == "passages"}
+
+
+def _check_of_one_kind(store: Store, shelf: Shelf[Any], dest: Path) -> None:
+    """Refuse to let `current` name now a snapshot and now a model: whoever follows it reads one of the two."""
+    other = store.snapshots if shelf is store.models else store.models
+    try:
+        other.parse((dest / CURRENT / MANIFEST).read_bytes())
+    except (OSError, StoreError):
+        return
+    raise UsageError(f"{dest} is a folder of {other.noun}s: pull {shelf.noun}s to a folder of their own")
 
 
 def _check_room(dest: Path, blobs: list[BlobRef]) -> None:
@@ -167,7 +184,7 @@ def _derive(ref: BlobRef, dest: Path) -> None:
         stamps_of(dest).put(copy, identity)
 
 
-def _place(manifest: Manifest, files: dict[str, BlobRef], dest: Path) -> None:
+def _place(manifest: Any, files: dict[str, BlobRef], dest: Path) -> None:
     """Build the snapshot's folder beside its place, move it there whole, then swap `current`."""
     building = dest / f"{TEMPORARY}{secrets.token_hex(8)}"
     building.mkdir(parents=True)

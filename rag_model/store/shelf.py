@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
-from rag_model.errors import StoreError
+from rag_model.errors import StoreError, UsageError
 from rag_model.store.files import Files, json_bytes
 from rag_model.store.refs import Refs
 from rag_model.store.takedowns import Takedowns
@@ -82,7 +82,13 @@ class Shelf(Generic[M]):
 
         Raises:
             StoreError: nothing, or more than one thing, goes by that name.
+            UsageError: it is `model:` and a name, where one kind alone is meant.
         """
+        if ":" in name:
+            raise UsageError(
+                f"{name} stands where the name of a {self.noun} belongs: models are taken by log, show, tag, rollback, "
+                "verify, pull and export, and by --model without `model:`"
+            )
         if numbered := _NUMBERED.fullmatch(name):
             return self._at(numbered[1], int(numbered[2]))
         if _ID.fullmatch(name):
