@@ -16,7 +16,6 @@ from flows import artifacts
 from flows.outcome import CollapseRefusedError, Evaluated
 from flows.progress import StageClock
 from flows.stage import deployed, stage
-from flows.verbs.answer import open_reader
 from rag_model.digest import digest_file
 from rag_model.errors import InputError
 from rag_model.evaluation.ablation import Condition
@@ -27,6 +26,7 @@ from rag_model.evaluation.questions import read_questions
 from rag_model.evaluation.run_files import write_answers, write_kilt, write_page
 from rag_model.evaluation.scores import check_golds
 from rag_model.evaluation.settings import Evaluation
+from rag_model.generate.named import open_reader
 from rag_model.store.models import model_folder
 from rag_model.store.snapshot import Snapshot
 from rag_model.store.store import Store

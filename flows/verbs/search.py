@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated
 
 from cyclopts import Parameter
 
@@ -11,7 +11,7 @@ from rag_model.encoders.encoder import Encoder
 from rag_model.errors import UsageError
 from rag_model.evaluation.questions import read_questions
 from rag_model.retrieve.dense import DenseRetriever
-from rag_model.retrieve.retriever import Hit
+from rag_model.retrieve.retriever import Hit, hit_json
 from rag_model.store.snapshot import Snapshot
 
 
@@ -65,22 +65,6 @@ def retriever_of(snapshot: Snapshot, index: str, encoder: str | None) -> DenseRe
     if encoder is None:
         return DenseRetriever.of(snapshot, index)
     return DenseRetriever(snapshot, Encoder.load(encoder, "question"), index)
-
-
-def hit_json(hit: Hit) -> dict[str, Any]:
-    """Return a hit as the command line's contract has it."""
-    passage = hit.passage
-    return {
-        "rank": hit.rank,
-        "score": hit.score,
-        "id": passage.id,
-        "page_id": passage.page_id,
-        "title": passage.title,
-        "section": passage.section,
-        "text": passage.text,
-        "url": hit.url,
-        "licence": hit.licence,
-    }
 
 
 def _words(question: str, hits: Sequence[Hit]) -> str:

@@ -4,10 +4,12 @@ p(z|x) says how the retriever weighs a passage before anything is said, p(z|x,y)
 Where the two differ, the generator disagreed with the retriever.
 """
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import nn
@@ -20,7 +22,7 @@ from rag_model.generate.generator import Generator
 from rag_model.generate.rag import Rag
 from rag_model.generate.sequence_beam import decode_sequence
 from rag_model.generate.token_beam import decode_token
-from rag_model.retrieve.retriever import Hit, Retriever
+from rag_model.retrieve.retriever import Hit, Retriever, hit_json
 
 CLOSED_BOOK = Hit(1, 0.0, -1, Passage("", "", 0, "", "", "", 0, 0, Passage.hash_of("", "")), "", "")
 """The empty passage: what is answered from it alone, the weights knew."""
@@ -122,6 +124,20 @@ class Reader:
         """Return where a question's draws begin: its own, whatever is asked beside it."""
         sampling = self.decoding.sampling
         return int(digest_json([sampling.seed, question]).partition(":")[2][:15], 16) if sampling else 0
+
+
+def answer_json(answer: Answer) -> dict[str, Any]:
+    """Return an answer as the command line's contract has it, with all that it was read from."""
+    passages = [{**hit_json(one.hit), "weight": one.weight, "posterior": one.posterior} for one in answer.support]
+    likelihood = answer.log_likelihood
+    return {
+        "question": answer.question,
+        "answer": answer.text,
+        "ended": answer.ended,
+        "log_likelihood": likelihood if math.isfinite(likelihood) else None,
+        "passages": passages,
+        "tokens": [{"text": one.text, "posterior": list(one.posterior)} for one in answer.tokens],
+    }
 
 
 def _answer(

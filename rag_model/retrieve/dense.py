@@ -38,8 +38,12 @@ class QuestionEncoder(Protocol):
 class DenseRetriever:
     """A `Retriever` over one index of one snapshot."""
 
-    def __init__(self, snapshot: Snapshot, encoder: QuestionEncoder | None = None, index: str = "hnsw") -> None:
+    def __init__(
+        self, snapshot: Snapshot, encoder: QuestionEncoder | None = None, index: str | SearchIndex = "hnsw"
+    ) -> None:
         """Open `index` (one of the snapshot's, or `exact`); without `encoder` only vectors can be searched.
+
+        What `index_of` has opened already can be given in place of a name, so that several retrievers share it.
 
         Raises:
             UsageError: the snapshot has no such index.
@@ -49,7 +53,7 @@ class DenseRetriever:
             _check_space(encoder, snapshot)
         self.snapshot = snapshot
         self._encoder = encoder
-        self._index = index_of(snapshot, index)
+        self._index = index_of(snapshot, index) if isinstance(index, str) else index
         self._source = Source.of(snapshot.manifest.content.corpus)
 
     @classmethod
@@ -127,8 +131,10 @@ def _check_space(encoder: QuestionEncoder, snapshot: Snapshot) -> None:
     check_same_space(encoder.space(), Space.from_json(snapshot.space))
 
 
-def index_of(snapshot: Snapshot, name: str) -> SearchIndex:
+def index_of(snapshot: Snapshot, name: str, *, mmap: bool = True) -> SearchIndex:
     """Open an index of a snapshot, searched as its manifest says; `exact` needs no file of its own.
+
+    Its file is mapped, or without `mmap` loaded into memory. Vectors that it ranks by are mapped in any case.
 
     Raises:
         StoreError: the index was built over another number of vectors than the snapshot has passages, or it ranks by
@@ -139,10 +145,10 @@ def index_of(snapshot: Snapshot, name: str) -> SearchIndex:
     if name == EXACT and name not in entries:
         metric: Metric = next(iter(entries.values()))["metric"] if entries else "ip"
         return ExactIndex(_embeddings(snapshot), metric)
-    return index_file_of(snapshot, name)
+    return index_file_of(snapshot, name, mmap=mmap)
 
 
-def index_file_of(snapshot: Snapshot, name: str) -> IndexFile:
+def index_file_of(snapshot: Snapshot, name: str, *, mmap: bool = True) -> IndexFile:
     """Open an index that a snapshot has a file of, as `index_of` does."""
     entries = snapshot.manifest.content.indexes
     if name not in entries:
@@ -155,7 +161,7 @@ def index_file_of(snapshot: Snapshot, name: str) -> IndexFile:
             vectors = _embeddings(snapshot)
         except StoreError as missing:
             raise StoreError(f"index {name} ranks what it finds by the embeddings, but {missing}") from missing
-    index = open_index(snapshot.path(index_path(name)), defaults=entry["search"], vectors=vectors)
+    index = open_index(snapshot.path(index_path(name)), mmap=mmap, defaults=entry["search"], vectors=vectors)
     if index.n != snapshot.n:
         raise StoreError(f"index {name} holds {index.n} vectors for {snapshot.n} passages: reindex the snapshot")
     return index

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from rag_model.corpus.records import Passage
 
@@ -17,6 +17,22 @@ class Hit:
     passage: Passage
     url: str  # of the article's revision; empty where the source has none
     licence: str  # the line of credit that showing the text asks for; empty if none is known
+
+
+def hit_json(hit: Hit) -> dict[str, Any]:
+    """Return a hit as the command line and the service give it; its row means nothing outside the snapshot."""
+    passage = hit.passage
+    return {
+        "rank": hit.rank,
+        "score": hit.score,
+        "id": passage.id,
+        "page_id": passage.page_id,
+        "title": passage.title,
+        "section": passage.section,
+        "text": passage.text,
+        "url": hit.url,
+        "licence": hit.licence,
+    }
 
 
 class Retriever(Protocol):

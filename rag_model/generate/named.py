@@ -1,0 +1,72 @@
+"""The RAG model that a name means, of the store or of a folder, and what reads a snapshot with it."""
+
+from pathlib import Path
+from typing import Any
+
+from rag_model.encoders.encoder import passage_space
+from rag_model.encoders.space import check_same_space
+from rag_model.errors import UsageError
+from rag_model.generate.decoding import Decoding
+from rag_model.generate.folder import load_rag
+from rag_model.generate.rag import Rag
+from rag_model.generate.reader import Reader
+from rag_model.retrieve.dense import DenseRetriever
+from rag_model.store.models import model_folder
+from rag_model.store.snapshot import Snapshot
+from rag_model.store.store import MODEL, Store
+
+_KINDS = {"rag-sequence", "rag-token"}
+
+
+def rag_id(store: Store, model: str) -> str:
+    """Return the id that the name of a RAG model in the store means now, or the full path of a folder that is one.
+
+    Raises:
+        StoreError: the store has no such model.
+        UsageError: it is a model of another kind.
+    """
+    if model and Path(model).is_dir():
+        return str(Path(model).resolve())
+    found = store.models.resolve(model.removeprefix(MODEL))
+    kind = store.models.get(found).content.kind
+    if kind not in _KINDS:
+        raise UsageError(f"model {model} is a {kind}, which finds passages and says nothing: give a RAG model")
+    return found
+
+
+def load_named(store: Store, identity: str, asks: str | None = None) -> Rag:
+    """Load what `rag_id` found.
+
+    `asks` names the passage encoder whose passages the model's questions ask: what a model that was trained elsewhere
+    does not say, and what no weights show, since DPR's encoders for other data look alike. A model that says it, too,
+    must say the same.
+
+    Raises:
+        StoreError: a file of the model is missing or damaged.
+        InputError: the model is incomplete or corrupt.
+        RefusedError: it says that it asks into another space than `asks`.
+    """
+    rag = load_rag(Path(identity) if Path(identity).is_dir() else model_folder(store, identity))
+    if asks is not None:
+        encoder: Any = rag.question
+        encoder.asks = passage_space(asks)
+        check_same_space(encoder.space(), encoder.asks)
+    return rag
+
+
+def open_reader(
+    snapshot: Snapshot, store: str, model: str, index: str, decoding: Decoding | None = None, asks: str | None = None
+) -> tuple[str, Reader]:
+    """Open a RAG model over a snapshot's index; return the model's id, or its folder, and what reads with it.
+
+    Raises:
+        UsageError: the model is of another kind, or the snapshot has no such index.
+        RefusedError: its question encoder asks into another space than the snapshot's.
+        StoreError: the store has no such model.
+        InputError: the model is incomplete or corrupt, or nobody says whose passages it asks.
+    """
+    opened = Store.open(store)
+    named = rag_id(opened, model)
+    rag = load_named(opened, named, asks)
+    encoder: Any = rag.question
+    return named, Reader(DenseRetriever(snapshot, encoder, index), rag, decoding)

@@ -1,0 +1,69 @@
+"""What asks and what reads: a question encoder and a RAG model, apart from any one snapshot: editions share them.
+
+An encoder's space is read from its folder, which may be pruned while its weights still serve; so it is read once.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from rag_model.encoders.encoder import Encoder
+from rag_model.encoders.space import Space
+from rag_model.generate.named import load_named
+from rag_model.generate.rag import Rag
+from rag_model.generate.reader import Reader
+from rag_model.index.engine import Vectors
+from rag_model.index.search import SearchIndex
+from rag_model.retrieve.dense import DenseRetriever, QuestionEncoder
+from rag_model.store.snapshot import Snapshot
+from rag_model.store.store import Store
+
+
+class Asker:
+    """A `QuestionEncoder` that needs its folder no more."""
+
+    def __init__(self, encoder: QuestionEncoder) -> None:
+        """Read the space of `encoder`.
+
+        Raises:
+            InputError: its folder is damaged, or does not say whose passages it asks.
+        """
+        self._encoder, self._space = encoder, encoder.space()
+
+    @classmethod
+    def load(cls, folder: Path, threads: int) -> Self:
+        """Load the question encoder in `folder`; `threads` are torch's, for the whole process."""
+        return cls(Encoder.load(folder, "question", threads=threads))
+
+    def space(self) -> Space:
+        """Return the space that its questions ask into."""
+        return self._space
+
+    def encode_questions(self, questions: Sequence[str]) -> Vectors:
+        """Return (n, d) float32 vectors, in order."""
+        return self._encoder.encode_questions(questions)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadingModel:
+    """A RAG model in memory."""
+
+    id: str  # in the store; of a folder its path
+    rag: Rag
+    asker: Asker
+
+    @classmethod
+    def load(cls, store: Store, identity: str, asks: str | None = None) -> Self:
+        """Load what `rag_id` found; see `load_named`."""
+        rag = load_named(store, identity, asks)
+        encoder: Any = rag.question
+        return cls(identity, rag, Asker(encoder))
+
+    def reader(self, snapshot: Snapshot, index: SearchIndex) -> Reader:
+        """Return what answers from a snapshot.
+
+        Raises:
+            RefusedError: the model's questions ask into another space than the snapshot's.
+        """
+        return Reader(DenseRetriever(snapshot, self.asker, index), self.rag)

@@ -1,0 +1,88 @@
+"""The desk: the edition that lies open. Readers count themselves in and out; the last to leave an old one frees it."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rag_model.errors import BookwheelError
+from rag_model.serving.edition import Edition, Named
+
+
+class NotReadyError(BookwheelError):
+    """There is no edition to answer from yet."""
+
+
+class Desk:
+    """Holds the current edition. Safe among threads."""
+
+    def __init__(self, freed: Callable[[str], None] = lambda snapshot: None) -> None:
+        """Begin with none; `freed` is told the snapshot of each edition that was let go of."""
+        self._freed = freed
+        self._changed = threading.Condition()
+        self._current: Edition | None = None
+        self._readers: dict[int, int] = {}  # of each edition that is not freed, by its identity
+
+    @property
+    def named(self) -> Named | None:
+        """What the current edition is served as; None: there is none yet."""
+        current = self._current
+        return None if current is None else current.named
+
+    @property
+    def held(self) -> int:
+        """How many editions are in memory: one, or more while old ones are drained."""
+        return len(self._readers)
+
+    @contextmanager
+    def edition(self) -> Iterator[Edition]:
+        """Read from the current edition; until the block ends it stays open, whatever is put on the desk.
+
+        Raises:
+            NotReadyError: there is none yet.
+        """
+        with self._changed:
+            edition = self._current
+            if edition is None:
+                raise NotReadyError("no snapshot is open yet: ask again in a moment")
+            self._readers[id(edition)] += 1
+        try:
+            yield edition
+        finally:
+            self._leave(edition)
+
+    def put(self, edition: Edition) -> None:
+        """Let every reader from now on have `edition`; the one before is freed when its last reader has left."""
+        with self._changed:
+            before, self._current = self._current, edition
+            self._readers[id(edition)] = 1  # the desk itself reads it
+        if before is not None:
+            self._leave(before)
+
+    def rename(self, named: Named) -> None:
+        """Say that the current edition's snapshot is named anew."""
+        with self._changed:
+            if self._current is not None and self._current.id == named.snapshot:
+                self._current.named = named
+
+    def drained(self, timeout: float) -> bool:
+        """Wait until only the current edition is held; False if that took longer than `timeout` seconds."""
+        with self._changed:
+            return self._changed.wait_for(lambda: len(self._readers) <= 1, timeout)
+
+    def close(self) -> None:
+        """Take the current edition away; it is freed when its last reader has left."""
+        with self._changed:
+            before, self._current = self._current, None
+        if before is not None:
+            self._leave(before)
+
+    def _leave(self, edition: Edition) -> None:
+        with self._changed:
+            self._readers[id(edition)] -= 1
+            if self._readers[id(edition)]:
+                return
+        edition.close()
+        with self._changed:
+            del self._readers[id(edition)]
+            self._changed.notify_all()
+        self._freed(edition.id)

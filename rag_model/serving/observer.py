@@ -1,0 +1,82 @@
+"""What the service tells whoever watches it: the one seam for metrics and for the watch on quality.
+
+A subclass overrides what it wants to know. Calls come from several threads and delay whom they watch, so they take
+microseconds; what they raise is logged and goes no further (`tell`).
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rag_model.index.engine import Vectors
+from rag_model.retrieve.retriever import Hit
+from rag_model.serving.edition import Edition, Named
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Questions that were encoded and searched together, on one edition."""
+
+    edition: Edition  # open while the call lasts; for longer, take its `snapshot`
+    questions: Sequence[str]
+    vectors: Vectors  # (q, d) float32, of `questions`
+    indexes: Sequence[str]  # which index each was searched in
+    ks: Sequence[int]
+    hits: Sequence[Sequence[Hit]]  # of each question, best first
+    encode_seconds: float
+    search_seconds: float  # passages included
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A version that the ref names and that is not served."""
+
+    ref: str
+    number: int  # of the ref's move; 0: the ref itself could not be read
+    snapshot: str  # what it names; "": unknown
+    reason: str  # one sentence
+    at: str  # ISO 8601, UTC: when it was refused last
+    tries: int
+    final: bool  # it is not tried again before the ref moves
+
+
+class Observer:
+    """Somebody who watches and, as it stands here, takes no notice."""
+
+    def asked(self, verb: str, questions: int, waiting: int) -> None:
+        """Take note of a request (`search` or `answer`) in the queue, and of all questions that wait in it now."""
+
+    def replied(self, verb: str, status: int, questions: int, seconds: float) -> None:
+        """Take note of a reply, of whatever status, and of the time since its body was there whole."""
+
+    def searched(self, batch: Batch) -> None:
+        """Take note of a batch; its edition may be gone a moment later."""
+
+    def serves(self, edition: Edition, seconds: float) -> None:
+        """Take note that an edition answers from now on, and how long bringing it took."""
+
+    def renamed(self, edition: Edition, named: Named) -> None:
+        """Take note that the ref moved and names the same snapshot as before."""
+
+    def freed(self, snapshot: str) -> None:
+        """Take note that an edition's last reader left and its memory is free."""
+
+    def refused(self, refusal: Refusal) -> None:
+        """Take note of a version that was refused."""
+
+    def looked(self, problem: str) -> None:
+        """Take note of a look at the ref; `problem` is one sentence, or empty where the store answered."""
+
+    def close(self) -> None:
+        """Stop watching."""
+
+
+def tell(call: Callable[..., None], *facts: Any) -> None:
+    """Call a method of an observer; what it raises is logged, and kept from whom it watches."""
+    try:
+        call(*facts)
+    except Exception:  # a figure that is lost costs nobody an answer
+        _LOG.exception("an observer of the service failed")

@@ -1,0 +1,62 @@
+"""What a service may be asked for, how long it works on it, and how it changes editions."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from rag_model.errors import UsageError
+
+Swap = Literal["blue-green", "low-memory"]
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceSettings:
+    """How a service works; every bound is there so that nobody's request costs the others theirs."""
+
+    # what is served
+    indexes: tuple[str, ...] = ("hnsw",)  # of the snapshot, or `exact`; the first answers where a request names none
+    embeddings: bool = True  # pulled too: the recall of live questions is measured by them; disk, not memory
+    swap: Swap = "blue-green"  # indexes in memory, of two editions for a moment; "low-memory": mapped, and paged in
+    # requests
+    max_questions: int = 64  # a request: one batch
+    max_question_chars: int = 2_000  # encoders read some hundred tokens, and what is longer is cut
+    max_k: int = 100  # passages a question: DPR's depth
+    max_body_bytes: int = 1 << 20  # 64 questions of 2,000 characters, each escaped as \uXXXX
+    body_seconds: float = 10.0  # from a request's head to the end of its body: a slow sender holds no place for longer
+    request_seconds: float = 30.0  # from the whole body to the answer; then 504, and nobody works on it any more
+    # the queue
+    queue_questions: int = 512  # waiting to be searched: a second's work or so; then 429
+    queue_answers: int = 32  # waiting to be answered by a model, which takes about a second each
+    batch_questions: int = 64  # encoded and searched at once: more are no faster on a CPU
+    batch_answers: int = 8  # decoded at once
+    batch_wait_ms: float = 2.0  # for others who are asking already; nobody waits who is alone
+    threads: int = 0  # of torch and faiss for questions; 0: all cores but one, which HTTP needs
+    # the ref
+    poll_seconds: float = 10.0  # between two looks at the ref: one listing each
+    retry_seconds: float = 900.0  # at most, between two tries of a version that the store did not give whole
+    keep: int = 2  # pulled snapshots on the disk: the one that serves, and the one before it for a quick rollback
+    # the end
+    linger_seconds: float = 2.0  # from SIGTERM on: not ready any more, still answering, so that balancers notice
+    drain_seconds: float = 30.0  # for requests under way after that
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot work.
+
+        Raises:
+            UsageError: a bound is not positive, or there is no index.
+        """
+        if not self.indexes:
+            raise UsageError("there is no index to serve: name one")
+        least = {
+            name: getattr(self, name)
+            for name in (
+                *("max_questions", "max_question_chars", "max_k", "max_body_bytes", "body_seconds", "request_seconds"),
+                *("queue_questions", "queue_answers", "batch_questions", "batch_answers", "poll_seconds"),
+                *("retry_seconds", "keep"),
+            )
+        }
+        for name, value in least.items():
+            if value <= 0:
+                raise UsageError(f"{name} is {value}: give more than 0")
+        for name in ("batch_wait_ms", "threads", "linger_seconds", "drain_seconds"):
+            if getattr(self, name) < 0:
+                raise UsageError(f"{name} is {getattr(self, name)}: give 0 or more")
