@@ -15,6 +15,8 @@ from apache_beam.transforms.environments import SubprocessSDKEnvironment
 
 from rag_model.errors import UsageError
 
+CORES, MEMORY = "BOOKWHEEL_CORES", "BOOKWHEEL_WORKER_MEMORY"  # what a launch gave this run
+
 
 def pipeline_options(flags: Sequence[str], elements: int) -> PipelineOptions:
     """Return the options of a job over `elements` descriptors.
@@ -83,7 +85,12 @@ def worker_threads(options: PipelineOptions) -> int:
 
 
 def cores() -> int:
-    """Return the processors this process may run on."""
+    """Return the processors this process may run on, or those that it was given (`BOOKWHEEL_CORES`) where fewer."""
+    given = os.environ.get(CORES)
+    return min(int(given), _processors()) if given else _processors()
+
+
+def _processors() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -103,10 +110,14 @@ def side_by_side(flags: Sequence[str], task_bytes: int, memory_bytes: int | None
 
 
 def worker_memory(flags: Sequence[str]) -> int | None:
-    """Return the bytes of memory that are free for workers; None where they are other machines'."""
+    """Return the bytes of memory that are free for workers; None where they are other machines'.
+
+    A container sees its host's memory: what it was given is named by `BOOKWHEEL_WORKER_MEMORY`, in bytes.
+    """
     if not is_local(PipelineOptions(list(flags))):
         return None
-    return _available()
+    given = os.environ.get(MEMORY)
+    return min(int(given), _available()) if given else _available()
 
 
 def _available() -> int:

@@ -24,7 +24,7 @@ def show(outcome: Reindexed) -> None:
     rows += [{"what": f"{stage}, seconds", "value": f"{seconds:.1f}"} for stage, seconds in outcome.seconds.items()]
     table(rows, key="reindex-counts", description=f"Snapshot {(outcome.snapshot or '')[:12]}")
     if outcome.report:
-        _link(outcome.report, "Build report", key="reindex-report")
+        link(outcome.report, "Build report", key="reindex-report")
 
 
 def show_answers(outcome: Evaluated) -> None:
@@ -40,7 +40,7 @@ def show_answers(outcome: Evaluated) -> None:
     described = f"Model {outcome.model[:12]} on snapshot {outcome.snapshot[:12]}, {outcome.n:,} questions"
     table(rows, key="evaluate-figures", description=described)
     if outcome.report:
-        _link(Path(outcome.report).absolute().as_uri(), "How it answers", key="evaluate-report")
+        link(Path(outcome.report).absolute().as_uri(), "How it answers", key="evaluate-report")
 
 
 def table(rows: list[dict[str, Any]], key: str, description: str) -> None:
@@ -49,7 +49,8 @@ def table(rows: list[dict[str, Any]], key: str, description: str) -> None:
         create_table_artifact(rows, key=key, description=description)
 
 
-def _link(address: str, text: str, key: str) -> None:
+def link(address: str, text: str, key: str) -> None:
+    """Put a link where the run's page shows it."""
     if in_run():
         create_link_artifact(address, text, key=key)
 

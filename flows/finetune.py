@@ -13,12 +13,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from prefect import flow
-
 from beam_jobs.job import OnProgress
 from flows import artifacts
 from flows.progress import StageClock
-from flows.stage import stage
+from flows.stage import deployed, stage
 from flows.training import Tables, training_of
 from flows.workplace import alone
 from rag_model.store.cache import cache_folder
@@ -53,7 +51,7 @@ class Finetuned:
         return asdict(self)
 
 
-@flow(name="finetune", persist_result=False)
+@deployed("finetune")
 def finetune(
     kind: Kind,
     store: str,

@@ -20,7 +20,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
+from flows.failure import WEBHOOK
 from rag_model.errors import BookwheelError, ResourceError, UsageError
 from rag_model.landing import landing
 
@@ -30,6 +32,12 @@ _PATIENCE = 180.0  # seconds until something that started counts as failed; a bu
 _GRACE = 20.0  # seconds between asking a process to end and ending it
 _BIN = Path(sys.executable).parent
 _DEPLOYMENTS = Path("infra/prefect.yaml")
+# A run holds a lease on its deployment's limit, and is ended where it cannot renew it: leases shall outlive the server,
+# and be long enough for it to come back.
+_LEASES = {
+    "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
+    "PREFECT_SERVER_CONCURRENCY_INITIAL_DEPLOYMENT_LEASE_DURATION": "3600",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +75,7 @@ def up(folder: Path, deployments: Path = _DEPLOYMENTS) -> Places:
     if running:
         return _places(folder)
     try:
-        places = _serve(folder)
+        places = _serve(folder.resolve())  # runs work in other folders
         _deploy(folder, places, deployments)
     except BaseException:
         down(folder)
@@ -100,18 +108,29 @@ def _serve(folder: Path) -> Places:
         "PREFECT_API_URL": api,
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         "DO_NOT_TRACK": "1",
+        **_LEASES,
     }
     store, credentials = _object_store(folder, s3)
     places = Places(api.removesuffix("/api"), api, store, {**home, **credentials, "BOOKWHEEL_STORE": store})
     with landing(folder / "places.json") as file:
         file.write_text(json.dumps(asdict(places)))
-    server = ["server", "start", "--host", "127.0.0.1", "--port", str(prefect)]
-    _start(folder, "prefect", [str(_BIN / "prefect"), *server], places)
-    _wait(folder, "prefect", lambda: _answers(f"{api}/health"))
+    serve(folder, places)
     for pool in POOLS:
-        _run(folder, places, "work-pool", "create", pool, "--type", "process", "--overwrite")
+        _run(folder, places, "prefect", "work-pool", "create", pool, "--type", "process", "--overwrite")
         _start(folder, pool, [str(_BIN / "prefect"), "worker", "start", "--pool", pool, "--limit", "1"], places)
     return places
+
+
+def serve(folder: Path, places: Places) -> None:
+    """Start the Prefect server where it belongs, on the database that lies there, and wait until it answers.
+
+    Raises:
+        ResourceError: it did not start; the sentence names its log.
+    """
+    address = urlsplit(places.api)
+    told = ["server", "start", "--host", str(address.hostname), "--port", str(address.port)]
+    _start(folder, "prefect", [str(_BIN / "prefect"), *told], places)
+    _wait(folder, "prefect", lambda: _answers(f"{places.api}/health"))
 
 
 def _object_store(folder: Path, port: int) -> tuple[str, dict[str, str]]:
@@ -161,7 +180,9 @@ def _bucket(credentials: Mapping[str, str]) -> bool:
 def _deploy(folder: Path, places: Places, deployments: Path) -> None:
     defaults = {"BOOKWHEEL_DUMP": str(_demo_dump()), "BOOKWHEEL_DOWNLOADS": str((folder / "downloads").resolve())}
     told = Places(places.ui, places.api, places.store, {**defaults, **places.environment})
-    _run(folder, told, "--no-prompt", "deploy", "--all", "--prefect-file", str(deployments))
+    _run(folder, told, "prefect", "--no-prompt", "deploy", "--all", "--prefect-file", str(deployments))
+    if os.environ.get(WEBHOOK):
+        _run(folder, told, "python", "-m", "flows.automations", str(deployments.with_name("prefect-automations.yaml")))
 
 
 def _demo_dump() -> str:
@@ -187,13 +208,13 @@ def _start(folder: Path, name: str, command: Sequence[str], places: Places) -> N
         file.write_text(json.dumps([asdict(started) for started in known]))
 
 
-def _run(folder: Path, places: Places, *words: str) -> None:
-    """Run `prefect` once."""
+def _run(folder: Path, places: Places, program: str, *words: str) -> None:
+    """Run a program of this environment once."""
     environment = {**os.environ, **places.environment}
-    done = subprocess.run([str(_BIN / "prefect"), *words], env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run([str(_BIN / program), *words], env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         (folder / "prefect-cli.log").write_text(done.stdout + done.stderr)
-        raise ResourceError(f"`prefect {' '.join(words)}` failed: see {folder / 'prefect-cli.log'}")
+        raise ResourceError(f"`{program} {' '.join(words)}` failed: see {folder / 'prefect-cli.log'}")
 
 
 def _wait(folder: Path, name: str, ready: Callable[[], bool]) -> None:

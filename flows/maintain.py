@@ -5,31 +5,24 @@ Caching: none beside the store's memo and the files on disk: a run that died is 
 Requires: a folder for downloads that outlives a run, and a store that this machine and the workers both reach.
 """
 
-import json
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
-from urllib.request import Request, urlopen
-
-from prefect import flow
 
 from flows.age import parse_age
+from flows.launch import HOURS, Launched, Most, launch
 from flows.outcome import Reindexed
 from flows.progress import StageClock
 from flows.reindex import DEFAULT_ENCODER, reindex
-from flows.stage import stage
+from flows.stage import deployed, stage
 from rag_model.build.recipe import Recipe
 from rag_model.corpus.wikimedia import JOB, Published, Tell, fetch, newest
-from rag_model.errors import BookwheelError, ResourceError, UsageError
 from rag_model.store.expire import Expired, Policy, expire
 from rag_model.store.gc import gc
 from rag_model.store.store import Store
 
 _DATE = re.compile(r"(?<!\d)(20\d{6})(?!\d)")  # in the name of a dump, or of its folder
-_PATIENCE = 30.0  # seconds for a webhook
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +32,7 @@ class Watched:
     known: str  # date of the dump that the ref was built from; empty: none
     dump: str | None  # date of the one that was built now; None: nothing new
     built: Reindexed | None
+    launched: Launched | None = None  # the run that builds it instead
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +44,7 @@ class Kept:
     deleted: dict[str, dict[str, int]]  # files and bytes by kind
 
 
-@flow(name="watch", persist_result=False)
+@deployed("watch")
 def watch(
     wiki: str,
     store: str,
@@ -61,7 +55,9 @@ def watch(
     job: str = JOB,
     limit: int | None = None,
     beam_options: Sequence[str] = (),
-    webhook: str | None = None,
+    deployment: str | None = None,
+    most: Most | None = None,
+    hours: float = HOURS,
 ) -> Watched:
     """Rebuild the snapshot if a dump was completed since `ref` was built; what it was built from is told by its name.
 
@@ -75,25 +71,30 @@ def watch(
         job: which of a run's jobs holds the articles.
         limit: read only so many articles, for a quick look.
         beam_options: options of Beam and of its runner.
-        webhook: URL that a failure is posted to as JSON (`flow`, `ref`, `store`, `error`), a refused gate included.
+        deployment: start a run of this one, FLOW/NAME, on a machine of the right size (`flows.launch`), and leave it to
+            itself; else build here.
+        most: what such a run may be given.
+        hours: how long it may take, about.
 
     Raises:
         GateRefusedError: the snapshot is published, but the ref did not move.
         BookwheelError: the dump cannot be had, or a stage failed; run again, it goes on.
     """
     clock = StageClock()
-    with told_of(webhook, {"flow": "watch", "ref": ref, "store": store}):
-        with clock("look"):
-            known = built_from(Store.open(store, create=True), ref)
-            found = look(wiki, known, job)
-        if found is None:
-            return Watched(known, None, None)
-        with clock("download") as tell:
-            dump = download(found, Path(downloads) / found.date, tell)
-        return Watched(known, found.date, reindex(dump, store, encoder, recipe, ref, limit, False, beam_options))
+    with clock("look"):
+        known = built_from(Store.open(store, create=True), ref)
+        found = look(wiki, known, job)
+    if found is None:
+        return Watched(known, None, None)
+    with clock("download") as tell:
+        dump = download(found, Path(downloads) / found.date, tell)
+    what = (dump, store, encoder, recipe, ref, limit)
+    if deployment is not None:
+        return Watched(known, found.date, None, launch.fn(*what, beam_options, deployment, most, hours))
+    return Watched(known, found.date, reindex.fn(*what, False, beam_options))  # its stages are this run's
 
 
-@flow(name="upkeep", persist_result=False)
+@deployed("upkeep")
 def upkeep(store: str, keep: int = 10, older_than: str = "90d", grace: str = "24h", dry_run: bool = True) -> Kept:
     """Forget old versions of a store by policy, and delete what nothing needs any more.
 
@@ -141,26 +142,3 @@ def built_from(store: Store, ref: str) -> str:
     named = store.snapshots.get(move.snapshot).provenance.get("dump", "") if move else ""
     dates = _DATE.findall(str(named))
     return dates[-1] if dates else ""
-
-
-@contextmanager
-def told_of(webhook: str | None, facts: dict[str, Any]) -> Iterator[None]:
-    """Post a failure of the block to a webhook, and let it pass on."""
-    if webhook is not None and not webhook.startswith(("http://", "https://")):
-        raise UsageError(f"the webhook {webhook!r} is no web address: give one such as https://…")
-    try:
-        yield
-    except BookwheelError as failed:
-        if webhook:
-            _post(webhook, facts | {"error": str(failed), "kind": type(failed).__name__})
-        raise
-
-
-def _post(url: str, facts: dict[str, Any]) -> None:
-    headers = {"Content-Type": "application/json"}
-    try:
-        with urlopen(Request(url, json.dumps(facts).encode(), headers), timeout=_PATIENCE):
-            pass
-    except OSError as failed:
-        sentence = f"{facts['error']}; and the webhook could not be told ({failed}): check its address"
-        raise ResourceError(sentence) from failed

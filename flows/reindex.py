@@ -11,8 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from prefect import flow
-
 from beam_jobs import chunk, embed
 from beam_jobs.embed import EmbedTask
 from beam_jobs.job import Facts, Launch, OnProgress
@@ -20,7 +18,7 @@ from beam_jobs.options import worker_memory
 from flows.finish import Build, finish
 from flows.outcome import Reindexed
 from flows.progress import StageClock
-from flows.stage import stage
+from flows.stage import deployed, stage
 from rag_model.build.content import assemble
 from rag_model.build.encoding import StoredEncoder, store_encoder
 from rag_model.build.heritage import Heirloom, inherit, noted, obstacles
@@ -35,7 +33,7 @@ from rag_model.store.store import Store
 DEFAULT_ENCODER = "sentence-transformers/all-MiniLM-L6-v2"
 
 
-@flow(name="reindex", persist_result=False)
+@deployed("reindex")
 def reindex(
     dump: str,
     store: str,

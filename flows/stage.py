@@ -8,13 +8,27 @@ from collections.abc import Callable
 from functools import wraps
 from typing import ParamSpec, TypeVar
 
-from prefect import Flow, task
+from prefect import Flow, flow, task
 from prefect.cache_policies import NO_CACHE
 from prefect.context import FlowRunContext
 from prefect.settings import PREFECT_API_URL
 
+from flows.failure import final, tell
+
 Given = ParamSpec("Given")
 Made = TypeVar("Made")
+
+
+def deployed(name: str) -> Callable[[Callable[Given, Made]], Flow[Given, Made]]:
+    """Make a function a flow that deployments run: its results lie in the store, and of its failures somebody is told.
+
+    A failure that the same run would only repeat, such as a gate that said no, is not tried again.
+    """
+
+    def declare(function: Callable[Given, Made]) -> Flow[Given, Made]:
+        return flow(name=name, persist_result=False, on_failure=[tell], on_crashed=[tell])(final(function))
+
+    return declare
 
 
 def stage(function: Callable[Given, Made]) -> Callable[Given, Made]:
@@ -32,9 +46,9 @@ def stage(function: Callable[Given, Made]) -> Callable[Given, Made]:
     return run
 
 
-def run_flow(flow: Flow[Given, Made], *args: Given.args, **kwargs: Given.kwargs) -> Made:
+def run_flow(declared: Flow[Given, Made], *args: Given.args, **kwargs: Given.kwargs) -> Made:
     """Run a flow where a Prefect server is named (`PREFECT_API_URL`, or the profile's); else call its function."""
-    return flow(*args, **kwargs) if PREFECT_API_URL.value() else flow.fn(*args, **kwargs)
+    return declared(*args, **kwargs) if PREFECT_API_URL.value() else declared.fn(*args, **kwargs)
 
 
 def in_run() -> bool:

@@ -10,7 +10,7 @@ import pytest
 from flows.maintain import built_from, upkeep, watch
 from flows.outcome import GateRefusedError
 from rag_model.build.recipe import Recipe, read_recipe
-from rag_model.errors import InputError, UsageError
+from rag_model.errors import InputError
 from rag_model.evaluation.gate import GateRecipe
 from rag_model.store.snapshot import Snapshot
 from rag_model.store.store import Store
@@ -72,34 +72,31 @@ def test_a_new_dump_is_built_once(site: Site, look: Any, mini_dump: Path, tmp_pa
 
 
 def test_a_refused_gate_is_posted_and_the_old_one_serves_on(
-    site: Site, look: Any, mini_dump: Path, tmp_path: Path
+    site: Site, look: Any, mini_dump: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publish(site, "20261001", mini_dump.read_bytes())
     look()
     publish(site, "20261101", without(mini_dump.read_bytes(), b"Anarchism"))
+    monkeypatch.setenv("BOOKWHEEL_WEBHOOK", site.url + "alarm")
     with pytest.raises(GateRefusedError):
-        look(webhook=site.url + "alarm")
+        look()
     (told,) = site.told
-    assert told["kind"] == "GateRefusedError"
+    assert (told["flow"], told["state"], told["ref"]) == ("watch", "Failed", "latest")
     assert "latest did not move" in told["error"]
     with Snapshot.open(str(tmp_path / "store"), "latest") as snapshot:
         assert NAME.format("20261001") in snapshot.manifest.provenance["dump"]
 
 
 def test_a_dump_that_cannot_be_had_is_posted_and_nothing_is_built(
-    site: Site, look: Any, mini_dump: Path, tmp_path: Path
+    site: Site, look: Any, mini_dump: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publish(site, "20261001", mini_dump.read_bytes())
+    monkeypatch.setenv("BOOKWHEEL_WEBHOOK", site.url + "alarm")
     site.pages[f"/testwiki/20261001/{NAME.format('20261001')}"] = mini_dump.read_bytes()[:-1] + b"!"
     with pytest.raises(InputError, match="thrown away"):
-        look(webhook=site.url + "alarm")
+        look()
     assert "thrown away" in site.told[0]["error"]
     assert Store.open(str(tmp_path / "store")).refs.names() == []
-
-
-def test_a_webhook_that_is_no_address(look: Any) -> None:
-    with pytest.raises(UsageError, match="no web address"):
-        look(webhook="/etc/passwd")
 
 
 def test_upkeep_forgets_by_policy_and_only_says_so_unless_told(

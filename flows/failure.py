@@ -1,0 +1,76 @@
+"""What a failed run leads to: another try where one can help, and a word to whoever keeps the library.
+
+Deployments try again by Prefect's setting (`PREFECT_FLOWS_DEFAULT_RETRIES` in `infra/prefect.yaml`), which knows no
+errors: a gate that said no, or a factory string that cannot be, would be asked again and again.
+"""
+
+import json
+import os
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
+from urllib.request import Request, urlopen
+
+from prefect import Flow
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.objects import FlowRun, State
+from prefect.context import FlowRunContext
+
+from rag_model.errors import MissingExtraError, RefusedError, ResourceError, UsageError
+
+WEBHOOK = "BOOKWHEEL_WEBHOOK"  # a setting, and no parameter: such an address is a secret, and parameters are shown
+_VAIN = (MissingExtraError, RefusedError, ResourceError, UsageError)  # the same again says the same
+_PATIENCE = 30.0  # seconds for the webhook
+
+Given = ParamSpec("Given")
+Made = TypeVar("Made")
+
+
+def final(function: Callable[Given, Made]) -> Callable[Given, Made]:
+    """Let a run of this function fail at once where trying again cannot help; other errors leave it its retries."""
+
+    @wraps(function)
+    def run(*args: Given.args, **kwargs: Given.kwargs) -> Made:
+        try:
+            return function(*args, **kwargs)
+        except _VAIN:
+            _without_retries()
+            raise
+
+    return run
+
+
+def tell(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
+    """Post a run that failed for good to the webhook that the environment names, if any.
+
+    The JSON holds `flow`, `run`, `id`, `state`, `error`, and `store` and `ref` where the run has such parameters.
+
+    Raises:
+        UsageError: what is named is no web address.
+        OSError: it does not answer, or not with a success.
+    """
+    webhook = os.environ.get(WEBHOOK)
+    if not webhook:
+        return
+    if not webhook.startswith(("http://", "https://")):
+        raise UsageError(f"{WEBHOOK} is no web address: give one such as https://…")
+    facts = {
+        "flow": flow.name,
+        "run": flow_run.name,
+        "id": str(flow_run.id),
+        "state": state.name,
+        "error": state.message,
+    }
+    facts |= {name: flow_run.parameters[name] for name in ("store", "ref") if name in flow_run.parameters}
+    request = Request(webhook, json.dumps(facts).encode(), {"Content-Type": "application/json"})
+    with urlopen(request, timeout=_PATIENCE):
+        pass
+
+
+def _without_retries() -> None:
+    context = FlowRunContext.get()
+    if context is None or context.flow_run is None:
+        return
+    policy = context.flow_run.empirical_policy.model_copy(update={"retries": 0})
+    with get_client(sync_client=True) as client:
+        client.update_flow_run(context.flow_run.id, empirical_policy=policy)
