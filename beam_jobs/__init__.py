@@ -2,5 +2,14 @@
 
 import logging
 
-# Beam warns at import that a Google client library, which nothing here uses, is absent.
-logging.getLogger().addFilter(lambda record: not record.getMessage().startswith("apitools not found"))
+
+def _wanted(record: logging.LogRecord) -> bool:
+    """Drop what Beam tells the root logger for nothing.
+
+    That a Google client library, which nothing here uses, is absent; and whole traces out of a job server: what matters
+    of them is told in one sentence.
+    """
+    return not record.getMessage().startswith("apitools not found") and record.module != "portable_runner"
+
+
+logging.getLogger().addFilter(_wanted)

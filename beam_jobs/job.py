@@ -13,12 +13,14 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Generic, Self
 
 import apache_beam as beam
-from apache_beam.options.pipeline_options import PipelineOptions
+from apache_beam.options.pipeline_options import GoogleCloudOptions, PipelineOptions
 
+from beam_jobs.flink import reach
 from beam_jobs.here import START, Task, Work, recorded
 from beam_jobs.lease import held_lease, leave_with
 from beam_jobs.options import (
@@ -39,6 +41,7 @@ OnProgress = Callable[[int, int], None]  # (elements done, elements in all)
 
 _WORKER_DIED = "Worker subprocess exited with return code"  # Beam's own words
 _RAISED = re.compile(r"^rag_model\.errors\.(\w+): (.*?)(?: \[while running .*\])?$", re.MULTILINE)  # of a trace
+_SUBMITTING = 120.0  # seconds that an interrupted launcher waits for a job to be there, to cancel it
 _FAILED = "failed"  # stage suffix under which a worker says why it gave up
 
 
@@ -71,17 +74,23 @@ class Launch:
 class _Worker(beam.DoFn, Generic[Task]):
     def __init__(self, stage: str, work: Work[Task], launch: Launch, lease: Path | None, threads: int) -> None:
         self.stage, self.work, self.launch, self.lease, self.threads = stage, work, launch, lease, threads
+        self.version = version("bookwheel")
 
     def setup(self) -> None:
         if self.lease is not None:
             leave_with(self.lease)
         if self.threads:
             limit_threads(self.threads)
+        if version("bookwheel") != self.version:
+            raise errors.UsageError(
+                f"the workers run bookwheel {version('bookwheel')} and the launcher {self.version}: give them the same"
+            )
         self.store = Store.open(self.launch.store_url)
 
     def process(self, element: tuple[int, Task]) -> list[int]:
         number, task = element
         runs, run = self.store.runs, self.launch.run
+        self.store.memo = replace(self.store.memo, by=f"{run}/{number}")  # an engine may let this be done again
         if self.lease is not None and runs.count(run, self.stage + _FAILED):
             return []  # the local runner retries nothing: after one failure the rest would be work for nothing
         try:
@@ -140,10 +149,16 @@ def done(work: Work[Task], task: Task, store: Store) -> Facts:
     """Do one task.
 
     Raises:
-        BookwheelError: what the work raised; a `ResourceError` for a file that cannot be read or written.
+        BookwheelError: what the work raised; a `ResourceError` for a file that cannot be read or written, or for want
+        of memory.
     """
     try:
         return work(task, store)
+    except MemoryError as full:
+        raise errors.ResourceError(
+            f"a worker ran out of memory ({str(full) or 'no more was to be had'}): give each worker more, run fewer "
+            "side by side, or make parts smaller (part_bytes of the recipe), and run the same command again"
+        ) from full
     except OSError as refused:
         where = refused.filename or tempfile.gettempdir()
         raise errors.ResourceError(
@@ -174,11 +189,13 @@ def _by_workers(
         return []
     store = Store.open(launch.store_url)
     options = pipeline_options(launch.flags, len(tasks))
+    reach(options, launch.flags)
     log = Path(tempfile.gettempdir()) / f"bookwheel-{launch.run}-{stage}.log"
     with held_lease() as lease:
         worker = _Worker(stage, work, launch, lease if is_local(options) else None, worker_threads(options))
         numbered = sorted(enumerate(tasks), key=lambda task: -seconds(task[1]) if seconds else 0)
-        with _Running(_pipeline(stage, worker, numbered, options, log)) as running:
+        options.view_as(GoogleCloudOptions).job_name = f"bookwheel-{stage}-{launch.run}".lower()
+        with _Running(_pipeline(stage, worker, numbered, options, log), is_local(options)) as running:
             while not running.finished.wait(launch.poll_seconds):
                 tell(store.runs.count(launch.run, stage), len(tasks))
     if running.failure is not None:
@@ -204,10 +221,11 @@ def _pipeline(
 class _Running:
     """A pipeline in a thread of its own, so that the launcher can watch it and be interrupted."""
 
-    def __init__(self, pipeline: beam.Pipeline) -> None:
+    def __init__(self, pipeline: beam.Pipeline, local: bool) -> None:
         self.finished = threading.Event()
         self.failure: BaseException | None = None
-        self._pipeline = pipeline
+        self._pipeline, self._local = pipeline, local
+        self._submitted = threading.Event()
         self._result: Any = None
 
     def __enter__(self) -> Self:
@@ -219,16 +237,20 @@ class _Running:
     def __exit__(self, *interrupted: object) -> None:
         if self.failure is None:  # after one, Beam's threads go on dying, at length, while the launcher leaves
             threading.excepthook = threading.__excepthook__
-        if self._result is not None and not self.finished.is_set():
-            self._result.cancel()  # local workers need no telling: their lease ends with the launcher's
+        if not self._local and not self.finished.is_set():  # local workers' lease ends with the launcher's
+            self._submitted.wait(_SUBMITTING)  # a job on its way cannot be cancelled yet
+            if self._result is not None:
+                self._result.cancel()
 
     def _run(self) -> None:
         try:
             self._result = self._pipeline.run()
+            self._submitted.set()
             self._result.wait_until_finish()
         except BaseException as failure:
             self.failure = failure
         finally:
+            self._submitted.set()
             self.finished.set()
 
     def _thread_died(self, died: threading.ExceptHookArgs) -> None:

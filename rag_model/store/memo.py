@@ -37,6 +37,7 @@ class Record:
     key: str
     outputs: Mapping[str, BlobRef]
     facts: Mapping[str, Any]  # small JSON: counts, digests
+    by: str | None = None  # who made it
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,7 @@ class Memo:
     files: Files
     blobs: Blobs
     makes: bool = True  # False: what is not recorded is told by `NotRecordedError`
+    by: str | None = None  # who records: what an engine lets the same one do again is still its own work
 
     @staticmethod
     def key(inputs: Any) -> str:
@@ -83,6 +85,7 @@ class Memo:
             "outputs": {name: ref.to_json() for name, ref in outputs.items()},
             "facts": dict(facts),
             "inputs": inputs,
+            "by": self.by,
             "nonce": secrets.token_hex(8),
         }
         while True:
@@ -92,7 +95,9 @@ class Memo:
             self.files.create(_path(stage, key, generation + 1), json_bytes(value))
 
     def once(self, stage: str, inputs: Any, produce: Callable[[Path], Produced]) -> tuple[Record, bool]:
-        """Return the record of `inputs`, making it first if need be; the flag says whether `produce` ran.
+        """Return the record of `inputs`, making it first if need be; the flag says whether it was made here.
+
+        That is so if `produce` ran, or if it was recorded `by` this very memo's owner, who was cut off after it.
 
         `produce` is given an empty work folder, which is removed afterwards whatever happens.
 
@@ -102,7 +107,7 @@ class Memo:
         key = self.key(inputs)
         known = self.get(stage, key)
         if known is not None:
-            return known, False
+            return known, known.by is not None and known.by == self.by
         if not self.makes:
             raise NotRecordedError(f"{stage} {key}")
         workdir = Path(tempfile.mkdtemp(prefix="bookwheel-"))
@@ -137,7 +142,7 @@ def parsed(stage: str, key: str, data: bytes) -> Record | None:
     try:
         value = json.loads(data)
         outputs = {name: BlobRef.from_json(ref) for name, ref in value["outputs"].items()}
-        return Record(stage, key, outputs, dict(value["facts"]))
+        return Record(stage, key, outputs, dict(value["facts"]), value.get("by"))
     except (ValueError, KeyError, TypeError, AttributeError, StoreError):
         return None
 

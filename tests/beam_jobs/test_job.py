@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from beam_jobs.job import Launch, run_job
+from beam_jobs.job import Launch, _Worker, run_job
 from beam_jobs.options import is_local, pipeline_options, worker_threads
-from rag_model.errors import BookwheelError, InputError, ResourceError
+from rag_model.errors import BookwheelError, InputError, ResourceError, UsageError
 from rag_model.store.store import Store
 from tests.beam_jobs import works
 
@@ -47,6 +47,27 @@ def test_a_bug_in_a_worker_is_one_sentence_with_its_cause(launch: Launch) -> Non
         run_job("bug", works.bug, [1], launch)
 
 
+def test_a_worker_out_of_memory_is_one_sentence(launch: Launch) -> None:
+    with pytest.raises(ResourceError, match=r"^a worker ran out of memory \(.*\): give each worker more"):
+        run_job("hunger", works.hunger, [1], launch)
+
+
+def test_what_an_engine_lets_a_worker_do_again_is_still_its_own_work(launch: Launch) -> None:
+    store = Store.open(launch.store_url)
+    for number, task in ((0, 7), (0, 7), (1, 7)):  # the second time after a fault; then another with the same inputs
+        worker = _Worker("note", works.note, launch, None, 0)
+        worker.setup()
+        worker.process((number, task))
+    assert [report["made"] for report in store.runs.read_all(launch.run, "note")] == [True, False]
+
+
+def test_workers_of_another_version_are_refused(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = _Worker("square", works.square, launch, None, 0)
+    monkeypatch.setattr("beam_jobs.job.version", lambda _: "0.0.1")
+    with pytest.raises(UsageError, match=r"the workers run bookwheel 0\.0\.1 and the launcher "):
+        worker.setup()
+
+
 def test_a_killed_worker_ends_the_job_instead_of_hanging_it(launch: Launch) -> None:
     with pytest.raises(ResourceError, match="was killed"):
         run_job("die", works.die, [1, 2], launch)
@@ -55,7 +76,7 @@ def test_a_killed_worker_ends_the_job_instead_of_hanging_it(launch: Launch) -> N
 def test_workers_leave_when_their_launcher_is_killed(tmp_path: Path) -> None:
     store = Store.open(str(tmp_path / "store"), create=True)
     code = (
-        "from beam_jobs.job import Launch, run_job\n"
+        "from beam_jobs.job import Launch, _Worker, run_job\n"
         "from tests.beam_jobs import works\n"
         f"run_job('linger', works.linger, [1, 2], Launch({store.url!r}, 'run-1'))\n"
     )

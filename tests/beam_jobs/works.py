@@ -32,6 +32,11 @@ def die(task: int, store: Store) -> dict[str, Any]:
     return {}
 
 
+def hunger(task: int, store: Store) -> dict[str, Any]:
+    """Ask for more memory than there can be."""
+    return {"bytes": len(bytearray(1 << 62))}
+
+
 def linger(task: int, store: Store) -> dict[str, Any]:
     """Say which process this is, and stay."""
     store.runs.write("run-1", "started", task, {"pid": os.getpid()})

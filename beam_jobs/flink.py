@@ -1,0 +1,109 @@
+"""Flink's job server, once for all jobs of this process.
+
+Beam would start one a job, keep every one of them until the process ends, and may only do so from the main thread. And
+it would let an interrupt from the terminal end the server before it can be asked to cancel the job. This one is in a
+session of its own, and ends with this process however that ends: it waits on a pipe that the kernel closes.
+"""
+
+import atexit
+import socket
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from apache_beam.options.pipeline_options import (
+    FlinkRunnerOptions,
+    JobServerOptions,
+    PipelineOptions,
+    PortableOptions,
+    StandardOptions,
+)
+from apache_beam.runners.portability.flink_runner import FlinkJarJobServer, FlinkRunner
+
+from rag_model import errors
+
+_UNTIL_TOLD = (  # runs a command until it ends or standard input does
+    'exec 3<&0; "$@" 3<&- </dev/null & server=$!; { read -r _ <&3; kill "$server"; } & wait "$server"'
+)
+_PATIENCE = 120.0  # seconds until a server that does not listen has failed; a busy machine's JVM takes 20
+
+
+class JobServer:
+    """A job server on this machine."""
+
+    def __init__(self, options: PipelineOptions) -> None:
+        """Start it; return once it listens.
+
+        Raises:
+            ResourceError: it does not start.
+        """
+        self._folder = tempfile.TemporaryDirectory(prefix="bookwheel-flink-", ignore_cleanup_errors=True)
+        self._log = Path(self._folder.name) / "log"
+        options.view_as(JobServerOptions).artifacts_dir = self._folder.name
+        try:
+            command, self.endpoint = FlinkJarJobServer(options).subprocess_cmd_and_endpoint()  # type: ignore[no-untyped-call]
+        except (OSError, ValueError, RuntimeError) as absent:
+            raise errors.ResourceError(
+                f"Beam cannot fetch the job server of its version for Flink ({absent}): name its jar with "
+                "--flink_job_server_jar, or one that runs elsewhere with --job_endpoint"
+            ) from absent
+        with self._log.open("wb") as log:
+            words = ["sh", "-c", _UNTIL_TOLD, "flink-job-server", *map(str, command)]
+            self._process = subprocess.Popen(
+                words, stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True
+            )
+        atexit.register(self.stop)
+        self._await()
+
+    @property
+    def runs(self) -> bool:
+        """Whether it has not ended."""
+        return self._process.poll() is None
+
+    def stop(self) -> None:
+        """End it, and what it wrote; does nothing the second time."""
+        atexit.unregister(self.stop)
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        self._process.wait()
+        self._folder.cleanup()
+
+    def _await(self) -> None:
+        host, _, port = self.endpoint.rpartition(":")
+        deadline = time.monotonic() + _PATIENCE
+        while self.runs and time.monotonic() < deadline:
+            with socket.socket() as probe:
+                if probe.connect_ex((host, int(port))) == 0:
+                    return
+            time.sleep(0.1)
+        said = self._log.read_text(errors="replace").strip().splitlines()
+        self.stop()
+        raise errors.ResourceError(
+            f"Flink's job server did not start ({said[-1] if said else 'it said nothing'}): it needs Java 11 or later "
+            "on this machine's PATH (or --job_server_java_launcher), or one that runs elsewhere with --job_endpoint"
+        )
+
+
+_started: dict[tuple[str, ...], JobServer] = {}
+_starting = threading.Lock()
+
+
+def reach(options: PipelineOptions, flags: Sequence[str]) -> None:
+    """Let the options of a job for Flink name a job server: that of earlier jobs of the same flags, or a new one.
+
+    Raises:
+        ResourceError: there is none, and none can be started.
+    """
+    flink, portable = options.view_as(FlinkRunnerOptions), options.view_as(PortableOptions)
+    runner = options.view_as(StandardOptions).runner
+    if runner != FlinkRunner.__name__ or portable.job_endpoint or flink.flink_submit_uber_jar:
+        return
+    flink.flink_master = FlinkRunner.add_http_scheme(flink.flink_master)  # type: ignore[no-untyped-call]
+    with _starting:
+        server = _started.get(tuple(flags))
+        if server is None or not server.runs:
+            server = _started[tuple(flags)] = JobServer(options)
+    portable.job_endpoint = server.endpoint

@@ -1,0 +1,159 @@
+"""A build on a real Flink cluster, whose workers share nothing with the launcher but the store, and break half-way.
+
+What half-way is, is made certain: the workers reach the store through a proxy that holds back one of their writes until
+the test has done its worst.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import s3fs
+
+from rag_model.store.store import Store
+from tests.benchmarks.s3_server import environment_of
+from tests.fixtures.faulty import FaultyServer, Request, faulty
+from tests.fixtures.flink import DEADLINE, SLOTS, Flink, flink, until
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200), pytest.mark.xdist_group("flink")]
+
+RECIPE = 'part_bytes = 15_000\n[index.hnsw]\nfactory = "HNSW8"\n'
+LEAST_PARTS = 5  # more than there are slots, so that some are done and some are not
+IN_PROCESS = ["--runner=FnApiRunner"]
+
+
+@dataclass(slots=True)
+class Hold:
+    """A fault that holds back the third record of a stage: of two workers one has made a record before, and goes on."""
+
+    stage: str
+    reached: threading.Event = field(default_factory=threading.Event)
+    released: threading.Event = field(default_factory=threading.Event)
+    seen: int = 0
+
+    def __call__(self, request: Request) -> None:
+        if request.method == "PUT" and request.touches(f"/memo/{self.stage}/"):
+            self.seen += 1
+            if self.seen == SLOTS + 1:
+                self.reached.set()
+                self.released.wait(DEADLINE)
+
+
+@pytest.fixture(scope="module")
+def bucket(s3_endpoint: str, s3_bucket: Callable[[str], AbstractContextManager[str]]) -> Iterator[str]:
+    """An unused URL; this process and its children, which the launchers are, reach it directly."""
+    with s3_bucket(s3_endpoint) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def proxy(s3_endpoint: str, bucket: str) -> Iterator[FaultyServer]:
+    """The way on which workers reach the store."""
+    with faulty(s3_endpoint) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def cluster(proxy: FaultyServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Flink]:
+    alone = {**environment_of(proxy.url), "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    with flink(tmp_path_factory.mktemp("flink"), alone, hidden=tmp_path_factory.getbasetemp()) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def reindex(
+    bucket: str, small_dump: Path, tiny: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., "subprocess.Popen[str]"]:
+    """Return a function that starts the command, over a dump in the bucket."""
+    folder = tmp_path_factory.mktemp("launcher")
+    (folder / "recipe.toml").write_text(RECIPE)
+    dump = f"{bucket}/{small_dump.name}"
+    s3fs.S3FileSystem().put_file(str(small_dump), dump)
+    given = ["--dump", dump, "--encoder", str(tiny), "--recipe", str(folder / "recipe.toml"), "--json"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "BOOKWHEEL_CACHE": str(folder / "cache")}
+    environment.pop("PREFECT_API_URL", None)
+
+    def start(store: object, options: list[str], *flags: str) -> "subprocess.Popen[str]":
+        command = [Path(sys.executable).with_name("bookwheel"), "reindex", "--store", str(store), *given, *flags]
+        return subprocess.Popen(
+            [*command, "--", *options],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
+            cwd=folder,
+            start_new_session=True,
+        )
+
+    return start
+
+
+def reached(hold: Hold, running: "subprocess.Popen[str]") -> None:
+    """Wait until a write is held back."""
+
+    def seen() -> bool:
+        assert running.poll() is None, running.communicate()[1]
+        return hold.reached.is_set()
+
+    until(seen, f"a third record of {hold.stage}")
+
+
+def records(store: Store, stage: str) -> set[str]:
+    return set(store.files.names(f"memo/{stage}"))
+
+
+def finished(running: "subprocess.Popen[str]") -> Any:
+    out, err = running.communicate(timeout=DEADLINE)
+    assert running.returncode == 0, err
+    assert all(line.endswith(("…", " s")) for line in err.splitlines()), err
+    return json.loads(out)
+
+
+def restarted(cluster: Flink) -> set[str]:
+    """Return the stages of the jobs that did not go through at the first attempt."""
+    jobs = [(job["name"], job["jid"]) for job in cluster.asked("/jobs/overview")["jobs"]]
+    return {name.split("-")[1] for name, jid in jobs if cluster.asked(f"/jobs/{jid}/exceptions")["root-exception"]}
+
+
+def test_a_worker_and_a_task_manager_killed_half_way_change_nothing(
+    cluster: Flink, proxy: FaultyServer, bucket: str, reindex: Callable[..., Any], tmp_path: Path
+) -> None:
+    local = finished(reindex(tmp_path / "store", IN_PROCESS))
+    url = f"{bucket}/store"
+    cut, encoded = Hold("chunk"), Hold("embed")
+    proxy.fault = lambda request: cut(request) or encoded(request)
+    running = reindex(url, cluster.flags)
+    try:
+        reached(cut, running)
+        store = Store.open(url)
+        assert records(store, "chunk")
+        cluster.workers()[0].kill()
+        cut.released.set()
+
+        reached(encoded, running)
+        assert records(store, "embed")
+        cluster.kill("taskmanager")
+        cluster.start_task_manager()
+        encoded.released.set()
+        made = finished(running)
+    finally:
+        cut.released.set()
+        encoded.released.set()
+        running.kill()
+
+    assert made["snapshot"] == local["snapshot"]
+    assert made["counts"] == local["counts"]
+    assert restarted(cluster) == {"chunk", "embed"}
+    assert set(cluster.jobs().values()) == {"FINISHED"}
+    at_home = Store.open(str(tmp_path / "store"))
+    stages = "chunk", "embed", "train", "scatter", "shard", "merge"
+    assert [records(store, stage) for stage in stages] == [records(at_home, stage) for stage in stages]
+    assert len(records(store, "chunk")) >= LEAST_PARTS
