@@ -11,7 +11,7 @@
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from rag_model.errors import UsageError
 from rag_model.evaluation.bootstrap import RESAMPLING, Estimate, Resampling
@@ -21,6 +21,7 @@ from rag_model.evaluation.retrieval import Outcome
 from rag_model.evaluation.scores import Kind, Scored, compare, estimate, score
 from rag_model.retrieve.retriever import Hit
 
+Some = TypeVar("Some", bound=Sequence[Hit])
 OPEN, CLOSED, GOLD, SHUFFLED = "open book", "closed book", "gold passage", "shuffled passages"
 
 
@@ -88,7 +89,7 @@ def conditions(outcomes: Sequence[Outcome], k: int, ablations: Ablations) -> Ite
         yield _condition(GOLD, found)
     book = open_book(outcomes, k)
     if len(outcomes) > 1:
-        yield Condition(SHUFFLED, book.k, book.questions, _deranged(book.hits, ablations.seed))
+        yield Condition(SHUFFLED, book.k, book.questions, tuple(deranged(book.hits, ablations.seed)))
     for depth in ablations.sweep:
         swept = open_book(outcomes, depth)
         if swept.k == depth != book.k:
@@ -109,11 +110,14 @@ def _gold(outcome: Outcome, depth: int) -> Hit | None:
     return None
 
 
-def _deranged(hits: Sequence[tuple[Hit, ...]], seed: int) -> tuple[tuple[Hit, ...], ...]:
-    """Give each question another's passages: one cycle through all of them, in an order drawn with the seed."""
+def deranged(hits: Sequence[Some], seed: int) -> list[Some]:
+    """Give each question another's passages: one cycle through all of them, in an order drawn with the seed.
+
+    Drawn, since neighbours in a file often are about one article, and share their passages.
+    """
     order = random.Random(seed).sample(range(len(hits)), len(hits))
     other = dict(zip(order, [*order[1:], order[0]], strict=True))
-    return tuple(hits[other[place]] for place in range(len(hits)))
+    return [hits[other[place]] for place in range(len(hits))]
 
 
 def measure(

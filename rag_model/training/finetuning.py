@@ -37,7 +37,6 @@ from rag_model.training.negatives import ranked_passages, with_negatives
 from rag_model.training.origins import Origins
 from rag_model.training.rag import RagTask
 from rag_model.training.recipes import DprTraining, Kind, RagTraining, Training
-from rag_model.training.task import Task
 
 STAGE = "finetune"
 VERSION = 1  # raised when the same inputs would give another model
@@ -111,13 +110,15 @@ class Finetuning:
         """Train in the folder `work`, or go on with what is there.
 
         Raises:
-            BookwheelError: as the task and the loop say.
+            BookwheelError: as the task and the loop say; the checkpoints stay.
         """
         torch.manual_seed(self.training.loop.seed)  # of weights that a folder lacks, such as a pooler's
-        task: Task[Any] = (
-            self._dpr(self.training) if isinstance(self.training, DprTraining) else self._rag(self.training)
-        )
-        return train(task, self.training.loop, work, report)
+        if isinstance(self.training, DprTraining):
+            return train(self._dpr(self.training), self.training.loop, work, report)
+        task = self._rag(self.training)
+        trained = train(task, self.training.loop, work, report)
+        task.check(trained.after)
+        return trained
 
     def publish(
         self, trained: Trained, work: Path, name: str, seconds: Mapping[str, float]

@@ -18,8 +18,9 @@ from rag_model.encoders.encoder import Vectors
 from rag_model.encoders.space import Space
 from rag_model.encoders.trainable import TrainableEncoder
 from rag_model.errors import InputError, UsageError
+from rag_model.evaluation.ablation import deranged
 from rag_model.evaluation.answers import exact_match, token_f1
-from rag_model.evaluation.collapse import LIMITS, Limits, measure
+from rag_model.evaluation.collapse import LIMITS, Collapse, Limits, measure, unchanged_share
 from rag_model.evaluation.match import Answers
 from rag_model.generate.decoding import Decoding
 from rag_model.generate.folder import save_rag
@@ -67,7 +68,7 @@ class RagRecipe:
     goal: GoalName = "nll"  # which weights are the best, on the dev set; code: EM, which takes decoding
     answered: int = 100  # dev questions that are answered at each evaluation, for EM and F1; 0: none
     max_new_tokens: int = 25  # of those answers; code: val_max_target_length 25
-    refuse_collapse: bool = True  # stop when all questions are given the same passages
+    refuse_collapse: bool = True  # when all questions are given the same passages, or the trained model reads none
     limits: Limits = LIMITS  # where that is so
     seed: int = 12345  # of the order
 
@@ -169,6 +170,9 @@ class RagTask:
     def evaluate(self) -> Measures:
         """Return `nll` (nats a question, its first answer), `Success@k`, `EM` and `F1` of some, and the collapse.
 
+        That is `distinct` and `spread` of the passages, and `unchanged`: the share of those answers that stay as they
+        are from another question's passages.
+
         Raises:
             CollapsedError: the questions are all given the same passages, and the recipe refuses that.
         """
@@ -192,6 +196,16 @@ class RagTask:
     def save(self, folder: Path) -> None:
         """Write the model as a folder that `load_rag` opens; it asks into the snapshot's space."""
         save_rag(self.module, folder, Space.from_json(self._snapshot.space or {}))
+
+    def check(self, trained: Measures) -> None:
+        """Do nothing if what was trained reads its passages; what has only begun to learn need not.
+
+        Raises:
+            CollapsedError: its answers do not depend on them, and the recipe refuses that.
+        """
+        asked = min(self._recipe.answered, len(self._dev))
+        if self._recipe.refuse_collapse and "unchanged" in trained:
+            Collapse(asked, 0.0, 0, 1.0, trained["unchanged"]).check(self._recipe.limits)
 
     def _first_recall(self) -> dict[str, list[int]]:
         """Return the rows that each question's passages have, found with the encoder as it is now."""
@@ -238,12 +252,17 @@ class RagTask:
         asked = self._dev[: self._recipe.answered]
         if not asked:
             return {}
-        answers = self._reader.answer_from([pair.example.question for pair in asked], hits[: len(asked)])
-        pairs = [(answer.text, pair.example.answers) for answer, pair in zip(answers, asked, strict=True)]
-        return {
+        questions, given = [pair.example.question for pair in asked], hits[: len(asked)]
+        said = [answer.text for answer in self._reader.answer_from(questions, given)]
+        pairs = [(text, pair.example.answers) for text, pair in zip(said, asked, strict=True)]
+        measures = {
             "EM": sum(exact_match(*pair) for pair in pairs) / len(pairs),
             "F1": sum(token_f1(*pair) for pair in pairs) / len(pairs),
         }
+        if len(asked) > 1:
+            shuffled = self._reader.answer_from(questions, deranged(given, self._recipe.seed))
+            measures["unchanged"] = unchanged_share(said, [answer.text for answer in shuffled])
+        return measures
 
 
 def _pairs(examples: Sequence[Example], recipe: RagRecipe) -> list[Pair]:

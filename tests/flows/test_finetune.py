@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from rag_model.store.gc import gc
 from rag_model.store.models import model_folder
 from rag_model.store.snapshot import Snapshot
 from rag_model.store.store import Store
+from rag_model.training.journal import read_metrics
 from rag_model.training.rag import LOOP
 from tests.fixtures.tiny_generators import save_bart
 from tests.flows.conftest import Bookwheel
@@ -160,6 +163,46 @@ def test_a_run_that_died_goes_on(
     told = finetune("dpr", max_steps=4, work=work).json
     assert (work / "metrics.jsonl").read_text() == steps, "no step is taken again"
     assert (told["metrics"], told["model"]) == (whole["metrics"], whole["model"])
+
+
+def test_a_killed_process_is_gone_on_with(
+    finetune: Bookwheel, store: Path, given: dict[str, Path], executable: Path, tmp_path: Path
+) -> None:
+    """SIGKILL in the middle, however far it has come: the next run ends with the model of one that was left alone."""
+    frequent = DPR.replace("evaluate_every = 2", "evaluate_every = 20\ncheckpoint_every = 1")
+    (tmp_path / "dpr.toml").write_text(frequent)
+    whole = finetune("dpr", max_steps=60, work=tmp_path / "whole").json
+    Store.open(str(store)).files.delete("memo/finetune")
+    Store.open(str(store)).files.delete("models")
+    work = tmp_path / "work"
+    words = [
+        "finetune",
+        "dpr",
+        "--store",
+        store,
+        "--training",
+        tmp_path / "dpr.toml",
+        "--max-steps",
+        60,
+        "--work",
+        work,
+    ]
+    named = [word for name, path in given.items() for word in (f"--{name}", path)]
+    with (tmp_path / "told").open("w") as told:
+        process = subprocess.Popen([str(word) for word in [executable, *words, *named]], stdout=told, stderr=told)
+    try:
+        deadline = time.monotonic() + 300
+        while not list((work / "checkpoints").glob("step-*[1-9]*")):  # beyond step 0
+            assert process.poll() is None, (tmp_path / "told").read_text()
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+    finally:
+        process.kill()
+        process.wait()
+    assert len(read_metrics(work)) < len(read_metrics(tmp_path / "whole"))
+    again = finetune("dpr", max_steps=60, work=work).json
+    assert (again["model"], again["metrics"], again["trained"]) == (whole["model"], whole["metrics"], True)
+    assert read_metrics(work) == read_metrics(tmp_path / "whole")
 
 
 def test_a_reader_is_trained_and_answers(

@@ -1,4 +1,4 @@
-"""Two processes that share a training; `python test_processes.py FOLDER TINY` trains, in one or in many."""
+"""Two processes that share a training; `python test_processes.py FOLDER TINY GIVEN` trains in one of many."""
 
 import dataclasses
 import os
@@ -10,12 +10,21 @@ import pytest
 from torch import nn
 
 from rag_model.encoders.encoder import Encoder
+from rag_model.encoders.trainable import TrainableEncoder
 from rag_model.errors import RefusedError
+from rag_model.generate.folder import load_rag
+from rag_model.generate.load import load_generator
+from rag_model.generate.rag import Rag, RagSettings
+from rag_model.store.snapshot import Snapshot
+from rag_model.store.store import Store
 from rag_model.training.dpr import DprRecipe, DprTask
 from rag_model.training.examples import Example, passage_of
 from rag_model.training.journal import read_metrics
 from rag_model.training.loop import train
+from rag_model.training.rag import RagRecipe, RagTask
 from tests.fixtures.learning import LineTask, settings
+from tests.fixtures.tiny_generators import save_bart
+from tests.fixtures.tiny_snapshot import publish_tiny
 
 ROOT = Path(__file__).parents[3]
 EXAMPLES = [
@@ -29,7 +38,7 @@ def without_dropout(module: nn.Module) -> None:
             part.p = 0.0
 
 
-def train_all(folder: Path, tiny: Path, processes: int) -> None:
+def train_all(folder: Path, tiny: Path, given_folder: Path, processes: int) -> None:
     """Train on the same batches a step, however many processes share them."""
     given = settings(max_steps=6, evaluate_every=3, checkpoint_every=3)
     line = LineTask()
@@ -38,6 +47,12 @@ def train_all(folder: Path, tiny: Path, processes: int) -> None:
     dpr = DprTask.load(tiny, None, EXAMPLES, EXAMPLES, DprRecipe(batch_size=8 // processes, temperature=0.1))
     without_dropout(dpr.module)
     train(dpr, dataclasses.replace(given, learning_rate=1e-3), folder / "dpr")
+    question = TrainableEncoder.load(tiny, "question", device="cpu")
+    rag = Rag(question, load_generator(given_folder / "bart", device="cpu"), RagSettings("token", k=3, temperature=0.1))
+    recipe = RagRecipe(batch_size=8 // processes, k=3, temperature=0.1, answered=4, refuse_collapse=False)
+    reading = RagTask(rag, Snapshot.open(str(given_folder / "store")), EXAMPLES, EXAMPLES[:4], recipe)
+    without_dropout(reading.module)
+    train(reading, dataclasses.replace(given, learning_rate=1e-3), folder / "rag")
     if processes > 1:
         poisoned = LineTask(poison="p3")
         try:
@@ -47,14 +62,22 @@ def train_all(folder: Path, tiny: Path, processes: int) -> None:
 
 
 def test_two_processes_train_as_one_does(tiny: Path, tmp_path: Path) -> None:
-    train_all(tmp_path / "one", tiny, 1)
+    (tmp_path / "work").mkdir()
+    store = Store.open(str(tmp_path / "store"), create=True)
+    publish_tiny(store, tiny, {f"King {n}": f"the king {n} was born." for n in range(16)}, tmp_path / "work")
+    save_bart(tmp_path / "bart")
+    train_all(tmp_path / "one", tiny, tmp_path, 1)
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", __file__]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo"}
     done = subprocess.run(
-        [*launch, str(tmp_path / "two"), str(tiny)], env=environment, capture_output=True, text=True, check=False
+        [*launch, str(tmp_path / "two"), str(tiny), str(tmp_path)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
-    for name, measure in (("line", "error"), ("dpr", "average_rank")):
+    for name, measure in (("line", "error"), ("dpr", "average_rank"), ("rag", "nll")):
         one, two = (read_metrics(tmp_path / processes / name) for processes in ("one", "two"))
         assert [row["step"] for row in one] == [row["step"] for row in two]
         for first, second in zip(one, two, strict=True):
@@ -62,10 +85,11 @@ def test_two_processes_train_as_one_does(tiny: Path, tmp_path: Path) -> None:
             key = "loss" if first["kind"] == "train" else measure
             assert second[key] == pytest.approx(first[key], rel=1e-4)
     Encoder.load(next((tmp_path / "two" / "dpr").glob("best-*")) / "question", "question")
+    load_rag(next((tmp_path / "two" / "rag").glob("best-*")), device="cpu")
     told = {(tmp_path / "two" / f"told-{rank}").read_text() for rank in (0, 1)}
     (sentence,) = told
     assert "p3" in sentence.partition(" of examples ")[2].partition(":")[0].split(", ")
 
 
 if __name__ == "__main__":
-    train_all(Path(sys.argv[1]), Path(sys.argv[2]), 2)
+    train_all(Path(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3]), 2)

@@ -86,7 +86,7 @@ def test_it_learns_and_the_passages_stay(
     again = RagTask(rag, snapshot, EXAMPLES, DEV, RECIPE)
     with torch.no_grad():
         assert dict(again.evaluate()) == pytest.approx(dict(trained.after), abs=1e-4)
-    assert {"nll", "Success@3", "EM", "F1", "distinct", "spread"} == set(trained.after)
+    assert {"nll", "Success@3", "EM", "F1", "unchanged", "distinct", "spread"} == set(trained.after)
 
 
 def test_the_gradient_reaches_the_question_encoder_through_the_prior(task_of: Any) -> None:
@@ -192,6 +192,43 @@ def test_retrieval_collapse_is_refused(task_of: Any) -> None:
     with pytest.raises(CollapsedError, match="20 questions were given 3 distinct passages"):
         task_of(replace(RECIPE, refuse_collapse=True), dev=dev).evaluate()
     task_of(replace(RECIPE, refuse_collapse=True, limits=Limits(least_spread=0.0)), dev=dev).evaluate()
+
+
+def test_a_model_that_does_not_read_is_refused_when_it_is_trained(task_of: Any) -> None:
+    reads = replace(RECIPE, refuse_collapse=True, answered=20, limits=Limits(least_spread=0.0))
+    dev = [Example(str(number), f"city {number}?", ("x",)) for number in range(20)]
+    task = task_of(reads, dev=dev)
+    with torch.no_grad():
+        measures = task.evaluate()
+    assert 0 <= measures["unchanged"] <= 1
+    task.check({**measures, "unchanged": 0.9})
+    with pytest.raises(CollapsedError, match="95% of 20 answers stay as they are"):
+        task.check({**measures, "unchanged": 0.95})
+    task_of(replace(reads, refuse_collapse=False), dev=dev).check({"unchanged": 1.0})
+    task_of(replace(reads, answered=19), dev=dev).check({"unchanged": 1.0})  # too few to say anything
+    task_of(dev=DEV[:1]).check(task_of(dev=DEV[:1]).evaluate())  # nobody else's passages
+
+
+def test_deaf_generators_answer_the_same_from_any_passages(task_of: Any) -> None:
+    task = task_of(replace(RECIPE, answered=4))
+    with torch.no_grad():
+        for name, weights in task.module.body.named_parameters():
+            if "encoder_attn.out_proj" in name:  # what a decoder hears of its context
+                weights.zero_()
+        assert task.evaluate()["unchanged"] == 1.0
+
+
+@pytest.mark.parametrize("kind", ["token", "sequence"])
+def test_half_precision_learns_nearly_the_same(task_of: Any, tmp_path: Path, kind: Kind) -> None:
+    losses = {}
+    for precision in ("no", "bf16"):
+        task = task_of(kind=kind)
+        done = train(task, replace(STEPS, precision=precision, learning_rate=1e-4), tmp_path / precision)
+        assert {weights.dtype for weights in task.module.parameters()} == {torch.float32}
+        assert done.after["nll"] < done.before["nll"]
+        losses[precision] = [row["loss"] for row in read_metrics(tmp_path / precision) if row["kind"] == "train"]
+    assert losses["bf16"] != losses["no"]
+    assert losses["bf16"] == pytest.approx(losses["no"], rel=0.02)
 
 
 def test_a_snapshot_of_another_space_is_refused(task_of: Any, tmp_path: Path) -> None:
