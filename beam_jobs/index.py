@@ -24,7 +24,8 @@ from rag_model.build.heritage import Heirloom
 from rag_model.digest import digest_json
 from rag_model.index.cells import sample_size
 from rag_model.index.estimate import check_disk, estimate
-from rag_model.index.fit import Fit, Trained, measure, sample
+from rag_model.index import fit
+from rag_model.index.fit import Fit, Trained
 from rag_model.index.pieces import Opener, opener
 from rag_model.index.recipe import IndexPlan, lists_in
 from rag_model.index.structure import structure_of
@@ -177,13 +178,13 @@ def _fit_of(build: IndexBuild, heirloom: Heirloom, store: Store) -> Fit:
 
     def measured(_: Path) -> Produced:
         changed = [(store.blobs.local(new), [*map(store.blobs.local, old)]) for new, old in heirloom.changed]
-        sampled = sample(changed, [*map(store.blobs.local, heirloom.same)], plan.seed)
-        fit = measure(plan, store.blobs.local(heirloom.blob), heirloom.trained.losses, sampled)
-        return Produced({}, fit.to_json())
+        sampled = fit.sample(changed, [*map(store.blobs.local, heirloom.same)], plan.seed)
+        trained = store.blobs.local(heirloom.blob)
+        return Produced({}, fit.measure(plan, trained, heirloom.trained.losses, sampled).to_json())
 
     looked_at = [[new.id, [ref.id for ref in old]] for new, old in heirloom.changed]
     same = [ref.id for ref in heirloom.same]
-    inputs = sharing(plan) | {"trained": heirloom.blob.id, "changed": looked_at, "same": same}
+    inputs = sharing(plan) | {"fit": fit.VERSION, "trained": heirloom.blob.id, "changed": looked_at, "same": same}
     return Fit.of(store.memo.once("fit", inputs, measured)[0].facts)
 
 
