@@ -22,9 +22,9 @@ from beam_jobs.threads import limit_threads
 from rag_model.build.content import BuiltIndex
 from rag_model.build.heritage import Heirloom
 from rag_model.digest import digest_json
+from rag_model.index import fit
 from rag_model.index.cells import sample_size
 from rag_model.index.estimate import check_disk, estimate
-from rag_model.index import fit
 from rag_model.index.fit import Fit, Trained
 from rag_model.index.pieces import Opener, opener
 from rag_model.index.recipe import IndexPlan, lists_in
