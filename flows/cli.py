@@ -95,6 +95,7 @@ app.command("flows.verbs.verify:verify", help="Read every byte of a snapshot aga
 app.command("flows.verbs.expire:expire", help="Forget old moves of refs, and snapshots that nothing names any more.")
 app.command("flows.verbs.gc:gc", help="Delete what no snapshot and no running build needs.")
 app.command("flows.verbs.pull:pull", help="Copy a snapshot to a folder: only what is missing, verified, atomic.")
+app.command("flows.verbs.serve:serve", help="Answer questions over HTTP from a snapshot; follow its ref.")
 app.command("flows.verbs.doctor:doctor", help="Say what this machine, a store and the servers lack before a run.")
 app.command("flows.verbs.export:export", help="Write a snapshot in a layout that other tools read.")
 app.command("flows.verbs.adopt:adopt", name="import", help="Start a snapshot from passages and vectors there are.")

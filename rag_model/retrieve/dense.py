@@ -78,8 +78,7 @@ class DenseRetriever:
                 retriever was made without an encoder.
         """
         self._check_depth(k)
-        for number, question in enumerate(questions, start=1):
-            _check_question(number, question)
+        check_questions(questions)
         if self._encoder is None:
             raise UsageError("this retriever has no encoder: give it one, or search by vector")
         if not questions:
@@ -116,13 +115,19 @@ class DenseRetriever:
         return Hit(rank, score, row, passage, self._source.url(passage), self._source.line(passage))
 
 
-def _check_question(number: int, question: str) -> None:
-    if not question.strip():
-        raise UsageError(f"question {number} is empty: ask something")
-    try:
-        question.encode()
-    except UnicodeEncodeError as broken:
-        raise UsageError(f"question {number} is not UTF-8 text ({broken.reason}): check the terminal") from broken
+def check_questions(questions: Sequence[str]) -> None:
+    """Check that every question is a text that can be encoded.
+
+    Raises:
+        UsageError: one is empty or no text; the sentence gives its number, from 1.
+    """
+    for number, question in enumerate(questions, start=1):
+        if not question.strip():
+            raise UsageError(f"question {number} is empty: ask something")
+        try:
+            question.encode()
+        except UnicodeEncodeError as broken:
+            raise UsageError(f"question {number} is not UTF-8 text ({broken.reason}): check the terminal") from broken
 
 
 def _check_space(encoder: QuestionEncoder, snapshot: Snapshot) -> None:

@@ -23,6 +23,11 @@ class Desk:
         self._readers: dict[int, int] = {}  # of each edition that is not freed, by its identity
 
     @property
+    def current(self) -> Edition | None:
+        """The current edition, for the one who puts editions here: anybody else's might be closed under them."""
+        return self._current
+
+    @property
     def named(self) -> Named | None:
         """What the current edition is served as; None: there is none yet."""
         current = self._current

@@ -1,0 +1,71 @@
+"""`bookwheel serve`: a snapshot over HTTP, and the next one as soon as the ref moves."""
+
+import json
+import os
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from flows.reply import AsksName, Common, SnapshotName, StoreUrl
+from rag_model.extras import require
+
+_NEEDED = {"fastapi": "serve", "uvicorn": "serve", "prometheus_client": "serve", "torch": "model"}
+
+
+def serve(
+    *,
+    store: StoreUrl,
+    ref: SnapshotName = "latest",
+    model: Annotated[
+        str | None, Parameter(help="A RAG model for /answer: of the store, and then followed as well, or a folder.")
+    ] = None,
+    asks: AsksName = None,
+    host: Annotated[str, Parameter(help="Where to listen; 0.0.0.0 is reached from elsewhere.")] = "127.0.0.1",
+    port: Annotated[int, Parameter(help="0 takes a free one.")] = 8000,
+    index: Annotated[
+        tuple[str, ...],
+        Parameter(negative="", help="What to search, or `exact`; again for one more. The first is the default."),
+    ] = ("hnsw",),
+    low_memory: Annotated[
+        bool, Parameter(negative="", help="Map indexes instead of loading them: slower where pages are cold.")
+    ] = False,
+    dest: Annotated[
+        Path | None, Parameter(help="Where snapshots are pulled to; by default a folder of the cache.")
+    ] = None,
+    keep: Annotated[int, Parameter(help="Pulled snapshots that stay on the disk.")] = 2,
+    no_embeddings: Annotated[
+        bool, Parameter(negative="", help="Leave the vectors out; recall on live questions is not measured then.")
+    ] = False,
+    poll: Annotated[float, Parameter(help="Seconds between two looks at the ref.")] = 10.0,
+    questions: Annotated[
+        Path | None, Parameter(help="Questions of the evaluation; how live ones drift from them is measured.")
+    ] = None,
+    common: Common | None = None,
+) -> None:
+    """Serve passages, and with a model answers, from what a ref names; follow the ref without a pause.
+
+    Says its address on standard error; with --json as one line on standard output.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch and faiss: threads that spin starve HTTP
+    for package, extra in _NEEDED.items():
+        require(package, extra)
+    running: Any = import_module("rag_model.serving.run")
+    settings = running.ServiceSettings(
+        indexes=index,
+        embeddings=not no_embeddings,
+        swap="low-memory" if low_memory else "blue-green",
+        poll_seconds=poll,
+        keep=keep,
+    )
+    followed = running.Followed(store, ref, dest or running.default_dest(store), model, asks)
+    asked = [question.text for question in running.read_questions(questions).questions] if questions else ()
+
+    def listening(url: str) -> None:
+        if common is not None and common.json:
+            print(json.dumps({"url": url, "ref": ref}), flush=True)
+        print(f"serving {ref} at {url}", file=sys.stderr, flush=True)
+
+    running.run(followed, settings, (host, port), asked, listening)

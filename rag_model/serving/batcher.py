@@ -1,0 +1,187 @@
+"""Concurrent questions in one call: whoever asks waits in a bounded queue, and one thread takes what has gathered.
+
+A batch gathers by itself while the one before is worked on. Only where the last batch held several requests, the next
+one waits a moment for as many: who was answered together tends to ask together again, and who is alone never waits.
+"""
+
+import asyncio
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from rag_model.errors import BookwheelError
+
+_LOG = logging.getLogger(__name__)
+_Reply = TypeVar("_Reply")
+
+
+class BusyError(BookwheelError):
+    """The queue is full: the same request may be taken in a moment."""
+
+
+class LateError(BookwheelError):
+    """The answer was not there in time; nobody works on it any more."""
+
+
+class ClosingError(BookwheelError):
+    """The service is ending and takes no more questions."""
+
+
+@dataclass(slots=True, eq=False)
+class Ask(Generic[_Reply]):
+    """One request in the queue."""
+
+    questions: Sequence[str]
+    k: int | None
+    index: str | None
+    loop: asyncio.AbstractEventLoop
+    reply: "asyncio.Future[_Reply]"
+
+
+class Batcher(Generic[_Reply]):
+    """Answers asks in batches, in a thread of its own. `ask` belongs to an event loop, the rest to any thread."""
+
+    def __init__(
+        self,
+        name: str,
+        work: Callable[[Sequence[Ask[_Reply]]], Sequence[_Reply | BookwheelError]],
+        *,
+        waiting: int,
+        batch: int,
+        wait_ms: float = 0.0,
+        begin: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Start the thread.
+
+        Args:
+            name: of the thread.
+            work: gives a reply, or why there is none, for each ask of a batch, in order. A batch that fails as a
+                whole is done again one by one, so nobody fails for another's question.
+            waiting: questions in the queue, at most.
+            batch: questions in a batch, at most; a single request may bring more.
+            wait_ms: how long a batch waits for others, at most.
+            begin: called in the thread before anything else.
+        """
+        self._work, self._most_waiting, self._most, self._wait = work, waiting, batch, wait_ms / 1000
+        self._changed = threading.Condition()
+        self._queue: deque[Ask[_Reply]] = deque()
+        self._questions = 0  # in the queue
+        self._last = 0  # requests in the last batch
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, args=(begin,), name=name, daemon=True)
+        self._thread.start()
+
+    @property
+    def waiting(self) -> int:
+        """How many questions are in the queue."""
+        return self._questions
+
+    async def ask(
+        self,
+        questions: Sequence[str],
+        k: int | None,
+        index: str | None,
+        seconds: float,
+        entered: Callable[[int, int], None] = lambda questions, waiting: None,
+    ) -> _Reply:
+        """Return the reply of one request, `seconds` from now at the latest.
+
+        `entered` is told how many questions it brought into the queue, and how many wait there now.
+
+        Raises:
+            BusyError: the queue is full.
+            LateError: it took longer.
+            ClosingError: `close` was called.
+            BookwheelError: what `work` says of this ask.
+        """
+        loop = asyncio.get_running_loop()
+        ask: Ask[_Reply] = Ask(questions, k, index, loop, loop.create_future())
+        self._enter(ask)
+        entered(len(questions), self._questions)
+        try:
+            async with asyncio.timeout(seconds):
+                return await ask.reply
+        except TimeoutError as late:
+            raise LateError(f"no answer within {seconds:g} s: ask fewer questions, or ask again later") from late
+        finally:
+            if not ask.reply.done() or ask.reply.cancelled():
+                self._leave(ask)
+
+    def close(self) -> None:
+        """Take no more; return when all that was taken is answered."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        self._thread.join()
+
+    def _enter(self, ask: Ask[_Reply]) -> None:
+        with self._changed:
+            if self._closing:
+                raise ClosingError("the service is ending: ask another")
+            if self._questions and self._questions + len(ask.questions) > self._most_waiting:
+                raise BusyError(f"{self._questions} questions are waiting already: ask again in a moment")
+            self._queue.append(ask)
+            self._questions += len(ask.questions)
+            self._changed.notify()
+
+    def _leave(self, ask: Ask[_Reply]) -> None:
+        """Forget an ask that nobody waits for, unless it is being worked on."""
+        with self._changed, suppress(ValueError):
+            self._queue.remove(ask)
+            self._questions -= len(ask.questions)
+
+    def _run(self, begin: Callable[[], None]) -> None:
+        begin()
+        while asks := self._gathered():
+            replies = self._replies(asks)
+            self._last = len(asks)
+            for loop in {ask.loop for ask in asks}:
+                own = [(ask, reply) for ask, reply in zip(asks, replies, strict=True) if ask.loop is loop]
+                with suppress(RuntimeError):  # the loop has ended, and with it who asked
+                    loop.call_soon_threadsafe(_deliver, own)
+            del asks, replies
+
+    def _gathered(self) -> list[Ask[_Reply]]:
+        """Wait for asks and take what makes a batch; [] once closed and empty."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._queue or self._closing)
+            if self._wait and self._last > 1 and not self._closing:
+                until = time.monotonic() + self._wait
+                while not self._full and (rest := until - time.monotonic()) > 0:
+                    self._changed.wait(rest)
+            taken: list[Ask[_Reply]] = []
+            size = 0
+            while self._queue and (not taken or size + len(self._queue[0].questions) <= self._most):
+                taken.append(self._queue.popleft())
+                size += len(taken[-1].questions)
+            self._questions -= size
+            return taken
+
+    @property
+    def _full(self) -> bool:
+        return len(self._queue) >= self._last or self._questions >= self._most or self._closing
+
+    def _replies(self, asks: Sequence[Ask[_Reply]]) -> Sequence[_Reply | BookwheelError | Exception]:
+        try:
+            return self._work(asks)
+        except Exception as failure:
+            if len(asks) > 1:
+                return [reply for ask in asks for reply in self._replies([ask])]
+            if not isinstance(failure, BookwheelError):
+                _LOG.exception("%s failed", threading.current_thread().name)
+            return [failure]
+
+
+def _deliver(replies: Sequence[tuple[Ask[_Reply], _Reply | Exception]]) -> None:
+    for ask, reply in replies:
+        if ask.reply.done():
+            continue  # whoever asked has left
+        if isinstance(reply, Exception):
+            ask.reply.set_exception(reply)
+        else:
+            ask.reply.set_result(reply)

@@ -1,0 +1,226 @@
+"""Follow a ref: bring what it names beside what serves, check it, and only then put it on the desk.
+
+Whatever is wrong with a new version (a record of the ref that can't be read, a manifest that lies, a missing or
+damaged file, an index that finds nothing, another encoder space than the model's, no room) it is refused and told, and
+the old one serves on. A refused version is tried again when the ref moves; what may heal, as a store does, is tried
+again before that, ever more rarely. A store that is gone is told, too, and asked again.
+"""
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from rag_model.errors import BookwheelError, InputError, MissingExtraError, RefusedError, UsageError
+from rag_model.generate.named import rag_id
+from rag_model.serving.asking import ReadingModel
+from rag_model.serving.desk import Desk
+from rag_model.serving.edition import Edition, Named
+from rag_model.serving.memory import check_memory
+from rag_model.serving.observer import Observer, Refusal, tell
+from rag_model.serving.secrets import without_secrets
+from rag_model.serving.settings import ServiceSettings
+from rag_model.store.kinds import chosen
+from rag_model.store.manifest import Content
+from rag_model.store.paths import EXACT
+from rag_model.store.pull import pull
+from rag_model.store.store import Store
+
+_LOG = logging.getLogger(__name__)
+_FINAL = (InputError, MissingExtraError, RefusedError, UsageError)  # it is the version's own fault and stays so
+_NICE = 10  # bringing a version gives way to questions; what this thread starts inherits it
+
+
+@dataclass(frozen=True, slots=True)
+class Followed:
+    """What a service serves, and where it keeps it."""
+
+    url: str  # of the store
+    ref: str  # or an id, or ref@number, which never move
+    dest: Path  # where snapshots are pulled to
+    model: str | None = None  # a RAG model of the store, or a folder
+    asks: str | None = None  # the passage encoder that the model's questions ask, where it does not say so
+
+
+@dataclass(frozen=True, slots=True)
+class _Target:
+    named: Named
+    model: str | None  # id
+
+
+class _StoppedError(BookwheelError):
+    """The service ends while a version is on its way."""
+
+
+class Follower:
+    """Looks at a ref, again and again, in a thread of its own."""
+
+    def __init__(
+        self,
+        followed: Followed,
+        desk: Desk,
+        settings: ServiceSettings,
+        observer: Observer,
+        hopeless: Callable[[BookwheelError], None] = lambda error: None,
+    ) -> None:
+        """Prepare to follow; `hopeless` is told why the very first version can never be served."""
+        self._followed, self._desk, self._settings, self._observer = followed, desk, settings, observer
+        self._hopeless = hopeless
+        self._store: Store | None = None
+        self._stopping = threading.Event()
+        self._refused: tuple[_Target | None, Refusal] | None = None
+        self._again = 0.0  # when the refused version is tried again, by the monotonic clock
+        self._thread = threading.Thread(target=self._run, name="follower", daemon=True)
+        self.problem = ""  # why the store could not be asked last time; empty: it could
+
+    @property
+    def refusal(self) -> Refusal | None:
+        """What the ref names and is not served; None: it is served, or not looked at yet."""
+        return None if self._refused is None else self._refused[1]
+
+    def start(self) -> None:
+        """Begin to follow."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop following; a version on its way is dropped where it is, and gone on with another time."""
+        self._stopping.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def look(self) -> None:
+        """Look at the ref once and bring what it names, if that is new."""
+        try:
+            self._store = store = self._store or Store.open(self._followed.url)
+            target = self._target(store)
+        except BookwheelError as error:
+            self._unreadable(error)
+            return
+        self._looked("")
+        serving = self._desk.current
+        if serving is not None and (serving.id, serving.model and serving.model.id) == (
+            target.named.snapshot,
+            target.model,
+        ):
+            self._refused = None
+            self._rename(serving, target.named)
+        elif self._refused is None or self._refused[0] != target or time.monotonic() >= self._again:
+            self._bring(store, target, serving)
+
+    def _run(self) -> None:
+        with suppress(OSError, AttributeError):  # not everywhere has a thread a priority of its own
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+        while True:
+            try:
+                self.look()
+            except _StoppedError:
+                return
+            except Exception:  # whatever it was, the next look may do better, and questions are answered meanwhile
+                _LOG.exception("looking at %s failed", self._followed.ref)
+            if self._stopping.wait(self._settings.poll_seconds):
+                return
+
+    def _target(self, store: Store) -> _Target:
+        followed = self._followed
+        move = None if "@" in followed.ref else store.refs.current(followed.ref)
+        if move is not None:
+            named = Named(followed.ref, move.number, move.snapshot, move.created_at)
+        else:
+            named = Named(followed.ref, 0, store.snapshots.resolve(followed.ref), "")
+        return _Target(named, None if followed.model is None else rag_id(store, followed.model))
+
+    def _unreadable(self, error: BookwheelError) -> None:
+        """Tell a store that does not answer from one that answers with something that can't be used."""
+        try:
+            numbers = [] if self._store is None else self._store.refs.numbers(self._followed.ref)
+        except BookwheelError:
+            numbers = []
+        if numbers:
+            self._looked("")
+            self._refuse(None, Named(self._followed.ref, numbers[-1], "", ""), error, final=False)
+        else:
+            self._looked(without_secrets(str(error)))
+            if self._desk.current is None and isinstance(error, _FINAL):
+                self._hopeless(error)
+
+    def _looked(self, problem: str) -> None:
+        if problem != self.problem:
+            _LOG.warning("%s", problem or f"the store answers again: {self._followed.ref} is followed")
+        self.problem = problem
+        tell(self._observer.looked, problem)
+
+    def _rename(self, serving: Edition, named: Named) -> None:
+        if serving.named != named:
+            self._desk.rename(named)
+            _LOG.info("%s@%d names snapshot %s, which is served already", named.ref, named.number, named.snapshot[:12])
+            tell(self._observer.renamed, serving, named)
+
+    def _bring(self, store: Store, target: _Target, serving: Edition | None) -> None:
+        began, named = time.monotonic(), target.named
+        try:
+            edition = self._opened(store, target, serving)
+        except _StoppedError:
+            raise
+        except BookwheelError as error:
+            self._refuse(target, named, error, final=isinstance(error, _FINAL))
+        except Exception as error:
+            _LOG.exception("snapshot %s can't be opened", named.snapshot[:12])
+            self._refuse(target, named, error, final=False)
+        else:
+            self._refused = None
+            self._desk.put(edition)
+            seconds = time.monotonic() - began
+            _LOG.info("%s@%d: snapshot %s serves, after %.1f s", named.ref, named.number, edition.id[:12], seconds)
+            tell(self._observer.serves, edition, seconds)
+
+    def _opened(self, store: Store, target: _Target, serving: Edition | None) -> Edition:
+        content = store.snapshots.get(target.named.snapshot).content
+        check_memory(content, self._settings)
+        model = serving.model if serving is not None else None
+        if target.model is not None and (model is None or model.id != target.model):
+            model = ReadingModel.load(store, target.model, self._followed.asks)
+        report = pull(
+            store,
+            target.named.snapshot,
+            self._followed.dest,
+            select=chosen(content, indexes=self._settings.indexes, embeddings=_embeddings(content, self._settings)),
+            keep=self._settings.keep,
+            on_progress=self._goes_on,
+        )
+        edition = Edition.open(report.path, target.named, self._settings, model, serving)
+        try:
+            edition.warm()
+        except BaseException:
+            edition.close()
+            raise
+        return edition
+
+    def _goes_on(self, done: int, total: int) -> None:
+        if self._stopping.is_set():
+            raise _StoppedError("the service ends")
+
+    def _refuse(self, target: _Target | None, named: Named, error: Exception, *, final: bool) -> None:
+        before = self._refused
+        tries = before[1].tries + 1 if before is not None and before[0] == target else 1
+        reason = str(error) if isinstance(error, BookwheelError) else f"{type(error).__name__}: {error}"
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        refusal = Refusal(named.ref, named.number, named.snapshot, without_secrets(reason), now, tries, final)
+        pause = self._settings.poll_seconds * 2.0 ** min(tries, 30)
+        self._again = float("inf") if final else time.monotonic() + min(pause, self._settings.retry_seconds)
+        if before is None or before[1].reason != refusal.reason:
+            _LOG.error("%s@%d is refused: %s", named.ref, named.number, refusal.reason)
+        self._refused = target, refusal
+        tell(self._observer.refused, refusal)
+        if final and self._desk.current is None and isinstance(error, BookwheelError):
+            self._hopeless(error)
+
+
+def _embeddings(content: Content, settings: ServiceSettings) -> bool:
+    """Whether the embeddings are wanted, or an index can't do without them."""
+    ranks = any(content.indexes.get(name, {}).get("refine") == "vectors" for name in settings.indexes)
+    return settings.embeddings or ranks or EXACT in settings.indexes

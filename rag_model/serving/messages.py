@@ -1,0 +1,200 @@
+"""What goes over HTTP: the same JSON as the verbs print, and the models that describe it and check requests.
+
+Replies are written from `hit_json` and `answer_json`, as the verbs write theirs; their models here are for OpenAPI, and
+a test holds the two together.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import to_json
+
+from rag_model.errors import UsageError
+from rag_model.generate.reader import answer_json
+from rag_model.retrieve.dense import check_questions
+from rag_model.retrieve.retriever import hit_json
+from rag_model.serving.settings import ServiceSettings
+from rag_model.serving.work import Answered, Found
+
+
+class MalformedError(UsageError):
+    """The body is JSON, and not what the endpoint takes."""
+
+
+class Request(BaseModel):
+    """What both endpoints take; unknown keys are refused, so that a misspelt one is noticed."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    questions: list[str] = Field(min_length=1, examples=[["Who wrote Animal Farm?"]])
+
+    @property
+    def depth(self) -> int | None:
+        """How many passages a question is given; None: as many as the model was trained with."""
+        raise NotImplementedError
+
+
+class SearchRequest(Request):
+    """Questions to find passages for."""
+
+    k: int = Field(5, description="Passages a question.")
+    index: str | None = Field(None, description="One of the service's indexes; by default its first.")
+
+    @property
+    def depth(self) -> int:
+        """How many passages a question is given."""
+        return self.k
+
+
+class AnswerRequest(Request):
+    """Questions to answer."""
+
+    k: int | None = Field(None, description="Passages a question; by default as in training.")
+
+    @property
+    def depth(self) -> int | None:
+        """How many passages a question is given; None: as many as the model was trained with."""
+        return self.k
+
+
+class Hit(BaseModel):
+    """One passage."""
+
+    rank: int = Field(description="From 1.")
+    score: float = Field(description="Larger is better; comparable within one snapshot and index.")
+    id: str
+    page_id: str
+    title: str
+    section: str
+    text: str
+    url: str = Field(description="Of the article's revision.")
+    licence: str = Field(description="The line of credit that showing the text asks for.")
+
+
+class Result(BaseModel):
+    """One question and its passages, best first."""
+
+    question: str
+    hits: list[Hit]
+
+
+class SearchReply(BaseModel):
+    """What `bookwheel search --json` prints."""
+
+    snapshot: str = Field(description="That every hit here is of.")
+    results: list[Result]
+
+
+class ReadPassage(Hit):
+    """A passage that an answer was read from."""
+
+    weight: float = Field(description="p(z|x)")
+    posterior: float = Field(description="p(z|x,y)")
+
+
+class Token(BaseModel):
+    """A token of a RAG-Token answer, and whose it is."""
+
+    text: str
+    posterior: list[float]
+
+
+class Answer(BaseModel):
+    """One question and its answer."""
+
+    question: str
+    answer: str
+    ended: bool
+    log_likelihood: float | None
+    passages: list[ReadPassage]
+    tokens: list[Token]
+
+
+class AnswerReply(BaseModel):
+    """What `bookwheel answer --json` prints."""
+
+    snapshot: str = Field(description="That every passage here is of.")
+    model: str
+    answers: list[Answer]
+
+
+class Refused(BaseModel):
+    """What the ref names and is not served."""
+
+    number: int
+    snapshot: str
+    reason: str
+    at: str
+    tries: int
+    final: bool = Field(description="It is not tried again before the ref moves.")
+
+
+class SnapshotReply(BaseModel):
+    """What is served."""
+
+    snapshot: str
+    ref: str
+    number: int | None = Field(description="Of the ref's move; null where no ref is followed.")
+    created_at: str | None = Field(description="When the ref was moved.")
+    passages: int
+    indexes: list[str]
+    model: str | None
+    refused: Refused | None
+    store_problem: str | None = Field(description="Why the store could not be asked last time.")
+
+
+class Problem(BaseModel):
+    """Why there is no reply."""
+
+    detail: str = Field(description="One sentence: what, and what to do.")
+
+
+def read_request(kind: type[Request], body: bytes, settings: ServiceSettings) -> Any:
+    """Read a request and check it against the service's bounds.
+
+    Raises:
+        UsageError: it is no JSON, or asks for what is not given.
+        MalformedError: it has other keys or types.
+    """
+    try:
+        request = kind.model_validate_json(body)
+    except ValidationError as wrong:
+        raise _sentence(wrong) from None
+    _check(request, settings)
+    return request
+
+
+def _sentence(wrong: ValidationError) -> UsageError:
+    first = wrong.errors(include_url=False, include_input=False, include_context=False)[0]
+    if first["type"] == "json_invalid":
+        return UsageError(f"the body is no JSON ({first['msg'].partition(': ')[2]}): send an object with questions")
+    place = ".".join(map(str, first["loc"])) or "the body"
+    return MalformedError(f"{place} can not be read ({first['msg']}): /openapi.json says what the service takes")
+
+
+def _check(request: Request, settings: ServiceSettings) -> None:
+    if len(request.questions) > settings.max_questions:
+        raise UsageError(f"{len(request.questions)} questions are too many: ask up to {settings.max_questions} at once")
+    if longest := next((text for text in request.questions if len(text) > settings.max_question_chars), ""):
+        raise UsageError(f"a question has {len(longest)} characters: ask in up to {settings.max_question_chars}")
+    check_questions(request.questions)
+    if request.depth is not None and request.depth < 1:
+        raise UsageError(f"k is {request.depth}: ask for at least 1 passage")
+    if request.depth is not None and request.depth > settings.max_k:
+        raise UsageError(f"k is {request.depth}: ask for at most {settings.max_k} passages")
+
+
+def search_reply(questions: Sequence[str], found: Found) -> bytes:
+    """Write a reply of /search."""
+    results = [
+        {"question": question, "hits": [hit_json(hit) for hit in hits]}
+        for question, hits in zip(questions, found.hits, strict=True)
+    ]
+    return to_json({"snapshot": found.snapshot, "results": results})
+
+
+def answer_reply(answered: Answered) -> bytes:
+    """Write a reply of /answer."""
+    answers = [answer_json(one) for one in answered.answers]
+    return to_json({"snapshot": answered.snapshot, "model": answered.model, "answers": answers})

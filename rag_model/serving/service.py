@@ -1,0 +1,92 @@
+"""The service without its HTTP: desk, follower and the two queues, put together."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from rag_model.errors import BookwheelError, UsageError
+from rag_model.index.engine import faiss
+from rag_model.serving import work
+from rag_model.serving.batcher import Batcher
+from rag_model.serving.desk import Desk
+from rag_model.serving.edition import threads_of
+from rag_model.serving.follower import Followed, Follower
+from rag_model.serving.observer import Observer, tell
+from rag_model.serving.settings import ServiceSettings
+from rag_model.serving.work import Answered, Found
+
+
+class Service:
+    """Answers questions from the snapshot that a ref names, whichever that is at the time."""
+
+    def __init__(
+        self,
+        followed: Followed,
+        settings: ServiceSettings | None = None,
+        observer: Observer | None = None,
+        hopeless: Callable[[BookwheelError], None] = lambda error: None,
+    ) -> None:
+        """Put it together; `start` begins to follow. `hopeless` is told why nothing can ever be served."""
+        self.followed, self.settings, self.observer = followed, settings or ServiceSettings(), observer or Observer()
+        self.desk = Desk(partial(tell, self.observer.freed))
+        self.follower = Follower(followed, self.desk, self.settings, self.observer, hopeless)
+        self.draining = False
+        self._searches: Batcher[Found] = Batcher(
+            "search",
+            partial(work.search, self.desk, self.observer),
+            waiting=self.settings.queue_questions,
+            batch=self.settings.batch_questions,
+            wait_ms=self.settings.batch_wait_ms,
+            begin=partial(_limit_threads, threads_of(self.settings)),
+        )
+        self._answers: Batcher[Answered] = Batcher(
+            "answer",
+            partial(work.answer, self.desk),
+            waiting=self.settings.queue_answers,
+            batch=self.settings.batch_answers,
+            begin=partial(_limit_threads, threads_of(self.settings)),
+        )
+
+    @property
+    def ready(self) -> bool:
+        """Whether questions can be answered, and more of them should come."""
+        return self.desk.named is not None and not self.draining
+
+    def start(self) -> None:
+        """Begin to follow the ref."""
+        self.follower.start()
+
+    async def search(self, questions: Sequence[str], k: int, index: str | None = None) -> Found:
+        """Return passages for questions.
+
+        Raises:
+            BusyError, LateError, ClosingError: see `Batcher.ask`.
+            NotReadyError: nothing is served yet.
+            UsageError: there is no such index, or the snapshot holds fewer passages than `k`.
+        """
+        return await self._searches.ask(questions, k, index, self.settings.request_seconds, self._asked("search"))
+
+    async def answer(self, questions: Sequence[str], k: int | None = None) -> Answered:
+        """Return answers to questions, as `search` returns passages.
+
+        Raises:
+            UsageError: there is no model, or the snapshot holds fewer passages than `k`.
+        """
+        if self.followed.model is None:
+            raise UsageError("no model is served here, so there are passages and no answers: ask /search")
+        return await self._answers.ask(questions, k, None, self.settings.request_seconds, self._asked("answer"))
+
+    def close(self) -> None:
+        """Answer what was asked, then let go of everything."""
+        self.draining = True
+        self.follower.stop()
+        self._searches.close()
+        self._answers.close()
+        self.desk.close()
+        tell(self.observer.close)
+
+    def _asked(self, verb: str) -> Callable[[int, int], None]:
+        return partial(tell, self.observer.asked, verb)
+
+
+def _limit_threads(threads: int) -> None:
+    faiss.omp_set_num_threads(threads)  # of the thread that calls
