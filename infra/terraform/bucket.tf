@@ -1,0 +1,129 @@
+# A bucket for one store.
+#
+# The store needs conditional writes (`If-None-Match: *`): a ref moves by creating its next number, and of all who try, one
+# succeeds. S3 has them in every bucket; `bookwheel doctor --store` tries them out.
+#
+# Versioning is on, though no file of the store ever changes: a blob is named by its content, a ref is a log that only grows.
+# What it buys is a way back from deletion, by a mistaken `gc --yes` or a stolen key, for `undelete_days`. A delete marker
+# does not stand in the way of a conditional write.
+
+resource "aws_s3_bucket" "library" {
+  bucket = var.bucket
+
+  lifecycle {
+    prevent_destroy = true
+  }
+}
+
+resource "aws_s3_bucket_versioning" "library" {
+  bucket = aws_s3_bucket.library.id
+
+  versioning_configuration {
+    status = "Enabled"
+  }
+}
+
+resource "aws_s3_bucket_lifecycle_configuration" "library" {
+  bucket = aws_s3_bucket.library.id
+  # rules about old versions want versioning first
+  depends_on = [aws_s3_bucket_versioning.library]
+
+  # A run that died leaves parts of an upload, which no listing shows and every bill does.
+  rule {
+    id     = "abort-incomplete-uploads"
+    status = "Enabled"
+
+    filter {}
+
+    abort_incomplete_multipart_upload {
+      days_after_initiation = 7
+    }
+  }
+
+  # Nothing current is ever expired by age: what a snapshot needs is for `bookwheel gc` to know.
+  rule {
+    id     = "expire-deleted"
+    status = "Enabled"
+
+    filter {}
+
+    noncurrent_version_expiration {
+      noncurrent_days = var.undelete_days
+    }
+
+    expiration {
+      expired_object_delete_marker = true
+    }
+  }
+}
+
+resource "aws_s3_bucket_server_side_encryption_configuration" "library" {
+  bucket = aws_s3_bucket.library.id
+
+  rule {
+    apply_server_side_encryption_by_default {
+      sse_algorithm = "AES256"
+    }
+  }
+}
+
+resource "aws_s3_bucket_public_access_block" "library" {
+  bucket                  = aws_s3_bucket.library.id
+  block_public_acls       = true
+  block_public_policy     = true
+  ignore_public_acls      = true
+  restrict_public_buckets = true
+}
+
+resource "aws_s3_bucket_ownership_controls" "library" {
+  bucket = aws_s3_bucket.library.id
+
+  rule {
+    object_ownership = "BucketOwnerEnforced"
+  }
+}
+
+resource "aws_s3_bucket_policy" "library" {
+  bucket     = aws_s3_bucket.library.id
+  policy     = data.aws_iam_policy_document.bucket.json
+  depends_on = [aws_s3_bucket_public_access_block.library]
+}
+
+data "aws_iam_policy_document" "bucket" {
+  statement {
+    sid       = "OnlyEncryptedOnTheWay"
+    effect    = "Deny"
+    actions   = ["s3:*"]
+    resources = [aws_s3_bucket.library.arn, "${aws_s3_bucket.library.arn}/*"]
+
+    principals {
+      type        = "*"
+      identifiers = ["*"]
+    }
+
+    condition {
+      test     = "Bool"
+      variable = "aws:SecureTransport"
+      values   = ["false"]
+    }
+  }
+
+  # Whoever forgets the condition, an old client or a hand with a console, is refused instead of rewriting history.
+  statement {
+    sid       = "RefsOnlyGrow"
+    effect    = "Deny"
+    actions   = ["s3:PutObject"]
+    resources = ["${aws_s3_bucket.library.arn}/${var.prefix}/refs/*"]
+
+    principals {
+      type        = "*"
+      identifiers = ["*"]
+    }
+
+    condition {
+      test     = "Null"
+      variable = "s3:if-none-match"
+      values   = ["true"]
+    }
+  }
+}

@@ -1,0 +1,202 @@
+"""docker/compose.yaml: by its schema, then against the files it mounts and the images we build; its S3 server runs."""
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+
+from tests.fixtures.declared import PROJECT, ROOT, built, dockerfile, known_variables
+
+FILE = ROOT / "docker/compose.yaml"
+COMPOSE: dict[str, Any] = yaml.safe_load(FILE.read_text())
+SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+SETTING = re.compile(r"\$\{(\w+)(:[?-])?([^}]*)\}")
+TAGS = {"REGISTRY": "", "TAG": PROJECT["version"]}
+
+
+def _environment(service: dict[str, Any]) -> dict[str, str]:
+    return dict(service.get("environment", {}))
+
+
+def _ours(service: dict[str, Any]) -> bool:
+    return "bookwheel-" in service["image"]
+
+
+def test_the_schema_takes_it() -> None:
+    command = [str(Path(sys.executable).with_name("check-jsonschema")), "--builtin-schema", "vendor.compose-spec"]
+    files = [str(FILE), str(FILE.with_name("compose.gpu.yaml"))]
+    run = subprocess.run([*command, *files], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stdout + run.stderr
+
+
+def test_images_are_those_that_are_built_or_public_ones_that_are_pinned() -> None:
+    overlay = yaml.safe_load(FILE.with_name("compose.gpu.yaml").read_text())["services"]
+    assert set(overlay) <= set(SERVICES)
+    for image in (service["image"] for service in [*SERVICES.values(), *overlay.values()]):
+        if "bookwheel-" not in image:
+            assert re.fullmatch(r"[\w/-]+:v?\d+\.\d+[\w.-]*", image), image
+            continue
+        defaults = {name: default for name, _, default in SETTING.findall(image)}
+        assert defaults == TAGS
+        assert SETTING.sub(lambda found: TAGS[found[1]], image) in built()
+
+
+def test_flink_is_the_version_whose_job_server_the_launcher_has() -> None:
+    version = SERVICES["jobmanager"]["image"].removeprefix("flink:").rpartition(".")[0].split("-")[0]
+    minor = ".".join(version.split(".")[:2])
+    assert f"flink{minor}_job_server" in dockerfile()[1]["job-server"].base
+    assert f"--flink_version={minor}" in (ROOT / "infra/beam/flink.args").read_text().split()
+
+
+def test_secrets_come_from_outside_and_nothing_starts_without_them() -> None:
+    asked = {name: mark for name, mark, _ in SETTING.findall(FILE.read_text()) if name not in TAGS}
+    secrets = {name for name in asked if re.search("KEY|SECRET|PASSWORD", name)}
+    assert secrets == {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "POSTGRES_PASSWORD", "GRAFANA_PASSWORD"}
+    assert {asked[name] for name in secrets} == {":?"}
+    for service in SERVICES.values():
+        for name, value in _environment(service).items():
+            assert not re.search("KEY|SECRET|PASSWORD", name) or value.startswith("${"), name
+    example = FILE.with_name(".env.example").read_text()
+    assert {line.partition("=")[0] for line in example.splitlines() if "=" in line} == set(asked)
+    assert ".env" in FILE.with_name(".gitignore").read_text().split()
+
+
+def test_variables_of_our_images_are_read() -> None:
+    for name, service in SERVICES.items():
+        if _ours(service):
+            assert set(_environment(service)) <= known_variables(), name
+
+
+def test_what_is_mounted_and_waited_for_is_there() -> None:
+    for name, service in SERVICES.items():
+        for mount in service.get("volumes", ()):
+            source = mount.partition(":")[0]
+            there = (FILE.parent / source).exists() if source.startswith(".") else source in COMPOSE["volumes"]
+            assert there, f"{name} mounts {source}"
+        assert set(service.get("depends_on", ())) <= set(SERVICES), name
+        assert {one["source"] for one in service.get("configs", ())} <= set(COMPOSE["configs"])
+    for told in COMPOSE["configs"].values():
+        assert yaml.safe_load(told["content"])["apiVersion"] == 1
+
+
+def test_doors_open_on_this_machine_only() -> None:
+    doors = [door for service in SERVICES.values() for door in service.get("ports", ())]
+    assert all(door.startswith("127.0.0.1:") for door in doors)
+    assert len(doors) == len(set(doors))
+    assert f"127.0.0.1:8000:{dockerfile()[1]['serve'].last('EXPOSE')}" in SERVICES["serve"]["ports"]
+
+
+def test_nothing_of_ours_may_write_beside_its_volumes() -> None:
+    for name, service in SERVICES.items():
+        if _ours(service):
+            assert service["read_only"], name
+            assert service["cap_drop"] == ["ALL"], name
+
+
+def test_workers_of_beam_share_the_network_of_the_one_taskmanager() -> None:
+    (pool,) = [service for service in SERVICES.values() if "bookwheel-worker" in service["image"]]
+    assert pool["network_mode"] == "service:taskmanager"
+    assert [name for name, service in SERVICES.items() if service.get("command") == "taskmanager"] == ["taskmanager"]
+    told = yaml.safe_load(_environment(SERVICES["taskmanager"])["FLINK_PROPERTIES"])
+    assert told["restart-strategy.type"] == "fixed-delay"
+    assert told["jobmanager.rpc.address"] in SERVICES
+    port = json.loads(dockerfile()[1]["worker"].last("CMD"))[-1]
+    assert f"--environment_config=localhost:{port}" in (ROOT / "infra/beam/flink.args").read_text().split()
+
+
+def test_prometheus_finds_the_service() -> None:
+    told = yaml.safe_load((ROOT / "infra/prometheus/prometheus.yml").read_text())
+    (job,) = told["scrape_configs"]
+    assert SERVICES["prometheus"]["network_mode"] == "service:serve"
+    assert job["static_configs"] == [{"targets": ["127.0.0.1:8000"]}]
+    assert [name for name in told["rule_files"] if not (ROOT / "infra/prometheus" / name).exists()] == []
+    source = yaml.safe_load(COMPOSE["configs"]["grafana-source"]["content"])["datasources"][0]
+    assert source["url"] == "http://serve:9090"
+    assert "127.0.0.1:9090:9090" in SERVICES["serve"]["ports"]
+
+
+def test_prefect_is_the_tested_one() -> None:
+    (pinned,) = [one for one in map(Requirement, PROJECT["optional-dependencies"]["pipeline"]) if one.name == "prefect"]
+    assert str(pinned.specifier)
+    assert {SERVICES[name]["image"] for name in ("prefect", "worker-cpu", "deployed")} == {SERVICES["bucket"]["image"]}
+
+
+@contextmanager
+def _s3(folder: Path) -> Iterator[dict[str, str]]:
+    """Run the S3 service's own command, on loopback and free ports; yield the environment of its clients."""
+    keys = {"AWS_ACCESS_KEY_ID": "a-key", "AWS_SECRET_ACCESS_KEY": "a-secret"}
+    assert set(_environment(SERVICES["s3"])) == set(keys)
+    own = {"-dir": folder, "-ip": "127.0.0.1", "-ip.bind": "127.0.0.1", "-s3.port.lance": 0}
+    doors = [f"-{name}.port{kind}" for name in ("s3", "master", "volume", "filer") for kind in ("", ".grpc")]
+    moved = {**own, **dict(zip(doors, _free_ports(len(doors)), strict=True))}
+    kept = [word for word in SERVICES["s3"]["command"] if word.partition("=")[0] not in moved]
+    command = [
+        str(Path(sys.executable).with_name("weed")),
+        *kept,
+        *(f"{name}={value}" for name, value in moved.items()),
+    ]
+    environment = {**{name: value for name, value in os.environ.items() if not name.startswith("AWS_")}, **keys}
+    with (folder / "log").open("w") as log:
+        server = subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=log)
+    try:
+        endpoint = f"http://127.0.0.1:{moved['-s3.port']}"
+        yield {**environment, "AWS_ENDPOINT_URL": endpoint, "AWS_DEFAULT_REGION": "us-east-1"}
+    finally:
+        server.kill()
+        server.wait()
+        for door in doors:
+            for left in Path("/tmp").glob(f"seaweedfs-*-{moved[door]}.sock"):
+                left.unlink(missing_ok=True)
+
+
+def _free_ports(count: int) -> list[int]:
+    with ExitStack() as held:
+        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
+
+
+def _healthy(endpoint: str, path: str) -> bool:
+    with suppress(OSError, urllib.error.URLError), urllib.request.urlopen(f"{endpoint}{path}", timeout=5) as answer:
+        return bool(answer.status == 200)
+    return False
+
+
+def test_the_s3_service_takes_the_keys_of_its_environment_and_the_bucket_is_made(tmp_path: Path) -> None:
+    check = SERVICES["s3"]["healthcheck"]["test"][-1]
+    assert check.startswith("http://127.0.0.1:8333/")
+    with _s3(tmp_path) as environment:
+        deadline = time.monotonic() + 120
+        path = check.removeprefix("http://127.0.0.1:8333")
+        while not _healthy(environment["AWS_ENDPOINT_URL"], path) and time.monotonic() < deadline:
+            time.sleep(0.2)
+        _, *words = SERVICES["bucket"]["command"]
+        probe = "; print(s3fs.S3FileSystem().ls(''))"
+        made = subprocess.run(
+            [sys.executable, words[0], words[1] + probe], env=environment, capture_output=True, text=True, check=False
+        )
+        assert made.stdout == "['library']\n", made.stderr
+        wrong = {**environment, "AWS_SECRET_ACCESS_KEY": "another"}
+        refused = subprocess.run([sys.executable, *words], env=wrong, capture_output=True, text=True, check=False)
+        assert refused.returncode, "whoever has no key must not get in"
+
+
+@pytest.mark.parametrize("name", ["prefect", "s3", "postgres"])
+def test_what_others_wait_for_says_when_it_is_ready(name: str) -> None:
+    waiting = [one["depends_on"][name]["condition"] for one in SERVICES.values() if name in one.get("depends_on", ())]
+    assert set(waiting) == {"service_healthy"}
+    assert SERVICES[name]["healthcheck"]["test"]

@@ -1,0 +1,141 @@
+"""The images: what they are built of exists, fits together, and holds neither secrets nor root's rights."""
+
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from importlib.metadata import version
+from itertools import chain
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+from tests.fixtures.declared import DOCKERFILE, PROJECT, ROOT, Stage, bake, dockerfile, known_variables
+
+PACKAGES = ("flows", "beam_jobs", "rag_model")
+SECRET = re.compile(r"KEY|SECRET|TOKEN|PASSWORD|CREDENTIAL", re.IGNORECASE)
+DEFAULTS, STAGES = dockerfile()
+FINAL = sorted({body["target"] for body in bake()[1].values()})
+
+
+def _tool(name: str) -> str:
+    return str(Path(sys.executable).with_name(name))
+
+
+def test_hadolint_finds_nothing() -> None:
+    run = subprocess.run([_tool("hadolint"), str(DOCKERFILE)], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stdout
+
+
+@pytest.mark.parametrize("stage", STAGES.values(), ids=STAGES)
+def test_every_base_is_a_stage_or_a_pinned_image(stage: Stage) -> None:
+    _, colon, tag = stage.base.partition(":")
+    assert stage.base in STAGES or (colon and re.search(r"\d", tag)), f"{stage.name} is built on {stage.base}"
+
+
+def test_copies_come_from_stages_and_from_what_is_there() -> None:
+    for stage in STAGES.values():
+        for word, rest in stage.instructions:
+            if word != "COPY":
+                continue
+            *sources, _ = (part for part in rest.split() if not part.startswith("--"))
+            origin = re.search(r"--from=(\S+)", rest)
+            if origin:
+                assert origin[1] in STAGES, f"{stage.name} copies from {origin[1]}"
+            else:
+                assert [name for name in sources if not (ROOT / name).exists()] == []
+
+
+def test_launcher_and_workers_have_one_python_and_the_beam_that_is_pinned() -> None:
+    declared = [line.rpartition(":: ")[2] for line in PROJECT["classifiers"] if "Python :: 3." in line]
+    assert DEFAULTS["PYTHON"] in declared
+    assert f"beam_python{DEFAULTS['PYTHON']}_sdk:" in STAGES["worker"].base + STAGES[STAGES["worker"].base].base
+    assert STAGES["base"].base.startswith(f"python:{DEFAULTS['PYTHON']}-")
+    (pinned,) = [one for one in map(Requirement, PROJECT["optional-dependencies"]["pipeline"]) if "beam" in one.name]
+    assert pinned.specifier.contains(DEFAULTS["BEAM"])
+    assert version("apache-beam") == DEFAULTS["BEAM"], "the images' Beam is not the one that the tests run"
+
+
+def test_extras_are_those_of_the_project() -> None:
+    named = {extra for line in re.findall(r"whl\)\[([\w,]+)\]", DOCKERFILE.read_text()) for extra in line.split(",")}
+    assert named >= {"serve", "pipeline", "model", "s3"}
+    assert named <= set(PROJECT["optional-dependencies"])
+
+
+def test_what_is_added_by_name_is_bounded_as_the_project_bounds_it() -> None:
+    added = [Requirement(text) for text in re.findall(r'"([\w-]+[><=]=[^"$]+)"', DOCKERFILE.read_text())]
+    added.append(Requirement(bake()[0]["FAISS_GPU"]))
+    extras = chain.from_iterable(PROJECT["optional-dependencies"].values())
+    ours = {one.name: one.specifier for one in map(Requirement, (*PROJECT["dependencies"], *extras))}
+    for one in added:
+        assert {"<", ">="} <= {part.operator for part in one.specifier}, one.name
+        name = one.name.replace("faiss-gpu-cuvs", "faiss-cpu")  # both write the module faiss: one version
+        assert one.specifier == ours.get(name, one.specifier), one.name
+
+
+def test_targets_of_the_build_and_their_arguments_exist() -> None:
+    variables, targets = bake()
+    assert variables["TAG"] == PROJECT["version"]
+    for name, body in targets.items():
+        assert (ROOT / body["dockerfile"]) == DOCKERFILE
+        assert body["target"] in STAGES, name
+        chain, declared = [body["target"]], set()
+        while chain:  # arguments are the stage's own, its base's, and of the stages that it copies from
+            stage = STAGES[chain.pop()]
+            declared |= {rest.partition("=")[0] for word, rest in stage.instructions if word == "ARG"}
+            chain += [stage.base] if stage.base in STAGES else []
+            chain += [found[1] for _, rest in stage.instructions if (found := re.search(r"--from=(\S+)", rest))]
+        assert set(body.get("args", ())) <= declared, name
+        assert set(body.get("args", {}).values()) <= set(variables), name
+
+
+@pytest.mark.parametrize("name", FINAL)
+def test_nothing_runs_as_root_but_what_dataflow_starts(name: str) -> None:
+    user = STAGES[name].last("USER")
+    assert user.isdecimal(), "by number: Kubernetes cannot tell from a name that it is not root"
+    assert (int(user) == 0) == (name == "dataflow")
+
+
+def test_no_secret_is_baked_in_and_every_variable_is_read() -> None:
+    known = known_variables()
+    for stage in STAGES.values():
+        for word, rest in stage.instructions:
+            names = re.findall(r"(\w+)=", rest) if word == "ENV" else [rest.partition("=")[0]] if word == "ARG" else []
+            assert [name for name in names if SECRET.search(name)] == []
+            assert word != "ENV" or set(names) <= known, f"nobody reads {set(names) - known}"
+
+
+def test_the_service_asks_whether_it_is_alive_where_it_listens() -> None:
+    stage = STAGES["serve"]
+    variables = dict(part.split("=", 1) for part in stage.last("ENV").split())
+    assert stage.last("EXPOSE") == variables["BOOKWHEEL_PORT"] == "8000"
+    assert f"http://127.0.0.1:{variables['BOOKWHEEL_PORT']}/healthz" in stage.last("HEALTHCHECK")
+
+
+def _context(folder: Path) -> None:
+    """Copy what docker would be sent: .dockerignore shuts everything out and lets some in again."""
+    first, *rules = [
+        line
+        for line in DOCKERFILE.with_name("Dockerfile.dockerignore").read_text().splitlines()
+        if line[:1] not in {"", "#"}
+    ]
+    assert first == "*"
+    ignored = shutil.ignore_patterns(*(rule.removeprefix("**/") for rule in rules if rule.startswith("**/")))
+    for name in (rule[1:] for rule in rules if rule.startswith("!")):
+        source = ROOT / name
+        shutil.copytree(source, folder / name, ignore=ignored) if source.is_dir() else shutil.copy(source, folder)
+
+
+def test_the_wheel_of_the_build_context_holds_every_file_of_the_packages(tmp_path: Path) -> None:
+    context, wheels = tmp_path / "context", tmp_path / "wheels"
+    context.mkdir()
+    _context(context)
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(wheels), str(context)]
+    subprocess.run(command, check=True, capture_output=True)
+    (wheel,) = wheels.glob("*.whl")
+    held = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    wanted = {str(file.relative_to(context)) for package in PACKAGES for file in (context / package).rglob("*.*")}
+    assert held == {name for name in wanted if (context / name).is_file()}
+    assert {"rag_model/evaluation/report.css", "rag_model/py.typed", "flows/demo/questions.jsonl"} <= held
