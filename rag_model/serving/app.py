@@ -7,6 +7,7 @@
 | `GET /healthz` | the process answers |
 | `GET /readyz` | 200 once questions can be answered, until the service ends |
 | `GET /metrics` | Prometheus' |
+| `GET /` | a page for people |
 | `GET /openapi.json` | the contract; a page of it would load scripts from elsewhere |
 
 A failure is `{"detail": "one sentence"}`: 400 and 422 the request's fault, 408 and 413 its body's, 429 a full queue,
@@ -25,7 +26,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse
 from starlette.requests import ClientDisconnect
 
 from rag_model.errors import BookwheelError, UsageError
-from rag_model.serving import messages
+from rag_model.serving import messages, page
 from rag_model.serving.batcher import BusyError, ClosingError, LateError
 from rag_model.serving.desk import NotReadyError
 from rag_model.serving.messages import AnswerReply, AnswerRequest, MalformedError, Problem, SearchReply, SearchRequest
@@ -59,6 +60,7 @@ def create_app(service: Service, metrics: Callable[[], bytes] | None = None, med
     app = FastAPI(title="bookwheel", description=about, docs_url=None, redoc_url=None)
     _ask(app, service)
     _state(app, service)
+    app.include_router(page.router)
     if metrics is not None:
         exposition = metrics
 

@@ -141,8 +141,11 @@ class Metrics(Observer):
     def looked(self, problem: str) -> None:
         """Note whether the store answered."""
         self._looks.labels("failed" if problem else "ok").inc()
-        if not problem:
-            self.seen = self.clock()
+        if problem:
+            return
+        self.seen = self.clock()
+        if self.refusal is not None and not self.refusal.snapshot:
+            self.refusal = None  # a ref that could not be read: whoever looked says so again if it still can't
 
     def close(self) -> None:
         """Stop watching."""

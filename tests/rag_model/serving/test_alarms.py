@@ -1,0 +1,171 @@
+"""Each alarm is tripped by a real service that got into that state; Prometheus' own promtool judges."""
+
+import json
+import random
+import shutil
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from rag_model.serving.follower import Followed
+from rag_model.serving.settings import ServiceSettings
+from rag_model.store.moves import tag
+from rag_model.store.store import Store
+from tests.fixtures.alarms import DASHBOARD, assert_firing, expressions_of, metrics_in, rules
+from tests.fixtures.tiny import save_bert
+from tests.fixtures.tiny_snapshot import publish_tiny
+from tests.fixtures.watched import Watched, until, watched
+
+THINGS = ["river", "king", "city", "music", "war", "theory"]
+ARTICLES = {f"{THINGS[i % 6]} {i}": f"the {THINGS[i % 6]} was born in {i} and {i * 7}" for i in range(120)}
+_DRAW = random.Random(0)
+QUESTIONS = [f"who wrote the {_DRAW.choice(THINGS)} of {''.join(_DRAW.sample('abcdefghij', 6))}?" for _ in range(200)]
+SETTINGS = ServiceSettings(poll_seconds=0.05, queue_questions=64, request_seconds=60, linger_seconds=0)
+PROMISED = {"hnsw": {"recall@20": 0.99, "recall@20_p5": 0.95}}
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_bert(tmp_path_factory.mktemp("bert"))
+
+
+@pytest.fixture
+def store(bert: Path, tmp_path: Path) -> Store:
+    store = Store.open(str(tmp_path / "store"), create=True)
+    built = datetime.now(UTC) - timedelta(days=20)
+    publish_tiny(store, bert, ARTICLES, tmp_path, metrics=PROMISED, provenance={"created_at": built.isoformat()})
+    return store
+
+
+@pytest.fixture
+def library(store: Store, tmp_path: Path) -> Iterator[Watched]:
+    with watched(Followed(store.url, "latest", tmp_path / "served"), SETTINGS, QUESTIONS[:100]) as service:
+        yield service
+
+
+def healthy(library: Watched) -> bytes:
+    """Ask what the evaluation asked, more or less, until there are figures of everything."""
+    library.search(QUESTIONS[100:])
+    until(lambda: library.shows("bookwheel_recall_mean_ratio", "bookwheel_question_drift_ratio"))
+    return library.scrape()
+
+
+def test_a_healthy_service_trips_none_and_exports_all_that_is_watched(library: Watched, tmp_path: Path) -> None:
+    before = healthy(library)
+    library.search(QUESTIONS[100:])
+    after = library.scrape()
+    assert_firing(tmp_path, before, after)
+    text = after.decode()
+    asked = {name for rule in rules() for name in metrics_in(rule["expr"])}
+    asked |= {name for one in expressions_of(json.loads(DASHBOARD.read_text())) for name in metrics_in(one)}
+    missing = {name for name in asked if f"\n{name}" not in text}
+    assert missing == {"bookwheel_snapshot_refused_info"}  # nothing was
+
+
+def test_a_service_that_has_nothing_to_serve(store: Store, tmp_path: Path) -> None:
+    followed = Followed(store.url, "nobody", tmp_path / "served")
+    with watched(followed, SETTINGS, ready=False) as service:
+        text = service.scrape()
+        assert_firing(tmp_path, text, text, "BookwheelEmpty")
+
+
+def test_slow_searches(library: Watched, tmp_path: Path) -> None:
+    before = healthy(library)
+    for _ in range(20):
+        library.metrics.replied("search", 200, 1, 4.0)
+    assert_firing(tmp_path, before, library.scrape(), "BookwheelSlow")
+
+
+def test_a_queue_that_is_full_and_refuses(library: Watched, tmp_path: Path) -> None:
+    before = healthy(library)
+    library.metrics.free.clear()
+    sizes = (1, 60, 1, 1, 1, 1)
+    asking = [threading.Thread(target=library.post, args=("search", QUESTIONS[:size])) for size in sizes]
+    asking[0].start()
+    until(lambda: library.metrics.holding)
+    for number, thread in enumerate(asking[1:]):
+        thread.start()
+        until(partial(queued, library, 60 + number))
+    assert library.post("search", QUESTIONS[:1]) == 429
+    library.metrics.free.set()
+    for thread in asking:
+        thread.join()
+    assert_firing(tmp_path, before, library.scrape(), "BookwheelQueueFull", "BookwheelRefusing")
+
+
+def test_searches_that_are_not_done_in_time(store: Store, tmp_path: Path) -> None:
+    hasty = replace(SETTINGS, request_seconds=0.5)
+    with watched(Followed(store.url, "latest", tmp_path / "served"), hasty) as library:
+        before = library.scrape()
+        library.metrics.free.clear()
+        until(lambda: library.post("search", QUESTIONS[:1]) == 504)
+        assert_firing(tmp_path, before, library.scrape(), "BookwheelFailing")
+
+
+def test_a_store_that_is_gone(library: Watched, tmp_path: Path, store: Store) -> None:
+    before = healthy(library)
+    (tmp_path / "store").rename(tmp_path / "gone")
+    until(lambda: library.service.follower.problem)
+    library.clock.later = 1800
+    library.search(QUESTIONS[:60])  # serves on
+    assert_firing(tmp_path, before, library.scrape(), "BookwheelStoreUnreachable")
+
+
+def test_a_snapshot_of_two_months_ago(library: Watched, tmp_path: Path) -> None:
+    before = healthy(library)
+    library.clock.later = 40 * 86400.0
+    looks = library.metrics.seen
+    until(lambda: library.metrics.seen != looks)
+    assert_firing(tmp_path, before, library.scrape(), "BookwheelStale")
+
+
+def test_a_new_snapshot_that_is_damaged(library: Watched, tmp_path: Path, store: Store, bert: Path) -> None:
+    before = healthy(library)
+    other = publish_tiny(store, bert, {"a": "of a", "b": "of b"}, tmp_path)
+    broken = other.manifest.content.files["index/hnsw.faiss"]
+    (tmp_path / "store" / broken.path).write_bytes(b"x" * broken.size)
+    until(lambda: library.metrics.refusal)
+    after = library.scrape()
+    assert_firing(tmp_path, before, after, "BookwheelSnapshotRefused")
+    assert library.post("search", QUESTIONS[:1]) == 200
+    tag(store, library.service.desk.named.snapshot, "latest")  # type: ignore[union-attr]
+    until(lambda: library.metrics.refusal is None)
+    assert_firing(tmp_path, before, library.scrape())
+
+
+def test_retrieval_that_has_collapsed(library: Watched, tmp_path: Path) -> None:
+    before = healthy(library)
+    long = " ".join(["who"] * 70)  # the encoder reads 64 tokens
+    library.search([f"{long} {number}" for number in range(60)])
+    until(lambda: _value(library, "bookwheel_question_drift_ratio") > 0.5)
+    assert_firing(tmp_path, before, library.scrape(), "BookwheelRetrievalCollapsed", "BookwheelQuestionsDrifted")
+
+
+def test_questions_about_other_things(library: Watched, tmp_path: Path) -> None:
+    before = healthy(library)
+    library.search([f"{_DRAW.randrange(10**6)}.{_DRAW.randrange(10**6)}" for _ in range(60)])
+    until(lambda: _value(library, "bookwheel_question_drift_ratio") > 0.1)
+    assert_firing(tmp_path, before, library.scrape(), "BookwheelQuestionsDrifted")
+
+
+def test_an_index_that_is_blind(store: Store, bert: Path, tmp_path: Path) -> None:
+    shutil.rmtree(tmp_path / "store")
+    store = Store.open(str(tmp_path / "store"), create=True)
+    publish_tiny(store, bert, ARTICLES, tmp_path, blind=True, metrics=PROMISED)
+    with watched(Followed(store.url, "latest", tmp_path / "served"), SETTINGS, QUESTIONS[:100]) as library:
+        text = healthy(library)
+        assert_firing(tmp_path, text, text, "BookwheelRecallFell", "BookwheelRecallUneven")
+
+
+def queued(library: Watched, questions: int) -> bool:
+    return library.service._searches.waiting == questions
+
+
+def _value(library: Watched, name: str) -> float:
+    (line,) = [line for line in library.scrape().decode().splitlines() if line.startswith(f"{name} ")]
+    return float(line.split()[1])
