@@ -39,7 +39,7 @@ from rag_model.training.rag import RagTask
 from rag_model.training.recipes import DprTraining, Kind, RagTraining, Training
 
 STAGE = "finetune"
-VERSION = 1  # raised when the same inputs would give another model
+VERSION = 2  # raised when the same inputs would give another model
 _DECIDING = ("bookwheel", "torch", "transformers", "tokenizers", "accelerate", "numpy", "faiss-cpu")
 _MARGINALS: dict[Kind, Marginal] = {"rag-sequence": "sequence", "rag-token": "token"}
 

@@ -3,7 +3,8 @@
 Karpukhin et al. 2020, sections 3.2 and 4.2: the hard negatives are the passages that BM25 ranks highest and that hold
 no answer; of a question without a gold passage the highest ranked one with an answer is its positive, and a question
 for which none of the first 100 holds one is discarded. What is searched may be BM25 or a snapshot, with the encoder
-that is to get better (Xiong et al. 2021, "ANCE").
+that is to get better (Xiong et al. 2021, "ANCE"). KILT names the pages that hold an answer: there a positive is of such
+a page, which is all that there is of FEVER's claims, whose labels no passage holds.
 """
 
 import logging
@@ -31,7 +32,7 @@ class Mining:
     depth: int = 100  # passages looked at; DPR, section 4.2: 100
     negatives: int = 30  # kept of an example, hardest first; DPR code: its sets carry up to 30 for evaluation
     skip: int = 0  # of the first ones: a passage this near may answer in other words; DPR: 0
-    find_positives: bool = True  # of examples that name none; DPR, section 4.2: the first with an answer
+    find_positives: bool = True  # of examples that name none; DPR, section 4.2: the first with an answer; KILT's: above
 
     def __post_init__(self) -> None:
         if not 0 <= self.skip < self.depth or self.negatives < 0:
@@ -44,12 +45,13 @@ class Mining:
 def mine(examples: Sequence[Example], search: Search, mining: Mining | None = None) -> list[Example]:
     """Return the examples, in order, with the negatives that `search` finds instead of their own.
 
-    Never a passage that holds an answer (DPR's token match, in text or title), nor one of the positives. An example
-    whose question is blank, or that has neither answers nor positives to tell a negative by, keeps what it has.
+    Never a passage that holds an answer (DPR's token match, in text or title), nor one of the positives, nor of a page
+    that the example names. An example whose question is blank, or that has neither answers, positives nor pages to tell
+    a negative by, keeps what it has.
     """
     chosen = mining or Mining()
     mined = list(examples)
-    places = [place for place, one in enumerate(examples) if one.question.strip() and (one.answers or one.positives)]
+    places = [place for place, one in enumerate(examples) if one.question.strip() and _can_be_judged(one)]
     for start in range(0, len(places), _AT_ONCE):
         batch = places[start : start + _AT_ONCE]
         found = search([examples[place].question for place in batch], chosen.depth)
@@ -58,19 +60,32 @@ def mine(examples: Sequence[Example], search: Search, mining: Mining | None = No
     return mined
 
 
+def _can_be_judged(example: Example) -> bool:
+    return bool(example.answers or example.positives or example.pages)
+
+
 def _mined(example: Example, found: Sequence[Passage], mining: Mining) -> Example:
     answers = Answers(example.answers)
     answering = [answers.are_in(passage.text) for passage in found]
     positives = example.positives
     if not positives and mining.find_positives:
-        positives = tuple(passage for passage, holds in zip(found, answering, strict=True) if holds)[:1]
+        positives = _positives(example, found, answering)
     known = {passage.hash for passage in positives}
     negatives = [
         passage
         for passage, holds in list(zip(found, answering, strict=True))[mining.skip :]
-        if not holds and passage.hash not in known and not answers.are_in(passage.title)
+        if not (holds or passage.hash in known or passage.page_id in example.pages or answers.are_in(passage.title))
     ]
     return replace(example, positives=positives, negatives=tuple(negatives[: mining.negatives]))
+
+
+def _positives(example: Example, found: Sequence[Passage], answering: Sequence[bool]) -> tuple[Passage, ...]:
+    """Return the first passage of a page that the example names and that holds an answer, else the first of either."""
+    named = [passage.page_id in example.pages for passage in found]
+    for wanted in ([here and holds for here, holds in zip(named, answering, strict=True)], named, answering):
+        if any(wanted):
+            return (found[wanted.index(True)],)
+    return ()
 
 
 def searching(retriever: Retriever, n: int) -> Search:

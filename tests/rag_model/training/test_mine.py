@@ -9,7 +9,7 @@ from rag_model.evaluation.match import Answers, tokens
 from rag_model.retrieve.dense import DenseRetriever
 from rag_model.store.snapshot import Snapshot
 from rag_model.training.examples import Example, passage_of
-from rag_model.training.mine import Bm25, Mining, mine, searching
+from rag_model.training.mine import Bm25, Mining, Search, mine, searching
 
 CORPUS = [
     passage_of("Orwell", "George Orwell wrote the novella Animal Farm in 1945."),
@@ -55,6 +55,24 @@ def test_positives_of_ones_own_stay_and_are_no_negatives() -> None:
     assert (mined.positives, mined.negatives) == ((CORPUS[1],), (CORPUS[0],))
     (left,) = mine([QUESTION], Bm25(CORPUS).search, Mining(find_positives=False, skip=2))
     assert (left.positives, [one.title for one in left.negatives]) == ((), ["Farm"])
+
+
+def test_pages_that_kilt_names_hold_the_positive_and_no_negative() -> None:
+    """FEVER's answers are labels; those of other sets are words, and a passage may hold them by chance."""
+
+    def found(*passages: tuple[str, str]) -> Search:
+        return lambda questions, k: [[passage_of("", text, page=page) for page, text in passages] for _ in questions]
+
+    search = found(("1", "no Orwell"), ("2", "a farm"), ("7", "a pig"), ("7", "by Orwell"), ("3", "a novella"))
+
+    def mined(*answers: str, pages: tuple[str, ...] = ("7", "8")) -> tuple[list[str], list[str]]:
+        (one,) = mine([Example("1", "who wrote?", answers, pages=pages)], search)
+        return [each.text for each in one.positives], [each.text for each in one.negatives]
+
+    assert mined("Orwell") == (["by Orwell"], ["a farm", "a novella"])
+    assert mined("SUPPORTS") == (["a pig"], ["no Orwell", "a farm", "a novella"])
+    assert mined() == mined("SUPPORTS"), "of KILT's test files nothing is known but the pages"
+    assert mined("Orwell", pages=("9",)) == (["no Orwell"], ["a farm", "a pig", "a novella"]), "a snapshot without it"
 
 
 @pytest.mark.parametrize(
