@@ -114,7 +114,11 @@ def test_workers_of_beam_share_the_network_of_the_one_taskmanager() -> None:
     assert told["restart-strategy.type"] == "fixed-delay"
     assert told["jobmanager.rpc.address"] in SERVICES
     port = json.loads(dockerfile()[1]["worker"].last("CMD"))[-1]
-    assert f"--environment_config=localhost:{port}" in (ROOT / "infra/beam/flink.args").read_text().split()
+    flags = (ROOT / "infra/beam/flink.args").read_text().split()
+    assert f"--environment_config=localhost:{port}" in flags
+    (alias,) = SERVICES["jobmanager"]["networks"]["default"]["aliases"]
+    assert f"--flink_master={alias}:8081" in flags
+    assert f"--parallelism={told['taskmanager.numberOfTaskSlots']}" in flags
 
 
 def test_prometheus_finds_the_service() -> None:

@@ -203,6 +203,12 @@ def _flink_policy(manifests: list[Document]) -> Document:
     return spec
 
 
+def test_there_is_a_python_process_for_each_slot() -> None:
+    (cluster,) = _of(kustomized("base"), "FlinkDeployment")
+    slots = cluster["spec"]["flinkConfiguration"]["taskmanager.numberOfTaskSlots"]
+    assert f"--sdk_worker_parallelism={slots}" in (KUBERNETES.parent / "beam/flink.args").read_text().split()
+
+
 def test_with_gpus_each_worker_has_one_of_its_own() -> None:
     (cluster,) = _of(kustomized("gpu"), "FlinkDeployment")
     spec = cluster["spec"]["taskManager"]["podTemplate"]["spec"]

@@ -1,15 +1,19 @@
 """The serve image holds neither Prefect nor Beam: `bookwheel serve` must start with what its extras bring alone."""
 
+import json
 import re
 import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError, packages_distributions, requires
 from itertools import chain
+from pathlib import Path
 
+import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from tests.fixtures.declared import PROJECT, dockerfile
+from rag_model.store.cache import cache_folder
+from tests.fixtures.declared import PROJECT, containers, dockerfile, kustomized, pods
 
 _BLOCKED = """
 import sys
@@ -76,6 +80,25 @@ def test_the_service_starts() -> None:
     run = _run(_START)
     assert run.returncode == 0, run.stderr
     assert "--low-memory" in run.stdout
+
+
+def test_what_the_manifests_set_reaches_the_service(monkeypatch: pytest.MonkeyPatch) -> None:
+    from flows.cli import app  # noqa: PLC0415 - with its settings read late, as the command does
+
+    documents = kustomized("base")
+    (settings,) = (one["data"] for one in documents if one["kind"] == "ConfigMap")
+    (template,) = (template for name, template in pods(documents) if name == "serve")
+    (container,) = containers(template)
+    stages = dockerfile()[1]
+    baked = dict(part.split("=", 1) for name in ("base", "serve") for part in stages[name].last("ENV").split())
+    told = {**baked, **settings, **{one["name"]: one["value"] for one in container["env"]}}
+    for name, value in told.items():
+        if name.startswith("BOOKWHEEL_"):
+            monkeypatch.setenv(name, value)
+    _, *words = json.loads(stages["serve"].last("ENTRYPOINT"))
+    _, bound, _ = app.parse_args(words, exit_on_error=False, print_error=False)
+    assert bound.arguments == {"store": settings["BOOKWHEEL_STORE"], "ref": "latest", "host": "0.0.0.0", "port": 8000}
+    assert (stages["serve"].last("EXPOSE"), cache_folder()) == (str(bound.arguments["port"]), Path("/scratch/cache"))
 
 
 def test_what_is_not_in_the_image_is_not_found() -> None:
