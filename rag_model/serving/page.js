@@ -182,6 +182,7 @@ async function problemOf(reply) {
 
 async function post(verb, question, k, signal) {
   const headers = { "Content-Type": "application/json" };
+  k = Math.min(k, snapshot?.passages ?? k); // a small library has no more
   const reply = await fetch(verb, { method: "POST", headers, body: JSON.stringify({ questions: [question], k }), signal });
   if (!reply.ok) throw new Error(await problemOf(reply));
   return reply.json();
@@ -262,12 +263,14 @@ async function look() {
     byId("foot").textContent = problem instanceof TypeError ? "The service can not be reached." : problem.message;
     return;
   }
-  const { snapshot: id, ref, number, created_at: time, model, passages } = snapshot;
+  const { snapshot: id, ref, number, created_at: time, model, passages, refused } = snapshot;
   byId("verbs").hidden = !model;
   if (passages) byId("about").textContent = `${passages.toLocaleString("en")} passages, open to your question.`;
-  const named = [`snapshot `, make("code", { textContent: id.slice(0, 12), title: id }), ` · ${ref}@${number}`];
+  const named = [`snapshot `, make("code", { textContent: id.slice(0, 12), title: id })];
+  if (number) named.push(` · ${ref}@${number}`);
   if (Number.isFinite(Date.parse(time))) named.push(" · ", make("time", { dateTime: time, title: time, textContent: ago(time) }));
   if (model) named.push(" · model ", make("code", { textContent: String(model).split("/").pop().slice(0, 12), title: model }));
+  if (refused) named.push(" · ", make("span", { className: "bad", textContent: "a newer one was refused", title: refused.reason }));
   byId("foot").replaceChildren(...named);
 }
 
