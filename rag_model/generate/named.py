@@ -34,8 +34,8 @@ def rag_id(store: Store, model: str) -> str:
     return found
 
 
-def load_named(store: Store, identity: str, asks: str | None = None) -> Rag:
-    """Load what `rag_id` found.
+def load_named(store: Store | None, identity: str, asks: str | None = None) -> Rag:
+    """Load what `rag_id` found; a folder needs no store.
 
     `asks` names the passage encoder whose passages the model's questions ask: what a model that was trained elsewhere
     does not say, and what no weights show, since DPR's encoders for other data look alike. A model that says it, too,
@@ -46,7 +46,7 @@ def load_named(store: Store, identity: str, asks: str | None = None) -> Rag:
         InputError: the model is incomplete or corrupt.
         RefusedError: it says that it asks into another space than `asks`.
     """
-    rag = load_rag(Path(identity) if Path(identity).is_dir() else model_folder(store, identity))
+    rag = load_rag(Path(identity) if store is None or Path(identity).is_dir() else model_folder(store, identity))
     if asks is not None:
         encoder: Any = rag.question
         encoder.asks = passage_space(asks)

@@ -54,8 +54,8 @@ class ReadingModel:
     asker: Asker
 
     @classmethod
-    def load(cls, store: Store, identity: str, asks: str | None = None) -> Self:
-        """Load what `rag_id` found; see `load_named`."""
+    def load(cls, store: Store | None, identity: str, asks: str | None = None) -> Self:
+        """Load what `rag_id` found; `load_named` says of `asks`, and a folder needs no store."""
         rag = load_named(store, identity, asks)
         encoder: Any = rag.question
         return cls(identity, rag, Asker(encoder))

@@ -29,6 +29,7 @@ from rag_model.store.kinds import chosen
 from rag_model.store.manifest import Content
 from rag_model.store.paths import EXACT
 from rag_model.store.pull import pull
+from rag_model.store.pulled import CURRENT
 from rag_model.store.store import Store
 
 _LOG = logging.getLogger(__name__)
@@ -120,8 +121,8 @@ class Follower:
                 self.look()
             except _StoppedError:
                 return
-            except Exception:  # whatever it was, the next look may do better, and questions are answered meanwhile
-                _LOG.exception("looking at %s failed", self._followed.ref)
+            except Exception as failure:  # the next look may do better, and questions are answered meanwhile
+                self._looked(f"unexpected {type(failure).__name__}: {failure}")
             if self._stopping.wait(self._settings.poll_seconds):
                 return
 
@@ -144,11 +145,26 @@ class Follower:
             self._looked("")
             self._refuse(None, Named(self._followed.ref, numbers[-1], "", ""), error, final=False)
         else:
-            self._looked(without_secrets(str(error)))
+            self._looked(str(error))
             if self._desk.current is None and isinstance(error, _FINAL):
                 self._hopeless(error)
+            elif self._desk.current is None:
+                self._from_disk()
+
+    def _from_disk(self) -> None:
+        """Serve what was pulled last until the store answers; a model of the store can't be had without it."""
+        followed, current = self._followed, self._followed.dest / CURRENT
+        if not current.exists() or not (followed.model is None or Path(followed.model).is_dir()):
+            return
+        identity = current.resolve().name
+        try:
+            model = None if followed.model is None else ReadingModel.load(None, followed.model, followed.asks)
+            self._serve(current, Named(followed.ref, 0, identity, ""), model, None, time.monotonic())
+        except BookwheelError as error:
+            _LOG.error("snapshot %s on the disk can't be served: %s", identity[:12], error)
 
     def _looked(self, problem: str) -> None:
+        problem = without_secrets(problem)
         if problem != self.problem:
             _LOG.warning("%s", problem or f"the store answers again: {self._followed.ref} is followed")
         self.problem = problem
@@ -163,7 +179,8 @@ class Follower:
     def _bring(self, store: Store, target: _Target, serving: Edition | None) -> None:
         began, named = time.monotonic(), target.named
         try:
-            edition = self._opened(store, target, serving)
+            folder, model = self._brought(store, target, serving)
+            self._serve(folder, named, model, serving, began)
         except _StoppedError:
             raise
         except BookwheelError as error:
@@ -171,14 +188,9 @@ class Follower:
         except Exception as error:
             _LOG.exception("snapshot %s can't be opened", named.snapshot[:12])
             self._refuse(target, named, error, final=False)
-        else:
-            self._refused = None
-            self._desk.put(edition)
-            seconds = time.monotonic() - began
-            _LOG.info("%s@%d: snapshot %s serves, after %.1f s", named.ref, named.number, edition.id[:12], seconds)
-            tell(self._observer.serves, edition, seconds)
 
-    def _opened(self, store: Store, target: _Target, serving: Edition | None) -> Edition:
+    def _brought(self, store: Store, target: _Target, serving: Edition | None) -> tuple[Path, ReadingModel | None]:
+        """Pull a snapshot beside what serves, and load the model unless it serves already."""
         content = store.snapshots.get(target.named.snapshot).content
         check_memory(content, self._settings)
         model = serving.model if serving is not None else None
@@ -192,13 +204,22 @@ class Follower:
             keep=self._settings.keep,
             on_progress=self._goes_on,
         )
-        edition = Edition.open(report.path, target.named, self._settings, model, serving)
+        return report.path, model
+
+    def _serve(
+        self, folder: Path, named: Named, model: ReadingModel | None, serving: Edition | None, began: float
+    ) -> None:
+        """Open a pulled snapshot, try it, and only then put it on the desk."""
+        edition = Edition.open(folder, named, self._settings, model, serving)
         try:
             edition.warm()
         except BaseException:
             edition.close()
             raise
-        return edition
+        self._refused, seconds = None, time.monotonic() - began
+        _LOG.info("%s@%d: snapshot %s serves, after %.1f s", named.ref, named.number, edition.id[:12], seconds)
+        tell(self._observer.serves, edition, seconds)
+        self._desk.put(edition)
 
     def _goes_on(self, done: int, total: int) -> None:
         if self._stopping.is_set():

@@ -7,6 +7,7 @@ any more, what is under way is answered, and the process ends with 0. SIGINT is 
 import asyncio
 import signal
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -73,6 +74,7 @@ class Server(uvicorn.Server):
             log_config=None,
             server_header=False,
             limit_concurrency=settings.connections,
+            timeout_keep_alive=round(settings.idle_seconds),
             timeout_graceful_shutdown=round(settings.drain_seconds),
         )
         super().__init__(config)
@@ -101,7 +103,8 @@ class Server(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Handle signals while it serves; afterwards they are done with, and the process ends with 0."""
-        signals = (signal.SIGINT, signal.SIGTERM)
+        main = threading.current_thread() is threading.main_thread()  # no other thread may listen for signals
+        signals = (signal.SIGINT, signal.SIGTERM) if main else ()
         before = {number: signal.signal(number, self.handle_exit) for number in signals}
         try:
             yield

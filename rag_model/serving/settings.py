@@ -24,6 +24,7 @@ class ServiceSettings:
     body_seconds: float = 10.0  # from a request's head to the end of its body: a slow sender holds no place for longer
     request_seconds: float = 30.0  # from the whole body to the answer; then 504, and nobody works on it any more
     connections: int = 1_000  # at once: each costs a file descriptor, of which processes have 1,024
+    idle_seconds: float = 75.0  # between two requests of a connection: balancers give up theirs first, after 60
     # the queue
     queue_questions: int = 512  # waiting to be searched: a second's work or so; then 429
     queue_answers: int = 32  # waiting to be answered by a model, which takes about a second each
@@ -52,7 +53,7 @@ class ServiceSettings:
             for name in (
                 *("max_questions", "max_question_chars", "max_k", "max_body_bytes", "body_seconds", "request_seconds"),
                 *("queue_questions", "queue_answers", "batch_questions", "batch_answers", "poll_seconds"),
-                *("retry_seconds", "keep", "connections"),
+                *("retry_seconds", "keep", "connections", "idle_seconds"),
             )
         }
         for name, value in least.items():

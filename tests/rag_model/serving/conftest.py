@@ -1,0 +1,37 @@
+"""A tiny real store of two snapshots, anew for each test."""
+
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.fixtures.serving import Library, make_library
+
+
+@pytest.fixture(scope="session")
+def made_library(tmp_path_factory: pytest.TempPathFactory) -> Library:
+    return make_library(tmp_path_factory.mktemp("library"))
+
+
+@pytest.fixture
+def library(made_library: Library, tmp_path: Path) -> Library:
+    return replace(made_library, url=str(shutil.copytree(made_library.url, tmp_path / "store")))
+
+
+@pytest.fixture
+def dest(tmp_path: Path) -> Path:
+    return tmp_path / "dest"
+
+
+@pytest.fixture(scope="session")
+def shared_library(made_library: Library) -> Library:
+    """One that no test changes."""
+    return made_library
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Path]:
+    monkeypatch.setenv("BOOKWHEEL_CACHE", str(tmp_path / "cache"))
+    return lambda: tmp_path / "cache"

@@ -1,0 +1,52 @@
+"""What cannot work is refused before anything starts, and what is secret stays so."""
+
+from pathlib import Path
+
+import pytest
+
+from rag_model.errors import ResourceError, UsageError
+from rag_model.serving import memory
+from rag_model.serving.memory import check_memory, free_bytes
+from rag_model.serving.secrets import without_secrets
+from rag_model.serving.settings import ServiceSettings
+from tests.fixtures.serving import Library, with_limits
+
+
+@pytest.mark.parametrize(
+    "bounds", [{"indexes": ()}, {"max_k": 0}, {"poll_seconds": 0.0}, {"keep": -1}, {"batch_wait_ms": -1.0}]
+)
+def test_settings_that_cannot_work_are_refused(bounds: dict[str, object]) -> None:
+    with pytest.raises(UsageError, match=r"give|name"):
+        ServiceSettings(**bounds)  # type: ignore[arg-type]
+
+
+def test_what_does_not_fit_is_refused_unless_it_is_mapped(
+    shared_library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = shared_library.store.snapshots.get(shared_library.red).content
+    check_memory(content, ServiceSettings())
+    monkeypatch.setattr(memory, "free_bytes", lambda: content.files["index/hnsw.faiss"].size - 1)
+    with pytest.raises(ResourceError, match="--low-memory"):
+        check_memory(content, ServiceSettings())
+    check_memory(content, with_limits(swap="low-memory"))
+
+
+def test_a_container_may_use_less_than_its_machine_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "_GROUP", tmp_path)
+    machine = free_bytes()
+    assert machine is not None
+    assert machine > 1 << 20
+    files = {"memory.max": "1000000\n", "memory.current": "600000\n", "memory.stat": "anon 1\ninactive_file 50000\n"}
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    assert free_bytes() == 450_000
+    (tmp_path / "memory.max").write_text("max\n")
+    assert free_bytes() > 450_000  # type: ignore[operator]
+
+
+def test_secrets_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hushhush")
+    monkeypatch.setenv("HF_TOKEN", "hf")  # too short to be one
+    told = "cannot read https://me:word@host/a?sig=0f (key hushhush) of hf"
+    assert without_secrets(told) == "cannot read https://***@host/a?*** (key ***) of hf"
+    assert without_secrets("latest@3 is refused: k is 0") == "latest@3 is refused: k is 0"
