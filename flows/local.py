@@ -70,7 +70,7 @@ def up(folder: Path, deployments: Path = _DEPLOYMENTS) -> Places:
     """
     if not deployments.is_file():
         raise UsageError(f"there is no {deployments} here: run it in bookwheel's own folder, or name the file")
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # the store's credentials lie in it
     running = _running(folder)
     if running:
         return _places(folder)
@@ -201,6 +201,7 @@ def _start(folder: Path, name: str, command: Sequence[str], places: Places) -> N
     streams = [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)]
     streams += [(os.POSIX_SPAWN_OPEN, stream, str(folder / f"{name}.log"), log, 0o600) for stream in (1, 2)]
     environment = {**os.environ, **places.environment}
+    environment.pop(WEBHOOK, None)  # an automation calls it; runs would call it again
     # a session of its own, since it outlives this process
     pid = os.posix_spawn(command[0], list(command), environment, file_actions=streams, setsid=True)
     known = [*_known(folder), Started(name, pid, _began(pid))]

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from flows.age import parse_age
-from flows.launch import HOURS, Launched, Most, launch
+from flows.launch import Launched, Most, launch
 from flows.outcome import Reindexed
 from flows.progress import StageClock
 from flows.reindex import DEFAULT_ENCODER, reindex
@@ -57,7 +57,7 @@ def watch(
     beam_options: Sequence[str] = (),
     deployment: str | None = None,
     most: Most | None = None,
-    hours: float = HOURS,
+    hours: float | None = None,
 ) -> Watched:
     """Rebuild the snapshot if a dump was completed since `ref` was built; what it was built from is told by its name.
 

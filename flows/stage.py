@@ -26,7 +26,9 @@ def deployed(name: str) -> Callable[[Callable[Given, Made]], Flow[Given, Made]]:
     """
 
     def declare(function: Callable[Given, Made]) -> Flow[Given, Made]:
-        return flow(name=name, persist_result=False, on_failure=[tell], on_crashed=[tell])(final(function))
+        return flow(name=name, persist_result=False, result_serializer="json", on_failure=[tell], on_crashed=[tell])(
+            final(function)
+        )
 
     return declare
 

@@ -105,13 +105,14 @@ def bulk_of(dump: str, encoder: Path, recipe: Recipe, limit: int | None = None) 
 def needs_of(bulk: Bulk, recipe: Recipe, limits: Limits, hours: float, *, local: bool = True) -> Needs:
     """Return what the build shall be given so that it takes about `hours`, or as near to it as the limits allow.
 
-    A GPU is asked for only where cores alone would take longer. Cores that memory has no room for are not asked for.
+    A GPU is asked for only where cores alone would take longer. Cores that memory has no room for are not asked for,
+    nor one for less than a second's work.
 
     Args:
         bulk: how much there is to do.
         recipe: of the snapshot.
         limits: what a run may have.
-        hours: the time it may take.
+        hours: the time it may take; 0: as little as possible.
         local: whether the workers run beside the launcher; else they are another machine's to count.
 
     Raises:
@@ -121,7 +122,7 @@ def needs_of(bulk: Bulk, recipe: Recipe, limits: Limits, hours: float, *, local:
     costs = _indexes(bulk, recipe, most - LAUNCHER)
     if not local:
         return _given(bulk, costs, {"launcher": LAUNCHER}, 1, 0, 0.0)
-    wanted = hours * 3600
+    wanted = max(1.0, hours * 3600)
     encoding, other = bulk.passages * bulk.operations, bulk.passages * (_CUT + _GRAPH * bulk.dim / 96)
     on_cores = encoding / _CORE + other
     gpus = 0 if on_cores / limits.cores <= wanted else min(limits.gpus, ceil(encoding / _GPU / wanted))
