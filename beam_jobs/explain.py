@@ -15,7 +15,7 @@ from typing import Any
 from beam_jobs.chunk import ChunkTask, tasks_of
 from beam_jobs.embed import EmbedTask
 from beam_jobs.index import deciding
-from beam_jobs.options import worker_memory
+from beam_jobs.workers import worker_memory
 from rag_model.build.encoding import StoredEncoder, store_encoder
 from rag_model.build.heritage import obstacles
 from rag_model.build.parent import Earlier, Parent, local_files

@@ -1,11 +1,10 @@
 """Beam's options: local worker processes by default, any runner's own flags after `--`."""
 
 import io
-import os
 import shlex
 import sys
 from collections.abc import Sequence
-from contextlib import redirect_stderr, suppress
+from contextlib import redirect_stderr
 from pathlib import Path
 
 from apache_beam.options.pipeline_options import DirectOptions, PipelineOptions, StandardOptions
@@ -13,9 +12,8 @@ from apache_beam.runners.portability.fn_api_runner.fn_runner import FnApiRunner
 from apache_beam.runners.runner import create_runner
 from apache_beam.transforms.environments import SubprocessSDKEnvironment
 
+from beam_jobs.workers import cores, named
 from rag_model.errors import UsageError
-
-CORES, MEMORY = "BOOKWHEEL_CORES", "BOOKWHEEL_WORKER_MEMORY"  # what a launch gave this run
 
 
 def pipeline_options(flags: Sequence[str], elements: int) -> PipelineOptions:
@@ -27,18 +25,9 @@ def pipeline_options(flags: Sequence[str], elements: int) -> PipelineOptions:
     options = PipelineOptions(list(flags))
     if is_local(options):
         direct = options.view_as(DirectOptions)
-        wanted = direct.direct_num_workers if _named(flags) else 0
+        wanted = direct.direct_num_workers if named(flags) else 0
         direct.direct_num_workers = max(1, min(wanted or cores(), elements))
     return options
-
-
-def workers_unnamed(flags: Sequence[str]) -> bool:
-    """Tell whether the workers are this machine's own, and nobody said how many there shall be."""
-    return is_local(PipelineOptions(list(flags))) and not _named(flags)
-
-
-def _named(flags: Sequence[str]) -> bool:
-    return any(flag.startswith("--direct_num_workers") for flag in flags)
 
 
 def checked(flags: Sequence[str]) -> tuple[str, ...]:
@@ -82,48 +71,3 @@ def worker_threads(options: PipelineOptions) -> int:
     if not is_local(options):
         return 0
     return max(1, cores() // int(options.view_as(DirectOptions).direct_num_workers))
-
-
-def cores() -> int:
-    """Return the processors this process may run on, or those that it was given (`BOOKWHEEL_CORES`) where fewer."""
-    given = os.environ.get(CORES)
-    return min(int(given), _processors()) if given else _processors()
-
-
-def _processors() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def side_by_side(flags: Sequence[str], task_bytes: int, memory_bytes: int | None = None) -> tuple[str, ...]:
-    """Return flags under which local workers are no more than memory has room for; other machines' are theirs to count.
-
-    Args:
-        flags: Beam's; a number of workers among them stands.
-        task_bytes: memory of one task.
-        memory_bytes: of all workers; None: what is free.
-    """
-    free = worker_memory(flags)
-    if free is None or _named(flags):
-        return tuple(flags)
-    fitting = max(1, (memory_bytes or free) // task_bytes)
-    return (*flags, f"--direct_num_workers={fitting}") if fitting < cores() else tuple(flags)
-
-
-def worker_memory(flags: Sequence[str]) -> int | None:
-    """Return the bytes of memory that are free for workers; None where they are other machines'.
-
-    A container sees its host's memory: what it was given is named by `BOOKWHEEL_WORKER_MEMORY`, in bytes.
-    """
-    if not is_local(PipelineOptions(list(flags))):
-        return None
-    given = os.environ.get(MEMORY)
-    return min(int(given), _available()) if given else _available()
-
-
-def _available() -> int:
-    """Return the bytes that are free; on Linux with the caches that the kernel would give back at once."""
-    with suppress(OSError):
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return 1024 * int(line.split()[1])
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

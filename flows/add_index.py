@@ -13,7 +13,7 @@ from typing import Any
 from prefect import flow
 
 from beam_jobs.job import Launch
-from beam_jobs.options import worker_memory
+from beam_jobs.workers import worker_memory
 from flows.finish import Build, finish
 from flows.outcome import Reindexed
 from flows.progress import StageClock

@@ -12,7 +12,7 @@ from pathlib import Path
 from prefect import flow
 
 from beam_jobs.job import Launch, OnProgress
-from beam_jobs.options import worker_memory
+from beam_jobs.workers import worker_memory
 from flows.finish import Build, finish
 from flows.outcome import Reindexed
 from flows.progress import StageClock

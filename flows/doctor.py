@@ -16,7 +16,8 @@ from typing import Any
 from apache_beam.options.pipeline_options import FlinkRunnerOptions, PipelineOptions, StandardOptions, WorkerOptions
 from packaging.requirements import Requirement
 
-from beam_jobs.options import checked, cores, worker_memory
+from beam_jobs.options import checked
+from beam_jobs.workers import cores, worker_memory
 from rag_model.errors import BookwheelError
 from rag_model.index.amounts import gigabytes
 from rag_model.store.cache import cache_folder, existing

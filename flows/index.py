@@ -13,7 +13,7 @@ import numpy as np
 
 from beam_jobs import index
 from beam_jobs.job import Launch, OnProgress
-from beam_jobs.options import worker_memory
+from beam_jobs.workers import worker_memory
 from flows.progress import StageClock
 from flows.workplace import workplace
 from rag_model.build.content import BuiltIndex

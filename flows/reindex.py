@@ -14,7 +14,7 @@ from functools import partial
 from beam_jobs import chunk, embed
 from beam_jobs.embed import EmbedTask
 from beam_jobs.job import Facts, Launch, OnProgress
-from beam_jobs.options import worker_memory
+from beam_jobs.workers import worker_memory
 from flows.finish import Build, finish
 from flows.outcome import Reindexed
 from flows.progress import StageClock

@@ -29,8 +29,8 @@ from prefect import flow
 
 from beam_jobs import redact
 from beam_jobs.job import Launch, OnProgress
-from beam_jobs.options import worker_memory
 from beam_jobs.redact import RedactTask
+from beam_jobs.workers import worker_memory
 from flows.finish import Build, indexed
 from flows.outcome import TakenDown
 from flows.progress import StageClock

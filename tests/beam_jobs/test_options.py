@@ -1,6 +1,7 @@
 import pytest
 
-from beam_jobs.options import checked, cores, side_by_side
+from beam_jobs.options import checked
+from beam_jobs.workers import cores, here, side_by_side
 from rag_model.errors import UsageError
 
 
@@ -25,3 +26,9 @@ def test_local_workers_are_as_many_as_memory_has_room_for() -> None:
     assert side_by_side([], 1 << 60) == (("--direct_num_workers=1",) if cores() > 1 else ())
     for flags in (["--direct_num_workers=9"], ["--runner=FlinkRunner"]):
         assert side_by_side(flags, 1 << 60, 1) == tuple(flags)
+
+
+@pytest.mark.parametrize("flags", [["--runner=FlinkRunner"], ["--runner", "FlinkRunner"], ["--x=1", "--runner=x"]])
+def test_an_engine_that_is_named_has_the_workers(flags: list[str]) -> None:
+    assert not here(flags)
+    assert here([flag for flag in flags if not flag.startswith("--runner")])
