@@ -6,12 +6,15 @@ session of its own, and ends with this process however that ends: it waits on a 
 """
 
 import atexit
+import json
 import socket
 import subprocess
 import tempfile
 import threading
 import time
+import urllib.request
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from apache_beam.options.pipeline_options import (
@@ -21,14 +24,14 @@ from apache_beam.options.pipeline_options import (
     PortableOptions,
     StandardOptions,
 )
-from apache_beam.runners.portability.flink_runner import FlinkJarJobServer, FlinkRunner
+from apache_beam.runners.portability.flink_runner import MAGIC_HOST_NAMES, FlinkJarJobServer, FlinkRunner
 
 from rag_model import errors
 
 _UNTIL_TOLD = (  # runs a command until it ends or standard input does
     'exec 3<&0; "$@" 3<&- </dev/null & server=$!; { read -r _ <&3; kill "$server"; } & wait "$server"'
 )
-_PATIENCE = 120.0  # seconds until a server that does not listen has failed; a busy machine's JVM takes 20
+_PATIENCE = 120.0  # seconds until a server that says nothing has failed; a busy machine's JVM takes 20 to start
 
 
 class JobServer:
@@ -87,6 +90,33 @@ class JobServer:
         )
 
 
+def cancel(options: PipelineOptions, name: str) -> None:
+    """Cancel a job on its cluster, which Beam's own cancelling does not reach; does nothing where there is none.
+
+    The job server that was about to submit it ends first.
+
+    Args:
+        options: of the job, as `reach` left them.
+        name: of the job.
+    """
+    master = options.view_as(FlinkRunnerOptions).flink_master
+    if options.view_as(StandardOptions).runner != FlinkRunner.__name__ or master in MAGIC_HOST_NAMES:
+        return
+    for server in _started.values():
+        if server.endpoint == options.view_as(PortableOptions).job_endpoint:
+            server.stop()
+    with suppress(OSError, ValueError, KeyError):  # the cluster has gone, and the job with it
+        for job in json.loads(_asked(f"{master}/jobs/overview"))["jobs"]:
+            if job["name"] == name and job["end-time"] < 0:
+                _asked(f"{master}/jobs/{job['jid']}?mode=cancel", "PATCH")
+
+
+def _asked(url: str, method: str = "GET") -> bytes:
+    with urllib.request.urlopen(urllib.request.Request(url, method=method), timeout=_PATIENCE) as answer:
+        said: bytes = answer.read()
+        return said
+
+
 _started: dict[tuple[str, ...], JobServer] = {}
 _starting = threading.Lock()
 
@@ -98,10 +128,11 @@ def reach(options: PipelineOptions, flags: Sequence[str]) -> None:
         ResourceError: there is none, and none can be started.
     """
     flink, portable = options.view_as(FlinkRunnerOptions), options.view_as(PortableOptions)
-    runner = options.view_as(StandardOptions).runner
-    if runner != FlinkRunner.__name__ or portable.job_endpoint or flink.flink_submit_uber_jar:
+    if options.view_as(StandardOptions).runner != FlinkRunner.__name__:
         return
     flink.flink_master = FlinkRunner.add_http_scheme(flink.flink_master)  # type: ignore[no-untyped-call]
+    if portable.job_endpoint or flink.flink_submit_uber_jar:
+        return
     with _starting:
         server = _started.get(tuple(flags))
         if server is None or not server.runs:

@@ -5,7 +5,6 @@ worker reports to `runs/<run>/<stage>/`: so results come home, and progress is s
 """
 
 import logging
-import re
 import secrets
 import tempfile
 import threading
@@ -20,7 +19,8 @@ from typing import Any, Generic, Self
 import apache_beam as beam
 from apache_beam.options.pipeline_options import GoogleCloudOptions, PipelineOptions
 
-from beam_jobs.flink import reach
+from beam_jobs.failure import FAILED, WORKER_DIED, told
+from beam_jobs.flink import cancel, reach
 from beam_jobs.here import START, Task, Work, recorded
 from beam_jobs.lease import held_lease, leave_with
 from beam_jobs.options import (
@@ -28,21 +28,17 @@ from beam_jobs.options import (
     is_local,
     local_runner,
     pipeline_options,
-    side_by_side,
     worker_threads,
-    workers_unnamed,
 )
 from beam_jobs.threads import limit_threads, own_threads
+from beam_jobs.workers import here, named, side_by_side
 from rag_model import errors
 from rag_model.store.store import Store
 
 Facts = dict[str, Any]
 OnProgress = Callable[[int, int], None]  # (elements done, elements in all)
 
-_WORKER_DIED = "Worker subprocess exited with return code"  # Beam's own words
-_RAISED = re.compile(r"^rag_model\.errors\.(\w+): (.*?)(?: \[while running .*\])?$", re.MULTILINE)  # of a trace
 _SUBMITTING = 120.0  # seconds that an interrupted launcher waits for a job to be there, to cancel it
-_FAILED = "failed"  # stage suffix under which a worker says why it gave up
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,25 +77,38 @@ class _Worker(beam.DoFn, Generic[Task]):
             leave_with(self.lease)
         if self.threads:
             limit_threads(self.threads)
-        if version("bookwheel") != self.version:
-            raise errors.UsageError(
-                f"the workers run bookwheel {version('bookwheel')} and the launcher {self.version}: give them the same"
-            )
-        self.store = Store.open(self.launch.store_url)
+        self.store: Store | None = None  # what is raised here, an engine may take minutes to hear of
 
     def process(self, element: tuple[int, Task]) -> list[int]:
         number, task = element
-        runs, run = self.store.runs, self.launch.run
-        self.store.memo = replace(self.store.memo, by=f"{run}/{number}")  # an engine may let this be done again
-        if self.lease is not None and runs.count(run, self.stage + _FAILED):
+        store = self.store = self.store or self._reached()
+        runs, run = store.runs, self.launch.run
+        if self.lease is not None and runs.count(run, self.stage + FAILED):
             return []  # the local runner retries nothing: after one failure the rest would be work for nothing
+        store.memo = replace(store.memo, by=f"{run}/{number}")  # an engine may let this be done again
         try:
-            runs.write(run, self.stage, number, done(self.work, task, self.store))
+            self._check_version()
+            runs.write(run, self.stage, number, done(self.work, task, store))
         except errors.BookwheelError as error:
             with suppress(errors.BookwheelError):  # where the store itself failed, the raised error must do
-                runs.write(run, self.stage + _FAILED, number, {"error": type(error).__name__, "message": str(error)})
+                runs.write(run, self.stage + FAILED, number, {"error": type(error).__name__, "message": str(error)})
             raise
         return [number]
+
+    def _reached(self) -> Store:
+        try:
+            return Store.open(self.launch.store_url)
+        except errors.StoreError as lost:
+            raise errors.StoreError(
+                f"a worker does not reach the store ({lost}): name one that all machines reach, and give its endpoint "
+                "and credentials to the workers as well"
+            ) from lost
+
+    def _check_version(self) -> None:
+        if version("bookwheel") != self.version:
+            raise errors.UsageError(
+                f"a worker runs bookwheel {version('bookwheel')} and the launcher {self.version}: give both the same"
+            )
 
 
 def run_job(
@@ -136,11 +145,11 @@ def run_job(
     todo = [tasks[number] for number in left]
     found = len(tasks) - len(left)
 
-    def told(done: int, total: int) -> None:
+    def on(done: int, total: int) -> None:
         tell(found + done, found + total)
 
-    small = seconds is not None and sum(map(seconds, todo)) < START and workers_unnamed(launch.flags)
-    made = _by_itself(work, todo, store, told) if small else _by_workers(stage, work, todo, launch, told, seconds)
+    small = seconds is not None and sum(map(seconds, todo)) < START and here(launch.flags) and not named(launch.flags)
+    made = _by_itself(work, todo, store, on) if small else _by_workers(stage, work, todo, launch, on, seconds)
     done_now = dict(zip(left, made, strict=True))
     return [done_now[number] if known is None else known for number, known in enumerate(facts)]
 
@@ -189,17 +198,19 @@ def _by_workers(
         return []
     store = Store.open(launch.store_url)
     options = pipeline_options(launch.flags, len(tasks))
+    options.view_as(
+        GoogleCloudOptions
+    ).job_name = f"bookwheel-{stage}-{launch.run}".lower()  # as an engine's UI shows it
     reach(options, launch.flags)
     log = Path(tempfile.gettempdir()) / f"bookwheel-{launch.run}-{stage}.log"
     with held_lease() as lease:
         worker = _Worker(stage, work, launch, lease if is_local(options) else None, worker_threads(options))
         numbered = sorted(enumerate(tasks), key=lambda task: -seconds(task[1]) if seconds else 0)
-        options.view_as(GoogleCloudOptions).job_name = f"bookwheel-{stage}-{launch.run}".lower()
-        with _Running(_pipeline(stage, worker, numbered, options, log), is_local(options)) as running:
+        with _Running(_pipeline(stage, worker, numbered, options, log), options) as running:
             while not running.finished.wait(launch.poll_seconds):
                 tell(store.runs.count(launch.run, stage), len(tasks))
     if running.failure is not None:
-        raise _told(store, launch.run, stage, running.failure, log) from running.failure
+        raise told(store, launch.run, stage, running.failure, log) from running.failure
     log.unlink(missing_ok=True)
     tell(len(tasks), len(tasks))
     return _collect(store, launch.run, stage, len(tasks))
@@ -221,10 +232,10 @@ def _pipeline(
 class _Running:
     """A pipeline in a thread of its own, so that the launcher can watch it and be interrupted."""
 
-    def __init__(self, pipeline: beam.Pipeline, local: bool) -> None:
+    def __init__(self, pipeline: beam.Pipeline, options: PipelineOptions) -> None:
         self.finished = threading.Event()
         self.failure: BaseException | None = None
-        self._pipeline, self._local = pipeline, local
+        self._pipeline, self._options = pipeline, options
         self._submitted = threading.Event()
         self._result: Any = None
 
@@ -235,12 +246,19 @@ class _Running:
         return self
 
     def __exit__(self, *interrupted: object) -> None:
-        if self.failure is None:  # after one, Beam's threads go on dying, at length, while the launcher leaves
+        if not self.finished.is_set():
+            self._cancel()
+        elif self.failure is None:  # else Beam's threads go on dying, at length, while the launcher leaves
             threading.excepthook = threading.__excepthook__
-        if not self._local and not self.finished.is_set():  # local workers' lease ends with the launcher's
-            self._submitted.wait(_SUBMITTING)  # a job on its way cannot be cancelled yet
-            if self._result is not None:
+
+    def _cancel(self) -> None:
+        if is_local(self._options):
+            return  # those workers need no telling: their lease ends with the launcher's
+        self._submitted.wait(_SUBMITTING)  # a job on its way cannot be cancelled yet
+        if self._result is not None:
+            with suppress(Exception):  # it may be gone by now
                 self._result.cancel()
+            cancel(self._options, self._options.view_as(GoogleCloudOptions).job_name)
 
     def _run(self) -> None:
         try:
@@ -255,37 +273,9 @@ class _Running:
 
     def _thread_died(self, died: threading.ExceptHookArgs) -> None:
         # The local runner waits for ever for a worker that was killed; the thread that watched its process tells.
-        if _WORKER_DIED in str(died.exc_value):
+        if WORKER_DIED in str(died.exc_value):
             self.failure = self.failure or died.exc_value
             self.finished.set()
-
-
-def _told(store: Store, run: str, stage: str, failure: BaseException, log: Path) -> errors.BookwheelError:
-    reports = store.runs.read_all(run, stage + _FAILED)
-    raised = _RAISED.search(str(failure))
-    if reports:
-        return _error(reports[0]["error"], reports[0]["message"])
-    if raised is not None:
-        return _error(raised[1], raised[2])
-    if _WORKER_DIED in str(failure):
-        return errors.ResourceError(
-            f"a worker process of the {stage} job was killed, perhaps for want of memory (its log: {log}): what was "
-            "finished is recorded; run again, with one worker (-- --direct_num_workers=1) if it happens again"
-        )
-    return errors.BookwheelError(
-        f"the {stage} job failed on its runner ({type(failure).__name__}: {_last_line(failure)}): "
-        "what was finished is recorded; run again with --debug for the trace"
-    )
-
-
-def _error(name: str, message: str) -> errors.BookwheelError:
-    kind: type[errors.BookwheelError] = getattr(errors, name, errors.BookwheelError)
-    return kind(message)
-
-
-def _last_line(failure: BaseException) -> str:
-    lines = [line.strip() for line in str(failure).splitlines() if line.strip()]
-    return lines[-1] if lines else "no message"
 
 
 def _collect(store: Store, run: str, stage: str, expected: int) -> list[Facts]:

@@ -1,17 +1,20 @@
 """A job on real Beam workers: results in order, failures in one sentence, nothing left running."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from beam_jobs.failure import told
 from beam_jobs.job import Launch, _Worker, run_job
 from beam_jobs.options import is_local, pipeline_options, worker_threads
-from rag_model.errors import BookwheelError, InputError, ResourceError, UsageError
+from rag_model.errors import BookwheelError, InputError, ResourceError, StoreError, UsageError
 from rag_model.store.store import Store
 from tests.beam_jobs import works
 
@@ -63,9 +66,38 @@ def test_what_an_engine_lets_a_worker_do_again_is_still_its_own_work(launch: Lau
 
 def test_workers_of_another_version_are_refused(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
     worker = _Worker("square", works.square, launch, None, 0)
+    worker.setup()
     monkeypatch.setattr("beam_jobs.job.version", lambda _: "0.0.1")
-    with pytest.raises(UsageError, match=r"the workers run bookwheel 0\.0\.1 and the launcher "):
-        worker.setup()
+    with pytest.raises(UsageError, match=r"a worker runs bookwheel 0\.0\.1 and the launcher "):
+        worker.process((0, 3))
+
+
+def test_a_store_that_only_the_launcher_sees(launch: Launch, tmp_path: Path) -> None:
+    worker = _Worker("square", works.square, replace(launch, store_url=str(tmp_path / "elsewhere")), None, 0)
+    worker.setup()
+    with pytest.raises(StoreError, match=r"a worker does not reach the store \(.*elsewhere.*\): name one that all"):
+        worker.process((0, 3))
+
+
+LOST = "failed in state FAILED: org.apache.beam.vendor.grpc.StatusRuntimeException: CANCELLED: client cancelled"
+CANCELLED = "FAILED: org.apache.flink.runtime.client.JobCancellationException: Job was cancelled."
+RAISED = "rag_model.errors.StoreError: no\n\nrag_model.errors.InputError: so [while running 'Cut']"
+
+
+@pytest.mark.parametrize(
+    ("said", "kind", "sentence"),
+    [
+        (LOST, ResourceError, "were lost more often"),
+        (CANCELLED, BookwheelError, "was cancelled on its engine"),
+        (RAISED, InputError, "^so$"),
+    ],
+)
+def test_what_an_engine_says_is_told(
+    launch: Launch, said: str, kind: type[BookwheelError], sentence: str, tmp_path: Path
+) -> None:
+    error = told(Store.open(launch.store_url), launch.run, "cut", RuntimeError(said), tmp_path)
+    assert type(error) is kind
+    assert re.search(sentence, str(error))
 
 
 def test_a_killed_worker_ends_the_job_instead_of_hanging_it(launch: Launch) -> None:
@@ -76,7 +108,7 @@ def test_a_killed_worker_ends_the_job_instead_of_hanging_it(launch: Launch) -> N
 def test_workers_leave_when_their_launcher_is_killed(tmp_path: Path) -> None:
     store = Store.open(str(tmp_path / "store"), create=True)
     code = (
-        "from beam_jobs.job import Launch, _Worker, run_job\n"
+        "from beam_jobs.job import Launch, run_job\n"
         "from tests.beam_jobs import works\n"
         f"run_job('linger', works.linger, [1, 2], Launch({store.url!r}, 'run-1'))\n"
     )

@@ -1,0 +1,59 @@
+"""What a failed job is told as: one sentence, wherever it failed."""
+
+import re
+from pathlib import Path
+
+from rag_model import errors
+from rag_model.store.store import Store
+
+FAILED = "failed"  # stage suffix under which a worker says why it gave up
+WORKER_DIED = "Worker subprocess exited with return code"  # Beam's own words
+_LOST = re.compile(r"StatusRuntimeException: (CANCELLED|UNAVAILABLE)")  # Flink's, of a connection to a worker
+_CANCELLED = re.compile(r"JobCancellationException|in state CANCELLED")
+_RAISED = re.compile(r"^rag_model\.errors\.(\w+): (.*?)(?: \[while running .*\])?$", re.MULTILINE)  # of a trace
+
+
+def told(store: Store, run: str, stage: str, failure: BaseException, log: Path) -> errors.BookwheelError:
+    """Return the error that a user meets.
+
+    Args:
+        store: holds what the workers reported.
+        run: whose job it was.
+        stage: of the job.
+        failure: what the runner raised.
+        log: of local workers.
+    """
+    reports = store.runs.read_all(run, stage + FAILED)
+    raised = _RAISED.findall(str(failure))  # of a chain of errors the last one is what is meant to be read
+    if reports:
+        return _error(reports[0]["error"], reports[0]["message"])
+    if raised:
+        return _error(*raised[-1])
+    if WORKER_DIED in str(failure):
+        return errors.ResourceError(
+            f"a worker process of the {stage} job was killed, perhaps for want of memory (its log: {log}): what was "
+            "finished is recorded; run again, with one worker (-- --direct_num_workers=1) if it happens again"
+        )
+    if _LOST.search(str(failure)):
+        return errors.ResourceError(
+            f"workers of the {stage} job were lost more often than the engine tries again, perhaps for want of memory: "
+            "what was finished is recorded; give each worker more, or run fewer on a machine, and run again"
+        )
+    if _CANCELLED.search(str(failure)):
+        return errors.BookwheelError(
+            f"the {stage} job was cancelled on its engine: what was finished is recorded; run again to go on"
+        )
+    return errors.BookwheelError(
+        f"the {stage} job failed on its runner ({type(failure).__name__}: {_last_line(failure)}): "
+        "what was finished is recorded; run again with --debug for the trace"
+    )
+
+
+def _error(name: str, message: str) -> errors.BookwheelError:
+    kind: type[errors.BookwheelError] = getattr(errors, name, errors.BookwheelError)
+    return kind(message)
+
+
+def _last_line(failure: BaseException) -> str:
+    lines = [line.strip() for line in str(failure).splitlines() if line.strip()]
+    return lines[-1] if lines else "no message"
