@@ -19,6 +19,7 @@ from rag_model.errors import ResourceError
 from rag_model.index.amounts import gigabytes
 from rag_model.index.choice import fitted
 from rag_model.index.estimate import Estimate, estimate
+from rag_model.index.recipe import resolve
 
 LAUNCHER = 700 << 20  # bytes: Prefect, Beam and faiss in the process that runs the flow
 CHUNKER = 256 << 20  # of a worker that cuts pages: 209 MB measured
@@ -119,7 +120,7 @@ def needs_of(bulk: Bulk, recipe: Recipe, limits: Limits, hours: float, *, local:
         ResourceError: it does not fit into the limits; the sentence says what would.
     """
     most = int(limits.memory / _SPARE)
-    costs = _indexes(bulk, recipe, most - LAUNCHER)
+    costs = _indexes(bulk, recipe, most - LAUNCHER if local else None)
     if not local:
         return _given(bulk, costs, {"launcher": LAUNCHER}, 1, 0, 0.0)
     wanted = max(1.0, hours * 3600)
@@ -140,14 +141,17 @@ def needs_of(bulk: Bulk, recipe: Recipe, limits: Limits, hours: float, *, local:
     return _given(bulk, costs, stages, cores, gpus, (work / cores + (encoding / _GPU / gpus if gpus else 0)) / 3600)
 
 
-def _indexes(bulk: Bulk, recipe: Recipe, room: int) -> list[Estimate]:
-    """Weigh the indexes; those that do not fit are refused with one that would."""
-    if room <= 0:
+def _indexes(bulk: Bulk, recipe: Recipe, room: int | None) -> list[Estimate]:
+    """Weigh the indexes; those that do not fit into the room are refused with one that would."""
+    if room is None:
+        plans = [resolve(index, bulk.passages, bulk.dim) for index in recipe.index.values()]
+    elif room <= 0:
         raise ResourceError(
             f"a run may have {gigabytes(_SPARE * (room + LAUNCHER))} of memory, and its launcher alone takes "
             f"{gigabytes(_SPARE * LAUNCHER)}: raise the limit"
         )
-    plans = [fitted(index, bulk.passages, bulk.dim, room, bulk.part) for index in recipe.index.values()]
+    else:
+        plans = [fitted(index, bulk.passages, bulk.dim, room, bulk.part) for index in recipe.index.values()]
     return [estimate(plan, bulk.part) for plan in plans]
 
 
