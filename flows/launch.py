@@ -11,14 +11,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from apache_beam.options.pipeline_options import PipelineOptions
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import FlowRun
 from prefect.deployments import run_deployment
 from prefect.exceptions import ObjectNotFound
 from prefect.settings import PREFECT_UI_URL
 
-from beam_jobs.options import CORES, MEMORY, cores, is_local, worker_memory
+from beam_jobs.workers import CORES, MEMORY, cores, here, worker_memory
 from flows import artifacts
 from flows.reindex import DEFAULT_ENCODER
 from flows.stage import deployed, stage
@@ -32,6 +31,7 @@ from rag_model.store.store import Store
 
 DEPLOYMENT = "reindex/library"
 HOURS = 6.0  # a night
+_SCRATCH = 100  # GiB at least, for downloads, the cache, and what Beam writes by the way
 _HERE = "process"  # the type of a work pool whose runs share the worker's machine
 
 
@@ -65,7 +65,7 @@ def launch(
     beam_options: Sequence[str] = (),
     deployment: str = DEPLOYMENT,
     most: Most | None = None,
-    hours: float = HOURS,
+    hours: float | None = None,
 ) -> Launched:
     """Estimate what a rebuild needs, and start one with that much memory, and so many cores and GPUs.
 
@@ -79,13 +79,16 @@ def launch(
         beam_options: options of Beam and of its runner, as on their own command lines.
         deployment: what to start, FLOW/NAME; its work pool decides how a machine is asked for.
         most: what one run may be given; else what this machine has.
-        hours: how long the rebuild may take, about: more cores, or a GPU, where fewer would take longer.
+        hours: how long the rebuild may take, about: more cores, or a GPU, where fewer would take longer. Else 6, and as
+            short as can be where runs share this machine.
 
     Raises:
         ResourceError: it would not fit; nothing was started.
         UsageError: there is no such deployment, or its pool is not this machine's and no limits are given.
     """
     pool = pool_of(deployment)
+    if hours is None:
+        hours = 0.0 if pool == _HERE else HOURS
     needs = weigh(store, dump, encoder, recipe or Recipe(), limit, beam_options, limits_of(most, pool), hours)
     show(needs)
     given: dict[str, Any] = {"dump": dump, "store": store, "encoder": encoder, "ref": ref}
@@ -95,7 +98,7 @@ def launch(
     variables = job_variables(pool, needs)
     run = start(deployment, given, variables)
     if PREFECT_UI_URL.value():
-        artifacts.link(f"{PREFECT_UI_URL.value()}/runs/flow-run/{run.id}", run.name, key="launch-run")
+        artifacts.link(f"{PREFECT_UI_URL.value()}/runs/flow-run/{run.id}", f"The rebuild: {run.name}", key="launch-run")
     return Launched(str(run.id), run.name, variables, needs)
 
 
@@ -113,7 +116,7 @@ def weigh(
     """Estimate what the rebuild needs."""
     named = encoder_names(Store.open(store), encoder).passage if encoder.startswith("model:") else encoder
     folder = resolve_folder(named or encoder)
-    local = is_local(PipelineOptions(list(beam_options)))
+    local = here(beam_options)
     return needs_of(bulk_of(dump, folder, recipe, limit), recipe, limits, hours, local=local)
 
 
@@ -162,7 +165,7 @@ def limits_of(most: Most | None, pool: str) -> Limits:
 def job_variables(pool: str, needs: Needs) -> dict[str, Any]:
     """Return what Prefect's workers of a type of pool are told to give a run.
 
-    Docker's and Kubernetes' own templates know all of it but Kubernetes' GPUs: `infra/kubernetes` has one that does.
+    Docker's own template knows all of it; Kubernetes' knows neither GPUs nor scratch, ours in `infra/kubernetes` does.
     """
     told = {CORES: str(needs.cores), MEMORY: str(max(1, needs.memory - LAUNCHER))}
     if pool == "docker":
@@ -172,7 +175,8 @@ def job_variables(pool: str, needs: Needs) -> dict[str, Any]:
     if pool == "kubernetes":
         memory, count = f"{-(-needs.memory // 2**20)}Mi", str(needs.cores)
         asked = {"memory_request": memory, "memory_limit": memory, "cpu_request": count, "cpu_limit": count}
-        return {"env": told, **asked, "gpus": needs.gpus}
+        scratch = f"{max(_SCRATCH, -(-5 * needs.disk // 2**32))}Gi"  # a quarter to spare
+        return {"env": told, **asked, "gpus": needs.gpus, "scratch": scratch}
     return {"env": told | ({} if needs.gpus else {"CUDA_VISIBLE_DEVICES": ""})}
 
 
@@ -187,9 +191,9 @@ def show(needs: Needs) -> None:
         "memory": gigabytes(needs.memory),
         **{f"memory, {stage}": gigabytes(size) for stage, size in needs.stages.items()},
         "disk": gigabytes(needs.disk),
-        "hours, about": f"{needs.hours:.2g}",
+        "time, about": f"{needs.hours:.1f} hours" if needs.hours >= 1 else f"{60 * needs.hours:.0f} minutes",
     }
-    described = f"{gigabytes(needs.memory)}, {needs.cores} cores and {needs.gpus} GPUs for the rebuild"
+    described = f"The rebuild gets {gigabytes(needs.memory)} of memory, {needs.cores} × core, {needs.gpus} × GPU"
     artifacts.table(
         [{"what": what, "value": value} for what, value in rows.items()], key="launch-needs", description=described
     )
