@@ -6,7 +6,7 @@ Outside a flow run nobody looks, and nothing is written.
 from pathlib import Path
 from typing import Any
 
-from prefect.artifacts import create_link_artifact, create_table_artifact
+from prefect.artifacts import create_link_artifact, create_markdown_artifact, create_table_artifact
 
 from flows.outcome import Evaluated, Reindexed
 from flows.stage import in_run
@@ -22,7 +22,9 @@ def show(outcome: Reindexed) -> None:
         for figure, value in figures.items()
     ]
     rows += [{"what": f"{stage}, seconds", "value": f"{seconds:.1f}"} for stage, seconds in outcome.seconds.items()]
-    table(rows, key="reindex-counts", description=f"Snapshot {(outcome.snapshot or '')[:12]}")
+    moved = f"{outcome.ref}@{outcome.number} means it now" if outcome.number else f"{outcome.ref} did not move"
+    described = f"Snapshot {(outcome.snapshot or '')[:12]} is published: {moved}"
+    table(rows, key="reindex-counts", description=described)
     if outcome.report:
         link(outcome.report, "Build report", key="reindex-report")
 
@@ -37,7 +39,7 @@ def show_answers(outcome: Evaluated) -> None:
         for name, figure in row["metrics"].items()
     ]
     rows += [{"what": f"collapse: {name}", "value": f"{value:,.3g}"} for name, value in outcome.collapse.items()]
-    described = f"Model {outcome.model[:12]} on snapshot {outcome.snapshot[:12]}, {outcome.n:,} questions"
+    described = f"Model {outcome.named} on snapshot {outcome.snapshot[:12]}, {outcome.n:,} questions"
     table(rows, key="evaluate-figures", description=described)
     if outcome.report:
         link(Path(outcome.report).absolute().as_uri(), "How it answers", key="evaluate-report")
@@ -51,8 +53,10 @@ def table(rows: list[dict[str, Any]], key: str, description: str) -> None:
 
 def link(address: str, text: str, key: str) -> None:
     """Put a link where the run's page shows it."""
-    if in_run():
-        create_link_artifact(address, text, key=key)
+    if in_run() and address.startswith(("http://", "https://")):
+        create_link_artifact(address, text, key=key, description=text)
+    elif in_run():  # a browser opens no s3:// and, from a server's page, no file://: people copy it
+        create_markdown_artifact(f"`{address}`", key=key, description=text)
 
 
 def _interval(outcome: Evaluated, name: str) -> str:

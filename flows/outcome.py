@@ -1,6 +1,7 @@
 """What a flow gives back: plain values, as the command line and the Prefect UI show them."""
 
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any, Self
 
 from rag_model.build.publish import Published
@@ -83,13 +84,18 @@ class Evaluated:
     n: int  # questions
     k: int  # passages that each was answered from
     metrics: dict[str, float]  # Success@k first, then the answers' measures
-    intervals: dict[str, tuple[float, float]]  # of the answers' measures
+    intervals: dict[str, tuple[float, float]]  # of metrics and ranks, where there is one: 95 %, by resampling questions
     ranks: dict[str, float]  # of the first passage with an answer, and of the evidence
     collapse: dict[str, float]
     refusal: str  # one sentence: what has collapsed; empty: nothing
     ablations: list[dict[str, Any]] = field(default_factory=list)  # one a condition, the open book first
     seconds: dict[str, float] = field(default_factory=dict)  # by stage
     report: str | None = None  # the HTML report
+
+    @property
+    def named(self) -> str:
+        """The model as people read it: twelve digits of an id, the name of a folder."""
+        return Path(self.model).name if Path(self.model).is_absolute() else self.model[:12]
 
     def to_json(self) -> dict[str, Any]:
         """Return the outcome as JSON values."""

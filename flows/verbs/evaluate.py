@@ -1,5 +1,6 @@
 """`bookwheel evaluate`: how often the answer is among the passages found, and, with a model, how well it answers."""
 
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,7 +11,7 @@ from flows.verbs.search import retriever_of
 from rag_model.errors import UsageError
 from rag_model.evaluation.ablation import Ablations
 from rag_model.evaluation.questions import read_questions
-from rag_model.evaluation.retrieval import ask, measures_of, ranks_of
+from rag_model.evaluation.retrieval import ask, intervals_of, measures_of, ranks_of
 from rag_model.evaluation.run_files import write_dpr, write_jsonl, write_trec
 from rag_model.evaluation.scores import Kind
 from rag_model.store.snapshot import Snapshot
@@ -91,10 +92,24 @@ def _retrieve(
         if path is not None:
             write(outcomes, path)
     ranks = {} if asked.grades else ranks_of(outcomes, k)
-    document = {"snapshot": snapshot.id, "index": index, "k": k, "n": len(outcomes), "metrics": metrics, "ranks": ranks}
+    intervals = {name: (one.low, one.high) for name, one in intervals_of(asked, outcomes, k).items()}
+    document = {
+        "snapshot": snapshot.id,
+        "index": index,
+        "k": k,
+        "n": len(outcomes),
+        "metrics": metrics,
+        "intervals": intervals,
+        "ranks": ranks,
+    }
     lines = [f"{len(outcomes)} questions on snapshot {snapshot.id[:12]}, index {index}"]
-    lines += [f"{name:<12} {value:.3f}" for name, value in {**metrics, **ranks}.items()]
-    return Reply(document, "\n".join(lines))
+    return Reply(document, "\n".join([*lines, *_figures({**metrics, **ranks}, intervals)]))
+
+
+def _figures(found: Mapping[str, float], intervals: Mapping[str, tuple[float, float]]) -> Iterator[str]:
+    for name, value in found.items():
+        ends = intervals.get(name)
+        yield f"{name:<12} {value:.3f}" + (f"  [{ends[0]:.3f}, {ends[1]:.3f}]" if ends else "")
 
 
 def _answer(
@@ -124,12 +139,10 @@ def _answer(
 
 def _words(outcome: "Evaluated") -> str:
     lines = [
-        f"{outcome.n:,} questions, model {outcome.model[:12]}, snapshot {outcome.snapshot[:12]}, "
-        f"answered from {outcome.k} passages each"
+        f"{outcome.n:,} questions, model {outcome.named}, snapshot {outcome.snapshot[:12]}, "
+        f"answered from {outcome.k} passages each",
+        *_figures({**outcome.metrics, **outcome.ranks}, outcome.intervals),
     ]
-    for name, value in {**outcome.metrics, **outcome.ranks}.items():
-        ends = outcome.intervals.get(name)
-        lines.append(f"{name:<12} {value:.3f}" + (f"  [{ends[0]:.3f}, {ends[1]:.3f}]" if ends else ""))
     for row in outcome.ablations[1:]:
         figures = ", ".join(f"{name} {figure['value']:.3f}" for name, figure in row["metrics"].items())
         lines.append(f"{row['condition']}: {figures} ({row['n']:,} questions)")

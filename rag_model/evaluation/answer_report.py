@@ -35,6 +35,7 @@ class AnswerReport:
     rows: Sequence[Row]  # the open book first, then ablations
     retrieval: Mapping[str, float]  # Success@k and the like
     collapse: Collapse
+    intervals: Mapping[str, Estimate] = field(default_factory=dict)  # of those, where there are
     collapsed: str = ""  # one sentence, where retrieval has collapsed or passages are not read
     courses: Mapping[str, Sequence[tuple[float, float]]] = field(default_factory=dict)  # of training: step and value
     lineage: Mapping[str, str] = field(default_factory=dict)
@@ -61,7 +62,7 @@ def read_courses(path: Path) -> dict[str, list[tuple[float, float]]]:
 
 def render(report: AnswerReport) -> str:
     """Return the whole HTML document."""
-    return document(f"{report.model[:12]}: how it answers", _sections(report))
+    return document(f"{Path(report.model).name[:12]}: how it answers", _sections(report))
 
 
 def _sections(report: AnswerReport) -> Iterator[Node]:
@@ -108,10 +109,14 @@ def _verdict(report: AnswerReport) -> tuple[str, Node]:
 
 
 def _figures(report: AnswerReport, book: Row) -> Node:
-    answers = [(name, f"{one.value:.3f}", _range(one), f"{one.n:,}") for name, one in book.figures.items()]
-    found = [(name, f"{value:.3f}", "", "") for name, value in report.retrieval.items()]
+    known = {**report.intervals, **book.figures}
+    values = {**report.retrieval, **{name: one.value for name, one in book.figures.items()}}
+    rows = [
+        (name, f"{value:.3f}", *((_range(known[name]), f"{known[name].n:,}") if name in known else ("", "")))
+        for name, value in values.items()
+    ]
     titles = ("measure", f"{OPEN}, k = {book.k}", "95 % interval", "questions")
-    return section("Figures", table(titles, [*found, *answers]))
+    return section("Figures", table(titles, rows))
 
 
 def _range(one: Estimate) -> str:
@@ -176,7 +181,8 @@ def _wrong(wrong: Sequence[Scored], asked: int, most: int) -> Node:
 def _mistake(one: Scored) -> Node:
     measures = ", ".join(f"{name} {value:.2f}" for name, value in one.measures.items())
     said = tag("b", (one.reading.answer or "(nothing)") + ("" if one.reading.ended else " …"))
-    summary = tag("summary", one.question.text, " → ", said, ", wanted ", " / ".join(one.question.answers) or "–")
+    wanted = tag("span", "wanted: ", " / ".join(one.question.answers) or "–", class_="wanted")
+    summary = tag("summary", one.question.text, tag("span", "said: ", said, class_="said"), wanted)
     rows = [_shown(passage) for passage in one.reading.passages]
     titles = ("weight p(z|x)", "posterior p(z|x,y)", "score", "passage")
     return tag(

@@ -11,11 +11,12 @@ from collections.abc import Callable
 
 from rag_model.evaluation.ablation import OPEN, SHUFFLED, Condition, Row, conditions, measure, open_book
 from rag_model.evaluation.answering import Answering
+from rag_model.evaluation.bootstrap import Estimate
 from rag_model.evaluation.collapse import Collapse, unchanged_share
 from rag_model.evaluation.collapse import measure as measure_collapse
 from rag_model.evaluation.questions import QuestionSet
 from rag_model.evaluation.readings import Reading
-from rag_model.evaluation.retrieval import Outcome, ask, measures_of, ranks_of
+from rag_model.evaluation.retrieval import Outcome, ask, intervals_of, measures_of, ranks_of
 from rag_model.evaluation.scores import check_golds
 from rag_model.evaluation.settings import Evaluation
 from rag_model.retrieve.retriever import Retriever
@@ -95,6 +96,13 @@ class Examination:
         if self.settings.kind == "labels":
             return {}
         return measures_of(self.asked, self.outcomes, self._measured)
+
+    @property
+    def intervals(self) -> dict[str, Estimate]:
+        """Return how sure retrieval's figures are; nothing of labels."""
+        if self.settings.kind == "labels":
+            return {}
+        return intervals_of(self.asked, self.outcomes, self._measured, self.settings.resampling)
 
     @property
     def ranks(self) -> dict[str, float]:

@@ -12,6 +12,7 @@ from itertools import chain
 
 from rag_model.errors import UsageError
 from rag_model.evaluation.answers import pattern_in
+from rag_model.evaluation.bootstrap import RESAMPLING, Estimate, Resampling, mean_interval
 from rag_model.evaluation.kilt import r_precision, recall_at
 from rag_model.evaluation.match import Answers
 from rag_model.evaluation.questions import Question, QuestionSet
@@ -106,6 +107,24 @@ def ranks_of(outcomes: Sequence[Outcome], k: int) -> dict[str, float]:
     return {f"RR@{k}": ranks, **(_evidence(told, k) if told else {})}
 
 
+def intervals_of(
+    asked: QuestionSet, outcomes: Sequence[Outcome], k: int, resampling: Resampling = RESAMPLING
+) -> dict[str, Estimate]:
+    """Return what `measures_of` says and, of questions without judgements, RR@k, each with its interval.
+
+    Raises:
+        UsageError: no question has an answer or a judgement.
+        MissingExtraError: `ir_measures` is needed and not installed.
+    """
+    if asked.grades:
+        values = _judged_values(outcomes, asked.grades, k)
+    else:
+        firsts = [outcome.first or 0 for outcome in outcomes]  # 0: none
+        values = {name: [float(0 < first <= int(name[8:])) for first in firsts] for name in success(outcomes, k)}
+        values[f"RR@{k}"] = [1 / first if 0 < first <= k else 0.0 for first in firsts]
+    return {name: mean_interval(some, resampling) for name, some in values.items()}
+
+
 def _evidence(outcomes: Sequence[Outcome], k: int) -> dict[str, float]:
     cut = [Outcome(outcome.question, outcome.hits[:k], outcome.has_answer[:k]) for outcome in outcomes]
     ranked = [[hit.passage.page_id for hit in outcome.hits] for outcome in cut]
@@ -125,12 +144,20 @@ def judged(outcomes: Sequence[Outcome], grades: Mapping[str, Mapping[str, int]],
     Raises:
         MissingExtraError: `ir_measures` is not installed.
     """
+    return {name: sum(some) / len(some) for name, some in _judged_values(outcomes, grades, k).items()}
+
+
+def _judged_values(
+    outcomes: Sequence[Outcome], grades: Mapping[str, Mapping[str, int]], k: int
+) -> dict[str, list[float]]:
+    """Return the measures of each judged question; one that was not asked, or found nothing, has 0."""
     measures = require("ir_measures", "pipeline")
-    names = ["nDCG@10", f"R@{k}", "RR@10"]
-    wanted = [measures.parse_measure(name) for name in names]
     run = {outcome.question.id: page_ranking(outcome.hits) for outcome in outcomes}
-    values = measures.calc_aggregate(wanted, {q: dict(g) for q, g in grades.items()}, run)
-    return {name: float(values[measure]) for name, measure in zip(names, wanted, strict=True)}
+    wanted = {measures.parse_measure(name): name for name in ("nDCG@10", f"R@{k}", "RR@10")}
+    found = {name: dict.fromkeys(grades, 0.0) for name in wanted.values()}
+    for value in measures.iter_calc(list(wanted), {q: dict(g) for q, g in grades.items()}, run):
+        found[wanted[value.measure]][value.query_id] = float(value.value)
+    return {name: list(values.values()) for name, values in found.items()}
 
 
 def page_ranking(hits: Sequence[Hit]) -> dict[str, float]:

@@ -9,6 +9,7 @@ import pytest
 
 from rag_model.evaluation.ablation import CLOSED, OPEN, Row
 from rag_model.evaluation.answer_report import AnswerReport, read_courses, render
+from rag_model.evaluation.bootstrap import mean_interval
 from rag_model.evaluation.collapse import measure
 from rag_model.evaluation.questions import Question
 from rag_model.evaluation.readings import Reading, Shown
@@ -35,7 +36,8 @@ def report() -> AnswerReport:
         created_at="2026-11-21T11:00:00Z",
         kind="spans",
         rows=rows,
-        retrieval={"Success@5": 0.75},
+        retrieval={"Success@5": 0.75, "nDCG@10": 0.5},
+        intervals={"Success@5": mean_interval([1, 1, 1, 0])},
         collapse=measure([["a"], ["b"], ["c"], ["a"]], 10, unchanged=0.25),
         courses={"loss": [(0, 4.0), (100, 2.5)], EVIL: []},
         lineage={"data": EVIL},
@@ -48,7 +50,8 @@ def test_the_page_shows_how_well_and_where_the_loss_is(report: AnswerReport) -> 
         "4 questions, model " + "cd" * 32,
         "3 distinct passages for 4 questions",
         "25% of the answers stay as they are",
-        "Success@5",
+        "Success@50.7500.250 to 1.0004",
+        "nDCG@100.500",
         "closed book",
         "+0.750",  # k = 1 minus the open book: all four right instead of one
         "EM, 1: 1",
@@ -62,9 +65,9 @@ def test_the_page_shows_how_well_and_where_the_loss_is(report: AnswerReport) -> 
 def test_mistakes_are_shown_with_their_passages_and_weights(report: AnswerReport) -> None:
     page = parsed(render(report))
     assert "3 of 4 answers are not right" in page.text
-    assert "(nothing) …, wanted Paris" in page.text
-    assert "Paris, France, wanted Paris" in page.text
-    assert f"{EVIL} 0? → " not in page.text  # the one that is right
+    assert f"{EVIL} 3?said: (nothing) …wanted: Paris" in page.text
+    assert "said: Paris, Francewanted: Paris" in page.text
+    assert f"{EVIL} 0?" not in page.text  # the one that is right
     assert "0.6250.3750.500" in page.text
     assert "EM 0.00, F1 0.67; log p -1.50" in page.text
 

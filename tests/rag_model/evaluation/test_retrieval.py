@@ -6,7 +6,16 @@ import pytest
 
 from rag_model.errors import UsageError
 from rag_model.evaluation.questions import Question, QuestionSet
-from rag_model.evaluation.retrieval import cutoffs, judged, match_hits, measures_of, page_ranking, ranks_of, success
+from rag_model.evaluation.retrieval import (
+    cutoffs,
+    intervals_of,
+    judged,
+    match_hits,
+    measures_of,
+    page_ranking,
+    ranks_of,
+    success,
+)
 
 
 def test_success_is_the_share_of_questions_answered_within_k(make_hits) -> None:
@@ -65,6 +74,23 @@ def test_a_set_is_measured_by_what_it_tells(make_hits) -> None:
     outcomes = [match_hits(asked, make_hits([("1", "a")]))]
     assert measures_of(QuestionSet((asked,)), outcomes, 1) == {"Success@1": 1}
     assert set(measures_of(QuestionSet((asked,), {"q": {"1": 1}}), outcomes, 1)) == {"nDCG@10", "R@1", "RR@10"}
+
+
+def test_every_figure_has_an_interval_around_it(make_hits) -> None:
+    texts = {"a": ["x", "Paris"], "b": ["Paris", "x"], "c": ["x", "y"], "d": ["x", "Paris"]}
+    outcomes = [
+        match_hits(Question(name, "Q", ("Paris",)), make_hits([(str(n), one) for n, one in enumerate(some)]))
+        for name, some in texts.items()
+    ]
+    plain = QuestionSet(tuple(outcome.question for outcome in outcomes))
+    judged_too = QuestionSet(plain.questions, {name: {"0": 1} for name in texts} | {"unasked": {"1": 1}})
+    for asked, ranks in ((plain, ranks_of(outcomes, 2)), (judged_too, {})):
+        found = intervals_of(asked, outcomes, 2)
+        expected = {**measures_of(asked, outcomes, 2), **ranks}
+        assert {name: one.value for name, one in found.items()} == pytest.approx(expected)
+        assert all(one.low <= one.value <= one.high and one.n == 4 + bool(asked.grades) for one in found.values())
+    assert found["RR@10"].value == 0.8
+    assert intervals_of(plain, outcomes, 2)["RR@2"].value == (0.5 + 1 + 0 + 0.5) / 4
 
 
 def test_patterns_are_looked_for_anywhere(make_hits) -> None:
