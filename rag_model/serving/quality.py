@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -28,33 +28,36 @@ from rag_model.store.snapshot import Snapshot
 Encode = Callable[[Sequence[str]], Vectors]
 _LOG = logging.getLogger(__name__)
 _SLICE = 8  # questions of the evaluation that are encoded between two rests
+_NICE = 10  # lower still, and it would be left waiting while it holds what all of Python waits for
 _RENEWALS = 10  # times that drift is measured while the window's questions change
 
 
 @dataclass(slots=True)
 class _Watch:
-    """One edition under watch; `prepared` once its truth and its reference were looked for."""
+    """One edition under watch."""
 
     snapshot: Snapshot
     index: str
     encode: Encode | None
     windows: Windows
-    prepared: bool = False
-    truth: Truth | None = None
+    unread: list[str]  # questions of the evaluation that are not encoded yet
+    read: list[Vectors] = field(default_factory=list)
     reference: Reference | None = None
-
-    @property
-    def due(self) -> bool:
-        """Whether there is something to do that takes time."""
-        return not self.prepared or self.samples_due or self.drift_due
+    truth: Truth | None = None
+    opened: bool = False  # the truth was looked for
 
     @property
     def samples_due(self) -> bool:
-        return self.truth is not None and self.windows.waiting
+        return self.windows.waiting and (self.truth is not None or not self.opened)
 
     @property
     def drift_due(self) -> bool:
         return self.reference is not None and self.windows.renewed(_RENEWALS)
+
+    @property
+    def due(self) -> bool:
+        """Whether there is something to do that takes time."""
+        return self.samples_due or self.drift_due or bool(self.unread)
 
 
 class Quality:
@@ -80,8 +83,9 @@ class Quality:
 
     def follow(self, snapshot: Snapshot, index: str, encode: Encode | None) -> None:
         """Watch another edition from now on, searched by `index` and asked through `encode`: windows begin anew."""
+        windows = Windows(self._settings, snapshot.n)
         with self._changed:
-            self._watch = _Watch(snapshot, index, encode, Windows(self._settings, snapshot.n))
+            self._watch = _Watch(snapshot, index, encode, windows, list(self._questions) if encode else [])
             self._changed.notify()
 
     def saw(
@@ -134,41 +138,35 @@ class Quality:
             return self._watch
 
     def _tend(self, watch: _Watch) -> None:
-        if not watch.prepared:
-            watch.truth = Truth.of(watch.snapshot, watch.index)
-            watch.reference = self._reference(watch)
-            watch.prepared = True
+        """Do one thing that is due, and rest."""
         if watch.samples_due:
             self._check(watch)
+            return
+        began = time.thread_time()
         if watch.drift_due and watch.reference is not None:
-            began = time.monotonic()
             with self._changed:
                 vectors = watch.windows.renew()
             watch.windows.drift = watch.reference.distance(vectors)
-            self._rest(watch, began)
-
-    def _reference(self, watch: _Watch) -> Reference | None:
-        """Encode the evaluation's questions as this edition encodes: vectors of another space can't be compared."""
-        if watch.encode is None or not self._questions:
-            return None
-        vectors = []
-        for first in range(0, len(self._questions), _SLICE):
-            began = time.monotonic()
-            vectors.append(watch.encode(self._questions[first : first + _SLICE]))
-            if not self._rest(watch, began):
-                return None
-        return Reference.of(np.concatenate(vectors))
+        elif watch.unread and watch.encode is not None:
+            # The evaluation's questions as this edition encodes them: vectors of another space can't be compared.
+            watch.read.append(watch.encode(watch.unread[:_SLICE]))
+            del watch.unread[:_SLICE]
+            if not watch.unread:
+                watch.reference = Reference.of(np.concatenate(watch.read))
+        self._rest(watch, began)
 
     def _check(self, watch: _Watch) -> None:
         """Ask sampled questions again of all vectors."""
+        if not watch.opened:
+            watch.truth, watch.opened = Truth.of(watch.snapshot, watch.index), True
         with self._changed:
             asked = watch.windows.take_waiting()
-        began = time.monotonic()
+        began = time.thread_time()
 
         def pause() -> bool:
             nonlocal began
             goes_on = self._rest(watch, began)
-            began = time.monotonic()
+            began = time.thread_time()
             return goes_on
 
         recalls = watch.truth.recalls(asked, pause) if watch.truth else None
@@ -177,14 +175,17 @@ class Quality:
                 watch.windows.add_recalls(recalls)
 
     def _rest(self, watch: _Watch, began: float) -> bool:
-        """Rest after work that `began` then, so long that all work takes its share; False if the edition was left."""
-        rest = (time.monotonic() - began) * (1 / self._settings.share - 1)
+        """Rest after work that `began` then, so long that all work takes its share; False if the edition was left.
+
+        By the thread's own processor time: while others go first, the clock on the wall goes on.
+        """
+        rest = (time.thread_time() - began) * (1 / self._settings.share - 1)
         with self._changed:
             return not self._changed.wait_for(lambda: self._watch is not watch, rest)
 
 
 def _lowest_priority() -> None:
-    """Let every other thread go first, and work alone; what this thread starts inherits it."""
+    """Let other threads go first, and work alone; what this thread starts inherits it."""
     faiss.omp_set_num_threads(1)  # of this thread alone
     with suppress(OSError, AttributeError):  # not everywhere has a thread a priority of its own
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
