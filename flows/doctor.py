@@ -1,23 +1,21 @@
 """Look at everything a run needs before it runs: one finding a line, and what to do where it is red."""
 
-import json
 import os
 import platform
 import shutil
-import urllib.request
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, requires, version
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import gettempdir
-from typing import Any
 
-from apache_beam.options.pipeline_options import FlinkRunnerOptions, PipelineOptions, StandardOptions, WorkerOptions
+from apache_beam.options.pipeline_options import PipelineOptions, StandardOptions, WorkerOptions
 from packaging.requirements import Requirement
 
 from beam_jobs.options import checked
 from beam_jobs.workers import cores, worker_memory
+from flows import cluster
+from flows.finding import AMISS, Finding, ask, unanswered
 from rag_model.errors import BookwheelError
 from rag_model.index.amounts import gigabytes
 from rag_model.store.cache import cache_folder, existing
@@ -27,17 +25,6 @@ from rag_model.store.store import Store
 LEAST_MEMORY = 2e9  # bytes: a worker with MiniLM takes 0.7 GB, and the launcher beside it as much
 LEAST_DISK = 5e9  # bytes: an encoder, a cache and one index of a small corpus
 MOST_SKEW = 60.0  # seconds: beyond it people misread `created_at`, and S3 refuses signatures at 900
-_PATIENCE = 5.0  # seconds until a server that does not answer counts as down
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing looked at."""
-
-    what: str
-    ok: bool
-    found: str
-    todo: str = ""  # what to do where it is not ok
 
 
 def examine(store: str | None, beam_options: Sequence[str]) -> Iterator[Finding]:
@@ -117,7 +104,11 @@ def _prefect() -> Finding:
     if not api:
         return Finding("prefect", True, "no server is named: builds run without, other flows start one for the run")
     todo = f"start it (`prefect server start`), or unset PREFECT_API_URL ({api})"
-    return _asked("prefect", f"{api.rstrip('/')}/version", lambda said: f"server {said} at {api}", todo)
+    url = f"{api.rstrip('/')}/version"
+    try:
+        return Finding("prefect", True, f"server {ask(url)} at {api}")
+    except AMISS as failed:
+        return unanswered("prefect", url, failed, todo)
 
 
 def _profile_api() -> str | None:
@@ -135,26 +126,10 @@ def _beam(flags: Sequence[str]) -> Iterator[Finding]:
         return
     runner = options.view_as(StandardOptions).runner
     yield Finding("beam", True, runner or f"local workers, one a core ({cores()})")
-    master = options.view_as(FlinkRunnerOptions).flink_master
-    if runner == "FlinkRunner" and master and not master.startswith("["):
-        address = master if "://" in master else f"http://{master}"
-
-        def slots(said: Any) -> str:
-            return f"Flink {said['flink-version']} at {master}, {said['slots-available']} free slots"
-
-        yield _asked("flink", f"{address}/overview", slots, f"start the cluster, or correct --flink_master={master}")
+    if runner == "FlinkRunner":
+        yield from cluster.look(options)
     image = options.view_as(WorkerOptions).sdk_container_image
     if image:
         fits = f":{version('bookwheel')}" in image
         todo = f"use the image of bookwheel {version('bookwheel')}: workers must run the launcher's code"
         yield Finding("beam, image", fits, image, todo)
-
-
-def _asked(what: str, url: str, told: Callable[[Any], str], todo: str) -> Finding:
-    """Ask a server for JSON; say what it told."""
-    try:
-        with urllib.request.urlopen(url, timeout=_PATIENCE) as answer:
-            return Finding(what, True, told(json.load(answer)))
-    except (OSError, ValueError, KeyError, TypeError) as failed:
-        reason = getattr(failed, "reason", failed)
-        return Finding(what, False, f"{url} does not answer as it should ({reason})", todo)

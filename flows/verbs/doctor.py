@@ -5,7 +5,8 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from flows.doctor import Finding, examine
+from flows.doctor import examine
+from flows.finding import Finding
 from flows.reply import Common, Reply
 
 

@@ -16,22 +16,33 @@ from rag_model.store.store import Store
 class _Flink(BaseHTTPRequestHandler):
     """What a JobManager answers of itself; everything else is unknown."""
 
+    server: Any
+
     def do_GET(self) -> None:
-        known = self.path == "/overview"
-        self.send_response(200 if known else 404)
+        said = self.server.said.get(self.path)
+        self.send_response(404 if said is None else 200)
         self.end_headers()
-        self.wfile.write(json.dumps({"flink-version": "1.19.3", "slots-available": 2}).encode() if known else b"no")
+        self.wfile.write(b"no" if said is None else json.dumps(said).encode())
 
     def log_message(self, *_: Any) -> None:
         """Say nothing."""
 
 
 @pytest.fixture
-def flink() -> Iterator[str]:
+def job_manager() -> Iterator[Any]:
     with ThreadingHTTPServer(("127.0.0.1", 0), _Flink) as server:
+        server.said = {  # type: ignore[attr-defined]
+            "/overview": {"flink-version": "1.19.3", "slots-available": 2},
+            "/jobmanager/config": [{"key": "restart-strategy.type", "value": "fixed-delay"}],
+        }
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"127.0.0.1:{server.server_port}"
+        yield server
         server.shutdown()
+
+
+@pytest.fixture
+def flink(job_manager: Any) -> str:
+    return f"127.0.0.1:{job_manager.server_port}"
 
 
 def of(ran: Any) -> dict[str, Any]:
@@ -58,9 +69,20 @@ def test_what_is_amiss_is_named_with_what_to_do(bookwheel: Any, tmp_path: Path) 
 
 
 def test_a_cluster_that_answers(bookwheel: Any, flink: str) -> None:
-    found = of(bookwheel("doctor", "--json", "--", "--runner=FlinkRunner", f"--flink_master={flink}"))
-    assert found["flink"]["ok"]
+    flags = ["--runner=FlinkRunner", f"--flink_master={flink}", "--flink_version=1.19", "--parallelism=2"]
+    found = of(bookwheel("doctor", "--json", "--", *flags))
+    assert all(found[what]["ok"] for what in ("flink", "flink, version", "flink, restarts"))
     assert "2 free slots" in found["flink"]["found"]
+
+
+def test_a_cluster_that_would_keep_a_job_waiting_or_drop_it(bookwheel: Any, job_manager: Any, flink: str) -> None:
+    job_manager.said["/jobmanager/config"] = []
+    flags = ["--runner=FlinkRunner", f"--flink_master={flink}", "--parallelism=3", "--job_server_java_launcher=no-java"]
+    found = of(bookwheel("doctor", "--json", "--", *flags))
+    todo = {"flink": "--parallelism=3", "flink, version": "--flink_version=1.19", "flink, restarts": "fixed-delay"}
+    for what, expected in {**todo, "flink, java": "install Java"}.items():
+        assert not found[what]["ok"]
+        assert expected in found[what]["todo"]
 
 
 def test_a_prefect_server_that_does_not_answer(bookwheel: Any, flink: str, monkeypatch: pytest.MonkeyPatch) -> None:
