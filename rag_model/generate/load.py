@@ -1,8 +1,8 @@
 """Opening a generator: a Hugging Face folder, a hub name, or a folder with one GGUF file.
 
 The family is read from the config. The form is the folder's own where it was saved with one, else the paper's for an
-encoder-decoder, else a prompt: in the tokenizer's chat template where it has one. Only safetensors and GGUF are read:
-pickled weights can run code.
+encoder-decoder, else a prompt: in the tokenizer's chat template where it has one (`chat_form`). Only safetensors and
+GGUF are read: pickled weights can run code.
 """
 
 from dataclasses import replace
@@ -27,6 +27,7 @@ from rag_model.generate.seq2seq import Seq2SeqGenerator
 
 _UNBOUNDED = 100_000  # tokens; tokenizers write 1e30 for "no limit"
 _LENGTHS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len")
+_CUE = "Answer:"  # the prompt's last word
 _MARK = "\N{BLACK STAR}"  # stands for the user's words while a chat template is asked what it puts around them
 
 
@@ -57,7 +58,16 @@ def load_generator(
 
 
 def chat_form(tokenizer: Any, form: PromptForm | None = None) -> PromptForm:
-    """Return `form` with what the chat template of `tokenizer` puts around the user's words and before its own."""
+    """Return `form` with what the chat template of `tokenizer` puts around the user's words and before its own.
+
+    Without a form it is the prompt, whose last word, `Answer:`, is put into the model's mouth: a small chat model then
+    reads, and chats less. SmolLM2-135M-Instruct beside the gold passage, 24 questions: F1 .22 and 13.5 nats an answer;
+    with the template alone .17 and 17.8 (it says "The answer to this question is:"), with the prompt alone .05 and 16.4
+    (it says nothing to half of them).
+
+    Raises:
+        UsageError: the template leaves no place for a prompt.
+    """
     said = [{"role": "user", "content": _MARK}]
     whole = tokenizer.apply_chat_template(said, add_generation_prompt=True, tokenize=False)
     before, mark, after = whole.partition(_MARK)
@@ -65,7 +75,9 @@ def chat_form(tokenizer: Any, form: PromptForm | None = None) -> PromptForm:
         raise UsageError(
             f"a chat template makes {whole!r} of one message, which has no place for a prompt: give a form"
         )
-    form = form or PromptForm(PROMPT.removesuffix("\nAnswer:"))
+    if form is None:
+        asked = PromptForm(PROMPT.removesuffix(f"\n{_CUE}"), special=False)
+        return replace(asked, before=before, after=after + _CUE)
     return replace(form, before=before, after=after, answer_prefix="", special=False)
 
 

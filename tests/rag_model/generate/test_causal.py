@@ -143,8 +143,12 @@ def test_a_chat_is_written_as_its_template_does(tmp_path: Path) -> None:
     asked = generator.form.write("who?", PASSAGES[0][0]).text
     words = asked.removeprefix(generator.form.before).removesuffix(generator.form.after)
     said = [{"role": "user", "content": words}]
-    assert asked == generator.tokenizer.apply_chat_template(said, add_generation_prompt=True, tokenize=False)
+    opened = generator.tokenizer.apply_chat_template(said, add_generation_prompt=True, tokenize=False)
+    assert asked == f"{opened}Answer:", "the answer's first word is in the model's mouth"
     assert words.endswith("Question: who?")
+    (target,) = generator.targets(["the"]).tokens
+    assert generator.tokenizer.decode(target[:-1]) == " the"
+    assert generator.text(target.tolist()) == "the"
 
 
 def test_an_empty_prompt_is_something_to_begin_with(llama: CausalGenerator) -> None:
