@@ -8,6 +8,7 @@ from pathlib import Path
 from rag_model.digest import digest_bytes
 from rag_model.errors import BookwheelError
 from rag_model.evaluation.questions import read_questions
+from rag_model.generate.named import rag_id
 from rag_model.serving.app import create_app
 from rag_model.serving.follower import Followed
 from rag_model.serving.metrics import CONTENT_TYPE, Metrics
@@ -51,6 +52,8 @@ def run(
     if not (followed.dest / CURRENT).exists():  # otherwise it can serve that, whatever the store says
         store = Store.open(followed.url)
         store.snapshots.resolve(followed.ref)
+        if followed.model is not None:
+            rag_id(store, followed.model)
     failures: list[BookwheelError] = []
     servers: list[Server] = []
 

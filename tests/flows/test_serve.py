@@ -1,0 +1,143 @@
+"""`bookwheel serve` as people start it: a process, its address, its signals, its end."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PATIENCE = 240  # seconds; a busy machine takes a while to import torch
+SECRET = "a-word-that-nobody-may-see"
+
+
+@dataclass(slots=True)
+class Served:
+    """A service in a process of its own."""
+
+    process: "subprocess.Popen[str]"
+    url: str
+    log: Path
+
+    @property
+    def at(self) -> tuple[str, int]:
+        host, port = self.url.removeprefix("http://").split(":")
+        return host, int(port)
+
+    def get(self, path: str) -> tuple[int, Any]:
+        try:
+            with urllib.request.urlopen(self.url + path, timeout=PATIENCE) as reply:
+                return reply.status, reply.read().decode()
+        except urllib.error.HTTPError as refused:
+            with refused:
+                return refused.code, refused.read().decode()
+
+    def until(self, true: Callable[[], object]) -> None:
+        deadline = time.monotonic() + PATIENCE
+        while not true():
+            assert self.process.poll() is None, self.log.read_text()
+            assert time.monotonic() < deadline, self.log.read_text()
+            time.sleep(0.05)  # between two looks
+
+
+@contextmanager
+def service(tmp_path: Path, *options: object) -> Iterator[Served]:
+    log = tmp_path / "serve.log"
+    command = [str(Path(sys.executable).with_name("bookwheel")), "serve", "--port", "0", "--json", *map(str, options)]
+    environment = {
+        **os.environ,
+        "BOOKWHEEL_CACHE": str(tmp_path / "cache"),
+        "AWS_SECRET_ACCESS_KEY": SECRET,
+        "OMP_NUM_THREADS": "1",
+    }
+    with log.open("w") as errors:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment)
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line, log.read_text()
+        yield Served(process, json.loads(line)["url"], log)
+    finally:
+        process.kill()
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+@pytest.fixture(scope="module")
+def copy(library: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return Path(shutil.copytree(library, tmp_path_factory.mktemp("serve") / "store"))
+
+
+def test_it_serves_follows_and_ends_when_what_is_under_way_is_answered(
+    copy: Path, tmp_path: Path, bookwheel: Callable
+) -> None:
+    searched = bookwheel("search", "who wrote about anarchism?", "--store", copy, "-k", 2, "--json").json
+    with service(tmp_path, "--store", copy, "--poll", 0.1, "--low-memory") as served:
+        served.until(lambda: served.get("/readyz")[0] == 200)
+        assert "bookwheel_snapshot_info" in served.get("/metrics")[1]
+        assert json.loads(served.get("/snapshot")[1])["snapshot"] == searched["snapshot"]
+        body = json.dumps({"questions": ["who wrote about anarchism?"], "k": 2}).encode()
+        head = f"POST /search HTTP/1.1\r\nHost: a\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode()
+        with socket.create_connection(served.at, timeout=PATIENCE) as connection:
+            connection.sendall(head + body[:10])
+            served.get("/healthz")  # by now the first bytes are there
+            served.process.send_signal(signal.SIGTERM)
+            served.until(lambda: served.get("/readyz")[0] == 503)
+            assert "is ending" in served.get("/readyz")[1]
+            connection.sendall(body[10:])
+            reply = b"".join(iter(lambda: connection.recv(65536), b""))
+        assert reply.startswith(b"HTTP/1.1 200 ")
+        found = json.loads(reply.partition(b"\r\n\r\n")[2])
+        hits, expected = ([hit["id"] for hit in one["results"][0]["hits"]] for one in (found, searched))
+        assert hits == expected
+        assert served.process.wait(PATIENCE) == 0
+        assert served.process.stdout is not None
+        assert served.process.stdout.read() == ""
+    log = served.log.read_text()
+    assert f"serving latest at {served.url}" in log
+    assert SECRET not in log
+    assert "Traceback" not in log
+
+
+def test_an_interrupt_ends_it_at_once(copy: Path, tmp_path: Path) -> None:
+    with service(tmp_path, "--store", copy, "--dest", tmp_path / "dest") as served:
+        served.process.send_signal(signal.SIGINT)
+        assert served.process.wait(PATIENCE) == 0
+    assert "Traceback" not in served.log.read_text()
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "words"),
+    [
+        (["--store", "{nothing}"], 1, "there is no bookwheel store"),
+        (["--store", "{store}", "--ref", "nobody"], 1, "no snapshot or ref 'nobody'"),
+        (["--store", "{store}", "--index", "nonesuch"], 2, "no index 'nonesuch'"),
+        (["--store", "{store}", "--model", "nonesuch"], 1, "nonesuch"),
+        (["--store", "{store}", "--port", "{taken}"], 2, "give another --port"),
+        (["--store", "{store}", "--keep", "0"], 2, "keep is 0"),
+    ],
+)
+def test_what_can_never_be_served_is_one_sentence(
+    options: list[str], code: int, words: str, copy: Path, tmp_path: Path, bookwheel: Callable
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        known = {"store": copy, "nothing": tmp_path / "nothing", "taken": taken.getsockname()[1]}
+        given = [option.format(**known) for option in options]
+        given += [] if "--port" in given else ["--port", "0"]
+        ran = bookwheel("serve", *given, "--dest", tmp_path / "dest")
+    assert ran.code == code, ran.err
+    told = [line for line in ran.err.splitlines() if line.startswith("bookwheel: ")]
+    assert len(told) == 1
+    assert words in told[0]
