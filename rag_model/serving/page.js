@@ -91,10 +91,11 @@ function credit(line) {
 function passage(hit, place, words) {
   const heading = make("h2", {}, link(hit.url ?? "", hit.title || "Untitled"));
   if (hit.section) heading.append(make("span", { className: "soft", textContent: ` § ${hit.section}` }));
-  const card = make("li", { className: "passage", id: `passage-${place + 1}`, data: { colour: colour(place) } });
+  const card = make("li", { className: "passage" });
   card.append(make("span", { className: "rank", textContent: String(place + 1), title: `score ${hit.score.toFixed(3)}` }), heading);
   card.append(make("p", { className: "text" }, marked(hit.text, words)));
   if (hit.posterior !== undefined) {
+    card.dataset.colour = colour(place);
     card.append(make("div", { className: "shares" }, meter("found", hit.weight), meter("carries", hit.posterior)));
   }
   card.append(hit.licence ? credit(hit.licence) : "");

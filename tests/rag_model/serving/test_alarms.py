@@ -12,20 +12,19 @@ from pathlib import Path
 
 import pytest
 
-from rag_model.serving.follower import Followed
-from rag_model.serving.settings import ServiceSettings
 from rag_model.store.moves import tag
 from rag_model.store.store import Store
 from tests.fixtures.alarms import DASHBOARD, assert_firing, expressions_of, metrics_in, rules
+from tests.fixtures.serving import until, with_limits
 from tests.fixtures.tiny import save_bert
 from tests.fixtures.tiny_snapshot import publish_tiny
-from tests.fixtures.watched import Watched, until, watched
+from tests.fixtures.watched import Watched, watched
 
 THINGS = ["river", "king", "city", "music", "war", "theory"]
 ARTICLES = {f"{THINGS[i % 6]} {i}": f"the {THINGS[i % 6]} was born in {i} and {i * 7}" for i in range(120)}
 _DRAW = random.Random(0)
 QUESTIONS = [f"who wrote the {_DRAW.choice(THINGS)} of {''.join(_DRAW.sample('abcdefghij', 6))}?" for _ in range(200)]
-SETTINGS = ServiceSettings(poll_seconds=0.05, queue_questions=64, request_seconds=60, linger_seconds=0)
+SETTINGS = with_limits(queue_questions=64)
 PROMISED = {"hnsw": {"recall@20": 0.99, "recall@20_p5": 0.95}}
 
 
@@ -44,7 +43,7 @@ def store(bert: Path, tmp_path: Path) -> Store:
 
 @pytest.fixture
 def library(store: Store, tmp_path: Path) -> Iterator[Watched]:
-    with watched(Followed(store.url, "latest", tmp_path / "served"), SETTINGS, QUESTIONS[:100]) as service:
+    with watched(store.url, tmp_path / "served", SETTINGS, QUESTIONS[:100]) as service:
         yield service
 
 
@@ -68,8 +67,7 @@ def test_a_healthy_service_trips_none_and_exports_all_that_is_watched(library: W
 
 
 def test_a_service_that_has_nothing_to_serve(store: Store, tmp_path: Path) -> None:
-    followed = Followed(store.url, "nobody", tmp_path / "served")
-    with watched(followed, SETTINGS, ready=False) as service:
+    with watched(store.url, tmp_path / "served", SETTINGS, ref="nobody", ready=False) as service:
         text = service.scrape()
         assert_firing(tmp_path, text, text, "BookwheelEmpty")
 
@@ -83,16 +81,16 @@ def test_slow_searches(library: Watched, tmp_path: Path) -> None:
 
 def test_a_queue_that_is_full_and_refuses(library: Watched, tmp_path: Path) -> None:
     before = healthy(library)
-    library.metrics.free.clear()
+    library.metrics.gate.open.clear()
     sizes = (1, 60, 1, 1, 1, 1)
-    asking = [threading.Thread(target=library.post, args=("search", QUESTIONS[:size])) for size in sizes]
+    asking = [threading.Thread(target=library.post, args=(QUESTIONS[:size],)) for size in sizes]
     asking[0].start()
-    until(lambda: library.metrics.holding)
+    until(library.metrics.gate.held.is_set)
     for number, thread in enumerate(asking[1:]):
         thread.start()
         until(partial(queued, library, 60 + number))
-    assert library.post("search", QUESTIONS[:1]) == 429
-    library.metrics.free.set()
+    assert library.post(QUESTIONS[:1]) == 429
+    library.metrics.gate.open.set()
     for thread in asking:
         thread.join()
     assert_firing(tmp_path, before, library.scrape(), "BookwheelQueueFull", "BookwheelRefusing")
@@ -100,10 +98,10 @@ def test_a_queue_that_is_full_and_refuses(library: Watched, tmp_path: Path) -> N
 
 def test_searches_that_are_not_done_in_time(store: Store, tmp_path: Path) -> None:
     hasty = replace(SETTINGS, request_seconds=0.5)
-    with watched(Followed(store.url, "latest", tmp_path / "served"), hasty) as library:
+    with watched(store.url, tmp_path / "served", hasty) as library:
         before = library.scrape()
-        library.metrics.free.clear()
-        until(lambda: library.post("search", QUESTIONS[:1]) == 504)
+        library.metrics.gate.open.clear()
+        until(lambda: library.post(QUESTIONS[:1]) == 504)
         assert_firing(tmp_path, before, library.scrape(), "BookwheelFailing")
 
 
@@ -132,7 +130,7 @@ def test_a_new_snapshot_that_is_damaged(library: Watched, tmp_path: Path, store:
     until(lambda: library.metrics.refusal)
     after = library.scrape()
     assert_firing(tmp_path, before, after, "BookwheelSnapshotRefused")
-    assert library.post("search", QUESTIONS[:1]) == 200
+    assert library.post(QUESTIONS[:1]) == 200
     tag(store, library.service.desk.named.snapshot, "latest")  # type: ignore[union-attr]
     until(lambda: library.metrics.refusal is None)
     assert_firing(tmp_path, before, library.scrape())
@@ -142,14 +140,14 @@ def test_retrieval_that_has_collapsed(library: Watched, tmp_path: Path) -> None:
     before = healthy(library)
     long = " ".join(["who"] * 70)  # the encoder reads 64 tokens
     library.search([f"{long} {number}" for number in range(60)])
-    until(lambda: _value(library, "bookwheel_question_drift_ratio") > 0.5)
+    until(lambda: library.value("bookwheel_question_drift_ratio") > 0.5)
     assert_firing(tmp_path, before, library.scrape(), "BookwheelRetrievalCollapsed", "BookwheelQuestionsDrifted")
 
 
 def test_questions_about_other_things(library: Watched, tmp_path: Path) -> None:
     before = healthy(library)
     library.search([f"{_DRAW.randrange(10**6)}.{_DRAW.randrange(10**6)}" for _ in range(60)])
-    until(lambda: _value(library, "bookwheel_question_drift_ratio") > 0.1)
+    until(lambda: library.value("bookwheel_question_drift_ratio") > 0.1)
     assert_firing(tmp_path, before, library.scrape(), "BookwheelQuestionsDrifted")
 
 
@@ -157,15 +155,10 @@ def test_an_index_that_is_blind(store: Store, bert: Path, tmp_path: Path) -> Non
     shutil.rmtree(tmp_path / "store")
     store = Store.open(str(tmp_path / "store"), create=True)
     publish_tiny(store, bert, ARTICLES, tmp_path, blind=True, metrics=PROMISED)
-    with watched(Followed(store.url, "latest", tmp_path / "served"), SETTINGS, QUESTIONS[:100]) as library:
+    with watched(store.url, tmp_path / "served", SETTINGS, QUESTIONS[:100]) as library:
         text = healthy(library)
         assert_firing(tmp_path, text, text, "BookwheelRecallFell", "BookwheelRecallUneven")
 
 
 def queued(library: Watched, questions: int) -> bool:
     return library.service._searches.waiting == questions
-
-
-def _value(library: Watched, name: str) -> float:
-    (line,) = [line for line in library.scrape().decode().splitlines() if line.startswith(f"{name} ")]
-    return float(line.split()[1])
