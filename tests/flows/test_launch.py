@@ -1,0 +1,157 @@
+"""A rebuild is sized before it is launched: what its dump and its encoder need is what Prefect's workers are told."""
+
+import json
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prefect import get_client
+from prefect.client.schemas.actions import WorkPoolCreate
+from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterName
+from prefect.exceptions import ObjectAlreadyExists
+
+from beam_jobs.workers import cores, worker_memory
+from flows.launch import Launched, Most, job_variables, launch
+from flows.maintain import watch
+from rag_model.build.needs import LAUNCHER, Bulk, Needs
+from rag_model.errors import ResourceError, UsageError
+from tests.fixtures.wikimedia import serving
+
+ROOT = Path(__file__).parents[2]
+MOST = Most(memory="64GB", cores=16, gpus=2)
+
+
+@pytest.fixture
+def deployment(prefect_server: None) -> Callable[[str], str]:
+    """Deploy `reindex` into a work pool of a type, with no worker; return the deployment's name."""
+
+    def deploy(kind: str) -> str:
+        with get_client(sync_client=True) as client:
+            with suppress(ObjectAlreadyExists):
+                client.create_work_pool(WorkPoolCreate(name=f"launch-{kind}", type=kind, base_job_template={}))
+            flow = client.create_flow_from_name("reindex")
+            client.create_deployment(flow, kind, work_pool_name=f"launch-{kind}", job_variables={"env": {"KEPT": "1"}})
+        return f"reindex/{kind}"
+
+    return deploy
+
+
+def started(deployment: str, dump: Path, tiny: Path, **options: Any) -> tuple[Launched, Any]:
+    """Launch; return what was told, and the run as the server has it."""
+    told = launch(str(dump), str(dump.parent / "store"), str(tiny), deployment=deployment, **options)
+    with get_client(sync_client=True) as client:
+        return told, client.read_flow_run(told.run)  # type: ignore[arg-type]
+
+
+def test_a_launched_run_carries_what_the_estimate_gave_and_that_grows_with_the_dump(
+    deployment: Callable[[str], str], mini_dump: Path, tiny: Path, tmp_path: Path
+) -> None:
+    name = deployment("kubernetes")
+    most = Most(memory="200GB", cores=64)
+    small, run = started(name, mini_dump, tiny, most=most, hours=0.1)
+    assert run.job_variables == small.job_variables
+    assert run.parameters == {
+        "dump": str(mini_dump),
+        "store": str(mini_dump.parent / "store"),
+        "encoder": str(tiny),
+    } | {"ref": "latest"}
+    assert run.state.name == "Scheduled"
+    asked = run.job_variables
+    assert asked["memory_request"] == asked["memory_limit"] == f"{-(-small.needs.memory // 2**20)}Mi"
+    assert asked["cpu_request"] == asked["cpu_limit"] == str(small.needs.cores)
+    assert asked["env"]["BOOKWHEEL_WORKER_MEMORY"] == str(small.needs.memory - LAUNCHER)
+    dump = tmp_path / "enwiki.xml.bz2"
+    with dump.open("wb") as file:
+        file.truncate(2 << 30)  # its size is all that is looked at
+    large, run = started(name, dump, tiny, most=most, hours=0.1)
+    assert large.needs.memory > small.needs.memory
+    assert large.needs.cores > small.needs.cores
+    assert run.job_variables["memory_request"] == f"{-(-large.needs.memory // 2**20)}Mi"
+
+
+@pytest.mark.parametrize("pool", ["cpu", "gpu"])
+def test_our_kubernetes_pools_know_what_they_are_told(pool: str) -> None:
+    template = json.loads((ROOT / "infra" / "kubernetes" / "pools" / f"{pool}.json").read_text())
+    known = set(template["variables"]["properties"])
+    told = job_variables("kubernetes", needs_with(gpus=1 if pool == "gpu" else 0))
+    assert set(told) - {"gpus"} <= known
+    assert ("gpus" in known) == (pool == "gpu")
+    assert template["job_configuration"]["env"] == "{{ env }}"
+
+
+def needs_with(gpus: int) -> Needs:
+    bulk = Bulk(passages=1_000, part=100, dim=32, weights=1_000, operations=1e6)
+    return Needs(bulk, stages={"embed": 3 << 30}, memory=4 << 30, cores=3, gpus=gpus, disk=200 << 30, hours=1.5)
+
+
+def test_docker_and_processes_are_told_in_their_own_words() -> None:
+    told = {"BOOKWHEEL_CORES": "3", "BOOKWHEEL_WORKER_MEMORY": str((4 << 30) - LAUNCHER)}
+    assert job_variables("docker", needs_with(gpus=0)) == {
+        "env": told,
+        "mem_limit": f"{4 << 30}b",
+        "container_create_kwargs": {"nano_cpus": 3 * 10**9},
+    }
+    asked = job_variables("docker", needs_with(gpus=2))["container_create_kwargs"]["device_requests"]
+    assert asked == [{"count": 2, "capabilities": [["gpu"]]}]
+    assert job_variables("process", needs_with(gpus=2)) == {"env": told}
+    assert job_variables("process", needs_with(gpus=0)) == {"env": told | {"CUDA_VISIBLE_DEVICES": ""}}
+    assert job_variables("kubernetes", needs_with(gpus=2))["scratch"] == "250Gi"
+
+
+def test_what_a_run_was_given_is_what_its_workers_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BOOKWHEEL_CORES", "1")
+    monkeypatch.setenv("BOOKWHEEL_WORKER_MEMORY", "12345")
+    assert (cores(), worker_memory(())) == (1, 12345)
+    monkeypatch.setenv("BOOKWHEEL_CORES", "4096")
+    monkeypatch.setenv("BOOKWHEEL_WORKER_MEMORY", str(1 << 60))
+    assert cores() < 4096
+    assert (worker_memory(()) or 0) < 1 << 60
+
+
+def test_what_cannot_fit_is_refused_and_nothing_is_started(
+    deployment: Callable[[str], str], mini_dump: Path, tiny: Path
+) -> None:
+    name = deployment("docker")
+    with pytest.raises(ResourceError, match="raise the limit"):
+        started(name, mini_dump, tiny, most=Most("1500MB", 1))
+    with get_client(sync_client=True) as client:
+        assert (
+            client.read_flow_runs(deployment_filter=DeploymentFilter(name=DeploymentFilterName(any_=["docker"]))) == []
+        )
+
+
+@pytest.mark.parametrize(
+    ("most", "says"),
+    [
+        (None, "say how large in `most`"),
+        (Most("much", 4), "no amount of memory"),
+        (Most("8GB", 0), "a run needs a core"),
+    ],
+)
+def test_limits_that_are_none_are_refused(
+    deployment: Callable[[str], str], mini_dump: Path, tiny: Path, most: Most | None, says: str
+) -> None:
+    with pytest.raises(UsageError, match=says):
+        started(deployment("docker"), mini_dump, tiny, most=most)
+
+
+def test_a_deployment_that_is_not_there_is_said_so(mini_dump: Path, tiny: Path) -> None:
+    with pytest.raises(UsageError, match="there is no deployment reindex/nowhere"):
+        started("reindex/nowhere", mini_dump, tiny, most=MOST)
+
+
+def test_the_watcher_launches_a_sized_run_of_what_it_fetched(
+    deployment: Callable[[str], str], mini_dump: Path, tiny: Path, tmp_path: Path
+) -> None:
+    name = deployment("process")
+    with serving() as site:
+        site.run("20261101", {"testwiki-20261101-pages-articles-multistream.xml.bz2": mini_dump.read_bytes()})
+        told = watch(site.url, str(tmp_path / "store"), str(tmp_path / "dumps"), str(tiny), deployment=name)
+    assert (told.dump, told.built) == ("20261101", None)
+    with get_client(sync_client=True) as client:
+        run = client.read_flow_run(told.launched.run)
+    assert Path(run.parameters["dump"]).read_bytes() == mini_dump.read_bytes()
+    assert run.job_variables == told.launched.job_variables
+    assert set(run.job_variables["env"]) == {"BOOKWHEEL_CORES", "BOOKWHEEL_WORKER_MEMORY", "CUDA_VISIBLE_DEVICES"}
