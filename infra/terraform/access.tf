@@ -49,8 +49,8 @@ resource "aws_iam_policy" "publisher" {
 
 locals {
   accounts = {
-    reader    = ["bookwheel-reader"]
-    publisher = ["bookwheel-publisher", "bookwheel-flink"]
+    reader    = "bookwheel-reader"
+    publisher = "bookwheel-publisher"
   }
   roles = var.oidc_provider == null ? {} : local.accounts
 }
@@ -71,7 +71,7 @@ data "aws_iam_policy_document" "assume" {
     condition {
       test     = "StringEquals"
       variable = "${var.oidc_provider}:sub"
-      values   = [for account in each.value : "system:serviceaccount:${var.namespace}:${account}"]
+      values   = ["system:serviceaccount:${var.namespace}:${each.value}"]
     }
 
     condition {

@@ -2,12 +2,16 @@
 
 import json
 import re
+import zipfile
+from importlib.metadata import distribution
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import jsonschema
 import kubernetes_validate
 import pytest
+import yaml
 
 from tests.fixtures.declared import (
     KUBERNETES,
@@ -201,6 +205,36 @@ def _flink_policy(manifests: list[Document]) -> Document:
     (policy,) = (one for one in _of(manifests, "NetworkPolicy") if one["metadata"]["name"] == "flink")
     spec: Document = policy["spec"]
     return spec
+
+
+def test_only_the_jobmanager_may_start_pods() -> None:
+    manifests = kustomized("base")
+    (cluster,) = _of(manifests, "FlinkDeployment")
+    workers = cluster["spec"]["flinkConfiguration"]["kubernetes.taskmanager.service-account"]
+    assert workers != cluster["spec"]["serviceAccount"]
+    bound = {subject["name"] for one in _of(manifests, "RoleBinding") for subject in one["subjects"]}
+    assert bound == {cluster["spec"]["serviceAccount"], "bookwheel-prefect"}
+    for one in _of(manifests, "ServiceAccount"):
+        name = one["metadata"]["name"]
+        assert one.get("automountServiceAccountToken", True) == (name in bound), name
+    assert workers in _named(manifests, "ServiceAccount")
+
+
+def test_flink_knows_every_setting() -> None:
+    (cluster,) = _of(kustomized("base"), "FlinkDeployment")
+    compose = yaml.safe_load((KUBERNETES.parents[1] / "docker/compose.yaml").read_text())
+    properties = yaml.safe_load(compose["services"]["taskmanager"]["environment"]["FLINK_PROPERTIES"])
+    folder = Path(distribution("apache-flink-libraries").locate_file("pyflink/lib"))
+    (jar,) = folder.glob("flink-dist-*.jar")
+    minor = cluster["spec"]["flinkVersion"].removeprefix("v").replace("_", ".")
+    assert jar.name.startswith(f"flink-dist-{minor}.")
+    with zipfile.ZipFile(jar) as held:
+        options = [name for name in held.namelist() if re.fullmatch(r"org/apache/flink/[\w/]+Options\.class", name)]
+        known = b"".join(held.read(name) for name in options)
+    told = {**cluster["spec"]["flinkConfiguration"], **properties}
+    assert [
+        key for key in told if len(key).to_bytes(2, "big") + key.encode() not in known
+    ] == []  # as classes hold text
 
 
 def test_there_is_a_python_process_for_each_slot() -> None:

@@ -53,9 +53,10 @@ def test_a_rebuild_gets_what_it_was_estimated_to_need() -> None:
     ((_, template),) = pods([job])
     (container,) = containers(template)
     assert container["resources"] == {
-        "requests": {"cpu": "12", "memory": "49152Mi"},
+        "requests": {"cpu": "12", "memory": "49152Mi", "ephemeral-storage": told["scratch"]},
         "limits": {"cpu": "12", "memory": "49152Mi", "nvidia.com/gpu": 2},
     }
+    assert template["spec"]["volumes"][0]["emptyDir"] == {"sizeLimit": told["scratch"]}
     assert {variable["name"] for variable in container["env"]} == set(told["env"])
 
 

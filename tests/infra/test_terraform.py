@@ -87,7 +87,7 @@ def test_readers_read_and_publishers_write_below_the_prefix() -> None:
 
 def test_roles_are_for_the_accounts_that_the_manifests_give_them_to() -> None:
     (told,) = BLOCKS["locals"]
-    granted = {account: role for role, accounts in told["accounts"].items() for account in accounts}
+    granted = {account: role for role, account in told["accounts"].items()}
     annotated = {
         one["metadata"]["name"]: one["metadata"]["annotations"]["eks.amazonaws.com/role-arn"].rpartition("-")[2]
         for one in documents(KUBERNETES / "base/accounts.yaml")
