@@ -69,4 +69,4 @@ def open_reader(
     named = rag_id(opened, model)
     rag = load_named(opened, named, asks)
     encoder: Any = rag.question
-    return named, Reader(DenseRetriever(snapshot, encoder, index), rag, decoding)
+    return named, Reader(DenseRetriever(snapshot, encoder, index), rag, decoding, passages=snapshot.n)

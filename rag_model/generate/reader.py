@@ -62,7 +62,14 @@ class Answer:
 class Reader:
     """Answers questions with a RAG model over what a retriever finds."""
 
-    def __init__(self, retriever: Retriever | None, rag: Rag, decoding: Decoding | None = None, batch: int = 8) -> None:
+    def __init__(
+        self,
+        retriever: Retriever | None,
+        rag: Rag,
+        decoding: Decoding | None = None,
+        batch: int = 8,
+        passages: int | None = None,
+    ) -> None:
         """Read with `rag` what `retriever` finds; without one, only what it is given.
 
         Args:
@@ -70,6 +77,7 @@ class Reader:
             rag: says whether passages are marginalised by sequence or by token, and how many.
             decoding: how answers are looked for; none gets longer than the generator has room for.
             batch: questions decoded at once, with all their passages.
+            passages: that the retriever can find; a model that was trained with more is given all of them.
         """
         if batch < 1:
             raise UsageError(f"a batch of {batch} questions answers none: give at least 1")
@@ -77,6 +85,7 @@ class Reader:
         room = min(decoding.max_new_tokens, rag.generator.max_answer)
         self.rag, self.decoding = rag, replace(decoding, max_new_tokens=room)
         self.retriever, self._batch = retriever, batch
+        self._k = min(rag.settings.k, passages or rag.settings.k)
 
     def answer(self, questions: Sequence[str], k: int | None = None) -> list[Answer]:
         """Return the answer of each question, in order, from its best `k` passages; by default as many as in training.
@@ -86,7 +95,7 @@ class Reader:
         """
         if self.retriever is None:
             raise UsageError("this reader has no retriever: give it one, or answer from passages of your own")
-        return self.answer_from(questions, self.retriever.search(questions, self.rag.settings.k if k is None else k))
+        return self.answer_from(questions, self.retriever.search(questions, self._k if k is None else k))
 
     def answer_closed(self, questions: Sequence[str]) -> list[Answer]:
         """Return the answer of each question, in order, without any passage: what the weights alone know."""

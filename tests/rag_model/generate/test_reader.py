@@ -143,6 +143,8 @@ def test_more_passages_than_there_are_is_refused_and_the_default_is_the_model_s(
     assert {len(one.support) for one in asked.answer(QUESTIONS)} == {3}
     assert {len(one.support) for one in asked.answer(QUESTIONS, k=4)} == {4}
     assert asked.answer([]) == []
+    few = Reader(asked.retriever, asked.rag, passages=2)
+    assert {len(one.support) for one in few.answer(QUESTIONS)} == {2}, "all that there are"
 
 
 def test_what_can_not_be_read_is_refused() -> None:
