@@ -40,11 +40,18 @@ def embedded(cache: Path, passages: Path | None, questions: Sequence[Path], coun
     key = digest_json([*names, count, asked])[-12:]
     files = [cache / f"{kind}-{key}.npy" for kind in ("passages", "questions")]
     if not all(file.is_file() for file in files):
-        rows = _drawn(_lines(passages) if passages else demo_passages(), count)
-        texts = _drawn([row["question"] for path in questions or [QUESTIONS] for row in _lines(path)], asked)
+        rows, texts = drawn(passages, questions, count, asked)
         for file, vectors in zip(files, _encoded(rows, texts), strict=True):
             np.save(file, vectors, allow_pickle=False)
     return Embedded(np.load(files[0], mmap_mode="r"), np.load(files[1]))
+
+
+def drawn(
+    passages: Path | None, questions: Sequence[Path], count: int, asked: int
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return the very passages and questions whose vectors `embedded` gives."""
+    rows = _drawn(_lines(passages) if passages else demo_passages(), count)
+    return rows, _drawn([row["question"] for path in questions or [QUESTIONS] for row in _lines(path)], asked)
 
 
 def demo_passages() -> list[dict[str, str]]:

@@ -1,0 +1,108 @@
+"""Changing snapshots under load: what fails, what is mixed, how long questions wait meanwhile, and what memory grows.
+
+One JSON line. The ref moves to and fro between two snapshots of the same passages, whose titles say of which they are;
+each move is pulled (hashed again, as it lies there), opened, warmed and swapped while clients ask. `ratio` is the 99th
+percentile outside of swaps over that during them: at least 1/3 is wanted. `growth_mb` is of the service's anonymous
+memory, the median of the last tenth of the swaps less that of the second tenth. In earnest
+
+    python tests/benchmarks/bench_swap.py --passages passages.jsonl.xz --questions a.jsonl.xz --count 60000
+        --asked 3000 --swaps 100 --cache FOLDER
+"""
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from passages import drawn, embedded
+from served import Asked, get, load, memory_mb, percentile_ms, publish, service
+
+from rag_model.store import Store
+from rag_model.store.moves import tag
+
+MARKS = ("RED ", "BLU ")
+
+
+def measure(store: Store, snapshots: list[str], questions: list[str], options: argparse.Namespace) -> dict[str, Any]:
+    """Swap under load; return the report."""
+    folder = Path(store.files.local_path("")).parent
+    mode = ["--low-memory"] if options.low_memory else []
+    with service(store.url, folder / "dest", "--poll", "0.1", *mode) as (address, process):
+        ours, theirs = get_context("spawn").Pipe()
+        ended = folder / "ended"
+        client = get_context("spawn").Process(target=_ask, args=(theirs, address, questions, options.clients, ended))
+        client.start()
+        theirs.close()
+        ours.recv()
+        time.sleep(options.rest)
+        swaps, memory = [], []
+        for number in range(options.swaps):
+            began = time.monotonic()
+            tag(store, snapshots[number % 2], "latest")
+            while get(address, "/snapshot")[1]["snapshot"] != snapshots[number % 2]:
+                time.sleep(0.02)
+            swaps.append((began, time.monotonic()))
+            time.sleep(max(options.rest, swaps[-1][1] - began))  # as long outside as within
+            memory.append(memory_mb(process))
+        ended.touch()
+        asked: list[Asked] = ours.recv()
+        client.join()
+    return {"benchmark": "swap", "passages": options.count, "clients": options.clients, **_report(asked, swaps, memory)}
+
+
+def _ask(pipe: Connection, address: str, questions: list[str], clients: int, ended: Path) -> None:
+    pipe.send("ready")
+    pipe.send(load(address, questions, clients, ended))
+
+
+def _report(asked: list[Asked], swaps: list[tuple[float, float]], memory: list[float]) -> dict[str, Any]:
+    during = [one for one in asked if any(one.ended >= began and one.began <= ended for began, ended in swaps)]
+    kept = {id(one) for one in during}
+    outside = [one for one in asked if id(one) not in kept]
+    tenth = max(1, len(memory) // 10)
+    p99 = {"during": percentile_ms(during, 99), "outside": percentile_ms(outside, 99)}
+    return {
+        "swaps": len(swaps),
+        "swap_s": round(statistics.median(ended - began for began, ended in swaps), 2),
+        "asked": len(asked),
+        "asked_during": len(during),
+        "failed": sum(one.status != 200 for one in asked),
+        "mixed": sum(one.mixed for one in asked),
+        "ratio": round(p99["outside"] / p99["during"], 2) if during else None,
+        "p99_ms": p99,
+        "p50_ms": {"during": percentile_ms(during, 50), "outside": percentile_ms(outside, 50)},
+        "memory_mb": [memory[0], memory[-1]],
+        "growth_mb": round(
+            statistics.median(memory[-tenth:]) - statistics.median(memory[tenth : 2 * tenth] or memory[:1]), 1
+        ),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--passages", type=Path, help="JSON lines; by default the demo's")
+    parser.add_argument("--questions", type=Path, nargs="*", default=[], help="JSON lines; by default the demo's")
+    parser.add_argument("--count", type=int, default=1_500, help="passages")
+    parser.add_argument("--asked", type=int, default=74, help="different questions")
+    parser.add_argument("--clients", type=int, default=4)
+    parser.add_argument("--swaps", type=int, default=10)
+    parser.add_argument("--rest", type=float, default=1.0, help="seconds between two swaps, at least")
+    parser.add_argument("--low-memory", action="store_true")
+    parser.add_argument("--cache", type=Path, help="where vectors are kept")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        folder, given = Path(name), (options.passages, options.questions, options.count, options.asked)
+        vectors = embedded(options.cache or folder / "cache", *given).passages
+        rows, questions = drawn(*given)
+        store = Store.open(str(folder / "store"), create=True)
+        ids = [publish(store, rows, vectors, folder / mark.strip(), mark) for mark in MARKS]
+        print(json.dumps(measure(store, ids, questions, options)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,170 @@
+"""A real snapshot of given passages, a service of it in a process of its own, and clients in another.
+
+Clients keep their connections and ask one question at a time, each as soon as it has its answer. They speak HTTP by
+hand, since a client library takes more CPU than the service.
+"""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from flows.demo import demo_encoder
+from rag_model.corpus.passages import PassageWriter
+from rag_model.corpus.records import Passage
+from rag_model.encoders.resolve import question_files, resolve_folder
+from rag_model.encoders.space import space_of
+from rag_model.encoders.spec import read_spec
+from rag_model.index.recipe import IndexRecipe, resolve
+from rag_model.index.structure import build
+from rag_model.store import Content, Manifest, PartEntry, Store
+from rag_model.store.moves import tag
+
+Vectors = npt.NDArray[np.float32]
+K = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One request as its client saw it; times by the machine's monotonic clock, in seconds."""
+
+    began: float
+    ended: float
+    status: int  # 0: the connection broke
+    snapshot: str
+    mixed: bool  # a passage of another snapshot was among them
+
+
+def publish(store: Store, rows: Sequence[dict[str, Any]], vectors: Vectors, work: Path, mark: str = "") -> str:
+    """Publish passages with their vectors and an HNSW32 graph; `mark` begins every title. Return the id."""
+    work.mkdir(parents=True)
+    parquet, array, index = work / "rows.parquet", work / "rows.npy", work / "hnsw.faiss"
+    with PassageWriter(parquet) as writer:
+        for number, row in enumerate(rows, start=1):
+            title, text = mark + row["title"], row["text"]
+            digest = Passage.hash_of(title, text)
+            writer.write(Passage(f"{number}-0", str(number), 1, title, "", text, 0, len(text.split()), digest))
+    np.save(array, vectors, allow_pickle=False)
+    plan = resolve(IndexRecipe("HNSW32"), len(rows), vectors.shape[1])
+    build(plan, [array], index, work)
+    folder = resolve_folder(demo_encoder())
+    spec = read_spec(folder, {})
+    space = space_of(folder, spec, "MiniLM")
+    named = {
+        "passages/part-00000.parquet": parquet,
+        "embeddings/part-00000.npy": array,
+        "index/hnsw.faiss": index,
+        **{f"encoder/question/{n}": p for n, p in question_files(folder, spec, space, work).items()},
+    }
+    files = {name: store.blobs.put_file(path) for name, path in named.items()}
+    parts = (PartEntry("part-00000", 1, len(rows), len(rows)),)
+    content = Content({"kind": "wiki"}, parts, files, {}, space.to_json(), {"hnsw": plan.entry()})
+    identity = store.snapshots.put(Manifest(content))
+    tag(store, identity, "latest")
+    return identity
+
+
+@contextmanager
+def service(url: str, dest: Path, *options: str) -> Iterator[tuple[str, int]]:
+    """Run `bookwheel serve` until the block ends; gives its address and process id once it is ready."""
+    program = [str(Path(sys.executable).with_name("bookwheel")), "serve", "--store", url, "--dest", str(dest)]
+    environment = {name: value for name, value in os.environ.items() if not name.endswith("_NUM_THREADS")}
+    process = subprocess.Popen(
+        [*program, "--port", "0", "--json", *options], stdout=subprocess.PIPE, text=True, env=environment
+    )
+    try:
+        assert process.stdout is not None
+        address = json.loads(process.stdout.readline())["url"].removeprefix("http://")
+        while get(address, "/readyz")[0] != 200:
+            if process.poll() is not None:
+                raise SystemExit("the service ended: see what it said above")
+            time.sleep(0.2)
+        yield address, process.pid
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def get(address: str, path: str) -> tuple[int, Any]:
+    """Ask once, on a connection of its own."""
+
+    async def once() -> tuple[int, bytes]:
+        return await _exchange(*await _connected(address), _request("GET", path, b""))
+
+    status, body = asyncio.run(once())
+    return status, json.loads(body)
+
+
+def load(address: str, questions: Sequence[str], clients: int, until: Path | float) -> list[Asked]:
+    """Ask with so many clients, for so many seconds or until a file is there; return all requests, in order."""
+    return asyncio.run(_load(address, questions, clients, until))
+
+
+async def _load(address: str, questions: Sequence[str], clients: int, until: Path | float) -> list[Asked]:
+    found: list[Asked] = []
+    began, goes_on = time.monotonic(), True
+
+    async def client(first: int) -> None:
+        connection, place = await _connected(address), first
+        while goes_on:
+            body = json.dumps({"questions": [questions[place % len(questions)]], "k": K}).encode()
+            asked, place = time.monotonic(), place + clients
+            try:
+                status, reply = await _exchange(*connection, _request("POST", "/search", body))
+            except (OSError, asyncio.IncompleteReadError):
+                found.append(Asked(asked, time.monotonic(), 0, "", False))
+                connection = await _connected(address)
+                continue
+            found.append(_seen(asked, time.monotonic(), status, reply))
+        connection[1].close()
+
+    tasks = [asyncio.create_task(client(number)) for number in range(clients)]
+    while (not until.exists()) if isinstance(until, Path) else (time.monotonic() < began + until):
+        await asyncio.sleep(0.05)
+    goes_on = False
+    await asyncio.gather(*tasks)
+    return found
+
+
+def _seen(began: float, ended: float, status: int, reply: bytes) -> Asked:
+    """Look for the marks, the snapshots' colours, at the beginning of titles; cheaply, as clients share the cores."""
+    snapshot = reply[13:77].decode(errors="replace") if status == 200 else ""
+    marks = {piece[:3] for piece in reply.split(b'"title":"')[1:]}
+    return Asked(began, ended, status, snapshot, len(marks & {b"RED", b"BLU"}) > 1)
+
+
+async def _connected(address: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    host, port = address.rsplit(":", 1)
+    return await asyncio.open_connection(host, int(port))
+
+
+def _request(method: str, path: str, body: bytes) -> bytes:
+    return f"{method} {path} HTTP/1.1\r\nHost: a\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
+
+
+async def _exchange(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: bytes) -> tuple[int, bytes]:
+    writer.write(request)
+    head = await reader.readuntil(b"\r\n\r\n")
+    length = int(head.lower().partition(b"content-length:")[2].split(b"\r\n", 1)[0])
+    return int(head[9:12]), await reader.readexactly(length)
+
+
+def percentile_ms(asked: Sequence[Asked], share: float) -> float:
+    """Return the milliseconds within which that share of the requests was answered."""
+    return round(float(np.percentile([one.ended - one.began for one in asked], share)) * 1e3, 2) if asked else 0.0
+
+
+def memory_mb(process: int, name: str = "RssAnon") -> float:
+    """Return what the kernel says of a process's memory: `RssAnon` now, `VmHWM` at its peak."""
+    status = Path("/proc", str(process), "status").read_text()
+    return round(int(status.partition(f"{name}:")[2].split()[0]) * 1024 / 1e6, 1)
