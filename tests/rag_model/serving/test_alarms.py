@@ -2,11 +2,9 @@
 
 import json
 import random
-import shutil
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 
@@ -18,14 +16,9 @@ from tests.fixtures.alarms import DASHBOARD, assert_firing, expressions_of, metr
 from tests.fixtures.serving import until, with_limits
 from tests.fixtures.tiny import save_bert
 from tests.fixtures.tiny_snapshot import publish_tiny
-from tests.fixtures.watched import Watched, watched
+from tests.fixtures.watched import EVALUATED, LIVE, Watched, publish_watched, watched
 
-THINGS = ["river", "king", "city", "music", "war", "theory"]
-ARTICLES = {f"{THINGS[i % 6]} {i}": f"the {THINGS[i % 6]} was born in {i} and {i * 7}" for i in range(120)}
-_DRAW = random.Random(0)
-QUESTIONS = [f"who wrote the {_DRAW.choice(THINGS)} of {''.join(_DRAW.sample('abcdefghij', 6))}?" for _ in range(200)]
 SETTINGS = with_limits(queue_questions=64)
-PROMISED = {"hnsw": {"recall@20": 0.99, "recall@20_p5": 0.95}}
 
 
 @pytest.fixture(scope="module")
@@ -35,28 +28,18 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def store(bert: Path, tmp_path: Path) -> Store:
-    store = Store.open(str(tmp_path / "store"), create=True)
-    built = datetime.now(UTC) - timedelta(days=20)
-    publish_tiny(store, bert, ARTICLES, tmp_path, metrics=PROMISED, provenance={"created_at": built.isoformat()})
-    return store
+    return publish_watched(tmp_path, bert)
 
 
 @pytest.fixture
 def library(store: Store, tmp_path: Path) -> Iterator[Watched]:
-    with watched(store.url, tmp_path / "served", SETTINGS, QUESTIONS[:100]) as service:
+    with watched(store.url, tmp_path / "served", SETTINGS, EVALUATED) as service:
         yield service
 
 
-def healthy(library: Watched) -> bytes:
-    """Ask what the evaluation asked, more or less, until there are figures of everything."""
-    library.search(QUESTIONS[100:])
-    until(lambda: library.shows("bookwheel_recall_mean_ratio", "bookwheel_question_drift_ratio"))
-    return library.scrape()
-
-
 def test_a_healthy_service_trips_none_and_exports_all_that_is_watched(library: Watched, tmp_path: Path) -> None:
-    before = healthy(library)
-    library.search(QUESTIONS[100:])
+    before = library.healthy()
+    library.search(LIVE)
     after = library.scrape()
     assert_firing(tmp_path, before, after)
     text = after.decode()
@@ -73,23 +56,23 @@ def test_a_service_that_has_nothing_to_serve(store: Store, tmp_path: Path) -> No
 
 
 def test_slow_searches(library: Watched, tmp_path: Path) -> None:
-    before = healthy(library)
+    before = library.healthy()
     for _ in range(20):
         library.metrics.replied("search", 200, 1, 4.0)
     assert_firing(tmp_path, before, library.scrape(), "BookwheelSlow")
 
 
 def test_a_queue_that_is_full_and_refuses(library: Watched, tmp_path: Path) -> None:
-    before = healthy(library)
+    before = library.healthy()
     library.metrics.gate.open.clear()
     sizes = (1, 60, 1, 1, 1, 1)
-    asking = [threading.Thread(target=library.post, args=(QUESTIONS[:size],)) for size in sizes]
+    asking = [threading.Thread(target=library.post, args=(LIVE[:size],)) for size in sizes]
     asking[0].start()
     until(library.metrics.gate.held.is_set)
     for number, thread in enumerate(asking[1:]):
         thread.start()
         until(partial(queued, library, 60 + number))
-    assert library.post(QUESTIONS[:1]) == 429
+    assert library.post(LIVE[:1]) == 429
     library.metrics.gate.open.set()
     for thread in asking:
         thread.join()
@@ -101,21 +84,21 @@ def test_searches_that_are_not_done_in_time(store: Store, tmp_path: Path) -> Non
     with watched(store.url, tmp_path / "served", hasty) as library:
         before = library.scrape()
         library.metrics.gate.open.clear()
-        until(lambda: library.post(QUESTIONS[:1]) == 504)
+        until(lambda: library.post(LIVE[:1]) == 504)
         assert_firing(tmp_path, before, library.scrape(), "BookwheelFailing")
 
 
 def test_a_store_that_is_gone(library: Watched, tmp_path: Path, store: Store) -> None:
-    before = healthy(library)
+    before = library.healthy()
     (tmp_path / "store").rename(tmp_path / "gone")
     until(lambda: library.service.follower.problem)
     library.clock.later = 1800
-    library.search(QUESTIONS[:60])  # serves on
+    library.search(LIVE[:60])  # serves on
     assert_firing(tmp_path, before, library.scrape(), "BookwheelStoreUnreachable")
 
 
 def test_a_snapshot_of_two_months_ago(library: Watched, tmp_path: Path) -> None:
-    before = healthy(library)
+    before = library.healthy()
     library.clock.later = 40 * 86400.0
     looks = library.metrics.seen
     until(lambda: library.metrics.seen != looks)
@@ -123,21 +106,21 @@ def test_a_snapshot_of_two_months_ago(library: Watched, tmp_path: Path) -> None:
 
 
 def test_a_new_snapshot_that_is_damaged(library: Watched, tmp_path: Path, store: Store, bert: Path) -> None:
-    before = healthy(library)
+    before = library.healthy()
     other = publish_tiny(store, bert, {"a": "of a", "b": "of b"}, tmp_path)
     broken = other.manifest.content.files["index/hnsw.faiss"]
     (tmp_path / "store" / broken.path).write_bytes(b"x" * broken.size)
     until(lambda: library.metrics.refusal)
     after = library.scrape()
     assert_firing(tmp_path, before, after, "BookwheelSnapshotRefused")
-    assert library.post(QUESTIONS[:1]) == 200
+    assert library.post(LIVE[:1]) == 200
     tag(store, library.service.desk.named.snapshot, "latest")  # type: ignore[union-attr]
     until(lambda: library.metrics.refusal is None)
     assert_firing(tmp_path, before, library.scrape())
 
 
 def test_retrieval_that_has_collapsed(library: Watched, tmp_path: Path) -> None:
-    before = healthy(library)
+    before = library.healthy()
     long = " ".join(["who"] * 70)  # the encoder reads 64 tokens
     library.search([f"{long} {number}" for number in range(60)])
     until(lambda: library.value("bookwheel_question_drift_ratio") > 0.5)
@@ -145,18 +128,17 @@ def test_retrieval_that_has_collapsed(library: Watched, tmp_path: Path) -> None:
 
 
 def test_questions_about_other_things(library: Watched, tmp_path: Path) -> None:
-    before = healthy(library)
-    library.search([f"{_DRAW.randrange(10**6)}.{_DRAW.randrange(10**6)}" for _ in range(60)])
+    before = library.healthy()
+    draw = random.Random(0)
+    library.search([f"{draw.randrange(10**6)}.{draw.randrange(10**6)}" for _ in range(60)])
     until(lambda: library.value("bookwheel_question_drift_ratio") > 0.1)
     assert_firing(tmp_path, before, library.scrape(), "BookwheelQuestionsDrifted")
 
 
-def test_an_index_that_is_blind(store: Store, bert: Path, tmp_path: Path) -> None:
-    shutil.rmtree(tmp_path / "store")
-    store = Store.open(str(tmp_path / "store"), create=True)
-    publish_tiny(store, bert, ARTICLES, tmp_path, blind=True, metrics=PROMISED)
-    with watched(store.url, tmp_path / "served", SETTINGS, QUESTIONS[:100]) as library:
-        text = healthy(library)
+def test_an_index_that_is_blind(bert: Path, tmp_path: Path) -> None:
+    store = publish_watched(tmp_path, bert, blind=True)
+    with watched(store.url, tmp_path / "served", SETTINGS, EVALUATED) as library:
+        text = library.healthy()
         assert_firing(tmp_path, text, text, "BookwheelRecallFell", "BookwheelRecallUneven")
 
 

@@ -1,0 +1,78 @@
+"""A real Prometheus, with the configuration and the alarms that we ship, scrapes a real service."""
+
+import json
+import socket
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import yaml
+
+from tests.fixtures.alarms import DASHBOARD, RULES, rules, tool
+from tests.fixtures.serving import PATIENCE, QUICK, until
+from tests.fixtures.tiny import save_bert
+from tests.fixtures.watched import EVALUATED, publish_watched, watched
+
+PANELS = json.loads(DASHBOARD.read_text())["panels"]
+
+
+@contextmanager
+def prometheus(folder: Path, target: str) -> Iterator[httpx.Client]:
+    """Run Prometheus as `prometheus.yml` says, but often, of `target` alone, and on a free port."""
+    configuration: dict[str, Any] = yaml.safe_load((RULES.parent / "prometheus.yml").read_text())
+    configuration["global"] = {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"}
+    configuration["rule_files"] = [str(RULES)]
+    configuration["scrape_configs"][0]["static_configs"][0]["targets"] = [target]
+    (folder / "prometheus.yml").write_text(yaml.safe_dump(configuration))
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    options = {"config.file": folder / "prometheus.yml", "storage.tsdb.path": folder / "data"}
+    options |= {"web.listen-address": address, "log.level": "warn"}
+    command = [tool("prometheus"), *(f"--{name}={value}" for name, value in options.items())]
+    with (folder / "log").open("wb") as log, subprocess.Popen(command, stdout=log, stderr=log) as process:
+        try:
+            with httpx.Client(base_url=f"http://{address}/api/v1", timeout=PATIENCE) as client:
+                until(lambda: process.poll() is not None or _answers(client))
+                assert process.poll() is None, (folder / "log").read_text()
+                yield client
+        finally:
+            process.kill()
+
+
+def _answers(client: httpx.Client) -> bool:
+    try:
+        return client.get("/status/runtimeinfo").status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def query(client: httpx.Client, expression: str) -> list[Any]:
+    reply = client.get("/query", params={"query": expression}).json()
+    assert reply["status"] == "success", (expression, reply)
+    return list(reply["data"]["result"])
+
+
+def test_a_real_prometheus_takes_it_all(tmp_path: Path) -> None:
+    store = publish_watched(tmp_path, save_bert(tmp_path / "bert"))
+    with watched(store.url, tmp_path / "dest", QUICK, EVALUATED) as service:
+        service.healthy()
+        with prometheus(tmp_path, service.serving.url.removeprefix("http://")) as client:
+            until(lambda: query(client, "rate(bookwheel_batch_questions_sum[1m])"))
+            (info,) = query(client, "bookwheel_snapshot_info")
+            assert info["metric"]["snapshot"] == service.serving.snapshot()["snapshot"]
+            assert {rule["name"] for rule in loaded(client)} == {rule["alert"] for rule in rules()}
+            until(lambda: all(rule["health"] == "ok" for rule in loaded(client)))
+            shown = [target["expr"] for panel in PANELS for target in panel.get("targets", ())]
+            assert [one for one in shown if not query(client, filled(one))] == []  # no panel is empty
+
+
+def loaded(client: httpx.Client) -> list[dict[str, Any]]:
+    return [rule for group in client.get("/rules").json()["data"]["groups"] for rule in group["rules"]]
+
+
+def filled(expression: str) -> str:
+    """Fill Grafana's variables in."""
+    return expression.replace("$__rate_interval", "1m").replace("$instance", ".+")
