@@ -45,6 +45,7 @@ def test_copies_come_from_stages_and_from_what_is_there() -> None:
             if origin:
                 assert origin[1] in STAGES, f"{stage.name} copies from {origin[1]}"
             else:
+                assert set(sources) <= set(_context_names()), "docker is not sent it"
                 assert [name for name in sources if not (ROOT / name).exists()] == []
 
 
@@ -114,16 +115,22 @@ def test_the_service_asks_whether_it_is_alive_where_it_listens() -> None:
     assert f"http://127.0.0.1:{variables['BOOKWHEEL_PORT']}/healthz" in stage.last("HEALTHCHECK")
 
 
-def _context(folder: Path) -> None:
-    """Copy what docker would be sent: .dockerignore shuts everything out and lets some in again."""
-    first, *rules = [
-        line
-        for line in DOCKERFILE.with_name("Dockerfile.dockerignore").read_text().splitlines()
-        if line[:1] not in {"", "#"}
-    ]
+def _rules() -> list[str]:
+    """Return the rules of what docker is sent: the first shuts everything out."""
+    lines = DOCKERFILE.with_name("Dockerfile.dockerignore").read_text().splitlines()
+    first, *rules = [line for line in lines if line[:1] not in {"", "#"}]
     assert first == "*"
-    ignored = shutil.ignore_patterns(*(rule.removeprefix("**/") for rule in rules if rule.startswith("**/")))
-    for name in (rule[1:] for rule in rules if rule.startswith("!")):
+    return rules
+
+
+def _context_names() -> list[str]:
+    return [rule[1:] for rule in _rules() if rule.startswith("!")]
+
+
+def _context(folder: Path) -> None:
+    """Copy what docker would be sent."""
+    ignored = shutil.ignore_patterns(*(rule.removeprefix("**/") for rule in _rules() if rule.startswith("**/")))
+    for name in _context_names():
         source = ROOT / name
         shutil.copytree(source, folder / name, ignore=ignored) if source.is_dir() else shutil.copy(source, folder)
 
@@ -136,6 +143,6 @@ def test_the_wheel_of_the_build_context_holds_every_file_of_the_packages(tmp_pat
     subprocess.run(command, check=True, capture_output=True)
     (wheel,) = wheels.glob("*.whl")
     held = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
-    wanted = {str(file.relative_to(context)) for package in PACKAGES for file in (context / package).rglob("*.*")}
-    assert held == {name for name in wanted if (context / name).is_file()}
+    files = [file for package in PACKAGES for file in (ROOT / package).rglob("*") if file.is_file()]
+    assert held == {str(file.relative_to(ROOT)) for file in files if "__pycache__" not in file.parts}
     assert {"rag_model/evaluation/report.css", "rag_model/py.typed", "flows/demo/questions.jsonl"} <= held
