@@ -106,9 +106,19 @@ def _prefect() -> Finding:
     todo = f"start it (`prefect server start`), or unset PREFECT_API_URL ({api})"
     url = f"{api.rstrip('/')}/version"
     try:
-        return Finding("prefect", True, f"server {ask(url)} at {api}")
+        return Finding("prefect", True, f"server {ask(url)} at {api}{_leases(api)}")
     except AMISS as failed:
         return unanswered("prefect", url, failed, todo)
+
+
+def _leases(api: str) -> str:
+    """Say where a server would end runs by being restarted: those that are under a limit hold a lease there."""
+    storage = ask(f"{api.rstrip('/')}/admin/settings")["server"]["concurrency"]["lease_storage"]
+    if not str(storage).endswith(".memory"):
+        return ""
+    return (
+        "; its leases lie in memory, so a restart of it ends runs under a limit (infra/prefect.yaml says what to set)"
+    )
 
 
 def _profile_api() -> str | None:

@@ -92,6 +92,10 @@ def test_a_prefect_server_that_does_not_answer(bookwheel: Any, flink: str, monke
     assert "prefect server start" in found["todo"]
 
 
+def test_a_prefect_server_whose_restart_would_end_runs(bookwheel: Any) -> None:
+    assert "its leases lie in memory" in of(bookwheel("doctor", "--json"))["prefect"]["found"]
+
+
 def test_a_version_that_was_not_tested(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("flows.doctor.requires", lambda _: ["numpy>=900", "no-such-thing>=1"])
     (_, finding) = versions()
