@@ -7,6 +7,8 @@ session of its own, and ends with this process however that ends: it waits on a 
 
 import atexit
 import json
+import os
+import signal
 import socket
 import subprocess
 import tempfile
@@ -49,6 +51,7 @@ class JobServer:
         try:
             command, self.endpoint = FlinkJarJobServer(options).subprocess_cmd_and_endpoint()  # type: ignore[no-untyped-call]
         except (OSError, ValueError, RuntimeError) as absent:
+            self._folder.cleanup()
             raise errors.ResourceError(
                 f"Beam cannot fetch the job server of its version for Flink ({absent}): name its jar with "
                 "--flink_job_server_jar, or one that runs elsewhere with --job_endpoint"
@@ -71,7 +74,12 @@ class JobServer:
         atexit.unregister(self.stop)
         if self._process.stdin is not None:
             self._process.stdin.close()
-        self._process.wait()
+        with suppress(ProcessLookupError):
+            try:
+                self._process.wait(_PATIENCE)
+            except subprocess.TimeoutExpired:
+                os.killpg(self._process.pid, signal.SIGKILL)
+                self._process.wait()
         self._folder.cleanup()
 
     def _await(self) -> None:
@@ -93,18 +101,20 @@ class JobServer:
 def cancel(options: PipelineOptions, name: str) -> None:
     """Cancel a job on its cluster, which Beam's own cancelling does not reach; does nothing where there is none.
 
-    The job server that was about to submit it ends first.
+    The job server that was about to submit it ends first, if it is one of ours.
 
     Args:
         options: of the job, as `reach` left them.
         name: of the job.
     """
-    master = options.view_as(FlinkRunnerOptions).flink_master
-    if options.view_as(StandardOptions).runner != FlinkRunner.__name__ or master in MAGIC_HOST_NAMES:
+    if options.view_as(StandardOptions).runner != FlinkRunner.__name__:
         return
     for server in _started.values():
         if server.endpoint == options.view_as(PortableOptions).job_endpoint:
             server.stop()
+    master = options.view_as(FlinkRunnerOptions).flink_master
+    if master in MAGIC_HOST_NAMES:
+        return  # that cluster was in the server
     with suppress(OSError, ValueError, KeyError):  # the cluster has gone, and the job with it
         for job in json.loads(_asked(f"{master}/jobs/overview"))["jobs"]:
             if job["name"] == name and job["end-time"] < 0:
@@ -134,7 +144,9 @@ def reach(options: PipelineOptions, flags: Sequence[str]) -> None:
     if portable.job_endpoint or flink.flink_submit_uber_jar:
         return
     with _starting:
-        server = _started.get(tuple(flags))
-        if server is None or not server.runs:
-            server = _started[tuple(flags)] = JobServer(options)
+        server = _started.pop(tuple(flags), None)
+        if server is not None and not server.runs:
+            server.stop()
+            server = None
+        server = _started[tuple(flags)] = server or JobServer(options)
     portable.job_endpoint = server.endpoint

@@ -1,0 +1,152 @@
+"""Flink's job server, played by a script in the place of Java: one for all jobs, gone with its launcher."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from apache_beam.options.pipeline_options import PipelineOptions, PortableOptions
+
+from beam_jobs.flink import cancel, reach
+from rag_model.errors import ResourceError
+
+LISTENS = (
+    "import signal, socket, sys; port = sys.argv[sys.argv.index('--job-port') + 1]; "
+    "server = socket.create_server(('127.0.0.1', int(port))); signal.pause()"
+)
+
+
+@pytest.fixture
+def flags(tmp_path: Path) -> list[str]:
+    """What starts a job server that only listens."""
+    java, jar = tmp_path / "java", tmp_path / "server.jar"
+    java.write_text(f'#!/bin/sh\nexec {sys.executable} -c "{LISTENS}" "$@"\n')
+    java.chmod(0o755)
+    jar.touch()
+    return ["--runner=FlinkRunner", f"--flink_job_server_jar={jar}", f"--job_server_java_launcher={java}"]
+
+
+def servers(flags: list[str], pid: int | None = None) -> list[psutil.Process]:
+    """The servers of these flags that a process started, and that still run."""
+    jar = flags[1].partition("=")[2]
+    below = psutil.Process(pid or os.getpid()).children(recursive=True)
+    return [one for one in below if jar in one.cmdline() and LISTENS in one.cmdline()]
+
+
+def until(true: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < deadline, "not seen in a minute"
+        time.sleep(0.05)
+
+
+def reached(flags: list[str]) -> str | None:
+    options = PipelineOptions(flags)
+    reach(options, flags)
+    endpoint: str | None = options.view_as(PortableOptions).job_endpoint
+    return endpoint
+
+
+def test_all_jobs_of_the_same_flags_have_one_server_and_a_new_one_where_it_has_ended(flags: list[str]) -> None:
+    first = reached(flags)
+    assert reached(flags) == first
+    (server,) = servers(flags)
+    server.kill()
+    until(lambda: reached(flags) != first)
+    (other,) = servers(flags)
+    options = PipelineOptions(flags)
+    reach(options, flags)
+    cancel(options, "any")
+    until(lambda: not other.is_running() or other.status() == psutil.STATUS_ZOMBIE)
+
+
+def test_it_ends_with_a_launcher_that_is_killed(flags: list[str]) -> None:
+    code = (
+        "import signal\n"
+        "from apache_beam.options.pipeline_options import PipelineOptions\n"
+        "from beam_jobs.flink import reach\n"
+        f"reach(PipelineOptions({flags}), {flags}); print('there', flush=True); signal.pause()"
+    )
+    launcher = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert launcher.stdout is not None
+    assert launcher.stdout.readline() == "there\n"
+    (server,) = servers(flags, launcher.pid)
+    launcher.send_signal(signal.SIGKILL)
+    launcher.communicate()
+    until(lambda: not server.is_running())
+
+
+@pytest.mark.parametrize("others", [[], ["--runner=FlinkRunner", "--job_endpoint=elsewhere:8099"]])
+def test_none_is_started_where_none_is_needed(others: list[str]) -> None:
+    endpoint = reached(others)
+    assert endpoint == ("elsewhere:8099" if others else None)
+    assert not [one for one in psutil.Process().children() if "flink-job-server" in one.cmdline()]
+
+
+def test_why_none_starts_is_one_sentence(flags: list[str], tmp_path: Path) -> None:
+    with pytest.raises(ResourceError, match=r"^Flink's job server did not start \(.*no-java.*\): it needs Java"):
+        reached([*flags, "--job_server_java_launcher=no-java"])
+    with pytest.raises(ResourceError, match=r"^Beam cannot fetch the job server of its version .*absent.jar"):
+        reached([*flags, f"--flink_job_server_jar={tmp_path}/absent.jar"])
+
+
+class _JobManager(BaseHTTPRequestHandler):
+    """Three jobs, the first of which has ended."""
+
+    server: Any
+
+    def do_GET(self) -> None:
+        named = {"1": "chunk", "2": "embed", "3": "train"}
+        jobs = [{"jid": jid, "name": f"bookwheel-{name}-run", "end-time": -1} for jid, name in named.items()]
+        jobs[0]["end-time"] = 7
+        self._answer(json.dumps({"jobs": jobs}).encode())
+
+    def do_PATCH(self) -> None:
+        self.server.patched.append(self.path)
+        self._answer(b"{}")
+
+    def _answer(self, said: bytes) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(said)
+
+    def log_message(self, *_: Any) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def job_manager() -> Iterator[Any]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), _JobManager) as server:
+        server.patched = []  # type: ignore[attr-defined]
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server
+        server.shutdown()
+
+
+def test_the_job_of_that_name_is_cancelled_on_its_cluster_and_no_other(job_manager: Any) -> None:
+    flags = [
+        "--runner=FlinkRunner",
+        f"--flink_master=127.0.0.1:{job_manager.server_port}",
+        "--job_endpoint=elsewhere:1",
+    ]
+    options = PipelineOptions(flags)
+    reach(options, flags)
+    cancel(options, "bookwheel-embed-run")
+    cancel(options, "bookwheel-chunk-run")
+    assert job_manager.patched == ["/jobs/2?mode=cancel"]
+
+
+def test_a_cluster_that_has_gone_needs_no_cancelling() -> None:
+    flags = ["--runner=FlinkRunner", "--flink_master=127.0.0.1:9", "--job_endpoint=elsewhere:1"]
+    options = PipelineOptions(flags)
+    reach(options, flags)
+    cancel(options, "bookwheel-embed-run")
