@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from beam_jobs.failure import told
-from beam_jobs.job import Launch, _Worker, run_job
+from beam_jobs.job import Launch, run_job
 from beam_jobs.options import is_local, pipeline_options, worker_threads
+from beam_jobs.pipeline import Worker
 from rag_model.errors import BookwheelError, InputError, ResourceError, StoreError, UsageError
 from rag_model.store.store import Store
 from tests.beam_jobs import works
@@ -58,14 +59,14 @@ def test_a_worker_out_of_memory_is_one_sentence(launch: Launch) -> None:
 def test_what_an_engine_lets_a_worker_do_again_is_still_its_own_work(launch: Launch) -> None:
     store = Store.open(launch.store_url)
     for number, task in ((0, 7), (0, 7), (1, 7)):  # the second time after a fault; then another with the same inputs
-        worker = _Worker("note", works.note, launch, None, 0)
+        worker = Worker("note", works.note, launch, None, 0)
         worker.setup()
         worker.process((number, task))
     assert [report["made"] for report in store.runs.read_all(launch.run, "note")] == [True, False]
 
 
 def test_workers_of_another_version_are_refused(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
-    worker = _Worker("square", works.square, launch, None, 0)
+    worker = Worker("square", works.square, launch, None, 0)
     worker.setup()
     monkeypatch.setattr("beam_jobs.job.version", lambda _: "0.0.1")
     with pytest.raises(UsageError, match=r"a worker runs bookwheel 0\.0\.1 and the launcher "):
@@ -73,7 +74,7 @@ def test_workers_of_another_version_are_refused(launch: Launch, monkeypatch: pyt
 
 
 def test_a_store_that_only_the_launcher_sees(launch: Launch, tmp_path: Path) -> None:
-    worker = _Worker("square", works.square, replace(launch, store_url=str(tmp_path / "elsewhere")), None, 0)
+    worker = Worker("square", works.square, replace(launch, store_url=str(tmp_path / "elsewhere")), None, 0)
     worker.setup()
     with pytest.raises(StoreError, match=r"a worker does not reach the store \(.*elsewhere.*\): name one that all"):
         worker.process((0, 3))
