@@ -124,9 +124,10 @@ def _range(one: Estimate) -> str:
 
 
 def _ablations(report: AnswerReport) -> Node:
-    right = right_by(report.kind)
-    titles = ("passages", "k", "questions", right, "95 % interval", "minus open book", "95 % interval")
-    rows = [_ablation(row, right) for row in report.rows]
+    figures = report.rows[0].figures
+    shown = [name for name in dict.fromkeys((right_by(report.kind), "F1")) if name in figures]
+    titles = ["passages", "k", "questions", *(title for name in shown for title in (name, "minus open book"))]
+    rows = [_ablation(row, shown) for row in report.rows]
     swept = [row for row in report.rows if row.name.startswith(OPEN)]
     return section(
         "Where the loss is",
@@ -134,24 +135,26 @@ def _ablations(report: AnswerReport) -> Node:
         tag(
             "p",
             "Closed book is what the weights know alone. What the gold passage lacks of 1 is the generator's loss, "
-            "what the open book lacks of the gold passage the retriever's. Differences are over the questions of both.",
+            "what the open book lacks of the gold passage the retriever's. In brackets 95 % intervals; differences "
+            "are over the questions of both.",
             class_="note",
         ),
         *(_sweep(swept) if len(swept) > 1 else ()),
     )
 
 
-def _ablation(row: Row, right: str) -> tuple[Child, ...]:
-    here, against = row.figures.get(right), row.against.get(right)
-    return (
-        row.name,
-        row.k,
-        f"{len(row.scored):,}",
-        f"{here.value:.3f}" if here else "–",
-        _range(here) if here else "",
-        f"{against.value:+.3f}" if against else "",
-        f"{against.low:+.3f} to {against.high:+.3f}" if against else "",
-    )
+def _ablation(row: Row, shown: Sequence[str]) -> tuple[Child, ...]:
+    cells: list[Child] = []
+    for name in shown:
+        here, against = row.figures.get(name), row.against.get(name)
+        cells.append(_bracketed(here, "") if here else "–")
+        cells.append(_bracketed(against, "+") if against else "")
+    return row.name, row.k, f"{len(row.scored):,}", *cells
+
+
+def _bracketed(one: Estimate, sign: str) -> Node:
+    ends = f" [{one.low:{sign}.3f}, {one.high:{sign}.3f}]"
+    return join(f"{one.value:{sign}.3f}", tag("span", ends, class_="ends"))
 
 
 def _sweep(rows: Sequence[Row]) -> tuple[Node, Node]:
