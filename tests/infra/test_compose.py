@@ -18,12 +18,14 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 
+from rag_model.serving.settings import ServiceSettings
 from tests.fixtures.declared import PROJECT, ROOT, built, dockerfile, known_variables
 
 FILE = ROOT / "docker/compose.yaml"
 COMPOSE: dict[str, Any] = yaml.safe_load(FILE.read_text())
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 SETTING = re.compile(r"\$\{(\w+)(:[?-])?([^}]*)\}")
+_PATIENCE = 120.0  # seconds that a busy machine gets
 TAGS = {"REGISTRY": "", "TAG": PROJECT["version"]}
 
 
@@ -99,6 +101,11 @@ def test_doors_open_on_this_machine_only() -> None:
     assert f"127.0.0.1:8000:{dockerfile()[1]['serve'].last('EXPOSE')}" in SERVICES["serve"]["ports"]
 
 
+def test_the_service_may_finish_what_is_under_way() -> None:
+    own = ServiceSettings()
+    assert int(SERVICES["serve"]["stop_grace_period"].removesuffix("s")) > own.linger_seconds + own.drain_seconds
+
+
 def test_nothing_of_ours_may_write_beside_its_volumes() -> None:
     for name, service in SERVICES.items():
         if _ours(service):
@@ -157,6 +164,12 @@ def _s3(folder: Path) -> Iterator[dict[str, str]]:
         server = subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=log)
     try:
         endpoint = f"http://127.0.0.1:{moved['-s3.port']}"
+        check = SERVICES["s3"]["healthcheck"]["test"][-1].replace("http://127.0.0.1:8333", endpoint)
+        deadline = time.monotonic() + _PATIENCE
+        while not _healthy(check):
+            assert server.poll() is None, (folder / "log").read_text()
+            assert time.monotonic() < deadline, f"{check} does not answer"
+            time.sleep(0.2)
         yield {**environment, "AWS_ENDPOINT_URL": endpoint, "AWS_DEFAULT_REGION": "us-east-1"}
     finally:
         server.kill()
@@ -174,28 +187,23 @@ def _free_ports(count: int) -> list[int]:
         return [one.getsockname()[1] for one in sockets]
 
 
-def _healthy(endpoint: str, path: str) -> bool:
-    with suppress(OSError, urllib.error.URLError), urllib.request.urlopen(f"{endpoint}{path}", timeout=5) as answer:
+def _healthy(url: str) -> bool:
+    with suppress(OSError, urllib.error.URLError), urllib.request.urlopen(url, timeout=5) as answer:
         return bool(answer.status == 200)
     return False
 
 
 def test_the_s3_service_takes_the_keys_of_its_environment_and_the_bucket_is_made(tmp_path: Path) -> None:
-    check = SERVICES["s3"]["healthcheck"]["test"][-1]
-    assert check.startswith("http://127.0.0.1:8333/")
     with _s3(tmp_path) as environment:
-        deadline = time.monotonic() + 120
-        path = check.removeprefix("http://127.0.0.1:8333")
-        while not _healthy(environment["AWS_ENDPOINT_URL"], path) and time.monotonic() < deadline:
-            time.sleep(0.2)
-        _, *words = SERVICES["bucket"]["command"]
-        probe = "; print(s3fs.S3FileSystem().ls(''))"
-        made = subprocess.run(
-            [sys.executable, words[0], words[1] + probe], env=environment, capture_output=True, text=True, check=False
-        )
+        deadline = time.monotonic() + _PATIENCE
+        _, option, code = SERVICES["bucket"]["command"]
+        command = [sys.executable, option, code + "; print(s3fs.S3FileSystem().ls(''))"]
+        made = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        while made.returncode and time.monotonic() < deadline:  # as compose does: `restart: on-failure`
+            made = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         assert made.stdout == "['library']\n", made.stderr
         wrong = {**environment, "AWS_SECRET_ACCESS_KEY": "another"}
-        refused = subprocess.run([sys.executable, *words], env=wrong, capture_output=True, text=True, check=False)
+        refused = subprocess.run(command, env=wrong, capture_output=True, text=True, check=False)
         assert refused.returncode, "whoever has no key must not get in"
 
 

@@ -13,6 +13,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from rag_model.serving.settings import ServiceSettings
 from tests.fixtures.declared import (
     KUBERNETES,
     PROJECT,
@@ -178,9 +179,10 @@ def test_serve_is_asked_where_it_answers(manifests: list[Document]) -> None:
     assert service["spec"]["ports"][0]["targetPort"] == port["name"]
     (policy,) = (one for one in _of(manifests, "NetworkPolicy") if one["metadata"]["name"] == "serve")
     assert policy["spec"]["ingress"][0]["ports"] == [{"port": port["containerPort"]}]
-    assert template["spec"]["terminationGracePeriodSeconds"] > int(
-        container["lifecycle"]["preStop"]["exec"]["command"][1]
-    )
+    _, pause = container["lifecycle"]["preStop"]["exec"]["command"]
+    own = ServiceSettings()
+    needed = int(pause) + own.linger_seconds + own.drain_seconds
+    assert template["spec"]["terminationGracePeriodSeconds"] > needed, "or it is killed with questions under way"
 
 
 def test_a_pool_of_workers_stands_beside_each_taskmanager(manifests: list[Document]) -> None:
