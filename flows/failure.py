@@ -7,10 +7,12 @@ errors: a gate that said no, or a factory string that cannot be, would be asked 
 import json
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 from urllib.request import Request, urlopen
 
+import httpx
 from prefect import Flow
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import FlowRun, State
@@ -72,5 +74,5 @@ def _without_retries() -> None:
     if context is None or context.flow_run is None:
         return
     policy = context.flow_run.empirical_policy.model_copy(update={"retries": 0})
-    with get_client(sync_client=True) as client:
+    with suppress(httpx.HTTPError), get_client(sync_client=True) as client:  # the failure itself is what to tell of
         client.update_flow_run(context.flow_run.id, empirical_policy=policy)

@@ -11,6 +11,7 @@ from fsspec.core import url_to_fs
 
 from rag_model.errors import InputError, UsageError
 
+_PASSWORD = re.compile(r"(?:[\w+.]+::)*(?P<scheme>[\w+.-]+)://[^/@\s:]*:[^/@\s]+@")
 CHUNK = 1 << 18  # bytes handed on at a time
 
 
@@ -19,10 +20,11 @@ def expand(pattern: str) -> list[str]:
 
     Raises:
         InputError: nothing is there, or it cannot be reached.
-        UsageError: the pattern is empty.
+        UsageError: the pattern is empty, or holds a password.
     """
     if not pattern.strip():
         raise UsageError("the name of the dump is empty: give a path, a URL or a glob")
+    refuse_password(pattern)
     try:
         fs, path = url_to_fs(pattern)
         paths = [path] if fs.isfile(path) else fs.glob(path)
@@ -32,6 +34,19 @@ def expand(pattern: str) -> list[str]:
     if not urls:
         raise InputError(f"{pattern} names no file: check the path, or give a glob such as 'dumps/*.bz2'")
     return sorted(urls, key=_natural)
+
+
+def refuse_password(url: str) -> None:
+    """Check that a URL carries no password, which logs, error sentences and manifests would repeat.
+
+    Raises:
+        UsageError: it does; the sentence does not repeat it.
+    """
+    if match := _PASSWORD.match(url):
+        raise UsageError(
+            f"the {match['scheme']} URL holds a password, which would be written into logs and manifests: "
+            "give it in the environment, or in ~/.netrc or fsspec's configuration"
+        )
 
 
 def exists(url: str) -> bool:

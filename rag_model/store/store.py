@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from rag_model.corpus.source import refuse_password
 from rag_model.errors import StoreError
 from rag_model.store.blobs import Blobs
 from rag_model.store.files import Files, json_bytes
@@ -56,8 +57,10 @@ class Store:
 
         Raises:
             StoreError: there is no store (and not `create`), it cannot be reached or written, or it is of a
-            newer format. MissingExtraError: the URL needs a package that is not installed.
+            newer format. MissingExtraError: the URL needs a package that is not installed. UsageError: the URL holds
+            a password.
         """
+        refuse_password(url)
         files = Files(url)
         mark = files.read_json(_MARK)
         if mark is None and create:
