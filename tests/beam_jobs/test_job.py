@@ -68,7 +68,7 @@ def test_what_an_engine_lets_a_worker_do_again_is_still_its_own_work(launch: Lau
 def test_workers_of_another_version_are_refused(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
     worker = Worker("square", works.square, launch, None, 0)
     worker.setup()
-    monkeypatch.setattr("beam_jobs.job.version", lambda _: "0.0.1")
+    monkeypatch.setattr("beam_jobs.pipeline.version", lambda _: "0.0.1")
     with pytest.raises(UsageError, match=r"a worker runs bookwheel 0\.0\.1 and the launcher "):
         worker.process((0, 3))
 
