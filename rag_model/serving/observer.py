@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rag_model.generate.reader import Answer
 from rag_model.index.engine import Vectors
 from rag_model.retrieve.retriever import Hit
 from rag_model.serving.edition import Edition, Named
@@ -54,6 +55,9 @@ class Observer:
 
     def searched(self, batch: Batch) -> None:
         """Take note of a batch; its edition may be gone a moment later."""
+
+    def answered(self, edition: Edition, answers: Sequence[Answer]) -> None:
+        """Take note of a batch of answers, each with the passages that it was read from."""
 
     def serves(self, edition: Edition, seconds: float) -> None:
         """Take note that an edition answers from now on, and how long bringing it took."""

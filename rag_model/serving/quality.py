@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rag_model.errors import UsageError
+from rag_model.generate.reader import Answer
 from rag_model.index.engine import Vectors, faiss
 from rag_model.retrieve.retriever import Hit
 from rag_model.serving.drift import LEAST, MOST, Reference
@@ -104,9 +105,17 @@ class Quality:
             if self._watch is None or self._watch.snapshot.id != snapshot:
                 return
             for question, vector, k, found in zip(questions, vectors, ks, hits, strict=True):
-                self._watch.windows.add(question, vector.copy(), k, found)
+                self._watch.windows.add_searched(question, vector.copy(), k, found)
             if self._watch.due:
                 self._changed.notify()
+
+    def saw_answers(self, snapshot: str, answers: Sequence[Answer]) -> None:
+        """Take questions that a model answered from a snapshot's passages, as `saw` takes those that were searched."""
+        with self._changed:
+            if self._watch is not None and self._watch.snapshot.id == snapshot:
+                for one in answers:
+                    given = [support.hit.passage.id for support in one.support]
+                    self._watch.windows.add_given("answer", one.question, given)
 
     def figures(self) -> Figures:
         """Return what is known now of the edition that is watched."""

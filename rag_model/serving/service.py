@@ -8,7 +8,7 @@ from rag_model.index.engine import faiss
 from rag_model.serving import work
 from rag_model.serving.batcher import Batcher
 from rag_model.serving.desk import Desk
-from rag_model.serving.edition import threads_of
+from rag_model.serving.edition import threads_of, workers_of
 from rag_model.serving.follower import Followed, Follower
 from rag_model.serving.observer import Observer, tell
 from rag_model.serving.settings import ServiceSettings
@@ -36,11 +36,12 @@ class Service:
             waiting=self.settings.queue_questions,
             batch=self.settings.batch_questions,
             wait_ms=self.settings.batch_wait_ms,
+            workers=workers_of(self.settings),
             begin=partial(_limit_threads, threads_of(self.settings)),
         )
         self._answers: Batcher[Answered] = Batcher(
             "answer",
-            partial(work.answer, self.desk),
+            partial(work.answer, self.desk, self.observer),
             waiting=self.settings.queue_answers,
             batch=self.settings.batch_answers,
             begin=partial(_limit_threads, threads_of(self.settings)),

@@ -5,9 +5,10 @@ a question its digest, its vector and the ids it was given are kept, and no text
 """
 
 from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from typing import TypeVar
 
 import numpy as np
 
@@ -19,6 +20,9 @@ from rag_model.retrieve.retriever import Hit
 from rag_model.serving.spotcheck import Asked
 
 _WAITING = 32  # sampled questions that wait for exact search: one pass over the vectors serves them all
+
+
+_Value = TypeVar("_Value")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +46,7 @@ class WatchSettings:
 class Figures:
     """What is known at one moment; None: not yet, or nothing can be known of this snapshot."""
 
-    collapse: Collapse | None = None
+    collapse: Mapping[str, Collapse] = field(default_factory=dict)  # by verb: a model has a question encoder of its own
     recall_mean: float | None = None
     recall_p5: float | None = None
     drift: float | None = None  # `drift.Reference.distance`
@@ -55,19 +59,21 @@ class Windows:
     settings: WatchSettings
     corpus: int  # passages there are to give
     drift: float | None = None
-    _seen: OrderedDict[bytes, tuple[Vectors, tuple[str, ...]]] = field(default_factory=OrderedDict)
+    _vectors: OrderedDict[bytes, Vectors] = field(default_factory=OrderedDict)  # by question
+    _given: dict[str, OrderedDict[bytes, list[str]]] = field(default_factory=dict)  # by verb and question
     _waiting: list[Asked] = field(default_factory=list)
     _recalls: deque[float] = field(default_factory=deque)
     _tally: int = 0
     _since: int = 0  # questions since `renew`
 
-    def add(self, question: str, vector: Vectors, k: int, hits: Sequence[Hit]) -> None:
+    def add_given(self, verb: str, question: str, passages: Sequence[str]) -> None:
+        """Take a question and the ids of the passages that it was given."""
+        self._keep(self._given.setdefault(verb, OrderedDict()), question, list(passages))
+
+    def add_searched(self, question: str, vector: Vectors, k: int, hits: Sequence[Hit]) -> None:
         """Take a question, its (d,) vector, how many passages it asked for, and those it was given, best first."""
-        name = blake2b(question.encode(errors="replace"), digest_size=16).digest()
-        self._seen[name] = (vector, tuple(hit.passage.id for hit in hits))
-        self._seen.move_to_end(name)
-        if len(self._seen) > self.settings.window:
-            self._seen.popitem(last=False)
+        self.add_given("search", question, [hit.passage.id for hit in hits])
+        self._keep(self._vectors, question, vector)
         self._since += 1
         self._tally += 1
         if self._tally % self.settings.sample_every == 0 and len(self._waiting) < _WAITING:
@@ -77,12 +83,12 @@ class Windows:
 
     def renewed(self, times: int) -> bool:
         """Whether so much of the window is new since `renew` that a window is seen `times` times."""
-        return len(self._seen) >= self.settings.least and self._since * times >= self.settings.window
+        return len(self._vectors) >= self.settings.least and self._since * times >= self.settings.window
 
     def renew(self) -> Vectors:
         """Return the (n, d) vectors in the window."""
         self._since = 0
-        return np.stack([vector for vector, _ in self._seen.values()])
+        return np.stack(list(self._vectors.values()))
 
     @property
     def waiting(self) -> bool:
@@ -102,9 +108,19 @@ class Windows:
 
     def figures(self) -> Figures:
         """Return what is known now."""
-        given = [passages for _, passages in self._seen.values()]
-        collapse = measure(given, self.corpus) if len(given) >= self.settings.least else None
+        collapse = {
+            verb: measure(list(given.values()), self.corpus)
+            for verb, given in self._given.items()
+            if len(given) >= self.settings.least
+        }
         if len(self._recalls) < self.settings.least:
             return Figures(collapse, drift=self.drift)
         recalls = np.array(self._recalls)
         return Figures(collapse, float(recalls.mean()), percentile5(recalls), self.drift)
+
+    def _keep(self, window: OrderedDict[bytes, _Value], question: str, value: _Value) -> None:
+        name = blake2b(question.encode(errors="replace"), digest_size=16).digest()
+        window[name] = value
+        window.move_to_end(name)
+        if len(window) > self.settings.window:
+            window.popitem(last=False)

@@ -48,17 +48,19 @@ def search(desk: Desk, observer: Observer, asks: Sequence[Ask[Found]]) -> list[F
         return replies
 
 
-def answer(desk: Desk, asks: Sequence[Ask[Answered]]) -> list[Answered | BookwheelError]:
+def answer(desk: Desk, observer: Observer, asks: Sequence[Ask[Answered]]) -> list[Answered | BookwheelError]:
     """Answer all questions of a batch, those of one depth together."""
     with desk.edition() as edition:
         model = "" if edition.model is None else edition.model.id
         replies: dict[int, Answered | BookwheelError] = {}
         for k, places in _alike([ask.k for ask in asks]).items():
             try:
-                answers = iter(edition.answer(_questions([asks[place] for place in places]), k))
+                found = edition.answer(_questions([asks[place] for place in places]), k)
             except UsageError as wrong:
                 replies.update(dict.fromkeys(places, wrong))
                 continue
+            tell(observer.answered, edition, found)
+            answers = iter(found)
             for place in places:
                 replies[place] = Answered(edition.id, model, [next(answers) for _ in asks[place].questions])
         return [replies[place] for place in range(len(asks))]

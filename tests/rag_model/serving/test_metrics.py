@@ -10,11 +10,15 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from rag_model.serving.edition import Named
-from rag_model.serving.metrics import Metrics, Served
+from rag_model.serving.metrics import Metrics
 from rag_model.serving.observer import Refusal
+from rag_model.serving.quality import Quality
 from rag_model.serving.settings import ServiceSettings
+from rag_model.serving.state import Served
+from rag_model.serving.windows import WatchSettings
 from rag_model.store.manifest import Content, Manifest
 from tests.fixtures.serving import Library, serving, until
+from tests.fixtures.tiny_rag import save_tiny_rag
 
 NAMED = Named("latest", 7, "0" * 64, "2026-11-01T00:00:00+00:00")
 
@@ -69,6 +73,19 @@ def test_a_malformed_request_is_counted_by_its_status(library: Library, dest: Pa
         assert seen["bookwheel_request_seconds_count 422 search"] == 1
         assert seen["bookwheel_request_seconds_count 400 search"] == 1
         assert not any("nobody" in name for name in seen)  # labels are few, whatever is asked
+
+
+def test_what_answers_are_read_from_is_watched_too(library: Library, dest: Path, tmp_path: Path) -> None:
+    """A model finds passages with a question encoder of its own, and that is the one that training can spoil."""
+    model = save_tiny_rag(tmp_path / "model", library.encoder)
+    metrics = Metrics(ServiceSettings(), Quality(WatchSettings(window=8, least=4, samples=8)))
+    with serving(library.url, dest, observer=metrics, model=str(model)) as service:
+        asked = [f"who was born in city {letter}?" for letter in "abcd"]
+        assert service.client.post("/answer", json={"questions": asked}).status_code == 200
+        seen = scraped(metrics)
+        assert 0 <= seen["bookwheel_retrieval_spread_ratio answer"] <= 1
+        assert seen["bookwheel_retrieval_distinct_ratio answer"] >= 0.25
+        assert "bookwheel_retrieval_spread_ratio search" not in seen
 
 
 def refusal(snapshot: str, number: int = 8) -> Refusal:
