@@ -1,6 +1,6 @@
-"""Concurrent questions in one call: whoever asks waits in a bounded queue, and one thread takes what has gathered.
+"""Concurrent questions in one call: whoever asks waits in a bounded queue, and a thread takes what has gathered.
 
-A batch gathers by itself while the one before is worked on. Only where the last batch held several requests, the next
+A batch gathers by itself while those before are worked on. Only where the last batch held several requests, the next
 one waits a moment for as many: who was answered together tends to ask together again, and who is alone never waits.
 """
 
@@ -44,7 +44,7 @@ class Ask(Generic[_Reply]):
 
 
 class Batcher(Generic[_Reply]):
-    """Answers asks in batches, in a thread of its own. `ask` belongs to an event loop, the rest to any thread."""
+    """Answers asks in batches, in threads of its own. `ask` belongs to an event loop, the rest to any thread."""
 
     def __init__(
         self,
@@ -54,18 +54,20 @@ class Batcher(Generic[_Reply]):
         waiting: int,
         batch: int,
         wait_ms: float = 0.0,
+        workers: int = 1,
         begin: Callable[[], None] = lambda: None,
     ) -> None:
-        """Start the thread.
+        """Start the threads.
 
         Args:
-            name: of the thread.
+            name: of the threads.
             work: gives a reply, or why there is none, for each ask of a batch, in order. A batch that fails as a
                 whole is done again one by one, so nobody fails for another's question.
             waiting: questions in the queue, at most.
             batch: questions in a batch, at most; a single request may bring more.
             wait_ms: how long a batch waits for others, at most.
-            begin: called in the thread before anything else.
+            workers: threads, each with a batch of its own.
+            begin: called in each thread before anything else.
         """
         self._work, self._most_waiting, self._most, self._wait = work, waiting, batch, wait_ms / 1000
         self._changed = threading.Condition()
@@ -73,8 +75,10 @@ class Batcher(Generic[_Reply]):
         self._questions = 0  # in the queue
         self._last = 0  # requests in the last batch
         self._closing = False
-        self._thread = threading.Thread(target=self._run, args=(begin,), name=name, daemon=True)
-        self._thread.start()
+        made = (threading.Thread(target=self._run, args=(begin,), name=name, daemon=True) for _ in range(workers))
+        self._threads = list(made)
+        for thread in self._threads:
+            thread.start()
 
     @property
     def waiting(self) -> int:
@@ -117,7 +121,8 @@ class Batcher(Generic[_Reply]):
         with self._changed:
             self._closing = True
             self._changed.notify_all()
-        self._thread.join()
+        for thread in self._threads:
+            thread.join()
 
     def _enter(self, ask: Ask[_Reply]) -> None:
         with self._changed:

@@ -23,6 +23,7 @@ from rag_model.store.snapshot import Snapshot
 
 _WARMING = 3  # questions that a new edition is asked before anybody else asks it
 _WARM_K = 5
+_MOST_WORKERS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +165,15 @@ def _encoder_files(snapshot: Snapshot) -> list[tuple[str, str]]:
     return sorted((file, ref.id) for file, ref in files.items() if file.startswith(f"{QUESTION_ENCODER}/"))
 
 
+def workers_of(settings: ServiceSettings) -> int:
+    """Return how many batches are worked on at once."""
+    return settings.workers or min(_cores(), _MOST_WORKERS)
+
+
 def threads_of(settings: ServiceSettings) -> int:
-    """Return how many threads encode and search."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return settings.threads or max(1, cores - 1)
+    """Return how many threads encode and search a batch."""
+    return settings.threads or max(1, _cores() // workers_of(settings))
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -24,14 +24,39 @@ from rag_model.serving.service import Service
 _Base: Any = AutoHTTPProtocol  # httptools' where that is installed, else h11's
 
 
+class _Corked:
+    """A transport that sends what is written in one turn of the loop at once: uvicorn writes head and body apart."""
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport, self._loop = transport, loop
+        self._written: list[bytes] = []
+
+    def write(self, data: bytes) -> None:
+        if not self._written:
+            self._loop.call_soon(self._send)
+        self._written.append(data)
+
+    def close(self) -> None:
+        self._send()
+        self._transport.close()
+
+    def _send(self) -> None:
+        written, self._written = self._written, []
+        if written:
+            self._transport.write(b"".join(written))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+
 class _HastyProtocol(_Base):  # type: ignore[misc]
     """HTTP that lets nobody hold a connection with half a head; uvicorn bounds idle ones, and `_body` the bodies."""
 
     head_seconds = 10.0
     _due: asyncio.TimerHandle | None = None
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        super().connection_made(transport)
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        super().connection_made(_Corked(transport, self.loop))
         self._expect()
 
     def data_received(self, data: bytes) -> None:

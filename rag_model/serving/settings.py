@@ -31,7 +31,10 @@ class ServiceSettings:
     batch_questions: int = 64  # encoded and searched at once: more are no faster on a CPU
     batch_answers: int = 8  # decoded at once
     batch_wait_ms: float = 2.0  # for others who are asking already; nobody waits who is alone
-    threads: int = 0  # of torch and faiss for questions; 0: all cores but one, which HTTP needs
+    # A batch on one core takes no longer than half of it on two that wait for each other and for HTTP, so cores work
+    # apart; above four, what Python does alone is what they would wait for.
+    workers: int = 0  # batches at once; 0: one a core, up to four
+    threads: int = 0  # of torch and faiss in each; 0: the cores, divided among them
     # the ref
     poll_seconds: float = 10.0  # between two looks at the ref: one listing each
     retry_seconds: float = 900.0  # at most, between two tries of a version that the store did not give whole
@@ -59,6 +62,6 @@ class ServiceSettings:
         for name, value in least.items():
             if value <= 0:
                 raise UsageError(f"{name} is {value}: give more than 0")
-        for name in ("batch_wait_ms", "threads", "linger_seconds", "drain_seconds"):
+        for name in ("batch_wait_ms", "workers", "threads", "linger_seconds", "drain_seconds"):
             if getattr(self, name) < 0:
                 raise UsageError(f"{name} is {getattr(self, name)}: give 0 or more")

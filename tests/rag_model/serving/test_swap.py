@@ -35,7 +35,7 @@ def test_nobody_fails_and_nothing_is_mixed(library: Library, dest: Path, tmp_pat
     replies: list[tuple[str, httpx.Response]] = []
     failures: list[BaseException] = []
 
-    with serving(library.url, dest, with_limits(poll_seconds=0.01), swaps, model=str(model)) as found:
+    with serving(library.url, dest, with_limits(poll_seconds=0.01, workers=2), swaps, model=str(model)) as found:
 
         def ask(number: int) -> None:
             verb = "answer" if number == 0 else "search"
