@@ -12,6 +12,7 @@ from prometheus_client import (
     CONTENT_TYPE_LATEST,
     CollectorRegistry,
     Counter,
+    Gauge,
     Histogram,
     ProcessCollector,
     generate_latest,
@@ -48,6 +49,8 @@ class Metrics(Observer):
         self._encoding = self._histogram("batch_encode_seconds", "Time to encode a batch.", _SECONDS)
         self._searching = self._histogram("batch_search_seconds", "Time to search a batch.", _SECONDS)
         self._taking = self._histogram("swap_seconds", "Time to bring a snapshot that was taken.", _MINUTES)
+        text = "Editions in memory: one, and those being drained."
+        self._editions = Gauge("bookwheel_editions", text, registry=self._registry)
         self._swaps = self._counter("swaps", "Tries to take a newer snapshot: ok or refused.", "outcome")
         self._looks = self._counter("looks", "Looks at the ref: ok or failed.", "outcome")
         for counter, outcomes in ((self._swaps, ("ok", "refused")), (self._looks, ("ok", "failed"))):
@@ -57,13 +60,12 @@ class Metrics(Observer):
         self.served: Served | None = None
         self.refusal: Refusal | None = None  # of what the ref names now
         self.seen: float | None = None  # when the store last answered
-        self._editions = 0
         self._registry.register(_Scrape(self.state))
         ProcessCollector(registry=self._registry)
 
     def state(self) -> State:
         """Return what is true now."""
-        return State(self._clock(), self.served, self.refusal, self.seen, self._editions, self.quality.figures())
+        return State(self._clock(), self.served, self.refusal, self.seen, self.quality.figures())
 
     def exposition(self) -> bytes:
         """Return everything in Prometheus' text format, of type `CONTENT_TYPE`."""
@@ -100,7 +102,7 @@ class Metrics(Observer):
         if self.served is not None:
             self._swaps.labels("ok").inc()
         self._taking.observe(seconds)
-        self._editions += 1
+        self._editions.inc()
         self.quality.follow(edition.snapshot, edition.indexes[0], edition.asker.encode_questions)
         self.renamed(edition, edition.named)
 
@@ -111,7 +113,7 @@ class Metrics(Observer):
 
     def freed(self, snapshot: str) -> None:
         """Note that an edition's memory is free."""
-        self._editions -= 1
+        self._editions.dec()
 
     def refused(self, refusal: Refusal) -> None:
         """Note that the ref names what is not served."""

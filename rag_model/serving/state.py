@@ -48,7 +48,6 @@ class State:
     served: Served | None
     refusal: Refusal | None  # of what the ref names
     seen: float | None  # when the store was last asked for the ref and answered
-    editions: int
     figures: Figures
 
     def families(self) -> Iterator[Metric]:
@@ -65,7 +64,6 @@ class State:
         yield from _collapse(self.figures.collapse)
 
     def _gauges(self) -> Iterator[_Gauge]:
-        yield "editions", "Editions in memory: one, and those being drained.", self.editions
         yield "ref_seen_age_seconds", "Time since the store last said what the ref names.", _age(self.now, self.seen)
 
 
