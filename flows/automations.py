@@ -67,7 +67,8 @@ def _automation(file: Path, told: dict[str, Any], block: str) -> AutomationCore:
         ]
         return AutomationCore.model_validate({**told, "actions": actions})
     except (ValidationError, KeyError, TypeError) as broken:
-        raise InputError(f"{file} holds an automation that Prefect does not take: {broken}") from broken
+        why = " ".join(str(broken).split())
+        raise InputError(f"{file} holds an automation that Prefect does not take: {why}") from broken
 
 
 def main(argv: Sequence[str]) -> int:
