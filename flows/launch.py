@@ -15,6 +15,7 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import FlowRun
 from prefect.deployments import run_deployment
 from prefect.exceptions import ObjectNotFound
+from prefect.runtime import flow_run
 from prefect.settings import PREFECT_UI_URL
 
 from beam_jobs.workers import CORES, MEMORY, cores, here, worker_memory
@@ -122,8 +123,10 @@ def weigh(
 
 @stage
 def start(deployment: str, parameters: dict[str, Any], variables: dict[str, Any]) -> FlowRun:
-    """Start a run of the deployment, and leave it to itself."""
-    return cast(FlowRun, run_deployment(deployment, parameters=parameters, job_variables=variables, timeout=0))
+    """Start a run of the deployment, and leave it to itself; a launch that is tried again finds the one it started."""
+    key = f"launch-{flow_run.id}" if flow_run.id else None
+    run = run_deployment(deployment, parameters=parameters, job_variables=variables, timeout=0, idempotency_key=key)
+    return cast(FlowRun, run)
 
 
 def pool_of(deployment: str) -> str:

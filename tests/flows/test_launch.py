@@ -15,6 +15,7 @@ from prefect.exceptions import ObjectAlreadyExists
 from beam_jobs.workers import cores, worker_memory
 from flows.launch import Launched, Most, job_variables, launch
 from flows.maintain import watch
+from flows.stage import deployed
 from rag_model.build.needs import LAUNCHER, Bulk, Needs
 from rag_model.errors import ResourceError, UsageError
 from tests.fixtures.wikimedia import serving
@@ -69,6 +70,20 @@ def test_a_launched_run_carries_what_the_estimate_gave_and_that_grows_with_the_d
     assert large.needs.memory > small.needs.memory
     assert large.needs.cores > small.needs.cores
     assert run.job_variables["memory_request"] == f"{-(-large.needs.memory // 2**20)}Mi"
+
+
+def test_a_launch_that_is_tried_again_starts_no_second_run(
+    deployment: Callable[[str], str], mini_dump: Path, tiny: Path
+) -> None:
+    given = (str(mini_dump), str(mini_dump.parent / "store"), str(tiny))
+    name = deployment("process")
+
+    @deployed("tries")
+    def tries() -> set[str]:
+        return {launch.fn(*given, deployment=name).run for _ in range(2)}
+
+    assert len(tries()) == 1
+    assert tries() != tries()
 
 
 @pytest.mark.parametrize("pool", ["cpu", "gpu"])
