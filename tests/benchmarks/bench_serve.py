@@ -14,12 +14,13 @@ import json
 import statistics
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from alone import alone
 from passages import drawn, embedded
-from served import K, load, memory_mb, percentile_ms, publish, service
+from served import Asked, K, cpu_seconds, load, memory_mb, percentile_ms, publish, service
 
 from rag_model.retrieve.dense import DenseRetriever
 from rag_model.store import Snapshot, Store
@@ -27,56 +28,76 @@ from rag_model.store import Snapshot, Store
 CORES = 2
 
 
-def bare(folder: str, questions: list[str], together: int, seconds: float) -> float:
-    """Return how many questions a second are encoded and searched, `together` at once."""
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """How fast questions were answered, and what one cost."""
+
+    questions_s: float
+    cpu_ms: float  # a question, of all threads; clients left out
+    asked: tuple[Asked, ...] = ()
+
+
+def bare(folder: str, questions: list[str], together: int, seconds: float) -> Rate:
+    """Encode and search, `together` at once."""
     with Snapshot.from_folder(Path(folder)) as snapshot:
         retriever = DenseRetriever.of(snapshot)
         retriever.search(questions[:together], K)
-        began, done = time.perf_counter(), 0
+        began, spent, done = time.perf_counter(), time.process_time(), 0
         while time.perf_counter() < began + seconds:
             start = done % len(questions)
-            asked = (questions + questions)[start : start + together]
-            retriever.search(asked, K)
+            retriever.search((questions + questions)[start : start + together], K)
             done += together
-        return done / (time.perf_counter() - began)
+        return Rate(done / (time.perf_counter() - began), (time.process_time() - spent) / done * 1e3)
 
 
-def bare_best(folder: str, questions: list[str], together: int, seconds: float) -> float:
+def bare_best(folder: str, questions: list[str], together: int, seconds: float) -> Rate:
     """Return the better of one thread and all cores: few short questions are no work for two."""
-    arguments = bare, folder, questions, together, seconds
-    return max(alone(*arguments, threads=threads).value for threads in (1, CORES))
+    rates = [alone(bare, folder, questions, together, seconds, threads=n).value for n in (1, CORES)]
+    return max(rates, key=lambda rate: float(rate.questions_s))
+
+
+def served(at: tuple[str, int], questions: list[str], clients: int, seconds: float) -> Rate:
+    """Ask a service."""
+    address, process = at
+    spent = cpu_seconds(process)
+    asked = alone(load, address, questions, clients, seconds).value
+    rate = len(asked) / (asked[-1].ended - asked[0].began)
+    return Rate(rate, (cpu_seconds(process) - spent) / len(asked) * 1e3, tuple(asked))
 
 
 def measure(folder: Path, questions: list[str], options: argparse.Namespace) -> dict[str, Any]:
     """Serve and ask, then loop, in turns; return the report."""
-    store, rounds = str(folder / "store"), []
+    ours: list[dict[int, Rate]] = []
+    theirs: list[dict[int, Rate]] = []
+    peak = 0.0
     for _ in range(options.rounds):
-        with service(store, folder / "dest", "--poll", "60") as (address, process):
-            load(address, questions, max(options.clients), 2.0)  # warm
-            asked = {n: alone(load, address, questions, n, options.seconds).value for n in options.clients}
-            peak = memory_mb(process, "VmHWM")
-        loops = {n: bare_best(str(folder / "dest"), questions, n, options.seconds) for n in options.clients}
-        rounds.append({n: (asked[n], loops[n], peak) for n in options.clients})
-    report = {str(n): _of_clients([one[n] for one in rounds]) for n in options.clients}
+        with service(str(folder / "store"), folder / "dest", "--poll", "60") as at:
+            load(at[0], questions, max(options.clients), 2.0)  # warm
+            ours.append({n: served(at, questions, n, options.seconds) for n in options.clients})
+            peak = max(peak, memory_mb(at[1], "VmHWM"))
+        theirs.append({n: bare_best(str(folder / "dest"), questions, n, options.seconds) for n in options.clients})
+    report = {str(n): _of_clients([one[n] for one in ours], [one[n] for one in theirs]) for n in options.clients}
     return {
         "benchmark": "serve",
         "passages": options.count,
         "ratio": report[str(max(options.clients))]["ratio"],
         "clients": report,
-        "failed": sum(reply.status != 200 for one in rounds for asked, _, _ in one.values() for reply in asked),
-        "peak_mb": max(peak for one in rounds for _, _, peak in one.values()),
+        "failed": sum(asked.status != 200 for one in ours for rate in one.values() for asked in rate.asked),
+        "peak_mb": peak,
     }
 
 
-def _of_clients(rounds: list[tuple[list[Any], float, float]]) -> dict[str, Any]:
-    rates = [len(asked) / (asked[-1].ended - asked[0].began) for asked, _, _ in rounds]
+def _of_clients(ours: list[Rate], theirs: list[Rate]) -> dict[str, Any]:
+    rounds = list(zip(ours, theirs, strict=True))
     return {
-        "questions_s": round(statistics.median(rates), 1),
-        "bare_questions_s": round(statistics.median(loop for _, loop, _ in rounds), 1),
-        "ratio": round(statistics.median(rate / loop for rate, (_, loop, _) in zip(rates, rounds, strict=True)), 2),
-        "p50_ms": statistics.median(percentile_ms(asked, 50) for asked, _, _ in rounds),
-        "p99_ms": statistics.median(percentile_ms(asked, 99) for asked, _, _ in rounds),
-        "rounds": [[round(rate, 1), round(loop, 1)] for rate, (_, loop, _) in zip(rates, rounds, strict=True)],
+        "questions_s": round(statistics.median(one.questions_s for one in ours), 1),
+        "bare_questions_s": round(statistics.median(one.questions_s for one in theirs), 1),
+        "ratio": round(statistics.median(one.questions_s / other.questions_s for one, other in rounds), 2),
+        "p50_ms": statistics.median(percentile_ms(one.asked, 50) for one in ours),
+        "p99_ms": statistics.median(percentile_ms(one.asked, 99) for one in ours),
+        "cpu_ms": round(statistics.median(one.cpu_ms for one in ours), 2),
+        "bare_cpu_ms": round(statistics.median(one.cpu_ms for one in theirs), 2),
+        "rounds": [[round(one.questions_s, 1), round(other.questions_s, 1)] for one, other in rounds],
     }
 
 

@@ -164,6 +164,12 @@ def percentile_ms(asked: Sequence[Asked], share: float) -> float:
     return round(float(np.percentile([one.ended - one.began for one in asked], share)) * 1e3, 2) if asked else 0.0
 
 
+def cpu_seconds(process: int) -> float:
+    """Return the CPU seconds that a process has spent."""
+    fields = Path("/proc", str(process), "stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def memory_mb(process: int, name: str = "RssAnon") -> float:
     """Return what the kernel says of a process's memory: `RssAnon` now, `VmHWM` at its peak."""
     status = Path("/proc", str(process), "status").read_text()

@@ -42,7 +42,10 @@ def test_nobody_fails_and_nothing_is_mixed(library: Library, dest: Path, tmp_pat
             try:
                 with httpx.Client(base_url=found.url, timeout=PATIENCE) as client:
                     while not done.is_set():
-                        asked = {"questions": ["who was the king?", f"river {len(replies)}"][: 1 + number % 2], "k": 3}
+                        asked: dict[str, Any] = {
+                            "questions": ["who was the king?", f"river {len(replies)}"][: 1 + number % 2]
+                        }
+                        asked["k"] = 1 if verb == "answer" else 3
                         replies.append((verb, client.post(f"/{verb}", json=asked)))
             except BaseException as failure:
                 failures.append(failure)
