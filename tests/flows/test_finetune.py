@@ -228,6 +228,20 @@ def test_a_reader_is_trained_and_answers(
     assert [(move["number"], move["model"]) for move in logged] == [(1, told["model"])]
 
 
+def test_a_reader_that_does_not_read_gets_no_name(
+    finetune: Bookwheel, store: Path, given: dict[str, Path], generator: Path, tmp_path: Path
+) -> None:
+    row = json.loads(given["dev"].read_text().splitlines()[0])
+    given["dev"].write_text("".join(json.dumps({**row, "question": f"what {n}"}) + "\n" for n in range(20)))
+    strict = RAG.replace("answered = 2", "answered = 20").replace("refuse_collapse = false", "refuse_collapse = true")
+    limits = "\n[rag.limits]\nleast_spread = 0.0\nmost_unchanged = 0.0\n"  # one answer that stays is one too many
+    (tmp_path / "rag.toml").write_text(strict + limits)
+    ran = finetune("rag-token", generator=generator, work=tmp_path / "work")
+    assert (ran.code, "the model does not read" in ran.complaint) == (3, True)
+    assert Store.open(str(store)).models.list() == []
+    assert list((tmp_path / "work" / "checkpoints").iterdir()), "to be looked at"
+
+
 def test_the_recipe_of_a_model_trains_it_again(
     finetune: Bookwheel, store: Path, bookwheel: Bookwheel, generator: Path, tmp_path: Path
 ) -> None:
