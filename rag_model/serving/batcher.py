@@ -74,6 +74,7 @@ class Batcher(Generic[_Reply]):
         self._queue: deque[Ask[_Reply]] = deque()
         self._questions = 0  # in the queue
         self._last = 0  # requests in the last batch
+        self._idle = 0  # workers that wait for a batch: they share what there is
         self._closing = False
         made = (threading.Thread(target=self._run, args=(begin,), name=name, daemon=True) for _ in range(workers))
         self._threads = list(made)
@@ -154,17 +155,20 @@ class Batcher(Generic[_Reply]):
     def _gathered(self) -> list[Ask[_Reply]]:
         """Wait for asks and take what makes a batch; [] once closed and empty."""
         with self._changed:
+            self._idle += 1
             self._changed.wait_for(lambda: self._queue or self._closing)
             if self._wait and self._last > 1 and not self._closing:
                 until = time.monotonic() + self._wait
                 while not self._full and (rest := until - time.monotonic()) > 0:
                     self._changed.wait(rest)
             taken: list[Ask[_Reply]] = []
-            size = 0
-            while self._queue and (not taken or size + len(self._queue[0].questions) <= self._most):
+            size, share = 0, min(self._most, -(-self._questions // self._idle))
+            while self._queue and (not taken or size + len(self._queue[0].questions) <= share):
                 taken.append(self._queue.popleft())
                 size += len(taken[-1].questions)
             self._questions -= size
+            self._idle -= 1
+            self._changed.notify()  # of the rest
             return taken
 
     @property

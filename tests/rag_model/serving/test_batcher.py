@@ -130,3 +130,23 @@ def test_what_was_taken_is_answered_before_the_end() -> None:
 
     with batching(worker) as batcher:
         asyncio.run(asked(batcher))
+
+
+def test_several_workers_answer_everything_once() -> None:
+    worker = Worker()
+
+    async def asked(batcher: Batcher[Any]) -> None:
+        tasks = [asyncio.create_task(batcher.ask([letter], 1, None, PATIENCE)) for letter in "ab"]
+        await held(lambda: len(worker.batches) == 2)
+        tasks += [asyncio.create_task(batcher.ask([letter], 1, None, PATIENCE)) for letter in "cdefghij"]
+        await held(lambda: batcher.waiting == 8)
+        worker.go.set()
+        assert await asyncio.gather(*tasks) == [[letter] for letter in "abcdefghij"]
+
+    batcher: Batcher[Any] = Batcher("test", worker, waiting=100, batch=10, workers=2)
+    try:
+        asyncio.run(asked(batcher))
+    finally:
+        worker.go.set()
+        batcher.close()
+    assert sorted(question for batch in worker.batches for question in batch) == list("abcdefghij")
