@@ -40,6 +40,9 @@ def serve(
         bool, Parameter(negative="", help="Leave the vectors out; recall on live questions is not measured then.")
     ] = False,
     poll: Annotated[float, Parameter(help="Seconds between two looks at the ref.")] = 10.0,
+    batches: Annotated[
+        int, Parameter(help="Batches of questions that are worked on at once; 0: one a core, up to four.")
+    ] = 0,
     questions: Annotated[
         Path | None, Parameter(help="Questions of the evaluation; how live ones drift from them is measured.")
     ] = None,
@@ -58,6 +61,7 @@ def serve(
         embeddings=not no_embeddings,
         swap="low-memory" if low_memory else "blue-green",
         poll_seconds=poll,
+        workers=batches,
         keep=keep,
     )
     followed = running.Followed(store, ref, dest or running.default_dest(store), model, asks)
