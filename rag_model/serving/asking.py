@@ -66,4 +66,4 @@ class ReadingModel:
         Raises:
             RefusedError: the model's questions ask into another space than the snapshot's.
         """
-        return Reader(DenseRetriever(snapshot, self.asker, index), self.rag)
+        return Reader(DenseRetriever(snapshot, self.asker, index), self.rag, passages=snapshot.n)
