@@ -22,9 +22,9 @@ lint: .venv/dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# Those that train and answer want data and a generator, which are named by hand: `--help` says which.
+# Those that train and answer want data and a generator, and Flink its jars, named by hand: `--help` says which.
 bench: .venv/bench
-	set -e; for bench in $(filter-out $(addprefix tests/benchmarks/bench_,dpr.py rag_finetune.py open_book.py), \
+	set -e; for bench in $(filter-out $(addprefix tests/benchmarks/bench_,dpr.py rag_finetune.py open_book.py flink.py), \
 	  $(wildcard tests/benchmarks/bench_*.py)); do echo "== $$bench"; $(BIN)/python $$bench; done
 
 up: .venv/dev
