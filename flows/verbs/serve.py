@@ -42,7 +42,7 @@ def serve(
     poll: Annotated[float, Parameter(help="Seconds between two looks at the ref.")] = 10.0,
     batches: Annotated[
         int, Parameter(help="Batches of questions that are worked on at once; 0: one a core, up to four.")
-    ] = 1,
+    ] = 0,
     questions: Annotated[
         Path | None, Parameter(help="Questions of the evaluation; how live ones drift from them is measured.")
     ] = None,

@@ -31,7 +31,7 @@ class ServiceSettings:
     batch_questions: int = 64  # encoded and searched at once: more are no faster on a CPU
     batch_answers: int = 8  # decoded at once
     batch_wait_ms: float = 2.0  # for others who are asking already; nobody waits who is alone
-    workers: int = 1  # batches at once; 0: one a core, up to four; one, on all cores, was the faster and the steadier
+    workers: int = 0  # batches at once; 0: one a core, up to four: a core encodes while the other speaks HTTP
     threads: int = 0  # of torch and faiss in each; 0: the cores, divided among them
     # the ref
     poll_seconds: float = 10.0  # between two looks at the ref: one listing each
