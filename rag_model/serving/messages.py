@@ -29,11 +29,6 @@ class Request(BaseModel):
 
     questions: list[str] = Field(min_length=1, examples=[["Who wrote Animal Farm?"]])
 
-    @property
-    def depth(self) -> int | None:
-        """How many passages a question is given; None: as many as the model was trained with."""
-        raise NotImplementedError
-
 
 class SearchRequest(Request):
     """Questions to find passages for."""
@@ -41,21 +36,11 @@ class SearchRequest(Request):
     k: int = Field(5, description="Passages a question.")
     index: str | None = Field(None, description="One of the service's indexes; by default its first.")
 
-    @property
-    def depth(self) -> int:
-        """How many passages a question is given."""
-        return self.k
-
 
 class AnswerRequest(Request):
     """Questions to answer."""
 
     k: int | None = Field(None, description="Passages a question; by default as in training.")
-
-    @property
-    def depth(self) -> int | None:
-        """How many passages a question is given; None: as many as the model was trained with."""
-        return self.k
 
 
 class Hit(BaseModel):
@@ -150,7 +135,7 @@ class Problem(BaseModel):
     detail: str = Field(description="One sentence: what, and what to do.")
 
 
-def read_request(kind: type[Request], body: bytes, settings: ServiceSettings) -> Any:
+def read_request(kind: type[SearchRequest | AnswerRequest], body: bytes, settings: ServiceSettings) -> Any:
     """Read a request and check it against the service's bounds.
 
     Raises:
@@ -173,16 +158,16 @@ def _sentence(wrong: ValidationError) -> UsageError:
     return MalformedError(f"{place} can not be read ({first['msg']}): /openapi.json says what the service takes")
 
 
-def _check(request: Request, settings: ServiceSettings) -> None:
+def _check(request: SearchRequest | AnswerRequest, settings: ServiceSettings) -> None:
     if len(request.questions) > settings.max_questions:
         raise UsageError(f"{len(request.questions)} questions are too many: ask up to {settings.max_questions} at once")
     if longest := next((text for text in request.questions if len(text) > settings.max_question_chars), ""):
         raise UsageError(f"a question has {len(longest)} characters: ask in up to {settings.max_question_chars}")
     check_questions(request.questions)
-    if request.depth is not None and request.depth < 1:
-        raise UsageError(f"k is {request.depth}: ask for at least 1 passage")
-    if request.depth is not None and request.depth > settings.max_k:
-        raise UsageError(f"k is {request.depth}: ask for at most {settings.max_k} passages")
+    if request.k is not None and request.k < 1:
+        raise UsageError(f"k is {request.k}: ask for at least 1 passage")
+    if request.k is not None and request.k > settings.max_k:
+        raise UsageError(f"k is {request.k}: ask for at most {settings.max_k} passages")
 
 
 def search_reply(questions: Sequence[str], found: Found) -> bytes:
