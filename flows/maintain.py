@@ -11,8 +11,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from flows.age import parse_age
-from flows.launch import Launched, Most, launch
+from flows.launch import launch
 from flows.outcome import Reindexed
+from flows.pools import Launched, Most
 from flows.progress import StageClock
 from flows.reindex import DEFAULT_ENCODER, reindex
 from flows.stage import deployed, stage

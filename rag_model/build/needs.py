@@ -13,15 +13,16 @@ from rag_model.build.recipe import Recipe
 from rag_model.corpus.multistream import is_index
 from rag_model.corpus.parts import LARGEST, SMALLEST
 from rag_model.corpus.source import basename, expand, size_of
-from rag_model.encoders.files import CONFIG, read_object, vector_length
+from rag_model.encoders.architecture import architecture_of
+from rag_model.encoders.files import vector_length
 from rag_model.encoders.weights import weight_files
 from rag_model.errors import ResourceError
 from rag_model.index.amounts import gigabytes
 from rag_model.index.choice import fitted
 from rag_model.index.estimate import Estimate, estimate
 from rag_model.index.recipe import resolve
+from rag_model.machine import CORE, GPU, LAUNCHER, SPARE, Limits, Needs
 
-LAUNCHER = 700 << 20  # bytes: Prefect, Beam and faiss in the process that runs the flow
 CHUNKER = 256 << 20  # of a worker that cuts pages: 209 MB measured
 ENCODER = 600 << 20  # of a worker that encodes, beside its weights: 720 MB measured with MiniLM's 90
 _WORDS = 100  # of a passage, in the figures below
@@ -31,20 +32,8 @@ _ARTICLE = 60  # passages of an article at most, on average: 54 in the demo's lo
 _BYTES = {".bz2": 324, ".gz": 400, ".parquet": 300, "": 650}
 _XML = 1165  # of an export that is not compressed
 _TOKENS = 160  # of a passage and its title
-_CORE = 1.5e11  # operations a second that a core does of an encoder's in fp32: MiniLM, 47 passages a second
-_GPU = 2e13  # the same of a GPU of the last years: a fifth of what its vendor says
 _GRAPH = 180e-6  # seconds of a core to put a vector of 96 dimensions into the indexes
 _CUT = 2e-4  # seconds of a core to cut a passage
-_SPARE = 1.25  # times the memory of the largest stage
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What one run may have at most."""
-
-    memory: int  # bytes
-    cores: int
-    gpus: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,19 +45,6 @@ class Bulk:
     dim: int  # of a vector
     weights: int  # bytes of the encoder's
     operations: float  # of encoding one passage
-
-
-@dataclass(frozen=True, slots=True)
-class Needs:
-    """What a run shall be given, and what for."""
-
-    bulk: Bulk
-    stages: Mapping[str, int]  # bytes of memory that each takes, its workers side by side
-    memory: int  # bytes, launcher and workers together
-    cores: int
-    gpus: int
-    disk: int  # bytes beside the store's, while the indexes are built
-    hours: float
 
 
 def bulk_of(dump: str, encoder: Path, recipe: Recipe, limit: int | None = None) -> Bulk:
@@ -91,15 +67,13 @@ def bulk_of(dump: str, encoder: Path, recipe: Recipe, limit: int | None = None) 
         passages = min(passages, limit * _ARTICLE * share)
     total = sum(sizes.values())
     part = recipe.part_bytes or min(LARGEST, max(SMALLEST, total // 16))
-    config = read_object(encoder / CONFIG)
-    hidden, layers = (int(config.get(key) or least) for key, least in (("hidden_size", 768), ("num_hidden_layers", 12)))
     count = max(1, ceil(passages))
     return Bulk(
         passages=count,
         part=max(1, min(count, ceil(count * part / max(total, 1)))),
         dim=vector_length(encoder),
         weights=sum(path.stat().st_size for path in weight_files(encoder)),
-        operations=_TOKENS * 2 * 12 * layers * hidden**2,  # two a weight; a layer's four and its two wide matrices
+        operations=_TOKENS * architecture_of(encoder).operations,
     )
 
 
@@ -119,14 +93,14 @@ def needs_of(bulk: Bulk, recipe: Recipe, limits: Limits, hours: float, *, local:
     Raises:
         ResourceError: it does not fit into the limits; the sentence says what would.
     """
-    most = int(limits.memory / _SPARE)
+    most = int(limits.memory / SPARE)
     costs = _indexes(bulk, recipe, most - LAUNCHER if local else None)
     if not local:
         return _given(bulk, costs, {"launcher": LAUNCHER}, 1, 0, 0.0)
     wanted = max(1.0, hours * 3600)
     encoding, other = bulk.passages * bulk.operations, bulk.passages * (_CUT + _GRAPH * bulk.dim / 96)
-    on_cores = encoding / _CORE + other
-    gpus = 0 if on_cores / limits.cores <= wanted else min(limits.gpus, ceil(encoding / _GPU / wanted))
+    on_cores = encoding / CORE + other
+    gpus = 0 if on_cores / limits.cores <= wanted else min(limits.gpus, ceil(encoding / GPU / wanted))
     work = on_cores if not gpus else other
     cores = min(limits.cores, max(1, ceil(work / wanted), gpus))
     while cores > 1 and max(_stages(bulk, costs, cores).values()) > most:
@@ -135,10 +109,10 @@ def needs_of(bulk: Bulk, recipe: Recipe, limits: Limits, hours: float, *, local:
     worst = max(stages, key=lambda stage: stages[stage])
     if stages[worst] > most:
         raise ResourceError(
-            f"about {bulk.passages:,} passages of {bulk.dim} dimensions need {gigabytes(_SPARE * stages[worst])} of "
+            f"about {bulk.passages:,} passages of {bulk.dim} dimensions need {gigabytes(SPARE * stages[worst])} of "
             f"memory to {worst}, and a run may have {gigabytes(limits.memory)}: raise the limit"
         )
-    return _given(bulk, costs, stages, cores, gpus, (work / cores + (encoding / _GPU / gpus if gpus else 0)) / 3600)
+    return _given(bulk, costs, stages, cores, gpus, (work / cores + (encoding / GPU / gpus if gpus else 0)) / 3600)
 
 
 def _indexes(bulk: Bulk, recipe: Recipe, room: int | None) -> list[Estimate]:
@@ -147,8 +121,8 @@ def _indexes(bulk: Bulk, recipe: Recipe, room: int | None) -> list[Estimate]:
         plans = [resolve(index, bulk.passages, bulk.dim) for index in recipe.index.values()]
     elif room <= 0:
         raise ResourceError(
-            f"a run may have {gigabytes(_SPARE * (room + LAUNCHER))} of memory, and its launcher alone takes "
-            f"{gigabytes(_SPARE * LAUNCHER)}: raise the limit"
+            f"a run may have {gigabytes(SPARE * (room + LAUNCHER))} of memory, and its launcher alone takes "
+            f"{gigabytes(SPARE * LAUNCHER)}: raise the limit"
         )
     else:
         plans = [fitted(index, bulk.passages, bulk.dim, room, bulk.part) for index in recipe.index.values()]
@@ -168,7 +142,12 @@ def _given(
     bulk: Bulk, costs: Sequence[Estimate], stages: Mapping[str, int], cores: int, gpus: int, hours: float
 ) -> Needs:
     disk = sum(cost.work_bytes for cost in costs)
-    return Needs(bulk, dict(stages), ceil(_SPARE * max(stages.values())), cores, gpus, disk, hours)
+    work = {
+        "passages, about": f"{bulk.passages:,}",
+        "dimensions": f"{bulk.dim:,}",
+        "weights of the encoder": gigabytes(bulk.weights),
+    }
+    return Needs(work, dict(stages), ceil(SPARE * max(stages.values())), cores, gpus, disk, hours)
 
 
 def _passage(url: str) -> float:

@@ -114,6 +114,17 @@ def load_rag(folder: Path, device: str | None = None, dtype: str | None = None) 
     return Rag(question, generator, settings).eval()
 
 
+def rag_settings(folder: Path) -> RagSettings:
+    """Return the settings of what `load_rag` would load, without its weights.
+
+    Raises:
+        InputError: a file is missing or corrupt, or it is no RAG model.
+    """
+    if record := optional_object(folder / RECORD_FILE):
+        return _recorded(record, folder)[1]
+    return _paper_settings(read_object(folder / CONFIG))
+
+
 def _kept(generator: Any) -> Kept:
     kept: Kept = generator
     return kept

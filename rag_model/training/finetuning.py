@@ -69,7 +69,7 @@ class Finetuning:
     ) -> None:
         """Take all that decides the model; `examples` are those of `train` and of `dev`."""
         self.store, self.kind, self.snapshot, self.origins = store, kind, snapshot, origins
-        self.training, self._examples = training, dict(examples)
+        self.training, self.examples = training, dict(examples)
 
     @cached_property
     def inputs(self) -> dict[str, Any]:
@@ -80,7 +80,7 @@ class Finetuning:
             "snapshot": self.snapshot.id,
             "models": dict(self.origins.digests()),
             "recipe": {**recipe, "loop": self.training.loop.deciding()},
-            "examples": {name: digest_examples(some) for name, some in self._examples.items()},
+            "examples": {name: digest_examples(some) for name, some in self.examples.items()},
             "version": VERSION,
         }
 
@@ -103,8 +103,8 @@ class Finetuning:
     def mine(self) -> None:
         """Find the negatives that the examples of a DPR training lack."""
         if isinstance(self.training, DprTraining):
-            for name, some in self._examples.items():
-                self._examples[name] = with_negatives(some, self.snapshot, self.training.negatives)
+            for name, some in self.examples.items():
+                self.examples[name] = with_negatives(some, self.snapshot, self.training.negatives)
 
     def run(self, work: Path, report: Report | None = None) -> Trained:
         """Train in the folder `work`, or go on with what is there.
@@ -146,14 +146,14 @@ class Finetuning:
 
     def _dpr(self, training: DprTraining) -> DprTask:
         corpus = ranked_passages(self.snapshot, training.negatives.ranked)
-        examples = self._examples["train"], self._examples["dev"]
+        examples = self.examples["train"], self.examples["dev"]
         return DprTask.load(self.origins.question, self.origins.passage, *examples, training.dpr, corpus)
 
     def _rag(self, training: RagTraining) -> RagTask:
         question = TrainableEncoder.load(self.origins.question, "question", device="cpu")
         generator = load_generator(self.origins.generator or "", device="cpu")
         rag = Rag(question, generator, training.rag.settings(_MARGINALS[self.kind]))
-        examples = self._examples["train"], self._examples["dev"]
+        examples = self.examples["train"], self.examples["dev"]
         return RagTask(rag, self.snapshot, *examples, training.rag, self.inputs["models"])
 
     def _space(self, folder: Path) -> Space:

@@ -13,11 +13,23 @@ from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterNam
 from prefect.exceptions import ObjectAlreadyExists
 
 from beam_jobs.workers import cores, worker_memory
-from flows.launch import Launched, Most, job_variables, launch
+from flows.launch import launch
+from flows.launch_model import launch_evaluate, launch_finetune
 from flows.maintain import watch
+from flows.pools import Launched, Most, job_variables
 from flows.stage import deployed
-from rag_model.build.needs import LAUNCHER, Bulk, Needs
+from rag_model.encoders.trainable import TrainableEncoder
 from rag_model.errors import ResourceError, UsageError
+from rag_model.evaluation.ablation import Ablations
+from rag_model.evaluation.settings import Evaluation
+from rag_model.generate.decoding import Decoding
+from rag_model.generate.folder import save_rag
+from rag_model.generate.inputs import PaperForm
+from rag_model.generate.load import load_generator
+from rag_model.generate.rag import Rag, RagSettings
+from rag_model.machine import LAUNCHER, Needs
+from rag_model.store.snapshot import Snapshot
+from tests.fixtures.tiny_generators import save_bart
 from tests.fixtures.wikimedia import serving
 
 ROOT = Path(__file__).parents[2]
@@ -25,16 +37,16 @@ MOST = Most(memory="64GB", cores=16, gpus=2)
 
 
 @pytest.fixture
-def deployment(prefect_server: None) -> Callable[[str], str]:
-    """Deploy `reindex` into a work pool of a type, with no worker; return the deployment's name."""
+def deployment(prefect_server: None) -> Callable[..., str]:
+    """Deploy a flow into a work pool of a type, with no worker; return the deployment's name."""
 
-    def deploy(kind: str) -> str:
+    def deploy(kind: str, flow_name: str = "reindex") -> str:
         with get_client(sync_client=True) as client:
             with suppress(ObjectAlreadyExists):
                 client.create_work_pool(WorkPoolCreate(name=f"launch-{kind}", type=kind, base_job_template={}))
-            flow = client.create_flow_from_name("reindex")
+            flow = client.create_flow_from_name(flow_name)
             client.create_deployment(flow, kind, work_pool_name=f"launch-{kind}", job_variables={"env": {"KEPT": "1"}})
-        return f"reindex/{kind}"
+        return f"{flow_name}/{kind}"
 
     return deploy
 
@@ -47,7 +59,7 @@ def started(deployment: str, dump: Path, tiny: Path, **options: Any) -> tuple[La
 
 
 def test_a_launched_run_carries_what_the_estimate_gave_and_that_grows_with_the_dump(
-    deployment: Callable[[str], str], mini_dump: Path, tiny: Path, tmp_path: Path
+    deployment: Callable[..., str], mini_dump: Path, tiny: Path, tmp_path: Path
 ) -> None:
     name = deployment("kubernetes")
     most = Most(memory="200GB", cores=64)
@@ -73,7 +85,7 @@ def test_a_launched_run_carries_what_the_estimate_gave_and_that_grows_with_the_d
 
 
 def test_a_launch_that_is_tried_again_starts_no_second_run(
-    deployment: Callable[[str], str], mini_dump: Path, tiny: Path
+    deployment: Callable[..., str], mini_dump: Path, tiny: Path
 ) -> None:
     given = (str(mini_dump), str(mini_dump.parent / "store"), str(tiny))
     name = deployment("process")
@@ -97,8 +109,15 @@ def test_our_kubernetes_pools_know_what_they_are_told(pool: str) -> None:
 
 
 def needs_with(gpus: int) -> Needs:
-    bulk = Bulk(passages=1_000, part=100, dim=32, weights=1_000, operations=1e6)
-    return Needs(bulk, stages={"embed": 3 << 30}, memory=4 << 30, cores=3, gpus=gpus, disk=200 << 30, hours=1.5)
+    return Needs(
+        {"passages, about": "1,000"},
+        stages={"embed": 3 << 30},
+        memory=4 << 30,
+        cores=3,
+        gpus=gpus,
+        disk=200 << 30,
+        hours=1.5,
+    )
 
 
 def test_docker_and_processes_are_told_in_their_own_words() -> None:
@@ -126,7 +145,7 @@ def test_what_a_run_was_given_is_what_its_workers_take(monkeypatch: pytest.Monke
 
 
 def test_what_cannot_fit_is_refused_and_nothing_is_started(
-    deployment: Callable[[str], str], mini_dump: Path, tiny: Path
+    deployment: Callable[..., str], mini_dump: Path, tiny: Path
 ) -> None:
     name = deployment("docker")
     with pytest.raises(ResourceError, match="raise the limit"):
@@ -146,7 +165,7 @@ def test_what_cannot_fit_is_refused_and_nothing_is_started(
     ],
 )
 def test_limits_that_are_none_are_refused(
-    deployment: Callable[[str], str], mini_dump: Path, tiny: Path, most: Most | None, says: str
+    deployment: Callable[..., str], mini_dump: Path, tiny: Path, most: Most | None, says: str
 ) -> None:
     with pytest.raises(UsageError, match=says):
         started(deployment("docker"), mini_dump, tiny, most=most)
@@ -158,7 +177,7 @@ def test_a_deployment_that_is_not_there_is_said_so(mini_dump: Path, tiny: Path) 
 
 
 def test_the_watcher_launches_a_sized_run_of_what_it_fetched(
-    deployment: Callable[[str], str], mini_dump: Path, tiny: Path, tmp_path: Path
+    deployment: Callable[..., str], mini_dump: Path, tiny: Path, tmp_path: Path
 ) -> None:
     name = deployment("process")
     with serving() as site:
@@ -170,3 +189,72 @@ def test_the_watcher_launches_a_sized_run_of_what_it_fetched(
     assert Path(run.parameters["dump"]).read_bytes() == mini_dump.read_bytes()
     assert run.job_variables == told.launched.job_variables
     assert set(run.job_variables["env"]) == {"BOOKWHEEL_CORES", "BOOKWHEEL_WORKER_MEMORY", "CUDA_VISIBLE_DEVICES"}
+
+
+@pytest.fixture
+def examples(library: Path, tmp_path: Path) -> dict[str, str]:
+    """Questions about real passages, as triples."""
+    passages = Snapshot.open(str(library)).passages(range(0, 120, 10))
+    rows = [
+        {"question": f"what is {one.title}", "answers": [one.text.split()[0]], "title": one.title, "context": one.text}
+        for one in passages
+    ]
+    for name, some in (("train", rows[:8]), ("dev", rows[8:])):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in some))
+    return {name: str(tmp_path / f"{name}.jsonl") for name in ("train", "dev")}
+
+
+def test_a_fine_tuning_gets_what_its_models_and_batches_need(
+    deployment: Callable[..., str], library: Path, examples: dict[str, str], tmp_path: Path
+) -> None:
+    name, bart = deployment("kubernetes", "finetune"), str(save_bart(tmp_path / "bart"))
+
+    def launched(batch: int) -> tuple[Launched, Any]:
+        given: dict[str, Any] = {"recipe": {"rag": {"batch_size": batch}}, "generator": bart, "max_steps": 5}
+        told = launch_finetune("rag-token", str(library), **examples, **given, deployment=name, most=MOST)
+        with get_client(sync_client=True) as client:
+            return told, client.read_flow_run(told.run)  # type: ignore[arg-type]
+
+    small, run = launched(2)
+    assert run.parameters == {
+        "kind": "rag-token",
+        "store": str(library),
+        **examples,
+        "ref": "latest",
+        "generator": bart,
+        "recipe": {"rag": {"batch_size": 2}},
+        "max_steps": 5,
+    }
+    assert run.job_variables == small.job_variables
+    assert run.job_variables["memory_limit"] == f"{-(-small.needs.memory // 2**20)}Mi"
+    assert run.job_variables["env"]["OMP_NUM_THREADS"] == str(small.needs.cores)
+    large, run = launched(400)
+    assert large.needs.memory > small.needs.memory
+    assert run.job_variables["memory_limit"] == f"{-(-large.needs.memory // 2**20)}Mi"
+    with pytest.raises(ResourceError, match=r"GB of memory to train, and a run may have 64\.0 GB"):
+        launched(1_000_000)
+
+
+def test_an_evaluation_gets_what_its_model_and_questions_need(
+    deployment: Callable[..., str], library: Path, examples: dict[str, str], tiny: Path, tmp_path: Path
+) -> None:
+    generator = load_generator(save_bart(tmp_path / "bart"), PaperForm(max_answer=16), device="cpu")
+    question = TrainableEncoder.load(tiny, "question", device="cpu")
+    save_rag(Rag(question, generator, RagSettings(k=3)), tmp_path / "rag", question.space())
+    name = deployment("docker", "evaluate")
+
+    def launched(settings: Evaluation | None) -> tuple[Launched, Any]:
+        what = (str(library), str(tmp_path / "rag"), examples["dev"])
+        told = launch_evaluate(*what, settings=settings, deployment=name, most=MOST)
+        with get_client(sync_client=True) as client:
+            return told, client.read_flow_run(told.run)  # type: ignore[arg-type]
+
+    plain, run = launched(None)
+    assert "settings" not in run.parameters
+    assert run.job_variables["mem_limit"] == f"{plain.needs.memory}b"
+    swept, run = launched(Evaluation(ablations=Ablations(sweep=(1, 50)), decoding=Decoding(beams=4)))
+    assert run.parameters["settings"]["ablations"]["sweep"] == [1, 50]
+    assert swept.needs.memory > plain.needs.memory
+    assert swept.needs.hours > plain.needs.hours
+    with pytest.raises(UsageError, match="there is no deployment evaluate/nowhere"):
+        launch_evaluate(str(library), str(tmp_path / "rag"), examples["dev"], deployment="evaluate/nowhere", most=MOST)

@@ -7,14 +7,14 @@ import pytest
 import yaml
 from prefect.utilities.templating import apply_values
 
-from flows.launch import job_variables
-from rag_model.build.needs import Bulk, Needs
+from flows.pools import job_variables
+from rag_model.machine import Needs
 from tests.fixtures.declared import REGISTRY, ROOT, built, containers, documents, kustomized, pods, pool
 
 VERSION = "1.33.0"
 POOLS = ("cpu", "gpu")
 PREFECT_OWN = {"name", "labels", "command", "namespace", "image", "env"}
-ASKED = Needs(Bulk(0, 0, 0, 0, 0.0), stages={}, memory=48 * 2**30, cores=12, gpus=2, disk=0, hours=1.0)
+ASKED = Needs({}, stages={}, memory=48 * 2**30, cores=12, gpus=2, disk=0, hours=1.0)
 
 
 def _job(name: str, values: dict[str, Any]) -> dict[str, Any]:

@@ -6,11 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rag_model.build.needs import Bulk, Limits, bulk_of, needs_of
+from rag_model.build.needs import Bulk, bulk_of, needs_of
 from rag_model.build.recipe import Recipe
 from rag_model.corpus.chunk import ChunkRecipe
 from rag_model.errors import InputError, ResourceError
 from rag_model.index.recipe import IndexRecipe
+from rag_model.machine import Limits
 from tests.fixtures.tiny import save_bert
 
 ROOM = Limits(memory=64 * 10**9, cores=8)
