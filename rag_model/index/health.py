@@ -20,7 +20,7 @@ from rag_model.index.search import IndexFile, SearchIndex, open_index
 from rag_model.index.vectors import VectorFiles
 
 _REPEATS = 3  # runs at least of which the fastest counts: a machine is slowed by others, never hurried
-_SECONDS = 0.1  # and so many of them: a batch of a few milliseconds is easily slowed as a whole
+_SECONDS = 0.02  # and so many of them: a batch of a few milliseconds is easily slowed as a whole
 
 
 @dataclass(frozen=True, slots=True)
