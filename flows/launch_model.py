@@ -49,7 +49,17 @@ def launch_finetune(
     """Estimate what a fine-tuning needs, and start one with that much memory, and so many cores or a GPU.
 
     Args:
-        kind, store, train, dev, ref, encoder, generator, recipe, name, max_steps: as `finetune` takes them.
+        kind: `dpr` (a question and a passage encoder), `rag-sequence` or `rag-token` (a question encoder and a
+            generator).
+        store: URL or folder of the store.
+        train: examples to learn from: DPR's JSON, question CSV or JSONL, triples, KILT, or a BEIR folder.
+        dev: examples to choose the best weights by.
+        ref: a ref, ref@number, an id or a unique prefix of a snapshot.
+        encoder: what the encoders begin as: a folder, a hub name, or `model:NAME`; else what the snapshot carries.
+        generator: what the generator begins as: a folder or a hub name.
+        recipe: tables of settings, as a TOML file has them (`flows.training`); else the papers'.
+        name: the name among models to move; else `kind`.
+        max_steps: train so many steps, whatever the recipe says.
         deployment: what to start, FLOW/NAME; its work pool decides how a machine is asked for.
         most: what one run may be given; else what this machine has.
         hours: how long the training may take, about: more cores, or a GPU, where fewer would take longer. Else 6, and
@@ -84,7 +94,15 @@ def launch_evaluate(
     """Estimate what an evaluation needs, and start one with that much memory, and so many cores or a GPU.
 
     Args:
-        store, model, questions, ref, settings, rows, kilt, report, asks: as `evaluate` takes them.
+        store: URL or folder of the store.
+        model: a RAG model of the store (a ref, ref@number, an id, a unique prefix), or a folder of one.
+        questions: DPR's CSV, JSONL with `question` and `answers`, or KILT's JSONL; a path or URL.
+        ref: a ref, ref@number, an id or a unique prefix of a snapshot.
+        settings: everything else; the default settings if none are given.
+        rows: write one JSON object a question to this file.
+        kilt: write KILT's prediction file to this one.
+        report: write the HTML report to this one.
+        asks: of a model that does not say so, the passage encoder whose passages it asks: a folder or a hub name.
         deployment: what to start, FLOW/NAME; its work pool decides how a machine is asked for.
         most: what one run may be given; else what this machine has.
         hours: how long it may take, about: more cores, or a GPU, where fewer would take longer. Else 6, and as short as

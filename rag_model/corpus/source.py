@@ -12,6 +12,12 @@ from fsspec.core import url_to_fs
 from rag_model.errors import InputError, UsageError
 
 _PASSWORD = re.compile(r"(?:[\w+.]+::)*(?P<scheme>[\w+.-]+)://[^/@\s:]*:[^/@\s]+@")
+# What signs an address, by the names that S3, Google, Azure and others have for it.
+_SIGNATURE = re.compile(
+    r"(?:[\w+.]+::)*(?P<scheme>[\w+.-]+)://[^\s]*[?&](?P<name>X-Amz-(?:Signature|Security-Token)|X-Goog-Signature|"
+    r"Signature|sig|(?:access_|auth_)?token|api_?key|password)=[^&\s]",
+    re.IGNORECASE,
+)
 CHUNK = 1 << 18  # bytes handed on at a time
 
 
@@ -20,7 +26,7 @@ def expand(pattern: str) -> list[str]:
 
     Raises:
         InputError: nothing is there, or it cannot be reached.
-        UsageError: the pattern is empty, or holds a password.
+        UsageError: the pattern is empty, or holds a password or a signature.
     """
     if not pattern.strip():
         raise UsageError("the name of the dump is empty: give a path, a URL or a glob")
@@ -37,7 +43,7 @@ def expand(pattern: str) -> list[str]:
 
 
 def refuse_password(url: str) -> None:
-    """Check that a URL carries no password, which logs, error sentences and manifests would repeat.
+    """Check that a URL carries no password or signature, which logs, error sentences and manifests would repeat.
 
     Raises:
         UsageError: it does; the sentence does not repeat it.
@@ -46,6 +52,11 @@ def refuse_password(url: str) -> None:
         raise UsageError(
             f"the {match['scheme']} URL holds a password, which would be written into logs and manifests: "
             "give it in the environment, or in ~/.netrc or fsspec's configuration"
+        )
+    if match := _SIGNATURE.match(url):
+        raise UsageError(
+            f"the {match['scheme']} URL is signed ({match['name']}), which would be written into logs and manifests: "
+            "download the file, or name it as s3:// or its like, with credentials in the environment"
         )
 
 

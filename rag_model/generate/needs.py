@@ -29,9 +29,8 @@ def weights(*models: Architecture) -> int:
 def index_bytes(snapshot: Snapshot, index: str) -> int:
     """Return the bytes of a snapshot's index in memory: its file's; of the exact one the vectors', which are mapped."""
     files = snapshot.manifest.content.files
-    if index_path(index) in files or index != EXACT:
-        return files[index_path(index)].size if index_path(index) in files else 0
-    return sum(files[path].size for part in snapshot.parts if (path := embeddings_path(part.name)) in files)
+    paths = [index_path(index)] if index != EXACT else [embeddings_path(part.name) for part in snapshot.parts]
+    return sum(files[path].size for path in paths if path in files)
 
 
 def decoding_bytes(generator: Architecture, texts: int, answer: int) -> int:

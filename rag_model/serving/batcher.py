@@ -1,7 +1,8 @@
 """Concurrent questions in one call: whoever asks waits in a bounded queue, and a thread takes what has gathered.
 
-A batch gathers by itself while those before are worked on. Only where the last batch held several requests, the next
-one waits a moment for as many: who was answered together tends to ask together again, and who is alone never waits.
+A batch gathers by itself while those before are worked on. A thread that has just answered several requests waits a
+moment for its part of them and of those being worked on: who was answered together tends to ask together again, and
+batches of one size waste the least. Who is alone never waits.
 """
 
 import asyncio
@@ -73,7 +74,8 @@ class Batcher(Generic[_Reply]):
         self._changed = threading.Condition()
         self._queue: deque[Ask[_Reply]] = deque()
         self._questions = 0  # in the queue
-        self._last = 0  # requests in the last batch
+        self._working = 0  # requests that are worked on
+        self._workers = workers
         self._idle = 0  # workers that wait for a batch: they share what there is
         self._closing = False
         made = (threading.Thread(target=self._run, args=(begin,), name=name, daemon=True) for _ in range(workers))
@@ -143,37 +145,49 @@ class Batcher(Generic[_Reply]):
 
     def _run(self, begin: Callable[[], None]) -> None:
         begin()
-        while asks := self._gathered():
+        last = 0  # requests in this thread's last batch
+        while asks := self._gathered(last):
             replies = self._replies(asks)
-            self._last = len(asks)
+            last = len(asks)
             for loop in {ask.loop for ask in asks}:
                 own = [(ask, reply) for ask, reply in zip(asks, replies, strict=True) if ask.loop is loop]
                 with suppress(RuntimeError):  # the loop has ended, and with it who asked
                     loop.call_soon_threadsafe(_deliver, own)
             del asks, replies
 
-    def _gathered(self) -> list[Ask[_Reply]]:
-        """Wait for asks and take what makes a batch; [] once closed and empty."""
+    def _gathered(self, last: int) -> list[Ask[_Reply]]:
+        """Wait for asks and take what makes a batch; [] once closed and empty.
+
+        `last` requests were answered just now, and are counted as if they would come again.
+        """
         with self._changed:
+            self._working -= last
             self._idle += 1
-            self._changed.wait_for(lambda: self._queue or self._closing)
-            if self._wait and self._last > 1 and not self._closing:
-                until = time.monotonic() + self._wait
-                while not self._full and (rest := until - time.monotonic()) > 0:
-                    self._changed.wait(rest)
             taken: list[Ask[_Reply]] = []
-            size, share = 0, min(self._most, -(-self._questions // self._idle))
-            while self._queue and (not taken or size + len(self._queue[0].questions) <= share):
-                taken.append(self._queue.popleft())
-                size += len(taken[-1].questions)
-            self._questions -= size
+            while not taken and (self._queue or not self._closing):  # who waited may have left, or be another thread's
+                self._changed.wait_for(lambda: self._queue or self._closing)
+                wanted = -(-(self._working + last) // self._workers)  # so that all batches are of one size
+                until = time.monotonic() + self._wait
+                while not self._enough(wanted) and (rest := until - time.monotonic()) > 0:
+                    self._changed.wait(rest)
+                taken = self._taken(min(self._most, -(-self._questions // self._idle)))
+            self._working += len(taken)
             self._idle -= 1
             self._changed.notify()  # of the rest
             return taken
 
-    @property
-    def _full(self) -> bool:
-        return len(self._queue) >= self._last or self._questions >= self._most or self._closing
+    def _taken(self, share: int) -> list[Ask[_Reply]]:
+        """Take asks of `share` questions in all out of the queue, or the first one whatever it brings."""
+        taken: list[Ask[_Reply]] = []
+        size = 0
+        while self._queue and (not taken or size + len(self._queue[0].questions) <= share):
+            taken.append(self._queue.popleft())
+            size += len(taken[-1].questions)
+        self._questions -= size
+        return taken
+
+    def _enough(self, wanted: int) -> bool:
+        return len(self._queue) >= wanted or self._questions >= self._most or self._closing
 
     def _replies(self, asks: Sequence[Ask[_Reply]]) -> Sequence[_Reply | BookwheelError | Exception]:
         try:

@@ -30,7 +30,7 @@ class ServiceSettings:
     queue_answers: int = 32  # waiting to be answered by a model, which takes about a second each
     batch_questions: int = 64  # encoded and searched at once: more are no faster on a CPU
     batch_answers: int = 8  # decoded at once
-    batch_wait_ms: float = 2.0  # for others who are asking already; nobody waits who is alone
+    batch_wait_ms: float = 20.0  # for others who are asking already; nobody waits who is alone
     workers: int = 0  # batches at once; 0: one a core, up to four: a core encodes while the other speaks HTTP
     threads: int = 0  # of torch and faiss in each; 0: the cores, divided among them
     # the ref

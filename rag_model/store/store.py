@@ -58,7 +58,7 @@ class Store:
         Raises:
             StoreError: there is no store (and not `create`), it cannot be reached or written, or it is of a
             newer format. MissingExtraError: the URL needs a package that is not installed. UsageError: the URL holds
-            a password.
+            a password or is signed.
         """
         refuse_password(url)
         files = Files(url)

@@ -149,6 +149,7 @@ def their_steps(options: argparse.Namespace, examples: list[Example]) -> list[fl
     task = DprTask(BiEncoder(*[encoder(options)] * 2), examples, examples[:2], recipe(options))
     model = SentenceTransformer(demo_encoder(), device="cpu")
     model.max_seq_length = options.max_length
+    model.train()  # with dropout, as a trainer has it
     loss_of = MultipleNegativesRankingLoss(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=options.learning_rate)
     times = []

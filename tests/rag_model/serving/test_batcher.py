@@ -114,6 +114,23 @@ def test_who_gives_up_or_leaves_frees_the_place() -> None:
     assert worker.batches == [["a"]]
 
 
+def test_a_thread_whose_only_ask_leaves_while_it_waits_for_more_goes_on() -> None:
+    worker = Worker()
+
+    async def asked(batcher: Batcher[Any]) -> list[Any]:
+        await gathered(batcher, worker, [["a"], ["b"], ["c"], ["d"]])  # so that it waits for three at once
+        left = asyncio.create_task(batcher.ask(["left"], 1, None, PATIENCE))
+        await held(lambda: batcher.waiting == 1)
+        left.cancel()
+        await asyncio.wait([left])
+        await asyncio.sleep(0.1)  # longer than it waits
+        return await batcher.ask(["e"], 1, None, PATIENCE)
+
+    with batching(worker, wait_ms=50) as batcher:
+        assert asyncio.run(asked(batcher)) == ["e"]
+    assert worker.batches == [["a"], ["b", "c", "d"], ["e"]]
+
+
 def test_what_was_taken_is_answered_before_the_end() -> None:
     worker = Worker()
 

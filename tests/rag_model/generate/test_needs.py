@@ -1,0 +1,59 @@
+"""What one process is given lies within its limits, and a GPU is asked for only where cores would take too long."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rag_model.encoders.architecture import Architecture
+from rag_model.errors import ResourceError
+from rag_model.generate.needs import PROCESS, decoding_bytes, one_process, weights
+from rag_model.machine import CORE, Limits
+
+BART = Architecture(parameters=139_000_000, layers=12, hidden=768, heads=12, vocabulary=50_265)
+
+
+@given(
+    held=st.integers(1, 10**12),
+    seconds=st.floats(0, 1e7),
+    memory=st.integers(1, 10**12),
+    cores=st.integers(1, 64),
+    gpus=st.integers(0, 8),
+    hours=st.floats(0, 100),
+)
+def test_what_is_given_is_within_the_limits(
+    held: int, seconds: float, memory: int, cores: int, gpus: int, hours: float
+) -> None:
+    limits = Limits(memory, cores, gpus)
+    try:
+        needs = one_process({}, {"train": held}, seconds * CORE, 0, limits, hours)
+    except ResourceError:
+        assert 1.25 * held > memory - 1
+        return
+    assert held <= needs.memory <= memory
+    assert 1 <= needs.cores <= cores
+    assert needs.env == {"OMP_NUM_THREADS": str(needs.cores)}
+    assert needs.gpus <= min(1, gpus)
+    if needs.gpus:
+        assert seconds / cores > 3600 * hours or seconds / cores > 1
+
+
+def test_a_night_on_cores_is_enough_or_a_gpu_is_asked_for() -> None:
+    night = {"stages": {"train": 4 * PROCESS}, "disk": 0, "limits": Limits(32 << 30, 8, 2), "hours": 6.0}
+    short = one_process({}, operations=3600 * CORE, **night)  # type: ignore[arg-type]
+    assert (short.cores, short.gpus) == (1, 0)
+    long = one_process({}, operations=24 * 3600 * CORE, **night)  # type: ignore[arg-type]
+    assert (long.cores, long.gpus) == (4, 0)
+    endless = one_process({}, operations=100 * 3600 * CORE, **night)  # type: ignore[arg-type]
+    assert (endless.cores, endless.gpus) == (1, 1)
+    assert endless.work["of them on the GPU"] == "3.2 GB"
+    assert endless.hours < long.hours
+
+
+def test_what_does_not_fit_says_how_much_would() -> None:
+    with pytest.raises(ResourceError, match=r"takes 12\.5 GB of memory to train, and a run may have 4\.0 GB"):
+        one_process({}, {"train": 10**10, "mine": 1}, 1.0, 0, Limits(4 * 10**9, 1), 0)
+
+
+def test_more_is_held_of_more() -> None:
+    assert weights(BART, BART) == 2 * 4 * BART.parameters
+    assert decoding_bytes(BART, 40, 50) > decoding_bytes(BART, 20, 50) > decoding_bytes(BART, 20, 10)
