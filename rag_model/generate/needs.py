@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from math import ceil
 
 from rag_model.encoders.architecture import Architecture
-from rag_model.errors import ResourceError
+from rag_model.errors import ResourceError, UsageError
 from rag_model.index.amounts import gigabytes
 from rag_model.machine import CORE, GPU, SPARE, Limits, Needs
 from rag_model.store.paths import EXACT, embeddings_path, index_path
@@ -27,8 +27,16 @@ def weights(*models: Architecture) -> int:
 
 
 def index_bytes(snapshot: Snapshot, index: str) -> int:
-    """Return the bytes of a snapshot's index in memory: its file's; of the exact one the vectors', which are mapped."""
-    files = snapshot.manifest.content.files
+    """Return the bytes of a snapshot's index in memory: its file's; of the exact one the vectors', which are mapped.
+
+    Raises:
+        UsageError: the snapshot has no such index.
+    """
+    files, indexes = snapshot.manifest.content.files, snapshot.manifest.content.indexes
+    if index != EXACT and index not in indexes:
+        raise UsageError(
+            f"snapshot {snapshot.id[:12]} has no index {index!r}: choose one of {', '.join(indexes)}, {EXACT}"
+        )
     paths = [index_path(index)] if index != EXACT else [embeddings_path(part.name) for part in snapshot.parts]
     return sum(files[path].size for path in paths if path in files)
 

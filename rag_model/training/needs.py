@@ -79,8 +79,9 @@ def _dpr(job: Finetuning, training: DprTraining, models: dict[str, Architecture]
 
 def _searched(job: Finetuning, search: SearchName) -> int:
     """Return the bytes of what negatives are looked for in."""
-    found = {"bm25": _MINED * job.snapshot.n, "snapshot": index_bytes(job.snapshot, "hnsw"), "own": 0}
-    return found[search]
+    if search == "snapshot":
+        return index_bytes(job.snapshot, "hnsw")
+    return _MINED * job.snapshot.n if search == "bm25" else 0
 
 
 def _rag(job: Finetuning, training: RagTraining, models: dict[str, Architecture]) -> Sums:

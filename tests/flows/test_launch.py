@@ -256,5 +256,7 @@ def test_an_evaluation_gets_what_its_model_and_questions_need(
     assert run.parameters["settings"]["ablations"]["sweep"] == [1, 50]
     assert swept.needs.memory > plain.needs.memory
     assert swept.needs.hours > plain.needs.hours
+    with pytest.raises(UsageError, match="has no index 'none': choose one of hnsw"):
+        launched(Evaluation(index="none"))
     with pytest.raises(UsageError, match="there is no deployment evaluate/nowhere"):
         launch_evaluate(str(library), str(tmp_path / "rag"), examples["dev"], deployment="evaluate/nowhere", most=MOST)
