@@ -1,8 +1,9 @@
 """The index jobs: train once, scatter part by part, build shards side by side, merge.
 
 All indexes of a snapshot share the four jobs. What was learnt for the parent's index is inherited while it fits, and
-training is then no more than a look at some new vectors. No piece and no shard knows how large the corpus is or what
-else is in it: those of a part, or of a cell with all its slices, that is as it was are found made.
+training is then no more than a look at some new vectors, or moving the lists that miss them. No piece and no shard
+knows how large the corpus is or what else is in it: those of a part, or of a cell with all its slices, that is as it
+was are found made.
 
 Each task uses one thread, so that equal vectors give equal bytes; work is spread by parts, shards and indexes. What one
 job hands to the next are blobs of the store, of which a reader asks for ranges: no worker but the merging one ever
@@ -22,7 +23,7 @@ from beam_jobs.threads import limit_threads
 from rag_model.build.content import BuiltIndex
 from rag_model.build.heritage import Heirloom
 from rag_model.digest import digest_json
-from rag_model.index import fit
+from rag_model.index import fit, ivf
 from rag_model.index.cells import sample_size
 from rag_model.index.estimate import check_disk, estimate
 from rag_model.index.fit import Fit, Trained
@@ -81,7 +82,7 @@ def start(
 
 
 def train(builds: Sequence[IndexBuild], launch: Launch, on_progress: OnProgress | None = None) -> list[IndexBuild]:
-    """Train all indexes but those that inherit what fits; the plan's notes then say which it was, and why.
+    """Train all indexes but those that inherit what fits; the plan's notes then say what became of it, and why.
 
     Where no vector is new, what is inherited is used without a look, and no job is run.
     """
@@ -97,8 +98,8 @@ def _settled(build: IndexBuild) -> bool:
 def _trained(build: IndexBuild, report: Facts) -> IndexBuild:
     if "out" not in report:
         return _kept(build)
-    fitted, why = Trained(report["facts"]["losses"]), report["why"]
-    return replace(_noted(build, f"trained anew: {why}") if why else build, trained=_out(report), fitted=fitted)
+    noted = _noted(build, report["note"]) if report["note"] else build
+    return replace(noted, trained=_out(report), fitted=Trained(report["facts"]["losses"]))
 
 
 def _kept(build: IndexBuild) -> IndexBuild:
@@ -160,16 +161,32 @@ def _passed_on(store: Store, build: IndexBuild) -> tuple[BlobRef, Trained] | Non
 
 def train_one(build: IndexBuild, store: Store) -> Facts:
     """Learn what the workers of one index share, once; with a trained file that fits, only say so."""
-    plan, why = build.plan, None
-    if build.inherited is not None:
-        why = build.inherited.trained.reason(plan.drift) or _fit_of(build, build.inherited, store).reason(plan.drift)
-        if why is None:
-            return {"why": None, "made": False}
+    plan, heirloom = build.plan, build.inherited
+    why = heirloom and heirloom.trained.reason(plan.drift)
+    if heirloom and not why:
+        found = _fit_of(build, heirloom, store)
+        why, missed = found.reason(plan.drift), found.missed()
+        if not why:
+            return _moved(build, heirloom, missed, store) if missed else {"made": False}
 
     def make(out: Path) -> Facts:
         return structure_of(plan).train(plan, _local(store, build.vectors), out)
 
-    return {"why": why, **_once(store, "train", deciding(plan), make, vectors=build.vectors.id)}
+    made = _once(store, "train", deciding(plan), make, vectors=build.vectors.id)
+    return {"note": f"trained anew: {why}" if why else None, **made}
+
+
+def _moved(build: IndexBuild, heirloom: Heirloom, missed: str, store: Store) -> Facts:
+    """Move the lists of an inherited trained file to the vectors there are now, once."""
+    plan = build.plan
+
+    def make(out: Path) -> Facts:
+        facts = ivf.follow(plan, store.blobs.local(heirloom.blob), _local(store, build.vectors), out)
+        learnt = {name: loss for name, loss in heirloom.trained.losses.items() if name != "lists"}
+        return facts | {"losses": facts["losses"] | learnt}  # of codes still what they lost when they were learnt
+
+    made = _once(store, "follow", deciding(plan), make, vectors=build.vectors.id, trained=heirloom.blob.id)
+    return {"note": f"trained as in snapshot {heirloom.snapshot[:12]}, lists moved: {missed}", **made}
 
 
 def _fit_of(build: IndexBuild, heirloom: Heirloom, store: Store) -> Fit:

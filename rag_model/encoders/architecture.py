@@ -37,11 +37,12 @@ class Architecture:
         """Return about how many bytes a backward pass keeps of `texts` of so many tokens, in float32.
 
         A layer keeps s b h (34 + 5 a s / h) bytes in 16 bits (Korthikanti et al. 2022, "Reducing Activation
-        Recomputation in Large Transformer Models", equation 2). Three times that bounds what was measured in 32 bits,
-        with what passes by: MiniLM 156 to 203 bytes a number of s b h, SmolLM2, which has no dropout, 75.
+        Recomputation in Large Transformer Models", equation 2). Three times that, and a layer more for the gradients
+        that pass by, bounds what was measured in 32 bits: MiniLM 156 to 203 bytes a number of s b h, SmolLM2, which has
+        no dropout, 75.
         """
         a_number = 3 * (34 + 5 * self.heads * tokens / self.hidden)
-        return math.ceil(texts * tokens * self.hidden * self.layers * a_number)
+        return math.ceil(texts * tokens * self.hidden * (self.layers + 1) * a_number)
 
 
 def architecture_of(folder: Path, part: str | None = None) -> Architecture:

@@ -2,10 +2,11 @@
 
 Cells, centroids and codes are learnt from a sample once and kept while a corpus grows, so that all that did not change
 in it keeps its pieces. They are learnt anew where the vectors of the parts that changed lie farther from them than
-those that they were learnt from did (`drift` times as far), where the lists find fewer of the new ones, or where one
-cell has grown over the others. Vectors that were not learnt from always lie a little farther, and those of one new
-article by far if nothing like it was there: so the loss is judged over all rows of those parts, which is what the index
-will lose, and what is found over the new rows alone, which is what their readers will miss.
+those that they were learnt from did (`drift` times as far), or where one cell has grown over the others. Lists that
+find fewer of the new vectors are moved to where vectors lie now, and what else was learnt is kept. Vectors that were
+not learnt from always lie a little farther, and those of one new article by far if nothing like it was there: so the
+loss is judged over all rows of those parts, which is what the index will lose, and what is found over the new rows
+alone, which is what their readers will miss.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,14 +24,13 @@ from rag_model.index.recipe import IndexPlan
 from rag_model.index.structure import structure_of
 from rag_model.index.vectors import VectorFiles
 
-VERSION = 2  # raised when the same vectors would be measured otherwise
+VERSION = 3  # raised when the same vectors would be measured otherwise
 SAMPLE = 4_096  # vectors, of new ones and of old ones: a mean over so many is known to a percent
 _FEWEST = 32  # new vectors, below which their mean is chance
 _ASKED = 256  # vectors that are looked for, of each: they tell a recall to three points
 _K = 10  # neighbours of each that are looked for
 _SLACK = 0.02  # of a vector, beside `drift`: so much less codes lose of the very vectors that they were learnt from
 _LESS_FOUND = 0.1  # of recall that new vectors may lose against old ones: three times what chance takes
-_MISSED = 0.01  # of recall that the parts that changed may lose by it: what a reader of all of them will not see
 _EVEN = 1.5  # times the mean that a cell may hold in any case: to that they were split
 
 
@@ -69,7 +69,6 @@ class Sampled:
     new: Vectors  # those that were not there before
     old: Vectors  # those that were
     now: Vectors  # of the parts that changed, new and old as they come
-    share: float  # of the rows of those parts that are new
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +77,6 @@ class Fit:
 
     rows: int  # new vectors that were looked at
     losses: Mapping[str, tuple[float, float]]  # of the parts that changed, and of the vectors that it was learnt from
-    share: float = 1.0  # of the rows of the parts that changed that are new
     recall: tuple[float, float] | None = None  # of new vectors and of old ones by lists; None: not measured
 
     def reason(self, drift: float) -> str | None:
@@ -90,23 +88,27 @@ class Fit:
                 return (
                     f"{name} lose {now:.3f} where {self.rows:,} vectors are new, {before:.3f} of what they learnt from"
                 )
-        new, old = self.recall or (1.0, 1.0)
-        if new < old - _LESS_FOUND and self.share * (old - new) > _MISSED:
-            return f"the lists find {new:.2f} of the neighbours of new vectors and {old:.2f} of old ones'"
         return None
+
+    def missed(self) -> str | None:
+        """Say what lists miss of the new vectors; None where they find them as they find the others."""
+        new, old = self.recall or (1.0, 1.0)
+        if self.rows < _FEWEST or new >= old - _LESS_FOUND:
+            return None
+        return f"they found {new:.2f} of the neighbours of {self.rows:,} new vectors and {old:.2f} of old ones'"
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON values."""
         losses = {name: list(pair) for name, pair in self.losses.items()}
         recall = self.recall and list(self.recall)
-        return {"rows": self.rows, "losses": losses, "share": self.share, "recall": recall}
+        return {"rows": self.rows, "losses": losses, "recall": recall}
 
     @classmethod
     def of(cls, facts: Mapping[str, Any]) -> Self:
         """Read back what `to_json` wrote."""
         losses, recall = facts["losses"], facts["recall"]
         pairs = {name: (now, before) for name, (now, before) in losses.items()}
-        return cls(facts["rows"], pairs, facts["share"], (recall[0], recall[1]) if recall else None)
+        return cls(facts["rows"], pairs, (recall[0], recall[1]) if recall else None)
 
 
 def measure(plan: IndexPlan, trained: Path, losses: Mapping[str, float], sampled: Sampled) -> Fit:
@@ -125,7 +127,7 @@ def measure(plan: IndexPlan, trained: Path, losses: Mapping[str, float], sampled
         return Fit(0, {})
     now = structure_of(plan).losses(plan, trained, sampled.now)
     pairs = {name: (loss, losses[name]) for name, loss in now.items() if name in losses}
-    return Fit(len(sampled.new), pairs, sampled.share, _recalls(plan, trained, sampled.new, sampled.old))
+    return Fit(len(sampled.new), pairs, _recalls(plan, trained, sampled.new, sampled.old))
 
 
 def sample(changed: Sequence[tuple[Path, Sequence[Path]]], same: Sequence[Path], seed: int) -> Sampled:
@@ -140,16 +142,14 @@ def sample(changed: Sequence[tuple[Path, Sequence[Path]]], same: Sequence[Path],
         InputError: a file is damaged, or a row holds a NaN or an infinity.
     """
     new, old = list[Vectors](), list[Vectors]()
-    came = rows = 0
     for path, earlier in changed:
         known = {row for before in earlier for row in _rows(before)}
         there = np.array([row in known for row in _rows(path)], np.bool_)
         new.append(_drawn(path, np.flatnonzero(~there), seed))
         old.append(_drawn(path, np.flatnonzero(there), seed))
-        came, rows = came + int((~there).sum()), rows + len(there)
     old += [VectorFiles([path]).sample(SAMPLE, seed) for path in same]
     now = VectorFiles([path for path, _ in changed]).sample(SAMPLE, seed)
-    return Sampled(_fewer(new, seed), _fewer(old, seed), now, came / max(1, rows))
+    return Sampled(_fewer(new, seed), _fewer(old, seed), now)
 
 
 def _rows(path: Path) -> Iterator[int]:

@@ -26,8 +26,14 @@ def lend_to_kmeans(lists: FaissIndex) -> list[Any]:
     """Let `train` of inverted lists find centroids on the GPUs; return what must outlive the training."""
     if not present():
         return []
-    lists.clustering_index = faiss.index_cpu_to_all_gpus(faiss.IndexFlat(lists.d, lists.metric_type))
+    lists.clustering_index = comparer(lists)
     return [lists.clustering_index]
+
+
+def comparer(lists: FaissIndex) -> FaissIndex:
+    """Return an empty flat index of the lists' metric, on the GPUs if there are any: what k-means compares with."""
+    flat = faiss.IndexFlat(lists.d, lists.metric_type)
+    return faiss.index_cpu_to_all_gpus(flat) if present() else flat
 
 
 class Assigner:
@@ -37,9 +43,8 @@ class Assigner:
         """Copy the centroids to the GPUs, if there are any."""
         self._quantizer = lists.quantizer
         if present():
-            centroids = faiss.IndexFlat(lists.d, lists.metric_type)
-            centroids.add(lists.quantizer.reconstruct_n(0, lists.nlist))
-            self._quantizer = faiss.index_cpu_to_all_gpus(centroids)
+            self._quantizer = comparer(lists)
+            self._quantizer.add(lists.quantizer.reconstruct_n(0, lists.nlist))
 
     def __call__(self, vectors: Vectors) -> Rows:
         """Return (m,) int64: the list of each of (m, d) float32 vectors, as the lists see them."""

@@ -25,7 +25,7 @@ from rag_model.index.list_file import write_list_block, write_lists_head, write_
 from rag_model.index.losses import distance, relative_error
 from rag_model.index.pieces import Opener
 from rag_model.index.recipe import Facts, IndexPlan
-from rag_model.index.training import lists_of, trained_on
+from rag_model.index.training import lists_of, move_lists, trained_on
 from rag_model.index.vectors import VectorFiles
 
 VERSION = 3
@@ -45,6 +45,26 @@ def train(plan: IndexPlan, vectors: Sequence[Path], out: Path) -> Facts:
     """
     sample = VectorFiles.of(vectors, plan.n, plan.d).sample(plan.train_sample, plan.seed)
     index = trained_on(plan, sample)
+    engine.write(index, out)
+    lost = _losses(plan, index, sample[:: -(-len(sample) // LOSSES)])
+    return {"sample": len(sample), "bytes": out.stat().st_size, "losses": lost}
+
+
+def follow(plan: IndexPlan, trained: Path, vectors: Sequence[Path], out: Path) -> Facts:
+    """Move a trained file's lists to where the vectors lie now; rotation and codes stay as they were learnt.
+
+    Holds the sample in memory, as `train` does.
+
+    Raises:
+        InputError: the trained file is damaged, the vectors are not the plan's, or the sample holds a NaN or an
+        infinity.
+        ResourceError: memory ran out, or the file cannot be written.
+    """
+    sample = VectorFiles.of(vectors, plan.n, plan.d).sample(plan.train_sample, plan.seed)
+    index = engine.read(trained)
+    base = _base(index)
+    with engine.guarded(ResourceError, f"the lists of {plan.factory} could not be moved: see the cause with --debug"):
+        move_lists(lists_of(base), _transformed(base, sample), plan.seed)
     engine.write(index, out)
     lost = _losses(plan, index, sample[:: -(-len(sample) // LOSSES)])
     return {"sample": len(sample), "bytes": out.stat().st_size, "losses": lost}
@@ -118,8 +138,13 @@ def merge(
     return {"rows": plan.n, "bytes": out.stat().st_size}
 
 
+def _base(index: FaissIndex) -> FaissIndex:
+    """Return what lies before a second look, if there is one."""
+    return faiss.downcast_index(index.base_index) if isinstance(index, faiss.IndexRefine) else index
+
+
 def _losses(plan: IndexPlan, index: FaissIndex, vectors: Vectors) -> dict[str, float]:
-    base = faiss.downcast_index(index.base_index) if isinstance(index, faiss.IndexRefine) else index
+    base = _base(index)
     lists = lists_of(base)
     if lists is None:
         return {}
@@ -133,7 +158,7 @@ def _losses(plan: IndexPlan, index: FaissIndex, vectors: Vectors) -> dict[str, f
 
 def _coded(index: FaissIndex, files: VectorFiles) -> Iterator[tuple[Rows, Codes]]:
     """Yield the list and the code of each vector, block by block, as `index.add` would choose them."""
-    base = faiss.downcast_index(index.base_index) if isinstance(index, faiss.IndexRefine) else index
+    base = _base(index)
     lists = lists_of(base)
     yield np.empty(0, np.int64), np.empty((0, 0 if lists is None else lists.code_size), np.uint8)
     assign = None if lists is None else Assigner(lists)
@@ -162,7 +187,7 @@ def _transformed(index: FaissIndex, vectors: Vectors) -> Vectors:
 
 def _write(file: BinaryIO, index: FaissIndex, coded: Coded, files: VectorFiles) -> None:
     refine = index if isinstance(index, faiss.IndexRefine) else None
-    base = index if refine is None else faiss.downcast_index(refine.base_index)
+    base = _base(index)
     if refine is not None:
         write_refine_head(file, refine, files.n)
     _write_base(file, base, coded, files)

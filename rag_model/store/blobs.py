@@ -22,6 +22,8 @@ _ID = re.compile(rf"{ALGORITHM}:[0-9a-f]{{64}}")
 _TRUSTED = 12 * 3600.0  # seconds; half of the margin of `gc`, so clocks may be as far apart
 _LARGEST = 1 << 50  # bytes; no object store holds a larger file
 
+Chunks = Callable[[Callable[[int, int], bytes], int], Iterator[bytes]]
+
 
 @dataclass(frozen=True, slots=True)
 class BlobRef:
@@ -120,22 +122,38 @@ class Blobs:
         Raises:
             StoreError: the blob is missing or damaged, or `dest` cannot be written.
         """
+        if not self._copied(ref, dest, partial(self.files.chunks, ref.path, ref.size), watch):
+            raise self._damaged(ref)
 
+    def assemble(
+        self, ref: BlobRef, dest: Path, chunks: Chunks, watch: Callable[[int], None] = lambda size: None
+    ) -> bool:
+        """Fill a local path as `fetch` does, but from `chunks(read, start)`: bytes from `start` on, in order.
+
+        It gets those that it has not by `read(start, end)`. False: what came together is not the blob, and `dest` is
+        as it was.
+
+        Raises:
+            StoreError: the blob is missing or of another size, or `dest` cannot be written.
+        """
+        return self._copied(ref, dest, partial(chunks, partial(self.files.read_range, ref.path)), watch)
+
+    def _copied(
+        self, ref: BlobRef, dest: Path, chunks: Callable[[int], Iterator[bytes]], watch: Callable[[int], None]
+    ) -> bool:
         def rest(start: int) -> Iterator[bytes]:
             watch(start)
-            for chunk in self.files.chunks(ref.path, ref.size, start):
+            for chunk in chunks(start):
                 watch(len(chunk))
                 yield chunk
 
         try:
-            sound = fetch(ref.id, ref.size, dest, rest)
+            return fetch(ref.id, ref.size, dest, rest)
         except OSError as error:
             raise StoreError(f"cannot write {dest}: {error.strerror or error}") from error
         except StoreError:
             self._require(ref)  # if it is the blob's fault, that is the better sentence
             raise
-        if not sound:
-            raise self._damaged(ref)
 
     def local(self, ref: BlobRef) -> Path:
         """Return a local path to read a blob from: the blob itself, or a copy in the cache; verified.

@@ -8,6 +8,7 @@ from typing import Any
 from rag_model.store.changes import ArticleChange, Change, article_changes
 from rag_model.store.kinds import FOR_BUILDS, kind_of
 from rag_model.store.manifest import Content
+from rag_model.store.overlap import Overlap, Patch
 from rag_model.store.snapshot import Snapshot
 
 CHANGES: tuple[Change, ...] = ("added", "changed", "removed")
@@ -42,7 +43,8 @@ class Diff:
 def diff(before: Snapshot, after: Snapshot, limit: int = 10) -> Diff:
     """Compare two snapshots of any stores, with up to `limit` examples of articles for each kind of change.
 
-    Memory is bounded by a part (`rag_model.store.changes`); passages' texts, vectors and indexes are not read.
+    Memory is bounded by a part (`rag_model.store.changes`) and 8 bytes a passage; passages' texts, vectors and indexes
+    are not read.
 
     Raises:
         StoreError: a passage file is missing or damaged.
@@ -62,7 +64,7 @@ def diff(before: Snapshot, after: Snapshot, limit: int = 10) -> Diff:
         passages=dict(passages),
         examples={change: tuple(found) for change, found in examples.items()},
         settings=dict(differences(_settings(old), _settings(new))),
-        pull=_pull(old, new),
+        pull=_pull(before, after),
     )
 
 
@@ -80,13 +82,17 @@ def differences(before: Any, after: Any, at: str = "") -> Iterator[tuple[str, tu
         yield at, (before, after)
 
 
-def _pull(before: Content, after: Content) -> dict[str, PullBytes]:
-    there = set(before.files.values())
-    kinds = {ref: kind_of(path) for path, ref in sorted(after.files.items(), reverse=True)}  # first name wins
-    return {
-        kind: PullBytes(
-            sum(ref.size for ref, its in kinds.items() if its == kind and ref not in there),
-            sum(ref.size for ref, its in kinds.items() if its == kind and ref in there),
-        )
-        for kind in sorted({*kinds.values()} - FOR_BUILDS)
-    }
+def _pull(before: Snapshot, after: Snapshot) -> dict[str, PullBytes]:
+    files, there = after.manifest.content.files, set(before.manifest.content.files.values())
+    paths = {ref: path for path, ref in sorted(files.items(), reverse=True)}  # first name wins
+    overlap = Overlap.of(before, after)
+    fetched, reused = Counter[str](), Counter[str]()
+    for ref, path in paths.items():
+        lacking = 0 if ref in there else _lacking(ref.size, overlap.patch(path) if overlap else None)
+        fetched[kind_of(path)] += lacking
+        reused[kind_of(path)] += ref.size - lacking
+    return {kind: PullBytes(fetched[kind], reused[kind]) for kind in sorted(fetched.keys() - FOR_BUILDS)}
+
+
+def _lacking(size: int, patch: Patch | None) -> int:
+    return size if patch is None else patch.fetched_bytes

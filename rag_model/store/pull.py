@@ -9,17 +9,19 @@ DEST/<snapshot id>/…           the snapshot's files under their own names (har
 DEST/current                   a symbolic link to the snapshot pulled last, swapped by one rename
 ```
 A reader opens `DEST/current` once and keeps that folder, which never changes: it can never see a mix. Earlier snapshots
-stay until a pull is told how many to keep (`rag_model.store.prune`). A model's folder looks the same and is one that
-`load_rag` and `from_pretrained` open; snapshots and models are pulled to folders of their own.
+stay until a pull is told how many to keep (`rag_model.store.prune`). Of the files that are new, vectors of passages
+that the snapshot pulled last has too are not fetched again (`rag_model.store.overlap`). A model's folder looks the same
+and is one that `load_rag` and `from_pretrained` open; snapshots and models are pulled to folders of their own.
 """
 
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -32,11 +34,15 @@ from rag_model.store.cache import existing
 from rag_model.store.fetch import partial_bytes
 from rag_model.store.files import json_bytes
 from rag_model.store.kinds import kind_of
+from rag_model.store.manifest import Manifest
 from rag_model.store.mapped import write_mapped
+from rag_model.store.overlap import Overlap
 from rag_model.store.prune import check_keep, prune, pulling
 from rag_model.store.pulled import CURRENT, MANIFEST, blob_copy, mapped_copy, mapped_identity, stamps_of
 from rag_model.store.shelf import Shelf
+from rag_model.store.snapshot import Snapshot
 from rag_model.store.store import Store
+from rag_model.store.tables import Vectors, convertible
 
 _THREADS = 4  # blobs at once; each holds at most 4 chunks of 16 MiB
 
@@ -48,7 +54,7 @@ class PullReport:
     snapshot: str  # full id, of a snapshot or a model
     path: Path  # DEST/<id>
     fetched_bytes: int
-    reused_bytes: int  # found in DEST and verified
+    reused_bytes: int  # found in DEST and verified: files, and vectors within files
     pruned: tuple[str, ...] = ()  # ids of earlier ones that were deleted
 
 
@@ -83,10 +89,13 @@ def pull(
     files = {path: ref for path, ref in manifest.content.files.items() if select(path)}
     dest, blobs = dest.absolute(), list(dict.fromkeys(files.values()))
     _check_room(dest, blobs)
-    passages = _to_map(files) if mapped and shelf is store.snapshots else set()
+    puller = _Puller(store, dest, _Watch(sum(ref.size for ref in blobs), on_progress))
     try:
         with pulling(dest) as lock:
-            fetched = _obtain_all(store, blobs, passages, dest, _Watch(sum(ref.size for ref in blobs), on_progress))
+            if shelf is store.models:
+                fetched = puller.obtain(blobs)
+            else:
+                fetched = _obtain_snapshot(puller, manifest, files, mapped=mapped)
             _place(manifest, files, dest)
             pruned = prune(dest, keep, lock, shelf.parse) if keep else ()
     except OSError as error:
@@ -94,14 +103,10 @@ def pull(
     return PullReport(
         snapshot=manifest.id,
         path=dest / manifest.id,
-        fetched_bytes=sum(ref.size for ref, new in zip(blobs, fetched, strict=True) if new),
-        reused_bytes=sum(ref.size for ref, new in zip(blobs, fetched, strict=True) if not new),
+        fetched_bytes=fetched,
+        reused_bytes=sum(ref.size for ref in blobs) - fetched,
         pruned=pruned,
     )
-
-
-def _to_map(files: dict[str, BlobRef]) -> set[BlobRef]:
-    return {ref for path, ref in files.items() if kind_of(path) == "passages"}
 
 
 def _check_of_one_kind(store: Store, shelf: Shelf[Any], dest: Path) -> None:
@@ -149,32 +154,97 @@ class _Watch:
             raise
 
 
-def _obtain_all(store: Store, blobs: list[BlobRef], passages: set[BlobRef], dest: Path, watch: _Watch) -> list[bool]:
-    """Have every blob in `dest`, the largest first, since they take longest; whether each had to be fetched."""
+@dataclass(frozen=True, slots=True)
+class _Puller:
+    """Brings blobs to a folder."""
 
-    def obtain(ref: BlobRef) -> bool:
-        with watch.stopping():
-            new = _obtain(store, ref, dest, watch)
-            if ref in passages:
-                _derive(ref, dest)
-        return new
+    store: Store
+    dest: Path
+    watch: _Watch
 
-    with ThreadPoolExecutor(_THREADS) as pool, watch.stopping():
-        ordered = sorted(blobs, key=lambda ref: -ref.size)
-        fetched = dict(zip(ordered, pool.map(obtain, ordered), strict=True))
-    return [fetched[ref] for ref in blobs]
+    def obtain(self, blobs: Iterable[BlobRef], one: Callable[[BlobRef], int] | None = None) -> int:
+        """Have every blob here, the largest first, since they take longest; return the bytes that were fetched."""
+        with ThreadPoolExecutor(_THREADS) as pool, self.watch.stopping():
+            return sum(pool.map(one or self.whole, sorted(blobs, key=lambda ref: -ref.size)))
+
+    def whole(self, ref: BlobRef) -> int:
+        """Have one blob here."""
+        return self._have(ref, self._fetch)
+
+    def mapped(self, ref: BlobRef) -> int:
+        """Have a passage file here, and the memory-mapped copy of it."""
+        fetched = self.whole(ref)
+        with self.watch.stopping():
+            _derive(ref, self.dest)
+        return fetched
+
+    def patched(self, ref: BlobRef, path: str, overlap: Overlap, vectors: Vectors) -> int:
+        """Have a blob here, by fetching what of it is neither here nor among an earlier snapshot's vectors."""
+
+        def assemble(ref: BlobRef, copy: Path) -> int:
+            patch = overlap.patch(path)
+            if patch is not None and convertible(vectors.width, patch.table.width):
+                chunks = partial(patch.chunks, vectors)
+                if self.store.blobs.assemble(ref, copy, chunks, self.watch):
+                    return patch.fetched_bytes
+            return self._fetch(ref, copy)
+
+        return self._have(ref, assemble)
+
+    def _fetch(self, ref: BlobRef, copy: Path) -> int:
+        self.store.blobs.fetch(ref, copy, self.watch)
+        return ref.size
+
+    def _have(self, ref: BlobRef, get: Callable[[BlobRef, Path], int]) -> int:
+        """Have a sound copy of a blob; return the bytes that had to be fetched."""
+        with self.watch.stopping():
+            copy, fetched = blob_copy(self.dest, ref), 0
+            if copy.is_file() and copy.stat().st_size == ref.size and digest_file(copy) == ref.id:
+                self.watch(ref.size)
+            else:
+                fetched = get(ref, copy)
+            stamps_of(self.dest).put(copy, ref.id)
+        return fetched
 
 
-def _obtain(store: Store, ref: BlobRef, dest: Path, watch: _Watch) -> bool:
-    """Have a sound copy of a blob in `dest`; True when it had to be fetched."""
-    copy = blob_copy(dest, ref)
-    sound = copy.is_file() and copy.stat().st_size == ref.size and digest_file(copy) == ref.id
-    if sound:
-        watch(ref.size)
-    else:
-        store.blobs.fetch(ref, copy, watch)
-    stamps_of(dest).put(copy, ref.id)
-    return not sound
+def _obtain_snapshot(puller: _Puller, manifest: Manifest, files: dict[str, BlobRef], *, mapped: bool) -> int:
+    """Have a snapshot's files here; return the bytes that were fetched.
+
+    After an earlier snapshot, passages come first: they tell which vectors are here.
+    """
+    paths = {ref: path for path, ref in files.items()}
+    passages = {ref for ref, path in paths.items() if kind_of(path) == "passages"}
+
+    def obtain(ref: BlobRef) -> int:
+        return puller.mapped(ref) if mapped and ref in passages else puller.whole(ref)
+
+    with _pulled_before(puller.dest) as before:
+        overlap = before and Overlap.of(before, _arriving(manifest, puller.dest))
+        vectors = Vectors.of(before) if before and overlap else None
+        if not (overlap and vectors):
+            return puller.obtain(paths, obtain)
+        fetched = puller.obtain(passages, obtain)
+        others = paths.keys() - passages
+        return fetched + puller.obtain(others, lambda ref: puller.patched(ref, paths[ref], overlap, vectors))
+
+
+@contextmanager
+def _pulled_before(dest: Path) -> Iterator[Snapshot | None]:
+    """Hold the snapshot that was pulled last, if there is one."""
+    with ExitStack() as stack:
+        before = None
+        with suppress(StoreError):
+            before = stack.enter_context(Snapshot.from_folder(dest))
+        yield before
+
+
+def _arriving(manifest: Manifest, dest: Path) -> Snapshot:
+    """Open a snapshot whose files are only just being pulled; those that are not there yet cannot be read."""
+
+    def path(file: str) -> Path:
+        return blob_copy(dest, manifest.content.files[file])
+
+    return Snapshot(manifest, path, path, dest)
 
 
 def _derive(ref: BlobRef, dest: Path) -> None:

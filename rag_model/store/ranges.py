@@ -4,8 +4,10 @@ import io
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from itertools import islice
+from typing import Any, TypeVar
 
+Place = TypeVar("Place")
 AHEAD = 4  # chunks that are held or on their way at once
 
 
@@ -38,14 +40,14 @@ class RangeFile(io.RawIOBase):
         return len(data)
 
 
-def read_ahead(read: Callable[[int], bytes], places: Sequence[int]) -> Iterator[bytes]:
-    """Yield `read(place)` for each place, in order, while the next few are read by other threads."""
-    with ThreadPoolExecutor(AHEAD) as pool:
-        waiting = deque(pool.submit(read, place) for place in places[:AHEAD])
-        later = iter(places[AHEAD:])
+def read_ahead(read: Callable[[Place], bytes], places: Sequence[Place], ahead: int = AHEAD) -> Iterator[bytes]:
+    """Yield `read(place)` for each place, in order, while the next ones are read by `ahead` other threads."""
+    with ThreadPoolExecutor(ahead) as pool:
+        waiting = deque(pool.submit(read, place) for place in places[:ahead])
+        later = iter(places[ahead:])
         try:
             while waiting:
                 yield waiting.popleft().result()
-                waiting.extend(pool.submit(read, place) for place in [next(later, None)] if place is not None)
+                waiting.extend(pool.submit(read, place) for place in islice(later, 1))
         finally:
             pool.shutdown(cancel_futures=True)

@@ -153,6 +153,38 @@ def test_what_does_not_fit_is_learnt_anew_and_said(store: Store, months: Months,
         assert np.mean(found[:, 0] == np.arange(rows, rows + 50)) > 0.95
 
 
+def test_lists_that_miss_one_new_article_move_to_it_and_the_codes_stay(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(RECIPES, "ivf", IndexRecipe("IVF32,SQ8"))
+    parts = [clouds(size, seed) for seed, size in enumerate((400, 1500, 300))]
+    old = saved(tmp_path / "old", parts)
+    first, _ = build(store, old)
+    strange = clouds(200, 5)
+    article = np.roll(strange[nearest(strange) == 0][:40], 7, axis=1)  # of so few rows that little is lost in all
+    files = saved(tmp_path / "new", [parts[0], np.concatenate([parts[1], article]), parts[2]])
+    (_, moved), _ = build(store, files, first, old)
+    (before,) = [built.trained for built in first if built.name == "ivf" and built.trained]
+    assert moved.trained
+    (note,) = moved.plan.notes
+    assert note.startswith("trained as in snapshot 000000000000, lists moved: they found 0.")
+    assert note.endswith(" of old ones'")
+    assert moved.trained[0] != before[0]
+    assert moved.trained[1].losses["codes"] == before[1].losses["codes"]
+    made = records(store, "follow")
+    (_, again), _ = build(store, files, first, old)
+    assert (records(store, "follow"), again.blob) == (made, moved.blob)
+    monkeypatch.setattr("rag_model.index.fit._LESS_FOUND", 1.0)  # whatever they miss
+    (_, stayed), _ = build(store, files, first, old)
+    assert stayed.trained == before
+    (_, exact) = ExactIndex(files).search(article, 10)
+    recalls = []
+    for built in (moved, stayed):
+        found = open_index(store.blobs.local(built.blob), defaults={"nprobe": 2}).search(article, 10)[1]
+        recalls.append(np.mean([len({*a} & {*b}) / 10 for a, b in zip(found, exact, strict=True)]))
+    assert recalls[0] > 0.8 > recalls[1], recalls
+
+
 def test_cells_that_are_worn_out_are_learnt_anew_though_nothing_is_new(store: Store, months: Months) -> None:
     first, _ = build(store, months[0])
     worn = [

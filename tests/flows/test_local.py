@@ -105,7 +105,9 @@ def start_by_hand(page: Page, ui: str, typed: Mapping[str, object]) -> None:
     assert page.get_by_text("the name that shall mean the new snapshot").count() == 1
     page.get_by_role("button", name="Add item").click()
     field_of(page, "beam_options").fill(*IN_PROCESS)
-    page.get_by_role("button", name="Submit").click()
+    submit = page.get_by_role("button", name="Submit")
+    submit.click()
+    submit.wait_for(state="hidden")  # it is gone with the form, once the server has the run
 
 
 def field_of(page: Page, name: str) -> Locator:

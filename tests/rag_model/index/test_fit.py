@@ -27,7 +27,7 @@ def fit_of(make_vectors: Make, write_parts: Make, tmp_path: Path) -> Callable[..
         parts, trained = write_parts(make_vectors(6000)), tmp_path / "trained"
         losses = structure_of(plan).train(plan, parts, trained)["losses"]
         now = np.concatenate([new, make_vectors(6000)[:among]])
-        return measure(plan, trained, losses, Sampled(new, make_vectors(6000)[::7], now, len(new) / max(1, len(now))))
+        return measure(plan, trained, losses, Sampled(new, make_vectors(6000)[::7], now))
 
     return run
 
@@ -63,10 +63,11 @@ def test_one_strange_article_among_many_rows_is_no_drift_and_a_third_of_them_is(
 def test_lists_are_asked_what_they_find(fit_of: Callable[..., Fit], make_vectors: Make) -> None:
     new, old = fit_of("IVF16,PQ8np", make_vectors(600, seed=11)).recall or (0, 0)
     assert abs(new - old) < 0.1
-    lost = Fit(600, {}, share=0.1, recall=(0.7, 0.9)).reason(1.2)
-    assert lost == "the lists find 0.70 of the neighbours of new vectors and 0.90 of old ones'"
-    assert Fit(600, {}, share=0.04, recall=(0.7, 0.9)).reason(1.2) is None, "so few rows that nobody will see it"
-    assert Fit(600, {}, share=1.0, recall=(0.82, 0.9)).reason(1.2) is None, "as near as chance puts it"
+    assert Fit(600, {}, recall=(0.7, 0.9)).missed() == (
+        "they found 0.70 of the neighbours of 600 new vectors and 0.90 of old ones'"
+    )
+    assert Fit(600, {}, recall=(0.82, 0.9)).missed() is None, "as near as chance puts it"
+    assert Fit(31, {}, recall=(0.2, 0.9)).missed() is None, "so few that their mean is chance"
     assert fit_of("HNSW8", make_vectors(600, seed=11)).recall is None
 
 
@@ -109,7 +110,6 @@ def test_new_vectors_are_those_whose_bytes_were_not_there(
     np.testing.assert_array_equal(sampled.new, table[sorted(now - before)].astype(np.float32))
     np.testing.assert_array_equal(sampled.old, table[[*sorted(now & before), 0]].astype(np.float32))
     np.testing.assert_array_equal(sampled.now, table[sorted(now)].astype(np.float32))
-    assert sampled.share == len(now - before) / len(now)
 
 
 def test_a_part_that_is_all_new_is_drawn_from(write_parts: Make) -> None:

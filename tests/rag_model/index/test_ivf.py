@@ -242,3 +242,43 @@ def test_a_part_of_another_dimension_is_refused(make_vectors: Make, write_parts:
     np.save(parts[0], make_vectors(1200, 16))
     with pytest.raises(InputError, match="16 dimensions where the index has 32"):
         ivf.scatter(plan, tmp_path / "trained", parts[0], 0, tmp_path / "piece")
+
+
+@pytest.mark.parametrize("metric", ["ip", "l2"])
+@pytest.mark.parametrize("factory", [factory for factory in FACTORIES if factory != "Flat"])
+def test_lists_follow_vectors_that_came_and_codes_stay(
+    factory: str,
+    metric: Any,
+    trained: dict[tuple[str, str], Any],
+    make_vectors: Make,
+    write_parts: Make,
+    tmp_path: Path,
+) -> None:
+    before = make_vectors(1500, 32, unit=False)
+    came = 4 * np.roll(before[:60] + before[0], 5, axis=1)  # one article, where nothing was
+    vectors = np.concatenate([before, came]).astype(np.float32)
+    plan = resolve(IndexRecipe(factory, metric), len(vectors), 32)
+    old, new = tmp_path / "old", tmp_path / "new"
+    write(trained[factory, metric], old)
+    facts = ivf.follow(plan, old, write_parts(vectors), new)
+    assert facts["losses"] == ivf.losses(plan, new, vectors)
+    assert ivf.losses(plan, new, came)["lists"] < 0.95 * ivf.losses(plan, old, came)["lists"]
+    for ours, theirs in zip(learnt(read(new)), learnt(read(old)), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    again = tmp_path / "again"
+    ivf.follow(plan, old, write_parts(vectors), again)
+    assert again.read_bytes() == new.read_bytes()
+
+
+def learnt(index: Any) -> list[Any]:
+    """Return all that an index has learnt but its lists."""
+    found = []
+    base = faiss.downcast_index(index.base_index) if isinstance(index, faiss.IndexRefine) else index
+    if isinstance(base, faiss.IndexPreTransform):
+        found.append(faiss.vector_to_array(faiss.downcast_VectorTransform(base.chain.at(0)).A))
+    lists = faiss.downcast_index(faiss.extract_index_ivf(base))
+    if isinstance(lists, faiss.IndexIVFPQ):
+        found.append(faiss.vector_to_array(lists.pq.centroids))
+    if isinstance(lists, faiss.IndexIVFScalarQuantizer):
+        found.append(faiss.vector_to_array(lists.sq.trained))
+    return found
