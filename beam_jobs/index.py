@@ -181,9 +181,7 @@ def _moved(build: IndexBuild, heirloom: Heirloom, missed: str, store: Store) -> 
     plan = build.plan
 
     def make(out: Path) -> Facts:
-        facts = ivf.follow(plan, store.blobs.local(heirloom.blob), _local(store, build.vectors), out)
-        learnt = {name: loss for name, loss in heirloom.trained.losses.items() if name != "lists"}
-        return facts | {"losses": facts["losses"] | learnt}  # of codes still what they lost when they were learnt
+        return ivf.follow(plan, store.blobs.local(heirloom.blob), _local(store, build.vectors), out)
 
     made = _once(store, "follow", deciding(plan), make, vectors=build.vectors.id, trained=heirloom.blob.id)
     return {"note": f"trained as in snapshot {heirloom.snapshot[:12]}, lists moved: {missed}", **made}

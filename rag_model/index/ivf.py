@@ -25,7 +25,7 @@ from rag_model.index.list_file import write_list_block, write_lists_head, write_
 from rag_model.index.losses import distance, relative_error
 from rag_model.index.pieces import Opener
 from rag_model.index.recipe import Facts, IndexPlan
-from rag_model.index.training import lists_of, move_lists, trained_on
+from rag_model.index.training import lists_of, move, trained_on
 from rag_model.index.vectors import VectorFiles
 
 VERSION = 3
@@ -51,7 +51,7 @@ def train(plan: IndexPlan, vectors: Sequence[Path], out: Path) -> Facts:
 
 
 def follow(plan: IndexPlan, trained: Path, vectors: Sequence[Path], out: Path) -> Facts:
-    """Move a trained file's lists to where the vectors lie now; rotation and codes stay as they were learnt.
+    """Move a trained file's lists and codes to where the vectors lie now; a rotation stays as it was learnt.
 
     Holds the sample in memory, as `train` does.
 
@@ -64,7 +64,7 @@ def follow(plan: IndexPlan, trained: Path, vectors: Sequence[Path], out: Path) -
     index = engine.read(trained)
     base = _base(index)
     with engine.guarded(ResourceError, f"the lists of {plan.factory} could not be moved: see the cause with --debug"):
-        move_lists(lists_of(base), _transformed(base, sample), plan.seed)
+        move(lists_of(base), _transformed(base, sample), plan.seed)
     engine.write(index, out)
     lost = _losses(plan, index, sample[:: -(-len(sample) // LOSSES)])
     return {"sample": len(sample), "bytes": out.stat().st_size, "losses": lost}
