@@ -40,6 +40,7 @@ def pull(
 ) -> Reply:
     """Copy a snapshot to DEST: only what is missing there, verified, and put in place in one step.
 
+    After an earlier snapshot, of the vectors only those of new passages are fetched.
     What was left out is added by pulling again without leaving it out. `model:NAME` pulls a model the same way, to a
     folder of its own; `answer --model DEST/current` reads with it.
 

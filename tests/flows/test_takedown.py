@@ -4,7 +4,10 @@ import bz2
 import gzip
 import io
 import json
+import os
 import shutil
+import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +123,33 @@ def test_a_takedown_that_was_only_ordered_is_gone_on_with(store: Path, bookwheel
     assert (told.code, "which stands in its place" in told.complaint) == (1, True)
     assert [move["number"] for move in bookwheel("log", "--store", store, "--json").json] == [2, 1]
     assert f"made of   {old[:12]}: without pages {PAGE}\n" in bookwheel("show", "--store", store).out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", ["takedowns/*.json", "memo/merge/*.json", "snapshots/*.json"])
+def test_a_takedown_that_was_killed_is_gone_on_with(moment: str, store: Path, bookwheel: Any, executable: Path) -> None:
+    opened = Store.open(str(store))
+    old, before = opened.snapshots.resolve("latest"), set(store.glob(moment))
+    words = [executable, "takedown", PAGE, "--store", store, "--yes", "--", "--runner=FnApiRunner"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as running:
+        while set(store.glob(moment)) <= before:
+            assert running.poll() is None, "the moment was not seen before the process ended"
+            time.sleep(0.001)
+        running.kill()
+    assert verify(opened, opened.snapshots.resolve("latest")) == []
+    assert bookwheel("takedown", "--store", store, "--yes", "--", "--runner=FnApiRunner").code == 0
+    (record,) = opened.takedowns.records()
+    assert record.pages == (PAGE,)
+    new = opened.snapshots.resolve("latest")
+    assert opened.snapshots.list() == [new]
+    assert new != old
+    assert verify(opened, new) == []
+    with Snapshot.open(str(store)) as after:
+        assert PAGE not in pages_of(after)
+    for file in opened.files.tree():  # an hour later, when nobody waits for the dead one any more
+        os.utime(store / file.path, (file.written - 3601,) * 2)
+    assert bookwheel("gc", "--grace", 0, "--store", store, "--yes").code == 0
+    assert told(store, SENTENCE.encode()) == []
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import secrets
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -24,6 +25,7 @@ from rag_model.store.overlap import Overlap, Patch
 from rag_model.store.pull import pull
 from rag_model.store.tables import Table, Vectors, tables_of
 from tests.fixtures.faulty import FaultyServer
+from tests.rag_model.store.test_faults import failures
 
 D = 8
 Month = dict[int, list[str]]  # the texts of an article's passages, by page
@@ -220,15 +222,49 @@ def test_a_missing_blob_is_named(local_store: Store, month: Publish, tmp_path: P
     assert Snapshot.from_folder(tmp_path / "dest").id == old.id
 
 
-def test_only_ranges_are_asked_of_a_server(
-    s3_store: Store, faulty_server: FaultyServer, month: Publish, tmp_path: Path
+def test_a_server_is_asked_for_new_rows_alone_on_a_bad_day_too(
+    faulty_server: FaultyServer,
+    s3_bucket: Callable[[str], AbstractContextManager[str]],
+    month: Publish,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
-    old, new = (month(s3_store, articles, indexes={"hnsw": "HNSW4"}) for articles in (LAST, NOW))
-    through = Store.open(s3_store.url)
-    pull(through, old.id, tmp_path / "dest")
-    report = pull(through, new.id, tmp_path / "dest")
-    check_whole(new, report.path)
+    monkeypatch.setattr("rag_model.store.s3._PAUSE", 0.001)
+    with s3_bucket(faulty_server.url) as url:
+        store = Store.open(url, create=True)
+        old, new = (month(store, articles, indexes={"hnsw": "HNSW4"}) for articles in (LAST, NOW))
+        pull(store, old.id, tmp_path / "dest")
+        faulty_server.requests.clear()
+        faulty_server.fault = lambda request: "break" if request.number % 3 == 0 else None
+        report = pull(store, new.id, tmp_path / "dest")
+        faulty_server.fault = lambda request: None
+        check_whole(new, report.path)
+    files = new.manifest.content.files
     assert report.reused_bytes == (new.n - NEW_ROWS) * (2 + 4) * D
+    for path, rows in {"embeddings/part-00001.npy": 1, "index/hnsw.faiss": NEW_ROWS}.items():
+        table, asked = tables_of(new.manifest.content)[path], set[tuple[int, int]]()
+        for request in faulty_server.requests:
+            if request.method == "GET" and request.touches(files[path].path):
+                first, last = request.headers["Range"].removeprefix("bytes=").split("-")
+                asked.add((int(first), int(last) + 1))
+        assert sum(end - first for first, end in asked) == table.head + rows * table.width, path
+
+
+def test_a_full_disk_leaves_the_earlier_snapshot_and_the_next_pull_goes_on(
+    local_store: Store, month: Publish, tmp_path: Path
+) -> None:
+    old, new = (month(local_store, articles, indexes={"hnsw": "HNSW4"}) for articles in (LAST, NOW))
+    dest, seen = tmp_path / "dest", 0
+    pull(local_store, old.id, dest)
+    for error in failures(lambda: pull(local_store, new.id, dest)):
+        seen += 1
+        assert "disk is full" in str(error) or "No space left" in str(error)
+        with Snapshot.from_folder(dest) as snapshot:
+            assert snapshot.id == old.id
+            check_whole(old, dest / "current")
+    assert seen > 4
+    assert Snapshot.from_folder(dest).id == new.id
+    check_whole(new, dest / "current")
 
 
 @pytest.mark.parametrize(
