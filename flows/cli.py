@@ -107,7 +107,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run one verb and exit with its code; a failure prints one sentence, `--debug` the trace as well."""
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
-    gc.set_threshold(50_000, 20, 100)  # what is imported stays: looking at it again and again takes a fifth of its time
+    gc.set_threshold(50_000, 10, 10)  # what is imported stays: looking at it again and again takes a fifth of its time
     atexit.register(gc.freeze)  # and taking it apart at the end takes a second
     if logging.lastResort is not None:
         logging.lastResort.setLevel(logging.ERROR)  # Beam's import warns of clients of Google's that nobody asked for

@@ -3,7 +3,7 @@
 Cells, centroids and codes are learnt from a sample once and kept while a corpus grows, so that all that did not change
 in it keeps its pieces. They are learnt anew where the vectors of the parts that changed lie farther from them than
 those that they were learnt from did (`drift` times as far), or where one cell has grown over the others. Lists that
-find fewer of the new vectors are moved to where vectors lie now, which takes a hundredth of the time. Vectors that were
+find fewer of the new vectors are moved to where vectors lie now, which takes a twentieth of the time. Vectors that were
 not learnt from always lie a little farther, and those of one new article by far if nothing like it was there: so the
 loss is judged over all rows of those parts, which is what the index will lose, and what is found over the new rows
 alone, which is what their readers will miss.

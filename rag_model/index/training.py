@@ -13,7 +13,7 @@ from rag_model.index.recipe import IndexPlan, default_search
 
 OPQ_ROUNDS = 10  # faiss's 50 cost five times the time for no recall that could be measured
 LIST_MOVES = 10  # rounds of k-means that goes on from inherited lists: after three, recall rises no more
-CODE_MOVES = 1  # and from inherited codes: four more are worth .0007 of recall, and each costs what ten of the lists do
+CODE_MOVES = 1  # and from inherited codes: five more are worth .0004 of recall, and each costs ten of the lists'
 
 
 def trained_on(plan: IndexPlan, sample: Vectors) -> FaissIndex:

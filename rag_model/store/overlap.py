@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 
 from rag_model.errors import BookwheelError, StoreError
 from rag_model.store.manifest import PartEntry
-from rag_model.store.paths import passages_path
 from rag_model.store.ranges import read_ahead
 from rag_model.store.snapshot import Snapshot
 from rag_model.store.tables import Rows, Table, Vectors, convertible, tables_of
@@ -114,15 +113,10 @@ class Overlap:
             return self._kept[part.name]
 
     def _joined(self, part: PartEntry) -> Rows:
-        """Join a part with those that had its pages, unless it is one of them."""
-        own = self._after.manifest.content.files.get(passages_path(part.name))
-        starts = [0, *accumulate(entry.rows for entry in self._before.parts)]
-        earlier = list(zip(self._before.parts, starts[:-1], strict=True))
-        for entry, start in earlier:
-            if self._before.manifest.content.files.get(passages_path(entry.name)) == own and entry.rows == part.rows:
-                return np.arange(start, start + entry.rows)
+        """Join a part with those that had its pages."""
         hashes, kept = self._hashes(self._after, part), np.full(part.rows, -1, np.int64)
-        for entry, start in earlier:
+        starts = accumulate((entry.rows for entry in self._before.parts), initial=0)
+        for entry, start in zip(self._before.parts, starts, strict=False):
             if entry.first_page <= part.last_page and part.first_page <= entry.last_page:
                 found = pc.index_in(hashes, value_set=self._hashes(self._before, entry)).fill_null(-1).to_numpy()
                 kept = np.where(found < 0, kept, found + start)

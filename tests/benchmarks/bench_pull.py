@@ -84,6 +84,7 @@ def fetch(how: str, url: str, snapshot: str, dest: Path) -> dict[str, float]:
 def alone(how: str, url: str, snapshot: str, dest: Path, environment: dict[str, str]) -> dict[str, float]:
     """Fetch once in a fresh process, to a fresh folder."""
     shutil.rmtree(dest, ignore_errors=True)
+    os.sync()  # what another one left unwritten is not this one's to wait for
     command = [sys.executable, __file__, "--fetch", how, url, snapshot, str(dest)]
     child = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment)
     return dict(json.loads(child.stdout))
@@ -115,12 +116,13 @@ def compare(megabytes: int, rounds: int, folder: Path, endpoint: str) -> dict[st
     snapshot, size = made.stdout.split()
     sides: dict[str, list[dict[str, float]]] = {"get": [], "pull": [], "mapped": []}
     lookups = {}
-    alone("get", url, snapshot, folder / "get", environment)  # the server's files are in memory from here on
+    dest = folder / "dest"  # of both: the room that the one gives back is what the other takes
+    alone("get", url, snapshot, dest, environment)  # the server's files are in memory from here on
     for _ in range(rounds):
         for how, results in sides.items():
-            results.append(alone(how, url, snapshot, folder / how, environment))
+            results.append(alone(how, url, snapshot, dest, environment))
             if how != "get":
-                lookups[how] = lookup_ms(folder / how)
+                lookups[how] = lookup_ms(dest)
     rates = {how: int(size) / 1e6 / statistics.median(one["seconds"] for one in many) for how, many in sides.items()}
     return {
         "benchmark": "pull",
