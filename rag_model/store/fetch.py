@@ -71,8 +71,10 @@ def _whole(file: BinaryIO, rest: Callable[[int], Iterable[bytes]]) -> Iterator[b
     while block := file.read(_BLOCK):
         yield block
     for chunk in rest(file.tell()):
-        file.write(chunk)
-        yield chunk
+        for start in range(0, len(chunk), _BLOCK):  # Linux may take ten times as long to write 16 MiB at once
+            block = chunk[start : start + _BLOCK]
+            file.write(block)
+            yield block
 
 
 @contextmanager
