@@ -28,10 +28,10 @@ bench: .venv/bench
 	  $(wildcard tests/benchmarks/bench_*.py)); do echo "== $$bench"; $(BIN)/python $$bench; done
 
 up: .venv/dev
-	$(BIN)/python -m flows.local up
+	$(BIN)/python -m flows.machine.local up
 
 down: .venv/dev
-	$(BIN)/python -m flows.local down
+	$(BIN)/python -m flows.machine.local down
 
 clean:
 	rm -rf .venv bookwheel-demo

@@ -7,13 +7,13 @@ from typing import Any
 
 from beam_jobs.job import Facts, Launch, OnProgress, run_job
 from beam_jobs.libraries import versions
-from rag_model.build.parent import Earlier, Parent, local_files
 from rag_model.corpus.chunk import VERSION, ChunkRecipe, chunk_part
 from rag_model.corpus.lineage import Inheritance
 from rag_model.corpus.plan import source_digest
 from rag_model.corpus.records import Part, Plan, Siteinfo
 from rag_model.corpus.redact import pages_within
-from rag_model.store.memo import Produced
+from rag_model.snapshots.parent import Earlier, Parent, local_files
+from rag_model.store.objects.memo import Produced
 from rag_model.store.store import Store
 
 _NEAR = 64 << 20  # bytes of a dump that the launcher reads for itself

@@ -8,14 +8,14 @@ from typing import Any, Self
 
 from beam_jobs.job import Facts, Launch, OnProgress, run_job
 from beam_jobs.libraries import versions
-from rag_model.build.encoding import StoredEncoder
-from rag_model.build.parent import Earlier, local_files
 from rag_model.encoders.embed import VERSION, Dtype, embed_changes
 from rag_model.encoders.encoder import Encoder
-from rag_model.store.blobs import BlobRef
-from rag_model.store.memo import Produced
+from rag_model.snapshots.encoding import StoredEncoder
+from rag_model.snapshots.parent import Earlier, local_files
+from rag_model.store.objects.blobs import BlobRef
+from rag_model.store.objects.memo import Produced
+from rag_model.store.objects.trees import linked_tree
 from rag_model.store.store import Store
-from rag_model.store.trees import linked_tree
 
 _READ = 2e7  # bytes of passages a second of one core: looked up by their hashes, vectors copied
 _ENCODED = 8e9  # passages times bytes of weights a second of one core: 85 of a model of 91 MB

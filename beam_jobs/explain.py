@@ -16,20 +16,20 @@ from beam_jobs.chunk import ChunkTask, tasks_of
 from beam_jobs.embed import EmbedTask
 from beam_jobs.index import deciding
 from beam_jobs.workers import worker_memory
-from rag_model.build.encoding import StoredEncoder, store_encoder
-from rag_model.build.heritage import obstacles
-from rag_model.build.parent import Earlier, Parent, local_files
-from rag_model.build.planning import plan_parts
-from rag_model.build.recipe import Recipe
-from rag_model.build.sizing import plan_indexes
 from rag_model.corpus.chunk import chunk_part
 from rag_model.corpus.lineage import Inheritance
 from rag_model.corpus.records import Plan
 from rag_model.digest import digest_bytes, digest_file
 from rag_model.encoders.embed import count_known
 from rag_model.index.recipe import IndexPlan
-from rag_model.store.blobs import BlobRef
-from rag_model.store.diff import differences
+from rag_model.snapshots.encoding import StoredEncoder, store_encoder
+from rag_model.snapshots.heritage import obstacles
+from rag_model.snapshots.parent import Earlier, Parent, local_files
+from rag_model.snapshots.planning import plan_parts
+from rag_model.snapshots.recipe import Recipe
+from rag_model.snapshots.sizing import plan_indexes
+from rag_model.store.comparing.diff import differences
+from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.store import Store
 
 Facts = Mapping[str, Any]

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from rag_model.store.memo import NotRecordedError
+from rag_model.store.objects.memo import NotRecordedError
 from rag_model.store.store import Store
 
 Task = TypeVar("Task")

@@ -20,18 +20,19 @@ from typing import Any
 from beam_jobs.job import Facts, Launch, OnProgress, run_job
 from beam_jobs.libraries import versions
 from beam_jobs.threads import limit_threads
-from rag_model.build.content import BuiltIndex
-from rag_model.build.heritage import Heirloom
 from rag_model.digest import digest_json
-from rag_model.index import fit, ivf
-from rag_model.index.cells import sample_size
-from rag_model.index.estimate import check_disk, estimate
-from rag_model.index.fit import Fit, Trained
-from rag_model.index.pieces import Opener, opener
+from rag_model.index.files.pieces import Opener, opener
+from rag_model.index.graphs.cells import sample_size
+from rag_model.index.lists import ivf
+from rag_model.index.quality import fit
+from rag_model.index.quality.fit import Fit, Trained
 from rag_model.index.recipe import IndexPlan, lists_in
+from rag_model.index.sizing.estimate import check_disk, estimate
 from rag_model.index.structure import structure_of
-from rag_model.store.blobs import BlobRef
-from rag_model.store.memo import Produced
+from rag_model.snapshots.content import BuiltIndex
+from rag_model.snapshots.heritage import Heirloom
+from rag_model.store.objects.blobs import BlobRef
+from rag_model.store.objects.memo import Produced
 from rag_model.store.store import Store
 
 _PRODUCTS = 5e9  # multiplications and additions a second of one core, in products of narrow matrices

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from beam_jobs.job import Facts, Launch, OnProgress, run_job
 from rag_model.corpus.redact import PartFiles, redact_part
-from rag_model.store.blobs import BlobRef
+from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.store import Store
 
 

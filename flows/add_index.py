@@ -18,15 +18,15 @@ from flows.finish import Build, finish
 from flows.outcome import Reindexed
 from flows.progress import StageClock
 from flows.stage import stage
-from rag_model.build.content import with_indexes
-from rag_model.build.existing import carried, facts_of, recipe_of
-from rag_model.build.recipe import Recipe
-from rag_model.build.sizing import plan_indexes
 from rag_model.errors import UsageError
 from rag_model.index.recipe import IndexRecipe
-from rag_model.store.manifest import Content
-from rag_model.store.snapshot import Snapshot
+from rag_model.snapshots.content import with_indexes
+from rag_model.snapshots.existing import carried, facts_of, recipe_of
+from rag_model.snapshots.recipe import Recipe
+from rag_model.snapshots.sizing import plan_indexes
 from rag_model.store.store import Store
+from rag_model.store.versions.manifest import Content
+from rag_model.store.versions.snapshot import Snapshot
 
 
 @flow(name="add-index", persist_result=False)

@@ -18,10 +18,10 @@ from flows.outcome import Reindexed
 from flows.progress import StageClock
 from flows.reindex import prepare_encoder
 from flows.stage import stage
-from rag_model.build.adopt import Adopted, adopt, check_encoder, content_of
-from rag_model.build.recipe import Recipe
-from rag_model.build.sizing import plan_indexes
-from rag_model.index.intake import look
+from rag_model.index.files.intake import look
+from rag_model.snapshots.adopt import Adopted, adopt, check_encoder, content_of
+from rag_model.snapshots.recipe import Recipe
+from rag_model.snapshots.sizing import plan_indexes
 from rag_model.store.store import Store
 
 

@@ -27,7 +27,7 @@ try:
 except ModuleNotFoundError:  # the core alone
     sys.exit("bookwheel: the command line is not installed: run `pip install 'bookwheel[pipeline]'` and try again")
 
-from flows.reply import Common, Reply
+from flows.command.reply import Common, Reply
 from rag_model.errors import BookwheelError, RefusedError
 
 USAGE = 2

@@ -27,9 +27,9 @@ from rag_model.evaluation.run_files import write_answers, write_kilt, write_page
 from rag_model.evaluation.scores import check_golds
 from rag_model.evaluation.settings import Evaluation
 from rag_model.generate.named import open_reader
-from rag_model.store.models import model_folder
-from rag_model.store.snapshot import Snapshot
 from rag_model.store.store import Store
+from rag_model.store.versions.models import model_folder
+from rag_model.store.versions.snapshot import Snapshot
 
 
 @deployed("evaluate")

@@ -15,18 +15,18 @@ from typing import Any
 
 from beam_jobs.job import OnProgress
 from flows import artifacts
+from flows.machine.workplace import alone
 from flows.progress import StageClock
 from flows.stage import deployed, stage
 from flows.training import Tables, training_of
-from flows.workplace import alone
-from rag_model.store.cache import cache_folder
-from rag_model.store.models import PutModel
-from rag_model.store.refs import checked_name
-from rag_model.store.snapshot import Snapshot
+from rag_model.store.objects.cache import cache_folder
 from rag_model.store.store import Store
-from rag_model.training.examples import read_examples
+from rag_model.store.versions.models import PutModel
+from rag_model.store.versions.refs import checked_name
+from rag_model.store.versions.snapshot import Snapshot
+from rag_model.training.data.examples import read_examples
 from rag_model.training.finetuning import Finetuning, Outcome
-from rag_model.training.loop import Trained
+from rag_model.training.loop.loop import Trained
 from rag_model.training.origins import pair_of, reader_of
 from rag_model.training.recipes import Kind
 

@@ -12,18 +12,18 @@ from flows import artifacts
 from flows.outcome import GateRefusedError, Reindexed
 from flows.progress import StageClock
 from flows.stage import stage
-from rag_model.build.content import BuiltIndex, counts, provenance, vectors_of
-from rag_model.build.heritage import Heirloom
-from rag_model.build.measure import Measured, measure
-from rag_model.build.publish import Published, publish, vitals
-from rag_model.build.recipe import Recipe
-from rag_model.build.report import write_report
-from rag_model.build.tuning import tune_searches
 from rag_model.evaluation.gate import judge
 from rag_model.index.recipe import IndexPlan
-from rag_model.store.manifest import Content, Manifest
-from rag_model.store.snapshot import Snapshot
+from rag_model.snapshots.content import BuiltIndex, counts, provenance, vectors_of
+from rag_model.snapshots.heritage import Heirloom
+from rag_model.snapshots.measure import Measured, measure
+from rag_model.snapshots.publish import Published, publish, vitals
+from rag_model.snapshots.recipe import Recipe
+from rag_model.snapshots.report import write_report
+from rag_model.snapshots.tuning import tune_searches
 from rag_model.store.store import Store
+from rag_model.store.versions.manifest import Content, Manifest
+from rag_model.store.versions.snapshot import Snapshot
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,19 +14,19 @@ import numpy as np
 from beam_jobs import index
 from beam_jobs.job import Launch, OnProgress
 from beam_jobs.workers import worker_memory
+from flows.machine.workplace import workplace
 from flows.progress import StageClock
-from flows.workplace import workplace
-from rag_model.build.content import BuiltIndex
 from rag_model.errors import UsageError
-from rag_model.index.appraisal import Appraisal, appraise, read_questions
-from rag_model.index.arrays import Block
 from rag_model.index.build import place, plan_of
-from rag_model.index.choice import choose, fitted
-from rag_model.index.engine import Rows
-from rag_model.index.estimate import estimate
-from rag_model.index.intake import Intake, Invalid, cut, look
+from rag_model.index.files.arrays import Block
+from rag_model.index.files.engine import Rows
+from rag_model.index.files.intake import Intake, Invalid, cut, look
+from rag_model.index.quality.appraisal import Appraisal, appraise, read_questions
 from rag_model.index.recipe import IndexPlan, IndexRecipe
-from rag_model.store.blobs import BlobRef
+from rag_model.index.sizing.choice import choose, fitted
+from rag_model.index.sizing.estimate import estimate
+from rag_model.snapshots.content import BuiltIndex
+from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.store import Store
 
 CODE = 1  # raise it when the same files would be cut otherwise

@@ -10,14 +10,14 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from beam_jobs.workers import here
-from flows.pools import Launched, Most, Room, room_of, start
+from flows.machine.pools import Launched, Most, Room, room_of, start
 from flows.reindex import DEFAULT_ENCODER
 from flows.stage import deployed, stage
-from rag_model.build.needs import bulk_of, needs_of
-from rag_model.build.recipe import Recipe
 from rag_model.encoders.resolve import resolve_folder
 from rag_model.machine import Needs
 from rag_model.retrieve.named import encoder_names
+from rag_model.snapshots.needs import bulk_of, needs_of
+from rag_model.snapshots.recipe import Recipe
 from rag_model.store.store import Store
 
 DEPLOYMENT = "reindex/library"

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from flows.finetune import Given, prepare
-from flows.pools import Launched, Most, Room, room_of, start
+from flows.machine.pools import Launched, Most, Room, room_of, start
 from flows.stage import deployed, stage
 from rag_model.evaluation.needs import needs_of as of_evaluation
 from rag_model.evaluation.questions import read_questions
@@ -21,9 +21,9 @@ from rag_model.evaluation.settings import Evaluation
 from rag_model.generate.folder import rag_settings
 from rag_model.generate.named import rag_id
 from rag_model.machine import Needs
-from rag_model.store.models import model_folder
-from rag_model.store.snapshot import Snapshot
 from rag_model.store.store import Store
+from rag_model.store.versions.models import model_folder
+from rag_model.store.versions.snapshot import Snapshot
 from rag_model.training.needs import needs_of as of_training
 from rag_model.training.recipes import Kind
 

@@ -10,18 +10,18 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from flows.age import parse_age
+from flows.command.age import parse_age
 from flows.launch import launch
+from flows.machine.pools import Launched, Most
 from flows.outcome import Reindexed
-from flows.pools import Launched, Most
 from flows.progress import StageClock
 from flows.reindex import DEFAULT_ENCODER, reindex
 from flows.stage import deployed, stage
-from rag_model.build.recipe import Recipe
 from rag_model.corpus.wikimedia import JOB, Published, Tell, fetch, newest
-from rag_model.store.expire import Expired, Policy, expire
-from rag_model.store.gc import gc
+from rag_model.snapshots.recipe import Recipe
 from rag_model.store.store import Store
+from rag_model.store.upkeep.expire import Expired, Policy, expire
+from rag_model.store.upkeep.gc import gc
 
 _DATE = re.compile(r"(?<!\d)(20\d{6})(?!\d)")  # in the name of a dump, or of its folder
 

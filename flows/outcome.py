@@ -4,10 +4,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from rag_model.build.publish import Published
 from rag_model.corpus.records import Plan
 from rag_model.errors import RefusedError
 from rag_model.evaluation.collapse import CollapsedError
+from rag_model.snapshots.publish import Published
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,13 +3,13 @@
 from collections.abc import Mapping
 from typing import Any
 
+from flows.command.reply import Reply
 from flows.index import Order, planned
-from flows.reply import Reply
-from rag_model.index.amounts import gigabytes
-from rag_model.index.estimate import Estimate, estimate
 from rag_model.index.factory import Graph, Lists, parse
-from rag_model.index.rate import Rate, cpu_seconds, measure_rate
 from rag_model.index.recipe import IndexPlan
+from rag_model.index.sizing.amounts import gigabytes
+from rag_model.index.sizing.estimate import Estimate, estimate
+from rag_model.index.sizing.rate import Rate, cpu_seconds, measure_rate
 
 _HOUR = 3600
 

@@ -19,15 +19,15 @@ from flows.finish import Build, finish
 from flows.outcome import Reindexed
 from flows.progress import StageClock
 from flows.stage import deployed, stage
-from rag_model.build.content import assemble
-from rag_model.build.encoding import StoredEncoder, store_encoder
-from rag_model.build.heritage import Heirloom, inherit, noted, obstacles
-from rag_model.build.parent import Parent
-from rag_model.build.planning import plan_parts
-from rag_model.build.recipe import Recipe
-from rag_model.build.sizing import plan_indexes
 from rag_model.corpus.records import Plan
 from rag_model.index.recipe import IndexPlan
+from rag_model.snapshots.content import assemble
+from rag_model.snapshots.encoding import StoredEncoder, store_encoder
+from rag_model.snapshots.heritage import Heirloom, inherit, noted, obstacles
+from rag_model.snapshots.parent import Parent
+from rag_model.snapshots.planning import plan_parts
+from rag_model.snapshots.recipe import Recipe
+from rag_model.snapshots.sizing import plan_indexes
 from rag_model.store.store import Store
 
 DEFAULT_ENCODER = "sentence-transformers/all-MiniLM-L6-v2"

@@ -35,18 +35,18 @@ from flows.finish import Build, indexed
 from flows.outcome import TakenDown
 from flows.progress import StageClock
 from flows.stage import stage
-from rag_model.build.content import counts, with_indexes
-from rag_model.build.existing import carried, facts_of, recipe_of
-from rag_model.build.measure import Measured
-from rag_model.build.publish import Published, vitals
-from rag_model.build.report import write_report
-from rag_model.build.sizing import plan_indexes
-from rag_model.build.takedown import Holder, carry_out, choose_wiki, part_blobs, parts_to_redact, redacted
 from rag_model.evaluation.gate import judge
-from rag_model.store.manifest import Content, Manifest
-from rag_model.store.snapshot import Snapshot
+from rag_model.snapshots.content import counts, with_indexes
+from rag_model.snapshots.existing import carried, facts_of, recipe_of
+from rag_model.snapshots.measure import Measured
+from rag_model.snapshots.publish import Published, vitals
+from rag_model.snapshots.report import write_report
+from rag_model.snapshots.sizing import plan_indexes
+from rag_model.snapshots.takedown import Holder, carry_out, choose_wiki, part_blobs, parts_to_redact, redacted
 from rag_model.store.store import Store
-from rag_model.store.takedowns import Takedown
+from rag_model.store.versions.manifest import Content, Manifest
+from rag_model.store.versions.snapshot import Snapshot
+from rag_model.store.versions.takedowns import Takedown
 
 
 @flow(name="takedown", persist_result=False)

@@ -18,9 +18,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from rag_model.build.settings import from_table
 from rag_model.errors import InputError, UsageError
-from rag_model.training.rag import LOOP
+from rag_model.snapshots.settings import from_table
+from rag_model.training.objectives.rag import LOOP
 from rag_model.training.recipes import DprTraining, Kind, RagTraining, Training
 
 Tables = Mapping[str, Mapping[str, Any]]

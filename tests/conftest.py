@@ -14,7 +14,7 @@ import pytest
 import s3fs
 from hypothesis import settings
 
-from rag_model.store.s3 import S3
+from rag_model.store.objects.s3 import S3
 from tests.benchmarks.s3_server import environment_of, seaweed
 
 settings.register_profile("bookwheel", deadline=None)  # no test is about time

@@ -6,10 +6,10 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from flows.add_index import add_index as add_index_flow
+from flows.command.reply import Common, Reply, StoreUrl
 from flows.outcome import GateRefusedError, Reindexed
-from flows.reply import Common, Reply, StoreUrl
 from flows.stage import run_flow
-from rag_model.build.recipe import read_recipe
+from rag_model.snapshots.recipe import read_recipe
 
 
 def add_index(

@@ -7,10 +7,10 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from flows.adopt import adopt_library
+from flows.command.reply import Common, Reply, StoreUrl
 from flows.outcome import GateRefusedError, Reindexed
-from flows.reply import Common, Reply, StoreUrl
 from flows.stage import run_flow
-from rag_model.build.recipe import read_recipe
+from rag_model.snapshots.recipe import read_recipe
 
 
 def adopt(

@@ -4,12 +4,12 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from flows.reply import AsksName, Common, IndexName, Reply, SnapshotName, StoreUrl
+from flows.command.reply import AsksName, Common, IndexName, Reply, SnapshotName, StoreUrl
 from flows.verbs.search import asked_of
 from rag_model.generate.decoding import Decoding
 from rag_model.generate.named import open_reader
 from rag_model.generate.reader import Answer, answer_json
-from rag_model.store.snapshot import Snapshot
+from rag_model.store.versions.snapshot import Snapshot
 
 ModelName = Annotated[
     str, Parameter(help="A RAG model of the store (a ref, ref@number, an id, a unique prefix), or a folder of one.")

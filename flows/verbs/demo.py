@@ -5,8 +5,8 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from flows.command.reply import Common, Reply
 from flows.demo import QUESTIONS, demo_dump, demo_encoder
-from flows.reply import Common, Reply
 from flows.verbs.evaluate import evaluate
 from flows.verbs.reindex import reindex
 from flows.verbs.search import search

@@ -5,11 +5,11 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from flows.reply import Common, Reply, StoreUrl
-from rag_model.store.diff import CHANGES, Diff
-from rag_model.store.diff import diff as diff_snapshots
-from rag_model.store.snapshot import Snapshot
+from flows.command.reply import Common, Reply, StoreUrl
+from rag_model.store.comparing.diff import CHANGES, Diff
+from rag_model.store.comparing.diff import diff as diff_snapshots
 from rag_model.store.store import Store
+from rag_model.store.versions.snapshot import Snapshot
 
 
 def diff(

@@ -5,9 +5,9 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from flows.doctor import examine
-from flows.finding import Finding
-from flows.reply import Common, Reply
+from flows.command.reply import Common, Reply
+from flows.machine.doctor import examine
+from flows.machine.finding import Finding
 
 
 def doctor(

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from flows.reply import AsksName, Common, EncoderName, IndexName, Reply, SnapshotName, StoreUrl
+from flows.command.reply import AsksName, Common, EncoderName, IndexName, Reply, SnapshotName, StoreUrl
 from flows.verbs.search import retriever_of
 from rag_model.errors import UsageError
 from rag_model.evaluation.ablation import Ablations
@@ -14,7 +14,7 @@ from rag_model.evaluation.questions import read_questions
 from rag_model.evaluation.retrieval import ask, intervals_of, measures_of, ranks_of
 from rag_model.evaluation.run_files import write_dpr, write_jsonl, write_trec
 from rag_model.evaluation.scores import Kind
-from rag_model.store.snapshot import Snapshot
+from rag_model.store.versions.snapshot import Snapshot
 
 if TYPE_CHECKING:
     from flows.outcome import Evaluated

@@ -5,11 +5,11 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from flows.age import parse_age
-from flows.reply import Common, Reply, StoreUrl, Yes
-from rag_model.store.expire import Policy
-from rag_model.store.expire import expire as expire_old
+from flows.command.age import parse_age
+from flows.command.reply import Common, Reply, StoreUrl, Yes
 from rag_model.store.store import Store
+from rag_model.store.upkeep.expire import Policy
+from rag_model.store.upkeep.expire import expire as expire_old
 
 
 def expire(

@@ -6,13 +6,13 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from flows.reply import AnyName, Common, Reply, StoreUrl
+from flows.command.reply import AnyName, Common, Reply, StoreUrl
 from rag_model.errors import UsageError
-from rag_model.store.export import Layout
-from rag_model.store.export import export as export_snapshot
-from rag_model.store.models import export_model
-from rag_model.store.snapshot import Snapshot
+from rag_model.store.pulling.export import Layout
+from rag_model.store.pulling.export import export as export_snapshot
 from rag_model.store.store import MODEL, Store
+from rag_model.store.versions.models import export_model
+from rag_model.store.versions.snapshot import Snapshot
 
 
 def export(

@@ -5,9 +5,9 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
+from flows.command.reply import Common, Reply, SnapshotName, StoreUrl
 from flows.finetune import Finetuned
 from flows.finetune import finetune as finetune_flow
-from flows.reply import Common, Reply, SnapshotName, StoreUrl
 from flows.stage import run_flow
 from flows.training import read_tables
 

@@ -5,10 +5,10 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from flows.age import parse_age
-from flows.reply import Common, Reply, StoreUrl, Yes
-from rag_model.store.gc import gc as collect
+from flows.command.age import parse_age
+from flows.command.reply import Common, Reply, StoreUrl, Yes
 from rag_model.store.store import Store
+from rag_model.store.upkeep.gc import gc as collect
 
 
 def gc(

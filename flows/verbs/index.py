@@ -8,16 +8,16 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
+from flows.command.reply import Common, Reply
 from flows.index import Indexed, Order, index_vectors
 from flows.prospect import prospect
-from flows.reply import Common, Reply
 from rag_model.errors import UsageError
-from rag_model.index.amounts import parse_bytes
 from rag_model.index.build import rows_path
-from rag_model.index.engine import Metric
-from rag_model.index.health import Effort
-from rag_model.index.intake import Invalid, look
+from rag_model.index.files.engine import Metric
+from rag_model.index.files.intake import Invalid, look
+from rag_model.index.quality.health import Effort
 from rag_model.index.recipe import IndexRecipe
+from rag_model.index.sizing.amounts import parse_bytes
 
 OPEN = "HNSW32"  # what is built where nobody says otherwise and memory allows
 _DEFAULT = IndexRecipe(OPEN)

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from flows.reply import Common, Reply, StoreUrl
+from flows.command.reply import Common, Reply, StoreUrl
 from rag_model.store.store import Store
 
 

@@ -5,12 +5,12 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from flows.console import shown
-from flows.reply import AnyName, Common, Reply, StoreUrl
+from flows.command.console import shown
+from flows.command.reply import AnyName, Common, Reply, StoreUrl
 from rag_model.errors import UsageError
-from rag_model.store.kinds import chosen
-from rag_model.store.pull import PullReport
-from rag_model.store.pull import pull as pull_version
+from rag_model.store.pulling.kinds import chosen
+from rag_model.store.pulling.pull import PullReport
+from rag_model.store.pulling.pull import pull as pull_version
 from rag_model.store.store import MODEL, Store
 
 

@@ -4,10 +4,10 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from flows.reply import Common, Reply, StoreUrl
+from flows.command.reply import Common, Reply, StoreUrl
 from flows.verbs.tag import moved
-from rag_model.store.moves import rollback as roll_back
 from rag_model.store.store import Store
+from rag_model.store.versions.moves import rollback as roll_back
 
 
 def rollback(

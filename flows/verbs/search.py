@@ -6,13 +6,13 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from flows.reply import Common, EncoderName, IndexName, Reply, SnapshotName, StoreUrl
+from flows.command.reply import Common, EncoderName, IndexName, Reply, SnapshotName, StoreUrl
 from rag_model.encoders.encoder import Encoder
 from rag_model.errors import UsageError
 from rag_model.evaluation.questions import read_questions
 from rag_model.retrieve.dense import DenseRetriever
 from rag_model.retrieve.retriever import Hit, hit_json
-from rag_model.store.snapshot import Snapshot
+from rag_model.store.versions.snapshot import Snapshot
 
 
 def search(

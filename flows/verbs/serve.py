@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from flows.reply import AsksName, Common, SnapshotName, StoreUrl
+from flows.command.reply import AsksName, Common, SnapshotName, StoreUrl
 from rag_model.extras import require
 
 _NEEDED = {"fastapi": "serve", "uvicorn": "serve", "prometheus_client": "serve", "torch": "model"}

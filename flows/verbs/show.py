@@ -5,11 +5,11 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from flows.reply import AnyName, Common, Reply, StoreUrl
-from rag_model.build.recipe_text import recipe_text
-from rag_model.store.manifest import Manifest
-from rag_model.store.model_manifest import ModelManifest
+from flows.command.reply import AnyName, Common, Reply, StoreUrl
+from rag_model.snapshots.recipe_text import recipe_text
 from rag_model.store.store import Store
+from rag_model.store.versions.manifest import Manifest
+from rag_model.store.versions.model_manifest import ModelManifest
 
 
 def show(

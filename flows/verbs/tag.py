@@ -4,12 +4,12 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from flows.reply import Common, Reply, StoreUrl, Yes
+from flows.command.reply import Common, Reply, StoreUrl, Yes
 from rag_model.errors import UsageError
-from rag_model.store.moves import tag as tag_snapshot
-from rag_model.store.moves import untag
-from rag_model.store.refs import RefMove
 from rag_model.store.store import Store
+from rag_model.store.versions.moves import tag as tag_snapshot
+from rag_model.store.versions.moves import untag
+from rag_model.store.versions.refs import RefMove
 
 
 def tag(

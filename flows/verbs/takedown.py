@@ -6,10 +6,10 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from flows.reply import Common, Reply, StoreUrl, Yes
+from flows.command.reply import Common, Reply, StoreUrl, Yes
 from flows.stage import run_flow
 from flows.takedown import takedown as takedown_flow
-from rag_model.build.takedown import Holder, choose_wiki, holders
+from rag_model.snapshots.takedown import Holder, choose_wiki, holders
 from rag_model.store.store import Store
 
 

@@ -2,9 +2,9 @@
 
 from dataclasses import asdict
 
-from flows.reply import AnyName, Common, Reply, StoreUrl
+from flows.command.reply import AnyName, Common, Reply, StoreUrl
 from rag_model.store.store import Store
-from rag_model.store.verify import verify as verify_snapshot
+from rag_model.store.upkeep.verify import verify as verify_snapshot
 
 
 def verify(snapshot: AnyName = "latest", /, *, store: StoreUrl, common: Common | None = None) -> Reply:

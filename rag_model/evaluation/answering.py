@@ -16,7 +16,7 @@ from rag_model.evaluation.ablation import Condition
 from rag_model.evaluation.questions import Question
 from rag_model.evaluation.readings import Reading, Reads, read
 from rag_model.retrieve.retriever import Hit
-from rag_model.store.memo import Produced, Record
+from rag_model.store.objects.memo import Produced, Record
 from rag_model.store.store import Store
 
 STAGE = "answer"

@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import Literal
 
 from rag_model.evaluation.markup import Node, join, tag
-from rag_model.index.health import Effort
+from rag_model.index.quality.health import Effort
 
 _WIDTH, _HEIGHT = 460.0, 280.0  # the viewBox: half the page, a telephone's whole width
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64.0, 16.0, 16.0, 48.0  # margins that hold the labels

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from rag_model.errors import UsageError
-from rag_model.index.recall import Recalls, percentile5
+from rag_model.index.quality.recall import Recalls, percentile5
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,9 @@ from rag_model.encoders.files import CONFIG
 from rag_model.evaluation.settings import Evaluation
 from rag_model.generate.folder import GENERATOR, QUESTION
 from rag_model.generate.needs import NUMBER, PROCESS, PROMPT, decoding_bytes, index_bytes, one_process, weights
-from rag_model.index.amounts import gigabytes
+from rag_model.index.sizing.amounts import gigabytes
 from rag_model.machine import Limits, Needs
-from rag_model.store.snapshot import Snapshot
+from rag_model.store.versions.snapshot import Snapshot
 
 _BATCH = 8  # questions decoded at once, as `Reader` has it
 _PASSAGE = 4000  # bytes of a passage that was found, as it is held

@@ -10,7 +10,7 @@ from rag_model.evaluation.charts import bars, doublings, histogram, legend, trad
 from rag_model.evaluation.gate import Check, Verdict
 from rag_model.evaluation.markup import Child, Node, tag
 from rag_model.evaluation.page import columns, document, pair, section, table, tiles
-from rag_model.index.health import Effort, Health
+from rag_model.index.quality.health import Effort, Health
 
 
 @dataclass(frozen=True, slots=True)

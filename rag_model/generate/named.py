@@ -11,9 +11,9 @@ from rag_model.generate.folder import load_rag
 from rag_model.generate.rag import Rag
 from rag_model.generate.reader import Reader
 from rag_model.retrieve.dense import DenseRetriever
-from rag_model.store.models import model_folder
-from rag_model.store.snapshot import Snapshot
 from rag_model.store.store import MODEL, Store
+from rag_model.store.versions.models import model_folder
+from rag_model.store.versions.snapshot import Snapshot
 
 _KINDS = {"rag-sequence", "rag-token"}
 

@@ -8,10 +8,10 @@ from math import ceil
 
 from rag_model.encoders.architecture import Architecture
 from rag_model.errors import ResourceError, UsageError
-from rag_model.index.amounts import gigabytes
+from rag_model.index.sizing.amounts import gigabytes
 from rag_model.machine import CORE, GPU, SPARE, Limits, Needs
-from rag_model.store.paths import EXACT, embeddings_path, index_path
-from rag_model.store.snapshot import Snapshot
+from rag_model.store.versions.paths import EXACT, embeddings_path, index_path
+from rag_model.store.versions.snapshot import Snapshot
 
 PROCESS = 1 << 30  # bytes of a process with Prefect, torch, transformers and faiss: 700 MB measured
 QUESTION = 32  # tokens of a question

@@ -14,9 +14,9 @@ import numpy as np
 
 from rag_model.errors import ResourceError, UsageError
 from rag_model.index import structure
-from rag_model.index.arrays import Block
-from rag_model.index.engine import Rows, Vectors
-from rag_model.index.intake import Invalid, cut, look
+from rag_model.index.files.arrays import Block
+from rag_model.index.files.engine import Rows, Vectors
+from rag_model.index.files.intake import Invalid, cut, look
 from rag_model.index.recipe import IndexPlan, IndexRecipe, resolve
 from rag_model.index.search import set_default
 from rag_model.landing import landing

@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 
 from rag_model.errors import ResourceError
-from rag_model.index import engine
-from rag_model.index.engine import Metric, Rows, Vectors, faiss
-from rag_model.index.question import check_question
+from rag_model.index.files import engine
+from rag_model.index.files.engine import Metric, Rows, Vectors, faiss
+from rag_model.index.files.vectors import VectorFiles
+from rag_model.index.quality.question import check_question
 from rag_model.index.recipe import check_search
-from rag_model.index.vectors import VectorFiles
 
 
 class ExactIndex:

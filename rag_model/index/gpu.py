@@ -12,7 +12,7 @@ construction and approximate nearest neighbor search for GPUs. ICDE 2024.
 
 from typing import Any
 
-from rag_model.index.engine import FaissIndex, Metric, Rows, Vectors, faiss, metric_code
+from rag_model.index.files.engine import FaissIndex, Metric, Rows, Vectors, faiss, metric_code
 
 _LEAST = 1_024  # vectors of a graph built there: of three or four, faiss's conversion never ends (its issue 4260)
 

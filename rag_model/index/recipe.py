@@ -11,7 +11,6 @@ from math import isqrt
 from typing import Any
 
 from rag_model.errors import InputError, UsageError
-from rag_model.index.engine import Metric
 from rag_model.index.factory import (
     Codes,
     Factory,
@@ -25,6 +24,7 @@ from rag_model.index.factory import (
     parse,
     without_vectors,
 )
+from rag_model.index.files.engine import Metric
 
 LINKS = 32  # M of HNSW: faiss's and most papers' choice for text vectors; 16 halves the graph and loses ~1 point
 ONE_CELL = 100_000  # up to so many vectors one graph takes a core minutes: not worth cutting

@@ -7,9 +7,9 @@ embeddings, so nothing is added to the index, and a question reads as many rows 
 
 import numpy as np
 
-from rag_model.index.engine import Metric, Rows, Vectors
 from rag_model.index.exact import best_of
-from rag_model.index.vectors import BLOCK_BYTES, VectorFiles
+from rag_model.index.files.engine import Metric, Rows, Vectors
+from rag_model.index.files.vectors import BLOCK_BYTES, VectorFiles
 
 
 def rank_again(files: VectorFiles, metric: Metric, vectors: Vectors, rows: Rows, k: int) -> tuple[Vectors, Rows]:

@@ -10,15 +10,15 @@ from typing import Any, Protocol
 import numpy as np
 
 from rag_model.errors import InputError
-from rag_model.index import engine
-from rag_model.index.engine import FaissIndex, Metric, Rows, Vectors, faiss
 from rag_model.index.factory import Kind
-from rag_model.index.question import check_question
+from rag_model.index.files import engine
+from rag_model.index.files.engine import FaissIndex, Metric, Rows, Vectors, faiss
+from rag_model.index.files.setting import write_setting
+from rag_model.index.files.vectors import VectorFiles
+from rag_model.index.lists.training import lists_of
+from rag_model.index.quality.question import check_question
 from rag_model.index.recipe import REFINE, check_search
 from rag_model.index.refine import rank_again
-from rag_model.index.setting import write_setting
-from rag_model.index.training import lists_of
-from rag_model.index.vectors import VectorFiles
 
 
 class SearchIndex(Protocol):

@@ -14,9 +14,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from rag_model.index import hnsw, ivf
-from rag_model.index.engine import Vectors
-from rag_model.index.pieces import Opener, opener
+from rag_model.index.files.engine import Vectors
+from rag_model.index.files.pieces import Opener, opener
+from rag_model.index.graphs import hnsw
+from rag_model.index.lists import ivf
 from rag_model.index.recipe import Facts, IndexPlan
 
 

@@ -14,13 +14,13 @@ from rag_model.corpus.records import Passage
 from rag_model.encoders.encoder import Encoder
 from rag_model.encoders.space import Space, check_same_space
 from rag_model.errors import StoreError, UsageError
-from rag_model.index.engine import Metric, Rows, Vectors
 from rag_model.index.exact import ExactIndex
+from rag_model.index.files.engine import Metric, Rows, Vectors
 from rag_model.index.search import IndexFile, SearchIndex, open_index
 from rag_model.retrieve.attribution import Source
 from rag_model.retrieve.retriever import Hit
-from rag_model.store.paths import EXACT, QUESTION_ENCODER, embeddings_path, index_path
-from rag_model.store.snapshot import Snapshot
+from rag_model.store.versions.paths import EXACT, QUESTION_ENCODER, embeddings_path, index_path
+from rag_model.store.versions.snapshot import Snapshot
 
 
 class QuestionEncoder(Protocol):

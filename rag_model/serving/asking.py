@@ -13,11 +13,11 @@ from rag_model.encoders.space import Space
 from rag_model.generate.named import load_named
 from rag_model.generate.rag import Rag
 from rag_model.generate.reader import Reader
-from rag_model.index.engine import Vectors
+from rag_model.index.files.engine import Vectors
 from rag_model.index.search import SearchIndex
 from rag_model.retrieve.dense import DenseRetriever, QuestionEncoder
-from rag_model.store.snapshot import Snapshot
 from rag_model.store.store import Store
+from rag_model.store.versions.snapshot import Snapshot
 
 
 class Asker:

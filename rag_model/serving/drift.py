@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rag_model.errors import UsageError
-from rag_model.index.engine import Vectors
+from rag_model.index.files.engine import Vectors
 
 LEAST = 20  # of either sample: of fewer the distance is mostly noise
 MOST = 1000  # questions of a reference: more change nothing and cost time

@@ -12,14 +12,14 @@ from typing import Self
 
 from rag_model.errors import RefusedError, UsageError
 from rag_model.generate.reader import Answer
-from rag_model.index.engine import Vectors
+from rag_model.index.files.engine import Vectors
 from rag_model.index.search import SearchIndex
 from rag_model.retrieve.dense import DenseRetriever, index_of
 from rag_model.retrieve.retriever import Hit
 from rag_model.serving.asking import Asker, ReadingModel
 from rag_model.serving.settings import ServiceSettings
-from rag_model.store.paths import QUESTION_ENCODER
-from rag_model.store.snapshot import Snapshot
+from rag_model.store.versions.paths import QUESTION_ENCODER
+from rag_model.store.versions.snapshot import Snapshot
 
 _WARMING = 3  # questions that a new edition is asked before anybody else asks it
 _WARM_K = 5

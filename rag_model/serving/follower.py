@@ -25,12 +25,12 @@ from rag_model.serving.memory import check_memory
 from rag_model.serving.observer import Observer, Refusal, tell
 from rag_model.serving.secrets import without_secrets
 from rag_model.serving.settings import ServiceSettings
-from rag_model.store.kinds import chosen
-from rag_model.store.manifest import Content
-from rag_model.store.paths import EXACT
-from rag_model.store.pull import pull
-from rag_model.store.pulled import CURRENT
+from rag_model.store.pulling.kinds import chosen
+from rag_model.store.pulling.pull import pull
+from rag_model.store.pulling.pulled import CURRENT
 from rag_model.store.store import Store
+from rag_model.store.versions.manifest import Content
+from rag_model.store.versions.paths import EXACT
 
 _LOG = logging.getLogger(__name__)
 _FINAL = (InputError, MissingExtraError, RefusedError, UsageError)  # it is the version's own fault and stays so

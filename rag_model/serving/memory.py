@@ -4,10 +4,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from rag_model.errors import ResourceError
-from rag_model.index.amounts import gigabytes
+from rag_model.index.sizing.amounts import gigabytes
 from rag_model.serving.settings import ServiceSettings
-from rag_model.store.manifest import Content
-from rag_model.store.paths import index_path
+from rag_model.store.versions.manifest import Content
+from rag_model.store.versions.paths import index_path
 
 _GROUP = Path("/sys/fs/cgroup")  # what a container may use, version 2
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rag_model.generate.reader import Answer
-from rag_model.index.engine import Vectors
+from rag_model.index.files.engine import Vectors
 from rag_model.retrieve.retriever import Hit
 from rag_model.serving.edition import Edition, Named
 

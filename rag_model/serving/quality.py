@@ -19,12 +19,12 @@ import numpy as np
 
 from rag_model.errors import UsageError
 from rag_model.generate.reader import Answer
-from rag_model.index.engine import Vectors, faiss
+from rag_model.index.files.engine import Vectors, faiss
 from rag_model.retrieve.retriever import Hit
 from rag_model.serving.drift import LEAST, MOST, Reference
 from rag_model.serving.spotcheck import Truth
 from rag_model.serving.windows import Figures, WatchSettings, Windows
-from rag_model.store.snapshot import Snapshot
+from rag_model.store.versions.snapshot import Snapshot
 
 Encode = Callable[[Sequence[str]], Vectors]
 _LOG = logging.getLogger(__name__)

@@ -17,9 +17,9 @@ from rag_model.serving.secrets import without_secrets
 from rag_model.serving.server import Server, address, bound
 from rag_model.serving.service import Service
 from rag_model.serving.settings import ServiceSettings
-from rag_model.store.cache import cache_folder
-from rag_model.store.files import Files
-from rag_model.store.pulled import CURRENT
+from rag_model.store.objects.cache import cache_folder
+from rag_model.store.objects.files import Files
+from rag_model.store.pulling.pulled import CURRENT
 from rag_model.store.store import Store
 
 __all__ = ["Followed", "ServiceSettings", "default_dest", "read_questions", "run"]

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from rag_model.errors import BookwheelError, UsageError
-from rag_model.index.engine import faiss
+from rag_model.index.files.engine import faiss
 from rag_model.serving import work
 from rag_model.serving.batcher import Batcher
 from rag_model.serving.desk import Desk

@@ -12,11 +12,11 @@ from itertools import accumulate
 import numpy as np
 
 from rag_model.errors import BookwheelError
-from rag_model.index.engine import Metric, Rows, Vectors
 from rag_model.index.exact import ExactIndex, best_of
-from rag_model.index.recall import Recalls, recall_at
-from rag_model.store.paths import embeddings_path
-from rag_model.store.snapshot import Snapshot
+from rag_model.index.files.engine import Metric, Rows, Vectors
+from rag_model.index.quality.recall import Recalls, recall_at
+from rag_model.store.versions.paths import embeddings_path
+from rag_model.store.versions.snapshot import Snapshot
 
 _BEYOND = 10  # ranks below the last that counts, so that ties with it are seen
 

@@ -13,7 +13,7 @@ from rag_model.evaluation.collapse import Collapse
 from rag_model.serving.edition import Named
 from rag_model.serving.observer import Refusal
 from rag_model.serving.windows import Figures
-from rag_model.store.manifest import Manifest
+from rag_model.store.versions.manifest import Manifest
 
 _Gauge = tuple[str, str, float | None]  # name, what it says, value; None: it can't be known, and is left out
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from rag_model.errors import BookwheelError, UsageError
 from rag_model.generate.reader import Answer
-from rag_model.index.engine import Vectors
+from rag_model.index.files.engine import Vectors
 from rag_model.retrieve.retriever import Hit
 from rag_model.serving.batcher import Ask
 from rag_model.serving.desk import Desk

@@ -18,13 +18,13 @@ Nothing is locked. What must not happen twice (a ref's next number, a memo recor
 exclusively; everything else may be written twice with the same bytes. Only `expire` and `gc` delete what others made.
 """
 
-from rag_model.store.blobs import BlobRef
-from rag_model.store.manifest import Content, Manifest, PartEntry
-from rag_model.store.memo import Produced, Record
-from rag_model.store.model_manifest import ModelContent, ModelManifest
-from rag_model.store.refs import RefMove
-from rag_model.store.snapshot import Snapshot
+from rag_model.store.objects.blobs import BlobRef
+from rag_model.store.objects.memo import Produced, Record
 from rag_model.store.store import Store
+from rag_model.store.versions.manifest import Content, Manifest, PartEntry
+from rag_model.store.versions.model_manifest import ModelContent, ModelManifest
+from rag_model.store.versions.refs import RefMove
+from rag_model.store.versions.snapshot import Snapshot
 
 __all__ = [
     "BlobRef",

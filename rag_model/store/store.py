@@ -4,16 +4,16 @@ from typing import Any
 
 from rag_model.corpus.source import refuse_password
 from rag_model.errors import StoreError
-from rag_model.store.blobs import Blobs
-from rag_model.store.files import Files, json_bytes
-from rag_model.store.intents import Intents
-from rag_model.store.manifest import Manifest
-from rag_model.store.memo import Memo
-from rag_model.store.model_manifest import ModelManifest
-from rag_model.store.refs import Refs
-from rag_model.store.runs import Runs
-from rag_model.store.shelf import Shelf
-from rag_model.store.takedowns import Takedowns
+from rag_model.store.objects.blobs import Blobs
+from rag_model.store.objects.files import Files, json_bytes
+from rag_model.store.objects.intents import Intents
+from rag_model.store.objects.memo import Memo
+from rag_model.store.objects.runs import Runs
+from rag_model.store.versions.manifest import Manifest
+from rag_model.store.versions.model_manifest import ModelManifest
+from rag_model.store.versions.refs import Refs
+from rag_model.store.versions.shelf import Shelf
+from rag_model.store.versions.takedowns import Takedowns
 
 FORMAT = 1
 MODEL = "model:"  # before a model's name, wherever a snapshot may be named as well; no ref's name holds a colon

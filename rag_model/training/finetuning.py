@@ -23,19 +23,19 @@ from rag_model.errors import StoreError
 from rag_model.generate.load import load_generator
 from rag_model.generate.rag import Kind as Marginal
 from rag_model.generate.rag import Rag
-from rag_model.store.memo import Memo
-from rag_model.store.models import Made, PutModel, put_model
-from rag_model.store.moves import tag
-from rag_model.store.snapshot import Snapshot
+from rag_model.store.objects.memo import Memo
 from rag_model.store.store import MODEL, Store
+from rag_model.store.versions.models import Made, PutModel, put_model
+from rag_model.store.versions.moves import tag
+from rag_model.store.versions.snapshot import Snapshot
 from rag_model.training.card import Card, write_card
-from rag_model.training.dpr import DprTask
-from rag_model.training.examples import Example, digest_examples
-from rag_model.training.journal import METRICS
-from rag_model.training.loop import Report, Trained, train
-from rag_model.training.negatives import ranked_passages, with_negatives
+from rag_model.training.data.examples import Example, digest_examples
+from rag_model.training.data.negatives import ranked_passages, with_negatives
+from rag_model.training.loop.journal import METRICS
+from rag_model.training.loop.loop import Report, Trained, train
+from rag_model.training.objectives.dpr import DprTask
+from rag_model.training.objectives.rag import RagTask
 from rag_model.training.origins import Origins
-from rag_model.training.rag import RagTask
 from rag_model.training.recipes import DprTraining, Kind, RagTraining, Training
 
 STAGE = "finetune"

@@ -13,10 +13,10 @@ from rag_model.generate.needs import (
     one_process,
     weights,
 )
-from rag_model.index.amounts import gigabytes
+from rag_model.index.sizing.amounts import gigabytes
 from rag_model.machine import Limits, Needs
+from rag_model.training.data.negatives import SearchName
 from rag_model.training.finetuning import Finetuning
-from rag_model.training.negatives import SearchName
 from rag_model.training.recipes import DprTraining, RagTraining
 
 _LEARNED = 4  # numbers a weight that learns: itself, its gradient, and Adam's two moments

@@ -10,9 +10,9 @@ from rag_model.encoders.space import Space, space_of
 from rag_model.encoders.spec import read_spec
 from rag_model.errors import UsageError
 from rag_model.retrieve.named import encoder_names
-from rag_model.store.paths import QUESTION_ENCODER
-from rag_model.store.snapshot import Snapshot
 from rag_model.store.store import Store
+from rag_model.store.versions.paths import QUESTION_ENCODER
+from rag_model.store.versions.snapshot import Snapshot
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,10 +3,10 @@
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from rag_model.training.dpr import DprRecipe
-from rag_model.training.negatives import NegativesRecipe
-from rag_model.training.rag import LOOP, RagRecipe
-from rag_model.training.settings import LoopSettings
+from rag_model.training.data.negatives import NegativesRecipe
+from rag_model.training.loop.settings import LoopSettings
+from rag_model.training.objectives.dpr import DprRecipe
+from rag_model.training.objectives.rag import LOOP, RagRecipe
 
 Kind = Literal["dpr", "rag-sequence", "rag-token"]
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from beam_jobs.explain import Explained, Outlook, explain
-from rag_model.build.encoding import EncodeRecipe
-from rag_model.build.recipe import Recipe
 from rag_model.corpus.chunk import ChunkRecipe
 from rag_model.index.recipe import IndexRecipe
+from rag_model.snapshots.encoding import EncodeRecipe
+from rag_model.snapshots.recipe import Recipe
 from rag_model.store.store import Store
 from tests.fixtures.months import RECIPE, Built, Dumps, build
 from tests.fixtures.tiny import save_bert

@@ -21,7 +21,7 @@ import pytest
 import s3fs
 
 from rag_model.store.store import Store
-from rag_model.store.verify import verify
+from rag_model.store.upkeep.verify import verify
 from tests.benchmarks.flink_cluster import DEADLINE, SLOTS, AbsentError, Flink, flink, until
 from tests.benchmarks.s3_server import environment_of
 from tests.fixtures.faulty import FaultyServer, Request, faulty

@@ -9,7 +9,7 @@ import pytest
 from beam_jobs.here import START
 from beam_jobs.job import Launch, run_job
 from rag_model.errors import InputError, ResourceError
-from rag_model.store.blobs import BlobRef
+from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.store import Store
 from tests.beam_jobs import works
 

@@ -15,7 +15,7 @@ from rag_model.errors import InputError, StoreError
 from rag_model.index import structure
 from rag_model.index.recipe import IndexPlan, IndexRecipe, resolve
 from rag_model.index.search import open_index
-from rag_model.store.blobs import BlobRef
+from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.store import Store
 
 N, D, PARTS = 1200, 16, 3

@@ -11,11 +11,11 @@ import pytest
 from beam_jobs import index
 from beam_jobs.index import IndexBuild
 from beam_jobs.job import Launch
-from rag_model.build.content import BuiltIndex
-from rag_model.build.heritage import Heirloom
 from rag_model.index.exact import ExactIndex
 from rag_model.index.recipe import IndexRecipe, resolve
 from rag_model.index.search import open_index
+from rag_model.snapshots.content import BuiltIndex
+from rag_model.snapshots.heritage import Heirloom
 from rag_model.store.store import Store
 
 D, SIZES = 16, (400, 500, 300)
@@ -173,7 +173,7 @@ def test_lists_that_miss_one_new_article_move_to_it(
     made = records(store, "follow")
     (_, again), _ = build(store, files, first, old)
     assert (records(store, "follow"), again.blob) == (made, moved.blob)
-    monkeypatch.setattr("rag_model.index.fit._LESS_FOUND", 1.0)  # whatever they miss
+    monkeypatch.setattr("rag_model.index.quality.fit._LESS_FOUND", 1.0)  # whatever they miss
     (_, stayed), _ = build(store, files, first, old)
     assert stayed.trained == before
     (_, exact) = ExactIndex(files).search(article, 10)

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 from beam_jobs.embed import EmbedTask, embed
-from rag_model.build.encoding import EncodeRecipe
-from rag_model.build.parent import Parent
 from rag_model.corpus.chunk import ChunkRecipe
 from rag_model.errors import StoreError
-from rag_model.store.paths import articles_path, embeddings_path, passages_path
+from rag_model.snapshots.encoding import EncodeRecipe
+from rag_model.snapshots.parent import Parent
 from rag_model.store.store import Store
+from rag_model.store.versions.paths import articles_path, embeddings_path, passages_path
 from tests.fixtures import months
 from tests.fixtures.months import OLD, RECIPE, Built, Dumps, Page, build
 from tests.fixtures.tiny import save_bert

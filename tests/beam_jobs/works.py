@@ -7,7 +7,7 @@ from typing import Any
 
 from beam_jobs.threads import limit_threads
 from rag_model.errors import InputError
-from rag_model.store.memo import Produced
+from rag_model.store.objects.memo import Produced
 from rag_model.store.store import Store
 
 

@@ -15,7 +15,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from rag_model.index.engine import faiss
+from rag_model.index.files.engine import faiss
 
 _INTERVAL = 0.01  # seconds between two looks
 

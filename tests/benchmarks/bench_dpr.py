@@ -40,15 +40,15 @@ from rag_model.encoders.encoder import Encoder
 from rag_model.encoders.spec import EncoderSpec
 from rag_model.encoders.trainable import TrainableEncoder
 from rag_model.evaluation.bootstrap import Estimate, difference_interval, mean_interval
-from rag_model.training.biencoder import BiEncoder
-from rag_model.training.dpr import DprBatch, DprRecipe, DprTask
-from rag_model.training.examples import Example, passage_of, read_examples
-from rag_model.training.json_values import values
-from rag_model.training.loop import train
-from rag_model.training.mine import Bm25, Mining, mine
-from rag_model.training.ranking import CUTOFFS, Ranking, first_answer
-from rag_model.training.settings import LoopSettings
-from rag_model.training.task import Measures
+from rag_model.training.data.examples import Example, passage_of, read_examples
+from rag_model.training.data.json_values import values
+from rag_model.training.data.mine import Bm25, Mining, mine
+from rag_model.training.loop.loop import train
+from rag_model.training.loop.settings import LoopSettings
+from rag_model.training.loop.task import Measures
+from rag_model.training.objectives.biencoder import BiEncoder
+from rag_model.training.objectives.dpr import DprBatch, DprRecipe, DprTask
+from rag_model.training.objectives.ranking import CUTOFFS, Ranking, first_answer
 
 WARM_UP = 1  # steps that are not timed
 

@@ -23,7 +23,7 @@ from flink_cluster import SLOTS, Flink, flink
 from processes import Cost, run
 
 from beam_jobs.job import Launch, run_job
-from rag_model.store.memo import Memo
+from rag_model.store.objects.memo import Memo
 from rag_model.store.store import Store
 
 JOBS = ("chunk", "embed", "train", "scatter", "shard", "merge")

@@ -34,16 +34,16 @@ from dumps import Export, Months, a_month_apart, read_export, synthetic_export, 
 from processes import Cost, run
 
 from flows.demo import demo_dump, demo_encoder
-from rag_model.build.measure import trial_of
 from rag_model.corpus.chunk import ChunkRecipe, chunk_part
 from rag_model.corpus.passages import ROW_GROUP, PassageFile
 from rag_model.corpus.plan import plan_dump
 from rag_model.evaluation.bootstrap import difference_interval
 from rag_model.evaluation.gate import GateRecipe
-from rag_model.index.recall import recall_at
+from rag_model.index.quality.recall import recall_at
 from rag_model.retrieve.dense import index_of
-from rag_model.store.paths import passages_path
-from rag_model.store.snapshot import Snapshot
+from rag_model.snapshots.measure import trial_of
+from rag_model.store.versions.paths import passages_path
+from rag_model.store.versions.snapshot import Snapshot
 
 _COLUMNS = ("id", "page_id", "rev_id", "title", "section", "text", "start_word", "n_words", "hash")
 _RECIPE = """

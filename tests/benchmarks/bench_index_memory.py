@@ -20,10 +20,10 @@ from hnsw_builds import trial_of
 from passages import embedded
 from synthetic import Synthetic, written
 
-from rag_model.index.estimate import estimate
-from rag_model.index.health import Trial, effort
+from rag_model.index.quality.health import Trial, effort
 from rag_model.index.recipe import IndexPlan, IndexRecipe, resolve
 from rag_model.index.search import IndexFile, open_index
+from rag_model.index.sizing.estimate import estimate
 from rag_model.index.structure import build
 
 PARTS = 4

@@ -19,10 +19,10 @@ from time import perf_counter
 from hnsw_builds import both, trial_of
 from synthetic import Synthetic
 
-from rag_model.index.engine import Vectors, faiss
+from rag_model.index.files.engine import Vectors, faiss
+from rag_model.index.quality.tune import tune
 from rag_model.index.recipe import IndexRecipe, resolve
 from rag_model.index.search import open_index
-from rag_model.index.tune import tune
 
 Search = Callable[[Vectors], object]
 Rates = dict[str, list[float]]  # of each contender, round by round

@@ -18,9 +18,9 @@ import numpy as np
 from alone import Spent, alone
 from synthetic import Synthetic
 
-from rag_model.index import ivf
-from rag_model.index.engine import Vectors, faiss
-from rag_model.index.pieces import opener
+from rag_model.index.files.engine import Vectors, faiss
+from rag_model.index.files.pieces import opener
+from rag_model.index.lists import ivf
 from rag_model.index.recipe import IndexPlan, IndexRecipe, resolve
 
 FACTORIES = (

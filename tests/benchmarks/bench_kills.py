@@ -20,13 +20,15 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rag_model.build.publish import publish
 from rag_model.errors import StoreError
 from rag_model.evaluation.gate import Verdict
-from rag_model.store import Content, Manifest, Produced, Snapshot, Store, blobs, gc, intents, sweep
-from rag_model.store.expire import Policy, expire
-from rag_model.store.pull import pull
-from rag_model.store.verify import verify
+from rag_model.snapshots.publish import publish
+from rag_model.store import Content, Manifest, Produced, Snapshot, Store
+from rag_model.store.objects import blobs, intents
+from rag_model.store.pulling.pull import pull
+from rag_model.store.upkeep import gc, sweep
+from rag_model.store.upkeep.expire import Policy, expire
+from rag_model.store.upkeep.verify import verify
 
 SHARED, PIECES, BYTES = 200, 6, 200_000  # files to draw from, files of a snapshot, bytes of one
 KEPT = Policy(keep=5, older_than=0.5)

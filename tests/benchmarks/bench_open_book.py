@@ -33,8 +33,8 @@ from rag_model.generate.load import load_generator
 from rag_model.generate.rag import Rag, RagSettings
 from rag_model.generate.reader import Reader
 from rag_model.retrieve.dense import DenseRetriever
-from rag_model.store.paths import QUESTION_ENCODER
-from rag_model.store.snapshot import Snapshot
+from rag_model.store.versions.paths import QUESTION_ENCODER
+from rag_model.store.versions.snapshot import Snapshot
 
 FIRST = ("Alma", "Boris", "Clara", "Dmitri", "Elena", "Fergus", "Greta", "Hugo", "Ingrid", "Jonas", "Karin", "Nils")
 LAST = ("Abernathy", "Bellweather", "Drummond", "Eriksson", "Galbraith", "Holloway", "Ivanova", "Kowalczyk", "Okafor")

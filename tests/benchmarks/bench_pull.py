@@ -26,7 +26,7 @@ from s3_server import environment_of, seaweed
 from rag_model.corpus.passages import PassageWriter
 from rag_model.corpus.records import Passage
 from rag_model.store import BlobRef, Content, Manifest, PartEntry, Snapshot, Store
-from rag_model.store.pull import pull
+from rag_model.store.pulling.pull import pull
 
 PARTS = 8
 SHARES = {"passages": 0.06, "embeddings": 0.31, "index": 0.63}  # 21 million passages, 768 dimensions, float16, HNSW

@@ -26,7 +26,6 @@ from bench_dpr import Data, read_data, rounded, say
 
 from flows.adopt import adopt_library
 from flows.demo import demo_encoder
-from rag_model.build.recipe import Recipe
 from rag_model.corpus.records import Passage
 from rag_model.encoders.encoder import Encoder
 from rag_model.encoders.trainable import TrainableEncoder
@@ -42,12 +41,13 @@ from rag_model.generate.reader import CLOSED_BOOK, Reader
 from rag_model.index.recipe import IndexRecipe
 from rag_model.retrieve.dense import DenseRetriever
 from rag_model.retrieve.retriever import Hit
-from rag_model.store.paths import QUESTION_ENCODER
-from rag_model.store.snapshot import Snapshot
-from rag_model.training.examples import Example
-from rag_model.training.loop import train
-from rag_model.training.rag import RagRecipe, RagTask
-from rag_model.training.settings import LoopSettings
+from rag_model.snapshots.recipe import Recipe
+from rag_model.store.versions.paths import QUESTION_ENCODER
+from rag_model.store.versions.snapshot import Snapshot
+from rag_model.training.data.examples import Example
+from rag_model.training.loop.loop import train
+from rag_model.training.loop.settings import LoopSettings
+from rag_model.training.objectives.rag import RagRecipe, RagTask
 
 Figures = dict[str, list[float]]  # by measure, one value a question
 _DECODING = Decoding(max_new_tokens=16)

@@ -23,7 +23,7 @@ from passages import drawn, embedded
 from served import Asked, get, load, memory_mb, percentile_ms, publish, service
 
 from rag_model.store import Store
-from rag_model.store.moves import tag
+from rag_model.store.versions.moves import tag
 
 MARKS = ("RED ", "BLU ")
 

@@ -28,9 +28,9 @@ from beam_jobs.chunk import ChunkTask
 from beam_jobs.embed import EmbedTask
 from beam_jobs.job import Facts, Launch
 from flows.demo import demo_dump, demo_encoder
-from rag_model.build.encoding import EncodeRecipe, store_encoder
-from rag_model.build.planning import plan_parts
-from rag_model.build.recipe import Recipe
+from rag_model.snapshots.encoding import EncodeRecipe, store_encoder
+from rag_model.snapshots.planning import plan_parts
+from rag_model.snapshots.recipe import Recipe
 from rag_model.store.store import Store
 
 STREAM_PAGES = 20  # a Wikipedia dump has 100 a stream; the demo dump would be two

@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 from alone import Spent, alone
 
-from rag_model.index import engine
-from rag_model.index.curve import compare, recall_at_distances
-from rag_model.index.engine import Metric, Vectors, faiss
 from rag_model.index.exact import ExactIndex
-from rag_model.index.health import Effort, Trial
-from rag_model.index.recall import Recalls, recall_at
+from rag_model.index.files import engine
+from rag_model.index.files.engine import Metric, Vectors, faiss
+from rag_model.index.quality.curve import compare, recall_at_distances
+from rag_model.index.quality.health import Effort, Trial
+from rag_model.index.quality.recall import Recalls, recall_at
 from rag_model.index.recipe import IndexPlan
 from rag_model.index.search import IndexFile, open_index
 from rag_model.index.structure import opener, structure_of

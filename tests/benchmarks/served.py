@@ -28,7 +28,7 @@ from rag_model.encoders.spec import read_spec
 from rag_model.index.recipe import IndexRecipe, resolve
 from rag_model.index.structure import build
 from rag_model.store import Content, Manifest, PartEntry, Store
-from rag_model.store.moves import tag
+from rag_model.store.versions.moves import tag
 
 Vectors = npt.NDArray[np.float32]
 K = 5

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rag_model.store.snapshot import Snapshot
+from rag_model.store.versions.snapshot import Snapshot
 
 pytestmark = pytest.mark.xdist_group("flows")  # one server for all of them
 

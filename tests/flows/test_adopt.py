@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rag_model.store.snapshot import Snapshot
 from rag_model.store.store import Store
+from rag_model.store.versions.snapshot import Snapshot
 
 pytestmark = pytest.mark.xdist_group("flows")  # one server for all of them
 

@@ -12,8 +12,8 @@ from rag_model.generate.folder import save_rag
 from rag_model.generate.inputs import PaperForm
 from rag_model.generate.load import load_generator
 from rag_model.generate.rag import Rag, RagSettings
-from rag_model.store.models import Made, put_model
 from rag_model.store.store import Store
+from rag_model.store.versions.models import Made, put_model
 from tests.fixtures.tiny_generators import save_bart
 
 ASKED = ["who wrote about anarchism?", "Où est 東京 🗼?"]

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from prefect.client.orchestration import get_client
 
-from rag_model.store.models import Made, put_model
 from rag_model.store.store import Store
+from rag_model.store.versions.models import Made, put_model
 from tests.fixtures.pages import assert_harmless, parsed
 from tests.fixtures.tiny_rag import save_tiny_rag
 

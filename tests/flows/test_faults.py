@@ -22,10 +22,10 @@ from fsspec.implementations.memory import MemoryFileSystem
 from flows.reindex import reindex
 from rag_model.errors import BookwheelError
 from rag_model.evaluation.gate import Floor, GateRecipe
-from rag_model.index import health
+from rag_model.index.quality import health
 from rag_model.index.recipe import IndexRecipe
 from rag_model.store.store import Store
-from rag_model.store.verify import verify
+from rag_model.store.upkeep.verify import verify
 from tests.fixtures.months import NEW, OLD, RECIPE, Page
 
 LOOSE = Floor(0.0, 0.0)  # the neighbours of random vectors are hard to find

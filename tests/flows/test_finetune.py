@@ -13,12 +13,12 @@ from flows.training import training_of
 from rag_model.encoders.encoder import Encoder
 from rag_model.errors import UsageError
 from rag_model.generate.folder import load_rag
-from rag_model.store.gc import gc
-from rag_model.store.models import model_folder
-from rag_model.store.snapshot import Snapshot
 from rag_model.store.store import Store
-from rag_model.training.journal import read_metrics
-from rag_model.training.rag import LOOP
+from rag_model.store.upkeep.gc import gc
+from rag_model.store.versions.models import model_folder
+from rag_model.store.versions.snapshot import Snapshot
+from rag_model.training.loop.journal import read_metrics
+from rag_model.training.objectives.rag import LOOP
 from tests.fixtures.tiny_generators import save_bart
 from tests.flows.conftest import Bookwheel
 

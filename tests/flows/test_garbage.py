@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from flows.age import parse_age
+from flows.command.age import parse_age
 from rag_model.errors import UsageError
 from rag_model.store import Content, Manifest, Store
-from rag_model.store.moves import tag
+from rag_model.store.versions.moves import tag
 
 pytestmark = pytest.mark.xdist_group("flows")  # one server for all of them
 

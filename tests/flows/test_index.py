@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from flows.workplace import workplace
+from flows.machine.workplace import workplace
 from rag_model.errors import ResourceError
 from rag_model.index.build import build_index
 from rag_model.index.recipe import IndexRecipe

@@ -15,8 +15,8 @@ from prefect.exceptions import ObjectAlreadyExists
 from beam_jobs.workers import cores, worker_memory
 from flows.launch import launch
 from flows.launch_model import launch_evaluate, launch_finetune
+from flows.machine.pools import Launched, Most, job_variables
 from flows.maintain import watch
-from flows.pools import Launched, Most, job_variables
 from flows.stage import deployed
 from rag_model.encoders.trainable import TrainableEncoder
 from rag_model.errors import ResourceError, UsageError
@@ -28,7 +28,7 @@ from rag_model.generate.inputs import PaperForm
 from rag_model.generate.load import load_generator
 from rag_model.generate.rag import Rag, RagSettings
 from rag_model.machine import LAUNCHER, Needs
-from rag_model.store.snapshot import Snapshot
+from rag_model.store.versions.snapshot import Snapshot
 from tests.fixtures.tiny_generators import save_bart
 from tests.fixtures.wikimedia import serving
 

@@ -9,11 +9,11 @@ import pytest
 
 from flows.maintain import built_from, upkeep, watch
 from flows.outcome import GateRefusedError
-from rag_model.build.recipe import Recipe, read_recipe
 from rag_model.errors import InputError
 from rag_model.evaluation.gate import GateRecipe
-from rag_model.store.snapshot import Snapshot
+from rag_model.snapshots.recipe import Recipe, read_recipe
 from rag_model.store.store import Store
+from rag_model.store.versions.snapshot import Snapshot
 from tests.fixtures.wikimedia import Site, serving
 
 NAME = "testwiki-{}-pages-articles-multistream.xml.bz2"

@@ -19,8 +19,8 @@ from transformers import (
     RagSequenceForGeneration,
 )
 
-from rag_model.store.models import Made, put_model
 from rag_model.store.store import Store
+from rag_model.store.versions.models import Made, put_model
 from tests.fixtures.tiny import SHAPE, add_tokenizer
 from tests.fixtures.tiny_generators import save_bart
 from tests.fixtures.tiny_rag import save_tiny_rag

@@ -17,8 +17,8 @@ import json, sys
 from pathlib import Path
 import numpy as np
 from rag_model.retrieve.dense import DenseRetriever
-from rag_model.store.pull import pull
-from rag_model.store.snapshot import Snapshot
+from rag_model.store.pulling.pull import pull
+from rag_model.store.versions.snapshot import Snapshot
 from rag_model.store.store import Store
 
 store = Store.open(sys.argv[1])

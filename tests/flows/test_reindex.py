@@ -13,8 +13,8 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import Artifact
 from prefect.client.schemas.sorting import ArtifactSort
 
-from rag_model.store.snapshot import Snapshot
 from rag_model.store.store import Store
+from rag_model.store.versions.snapshot import Snapshot
 
 pytestmark = pytest.mark.xdist_group("flows")  # one server for all of them
 

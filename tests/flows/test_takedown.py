@@ -16,9 +16,9 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from rag_model.store.snapshot import Snapshot
 from rag_model.store.store import Store
-from rag_model.store.verify import verify
+from rag_model.store.upkeep.verify import verify
+from rag_model.store.versions.snapshot import Snapshot
 
 pytestmark = pytest.mark.xdist_group("flows")  # one server for all of them
 
@@ -110,7 +110,7 @@ def test_a_page_leaves_every_byte(store: Path, bookwheel: Any, reindex: Any, min
 
 
 def test_a_takedown_that_was_only_ordered_is_gone_on_with(store: Path, bookwheel: Any) -> None:
-    """And without its pages being named again; where refs are half moved, `tests/rag_model/build` looks."""
+    """And without its pages being named again; where refs are half moved, `tests/rag_model/snapshots` looks."""
     opened = Store.open(str(store))
     opened.takedowns.add("enwiki", [PAGE], "a request", "me")
     old = opened.snapshots.resolve("latest")

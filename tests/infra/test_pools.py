@@ -7,7 +7,7 @@ import pytest
 import yaml
 from prefect.utilities.templating import apply_values
 
-from flows.pools import job_variables
+from flows.machine.pools import job_variables
 from rag_model.machine import Needs
 from tests.fixtures.declared import REGISTRY, ROOT, built, containers, documents, kustomized, pods, pool
 

@@ -12,7 +12,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from rag_model.store.cache import cache_folder
+from rag_model.store.objects.cache import cache_folder
 from tests.fixtures.declared import PROJECT, containers, dockerfile, kustomized, pods
 
 _BLOCKED = """

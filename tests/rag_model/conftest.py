@@ -12,10 +12,10 @@ from rag_model.encoders.encoder import Encoder
 from rag_model.encoders.resolve import question_files
 from rag_model.index.recipe import IndexRecipe, resolve
 from rag_model.index.structure import build
-from rag_model.store.blobs import BlobRef
-from rag_model.store.manifest import Content, Manifest, PartEntry
-from rag_model.store.snapshot import Snapshot
+from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.store import Store
+from rag_model.store.versions.manifest import Content, Manifest, PartEntry
+from rag_model.store.versions.snapshot import Snapshot
 
 ARTICLES = {
     "Animal Farm": "Animal Farm is an allegorical novella by George Orwell, first published in August 1945.",

@@ -13,8 +13,8 @@ from rag_model.evaluation.charts import Point, bars, courses, doublings, histogr
 from rag_model.evaluation.gate import Findings, GateRecipe, Vitals, judge
 from rag_model.evaluation.markup import tag
 from rag_model.evaluation.report import BuildReport, Stage, render
-from rag_model.index.anatomy import GraphAnatomy, ListAnatomy
-from rag_model.index.health import Effort, Health
+from rag_model.index.files.anatomy import GraphAnatomy, ListAnatomy
+from rag_model.index.quality.health import Effort, Health
 from tests.fixtures.pages import EVIL, assert_harmless, parsed
 
 

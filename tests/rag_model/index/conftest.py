@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rag_model.index.engine import Vectors, faiss
+from rag_model.index.files.engine import Vectors, faiss
 from rag_model.index.recipe import IndexPlan, IndexRecipe, resolve
 from rag_model.index.structure import build
 

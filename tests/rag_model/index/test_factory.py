@@ -1,8 +1,8 @@
 import pytest
 
 from rag_model.errors import UsageError
-from rag_model.index.engine import faiss
 from rag_model.index.factory import check, divisor, kind_of, parse, without_vectors
+from rag_model.index.files.engine import faiss
 
 
 @pytest.mark.parametrize(

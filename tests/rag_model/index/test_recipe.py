@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rag_model.errors import InputError, UsageError
-from rag_model.index.engine import faiss
 from rag_model.index.factory import check, parse
+from rag_model.index.files.engine import faiss
 from rag_model.index.recipe import IndexRecipe, default_search, resolve
 
 TEMPLATES = [

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from rag_model.errors import InputError, UsageError
 from rag_model.index import refine
-from rag_model.index import vectors as vectors_module
-from rag_model.index.engine import faiss
 from rag_model.index.exact import ExactIndex
-from rag_model.index.health import Trial, sweep
-from rag_model.index.recall import recall_at
+from rag_model.index.files import vectors as vectors_module
+from rag_model.index.files.engine import faiss
+from rag_model.index.quality.health import Trial, sweep
+from rag_model.index.quality.recall import recall_at
 from rag_model.index.recipe import IndexRecipe
 from rag_model.index.search import open_index, set_default
 

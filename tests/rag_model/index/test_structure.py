@@ -9,7 +9,7 @@ import pytest
 
 from rag_model.errors import ResourceError
 from rag_model.index.exact import ExactIndex
-from rag_model.index.pieces import opener
+from rag_model.index.files.pieces import opener
 from rag_model.index.recipe import IndexRecipe, resolve
 from rag_model.index.search import open_index
 from rag_model.index.structure import STRUCTURES, build, structure_of

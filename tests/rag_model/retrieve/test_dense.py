@@ -13,11 +13,11 @@ from rag_model.encoders.encoder import Encoder
 from rag_model.encoders.space import Space
 from rag_model.errors import RefusedError, StoreError, UsageError
 from rag_model.retrieve.dense import DenseRetriever
-from rag_model.store.kinds import chosen
-from rag_model.store.manifest import Content, Manifest
-from rag_model.store.pull import pull
-from rag_model.store.snapshot import Snapshot
+from rag_model.store.pulling.kinds import chosen
+from rag_model.store.pulling.pull import pull
 from rag_model.store.store import Store
+from rag_model.store.versions.manifest import Content, Manifest
+from rag_model.store.versions.snapshot import Snapshot
 
 QUESTIONS = {
     "who wrote animal farm?": "Animal Farm",
@@ -157,7 +157,7 @@ import numpy as np
 from pathlib import Path
 from rag_model.errors import MissingExtraError
 from rag_model.retrieve.dense import DenseRetriever
-from rag_model.store.snapshot import Snapshot
+from rag_model.store.versions.snapshot import Snapshot
 snapshot = Snapshot.open(sys.argv[1], sys.argv[2])
 vectors = np.asarray(snapshot.embeddings(snapshot.parts[0].name), np.float32)
 print([hits[0].row for hits in DenseRetriever(snapshot).search_vectors(vectors, 1)])

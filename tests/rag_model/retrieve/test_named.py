@@ -7,8 +7,8 @@ import pytest
 from rag_model.encoders.encoder import Encoder
 from rag_model.errors import StoreError, UsageError
 from rag_model.retrieve.named import EncoderNames, encoder_names
-from rag_model.store.models import Made, put_model
 from rag_model.store.store import Store
+from rag_model.store.versions.models import Made, put_model
 from tests.fixtures.tiny import save_bert
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from rag_model.store.moves import tag
 from rag_model.store.store import Store
+from rag_model.store.versions.moves import tag
 from tests.fixtures.alarms import DASHBOARD, assert_firing, expressions_of, metrics_in, rules
 from tests.fixtures.serving import until, with_limits
 from tests.fixtures.tiny import save_bert

@@ -9,7 +9,7 @@ import pytest
 
 from rag_model.serving.desk import Desk, NotReadyError
 from rag_model.serving.edition import Edition, Named
-from rag_model.store.pull import pull
+from rag_model.store.pulling.pull import pull
 from tests.fixtures.serving import PATIENCE, QUICK, Library, with_limits
 
 

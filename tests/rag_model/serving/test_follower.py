@@ -11,11 +11,11 @@ import pytest
 
 from rag_model.errors import BookwheelError
 from rag_model.serving.observer import Observer, Refusal
-from rag_model.store.files import json_bytes
-from rag_model.store.manifest import Manifest
-from rag_model.store.moves import tag
-from rag_model.store.pull import pull
+from rag_model.store.objects.files import json_bytes
+from rag_model.store.pulling.pull import pull
 from rag_model.store.store import Store
+from rag_model.store.versions.manifest import Manifest
+from rag_model.store.versions.moves import tag
 from tests.fixtures.faulty import FaultyServer
 from tests.fixtures.serving import Library, Serving, serving, until, with_limits
 from tests.fixtures.tiny import save_bert
@@ -230,7 +230,7 @@ def test_an_s3_store_that_is_gone_is_told_and_followed_again(
     s3_bucket: Callable[[str], AbstractContextManager[str]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("rag_model.store.s3._PAUSE", 0.001)
+    monkeypatch.setattr("rag_model.store.objects.s3._PAUSE", 0.001)
     log = Log()
     with s3_bucket(faulty_server.url) as url:
         store = Store.open(url, create=True)

@@ -15,7 +15,7 @@ from rag_model.generate.reader import answer_json
 from rag_model.retrieve.dense import DenseRetriever
 from rag_model.retrieve.retriever import hit_json
 from rag_model.serving import messages
-from rag_model.store.snapshot import Snapshot
+from rag_model.store.versions.snapshot import Snapshot
 from tests.fixtures.serving import PASSAGES, PATIENCE, Gate, Library, Serving, serving, until, with_limits
 from tests.fixtures.tiny_rag import save_tiny_rag
 

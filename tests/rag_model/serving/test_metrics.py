@@ -16,7 +16,7 @@ from rag_model.serving.quality import Quality
 from rag_model.serving.settings import ServiceSettings
 from rag_model.serving.state import Served
 from rag_model.serving.windows import WatchSettings
-from rag_model.store.manifest import Content, Manifest
+from rag_model.store.versions.manifest import Content, Manifest
 from tests.fixtures.serving import Library, serving, until
 from tests.fixtures.tiny_rag import save_tiny_rag
 

@@ -10,14 +10,14 @@ import pytest
 
 from rag_model.encoders.encoder import Encoder
 from rag_model.errors import UsageError
-from rag_model.index.engine import Vectors
+from rag_model.index.files.engine import Vectors
 from rag_model.retrieve.dense import DenseRetriever
 from rag_model.retrieve.retriever import Hit
 from rag_model.serving.quality import Quality
 from rag_model.serving.windows import Figures, WatchSettings
-from rag_model.store.pull import pull
-from rag_model.store.snapshot import Snapshot
+from rag_model.store.pulling.pull import pull
 from rag_model.store.store import Store
+from rag_model.store.versions.snapshot import Snapshot
 from tests.fixtures.tiny import save_bert
 from tests.fixtures.tiny_snapshot import publish_tiny
 

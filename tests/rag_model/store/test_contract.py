@@ -11,12 +11,12 @@ import pytest
 
 from rag_model.errors import RefConflictError, RefusedError, StoreError
 from rag_model.store import BlobRef, Content, Manifest, Produced, RefMove, Snapshot, Store
-from rag_model.store.diff import diff
-from rag_model.store.expire import Policy, expire
-from rag_model.store.gc import gc
-from rag_model.store.moves import rollback, tag
-from rag_model.store.pull import pull
-from rag_model.store.verify import verify
+from rag_model.store.comparing.diff import diff
+from rag_model.store.pulling.pull import pull
+from rag_model.store.upkeep.expire import Policy, expire
+from rag_model.store.upkeep.gc import gc
+from rag_model.store.upkeep.verify import verify
+from rag_model.store.versions.moves import rollback, tag
 
 SNAPSHOT = "ab" * 32
 

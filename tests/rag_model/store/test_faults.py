@@ -14,10 +14,10 @@ import pytest
 from rag_model.errors import MissingExtraError, RefConflictError, StoreError, UsageError
 from rag_model.landing import TEMPORARY
 from rag_model.store import Snapshot, Store
-from rag_model.store.create import create_exclusive
-from rag_model.store.pull import pull
-from rag_model.store.s3 import S3
-from rag_model.store.verify import verify
+from rag_model.store.objects.create import create_exclusive
+from rag_model.store.objects.s3 import S3
+from rag_model.store.pulling.pull import pull
+from rag_model.store.upkeep.verify import verify
 
 MOST_WRITES = 40
 
@@ -127,7 +127,7 @@ def test_without_s3fs_the_install_line_is_given(monkeypatch: pytest.MonkeyPatch)
 
 def test_the_core_is_enough_to_import_the_store() -> None:
     heavy = "torch transformers s3fs botocore pydantic prefect apache_beam lxml moto"
-    used = "rag_model.store.pull, rag_model.store.export"
+    used = "rag_model.store.pulling.pull, rag_model.store.pulling.export"
     code = f"import sys, {used}; print(*[name for name in '{heavy}'.split() if name in sys.modules])"
     loaded = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert loaded.stdout.split() == []

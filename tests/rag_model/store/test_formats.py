@@ -10,11 +10,11 @@ import pytest
 from rag_model.errors import StoreError
 from rag_model.retrieve.dense import DenseRetriever
 from rag_model.store import Snapshot, Store
-from rag_model.store.diff import diff
-from rag_model.store.gc import gc
-from rag_model.store.moves import rollback
-from rag_model.store.pull import pull
-from rag_model.store.verify import verify
+from rag_model.store.comparing.diff import diff
+from rag_model.store.pulling.pull import pull
+from rag_model.store.upkeep.gc import gc
+from rag_model.store.upkeep.verify import verify
+from rag_model.store.versions.moves import rollback
 
 STORES = Path(__file__).parents[2] / "fixtures" / "stores"  # written by `tests/fixtures/stores/make.py`
 FIRST = "03f05beca1e881da985fc291a3ddbd5f93e22164ad8784ff17c8bcb8c3dac54e"

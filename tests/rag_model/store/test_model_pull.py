@@ -8,10 +8,10 @@ import pytest
 
 from rag_model.errors import StoreError, UsageError
 from rag_model.store import Store
-from rag_model.store.gc import gc
-from rag_model.store.models import Made, export_model, model_folder, put_model
-from rag_model.store.pull import pull
-from rag_model.store.verify import verify
+from rag_model.store.pulling.pull import pull
+from rag_model.store.upkeep.gc import gc
+from rag_model.store.upkeep.verify import verify
+from rag_model.store.versions.models import Made, export_model, model_folder, put_model
 
 FILES = {"README.md": "# A model", "question/config.json": "{}", "question/tokenizer.json": "tokens"}
 

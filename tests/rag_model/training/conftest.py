@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from rag_model.training.examples import Example, passage_of
+from rag_model.training.data.examples import Example, passage_of
 from tests.fixtures.tiny import save_bert
 
 KINGS = ["arthur", "boris", "conrad", "david", "edwin", "fergus", "george", "harald", "igor", "john", "karl", "louis"]

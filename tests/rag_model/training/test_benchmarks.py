@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from rag_model.training.examples import Example
+from rag_model.training.data.examples import Example
 
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "bench_dpr.py"
 

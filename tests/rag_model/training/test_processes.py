@@ -15,13 +15,13 @@ from rag_model.errors import RefusedError
 from rag_model.generate.folder import load_rag
 from rag_model.generate.load import load_generator
 from rag_model.generate.rag import Rag, RagSettings
-from rag_model.store.snapshot import Snapshot
 from rag_model.store.store import Store
-from rag_model.training.dpr import DprRecipe, DprTask
-from rag_model.training.examples import Example, passage_of
-from rag_model.training.journal import read_metrics
-from rag_model.training.loop import train
-from rag_model.training.rag import RagRecipe, RagTask
+from rag_model.store.versions.snapshot import Snapshot
+from rag_model.training.data.examples import Example, passage_of
+from rag_model.training.loop.journal import read_metrics
+from rag_model.training.loop.loop import train
+from rag_model.training.objectives.dpr import DprRecipe, DprTask
+from rag_model.training.objectives.rag import RagRecipe, RagTask
 from tests.fixtures.learning import LineTask, settings
 from tests.fixtures.tiny_generators import save_bart
 from tests.fixtures.tiny_snapshot import publish_tiny

@@ -1,0 +1,1 @@
+"""What every verb shares: standard output, progress on standard error, ages."""

@@ -1,0 +1,1 @@
+"""Operating this machine: local processes, clusters, pools, automations, `doctor`."""

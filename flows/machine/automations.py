@@ -1,0 +1,88 @@
+"""Declare what a Prefect server does by itself: the automations of a file, and the webhook that they call.
+
+    BOOKWHEEL_WEBHOOK=https://… python -m flows.machine.automations infra/prefect-automations.yaml
+
+Prefect's own `automation create` cannot name a block, whose id every server makes anew, and run twice it doubles them.
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import yaml  # type: ignore[import-untyped]
+from prefect.blocks.webhook import Webhook
+from prefect.client.orchestration import get_client
+from prefect.events.schemas.automations import AutomationCore
+from prefect.types import SecretDict
+from pydantic import SecretStr, ValidationError
+
+from flows.failure import WEBHOOK
+from rag_model.errors import BookwheelError, InputError, UsageError
+
+BLOCK = "bookwheel"  # the Webhook block's name
+
+
+def declare(file: Path, webhook: str) -> list[str]:
+    """Put the automations of a file on the server that is named, in the place of those of the same name.
+
+    Args:
+        file: YAML, `automations:` a list as Prefect's API takes them; a `call-webhook` without a block gets ours.
+        webhook: the address that ours calls.
+
+    Returns:
+        their names.
+
+    Raises:
+        InputError: the file is missing or holds no automations.
+        UsageError: the webhook is no web address.
+    """
+    if not webhook.startswith(("http://", "https://")):
+        raise UsageError(f"{WEBHOOK} is no web address: give one such as https://…")
+    told = _read(file)
+    block = Webhook(url=SecretStr(webhook), headers=SecretDict({"Content-Type": "application/json"}))
+    saved = str(block.save(BLOCK, overwrite=True))
+    automations = [_automation(file, one, saved) for one in told]
+    with get_client(sync_client=True) as client:
+        for automation in automations:
+            for earlier in client.read_automations_by_name(automation.name):
+                client.delete_automation(earlier.id)
+            client.create_automation(automation)
+    return [automation.name for automation in automations]
+
+
+def _read(file: Path) -> list[dict[str, Any]]:
+    try:
+        return cast(list[dict[str, Any]], yaml.safe_load(file.read_text(encoding="utf-8"))["automations"])
+    except (OSError, yaml.YAMLError, KeyError, TypeError) as broken:
+        raise InputError(f"{file} holds no automations ({broken}): give infra/prefect-automations.yaml") from broken
+
+
+def _automation(file: Path, told: dict[str, Any], block: str) -> AutomationCore:
+    try:
+        actions = [
+            {"block_document_id": block, **action} if action["type"] == "call-webhook" else action
+            for action in told["actions"]
+        ]
+        return AutomationCore.model_validate({**told, "actions": actions})
+    except (ValidationError, KeyError, TypeError) as broken:
+        why = " ".join(str(broken).split())
+        raise InputError(f"{file} holds an automation that Prefect does not take: {why}") from broken
+
+
+def main(argv: Sequence[str]) -> int:
+    """Declare the automations of a file; print their names."""
+    webhook = os.environ.get(WEBHOOK, "")
+    try:
+        if len(argv) != 1 or not webhook:
+            raise UsageError(f"name a file of automations, and in {WEBHOOK} the address that they call")
+        print("\n".join(declare(Path(argv[0]), webhook)))
+    except BookwheelError as failed:
+        print(f"bookwheel: {failed}", file=sys.stderr)
+        return failed.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

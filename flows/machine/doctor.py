@@ -1,0 +1,145 @@
+"""Look at everything a run needs before it runs: one finding a line, and what to do where it is red."""
+
+import os
+import platform
+import shutil
+from collections.abc import Iterator, Sequence
+from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import gettempdir
+
+from apache_beam.options.pipeline_options import PipelineOptions, StandardOptions, WorkerOptions
+from packaging.requirements import Requirement
+
+from beam_jobs.options import checked
+from beam_jobs.workers import cores, worker_memory
+from flows.machine import cluster
+from flows.machine.finding import AMISS, Finding, ask, unanswered
+from rag_model.errors import BookwheelError
+from rag_model.index.sizing.amounts import gigabytes
+from rag_model.store.objects.cache import cache_folder, existing
+from rag_model.store.objects.probe import probe
+from rag_model.store.store import Store
+
+LEAST_MEMORY = 2e9  # bytes: a worker with MiniLM takes 0.7 GB, and the launcher beside it as much
+LEAST_DISK = 5e9  # bytes: an encoder, a cache and one index of a small corpus
+MOST_SKEW = 60.0  # seconds: beyond it people misread `created_at`, and S3 refuses signatures at 900
+
+
+def examine(store: str | None, beam_options: Sequence[str]) -> Iterator[Finding]:
+    """Look at versions, memory, disk, GPU, the store, Prefect and Beam, in that order.
+
+    Args:
+        store: URL of the store to try out; None: none. It must be one; nothing is left in it.
+        beam_options: as `reindex` would be given them.
+    """
+    yield from versions()
+    yield _memory()
+    yield from (_disk(name, folder) for name, folder in (("disk, temporary", gettempdir()), ("disk, cache", None)))
+    yield _gpu()
+    if store is not None:
+        yield from _store(store)
+    yield _prefect()
+    yield from _beam(beam_options)
+
+
+def versions() -> Iterator[Finding]:
+    """Hold what is installed against what this version of bookwheel was tested with."""
+    yield Finding("bookwheel", True, f"{version('bookwheel')}, Python {platform.python_version()}")
+    known = {requirement.name: requirement for requirement in map(Requirement, requires("bookwheel") or ())}
+    for requirement in known.values():
+        try:
+            installed = version(requirement.name)
+        except PackageNotFoundError:
+            continue  # an extra that is not installed says so itself, where it is needed
+        fits = requirement.specifier.contains(installed, prereleases=True)
+        if not fits or requirement.name in {"faiss-cpu", "torch", "transformers", "apache-beam", "prefect"}:
+            todo = f"pip install '{requirement.name}{requirement.specifier}'"
+            yield Finding(requirement.name, fits, installed, todo)
+
+
+def _memory() -> Finding:
+    free = worker_memory(()) or 0
+    found = f"{gigabytes(free)} free, {cores()} cores"
+    return Finding("memory", free >= LEAST_MEMORY, found, "end other programs: a worker needs about 1 GB")
+
+
+def _disk(what: str, folder: str | None) -> Finding:
+    place = existing(Path(folder) if folder else cache_folder())
+    free = shutil.disk_usage(place).free
+    variable = "TMPDIR" if folder else "BOOKWHEEL_CACHE"
+    todo = f"free some, or point {variable} at another disk"
+    return Finding(what, free >= LEAST_DISK and os.access(place, os.W_OK), f"{gigabytes(free)} free in {place}", todo)
+
+
+def _gpu() -> Finding:
+    if find_spec("torch") is None:
+        return Finding("gpu", True, "torch is not installed: nothing is encoded here")
+    import torch  # noqa: PLC0415 - seconds that only this look needs
+
+    if torch.cuda.is_available():
+        names = ", ".join(torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count()))
+        return Finding("gpu", True, f"{names}, CUDA {torch.version.cuda}")
+    driver = shutil.which("nvidia-smi") is not None
+    found = "a driver, but torch does not see the GPU" if driver else "none: encoding runs on the CPU"
+    return Finding("gpu", not driver, found, "install a torch that is built for the driver's CUDA version")
+
+
+def _store(url: str) -> Iterator[Finding]:
+    try:
+        probed = probe(Store.open(url))
+    except BookwheelError as failed:
+        yield Finding("store", False, str(failed), "mend this first: nothing can be built or read")
+        return
+    yield Finding("store", True, f"{url} reads and writes, {probed.seconds} s")
+    found = "a second writer is refused" if probed.excludes else "a second writer overwrites the first"
+    yield Finding("store, conditional create", probed.excludes, found, "use a bucket that honours If-None-Match")
+    skewed = f"{probed.skew:+.1f} s beside this machine's"
+    yield Finding("store, clock", abs(probed.skew) <= MOST_SKEW, skewed, "set this machine's clock (NTP)")
+
+
+def _prefect() -> Finding:
+    api = os.environ.get("PREFECT_API_URL") or _profile_api()
+    if not api:
+        return Finding("prefect", True, "no server is named: builds run without, other flows start one for the run")
+    todo = f"start it (`prefect server start`), or unset PREFECT_API_URL ({api})"
+    url = f"{api.rstrip('/')}/version"
+    try:
+        return Finding("prefect", True, f"server {ask(url)} at {api}{_leases(api)}")
+    except AMISS as failed:
+        return unanswered("prefect", url, failed, todo)
+
+
+def _leases(api: str) -> str:
+    """Say where a server would end runs by being restarted: those that are under a limit hold a lease there."""
+    storage = ask(f"{api.rstrip('/')}/admin/settings")["server"]["concurrency"]["lease_storage"]
+    if not str(storage).endswith(".memory"):
+        return ""
+    return (
+        "; its leases lie in memory, so a restart of it ends runs under a limit (infra/prefect.yaml says what to set)"
+    )
+
+
+def _profile_api() -> str | None:
+    from prefect.settings import PREFECT_API_URL  # noqa: PLC0415 - reads the profile when asked, not when imported
+
+    api: str | None = PREFECT_API_URL.value()
+    return api
+
+
+def _beam(flags: Sequence[str]) -> Iterator[Finding]:
+    try:
+        options = PipelineOptions(list(checked(flags)))
+    except BookwheelError as refused:
+        yield Finding("beam", False, str(refused), "mend the options after `--`")
+        return
+    runner = options.view_as(StandardOptions).runner
+    yield Finding("beam", True, runner or f"local workers, one a core ({cores()})")
+    if runner == "FlinkRunner":
+        yield from cluster.look(options)
+    image = options.view_as(WorkerOptions).sdk_container_image
+    if image:
+        fits = f":{version('bookwheel')}" in image
+        todo = f"use the image of bookwheel {version('bookwheel')}: workers must run the launcher's code"
+        yield Finding("beam, image", fits, image, todo)

@@ -1,0 +1,90 @@
+"""Where the tool works: a store of its own on a disk that has room, for as long as the work lasts.
+
+A run that was killed leaves it, and the next one goes on with it. Nobody else uses it, so what workers and the cache
+write by the way lies in it as well, and all of it goes in the end.
+"""
+
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from rag_model.errors import ResourceError, UsageError
+from rag_model.index.sizing.amounts import gigabytes
+from rag_model.store.objects.cache import existing
+from rag_model.store.store import Store
+
+_MARK = "store.json"  # what every store begins with
+
+
+@contextmanager
+def workplace(out: Path, folder: Path | None, work_bytes: int, out_bytes: int) -> Iterator[Store]:
+    """Work in the store `OUT.work`, removed at the end and kept by a failure.
+
+    Args:
+        out: the file that the work is for.
+        folder: where the store shall lie; None: beside `out`.
+        work_bytes: disk that the work needs.
+        out_bytes: disk that `out` needs.
+
+    Raises:
+        UsageError: the folder holds something else, or another run works in it.
+        ResourceError: there is too little disk.
+    """
+    work = (folder or out.parent).resolve() / f"{out.name}.work"
+    _check_disk(work, work_bytes, out, out_bytes)
+    if work.exists() and not (work.is_dir() and ((work / _MARK).exists() or not any(work.iterdir()))):
+        raise UsageError(f"{work} is in the way and is not this tool's: remove it, or name a folder with --work")
+    temporary = work / "tmp"
+    store = Store.open(str(work), create=True)
+    with alone(work):
+        shutil.rmtree(temporary, ignore_errors=True)  # of a run that was killed
+        temporary.mkdir()
+        with _environment({"TMPDIR": str(temporary), "BOOKWHEEL_CACHE": str(work / "cache")}):
+            yield store
+        shutil.rmtree(work)
+
+
+def _check_disk(work: Path, work_bytes: int, out: Path, out_bytes: int) -> None:
+    disk = existing(work)
+    held = sum(path.stat().st_size for path in work.rglob("*") if path.is_file()) if work.exists() else 0
+    apart = disk.stat().st_dev != existing(out.resolve()).stat().st_dev
+    for place, needed in ((disk, work_bytes - held), (existing(out.resolve()), out_bytes if apart else 0)):
+        free = shutil.disk_usage(place).free
+        if needed > free:
+            raise ResourceError(
+                f"the work needs {gigabytes(needed)} of disk in {place}, and {gigabytes(free)} are free: "
+                "free some, or name a folder on another disk with --work"
+            )
+
+
+@contextmanager
+def alone(work: Path) -> Iterator[None]:
+    """Hold a folder that exists; the kernel lets go of it when this process ends by any means.
+
+    Raises:
+        UsageError: another run works in it.
+    """
+    with (work / "lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as held:
+            raise UsageError(f"another run works in {work}: wait for it, or name another folder with --work") from held
+        yield
+
+
+@contextmanager
+def _environment(values: Mapping[str, str]) -> Iterator[None]:
+    """Set variables for this process and those that it starts, within the block."""
+    before, folder = {name: os.environ.get(name) for name in values}, tempfile.tempdir
+    os.environ.update(values)
+    tempfile.tempdir = None  # it is looked up again
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name) if value is None else os.environ.update({name: value})
+        tempfile.tempdir = folder

@@ -1,0 +1,125 @@
+"""The vectors that an index is built over: the parts' `.npy` files, in row order, as one matrix on disk.
+
+Files are memory-mapped and read block by block, so no stage's memory grows with a corpus it only passes over.
+Every row is checked as it is read: a NaN in an index answers no question and spoils those around it.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from rag_model.errors import InputError, UsageError
+from rag_model.index.files.engine import Rows, Vectors
+
+BLOCK_BYTES = 32 << 20  # of float32 a block: large enough for BLAS, small beside any index
+
+
+class VectorFiles:
+    """The parts' vectors as one (n, d) matrix; row = the rows of earlier files + the row within its file."""
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        """Map `paths`: `.npy` files of (rows, d) float16 or float32, in the order of the snapshot's parts.
+
+        Raises:
+            UsageError: no file is given.
+            InputError: a file is missing, damaged, of another type or of another dimension.
+        """
+        if not paths:
+            raise UsageError("there are no vectors to index: give at least one .npy file")
+        self.paths = tuple(paths)
+        self._arrays = [_mapped(path) for path in self.paths]
+        self.dim: int = self._arrays[0].shape[1]
+        self.dtype: np.dtype[Any] = np.result_type(*self._arrays)  # float16 where all files are
+        for path, array in zip(self.paths, self._arrays, strict=True):
+            if array.shape[1] != self.dim:
+                raise InputError(
+                    f"{path} has {array.shape[1]} dimensions and {self.paths[0]} has {self.dim}: "
+                    "encode all parts with one encoder"
+                )
+        self._starts = [0, *accumulate(len(array) for array in self._arrays)]
+        self.n = self._starts[-1]
+
+    def blocks(self, rows: int | None = None) -> Iterator[tuple[int, Vectors]]:
+        """Yield (first row, (m, d) float32, m >= 1) in row order, each within one file.
+
+        Args:
+            rows: at most so many a block; default: as many as 32 MiB hold.
+
+        Raises:
+            InputError: a row holds a NaN or an infinity; the sentence names it.
+        """
+        size = rows or max(1, BLOCK_BYTES // (4 * self.dim))
+        for path, start, array in zip(self.paths, self._starts, self._arrays, strict=False):
+            for first in range(0, len(array), size):
+                yield start + first, _finite(array[first : first + size], path, first)
+
+    def take(self, rows: Rows) -> Vectors:
+        """Return (len(rows), d) float32: the vectors of `rows`, ascending global rows in [0, n).
+
+        Raises:
+            InputError: a row holds a NaN or an infinity; the sentence names it.
+        """
+        taken = np.empty((len(rows), self.dim), np.float32)
+        edges = np.searchsorted(rows, self._starts)
+        for number, array in enumerate(self._arrays):
+            low, high = edges[number], edges[number + 1]
+            if low < high:
+                local = rows[low:high] - self._starts[number]
+                taken[low:high] = array[local]
+                _check_rows(taken[low:high], self.paths[number], local)
+        return taken
+
+    def all(self) -> Vectors:
+        """Return the whole (n, d) float32 matrix, in memory."""
+        return self.take(np.arange(self.n))
+
+    def sample(self, count: int, seed: int) -> Vectors:
+        """Return (min(count, n), d) float32: drawn without replacement, in row order, by seed."""
+        if count >= self.n:
+            return self.all()
+        chosen = np.random.default_rng(seed).choice(self.n, count, replace=False, shuffle=False)
+        return self.take(np.sort(chosen))
+
+    @classmethod
+    def of(cls, paths: Sequence[Path], n: int, dim: int) -> Self:
+        """Map `paths` and check that they are the (n, dim) vectors a plan was made for.
+
+        Raises:
+            InputError: they hold another number of rows or dimensions.
+        """
+        files = cls(paths)
+        if (files.n, files.dim) != (n, dim):
+            raise InputError(
+                f"the vectors from {paths[0]} on are {files.n} x {files.dim}, not the plan's {n} x {dim}: "
+                "plan the index anew"
+            )
+        return files
+
+
+def _mapped(path: Path) -> npt.NDArray[Any]:
+    try:
+        array: npt.NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
+    except FileNotFoundError as missing:
+        raise InputError(f"there is no vector file {path}: encode its part first") from missing
+    except (OSError, ValueError, EOFError) as broken:
+        raise InputError(f"{path} is not a whole .npy file: encode its part again") from broken
+    if array.ndim != 2 or array.shape[1] == 0 or array.dtype not in (np.float16, np.float32):
+        raise InputError(f"{path} holds {array.dtype} of shape {array.shape}: vectors are (rows, d) float16 or float32")
+    return array
+
+
+def _finite(block: npt.NDArray[Any], path: Path, first: int) -> Vectors:
+    vectors = np.ascontiguousarray(block, dtype=np.float32)
+    _check_rows(vectors, path, np.arange(first, first + len(vectors)))
+    return vectors
+
+
+def _check_rows(vectors: Vectors, path: Path, rows: Rows) -> None:
+    bad = np.flatnonzero(~np.isfinite(vectors).all(axis=1))
+    if len(bad):
+        more = f" and {len(bad) - 1} more near it" if len(bad) > 1 else ""
+        raise InputError(f"row {rows[bad[0]]} of {path}{more} holds a NaN or an infinity: encode the part again")

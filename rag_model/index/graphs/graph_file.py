@@ -1,0 +1,146 @@
+"""An HNSW index as faiss lays it out in a file: written as a stream, and looked at without loading it.
+
+    fourcc, d, n, …, metric                     the index's header
+    probabilities, slots a level, levels, offsets, links    the graph, each a count and its values
+    entry point, top level, efConstruction, efSearch, 1
+    the storage: an index of its own, whose codes come last
+
+Source: `faiss/impl/index_write.cpp`, `write_HNSW`. Whether it still holds is a test: faiss reads the file and writes
+the same bytes.
+"""
+
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from rag_model.errors import InputError
+from rag_model.index.files import engine
+from rag_model.index.files.engine import HEADER, FaissIndex, Rows, faiss
+from rag_model.index.graphs.graph import Links, Upper, blocks, slots_of
+
+_TAIL = struct.Struct("<iiiii")  # entry point, top level, efConstruction, efSearch, one
+_COUNT = struct.Struct("<Q")
+
+
+def write_head(file: BinaryIO, empty: FaissIndex, levels: Links) -> None:
+    """Write all that precedes the links.
+
+    Args:
+        file: at its beginning.
+        empty: an HNSW index without vectors, its storage trained.
+        levels: (n,) int32, from 1.
+    """
+    links, n = int(empty.hnsw.nb_neighbors(1)), len(levels)
+    fourcc, d, _, unused, too, trained, metric = HEADER.unpack(_serialised(empty)[: HEADER.size])
+    file.write(HEADER.pack(fourcc, d, n, unused, too, trained, metric))
+    for values in (engine.array_of(empty.hnsw.assign_probas), engine.array_of(empty.hnsw.cum_nneighbor_per_level)):
+        file.write(_COUNT.pack(len(values)) + values.tobytes())
+    file.write(_COUNT.pack(n) + levels.tobytes())
+    file.write(_COUNT.pack(n + 1) + bytes(8))
+    total = 0
+    for first, last in blocks(n):  # the offsets of all nodes would be 8 bytes each
+        ends = total + np.cumsum(slots_of(levels[first:last], links))
+        file.write(ends.astype("<u8").tobytes())
+        total = int(ends[-1])
+    file.write(_COUNT.pack(total))
+
+
+def write_tail(file: BinaryIO, empty: FaissIndex, upper: Upper, ef_search: int) -> None:
+    """Write what stands between the links and the storage."""
+    file.write(_TAIL.pack(upper.entry, upper.top, empty.hnsw.efConstruction, ef_search, 1))
+
+
+def write_storage(file: BinaryIO, storage: FaissIndex, n: int, vectors: Iterable[npt.NDArray[np.float32]]) -> None:
+    """Write a flat or scalar-quantised storage over `n` vectors, which pass by block by block.
+
+    Args:
+        file: at the storage's place.
+        storage: trained, without vectors.
+        n: vectors in all.
+        vectors: blocks of (m, d) float32, in row order.
+    """
+    head = bytearray(_serialised(storage)[: -_COUNT.size])  # what follows is the count of no codes
+    head[8:16] = struct.pack("<q", n)
+    file.write(head)
+    values = int(storage.d) if isinstance(storage, faiss.IndexFlat) else int(storage.sa_code_size())  # floats, bytes
+    file.write(_COUNT.pack(n * values))
+    for block in vectors:
+        file.write(storage.sa_encode(block).data)
+
+
+def _serialised(index: FaissIndex) -> bytes:
+    data: npt.NDArray[np.uint8] = faiss.serialize_index(index)
+    return data.tobytes()
+
+
+@dataclass(frozen=True, slots=True)
+class GraphFile:
+    """The graph of an HNSW index file, mapped: its arrays are read where they lie."""
+
+    n: int
+    width: int  # slots of a bottom list: 2M
+    entry: int
+    offsets: Rows  # (n + 1,) where each node's slots begin in `links`
+    links: Links  # of every node and level, -1 where empty
+    tail: int  # where the entry point stands in the file, and three numbers behind it efSearch
+
+    @classmethod
+    def open(cls, path: Path, *, writable: bool = False) -> Self:
+        """Map the graph of an index file; `writable` lets links be changed in place.
+
+        Raises:
+            InputError: it is missing, truncated, or no HNSW index.
+        """
+        try:
+            with path.open("rb") as file:
+                return cls._mapped(file, path, "r+" if writable else "r")
+        except (OSError, ValueError, struct.error) as broken:
+            raise InputError(f"{path} is not a whole HNSW index: build or fetch it again") from broken
+
+    @classmethod
+    def _mapped(cls, file: BinaryIO, path: Path, mode: Any) -> Self:
+        fourcc, _, n, *_ = HEADER.unpack(file.read(HEADER.size))
+        if fourcc[:3] != b"IHN":
+            raise ValueError(f"{fourcc} is not an HNSW index's")
+        _skip(file, 8)
+        (count,) = _COUNT.unpack(file.read(8))
+        slots = np.frombuffer(file.read(4 * count), "<i4")
+        _skip(file, 4)
+        offsets = _map(file, path, "<i8", "r")
+        links = _map(file, path, "<i4", mode)
+        tail = file.tell()
+        entry, *_ = _TAIL.unpack(file.read(_TAIL.size))
+        if len(offsets) != n + 1 or not 0 <= entry < max(1, n):
+            raise ValueError("the graph's arrays do not fit each other")
+        return cls(n, int(slots[1]), entry, offsets, links, tail)
+
+    def bottom(self, nodes: Rows) -> Links:
+        """Return a copy of the nodes' bottom lists: (m, 2M) int32, -1 where empty."""
+        links: Links = self.links[self._slots(nodes)]
+        return links
+
+    def set_bottom(self, nodes: Rows, links: Links) -> None:
+        """Write the nodes' bottom lists, (m, 2M) int32, into the file."""
+        self.links[self._slots(nodes)] = links
+
+    def _slots(self, nodes: Rows) -> Rows:
+        slots: Rows = self.offsets[nodes][:, None] + np.arange(self.width)
+        return slots
+
+
+def _skip(file: BinaryIO, size: int) -> None:
+    (count,) = _COUNT.unpack(file.read(8))
+    file.seek(count * size, 1)
+
+
+def _map(file: BinaryIO, path: Path, dtype: str, mode: Any) -> npt.NDArray[Any]:
+    (count,) = _COUNT.unpack(file.read(8))
+    offset = file.tell()
+    mapped: npt.NDArray[Any] = np.memmap(path, dtype, mode, offset, (count,))
+    file.seek(offset + count * mapped.dtype.itemsize)
+    return mapped

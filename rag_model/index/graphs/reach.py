@@ -1,0 +1,117 @@
+"""Reachability: a node that no walk from the entry point finds is a passage that no question finds.
+
+Duplicates, outliers and inner products of unequal norms leave such nodes, in a one-shot graph as in a
+stitched one. The graph is mapped and changed in its file, so that none of it needs to fit in memory.
+"""
+
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from rag_model.index.files import engine
+from rag_model.index.files.engine import FaissIndex, Rows, Vectors, faiss
+from rag_model.index.files.vectors import VectorFiles
+from rag_model.index.graphs.graph import BLOCK, Links
+from rag_model.index.graphs.graph_file import GraphFile
+
+_NEAR = 16  # reachable nodes tried as the way in
+_EFFORT = 64  # efSearch with which they are looked for
+
+
+class Reach:
+    """Which nodes a walk on the bottom level reaches from the entry point, and by which links: a tree."""
+
+    def __init__(self, graph: GraphFile) -> None:
+        """Walk a graph breadth first; holds 4 bytes a node."""
+        self._graph = graph
+        self._parent = np.full(graph.n, -1, np.int32)
+        self._last = graph.entry
+        self._parent[self._last] = self._last
+        self._walk(np.array([self._last]))
+
+    def missing(self) -> Rows:
+        """Return the nodes that are not reached, ascending."""
+        return np.flatnonzero(self._parent < 0)
+
+    def reached(self, nodes: Rows | int) -> npt.NDArray[np.bool_]:
+        """Return which of `nodes` are reached."""
+        reached: npt.NDArray[np.bool_] = np.asarray(self._parent[nodes] >= 0)
+        return reached
+
+    def link(self, node: int, ways_in: Rows) -> None:
+        """Link `node` behind one of `ways_in` (reached, nearest first); walk on from it.
+
+        That is the first with an empty slot, else the first with a link that the tree does not need: so no node is
+        ever lost by finding one, and few a link to a near one. The node walked to last is a leaf of the tree, whose
+        slots are all free: it is the way in when no other is.
+        """
+        ways = [*ways_in.tolist(), self._last]
+        lists = self._graph.bottom(np.array(ways))
+        for rooms in (lists < 0, self._spare(ways, lists)):
+            for way, links, room in zip(ways, lists, rooms, strict=True):
+                if room.any():
+                    links[np.flatnonzero(room)[0 if links[-1] < 0 else -1]] = node
+                    self._graph.set_bottom(np.array([way]), links[None])
+                    self._parent[node] = way
+                    self._last = node
+                    self._walk(np.array([node]))
+                    return
+        raise AssertionError("a leaf of the walk has no room for a link")
+
+    def _spare(self, ways: list[int], lists: Links) -> npt.NDArray[np.bool_]:
+        """Return which slots hold no link of the tree, of the bottom lists of `ways`."""
+        spare: npt.NDArray[np.bool_] = (lists < 0) | (self._parent[lists] != np.array(ways)[:, None])
+        return spare
+
+    def _walk(self, front: Rows) -> None:
+        while len(front):
+            front = np.concatenate([self._step(front[first : first + BLOCK]) for first in range(0, len(front), BLOCK)])
+            if len(front):
+                self._last = int(front[-1])
+
+    def _step(self, front: Rows) -> Rows:
+        """Mark what `front` links to and nobody did before; return it, ascending."""
+        targets = self._graph.bottom(front)
+        new = (targets >= 0) & (self._parent[targets] < 0)
+        sources = np.broadcast_to(front[:, None], targets.shape)[new]
+        found, first = np.unique(targets[new], return_index=True)
+        self._parent[found] = sources[first]
+        return found.astype(np.int64)
+
+
+def repair(path: Path, vectors: VectorFiles) -> int:
+    """Link every unreachable node of an index file into its graph, in place; return how many there were.
+
+    The way in is the nearest reachable node that a search of the graph finds. A graph without unreachable
+    nodes is left as it is, to the byte.
+
+    Raises:
+        InputError: the file is no whole HNSW index, or a row of `vectors` holds a NaN or an infinity.
+    """
+    reach = Reach(GraphFile.open(path, writable=True))
+    missing = reach.missing()
+    if not len(missing):
+        return 0
+    index = _by_distance(path)
+    for first in range(0, len(missing), BLOCK):
+        nodes = missing[first : first + BLOCK]
+        for node, near in zip(nodes.tolist(), _near(index, vectors.take(nodes)), strict=True):
+            if not reach.reached(node):  # one linked before may have led here
+                ways_in = near[near >= 0]
+                reach.link(node, ways_in[reach.reached(ways_in)])
+    return len(missing)
+
+
+def _by_distance(path: Path) -> FaissIndex:
+    """Open an index to be searched by L2, whatever its metric: a small vector's inner products name only large ones."""
+    index = engine.read(path, mmap=True)
+    storage = faiss.downcast_index(index.storage)
+    index.metric_type = storage.metric_type = faiss.METRIC_L2
+    return index
+
+
+def _near(index: FaissIndex, vectors: Vectors) -> Rows:
+    settings = faiss.SearchParametersHNSW(efSearch=_EFFORT)
+    rows: Rows = index.search(vectors, min(_NEAR, int(index.ntotal)), params=settings)[1]
+    return rows

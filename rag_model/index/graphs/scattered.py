@@ -1,0 +1,94 @@
+"""The vectors of one part, sorted by cell, so that a cell's worker reads its slice of every part and no more.
+
+Groups 2c and 2c + 1 are cell c's members (its own vectors and those that join it from across a border) and the vectors
+that are linked into it. Within a group rows ascend, so parts in order give a cell's rows in order.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from rag_model.digest import digest_bytes
+from rag_model.index.files.engine import Rows, Vectors
+from rag_model.index.files.pieces import Array, Opener, Piece, stamp_of, write_piece
+from rag_model.index.files.vectors import VectorFiles
+from rag_model.index.graphs.cells import Cells
+from rag_model.index.graphs.graph import Links
+from rag_model.index.recipe import IndexPlan
+
+_BEGINS, _ROWS, _VECTORS, _COUNT = range(4)  # the arrays of a piece
+
+
+def write_scattered(
+    plan: IndexPlan, trained: Path, cells: Cells, part: VectorFiles, number: int, out: Path
+) -> tuple[Rows, list[str]]:
+    """Sort a part's vectors by cell and write them in their own dtype.
+
+    Returns where each group begins, and the end; and of each cell a digest of both its groups, "" where they are empty.
+
+    Holds the part's vectors two to three times.
+
+    Raises:
+        InputError: a row holds a NaN or an infinity.
+        ResourceError: the file cannot be written.
+    """
+    vectors = part.all()
+    begins, rows = _sorted(plan, cells, vectors)
+    scattered = vectors.astype(part.dtype)[rows]
+    arrays: list[Array] = [begins, rows, scattered, np.array([part.n])]
+    write_piece(out, stamp_of(plan, trained, "scattered", number), arrays)
+    edges = begins.tolist()
+    slices = [_slice(scattered[a:c], b - a) for a, b, c in zip(edges[:-1:2], edges[1::2], edges[2::2], strict=True)]
+    return begins, slices
+
+
+def _slice(vectors: Array, members: int) -> str:
+    """Return a digest of a cell's slice of a part: 128 bits, since there are as many as parts times cells."""
+    return digest_bytes(b"%d %s" % (members, vectors.data.cast("B")))[-32:] if len(vectors) else ""
+
+
+def read_vectors(plan: IndexPlan, trained: Path, scattered: Sequence[Opener], group: int) -> Vectors:
+    """Return (m, d) float32: a group's vectors of all parts, in row order; fetches their bytes alone.
+
+    Raises:
+        InputError: a piece is missing, truncated, or of another build.
+    """
+    found = [np.empty((0, plan.d), np.float32)]
+    for piece in _pieces(plan, trained, scattered):
+        first, last = piece.read(_BEGINS, group, group + 2).tolist()
+        found.append(piece.read(_VECTORS, first, last).astype(np.float32))
+    return np.concatenate(found)
+
+
+def read_rows(plan: IndexPlan, trained: Path, scattered: Sequence[Opener]) -> list[Links]:
+    """Return the global rows of every group, ascending int32: 4 bytes a vector, copies included.
+
+    Raises:
+        InputError: a piece is missing, truncated, or of another build.
+    """
+    found: list[list[Array]] = [[] for _ in range(2 * plan.cells)]
+    start = 0
+    for piece in _pieces(plan, trained, scattered):
+        begins, rows = piece.read(_BEGINS), piece.read(_ROWS)
+        for group in np.flatnonzero(np.diff(begins)):
+            found[group].append(rows[begins[group] : begins[group + 1]] + np.int32(start))
+        start += int(piece.read(_COUNT)[0])
+    return [np.concatenate([np.empty(0, np.int32), *pieces]) for pieces in found]
+
+
+def _sorted(plan: IndexPlan, cells: Cells, vectors: Vectors) -> tuple[Rows, Links]:
+    own, (joining, joined), (linking, linked) = cells.assign(plan.metric, vectors)
+    groups = np.concatenate([2 * own, 2 * joined, 2 * linked + 1])
+    rows = np.concatenate([np.arange(len(vectors)), joining, linking])
+    order = np.lexsort((rows, groups))
+    begins = np.searchsorted(groups[order], np.arange(2 * plan.cells + 1))
+    return begins, rows[order].astype(np.int32)
+
+
+def _pieces(plan: IndexPlan, trained: Path, scattered: Sequence[Opener]) -> Iterator[Piece]:
+    """Open the pieces in turn: there may be more of them than files that can be open."""
+    for number, opener in enumerate(scattered):
+        stamp = stamp_of(plan, trained, "scattered", number)
+        with Piece.open(opener, stamp, 4, f"the scattered piece of part {number}") as piece:
+            yield piece

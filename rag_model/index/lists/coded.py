@@ -1,0 +1,106 @@
+"""The codes of one part, sorted by list, so that the merge reads its slice of every part and no more.
+
+Within a list rows ascend, so parts in order give a list's rows in order.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from rag_model.errors import InputError
+from rag_model.index.files.engine import Rows
+from rag_model.index.files.pieces import Opener, Piece, stamp_of, write_piece
+from rag_model.index.recipe import IndexPlan
+
+Codes = npt.NDArray[np.uint8]  # (m, bytes a code)
+ListNumbers = npt.NDArray[np.uint32]
+_LISTS, _ENTRIES, _COUNT = range(3)  # the arrays of a piece: of each vector its list; its row in the part and its code
+
+
+def write_coded(plan: IndexPlan, trained: Path, number: int, lists: Rows, codes: Codes, out: Path) -> None:
+    """Sort a part's codes by list and write them.
+
+    Args:
+        plan: of the index.
+        trained: what `train` wrote.
+        number: of the part.
+        lists: (rows,) int64, the list of each row.
+        codes: (rows, bytes a code).
+        out: the piece.
+
+    Raises:
+        ResourceError: the file cannot be written.
+    """
+    order = np.argsort(lists, kind="stable")
+    entries = np.empty(len(lists), _entry(codes.shape[1]))
+    entries["row"], entries["code"] = order, codes[order]
+    write_piece(out, _stamp(plan, trained, number), [lists[order].astype("<u4"), entries])
+
+
+@dataclass(frozen=True, slots=True)
+class Coded:
+    """The pieces of all parts, in order, opened in turn: there may be more of them than files that can be open."""
+
+    plan: IndexPlan
+    trained: Path
+    openers: Sequence[Opener]
+    starts: Sequence[int]  # the first row of each part, then the number of all rows
+
+    def sizes(self, lists: int) -> Rows:
+        """Return (lists,) int64: how many vectors each list has in all parts.
+
+        Raises:
+            InputError: a piece is missing, truncated, of another build, or holds another number of rows than its part.
+        """
+        sizes = np.zeros(lists, np.int64)
+        for number, piece in self._pieces():
+            held, rows = piece.rows(_LISTS), self.starts[number + 1] - self.starts[number]
+            if held != rows:
+                raise InputError(f"{_name(number)} holds {held} vectors where the part has {rows}: build it again")
+            sizes += np.bincount(piece.read(_LISTS), minlength=lists)
+        return sizes
+
+    def cuts(self, borders: Rows) -> Rows:
+        """Return (parts, len(borders)) int64: where in each piece the lists from each border on begin."""
+        return np.stack([np.searchsorted(piece.read(_LISTS), borders) for _, piece in self._pieces()])
+
+    def block(self, cuts: Rows, width: int) -> tuple[ListNumbers, Rows, Codes]:
+        """Return what `slices` yields between two cuts, (parts, 2), at once; a code has `width` bytes."""
+        count, first = int((cuts[:, 1] - cuts[:, 0]).sum()), 0
+        lists, rows, codes = np.empty(count, np.uint32), np.empty(count, np.int64), np.empty((count, width), np.uint8)
+        for part_lists, part_rows, part_codes in self.slices(cuts, max(1, count)):
+            here = slice(first, first + len(part_lists))
+            lists[here], rows[here], codes[here] = part_lists, part_rows, part_codes
+            first = here.stop
+        return lists, rows, codes
+
+    def slices(self, cuts: Rows, rows: int) -> Iterator[tuple[ListNumbers, Rows, Codes]]:
+        """Yield (list, row in the corpus, code) of all between two cuts, (parts, 2), at most `rows` of them at once."""
+        for number, piece in self._pieces(np.flatnonzero(cuts[:, 1] > cuts[:, 0]).tolist()):
+            low, high = cuts[number].tolist()
+            for first in range(low, high, rows):
+                last = min(high, first + rows)
+                entries = piece.read(_ENTRIES, first, last)
+                ids = entries["row"].astype(np.int64) + self.starts[number]
+                yield piece.read(_LISTS, first, last), ids, entries["code"]
+
+    def _pieces(self, numbers: Sequence[int] | None = None) -> Iterator[tuple[int, Piece]]:
+        for number in range(len(self.openers)) if numbers is None else numbers:
+            stamp = _stamp(self.plan, self.trained, number)
+            with Piece.open(self.openers[number], stamp, _COUNT, _name(number)) as piece:
+                yield number, piece
+
+
+def _stamp(plan: IndexPlan, trained: Path, number: int) -> str:
+    return stamp_of(plan, trained, "scattered", number)
+
+
+def _name(number: int) -> str:
+    return f"the scattered piece of part {number}"
+
+
+def _entry(size: int) -> npt.DTypeLike:
+    return [("row", "<u4"), ("code", "u1", (size,))]

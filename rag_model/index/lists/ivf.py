@@ -1,0 +1,232 @@
+"""Inverted lists (IVF-PQ and kin): trained once on a sample, coded by part, merged exactly.
+
+A part's codes are sorted by list. The merge writes the index as faiss lays it out, list by list, each with its slice of
+every part in row order: the same codes and ids in the same places as in one index to which all parts were added in
+turn, so the same distances, the same ids, the same bytes. Neither the index nor a list passes through memory whole.
+`Flat` is built the same way: the vectors behind a header.
+
+Reference: Jégou, Douze, Schmid. Product quantization for nearest neighbor search. PAMI 2011.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+from rag_model.errors import InputError, ResourceError
+from rag_model.index.files import engine
+from rag_model.index.files.engine import FaissIndex, Rows, Vectors, faiss
+from rag_model.index.files.pieces import Opener
+from rag_model.index.files.vectors import VectorFiles
+from rag_model.index.gpu import Assigner
+from rag_model.index.graphs.graph_file import write_storage
+from rag_model.index.lists.coded import Coded, Codes, write_coded
+from rag_model.index.lists.list_file import write_list_block, write_lists_head, write_refine_head, write_refine_tail
+from rag_model.index.lists.training import lists_of, move, trained_on
+from rag_model.index.quality.losses import distance, relative_error
+from rag_model.index.recipe import Facts, IndexPlan
+
+VERSION = 3
+LOSSES = 4_096  # vectors of the sample, at most twice as many, that tell how far it lies from what it taught
+BLOCK_BYTES = 32 << 20  # of lists that are written at once
+_TILE = 4096  # rows that faiss compares with centroids by one BLAS call: whole ones round as in one `add` of all
+
+
+def train(plan: IndexPlan, vectors: Sequence[Path], out: Path) -> Facts:
+    """Train centroids, rotation and codes on a sample of all parts; write the empty index that the parts share.
+
+    Holds the sample in memory: train_sample x d float32.
+
+    Raises:
+        InputError: the vectors are not the plan's, or the sample holds a NaN or an infinity.
+        ResourceError: memory ran out, or the file cannot be written.
+    """
+    sample = VectorFiles.of(vectors, plan.n, plan.d).sample(plan.train_sample, plan.seed)
+    index = trained_on(plan, sample)
+    engine.write(index, out)
+    lost = _losses(plan, index, sample[:: -(-len(sample) // LOSSES)])
+    return {"sample": len(sample), "bytes": out.stat().st_size, "losses": lost}
+
+
+def follow(plan: IndexPlan, trained: Path, vectors: Sequence[Path], out: Path) -> Facts:
+    """Move a trained file's lists and codes to where the vectors lie now; a rotation stays as it was learnt.
+
+    Holds the sample in memory, as `train` does.
+
+    Raises:
+        InputError: the trained file is damaged, the vectors are not the plan's, or the sample holds a NaN or an
+        infinity.
+        ResourceError: memory ran out, or the file cannot be written.
+    """
+    sample = VectorFiles.of(vectors, plan.n, plan.d).sample(plan.train_sample, plan.seed)
+    index = engine.read(trained)
+    base = _base(index)
+    with engine.guarded(ResourceError, f"the lists of {plan.factory} could not be moved: see the cause with --debug"):
+        move(lists_of(base), _transformed(base, sample), plan.seed)
+    engine.write(index, out)
+    lost = _losses(plan, index, sample[:: -(-len(sample) // LOSSES)])
+    return {"sample": len(sample), "bytes": out.stat().st_size, "losses": lost}
+
+
+def losses(plan: IndexPlan, trained: Path, vectors: Vectors) -> dict[str, float]:
+    """Return how far vectors, (m, d) float32, lie from their lists' centroids, and what their `codes` lose.
+
+    Of RaBitQ the codes are left out: they estimate inner products and decode to nothing.
+
+    Raises:
+        InputError: the trained file is damaged.
+    """
+    return _losses(plan, engine.read(trained), vectors)
+
+
+def scatter(plan: IndexPlan, trained: Path, vectors: Path, number: int, out: Path) -> Facts:
+    """Code the vectors of part `number` block by block, and write them sorted by list.
+
+    Holds the part's codes, twice. Of `Flat` only the vectors are checked: there is nothing to sort.
+
+    Raises:
+        InputError: a file is damaged, of another dimension, or a row holds a NaN or an infinity.
+        ResourceError: memory ran out, or the file cannot be written.
+    """
+    files, index = VectorFiles([vectors]), engine.read(trained)
+    if files.dim != plan.d:
+        raise InputError(f"{vectors} has {files.dim} dimensions where the index has {plan.d}")
+    with engine.guarded(
+        ResourceError, f"part {number} of {plan.factory} could not be coded: see the cause with --debug"
+    ):
+        coded = list(_coded(index, files))
+    lists, codes = np.concatenate([lists for lists, _ in coded]), np.concatenate([codes for _, codes in coded])
+    write_coded(plan, trained, number, lists, codes, out)
+    return {"rows": files.n, "bytes": out.stat().st_size}
+
+
+def shard(plan: IndexPlan, trained: Path, scattered: Sequence[Opener], number: int, out: Path) -> Facts:
+    """Refuse: `plan.shards` is 0, since what is scattered by list is what merges.
+
+    Raises:
+        ValueError: always.
+    """
+    raise ValueError(f"{plan.factory} has no shards: merge what was scattered")
+
+
+def merge(
+    plan: IndexPlan,
+    trained: Path,
+    vectors: Sequence[Path],
+    scattered: Sequence[Opener],
+    shards: Sequence[Opener],
+    out: Path,
+) -> Facts:
+    """Write the index: equal, to the byte, to adding all parts to the trained index in turn.
+
+    Holds the trained index twice, a block of `BLOCK_BYTES` and one part's slice of it, and 8 bytes a part and block.
+
+    Raises:
+        InputError: a piece is missing, truncated, of another build, or holds another number of rows than its part.
+        ResourceError: memory ran out, or the file cannot be written.
+    """
+    files, index = VectorFiles.of(vectors, plan.n, plan.d), engine.read(trained)
+    starts = [0, *accumulate(VectorFiles([path]).n for path in vectors)]
+    coded = Coded(plan, trained, scattered, starts)
+    try:
+        with out.open("wb", buffering=1 << 20) as file:
+            _write(file, index, coded, files)
+    except OSError as failed:
+        raise ResourceError(f"cannot write {out}: {failed.strerror}") from failed
+    return {"rows": plan.n, "bytes": out.stat().st_size}
+
+
+def _base(index: FaissIndex) -> FaissIndex:
+    """Return what lies before a second look, if there is one."""
+    return faiss.downcast_index(index.base_index) if isinstance(index, faiss.IndexRefine) else index
+
+
+def _losses(plan: IndexPlan, index: FaissIndex, vectors: Vectors) -> dict[str, float]:
+    base = _base(index)
+    lists = lists_of(base)
+    if lists is None:
+        return {}
+    inner = _transformed(base, vectors)
+    centroids = faiss.downcast_index(lists.quantizer).reconstruct_batch(Assigner(lists)(inner))
+    found = {"lists": distance(inner, centroids, plan.metric)}
+    if isinstance(lists, faiss.IndexIVFPQ | faiss.IndexIVFScalarQuantizer):
+        found["codes"] = relative_error(vectors, base.sa_decode(base.sa_encode(vectors)))
+    return {name: float(f"{loss:.4g}") for name, loss in found.items()}
+
+
+def _coded(index: FaissIndex, files: VectorFiles) -> Iterator[tuple[Rows, Codes]]:
+    """Yield the list and the code of each vector, block by block, as `index.add` would choose them."""
+    base = _base(index)
+    lists = lists_of(base)
+    yield np.empty(0, np.int64), np.empty((0, 0 if lists is None else lists.code_size), np.uint8)
+    assign = None if lists is None else Assigner(lists)
+    for _, block in files.blocks(max(1, BLOCK_BYTES // (4 * files.dim * _TILE)) * _TILE):
+        if assign is None:
+            yield np.zeros(len(block), np.int64), np.empty((len(block), 0), np.uint8)
+        else:
+            vectors = _transformed(base, block)
+            numbers = assign(vectors)
+            yield numbers, _encoded(lists, vectors, numbers)
+
+
+def _encoded(lists: FaissIndex, vectors: Vectors, numbers: Rows) -> Codes:
+    codes = np.empty((len(vectors), lists.code_size), np.uint8)
+    lists.encode_vectors(len(vectors), *map(faiss.swig_ptr, (vectors, numbers, codes)))
+    return codes
+
+
+def _transformed(index: FaissIndex, vectors: Vectors) -> Vectors:
+    """Return the vectors as the lists see them: behind the rotation, if there is one."""
+    if isinstance(index, faiss.IndexPreTransform):
+        for number in range(index.chain.size()):
+            vectors = faiss.downcast_VectorTransform(index.chain.at(number)).apply(vectors)
+    return vectors
+
+
+def _write(file: BinaryIO, index: FaissIndex, coded: Coded, files: VectorFiles) -> None:
+    refine = index if isinstance(index, faiss.IndexRefine) else None
+    base = _base(index)
+    if refine is not None:
+        write_refine_head(file, refine, files.n)
+    _write_base(file, base, coded, files)
+    if refine is not None:
+        write_storage(file, faiss.downcast_index(refine.refine_index), files.n, (block for _, block in files.blocks()))
+        write_refine_tail(file, refine)
+
+
+def _write_base(file: BinaryIO, index: FaissIndex, coded: Coded, files: VectorFiles) -> None:
+    lists = lists_of(index)
+    sizes = coded.sizes(1 if lists is None else lists.nlist)
+    if lists is None:
+        write_storage(file, index, files.n, (block for _, block in files.blocks()))
+        return
+    write_lists_head(file, index, sizes)
+    _write_lists(file, coded, sizes, int(lists.code_size) + 8)
+
+
+def _write_lists(file: BinaryIO, coded: Coded, sizes: Rows, width: int) -> None:
+    """Write all lists in blocks of `BLOCK_BYTES`; a longer list is a block of its own, and passes in slices."""
+    rows = max(1, BLOCK_BYTES // width)
+    borders = _borders(sizes, rows)
+    cuts = coded.cuts(borders)
+    for number, held in enumerate(np.add.reduceat(sizes, borders[:-1]).tolist()):
+        block = cuts[:, number : number + 2]
+        if held > rows:
+            for column in (2, 1):  # the codes of all, then the ids of all
+                for slices in coded.slices(block, rows):
+                    file.write(np.ascontiguousarray(slices[column]).data)
+        elif held:
+            write_list_block(file, *coded.block(block, width - 8))
+
+
+def _borders(sizes: Rows, rows: int) -> Rows:
+    """Return where blocks of at most `rows` vectors, or of one list, begin, and the end."""
+    borders, held = [0], 0
+    for number, size in enumerate(sizes.tolist()):
+        if held and held + size > rows:
+            borders.append(number)
+            held = 0
+        held += size
+    return np.array([*borders, len(sizes)])

@@ -1,0 +1,168 @@
+"""How good an index is: recall against exact search, at what price in time and in distance computations, and why.
+
+Two graphs are compared at equal distance computations, never at equal `efSearch`: a denser graph buys its
+recall with more work for each step (`curve.compare`). The why is in the finished file (`examine`): links, list sizes,
+what the codes lose.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Self
+
+from rag_model.index.factory import Kind
+from rag_model.index.files import engine
+from rag_model.index.files.anatomy import GraphAnatomy, ListAnatomy, graph_anatomy, list_anatomy, quantization_error
+from rag_model.index.files.engine import Rows, Vectors, faiss
+from rag_model.index.files.vectors import VectorFiles
+from rag_model.index.quality.recall import percentile5, recall_at
+from rag_model.index.search import IndexFile, SearchIndex, open_index
+
+_REPEATS = 3  # runs at least of which the fastest counts: a machine is slowed by others, never hurried
+_SECONDS = 0.02  # and so many of them: a batch of a few milliseconds is easily slowed as a whole
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """One point of an index's trade-off: how hard it searched, what it found, how long it took."""
+
+    setting: str  # efSearch=128, nprobe=32, exact
+    recall_mean: float
+    recall_p5: float  # the fifth percentile over the queries: what an unlucky question gets
+    milliseconds: float  # a query, all queries searched as one batch
+    distances: float  # computed a query, mean: no machine changes it; of lists the codes and the vectors of a second
+    # look that were compared, not the centroids
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """Queries whose true neighbours are known."""
+
+    vectors: Vectors  # (q, d) float32
+    k: int  # depth of recall
+    scores: Vectors  # (q, >= k) of exact search, best first; wider than k lets ties at the k-th place count
+    rows: Rows  # (q, >= k)
+
+    @classmethod
+    def of(cls, exact: SearchIndex, vectors: Vectors, k: int) -> Self:
+        """Find the true neighbours of `vectors` by exact search.
+
+        Raises:
+            UsageError: the vectors or `k` do not fit the index.
+        """
+        return cls(vectors, k, *exact.search(vectors, max(k, min(2 * k, exact.n))))
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """What a finished index file shows of its own quality."""
+
+    kind: Kind
+    n: int
+    graph: GraphAnatomy | None = None
+    lists: ListAnatomy | None = None
+    quantization_error: float | None = None  # None: not known, or not meaningful
+
+    def metrics(self) -> dict[str, float | int]:
+        """Return its figures under the names they have in a manifest; those that the index has not are left out."""
+        found: dict[str, float | int | None] = {
+            "degree": round(self.graph.degree, 2) if self.graph else None,
+            "unlinked": self.graph.unlinked if self.graph else None,
+            "unreachable": self.graph.unreachable if self.graph else None,
+            "imbalance": round(self.lists.imbalance, 3) if self.lists else None,
+            "largest_list": self.lists.largest if self.lists else None,
+            "quantization_error": None if self.quantization_error is None else float(f"{self.quantization_error:.3g}"),
+        }
+        return {name: value for name, value in found.items() if value is not None}
+
+
+def examine(path: Path, vectors: Sequence[Path] = ()) -> Health:
+    """Examine any faiss file of a graph, of inverted lists or of plain vectors; the file is mapped, not loaded.
+
+    Args:
+        path: the index file.
+        vectors: the `.npy` files it was built over, in row order; without them the quantization error is not known.
+
+    Raises:
+        InputError: the file is damaged or no such index, or the vectors are not those it was built over.
+    """
+    file, index = open_index(path), engine.read(path, mmap=True)
+    files = VectorFiles.of(vectors, file.n, file.dim) if vectors else None
+    return Health(
+        kind=file.kind,
+        n=file.n,
+        graph=graph_anatomy(path) if file.kind == "hnsw" else None,
+        lists=list_anatomy(index) if file.kind == "ivf" else None,
+        quantization_error=None if files is None else quantization_error(index, files),
+    )
+
+
+def sweep(index: IndexFile, trial: Trial, values: Sequence[int] | None = None) -> list[Effort]:
+    """Search with a range of settings; return one effort each, cheapest first.
+
+    `values` are of `efSearch` or `nprobe`; without them they double, up to 512 or to all lists (1,024 at most).
+    What else can be set is as the index's defaults have it. faiss counts distances for the whole process: a search
+    elsewhere in it meanwhile spoils that figure, and only that.
+
+    Raises:
+        UsageError: the queries or their depth do not fit the index.
+    """
+    parameter = {"hnsw": "efSearch", "ivf": "nprobe", "exact": ""}[index.kind]
+    if not parameter:
+        return [effort(index, trial, {})]
+    chosen = _steps(index) if values is None else sorted(values)
+    return [effort(index, trial, index.defaults | {parameter: value}) for value in chosen]
+
+
+def _steps(index: IndexFile) -> list[int]:
+    most = 512 if index.kind == "hnsw" else min(index.lists, 1024)
+    least = 16 if index.kind == "hnsw" else 1
+    return [*(1 << step for step in range(least.bit_length() - 1, (most - 1).bit_length())), most]
+
+
+def effort(index: IndexFile, trial: Trial, parameters: Mapping[str, int]) -> Effort:
+    """Search with one setting, several times; return what it found and what it cost.
+
+    Raises:
+        UsageError: the queries, their depth or a parameter do not fit the index.
+    """
+    queries = len(trial.vectors)
+    _reset_counters()
+    found = index.search(trial.vectors, trial.k, **parameters)[1]  # warms the caches too
+    distances = _counted(index, queries) / queries + parameters.get("refine", 0) * trial.k
+    runs: list[float] = []
+    while len(runs) < _REPEATS or sum(runs) < _SECONDS:
+        runs.append(_seconds(index, trial, parameters))
+    recalls = recall_at(found, trial.rows, trial.scores, trial.k)
+    return Effort(
+        setting=setting_name(parameters),
+        recall_mean=float(recalls.mean()),
+        recall_p5=percentile5(recalls),
+        milliseconds=1000 * min(runs) / queries,
+        distances=distances,
+    )
+
+
+def setting_name(parameters: Mapping[str, int]) -> str:
+    """Return what an `Effort` calls a setting: `efSearch=128`, or `exact` where there is nothing to set."""
+    return ", ".join(f"{name}={value}" for name, value in parameters.items()) or "exact"
+
+
+def _seconds(index: IndexFile, trial: Trial, parameters: Mapping[str, int]) -> float:
+    start = perf_counter()
+    index.search(trial.vectors, trial.k, **parameters)
+    return perf_counter() - start
+
+
+def _reset_counters() -> None:
+    faiss.cvar.hnsw_stats.reset()
+    faiss.cvar.indexIVF_stats.reset()
+
+
+def _counted(index: IndexFile, queries: int) -> float:
+    if index.kind == "hnsw":
+        return float(faiss.cvar.hnsw_stats.ndis)
+    if index.kind == "ivf":
+        return float(faiss.cvar.indexIVF_stats.ndis)
+    return float(index.n * queries)

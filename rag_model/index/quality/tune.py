@@ -1,0 +1,132 @@
+"""Find how hard an index must be searched: the smallest `efSearch` or `nprobe` that finds enough of exact search.
+
+Recall rises with the setting, so settings are doubled until one finds enough, and the last step is bisected. Only
+recall decides, never a clock: the same file and the same questions give the same setting on every machine.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache, partial
+
+from rag_model.errors import UsageError
+from rag_model.index.quality.health import Trial, setting_name
+from rag_model.index.quality.recall import recall_at
+from rag_model.index.search import IndexFile
+
+MOST_CANDIDATES = 2_048  # efSearch: a graph that still misses is damaged, and not searched too little
+MOST_LISTS = 1_024  # nprobe: finding so many lists costs as much as reading them
+LOOKS = (1, 2, 4, 8, 16, 32)  # refine: so many times k candidates get the second look
+NEAR = 0.005  # of the best that can be reached: where that is not enough, more work buys nothing
+_LOOK = 8  # codes that are read in the time of one vector looked up for the second look
+
+Recall = Callable[[int], float]  # of a setting, the mean over the questions
+
+
+@dataclass(frozen=True, slots=True)
+class Tuned:
+    """How an index is best searched for a recall target."""
+
+    search: Mapping[str, int]  # efSearch, or nprobe and refine; empty for an index that takes none
+    recall: float  # what it finds of the questions' true neighbours, mean
+    note: str = ""  # one sentence where the target is out of reach, else empty
+
+
+@dataclass(frozen=True, slots=True)
+class _Dial:
+    """What can be set: one parameter from `least` to `most`, and how wide the second look is; 0: there is none."""
+
+    name: str
+    least: int
+    most: int
+    looks: tuple[int, ...] = (0,)
+
+    def search(self, look: int, value: int) -> dict[str, int]:
+        return {self.name: value} | ({"refine": look} if look else {})
+
+
+def tune(index: IndexFile, trial: Trial, target: float) -> Tuned:
+    """Return the smallest setting whose mean recall@k is at least `target`, and the next smaller one's is not.
+
+    Where no setting reaches it, the smallest within .005 of the best that was seen. A graph searched for k neighbours
+    keeps at least k candidates, so its settings begin there. Where there is a second look, `nprobe` is found for each
+    of several widths of it, and the cheapest of these settings is taken.
+
+    Args:
+        index: any that can be searched; its own default setting plays no part.
+        trial: questions with their true neighbours; a few hundred tell recalls .01 apart.
+        target: 0 < target < 1.
+
+    Raises:
+        UsageError: the target is no such share, or the questions do not fit the index.
+    """
+    if not 0 < target < 1:
+        raise UsageError(f"a recall target lies between 0 and 1, such as 0.95, and is not {target}")
+
+    def found(search: Mapping[str, int]) -> float:
+        rows = index.search(trial.vectors, trial.k, **search)[1]
+        return float(recall_at(rows, trial.rows, trial.scores, trial.k).mean())
+
+    if index.kind == "exact":
+        return Tuned({}, found({}))
+    dial = _dial(index, trial.k)
+    recall = cache(lambda look, value: found(dial.search(look, value)))
+    settings = _enough(recall, dial, target)
+    if settings:
+        best = min(settings, key=partial(_price, index, trial.k))
+        return Tuned(dial.search(*best), recall(*best))
+    ceiling = max(recall(look, value) for look in dial.looks for value in _doubled(dial.least, dial.most))
+    best = min(_enough(recall, dial, ceiling - NEAR), key=partial(_price, index, trial.k))
+    search = dial.search(*best)
+    return Tuned(search, recall(*best), _out_of_reach(index, trial.k, target, search, recall(*best), ceiling))
+
+
+def _dial(index: IndexFile, k: int) -> _Dial:
+    if index.kind == "hnsw":
+        return _Dial("efSearch", k, max(k, min(MOST_CANDIDATES, index.n)))
+    looks = tuple(look for look in LOOKS if look == 1 or look * k < 2 * index.n) if "refine" in index.defaults else (0,)
+    return _Dial("nprobe", 1, min(MOST_LISTS, index.lists), looks)
+
+
+def _enough(recall: Callable[[int, int], float], dial: _Dial, target: float) -> list[tuple[int, int]]:
+    """Return (width of the second look, smallest value that reaches `target`) for each width with which one does."""
+    smallest = [(look, _smallest(partial(recall, look), dial.least, dial.most, target)) for look in dial.looks]
+    return [(look, value) for look, value in smallest if value is not None]
+
+
+def _price(index: IndexFile, k: int, setting: tuple[int, int]) -> float:
+    """Return about how many codes a question reads: those of its lists, and the second look in their coin."""
+    look, value = setting
+    return value * index.n / max(1, index.lists) + _LOOK * look * k
+
+
+def _doubled(least: int, most: int) -> list[int]:
+    values = [least]
+    while values[-1] < most:
+        values.append(min(2 * values[-1], most))
+    return values
+
+
+def _smallest(recall: Recall, least: int, most: int, target: float) -> int | None:
+    """Return the value at which a rising recall crosses `target`; None where the largest does not reach it."""
+    low = least - 1
+    for high in _doubled(least, most):
+        if recall(high) >= target:
+            break
+        low = high
+    else:
+        return None
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if recall(middle) >= target else (middle, high)
+    return high
+
+
+def _out_of_reach(
+    index: IndexFile, k: int, target: float, search: Mapping[str, int], recall: float, ceiling: float
+) -> str:
+    more = "more links" if index.kind == "hnsw" else "longer codes"
+    more += "" if index.kind == "hnsw" or "refine" in index.defaults else " or a second look, Refine(SQfp16),"
+    return (
+        f"recall@{k} of {target:g} is out of reach, the best is {ceiling:.3f}, so {setting_name(search)} is set, "
+        f"which finds {recall:.3f}: {more} would find more"
+    )

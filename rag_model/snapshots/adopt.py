@@ -1,0 +1,170 @@
+"""Adopt passages and vectors that exist already: cut them into parts as a build leaves them, so that it can go on.
+
+The vectors' encoder is named by whoever brings them, and believed only after some passages were encoded again: with
+another encoder's vectors every answer would be wrong, and none would look it.
+"""
+
+import re
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rag_model.corpus.chunk import BUCKET
+from rag_model.corpus.passages import PassageFile, PassageWriter
+from rag_model.corpus.records import Part, Passage, Plan, Siteinfo
+from rag_model.corpus.rows import READERS, Record
+from rag_model.corpus.source import expand
+from rag_model.encoders.encoder import Encoder
+from rag_model.errors import InputError, RefusedError, UsageError
+from rag_model.index.files.arrays import Block
+from rag_model.index.files.intake import PART_BYTES, Intake, cut
+from rag_model.snapshots.content import BuiltIndex, Facts, assemble
+from rag_model.snapshots.encoding import StoredEncoder
+from rag_model.snapshots.recipe import Recipe
+from rag_model.store.objects.blobs import BlobRef
+from rag_model.store.objects.trees import linked_tree
+from rag_model.store.store import Store
+from rag_model.store.versions.manifest import Content
+
+KIND = "imported"  # of such a corpus: no dump is behind it, and no later build takes its parts for its own
+_SUFFIX = re.compile(r"\.(jsonl|ndjson|parquet|tsv)(\.gz|\.bz2)?$", re.IGNORECASE)
+_TRIED = 8  # passages that are encoded again
+_LEAST_COSINE = 0.98  # bf16 beside fp32 gives .999; another pooling, prompt or model much less
+
+
+@dataclass(frozen=True, slots=True)
+class Adopted:
+    """Passages and vectors in the store: one report a part each, as the chunk and embed jobs give them."""
+
+    passages: tuple[dict[str, Any], ...]
+    embeddings: tuple[dict[str, Any], ...]
+    dtype: str  # of the vectors
+
+
+def adopt(store: Store, passages: str, vectors: Intake, part_bytes: int = PART_BYTES) -> Adopted:
+    """Put passages and, row for row, their vectors into the store as parts, without the pages that were taken down.
+
+    Holds one part.
+
+    Args:
+        store: where to.
+        passages: path, URL or glob of `psgs_w100.tsv`, JSONL or Parquet with `id`, `title` and `text`.
+        vectors: (n, d), row i of passage i.
+        part_bytes: of float32 vectors a part.
+
+    Raises:
+        InputError: there are more of one than of the other, a vector is not finite, or a file is damaged.
+        UsageError: the passages are of no known kind.
+    """
+    rows = _ready(passages)
+    cuts: list[dict[str, Any]] = []
+    embeddings: list[dict[str, Any]] = []
+
+    gone, seen = store.takedowns.pages(""), 0
+
+    def put(block: Block) -> None:
+        nonlocal seen
+        taken = list(islice(rows, len(block)))
+        seen += len(taken)
+        if len(taken) < len(block):
+            raise _unequal(passages, str(seen), vectors)
+        kept = [row for row, passage in enumerate(taken) if passage.page_id not in gone]
+        if not kept:
+            return
+        with tempfile.TemporaryDirectory(prefix="bookwheel-import-") as name:
+            cuts.append(_put_passages(store, (taken[row] for row in kept), Path(name) / "passages.parquet"))
+            whole = len(kept) == len(block)
+            np.save(file := Path(name) / "vectors.npy", block if whole else block[kept], allow_pickle=False)
+            ref = store.blobs.put_file(file)
+        cuts[-1]["dropped"] = {"taken_down": len(block) - len(kept)} if not whole else {}
+        embeddings.append({"embeddings": ref.to_json(), "rows": len(kept), "encoded": 0, "made": True})
+
+    cut(vectors, put, "refuse", part_bytes)
+    if next(rows, None) is not None:
+        raise _unequal(passages, f"more than {vectors.n}", vectors)
+    if not cuts:
+        raise InputError(f"all pages of {passages} were taken down in {store.url}: there is nothing to import")
+    return Adopted(tuple(cuts), tuple(embeddings), vectors.dtype.name)
+
+
+def check_encoder(store: Store, adopted: Adopted, encoding: StoredEncoder) -> None:
+    """Encode a few passages again and compare.
+
+    Raises:
+        RefusedError: the vectors are not those that the encoder makes.
+    """
+    first = np.load(store.blobs.local(_ref(adopted.embeddings[0], "embeddings")), mmap_mode="r", allow_pickle=False)
+    if first.shape[1] != encoding.space.dim:
+        raise _foreign(encoding, f"they have {first.shape[1]} dimensions and its own {encoding.space.dim}")
+    rows = np.unique(np.linspace(0, len(first) - 1, _TRIED, dtype=np.int64)).tolist()
+    with PassageFile(store.blobs.local(_ref(adopted.passages[0], "passages"))) as file:
+        tried = file.rows(rows)
+    encoder = Encoder.load(linked_tree({name: store.blobs.local(ref) for name, ref in encoding.passage}))
+    again = encoder.encode_passages([one.title for one in tried], [one.text for one in tried])
+    given = first[rows].astype(np.float32)
+    lengths = np.linalg.norm(again, axis=1) * np.linalg.norm(given, axis=1)
+    cosine = float(np.mean((again * given).sum(axis=1) / np.maximum(lengths, 1e-12)))
+    if cosine < _LEAST_COSINE:
+        raise _foreign(encoding, f"of {len(rows)} passages that it encoded again the mean cosine is {cosine:.2f}")
+
+
+def content_of(adopted: Adopted, recipe: Recipe, encoding: StoredEncoder, indexes: Sequence[BuiltIndex]) -> Content:
+    """Return the content of the snapshot: as of a build, but of no dump and no chunker."""
+    parts = tuple(Part(f"part-{i:05d}", "passages", i, i, ()) for i in range(len(adopted.passages)))
+    kept = replace(recipe, encode=replace(recipe.encode, dtype=adopted.dtype))  # type: ignore[arg-type]
+    plan = Plan("passages", Siteinfo("", "", ""), parts)
+    content = assemble(plan, kept, encoding, adopted.passages, adopted.embeddings, indexes)
+    made_by = {name: value for name, value in content.recipe.items() if name not in {"chunk", "part_bytes"}}
+    return replace(content, corpus={**content.corpus, "kind": KIND}, recipe=made_by)
+
+
+def _ready(source: str) -> Iterator[Passage]:
+    for url in expand(source):
+        found = _SUFFIX.search(url)
+        if found is None:
+            raise UsageError(f"{url} is no file of passages: give psgs_w100.tsv, .jsonl or .parquet")
+        yield from map(_passage, READERS[found[1].lower()](url))
+
+
+def _passage(record: Record) -> Passage:
+    own, title, body = record
+    text = body if isinstance(body, str) else " ".join(text for _, text in body)
+    return Passage(own, title or own, 0, title, "", text, 0, len(text.split()), Passage.hash_of(title, text))
+
+
+def _put_passages(store: Store, rows: Iterator[Passage], path: Path) -> dict[str, Any]:
+    lengths: Counter[int] = Counter()
+    titles: set[str] = set()
+    with PassageWriter(path) as writer:
+        for passage in rows:
+            lengths[passage.n_words // BUCKET * BUCKET] += 1
+            titles.add(passage.page_id)
+            writer.write(passage)
+    return {
+        "passages": store.blobs.put_file(path).to_json(),
+        "rows": writer.rows,
+        "articles": len(titles),
+        "dropped": {},
+        "quarantined": [],
+        "newest_revision": "",
+        "lengths": {str(length): count for length, count in sorted(lengths.items())},
+        "made": True,
+    }
+
+
+def _ref(facts: Facts, name: str) -> BlobRef:
+    return BlobRef.from_json(facts[name])
+
+
+def _unequal(passages: str, count: str, vectors: Intake) -> InputError:
+    return InputError(f"{passages} holds {count} passages for {vectors.n} vectors: give one vector a passage")
+
+
+def _foreign(encoding: StoredEncoder, why: str) -> RefusedError:
+    return RefusedError(f"the vectors are not those of encoder {encoding.name}: {why}; name the encoder that made them")

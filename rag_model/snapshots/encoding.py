@@ -1,0 +1,75 @@
+"""The encoder of a build, put into the store: workers load it from there, and readers of the snapshot ask with it."""
+
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from rag_model.encoders.embed import Dtype
+from rag_model.encoders.files import CONFIG, read_object
+from rag_model.encoders.resolve import question_files, resolve_folder
+from rag_model.encoders.space import Space, asked_space, check_same_space, space_of
+from rag_model.encoders.spec import EncoderSpec, known_prompts, read_spec
+from rag_model.errors import UsageError
+from rag_model.retrieve.named import encoder_names
+from rag_model.store.objects.blobs import BlobRef
+from rag_model.store.store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class EncodeRecipe:
+    """How passages become vectors."""
+
+    dtype: Dtype = "float16"  # as stored: half the bytes, and 1e-3 is below what search sees
+    question_encoder: str = ""  # folder or hub name of a pair's other half; empty: DPR's sibling, or one reads both
+    spec: Mapping[str, Any] = field(default_factory=dict)  # fields of EncoderSpec that replace what the folder implies
+
+
+@dataclass(frozen=True, slots=True)
+class StoredEncoder:
+    """An encoder's files in the store, and what they make."""
+
+    name: str  # as the user gave it
+    spec: EncoderSpec
+    space: Space
+    passage: tuple[tuple[str, BlobRef], ...]  # (file name, blob), hashable: a worker loads equal ones once
+    question: tuple[tuple[str, BlobRef], ...]
+
+
+def store_encoder(store: Store, name: str, recipe: EncodeRecipe, models: Store | None = None) -> StoredEncoder:
+    """Resolve the encoder `name`, and put what workers and readers need of it into the store.
+
+    A name is a folder, a hub name, or `model:NAME` of a DPR model, which is looked up in `models`, else in `store`.
+
+    Raises:
+        InputError: it is not to be found, or a file of it is missing or corrupt.
+        RefusedError: the question encoder declares that it asks into another space.
+        StoreError: the store has no such model.
+        UsageError: `recipe.spec` names no field of the spec, or the model encodes no passages.
+    """
+    names = encoder_names(models or store, name)
+    if names.passage is None:
+        raise UsageError(f"{name} encodes no passages, it asks those of its snapshot: name a model of `finetune dpr`")
+    folder = resolve_folder(names.passage)
+    settings = {**known_prompts(name), **recipe.spec}
+    spec = read_spec(folder, settings)
+    space = _named(space_of(folder, spec), folder)
+    asking = resolve_folder(recipe.question_encoder or names.question)
+    if asking != folder and (asked := asked_space(asking)) is not None:
+        check_same_space(asked, space)
+    with tempfile.TemporaryDirectory(prefix="bookwheel-") as workdir:
+        passage = question = _put(store, question_files(folder, spec, space, Path(workdir)))
+        if asking != folder:
+            question = _put(store, question_files(asking, read_spec(asking, settings), space, Path(workdir)))
+    return StoredEncoder(name, spec, space, passage, question)
+
+
+def _named(space: Space, folder: Path) -> Space:
+    """Name a space by what it is, `BertModel-384-53aa5117`: a folder's name would make its snapshots differ."""
+    architecture = (read_object(folder / CONFIG).get("architectures") or ["encoder"])[0]
+    return replace(space, name=f"{architecture}-{space.dim}-{space.weights.partition(':')[2][:8]}")
+
+
+def _put(store: Store, files: Mapping[str, Path]) -> tuple[tuple[str, BlobRef], ...]:
+    return tuple((name, store.blobs.put_file(files[name])) for name in sorted(files))

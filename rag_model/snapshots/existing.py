@@ -1,0 +1,89 @@
+"""Go on from a snapshot that exists: what the jobs would have said of its parts, and its recipe."""
+
+import tomllib
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from rag_model.corpus.chunk import BUCKET
+from rag_model.errors import RefusedError
+from rag_model.index.recipe import IndexRecipe
+from rag_model.snapshots.recipe import Recipe
+from rag_model.snapshots.recipe_text import recipe_text
+from rag_model.snapshots.settings import from_table
+from rag_model.store.store import Store
+from rag_model.store.versions.manifest import Content, Manifest
+from rag_model.store.versions.paths import embeddings_path, passages_path
+from rag_model.store.versions.snapshot import Snapshot
+
+CARRIED = ("dump", "encoder", "code")  # of a provenance: what stays true of a snapshot made from another
+
+
+def recipe_of(content: Content) -> Recipe:
+    """Return the recipe of a snapshot, which may have been written without some of its settings.
+
+    Its indexes are those that the snapshot has; one that the recipe does not name is built as its factory says.
+
+    Raises:
+        UsageError: a setting is unknown to this version; the sentence names it.
+    """
+    text = recipe_text({name: value for name, value in content.recipe.items() if name != "index"})
+    whole = from_table(Recipe, tomllib.loads(text), "the snapshot's recipe")
+    named = content.recipe.get("index") or {}
+    return replace(whole, index={name: _index(named.get(name), entry) for name, entry in content.indexes.items()})
+
+
+def carried(manifest: Manifest) -> dict[str, Any]:
+    """Return what the provenance of a snapshot says that is true of one that is made of its passages and vectors."""
+    return {name: manifest.provenance[name] for name in CARRIED if name in manifest.provenance}
+
+
+def facts_of(store: Store, content: Content) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return one report a part, as the chunk and the embed job give them: nothing was cut and nothing encoded.
+
+    Reads two columns of the passages, part by part.
+
+    Raises:
+        RefusedError: the snapshot has no vectors.
+        StoreError: a passage file is missing or damaged.
+    """
+    missing = [part.name for part in content.parts if embeddings_path(part.name) not in content.files]
+    if missing or content.space is None or not content.parts:
+        raise RefusedError("the snapshot holds no vectors to build an index over: rebuild it with `reindex`")
+    with Snapshot.of(store, Manifest(content)) as snapshot:
+        passages = list(_cut(snapshot))
+    embeddings: list[dict[str, Any]] = [
+        {
+            "embeddings": content.files[embeddings_path(part.name)].to_json(),
+            "rows": part.rows,
+            "encoded": 0,
+            "made": False,
+        }
+        for part in content.parts
+    ]
+    return passages, embeddings
+
+
+def _cut(snapshot: Snapshot) -> Iterator[dict[str, Any]]:
+    content = snapshot.manifest.content
+    for part in snapshot.parts:
+        pages, lengths = set[str](), Counter[int]()
+        for batch in snapshot.batches(part.name, ["page_id", "n_words"]):
+            pages.update(batch["page_id"].to_pylist())
+            lengths.update(words // BUCKET * BUCKET for words in batch["n_words"].to_pylist())
+        yield {
+            "passages": content.files[passages_path(part.name)].to_json(),
+            "rows": part.rows,
+            "articles": len(pages),
+            "dropped": {},
+            "quarantined": [],
+            "newest_revision": content.corpus.get("newest_revision") or "",
+            "lengths": {str(length): count for length, count in sorted(lengths.items())},
+            "made": False,
+        }
+
+
+def _index(settings: Any, entry: Mapping[str, Any]) -> IndexRecipe:
+    table = settings if isinstance(settings, Mapping) else {name: entry[name] for name in ("factory", "metric")}
+    return from_table(IndexRecipe, tomllib.loads(recipe_text(table)), "an index of the snapshot's recipe")

@@ -1,0 +1,147 @@
+"""Publish a snapshot and move its ref: the manifest last, then the ref, and only past the gate.
+
+Whoever loses a race for the ref looks again: the winner is the new parent, and the gate is asked anew. An intent that
+names every file sees to it that what was there when the manifest was written is there when the ref has moved.
+
+No page that was taken down gets past: takedowns are read before the manifest is written and again after it. A takedown
+writes its record and *then* looks for snapshots, so of the two at least one sees the other.
+"""
+
+import secrets
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+
+from rag_model.errors import RefConflictError, StoreError
+from rag_model.evaluation.gate import Verdict, Vitals
+from rag_model.store.store import Store
+from rag_model.store.upkeep.verify import absent
+from rag_model.store.versions.holding import held, wiki_of
+from rag_model.store.versions.manifest import Manifest
+from rag_model.store.versions.refs import RefMove
+
+_TRIES = 100  # races lost in a row before giving up; each costs a few small reads
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """A snapshot in the store, and where its ref stands."""
+
+    snapshot: str
+    verdict: Verdict
+    move: RefMove | None  # None: the gate said no, and the ref stays where it was
+
+
+def vitals(manifest: Manifest) -> Vitals:
+    """Return what the gate compares of a snapshot."""
+    space = manifest.content.space
+    return Vitals(
+        passages=manifest.content.n,
+        space=None if space is None else space["digest"],
+        newest_revision=manifest.content.corpus.get("newest_revision") or "",
+    )
+
+
+def publish(store: Store, manifest: Manifest, ref: str, judge: Callable[[Vitals | None], Verdict]) -> Published:
+    """Write a manifest, then move `ref` to it if `judge`, given the vitals of what the ref names, agrees.
+
+    A ref that names the snapshot already is left alone, so a rerun adds nothing to its history.
+
+    Raises:
+        RefConflictError: other writers won every one of many races.
+        StoreError: a file of the snapshot is gone, a page in it was taken down, or the store cannot exclude a second
+        writer, or cannot be written.
+    """
+    with _held(store, manifest):
+        return _publish(store, manifest, ref, judge)
+
+
+def put_in_place(store: Store, snapshot: str, manifest: Manifest) -> list[RefMove]:
+    """Write a manifest that stands in the place of a snapshot, and move the refs that name that one; return the moves.
+
+    Raises:
+        StoreError: as `publish`.
+    """
+    with _held(store, manifest):
+        _put(store, manifest)
+        return settle(store, snapshot, manifest.id)
+
+
+def settle(store: Store, snapshot: str, place: str) -> list[RefMove]:
+    """Write down what stands in the place of a snapshot, move the refs that name that one, and return the moves.
+
+    `place` is the id of a snapshot that is there, or "" for nothing: refs then name nothing. Done already, or half, by
+    an earlier run, it goes on.
+
+    Raises:
+        StoreError: the store cannot be written.
+    """
+    store.takedowns.replace(snapshot, place)
+    stands = store.takedowns.in_place_of(snapshot)
+    moves: list[RefMove] = []
+    while stands and (named := store.refs.naming(snapshot)):
+        for ref, number in named:
+            with suppress(RefConflictError):  # it is looked at again
+                moves.append(store.refs.move(ref, stands, number, f"takedown in {snapshot[:12]}"))
+    return moves
+
+
+@contextmanager
+def _held(store: Store, manifest: Manifest) -> Iterator[None]:
+    """Hold an intent for all files of a snapshot, which are all there."""
+    needs = {f"snapshots/{manifest.id}.json", *(blob.path for blob in manifest.content.files.values())}
+    with store.intents.held(f"publish-{secrets.token_hex(8)}", needs):
+        if problems := absent(store, manifest.content):
+            raise StoreError(
+                f"snapshot {manifest.id[:12]} cannot be published in {store.url}: {len(problems)} of its files were "
+                f"deleted meanwhile (first {problems[0].path}): run the same command again, which makes them"
+            )
+        yield
+
+
+def _put(store: Store, manifest: Manifest) -> str:
+    """Write a manifest, unless it holds a page that was taken down; one ordered meanwhile takes it back."""
+    wiki, path = wiki_of(manifest.content), f"snapshots/{manifest.id}.json"
+    known = store.takedowns.pages(wiki)
+    _refuse(store, manifest, known)
+    fresh = store.files.find(path) is None
+    store.snapshots.put(manifest)
+    try:
+        _refuse(store, manifest, store.takedowns.pages(wiki) - known)
+    except StoreError:
+        if fresh:
+            store.files.remove(path)
+        raise
+    return manifest.id
+
+
+def _refuse(store: Store, manifest: Manifest, pages: Collection[str]) -> None:
+    if found := held(store, manifest.content, pages):
+        raise StoreError(
+            f"snapshot {manifest.id[:12]} cannot be published in {store.url}: page {found[0].page} in it "
+            f"({found[0].title!r}) was taken down meanwhile: run the same command again, which leaves it out"
+        )
+
+
+def _publish(store: Store, manifest: Manifest, ref: str, judge: Callable[[Vitals | None], Verdict]) -> Published:
+    before = store.refs.current(ref)
+    parents = (before.snapshot,) if before and before.snapshot != manifest.id else ()
+    snapshot = _put(store, replace(manifest, parents=parents))
+    for _ in range(_TRIES):
+        now = store.refs.current(ref)
+        try:
+            parent = vitals(store.snapshots.get(now.snapshot)) if now else None
+        except StoreError:
+            if store.refs.current(ref) == now:
+                raise
+            continue  # the ref moved on, and what it named before has expired
+        verdict = judge(parent)
+        if not verdict.passed:
+            return Published(snapshot, verdict, None)
+        if now is not None and now.snapshot == snapshot:
+            return Published(snapshot, verdict, now)
+        try:
+            return Published(snapshot, verdict, store.refs.move(ref, snapshot, now.number if now else 0))
+        except RefConflictError:
+            continue
+    raise RefConflictError(f"ref {ref} in {store.url} was moved by others {_TRIES} times in a row: try again")

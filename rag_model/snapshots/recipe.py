@@ -1,0 +1,93 @@
+"""The recipe of a snapshot: one frozen record a stage, read from a TOML file; the defaults are a working recipe.
+
+```toml
+[chunk]
+chunker = "sections"
+
+[encode]
+dtype = "float16"
+spec = { max_length = 256 }
+
+[index.hnsw]
+factory = "HNSW32"
+
+[gate]
+max_passage_loss = 0.1
+```
+"""
+
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rag_model.corpus.chunk import ChunkRecipe
+from rag_model.errors import InputError, UsageError
+from rag_model.evaluation.gate import GateRecipe
+from rag_model.index.recipe import IndexRecipe
+from rag_model.snapshots.encoding import EncodeRecipe
+from rag_model.snapshots.settings import from_table
+from rag_model.store.versions.paths import EXACT
+
+_INDEX_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+
+def default_indexes() -> dict[str, IndexRecipe]:
+    """Return the indexes of a snapshot whose recipe names none: a graph to search fast, and codes to hold in little."""
+    return {"hnsw": IndexRecipe("HNSW"), "ivfpq": IndexRecipe("IVF,PQ")}
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """Everything a build decides beside its dump and its encoder."""
+
+    chunk: ChunkRecipe = field(default_factory=ChunkRecipe)
+    encode: EncodeRecipe = field(default_factory=EncodeRecipe)
+    index: Mapping[str, IndexRecipe] = field(default_factory=default_indexes)  # by name
+    gate: GateRecipe = field(default_factory=GateRecipe)
+    part_bytes: int | None = None  # of compressed dump a part; None: by the dump's size
+
+    def __post_init__(self) -> None:
+        if self.part_bytes is not None and self.part_bytes < 1:
+            raise UsageError(f"part_bytes must be at least 1, not {self.part_bytes}")
+        for name, index in self.index.items():
+            if not _INDEX_NAME.fullmatch(name):
+                raise UsageError(
+                    f"{name!r} is not a name for an index, which names a file: use letters, digits, _ and -"
+                )
+            if name == EXACT and index.factory != "Flat":
+                raise UsageError(
+                    f"an index named {EXACT} compares with every vector: give {index.factory} another name"
+                )
+
+    def content(self) -> dict[str, Any]:
+        """Return what belongs to a snapshot's identity.
+
+        The gate judges a snapshot and does not change one; a question encoder is among its files, wherever it was.
+        """
+        values = asdict(self)
+        del values["gate"], values["encode"]["question_encoder"]
+        return values
+
+
+def read_recipe(path: Path | None) -> Recipe:
+    """Read a recipe file; without one, return the default recipe.
+
+    Raises:
+        InputError: the file is missing or is not TOML.
+        UsageError: a setting is unknown or has a wrong value; the sentence names it.
+    """
+    if path is None:
+        return Recipe()
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as missing:
+        raise InputError(f"cannot read the recipe {path}: {missing.strerror}") from missing
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as broken:
+        raise InputError(f"the recipe {path} is not TOML: {broken}") from broken
+    recipe = from_table(Recipe, table, str(path))
+    if not recipe.index:
+        raise UsageError(f"the recipe {path} names no index: give at least one, such as [index.hnsw]")
+    return recipe

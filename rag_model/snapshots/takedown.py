@@ -1,0 +1,181 @@
+"""Take pages down: which snapshots hold them, and what each of them is without them, up to its indexes."""
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from rag_model.errors import RefusedError, StoreError, UsageError
+from rag_model.snapshots.publish import put_in_place, settle
+from rag_model.store.objects.blobs import BlobRef
+from rag_model.store.pulling.kinds import kind_of
+from rag_model.store.store import Store
+from rag_model.store.upkeep.retire import retire
+from rag_model.store.versions.holding import Held, held, wiki_of
+from rag_model.store.versions.manifest import Content, Manifest, PartEntry
+from rag_model.store.versions.paths import articles_path, embeddings_path, passages_path
+
+_MADE_ANEW = (
+    "passages",
+    "embeddings",
+    "articles",
+    "trained",
+    "index",
+)  # first folders of the files that may hold a page
+_KEPT = "encoder"
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """A snapshot that holds pages that were taken down, or are about to be."""
+
+    manifest: Manifest
+    held: tuple[Held, ...]
+    refs: tuple[str, ...]  # that name it now
+
+    @property
+    def pages(self) -> tuple[str, ...]:
+        """The ids of the pages, sorted."""
+        return tuple(sorted({one.page for one in self.held}))
+
+    @property
+    def passages(self) -> int:
+        """How many passages they have."""
+        return sum(one.passages for one in self.held)
+
+
+def carry_out(store: Store, rebuild: Callable[[Holder], Manifest | None]) -> tuple[dict[str, str], int]:
+    """Replace every snapshot that holds a page that was taken down; return what stands in its place, and count moves.
+
+    `rebuild` makes a snapshot without the pages, up to its manifest; None says that nothing is left of it, and then ""
+    stands in its place. An earlier run that died is gone on with. What is published meanwhile is looked at as well.
+
+    Raises:
+        StoreError: the store cannot be read or written; run again, it goes on.
+    """
+    places: dict[str, str] = {}
+    moves = 0
+    while ahead := [holder for holder in holders(store) if holder.manifest.id not in places]:
+        for holder in ahead:
+            old = holder.manifest.id
+            made = None if store.takedowns.in_place_of(old) is not None else rebuild(holder)
+            moves += len(settle(store, old, "") if made is None else put_in_place(store, old, made))
+            places[old] = store.takedowns.in_place_of(old) or ""
+            _forget(store, holder, places[old])
+    retire(store)
+    return places, moves
+
+
+def holders(store: Store, wiki: str = "", pages: Collection[str] = ()) -> list[Holder]:
+    """Return the snapshots that hold a page that was taken down, or one of `pages` of `wiki`: what refs name first.
+
+    Every snapshot of the store is looked at, whether a ref names it or not.
+
+    Raises:
+        RefusedError: a file of such a snapshot is of a kind of which nobody here knows whether it holds the page.
+        StoreError: a manifest, a takedown or a passage file is missing or damaged.
+    """
+    refs, found = _refs(store), []
+    for manifest in _manifests(store):
+        own = wiki_of(manifest.content)
+        asked = store.takedowns.pages(own) | (frozenset(pages) if own == wiki else frozenset())
+        if its := held(store, manifest.content, asked):
+            _check_kinds(manifest)
+            found.append(Holder(manifest, tuple(its), tuple(refs[manifest.id])))
+    return sorted(found, key=lambda holder: (not holder.refs, holder.manifest.id))
+
+
+def choose_wiki(store: Store, pages: Collection[str], wiki: str | None) -> str:
+    """Return the wiki that is meant by pages: the one given, else the one that has them, else the only one there is.
+
+    Raises:
+        UsageError: there is none of that name, or it takes a name to tell which is meant.
+    """
+    manifests = list(_manifests(store))
+    known = {wiki_of(manifest.content) for manifest in manifests}
+    if wiki is not None and wiki not in known:
+        raise UsageError(f"no snapshot in {store.url} is of wiki {wiki!r}: there are {_listed(known)}")
+    having = {wiki_of(manifest.content) for manifest in manifests if held(store, manifest.content, pages)}
+    choice = {wiki} if wiki is not None else having or known
+    if len(choice) != 1:
+        raise UsageError(f"{store.url} holds snapshots of {_listed(choice)}: say with --wiki whose pages are meant")
+    return next(iter(choice))
+
+
+def parts_to_redact(holder: Holder) -> list[PartEntry]:
+    """Return the parts of a snapshot that hold the pages, in the order of their rows."""
+    names = {one.part for one in holder.held}
+    return [part for part in holder.manifest.content.parts if part.name in names]
+
+
+def part_blobs(content: Content, part: PartEntry) -> tuple[BlobRef, BlobRef | None, BlobRef | None]:
+    """Return a part's passages, vectors and article log."""
+    files = content.files
+    return files[passages_path(part.name)], files.get(embeddings_path(part.name)), files.get(articles_path(part.name))
+
+
+def redacted(content: Content, made: Mapping[str, Mapping[str, Any]]) -> Content:
+    """Return a snapshot's content with some parts made anew, by name, and without its indexes.
+
+    As when a snapshot is built, a part without a passage is left out, and its range goes to the one before it.
+    """
+    files = {path: ref for path, ref in content.files.items() if path.partition("/")[0] == _KEPT}
+    parts: list[PartEntry] = []
+    for part in content.parts:
+        rows = made[part.name]["rows"] if part.name in made else part.rows
+        if rows == 0:
+            if parts:
+                parts[-1] = replace(parts[-1], last_page=part.last_page)
+            continue
+        first = part.first_page if parts else content.parts[0].first_page
+        parts.append(PartEntry(f"part-{len(parts):05d}", first, part.last_page, rows))
+        files |= dict(_files(content, part, parts[-1].name, made.get(part.name)))
+    return replace(content, parts=tuple(parts), files=files, indexes={})
+
+
+def _files(
+    content: Content, part: PartEntry, name: str, made: Mapping[str, Any] | None
+) -> Iterator[tuple[str, BlobRef]]:
+    kinds = {"passages": passages_path, "embeddings": embeddings_path, "articles": articles_path}
+    for kind, path in kinds.items():
+        if made is None and path(part.name) in content.files:
+            yield path(name), content.files[path(part.name)]
+        elif made is not None and kind in made["files"]:
+            yield path(name), BlobRef.from_json(made["files"][kind])
+
+
+def _forget(store: Store, holder: Holder, place: str) -> None:
+    """Remove this machine's copies of the files that a snapshot no longer has."""
+    kept = store.snapshots.get(place).content.files.values() if place else ()
+    for ref in {*holder.manifest.content.files.values()} - {*kept}:
+        store.blobs.forget(ref)
+
+
+def _check_kinds(manifest: Manifest) -> None:
+    unknown = {kind_of(path).partition("/")[0] for path in manifest.content.files} - {*_MADE_ANEW, _KEPT}
+    if unknown:
+        raise RefusedError(
+            f"snapshot {manifest.id[:12]} has files below {min(unknown)}/, which may hold the page and cannot be made "
+            "anew here: upgrade bookwheel, or remove the snapshot with `tag --delete` and `expire`"
+        )
+
+
+def _manifests(store: Store) -> Iterator[Manifest]:
+    for snapshot in store.snapshots.list():
+        try:
+            yield store.snapshots.get(snapshot)
+        except StoreError:
+            if store.files.find(store.snapshots.path(snapshot)) is not None:  # else it was expired a moment ago
+                raise
+
+
+def _refs(store: Store) -> dict[str, list[str]]:
+    named = defaultdict[str, list[str]](list)
+    for ref in store.refs.names():
+        if now := store.refs.current(ref):
+            named[now.snapshot].append(ref)
+    return named
+
+
+def _listed(wikis: Collection[str]) -> str:
+    return ", ".join(repr(wiki) if wiki else "documents (--wiki '')" for wiki in sorted(wikis)) or "none"

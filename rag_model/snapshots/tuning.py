@@ -1,0 +1,72 @@
+"""Set the search of each index for the recall its recipe asks for, before the manifest is made.
+
+The setting is content: readers of a snapshot search as it says. So it is recorded in the memo under exactly what it
+depends on, and a rerun, here or on a machine whose sums round otherwise, gets the same setting and the same snapshot.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+from rag_model.evaluation.gate import GateRecipe
+from rag_model.index.quality.health import Trial
+from rag_model.index.quality.tune import tune
+from rag_model.retrieve.dense import index_file_of
+from rag_model.snapshots.content import BuiltIndex
+from rag_model.snapshots.measure import trial_of
+from rag_model.store.objects.memo import Produced
+from rag_model.store.store import Store
+from rag_model.store.versions.manifest import Content, Manifest
+from rag_model.store.versions.snapshot import Snapshot
+
+CODE = 1  # raise it when the same index and questions would give another setting
+_ASKED = ("passages", "encoder", "embeddings")  # folders: the first two make the questions, the last the truth
+
+
+def tune_searches(store: Store, draft: Content, built: Sequence[BuiltIndex], recipe: GateRecipe) -> list[BuiltIndex]:
+    """Return the indexes with the search that reaches their recall target; one without a target is left as it is.
+
+    Questions are drawn as the gate draws them but by another seed, so that the gate judges a setting on questions that
+    did not choose it. A target that is out of reach becomes a note of the index.
+
+    Args:
+        store: holds what the draft names.
+        draft: the content as it would be without tuning.
+        built: the indexes of the draft.
+        recipe: of the gate: the depth k and how many questions.
+
+    Raises:
+        InputError: an index or its vectors are damaged.
+    """
+    with Snapshot.of(store, Manifest(draft)) as snapshot:
+
+        @cache
+        def trial() -> Trial:
+            return trial_of(snapshot, replace(recipe, seed=recipe.seed + 1))
+
+        def tuned(index: BuiltIndex) -> BuiltIndex:
+            target = index.plan.recall_target
+            if target is None or not snapshot.n:
+                return index
+
+            def produce(workdir: Path) -> Produced:
+                found = tune(index_file_of(snapshot, index.name), trial(), target)
+                return Produced({}, {"search": dict(found.search), "note": found.note})
+
+            facts = store.memo.once("tune", _inputs(draft, index, recipe), produce)[0].facts
+            notes = (*index.plan.notes, facts["note"]) if facts["note"] else index.plan.notes
+            return replace(index, plan=replace(index.plan, search=facts["search"], notes=notes))
+
+        return [tuned(index) for index in built]
+
+
+def _inputs(draft: Content, index: BuiltIndex, recipe: GateRecipe) -> dict[str, object]:
+    files = {path: ref.id for path, ref in sorted(draft.files.items()) if path.partition("/")[0] in _ASKED}
+    return {
+        "index": index.blob.id,
+        "target": index.plan.recall_target,
+        "files": files,
+        "questions": [recipe.k, recipe.queries, recipe.seed + 1],
+        "code": CODE,
+    }

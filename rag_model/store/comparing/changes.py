@@ -1,0 +1,155 @@
+"""What became of each article and passage between two snapshots: joined by passage id and hash, never by row.
+
+Of the passages only ids, titles and hashes are read, and only of parts whose file is not the same in both snapshots.
+Parts of one page range meet in memory, pair by pair. Where ranges differ (another cut of the dump, the last part of a
+dump that grew) an article's passages may lie anywhere in the rest: they are dealt by page into buckets on disk, and
+the buckets meet in memory instead. So memory is bounded by a part or by a bucket, whatever the corpus.
+"""
+
+import tempfile
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Literal
+from zlib import crc32
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rag_model.corpus.passages import PASSAGE_SCHEMA
+from rag_model.errors import StoreError
+from rag_model.store.versions.manifest import PartEntry
+from rag_model.store.versions.paths import passages_path
+from rag_model.store.versions.snapshot import Snapshot
+
+Change = Literal["added", "changed", "removed"]
+BUCKET = 1 << 18  # rows of a bucket, about: some 30 MB, and 100 MB if all of them changed
+_COLUMNS = ("id", "page_id", "title", "hash")
+_SCHEMA = pa.schema([PASSAGE_SCHEMA.field(name) for name in _COLUMNS])
+
+
+@dataclass(frozen=True, slots=True)
+class ArticleChange:
+    """An article that is not as it was, with what became of its passages."""
+
+    page_id: str
+    title: str  # the later one
+    change: Change
+    passages: Mapping[Change, int]  # none that stayed as they were
+
+
+def article_changes(before: Snapshot, after: Snapshot, *, bucket: int = BUCKET) -> Iterator[ArticleChange]:
+    """Yield every article with a passage that was added, changed or removed, in the same order each time.
+
+    A passage is changed where its id stayed and its hash (of title and text) did not. `bucket` is about the number of
+    rows to hold at once where page ranges differ.
+
+    Raises:
+        StoreError: a passage file is missing or damaged, or the temporary folder is full.
+    """
+    pairs, rest_before, rest_after = _matched(before, after)
+    for part_before, part_after in pairs:
+        yield from _compare(before.columns(part_before.name, _COLUMNS), after.columns(part_after.name, _COLUMNS))
+    if not rest_before and not rest_after:
+        return
+    count = 1 + sum(part.rows for part in [*rest_before, *rest_after]) // bucket
+    with tempfile.TemporaryDirectory(prefix="bookwheel-diff-") as folder:
+        dealt_before = _deal(before, rest_before, count, Path(folder) / "before")
+        dealt_after = _deal(after, rest_after, count, Path(folder) / "after")
+        for number in range(count):
+            yield from _compare(_gather(dealt_before, number), _gather(dealt_after, number))
+
+
+def _matched(
+    before: Snapshot, after: Snapshot
+) -> tuple[list[tuple[PartEntry, PartEntry]], list[PartEntry], list[PartEntry]]:
+    """Return the pairs of parts of one page range, and what is left of each side; shared files are in neither."""
+    own, other = _unshared(before, after), _unshared(after, before)
+    if not (_disjoint(before.parts) and _disjoint(after.parts)):  # then a range does not say whose a page is
+        return [], own, other
+    ranges = {_range(part): part for part in other}
+    pairs = [(part, ranges.pop(_range(part))) for part in own if _range(part) in ranges]
+    paired = {part.name for part, _ in pairs}
+    return pairs, [part for part in own if part.name not in paired], list(ranges.values())
+
+
+def _unshared(snapshot: Snapshot, other: Snapshot) -> list[PartEntry]:
+    files = snapshot.manifest.content.files
+    shared = set(other.manifest.content.files.values())
+    return [part for part in snapshot.parts if files.get(passages_path(part.name)) not in shared]
+
+
+def _disjoint(parts: Sequence[PartEntry]) -> bool:
+    return all(left[1] < right[0] for left, right in pairwise(sorted(map(_range, parts))))
+
+
+def _range(part: PartEntry) -> tuple[int, int]:
+    return part.first_page, part.last_page
+
+
+def _deal(snapshot: Snapshot, parts: Sequence[PartEntry], count: int, folder: Path) -> list[Path]:
+    """Write each part's rows to a file of `count` batches, batch i those of bucket i."""
+    folder.mkdir()
+    files = [folder / f"{number}.arrow" for number in range(len(parts))]
+    for part, file in zip(parts, files, strict=True):
+        table = snapshot.columns(part.name, _COLUMNS)
+        try:
+            _write(table, count, file)
+        except OSError as refused:
+            raise StoreError(f"cannot write {file} ({refused}): free space there, or set TMPDIR") from refused
+    return files
+
+
+def _write(table: pa.Table, count: int, file: Path) -> None:
+    pages = table["page_id"].combine_chunks().dictionary_encode()
+    bucket_of = np.array([crc32(page.encode()) % count for page in pages.dictionary.to_pylist()], dtype=np.int64)
+    buckets = bucket_of[pages.indices.to_numpy()]
+    ordered = table.take(np.argsort(buckets, kind="stable"))
+    bounds = np.searchsorted(np.sort(buckets), np.arange(count + 1)).tolist()
+    with pa.ipc.new_file(file, _SCHEMA) as writer:
+        for start, end in pairwise(bounds):
+            columns = [column.combine_chunks() for column in ordered.slice(start, end - start).columns]
+            writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=_SCHEMA))
+
+
+def _gather(files: Sequence[Path], number: int) -> pa.Table:
+    """Read one bucket of every file."""
+    batches = []
+    for file in files:
+        with pa.memory_map(str(file)) as source:
+            batches.append(pa.ipc.open_file(source).get_batch(number))
+    return pa.Table.from_batches(batches, _SCHEMA)
+
+
+def _compare(before: pa.Table, after: pa.Table) -> Iterator[ArticleChange]:
+    """Yield the changed articles of two tables that between them hold every passage of their articles."""
+    old, new = _less(before, after), _less(after, before)
+    kept = {row[0] for row in old} & {row[0] for row in new}
+    titles: dict[str, str] = {}
+    tallies = defaultdict[str, Counter[Change]](Counter)
+    for identity, page, title in old:
+        titles[page] = title
+        tallies[page]["removed"] += identity not in kept
+    for identity, page, title in new:
+        titles[page] = title
+        tallies[page]["changed" if identity in kept else "added"] += 1
+    pages = pa.array(tallies, pa.string())
+    were = pc.is_in(pages, value_set=before["page_id"]).to_pylist()
+    are = pc.is_in(pages, value_set=after["page_id"]).to_pylist()
+    for (page, tally), was, stays in zip(tallies.items(), were, are, strict=True):
+        change: Change = "added" if not was else "changed" if stays else "removed"
+        yield ArticleChange(page, titles[page], change, dict(+tally))
+
+
+def _less(table: pa.Table, other: pa.Table) -> list[tuple[str, str, str]]:
+    """Return id, page and title of the rows whose id and hash `other` has nowhere together."""
+    missing = pc.invert(pc.is_in(_keys(table), value_set=_keys(other)))
+    left = table.filter(missing)
+    return list(zip(*(left[name].to_pylist() for name in ("id", "page_id", "title")), strict=True))
+
+
+def _keys(table: pa.Table) -> pa.ChunkedArray:
+    return pc.binary_join_element_wise(table["hash"], table["id"], " ")  # a hash holds no blank

@@ -1,0 +1,98 @@
+"""What changed from one snapshot to another: articles, passages, settings, and the bytes that a puller would fetch."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rag_model.store.comparing.changes import ArticleChange, Change, article_changes
+from rag_model.store.pulling.kinds import FOR_BUILDS, kind_of
+from rag_model.store.pulling.overlap import Overlap, Patch
+from rag_model.store.versions.manifest import Content
+from rag_model.store.versions.snapshot import Snapshot
+
+CHANGES: tuple[Change, ...] = ("added", "changed", "removed")
+
+
+@dataclass(frozen=True, slots=True)
+class PullBytes:
+    """What a pull of a kind of files would cost whoever has the earlier snapshot; equal files count once."""
+
+    fetched_bytes: int
+    reused_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Diff:
+    """What one snapshot has that an earlier one (or any other) has not, and the reverse."""
+
+    before: str  # full id
+    after: str
+    articles: Mapping[Change, int]
+    passages: Mapping[Change, int]
+    examples: Mapping[Change, tuple[ArticleChange, ...]]  # the first few articles
+    settings: Mapping[str, tuple[Any, Any]]  # recipe.chunk.words -> before, after; None: not there
+    pull: Mapping[str, PullBytes]  # by kind of file: passages, embeddings, encoder, index/hnsw
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the diff as JSON values."""
+        settings = {name: {"before": old, "after": new} for name, (old, new) in self.settings.items()}
+        return {**asdict(self), "settings": settings}
+
+
+def diff(before: Snapshot, after: Snapshot, limit: int = 10) -> Diff:
+    """Compare two snapshots of any stores, with up to `limit` examples of articles for each kind of change.
+
+    Memory is bounded by a part (`store.comparing.changes`) and 8 bytes a passage; passages' texts, vectors and indexes
+    are not read.
+
+    Raises:
+        StoreError: a passage file is missing or damaged.
+    """
+    articles, passages = Counter(dict.fromkeys(CHANGES, 0)), Counter(dict.fromkeys(CHANGES, 0))
+    examples: dict[Change, list[ArticleChange]] = {change: [] for change in CHANGES}
+    for article in article_changes(before, after):
+        articles[article.change] += 1
+        passages.update(article.passages)
+        if len(examples[article.change]) < limit:
+            examples[article.change].append(article)
+    old, new = before.manifest.content, after.manifest.content
+    return Diff(
+        before=before.id,
+        after=after.id,
+        articles=dict(articles),
+        passages=dict(passages),
+        examples={change: tuple(found) for change, found in examples.items()},
+        settings=dict(differences(_settings(old), _settings(new))),
+        pull=_pull(before, after),
+    )
+
+
+def _settings(content: Content) -> dict[str, Any]:
+    value = content.to_json()
+    return {name: value[name] for name in ("corpus", "recipe", "space", "indexes")}
+
+
+def differences(before: Any, after: Any, at: str = "") -> Iterator[tuple[str, tuple[Any, Any]]]:
+    """Yield the dotted path of every setting that differs; what only one side has comes whole."""
+    if isinstance(before, Mapping) and isinstance(after, Mapping):
+        for name in sorted({*before, *after}):
+            yield from differences(before.get(name), after.get(name), f"{at}.{name}" if at else name)
+    elif before != after:
+        yield at, (before, after)
+
+
+def _pull(before: Snapshot, after: Snapshot) -> dict[str, PullBytes]:
+    files, there = after.manifest.content.files, set(before.manifest.content.files.values())
+    paths = {ref: path for path, ref in sorted(files.items(), reverse=True)}  # first name wins
+    overlap = Overlap.of(before, after)
+    fetched, reused = Counter[str](), Counter[str]()
+    for ref, path in paths.items():
+        lacking = 0 if ref in there else _lacking(ref.size, overlap.patch(path) if overlap else None)
+        fetched[kind_of(path)] += lacking
+        reused[kind_of(path)] += ref.size - lacking
+    return {kind: PullBytes(fetched[kind], reused[kind]) for kind in sorted(fetched.keys() - FOR_BUILDS)}
+
+
+def _lacking(size: int, patch: Patch | None) -> int:
+    return size if patch is None else patch.fetched_bytes

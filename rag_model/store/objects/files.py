@@ -1,0 +1,276 @@
+"""The one seam around fsspec: the few file operations a store needs, each failing with one clear sentence.
+
+Paths are relative to the store's URL. Listings are never answered from a cache.
+"""
+
+import errno
+import io
+import json
+import math
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+import fsspec
+from fsspec.implementations.local import LocalFileSystem
+
+from rag_model.errors import StoreError, UsageError
+from rag_model.extras import require
+from rag_model.landing import landing
+from rag_model.store.objects.create import create_exclusive, excludes
+from rag_model.store.objects.ranges import AHEAD, RangeFile, read_ahead
+
+_CHUNK = 16 << 20  # bytes; a transfer holds `AHEAD` of them, whatever the file's size
+_MOST_CHUNKS = 10_000  # S3's limit for one upload; beyond 160 GB the chunks grow
+_TOKEN_REFUSED = {"InvalidToken", "TokenRefreshRequired"}  # where s3fs sees no lack of permission
+_WRITTEN = ("mtime", "LastModified", "last_modified", "created")  # when a file was written: local, S3, Azure, memory
+_REMOTE_BLOCK = 1 << 20  # bytes a read at an offset asks for at least
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A file as the store lists it."""
+
+    path: str  # relative to the store
+    size: int  # bytes
+    written: float  # seconds since 1970, by the store's own clock: that of its server, not of this machine
+
+
+class Files:
+    """Files below one fsspec URL: a local path, `file://`, `memory://`, `s3://`, or what fsspec opens."""
+
+    def __init__(self, url: str) -> None:
+        """Connect to `url`; nothing is read or written yet.
+
+        Raises:
+            MissingExtraError: the URL needs a package that is not installed.
+            StoreError: fsspec knows no such protocol.
+            UsageError: the URL is empty, which fsspec would take for the current folder.
+        """
+        if not url.strip():
+            raise UsageError("the store's URL is empty: give a folder, file:///… or s3://…")
+        self._is_s3 = url.startswith(("s3://", "s3a://"))
+        self._errors: tuple[type[Exception], ...] = (OSError,)
+        if self._is_s3:
+            require("s3fs", extra="s3")
+            botocore, aiohttp = require("botocore.exceptions", "s3"), require("aiohttp", "s3")
+            self._errors = (OSError, botocore.BotoCoreError, aiohttp.ClientError)
+        try:
+            fs, root = self._connected(url)
+        except (ValueError, ImportError) as unknown:
+            raise StoreError(f"cannot open a store at {url}: {unknown}") from unknown
+        self._fs: Any = fs
+        self._root: str = root.rstrip("/")
+        self.url: str = fs.unstrip_protocol(self._root)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the files lie on this machine's disk."""
+        return isinstance(self._fs, LocalFileSystem)
+
+    def local_path(self, path: str) -> Path:
+        """Return where `path` lies on this machine's disk (only where `is_local`)."""
+        return Path(self._path(path))
+
+    def url_of(self, path: str) -> str:
+        """Return the full URL of `path`."""
+        return f"{self.url}/{path}"
+
+    def size(self, path: str) -> int | None:
+        """Return a file's size in bytes; None when there is no such file."""
+        with self._explaining("look for", path):
+            try:
+                info = self._fs.info(self._path(path))
+            except (FileNotFoundError, NotADirectoryError):
+                return None
+        return int(info["size"]) if info["type"] == "file" else None
+
+    def find(self, path: str) -> Found | None:
+        """Return a file's size and when it was last written; None when there is no such file."""
+        with self._explaining("look for", path):
+            try:
+                info = self._fs.info(self._path(path))
+            except (FileNotFoundError, NotADirectoryError):
+                return None
+        return Found(path, int(info["size"]), _written(info)) if info["type"] == "file" else None
+
+    def tree(self, folder: str = "") -> Iterator[Found]:
+        """Yield all files below a folder, leftovers (dot-files) too, as they are listed now; [] without the folder."""
+        with self._explaining("list", folder):
+            try:
+                entries = self._fs.ls(self._path(folder), detail=True, refresh=True)
+            except (FileNotFoundError, NotADirectoryError):
+                return
+        for entry in entries:
+            path = entry["name"][len(self._root) :].strip("/")
+            if entry["type"] == "file" and not entry["name"].endswith("/"):
+                yield Found(path, int(entry["size"]), _written(entry))
+            elif entry["type"] == "directory" and path != folder:
+                yield from self.tree(path)
+
+    def names(self, folder: str, *, kind: str = "file") -> list[str]:
+        """Return the sorted base names of a folder's files, or of its folders (`kind="directory"`)."""
+        with self._explaining("list", folder):
+            try:
+                found = self._fs.ls(self._path(folder), detail=True, refresh=True)
+            except (FileNotFoundError, NotADirectoryError):
+                return []
+        bases = (entry["name"].rpartition("/")[2] for entry in found if entry["type"] == kind)
+        # An object store may list the folder itself (a name that ends in a slash); a dot-file is a leftover.
+        return sorted(base for base in bases if base and not base.startswith("."))
+
+    def read(self, path: str) -> bytes | None:
+        """Return a small file's bytes; None when there is no such file."""
+        with self._explaining("read", path):
+            try:
+                return bytes(self._fs.cat_file(self._path(path)))
+            except (FileNotFoundError, NotADirectoryError):
+                return None
+
+    def read_json(self, path: str) -> dict[str, Any] | None:
+        """Return the JSON object that a file holds; None when there is no such file.
+
+        Raises:
+            StoreError: the file holds something else.
+        """
+        data = self.read(path)
+        if data is None:
+            return None
+        try:
+            value = json.loads(data)
+        except ValueError as broken:
+            raise StoreError(
+                f"{self.url_of(path)} is damaged: it is not JSON ({broken}); restore it from a copy"
+            ) from broken
+        if not isinstance(value, dict):
+            raise StoreError(f"{self.url_of(path)} is damaged: it holds no JSON object; restore it from a copy")
+        return value
+
+    def open(self, path: str, size: int) -> BinaryIO:
+        """Open a file of `size` bytes to read at any offset; of a remote one only the ranges asked for are read."""
+        if not self.is_local:
+            read = partial(self.read_range, path)
+            return cast(BinaryIO, io.BufferedReader(RangeFile(self.url_of(path), size, read), _REMOTE_BLOCK))
+        with self._explaining("read", path):
+            return self.local_path(path).open("rb")
+
+    def read_range(self, path: str, start: int, end: int) -> bytes:
+        """Return the bytes from `start` to `end` (exclusive); fewer where the file is shorter."""
+        with self._explaining("read", path):
+            return bytes(self._fs.cat_file(self._path(path), start=start, end=end)) if end > start else b""
+
+    def chunks(self, path: str, size: int, start: int = 0) -> Iterator[bytes]:
+        """Yield a file's bytes from `start` to `size` in order, 16 MiB at a time, three more on their way."""
+        starts = range(start, size, _CHUNK)
+        if self.is_local or len(starts) < 2:
+            return (self.read_range(path, at, min(at + _CHUNK, size)) for at in starts)
+        return read_ahead(lambda at: self.read_range(path, at, min(at + _CHUNK, size)), starts)
+
+    def create(self, path: str, data: bytes) -> bool:
+        """Create a file exclusively; False when another writer was first.
+
+        Bytes that carry a nonce are read back on a loss, since a retried request can lose to its own first
+        attempt.
+        """
+        with self._explaining("write", path):
+            if create_exclusive(self._fs, self._path(path), data):
+                return True
+        return not self.is_local and self.read(path) == data
+
+    def put(self, path: str, data: bytes) -> None:
+        """Write a small file whole, replacing what was there."""
+        with self._explaining("write", path):
+            if self.is_local:
+                with landing(self.local_path(path)) as temporary:
+                    temporary.write_bytes(data)
+            else:
+                self._fs.pipe_file(self._path(path), data)
+
+    def upload(self, source: Path, path: str) -> None:
+        """Copy a local file into the store; it appears whole or not at all."""
+        with self._explaining("write", path):
+            if self.is_local:
+                with landing(self.local_path(path)) as temporary:
+                    shutil.copyfile(source, temporary)
+            else:
+                self._put_remote(source, path)
+
+    def delete(self, folder: str) -> None:
+        """Delete a folder with all that it holds; nothing happens when there is none."""
+        with self._explaining("delete", folder):
+            try:
+                self._fs.rm(self._path(folder), recursive=True)
+            except FileNotFoundError:
+                return
+
+    def remove(self, path: str) -> None:
+        """Delete one file; nothing happens when there is none."""
+        with self._explaining("delete", path), suppress(FileNotFoundError):
+            self._fs.rm_file(self._path(path))
+
+    def excludes(self) -> bool:
+        """Probe whether exclusive creation works here: without it two publishers would both win."""
+        with self._explaining("write", "probe"):
+            return excludes(self._fs, self._path("probe"))
+
+    def _connected(self, url: str) -> tuple[Any, str]:
+        if not self._is_s3:
+            fs, root = fsspec.url_to_fs(url, use_listings_cache=False)
+            return fs, str(root)
+        fs = require("rag_model.store.objects.s3", "s3").S3(use_listings_cache=False)
+        return fs, str(fs._strip_protocol(url))
+
+    def _put_remote(self, source: Path, path: str) -> None:
+        """Upload a file, in parts where it is large; s3fs by itself would hold 500 MB of it."""
+        size = source.stat().st_size
+        bounds = {"chunksize": max(_CHUNK, -(-size // _MOST_CHUNKS)), "max_concurrency": AHEAD}
+        try:
+            self._fs.put_file(str(source), self._path(path), **(bounds if self._is_s3 else {}))
+        except FileNotFoundError:  # the upload is over, and the answer that said so was lost: it was tried again
+            if self.size(path) != size:
+                raise
+
+    def _path(self, path: str) -> str:
+        return f"{self._root}/{path}" if path else self._root
+
+    @contextmanager
+    def _explaining(self, doing: str, path: str) -> Iterator[None]:
+        try:
+            yield
+        except self._errors as error:
+            raise StoreError(_sentence(error, doing, self.url_of(path))) from error
+
+
+def json_bytes(value: Any) -> bytes:
+    """Encode a JSON value for people: indented, keys in the order given, one newline at the end."""
+    return (json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()
+
+
+def _written(info: Mapping[str, Any]) -> float:
+    """Return when a listed file was last written, by whatever name; where nothing says it, it never grows old."""
+    moment = next((info[name] for name in _WRITTEN if info.get(name) is not None), math.inf)
+    return moment.timestamp() if isinstance(moment, datetime) else float(moment)
+
+
+def _code(error: Exception) -> str | None:
+    """Return what an S3 server called an error."""
+    response = getattr(error.__cause__, "response", None)
+    return response.get("Error", {}).get("Code") if isinstance(response, dict) else None
+
+
+def _sentence(error: Exception, doing: str, url: str) -> str:
+    number = getattr(error, "errno", None)
+    if number in {errno.ENOSPC, errno.EDQUOT}:
+        return f"the disk is full: cannot {doing} {url}; free some space and run it again"
+    if type(error).__name__ in {"NoCredentialsError", "PartialCredentialsError"}:
+        return f"cannot {doing} {url}: {error}; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
+    if isinstance(error, PermissionError) or number == errno.EROFS or _code(error) in _TOKEN_REFUSED:
+        return f"not allowed to {doing} {url} ({error}); check the permissions or credentials"
+    if isinstance(error, FileNotFoundError):
+        return f"cannot {doing} {url}: the file, its folder or its bucket does not exist"
+    return f"cannot {doing} {url}: {str(error) or type(error).__name__}"

@@ -1,0 +1,42 @@
+"""The kinds of a snapshot's files: what people choose from when they pull, and by what bytes are counted."""
+
+from collections.abc import Callable, Sequence
+
+from rag_model.errors import UsageError
+from rag_model.store.versions.manifest import Content
+from rag_model.store.versions.paths import EXACT
+
+FOR_BUILDS = frozenset({"articles", "trained"})  # what became of each article, what indexes share: no reader needs them
+
+
+def kind_of(path: str) -> str:
+    """Return the kind of a snapshot's file: `passages`, `embeddings`, `encoder`, or one index.
+
+    >>> kind_of("passages/part-00042.parquet"), kind_of("index/hnsw.faiss")
+    ('passages', 'index/hnsw')
+    """
+    top, _, rest = path.partition("/")
+    return f"index/{rest.partition('/')[0].removesuffix('.faiss')}" if top == "index" else top
+
+
+def chosen(
+    content: Content, *, indexes: Sequence[str] = (), embeddings: bool = True, passages_only: bool = False
+) -> Callable[[str], bool]:
+    """Return what `pull` takes as `select`: what readers need, less other indexes and embeddings, or passages alone.
+
+    `indexes` names those to keep; none named keeps all. `exact` stands for the embeddings.
+
+    Raises:
+        UsageError: the snapshot has no such index, or the choice contradicts itself.
+    """
+    if unknown := sorted({*indexes} - {*content.indexes, EXACT}):
+        known = ", ".join([*content.indexes, EXACT])
+        raise UsageError(f"the snapshot has no index {unknown[0]!r} to pull: choose from {known}")
+    if indexes and passages_only:
+        raise UsageError(f"passages alone hold no index {indexes[0]}: ask for one or the other")
+    if EXACT in indexes and EXACT not in content.indexes and not embeddings:
+        raise UsageError("index exact is searched in the embeddings: pull them too")
+    left_out = {*FOR_BUILDS, *(f"index/{name}" for name in content.indexes if indexes and name not in indexes)}
+    if not embeddings:
+        left_out.add("embeddings")
+    return lambda path: kind_of(path) == "passages" if passages_only else kind_of(path) not in left_out

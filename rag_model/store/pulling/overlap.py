@@ -1,0 +1,149 @@
+"""What a puller has of a snapshot's vectors already: those of the passages that an earlier snapshot has too.
+
+A month's edits change nearly every file and few of its rows. Of a file that ends in vectors (`store.pulling.tables`)
+a `Patch` fetches the head and the rows of new passages by range, and takes the others from what lies here. Passages are
+joined by hash under one encoder space; whether the vectors are the same to the bit only the digest of the whole file
+can say, and a file that comes out otherwise is fetched whole.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from threading import Lock
+from typing import NamedTuple, Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from rag_model.errors import BookwheelError, StoreError
+from rag_model.store.objects.ranges import read_ahead
+from rag_model.store.pulling.tables import Rows, Table, Vectors, convertible, tables_of
+from rag_model.store.versions.manifest import PartEntry
+from rag_model.store.versions.snapshot import Snapshot
+
+_NEAR = 32 << 10  # bytes; rows between two that are fetched, and not more, cost less to fetch than another request
+_PIECE = 4 << 20  # bytes; `_AHEAD` of them are held at once
+_AHEAD = 16  # ranges under way: they are short, and each waits for its answer
+
+
+class Piece(NamedTuple):
+    """Some of a file's bytes, and where they come from."""
+
+    start: int
+    end: int
+    rows: Rows | None  # of the earlier snapshot; None: they are fetched
+
+
+@dataclass(frozen=True, slots=True)
+class Patch:
+    """A file of which some rows are here."""
+
+    table: Table
+    kept: Rows  # (rows,): of each the row of the earlier snapshot that has its vector; -1: none has
+
+    @property
+    def fetched_bytes(self) -> int:
+        """The bytes that have to be fetched."""
+        return sum(piece.end - piece.start for piece in self.pieces() if piece.rows is None)
+
+    def chunks(self, vectors: Vectors, read: Callable[[int, int], bytes], start: int) -> Iterator[bytes]:
+        """Yield the file's bytes from `start` on, in order; `read(start, end)` fetches some."""
+
+        def made(piece: Piece) -> bytes:
+            skipped = max(0, start - piece.start)
+            if piece.rows is None:
+                return read(piece.start + skipped, piece.end)
+            return vectors.take(piece.rows, self.table.width)[skipped:]
+
+        return read_ahead(made, [piece for piece in self.pieces() if piece.end > start], _AHEAD)
+
+    def pieces(self) -> Iterator[Piece]:
+        """Yield the pieces of the file in order, none longer than 4 MiB or a row."""
+        yield from _fetched(0, self.table.head)
+        step = max(1, _PIECE // self.table.width)
+        for first, end, here in _stretches(self.kept, _NEAR // self.table.width):
+            start = self.table.head + first * self.table.width
+            if not here:
+                yield from _fetched(start, start + (end - first) * self.table.width)
+                continue
+            for row in range(first, end, step):
+                rows = self.kept[row : min(row + step, end)]
+                start = self.table.head + row * self.table.width
+                yield Piece(start, start + len(rows) * self.table.width, rows)
+
+
+class Overlap:
+    """Two snapshots of one encoder space; what the later one has of the earlier one's vectors. Threads may share it."""
+
+    def __init__(self, before: Snapshot, after: Snapshot) -> None:
+        """Use `of`, which knows when there is nothing to have."""
+        self._before, self._after = before, after
+        self._tables = tables_of(after.manifest.content)
+        self._widths = {table.width for table in tables_of(before.manifest.content).values()}
+        self._kept: dict[str, Rows] = {}
+        self._lock = Lock()
+
+    @classmethod
+    def of(cls, before: Snapshot, after: Snapshot) -> Self | None:
+        """Return what two snapshots have in common; None where they are one, or their vectors are of other spaces."""
+        spaces = [(snapshot.space or {}).get("digest") for snapshot in (before, after)]
+        return None if before.id == after.id or spaces[0] is None or spaces[0] != spaces[1] else cls(before, after)
+
+    def patch(self, path: str) -> Patch | None:
+        """Return what is here of a file of the later snapshot; None where nothing is, or it cannot be told.
+
+        Reads the hashes of the passages that the file has vectors of, and of the parts that may have had them before:
+        8 bytes a passage stay in memory.
+        """
+        table = self._tables.get(path)
+        if table is None or not any(convertible(width, table.width) for width in self._widths):
+            return None
+        try:
+            kept = np.concatenate([self._kept_of(part) for part in table.parts])
+        except BookwheelError:  # passages that were not pulled, or are damaged
+            return None
+        return Patch(table, kept) if (kept >= 0).any() else None
+
+    def _kept_of(self, part: PartEntry) -> Rows:
+        with self._lock:
+            if part.name not in self._kept:
+                self._kept[part.name] = self._joined(part)
+            return self._kept[part.name]
+
+    def _joined(self, part: PartEntry) -> Rows:
+        """Join a part with those that had its pages."""
+        hashes, kept = self._hashes(self._after, part), np.full(part.rows, -1, np.int64)
+        starts = accumulate((entry.rows for entry in self._before.parts), initial=0)
+        for entry, start in zip(self._before.parts, starts, strict=False):
+            if entry.first_page <= part.last_page and part.first_page <= entry.last_page:
+                found = pc.index_in(hashes, value_set=self._hashes(self._before, entry)).fill_null(-1).to_numpy()
+                kept = np.where(found < 0, kept, found + start)
+        return kept
+
+    @staticmethod
+    def _hashes(snapshot: Snapshot, part: PartEntry) -> pa.ChunkedArray:
+        hashes = snapshot.columns(part.name, ["hash"])["hash"]
+        if len(hashes) != part.rows:
+            raise StoreError(f"the passages of {part.name} in {snapshot.where} are damaged: {len(hashes)} rows")
+        return hashes
+
+
+def _fetched(start: int, end: int) -> Iterator[Piece]:
+    for at in range(start, end, _PIECE):
+        yield Piece(at, min(at + _PIECE, end), None)
+
+
+def _stretches(kept: Rows, near: int) -> Iterator[tuple[int, int, bool]]:
+    """Yield first row, end, and whether they are here, of each stretch; a short one that is here counts as fetched."""
+    here = kept >= 0
+    for first, end, its in _runs(here):
+        if its and end - first < near and end - first < len(kept):
+            here[first:end] = False
+    yield from _runs(here)
+
+
+def _runs(flags: NDArray[np.bool_]) -> list[tuple[int, int, bool]]:
+    edges = [0, *(np.flatnonzero(np.diff(flags)) + 1).tolist(), len(flags)]
+    return [(first, end, bool(flags[first])) for first, end in pairwise(edges) if end > first]

@@ -1,0 +1,157 @@
+"""Pull a snapshot, or a model, into a local folder: only what is missing, verified, and put in place atomically.
+
+```
+DEST/.blobs/ab/abcdef…         every blob pulled so far, verified; .abcdef….partial: one that was interrupted
+DEST/.mapped/abcdef….arrow     passages as a service reads them: memory-mapped, derived once from their blob
+DEST/.verified/…               stamps: which of these files nobody wrote to since they were verified
+DEST/.lock                     held by every pull while it lasts, shared
+DEST/<snapshot id>/…           the snapshot's files under their own names (hard links into .blobs), manifest.json
+DEST/current                   a symbolic link to the snapshot pulled last, swapped by one rename
+```
+A reader opens `DEST/current` once and keeps that folder, which never changes: it can never see a mix. Earlier snapshots
+stay until a pull is told how many to keep (`store.pulling.prune`). Of the files that are new, vectors of passages
+that the snapshot pulled last has too are not fetched again (`store.pulling.overlap`). A model's folder looks the same
+and is one that `load_rag` and `from_pretrained` open; snapshots and models are pulled to folders of their own.
+"""
+
+import os
+import secrets
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rag_model.errors import ResourceError, StoreError, UsageError
+from rag_model.landing import TEMPORARY, sync
+from rag_model.store.objects.blobs import BlobRef
+from rag_model.store.objects.cache import existing
+from rag_model.store.objects.fetch import partial_bytes
+from rag_model.store.objects.files import json_bytes
+from rag_model.store.pulling.obtain import Puller, Watch, obtain_snapshot
+from rag_model.store.pulling.prune import check_keep, prune, pulling
+from rag_model.store.pulling.pulled import CURRENT, MANIFEST, blob_copy
+from rag_model.store.store import Store
+from rag_model.store.versions.shelf import Shelf
+
+
+@dataclass(frozen=True, slots=True)
+class PullReport:
+    """What a pull did."""
+
+    snapshot: str  # full id, of a snapshot or a model
+    path: Path  # DEST/<id>
+    fetched_bytes: int
+    reused_bytes: int  # found in DEST and verified: files, and vectors within files
+    pruned: tuple[str, ...] = ()  # ids of earlier ones that were deleted
+
+
+def pull(
+    store: Store,
+    snapshot: str,
+    dest: Path,
+    *,
+    select: Callable[[str], bool] = lambda path: True,
+    mapped: bool = True,
+    keep: int | None = None,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+) -> PullReport:
+    """Bring a snapshot (an id, a unique prefix or a ref), or a model (`model:` before it), to `dest`.
+
+    `select` says which of its files; a later pull of the same snapshot that selects more adds files to the same folder.
+    An interrupted pull leaves `current` as it was; the next goes on where it stopped, within a file too. What lies in
+    `dest` already is hashed again, and replaced if damaged; vectors of passages that the snapshot pulled last has too
+    are taken from it. `mapped` derives the memory-mapped copy of the passages, which takes about three times their
+    room. `keep` deletes all but so many snapshots, those pulled last, but none that a reader has open; None keeps all.
+    `on_progress` is called with the bytes that are there and all bytes.
+
+    Raises:
+        UsageError: `keep` is below 1, or models are asked for in a folder of snapshots, or the other way round.
+        ResourceError: `dest` has not enough room; nothing was fetched.
+        StoreError: a blob is missing or damaged, or `dest` is full or cannot be written; `current` did not
+        move.
+    """
+    check_keep(keep)
+    shelf, name = store.shelf(snapshot)
+    manifest = shelf.get(shelf.resolve(name))
+    _check_of_one_kind(store, shelf, dest)
+    files = {path: ref for path, ref in manifest.content.files.items() if select(path)}
+    dest, blobs = dest.absolute(), list(dict.fromkeys(files.values()))
+    _check_room(dest, blobs)
+    puller = Puller(store, dest, Watch(sum(ref.size for ref in blobs), on_progress))
+    try:
+        with pulling(dest) as lock:
+            if shelf is store.models:
+                fetched = puller.obtain(blobs)
+            else:
+                fetched = obtain_snapshot(puller, manifest, files, mapped=mapped)
+            _place(manifest, files, dest)
+            pruned = prune(dest, keep, lock, shelf.parse) if keep else ()
+    except OSError as error:
+        raise StoreError(f"cannot write {dest}: {error.strerror or error}") from error
+    return PullReport(
+        snapshot=manifest.id,
+        path=dest / manifest.id,
+        fetched_bytes=fetched,
+        reused_bytes=sum(ref.size for ref in blobs) - fetched,
+        pruned=pruned,
+    )
+
+
+def _check_of_one_kind(store: Store, shelf: Shelf[Any], dest: Path) -> None:
+    """Refuse to let `current` name now a snapshot and now a model: whoever follows it reads one of the two."""
+    other = store.snapshots if shelf is store.models else store.models
+    try:
+        other.parse((dest / CURRENT / MANIFEST).read_bytes())
+    except (OSError, StoreError):
+        return
+    raise UsageError(f"{dest} is a folder of {other.noun}s: pull {shelf.noun}s to a folder of their own")
+
+
+def _check_room(dest: Path, blobs: list[BlobRef]) -> None:
+    """Refuse to fill a disk, whose readers may need the rest, when it is plain that it will not do."""
+    copies = [(ref, blob_copy(dest, ref)) for ref in blobs]
+    lacking = sum(ref.size - min(partial_bytes(copy), ref.size) for ref, copy in copies if not copy.is_file())
+    free = shutil.disk_usage(existing(dest)).free
+    if lacking > free:
+        raise ResourceError(
+            f"the disk of {dest} is full: {lacking:,} bytes have to be fetched and {free:,} are free; make room, "
+            "or pull less of the snapshot"
+        )
+
+
+def _place(manifest: Any, files: dict[str, BlobRef], dest: Path) -> None:
+    """Build the snapshot's folder beside its place, move it there whole, then swap `current`."""
+    building = dest / f"{TEMPORARY}{secrets.token_hex(8)}"
+    building.mkdir(parents=True)
+    try:
+        (building / MANIFEST).write_bytes(json_bytes(manifest.to_json()))
+        sync(building / MANIFEST)
+        for path, ref in files.items():
+            (building / path).parent.mkdir(parents=True, exist_ok=True)
+            os.link(blob_copy(dest, ref), building / path)
+        for folder in {building, *(path for path in building.rglob("*") if path.is_dir())}:
+            sync(folder)
+        _move(building, dest / manifest.id)
+        os.utime(dest / manifest.id)  # by its time it is known which were pulled last
+        sync(dest)  # what `current` will name is on the disk before it is named
+        link = dest / f"{TEMPORARY}{secrets.token_hex(8)}"
+        link.symlink_to(manifest.id)
+        link.replace(dest / CURRENT)
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
+
+
+def _move(building: Path, place: Path) -> None:
+    """Move a folder to `place`; where that exists (same id, so same files), add and repair file by file."""
+    try:
+        building.rename(place)
+    except OSError:  # it exists, perhaps only now: another pull was as quick
+        if not place.is_dir():
+            raise
+    else:
+        return
+    for source in [path for path in building.rglob("*") if path.is_file()]:
+        target = place / source.relative_to(building)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        source.replace(target)

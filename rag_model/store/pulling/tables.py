@@ -1,0 +1,112 @@
+"""Files that end in vectors, one a passage, in row order: what two snapshots have in common of them lies row by row.
+
+```
+embeddings/part-00042.npy    a header, then the vectors of the part
+index/hnsw.faiss             a graph, then the vectors of all parts again, as float32 or (`SQfp16`) float16
+index/exact.faiss            a header, then the same
+```
+Where the rows lie follows from the manifest alone: they are the last bytes of the file.
+"""
+
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rag_model.errors import StoreError
+from rag_model.store.versions.manifest import Content, PartEntry
+from rag_model.store.versions.paths import embeddings_path, index_path
+from rag_model.store.versions.snapshot import Snapshot
+
+Rows = NDArray[np.int64]
+
+_NPY_HEAD = 128  # bytes of a `.npy` header of two dimensions, which numpy pads
+_ENDS_IN_VECTORS = re.compile(r"Flat|HNSW\d+(?:[_,](?:Flat|(SQfp16)))?")  # faiss factories
+_LONGEST = 1 << 20  # components of a vector
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Where the rows lie in such a file."""
+
+    head: int  # bytes before the first row
+    width: int  # bytes of a row
+    parts: tuple[PartEntry, ...]  # whose passages they are, in order
+
+    @property
+    def rows(self) -> int:
+        """The number of rows."""
+        return sum(part.rows for part in self.parts)
+
+
+def convertible(before: int, after: int) -> bool:
+    """Whether rows of `before` bytes give rows of `after`: as they are, or of float16 and float32 one as the other."""
+    return after in {before, 2 * before} or before == 2 * after
+
+
+def tables_of(content: Content) -> dict[str, Table]:
+    """Return the files of a snapshot that end in vectors, by path: embeddings first, in row order."""
+    found = {}
+    for part in content.parts:
+        path = embeddings_path(part.name)
+        if path in content.files and part.rows:
+            width, rest = divmod(content.files[path].size - _NPY_HEAD, part.rows)
+            if width > 0 and not rest:
+                found[path] = Table(_NPY_HEAD, width, (part,))
+    for name, entry in content.indexes.items():
+        path = index_path(name)
+        if path in content.files and (width := _stored(entry)):
+            head = content.files[path].size - content.n * width
+            if head > 0:
+                found[path] = Table(head, width, content.parts)
+    return found
+
+
+def _stored(entry: Mapping[str, Any]) -> int:
+    """Return the bytes of a vector as an index ends in them; 0 for one that does not."""
+    storage, d = _ENDS_IN_VECTORS.fullmatch(str(entry.get("factory"))), entry.get("d")
+    if storage is None or type(d) is not int or not 0 < d < _LONGEST:
+        return 0
+    return (2 if storage[1] else 4) * d
+
+
+class Vectors:
+    """The vectors of a pulled snapshot by row: those of its embeddings, else of an index that ends in them."""
+
+    def __init__(self, arrays: list[NDArray[np.uint8]]) -> None:
+        """Read rows from arrays of (m, width) bytes, one behind the other."""
+        self._arrays = arrays
+        self._ends = np.cumsum([len(array) for array in arrays], dtype=np.int64)
+        self.width = arrays[0].shape[1]
+
+    @classmethod
+    def of(cls, snapshot: Snapshot) -> Self | None:
+        """Map the files of a pulled snapshot; None where it has no vectors, or not all of them are whole and here."""
+        content = snapshot.manifest.content
+        tables = tables_of(content)
+        embeddings = [embeddings_path(part.name) for part in content.parts if part.rows]
+        for paths in (embeddings, *([index_path(name)] for name in content.indexes)):
+            with suppress(StoreError, OSError):
+                if paths and set(paths) <= set(tables) and len({tables[path].width for path in paths}) == 1:
+                    return cls([_mapped(snapshot, path, tables[path]) for path in paths])
+        return None
+
+    def take(self, rows: Rows, width: int) -> bytes:
+        """Return rows as they stand in a table whose rows have `width` bytes: as they are, or as the other float."""
+        taken = np.empty((len(rows), self.width), np.uint8)
+        places = np.searchsorted(self._ends, rows, side="right")
+        for place in np.unique(places).tolist():
+            here, array = places == place, self._arrays[place]
+            taken[here] = array[rows[here] - (int(self._ends[place]) - len(array))]
+        if width == self.width:
+            return taken.tobytes()
+        before, after = ("<f2", "<f4") if width > self.width else ("<f4", "<f2")
+        return taken.view(before).astype(after).tobytes()
+
+
+def _mapped(snapshot: Snapshot, path: str, table: Table) -> NDArray[np.uint8]:
+    return np.memmap(snapshot.path(path), np.uint8, "r", table.head, (table.rows, table.width))

@@ -1,0 +1,1 @@
+"""What must go and what must hold: expire, collect garbage, verify."""

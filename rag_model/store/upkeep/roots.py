@@ -1,0 +1,175 @@
+"""Mark what a store needs: the blobs of its snapshots and models, and what the current snapshots were made from.
+
+A snapshot names its own files. What they were made from is told by the memo: the record that has a file among its
+outputs names inputs as well, and those were made by other records, or are lists of blobs, which name more.
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from rag_model.errors import StoreError
+from rag_model.store.objects.files import Found
+from rag_model.store.objects.memo import RECORD, parsed
+from rag_model.store.store import Store
+from rag_model.store.upkeep.sweep import View
+from rag_model.store.versions.manifest import Manifest
+from rag_model.store.versions.model_manifest import ModelManifest
+from rag_model.store.versions.shelf import Shelf
+
+_BLOB = re.compile(r"blobs/[0-9a-f]{2}/([0-9a-f]{64})")
+_MANIFEST = re.compile(r"(?:snapshots|models)/([0-9a-f]{64})\.json")
+_MOVE = re.compile(r"(?:models/)?refs/([^/]+)/([0-9]{8})\.json")
+_NAMED = re.compile(rb"sha256:([0-9a-f]{64})")
+_LIST = b'[{"id": "sha256:'  # how a list of blobs begins
+_TRAINED = "train"  # the stage whose output outlives what it was made from: vectors of an earlier month, perhaps
+_THREADS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Marked:
+    """What a store holds of blobs and records, and what it needs of them. Digests are 64 hex digits."""
+
+    needed: frozenset[str]  # digests of blobs
+    blobs: tuple[tuple[str, Found], ...]  # all, by digest
+    unneeded: tuple[Found, ...]  # records that nothing needs
+
+
+def mark(store: Store, view: View, old: float) -> Marked:
+    """Return what the snapshots, models and writers of a view need, and records written after the time `old`.
+
+    Raises:
+        StoreError: a manifest or the move of a ref cannot be read, or what a ref names now is missing.
+    """
+    blobs = tuple((found[1], file) for file in store.files.tree("blobs") if (found := _BLOB.fullmatch(file.path)))
+    records = _records(store)
+    snapshots = _named_files(store.snapshots, view.manifests, view.moves)
+    models = _named_files(store.models, view.models, view.models)
+    relied = {found[1] for path in view.needs if (found := _BLOB.fullmatch(path))}
+    needed, current = snapshots.all | models.all | relied, snapshots.current
+    needed |= _origins(store, current, records, dict(blobs))
+    passed = [] if view.building else [record for record in records if record.newest.written <= old]
+    needed |= set().union(*(record.names for record in records if view.building or record.newest.written > old))
+    unneeded = [record for record in passed if not record.serves(needed)]
+    return Marked(frozenset(needed), blobs, tuple(file for record in unneeded for file in record.files))
+
+
+@dataclass(frozen=True, slots=True)
+class _Record:
+    """All generations of a record; only the newest counts."""
+
+    stage: str
+    files: tuple[Found, ...]  # newest first
+    outputs: frozenset[str]
+    names: frozenset[str]  # every blob in it, inputs and outputs
+
+    @property
+    def newest(self) -> Found:
+        return self.files[0]
+
+    def serves(self, needed: set[str]) -> bool:
+        """Whether it can be of use again: its outputs stay; or, where it has none, something that it is about."""
+        return self.outputs <= needed if self.outputs else bool(self.names & needed)
+
+
+def _records(store: Store) -> list[_Record]:
+    generations: dict[tuple[str, str], dict[int, Found]] = defaultdict(dict)
+    for file in store.files.tree("memo"):
+        if found := RECORD.fullmatch(file.path):
+            generations[found[1], found[2]][int(found[3] or 1)] = file
+    with ThreadPoolExecutor(_THREADS) as pool:
+        return list(pool.map(lambda item: _record(store, *item), generations.items()))
+
+
+def _record(store: Store, place: tuple[str, str], generations: Mapping[int, Found]) -> _Record:
+    files = tuple(generations[number] for number in sorted(generations, reverse=True))
+    data = store.files.read(files[0].path) or b""
+    record = parsed(*place, data)
+    outputs = frozenset(_digest(ref.id) for ref in record.outputs.values()) if record else frozenset()
+    return _Record(place[0], files, outputs, frozenset(_named(data)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Files:
+    """The blobs, by their digests, of what lies on a shelf."""
+
+    all: set[str]
+    current: set[str]  # of what refs name now
+
+
+def _named_files(shelf: Shelf[Any], manifests: Iterable[Found], moves: Iterable[Found]) -> _Files:
+    files = {manifest.id: _digests(manifest) for manifest in _manifests(shelf, manifests)}
+    current = (_of_ref(shelf, ref, number, files) for ref, number in _current(moves))
+    return _Files(set().union(*files.values()), set().union(*current))
+
+
+def _manifests(shelf: Shelf[Any], files: Iterable[Found]) -> Iterator[Any]:
+    for file in files:
+        if named := _MANIFEST.fullmatch(file.path):
+            try:
+                yield shelf.get(named[1])
+            except StoreError:
+                if shelf.files.find(file.path) is not None:  # else it was expired a moment ago
+                    raise
+
+
+def _current(moves: Iterable[Found]) -> Iterable[tuple[str, int]]:
+    newest: dict[str, int] = {}
+    for file in moves:
+        if move := _MOVE.fullmatch(file.path):
+            newest[move[1]] = max(newest.get(move[1], 0), int(move[2]))
+    return newest.items()
+
+
+def _of_ref(shelf: Shelf[Any], ref: str, number: int, files: Mapping[str, set[str]]) -> set[str]:
+    named = shelf.refs.at(ref, number).snapshot
+    if not named:  # the ref was deleted
+        return set()
+    if named not in files:
+        raise StoreError(
+            f"ref {ref} in {shelf.files.url} names {shelf.noun} {named[:12]}, which is missing: restore it from a copy "
+            f"of the store, or move the ref with `rollback {ref}` or `tag`; nothing was deleted"
+        )
+    return files[named]
+
+
+def _origins(store: Store, files: Iterable[str], records: Iterable[_Record], blobs: Mapping[str, Found]) -> set[str]:
+    """Return all blobs that files were made from, with the files; what was trained once is inherited without them."""
+    makers: dict[str, list[_Record]] = defaultdict(list)
+    for record in records:
+        for output in record.outputs if record.stage != _TRAINED else ():
+            makers[output].append(record)
+    found: set[str] = set()
+    ahead = list(files)
+    while ahead:
+        digest = ahead.pop()
+        if digest in found:
+            continue
+        found.add(digest)
+        for record in makers[digest]:
+            ahead += record.names
+        if not makers[digest] and digest in blobs:
+            ahead += _listed(store, blobs[digest])
+    return found
+
+
+def _listed(store: Store, file: Found) -> list[str]:
+    """Return the blobs in a list of blobs; none in a file of another kind."""
+    if store.files.read_range(file.path, 0, min(file.size, len(_LIST))) != _LIST:
+        return []
+    return _named(store.files.read(file.path) or b"")
+
+
+def _named(data: bytes) -> list[str]:
+    return [digest.decode() for digest in _NAMED.findall(data)]
+
+
+def _digests(manifest: Manifest | ModelManifest) -> set[str]:
+    return {_digest(ref.id) for ref in manifest.content.files.values()}
+
+
+def _digest(identity: str) -> str:
+    return identity.partition(":")[2]

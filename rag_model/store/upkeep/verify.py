@@ -1,0 +1,113 @@
+"""Verify a snapshot or a model: re-hash every byte that it names, and look for gaps in the refs' logs."""
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from rag_model.digest import digest_chunks
+from rag_model.errors import StoreError
+from rag_model.store.objects.blobs import BlobRef
+from rag_model.store.store import Store
+from rag_model.store.versions.shelf import Shelf
+
+_THREADS = 4  # hashing and reading release the interpreter lock
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that is not as it was written."""
+
+    path: str  # of the snapshot's file (`index/hnsw.faiss`), or of the store's (`refs/latest/00000003.json`)
+    blob: str | None  # its blob id, where the path is a snapshot's file
+    what: str
+
+
+class Filed(Protocol):
+    """A content, a snapshot's or a model's."""
+
+    @property
+    def files(self) -> Mapping[str, BlobRef]:
+        """Its files by their paths."""
+        ...
+
+
+def verify(store: Store, identity: str, shelf: Shelf[Any] | None = None) -> list[Problem]:
+    """Return all that is wrong with a snapshot (a full id) and with the store's refs; [] when all is well.
+
+    `shelf` is `store.models` where the id is a model's. Reads every byte that the manifest names; each of a few
+    threads holds at most four chunks of 16 MiB.
+    """
+    found = _manifest_and_files(store, shelf or store.snapshots, identity, _hashed)
+    return [*found, *_refs(store.snapshots), *_refs(store.models)]
+
+
+def lacking(store: Store, shelf: Shelf[Any], identity: str) -> list[Problem]:
+    """Return what a snapshot or model (a full id) lacks: its manifest, or files of the right size; [] for nothing.
+
+    Reads the manifest and no other byte, so it is cheap before a ref is moved; `verify` finds flipped bits too.
+    """
+    return _manifest_and_files(store, shelf, identity, _sized)
+
+
+def absent(store: Store, content: Filed) -> list[Problem]:
+    """Return the files of a content, published or not, that the store lacks or has in another size."""
+    return _files(store, content, _sized)
+
+
+def _manifest_and_files(
+    store: Store, shelf: Shelf[Any], identity: str, check: Callable[[Store, BlobRef], str | None]
+) -> list[Problem]:
+    try:
+        manifest = shelf.get(identity)
+    except StoreError as error:
+        return [Problem(f"{shelf.noun}s/{identity}.json", None, str(error))]
+    return _files(store, manifest.content, check)
+
+
+def _files(store: Store, content: Filed, check: Callable[[Store, BlobRef], str | None]) -> list[Problem]:
+    paths: dict[BlobRef, list[str]] = defaultdict(list)
+    for path, ref in content.files.items():
+        paths[ref].append(path)
+    with ThreadPoolExecutor(_THREADS) as pool:
+        verdicts = pool.map(lambda ref: check(store, ref), paths)
+        found = list(zip(paths, verdicts, strict=True))
+    return [Problem(path, ref.id, what) for ref, what in found if what is not None for path in paths[ref]]
+
+
+def _sized(store: Store, ref: BlobRef) -> str | None:
+    """Say what is wrong with a blob's size; None: nothing."""
+    size = store.files.size(ref.path)
+    if size is None:
+        return "missing"
+    return None if size == ref.size else f"{size} bytes instead of {ref.size}"
+
+
+def _hashed(store: Store, ref: BlobRef) -> str | None:
+    """Say what is wrong with a blob; None: nothing."""
+    if wrong := _sized(store, ref):
+        return wrong
+    try:
+        digest = digest_chunks(store.files.chunks(ref.path, ref.size))
+    except StoreError as error:
+        return str(error)
+    return None if digest == ref.id else "its bytes do not match its name"
+
+
+def _refs(shelf: Shelf[Any]) -> list[Problem]:
+    problems = []
+    refs, known = shelf.refs, set(shelf.list())
+    for name in refs.names(deleted=True):
+        numbers = refs.numbers(name)
+        missing = sorted({*range(min(numbers, default=1), max(numbers, default=0) + 1)} - {*numbers})  # older: expired
+        problems += [Problem(refs.path(name, number), None, "missing: the log has a gap") for number in missing]
+        for number in numbers:
+            try:
+                named = refs.at(name, number).snapshot
+            except StoreError as error:
+                problems.append(Problem(refs.path(name, number), None, str(error)))
+                continue
+            if named and named not in known and shelf.files.find(shelf.path(named)) is None:
+                problems.append(Problem(refs.path(name, number), None, f"its {shelf.noun} {named} is missing"))
+    return problems

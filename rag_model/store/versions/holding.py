@@ -1,0 +1,66 @@
+"""Which pages a snapshot holds, of those that were taken down: looked up in the passages themselves."""
+
+from collections import Counter
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rag_model.corpus.redact import pages_within
+from rag_model.store.store import Store
+from rag_model.store.versions.manifest import Content, Manifest
+from rag_model.store.versions.snapshot import Snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A page in a part of a snapshot."""
+
+    part: str
+    page: str  # its id
+    title: str
+    passages: int
+
+
+def wiki_of(content: Content) -> str:
+    """Return the name of the wiki whose pages a snapshot holds; empty for documents and passages."""
+    return str(content.corpus.get("dbname") or "")
+
+
+def held(store: Store, content: Content, pages: Collection[str]) -> list[Held]:
+    """Return where a snapshot, published or not, holds any of these pages, in the order of its rows.
+
+    Reads the ids of the parts that may hold one, and nothing else: of a wiki a part in a hundred, perhaps.
+
+    Raises:
+        StoreError: a passage file is missing or damaged.
+    """
+    return list(_held(store, content, pages)) if pages else []
+
+
+def taken_down(store: Store, content: Content) -> list[Held]:
+    """Return where a snapshot, published or not, holds a page that was taken down.
+
+    Raises:
+        StoreError: a passage file or a takedown is missing or damaged.
+    """
+    return held(store, content, store.takedowns.pages(wiki_of(content)))
+
+
+def _held(store: Store, content: Content, pages: Collection[str]) -> Iterator[Held]:
+    kind = str(content.corpus.get("kind") or "")
+    with Snapshot.of(store, Manifest(content)) as snapshot:
+        for part in content.parts:
+            if asked := pages_within(kind, part.first_page, part.last_page, pages):
+                yield from _in_part(snapshot, part.name, asked)
+
+
+def _in_part(snapshot: Snapshot, part: str, asked: Collection[str]) -> Iterator[Held]:
+    wanted, passages, titles = pa.array(asked, pa.string()), Counter[str](), dict[str, str]()
+    for batch in snapshot.batches(part, ["page_id", "title"]):
+        found = batch.filter(pc.is_in(batch["page_id"], wanted))
+        for page, title in zip(*(column.to_pylist() for column in found.columns), strict=True):
+            passages[page] += 1
+            titles[page] = title
+    yield from (Held(part, page, titles[page], count) for page, count in passages.items())

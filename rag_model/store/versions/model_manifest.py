@@ -1,0 +1,111 @@
+"""A model's manifest: one JSON file that is a trained model, as `rag_model.store.versions.manifest` is a snapshot.
+
+Its *content* decides the model's id: what it is, its files, the space that its questions ask into, and what it was
+trained on. Metrics and provenance lie outside it.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+from typing import Any, Self
+
+from rag_model.store.objects.blobs import BlobRef
+from rag_model.store.versions.checks import (
+    check,
+    check_format,
+    check_objects,
+    check_paths,
+    content_id,
+    fields_of,
+    from_bytes,
+)
+
+FORMAT = 1
+SUFFIXES = (".json", ".jsonl", ".safetensors", ".txt", ".model", ".md", ".jinja")  # .model: sentencepiece; no pickles
+_KIND = re.compile(r"[a-z][a-z0-9-]{0,39}")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelContent:
+    """What a model is: all that its id depends on."""
+
+    kind: str  # dpr, rag-sequence, rag-token
+    files: Mapping[str, BlobRef]  # relative path -> blob
+    space: Mapping[str, Any] | None = None  # the encoder space that its questions ask into
+    lineage: Mapping[str, Any] = field(default_factory=dict)  # snapshot, digests of the data, recipe, what it began as
+
+    def __post_init__(self) -> None:
+        """Refuse paths that could leave a folder or hide one another, and files that no model needs."""
+        check(isinstance(self.kind, str) and _KIND.fullmatch(self.kind), f"kind {self.kind!r}")
+        check_paths(self.files)
+        for path in self.files:
+            suffix = PurePosixPath(path).suffix
+            check(suffix in SUFFIXES, f"file {path!r}: a model's files are {', '.join(SUFFIXES)}")
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the section as JSON values, files sorted by name."""
+        return {
+            "kind": self.kind,
+            "space": None if self.space is None else dict(self.space),
+            "lineage": dict(self.lineage),
+            "files": {path: self.files[path].to_json() for path in sorted(self.files)},
+        }
+
+    @classmethod
+    def from_json(cls, value: Any) -> Self:
+        """Read back what `to_json` wrote.
+
+        Raises:
+            StoreError: the section is not one that this version could have written.
+        """
+        fields = fields_of(value, {"kind", "space", "lineage", "files"}, "content")
+        check_objects(fields, "lineage", "files")
+        check(isinstance(fields["space"], dict | None), "field 'space', which is not an object")
+        files = {path: BlobRef.from_json(ref) for path, ref in fields["files"].items()}
+        return cls(fields["kind"], files, fields["space"], fields["lineage"])
+
+
+@dataclass(frozen=True, slots=True)
+class ModelManifest:
+    """A model: its content, and what is said about it."""
+
+    content: ModelContent
+    metrics: Mapping[str, Any] = field(default_factory=dict)  # before and after, on the dev file
+    provenance: Mapping[str, Any] = field(default_factory=dict)  # when, by which versions, how long
+    format: int = FORMAT
+
+    @property
+    def id(self) -> str:
+        """The model's id: SHA-256 of the content's canonical JSON, 64 hex digits (people see 12)."""
+        return content_id(self.content.to_json())
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the manifest as JSON values in reading order."""
+        return {
+            "format": self.format,
+            "id": self.id,
+            "content": self.content.to_json(),
+            "metrics": dict(self.metrics),
+            "provenance": dict(self.provenance),
+        }
+
+    @classmethod
+    def from_json(cls, value: Any) -> Self:
+        """Read back what `to_json` wrote, trusting nothing.
+
+        Raises:
+            StoreError: a newer format, a hostile path, or content that does not match its id.
+        """
+        written = check_format(value, FORMAT, "model")
+        fields = fields_of(value, {"format", "id", "content", "metrics", "provenance"}, "manifest")
+        check_objects(fields, "metrics", "provenance")
+        content = ModelContent.from_json(fields["content"])
+        manifest = cls(content, fields["metrics"], fields["provenance"], written)
+        check(manifest.id == fields["id"], f"id {fields['id']!r}: its content hashes to {manifest.id}")
+        return manifest
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Self:
+        """Read a manifest file."""
+        return from_bytes(data, cls.from_json)

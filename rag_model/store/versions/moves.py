@@ -1,0 +1,129 @@
+"""Move refs by hand: `tag` gives a snapshot a name, `rollback` returns a name to a snapshot it had before.
+
+And `untag` takes a name away: as a move that names nothing, so that its log, and who wins a race, stay as they are.
+Models have refs of their own: `model:reader` means one of them, here and wherever a snapshot may be named.
+
+All add a number to the ref's log and never take one away. The first two move only to a snapshot whose files are there:
+an intent sees to it that they stay there meanwhile. Whoever loses a race is told where the ref went and decides again:
+the winner's snapshot may be the one that was wanted.
+"""
+
+import re
+import secrets
+from typing import Any
+
+from rag_model.errors import RefConflictError, RefusedError, StoreError, UsageError
+from rag_model.store.store import Store
+from rag_model.store.upkeep.verify import lacking
+from rag_model.store.versions.holding import taken_down
+from rag_model.store.versions.refs import RefMove
+from rag_model.store.versions.shelf import Shelf
+
+_ROLLBACK = re.compile(r"rollback to @([0-9]{1,8})")
+
+
+def tag(store: Store, snapshot: str, ref: str, note: str = "") -> RefMove:
+    """Make `ref` name a snapshot (an id, a unique prefix, a ref or `ref@number`) and return where it stands.
+
+    A ref that names the snapshot already is left alone. `model:` before the snapshot, or before both, means models.
+
+    Raises:
+        StoreError: there is no such snapshot.
+        RefusedError: a file of the snapshot is missing or of the wrong size, or it holds a page that was taken down;
+        the ref did not move.
+        RefConflictError: another writer moved the ref meanwhile; its move stands.
+    """
+    shelf, name = store.shelf(snapshot)
+    named, ref = store.shelf(ref)
+    if named is store.models and shelf is store.snapshots:
+        raise UsageError(f"{snapshot} is a snapshot, and ref model:{ref} names models: leave out `model:`")
+    now = shelf.refs.current(ref)
+    identity = shelf.resolve(name)
+    if now is not None and now.snapshot == identity:
+        return now
+    return _move(store, shelf, ref, identity, now, note)
+
+
+def rollback(store: Store, ref: str, to: int | None = None) -> RefMove:
+    """Move `ref` to the snapshot that its move `to` names, and return the move, a new one.
+
+    By default the snapshot before the current one. Moves that were rolled back are skipped, so that repeating it goes
+    further back and never forth again.
+
+    Raises:
+        StoreError: the ref has no history, or no such move.
+        UsageError: the ref names that snapshot already, or never named another one.
+        RefusedError: a file of the snapshot is missing or of the wrong size, or it holds a page that was taken down;
+        the ref did not move.
+        RefConflictError: another writer moved the ref meanwhile; its move stands.
+    """
+    shelf, ref = store.shelf(ref)
+    now = shelf.refs.current(ref)
+    if now is None:
+        raise StoreError(f"ref {ref} has no history in {store.url}: there is nothing to roll back")
+    target = _before(shelf, ref, now) if to is None else shelf.refs.at(ref, to)
+    if not target.snapshot:
+        raise UsageError(f"{ref}@{target.number} names nothing to go back to: `log --ref {ref}` lists what others name")
+    if target.snapshot == now.snapshot:
+        raise UsageError(f"ref {ref} names {shelf.noun} {now.snapshot[:12]}, that of {ref}@{target.number}, already")
+    return _move(store, shelf, ref, target.snapshot, now, f"rollback to @{target.number}")
+
+
+def untag(store: Store, ref: str, *, dry_run: bool = False) -> RefMove:
+    """Let `ref` name nothing any more, and return the move that ended it; with `dry_run` the move that it stands at.
+
+    What it named stays in its log, from which `expire` will forget it.
+
+    Raises:
+        StoreError: there is no such ref.
+        RefConflictError: another writer moved the ref meanwhile; its move stands.
+    """
+    shelf, name = store.shelf(ref)
+    now = shelf.refs.current(name)
+    if now is None:
+        known = ", ".join(shelf.refs.names()) or "none"
+        raise StoreError(f"there is no ref {name!r} in {store.url} to delete (refs: {known})")
+    return now if dry_run else shelf.refs.delete(name, now.number)
+
+
+def _before(shelf: Shelf[Any], ref: str, now: RefMove) -> RefMove:
+    """Find the newest move with another snapshot before `now`, or before the move that `now` rolled back to."""
+    kept = {move.number: move for move in shelf.refs.history(ref)}  # older ones may have expired
+    stands = now.number
+    while stands in kept and (back := _ROLLBACK.fullmatch(kept[stands].note)) and int(back[1]) < stands:
+        stands = int(back[1])
+    for number in sorted(kept, reverse=True):
+        if number < stands and kept[number].snapshot not in {now.snapshot, ""}:
+            return kept[number]
+    raise UsageError(
+        f"ref {ref} named no other {shelf.noun} before {now.snapshot[:12]}: `log --ref {ref}` lists its moves, "
+        "and `rollback --to NUMBER` takes any of them"
+    )
+
+
+def _move(store: Store, shelf: Shelf[Any], ref: str, identity: str, now: RefMove | None, note: str) -> RefMove:
+    with store.intents.held(f"move-{secrets.token_hex(8)}", [shelf.path(identity)]):
+        return _checked_move(store, shelf, ref, identity, now, note)
+
+
+def _checked_move(store: Store, shelf: Shelf[Any], ref: str, identity: str, now: RefMove | None, note: str) -> RefMove:
+    if problems := lacking(store, shelf, identity):
+        raise RefusedError(
+            f"ref {ref} stays where it is: {shelf.noun} {identity[:12]} in {store.url} is not whole "
+            f"({problems[0].path}: {problems[0].what}); `verify` lists all that is wrong with it"
+        )
+    if shelf is store.snapshots and (found := taken_down(store, store.snapshots.get(identity).content)):
+        raise RefusedError(
+            f"ref {ref} stays where it is: page {found[0].page} ({found[0].title!r}) in snapshot {identity[:12]} in "
+            f"{store.url} was taken down: run `takedown --yes` to its end, and take what it puts in its place"
+        )
+    try:
+        return shelf.refs.move(ref, identity, now.number if now else 0, note)
+    except RefConflictError as lost:
+        winner = shelf.refs.current(ref)
+        if winner is None:
+            raise
+        raise RefConflictError(
+            f"another writer moved ref {ref} in {store.url} to {shelf.noun} {winner.snapshot[:12]} "
+            f"({ref}@{winner.number}) first, and that stands: run this again if it is still wanted"
+        ) from lost

@@ -1,0 +1,213 @@
+"""Refs: movable names of snapshots, or of models, each an append-only numbered log.
+
+A ref moves by creating the next number exclusively: compare-and-swap without a lock, history and rollback for
+free. The highest number is current. Nothing is ever overwritten, and a clock decides nothing.
+
+A ref is deleted in the same way, by a last number that names nothing, so of those who move it and who delete it one
+wins as well; it can be made again, and its numbers go on. A move that names a snapshot which was taken down
+(`rag_model.store.versions.takedowns`) is read as naming what stands in its place, or nothing.
+"""
+
+import re
+import secrets
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from functools import cached_property
+from typing import Any, Self
+
+from rag_model.errors import RefConflictError, StoreError, UsageError
+from rag_model.store.objects.files import Files, json_bytes
+from rag_model.store.versions.takedowns import Takedowns
+
+_FORMAT = 1
+_DELETING = 2  # the format of a move that names nothing, which earlier versions do not know
+_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}")
+_FILE = re.compile(r"(\d{8})\.json")
+_SNAPSHOT = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True, slots=True)
+class RefMove:
+    """One entry of a ref's log."""
+
+    number: int  # 1, 2, 3, … without gaps
+    snapshot: str  # id of what the ref names, 64 hex digits: a snapshot or, of a model's ref, a model; "": nothing
+    created_at: str  # ISO 8601, UTC, by the writer's clock: for people only
+    previous: str | None  # the id before, None for the first move
+    nonce: str  # tells a retried write from another writer's
+    note: str = ""
+
+    def to_json(self, noun: str = "snapshot") -> dict[str, Any]:
+        """Return the move as JSON values; `noun` is the key of what the ref names."""
+        fields = {noun if key == "snapshot" else key: value for key, value in asdict(self).items()}
+        return {"format": _FORMAT if self.snapshot else _DELETING, **fields}
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any], noun: str = "snapshot") -> Self:
+        """Read back what `to_json` wrote.
+
+        Raises:
+            StoreError: written by a newer version, or damaged.
+        """
+        fields = dict(value)
+        written = fields.pop("format", None)
+        if type(written) is int and written > _DELETING:
+            raise StoreError(
+                f"the ref was moved in format {written} and this bookwheel reads {_DELETING}: upgrade bookwheel"
+            )
+        try:
+            move = cls(snapshot=fields.pop(noun, None), **fields)
+        except TypeError as broken:
+            raise StoreError(f"a ref's log is damaged: {broken}") from broken
+        if not _SNAPSHOT.fullmatch(str(move.snapshot)) and (written, move.snapshot) != (_DELETING, ""):
+            raise StoreError(f"a ref's log is damaged: {move.snapshot!r} is no {noun} id")
+        return move
+
+
+class Refs:
+    """The refs of one store: those of its snapshots, or, in a place of their own, those of its models."""
+
+    def __init__(self, files: Files, folder: str = "refs", noun: str = "snapshot") -> None:
+        """Look at the refs below `folder` of the store that `files` reaches; `noun` says what they name."""
+        self._files = files
+        self._folder = folder
+        self._noun = noun
+        self._takedowns = Takedowns(files)
+
+    def names(self, *, deleted: bool = False) -> list[str]:
+        """Return the names of all refs, sorted; with `deleted` also of those that name nothing any more."""
+        logs = [name for name in self._files.names(self._folder, kind="directory") if _NAME.fullmatch(name)]
+        return [name for name in logs if deleted or self.current(name)]
+
+    def current(self, name: str) -> RefMove | None:
+        """Return a ref's newest move; None when the ref does not exist."""
+        newest = self._newest(name)
+        return newest if newest and newest.snapshot else None
+
+    def history(self, name: str) -> list[RefMove]:
+        """Return all moves of a ref, oldest first, with those that deleted it; [] when it never existed."""
+        return self._standing(self._read(name, slice(None)))
+
+    def at(self, name: str, number: int) -> RefMove:
+        """Return move `number` of a ref.
+
+        Raises:
+            StoreError: there is no such move, or its file is damaged.
+        """
+        return self._standing([self._written(name, number)])[0]
+
+    def naming(self, snapshot: str) -> list[tuple[str, int]]:
+        """Return the refs whose newest move was written for a snapshot, with its number, whatever stands for it now."""
+        newest = ((name, self._read(name, slice(-1, None))) for name in self.names(deleted=True))
+        return [(name, moves[0].number) for name, moves in newest if moves and moves[0].snapshot == snapshot]
+
+    def _newest(self, name: str) -> RefMove | None:
+        moves = self._standing(self._read(name, slice(-1, None)))
+        return moves[0] if moves else None
+
+    def _standing(self, moves: list[RefMove]) -> list[RefMove]:
+        """Put what stands in their place for snapshots that were taken down."""
+        gone = self._takedowns.replaced() if moves else frozenset()
+        places = {move.snapshot: self._takedowns.in_place_of(move.snapshot) for move in moves if move.snapshot in gone}
+        return [replace(move, snapshot=places.get(move.snapshot, move.snapshot) or "") for move in moves]
+
+    def _read(self, name: str, some: slice) -> list[RefMove]:
+        """Read some of the moves that are listed; once more where one was forgotten after that, since a newer came."""
+        numbers = self.numbers(name)
+        while True:
+            try:
+                return [self._written(name, number) for number in numbers[some]]
+            except StoreError:
+                listed, numbers = numbers, self.numbers(name)
+                if listed == numbers:
+                    raise
+
+    def _written(self, name: str, number: int) -> RefMove:
+        path = self.path(name, number)
+        value = self._files.read_json(path)
+        if value is None:
+            raise StoreError(f"ref {name} has no move {number} in {self._files.url}: `log --ref {name}` lists them")
+        move = RefMove.from_json(value, self._noun)
+        if move.number != number:
+            raise StoreError(f"{self._files.url_of(path)} is damaged: it says it is move {move.number!r}")
+        return move
+
+    def numbers(self, name: str) -> list[int]:
+        """Return the numbers in a ref's log, ascending, as they are listed now."""
+        listed = self._files.names(f"{self._folder}/{checked_name(name)}")
+        return sorted(int(found[1]) for found in map(_FILE.fullmatch, listed) if found)
+
+    def move(self, name: str, snapshot: str, expected: int, note: str = "") -> RefMove:
+        """Move a ref from move number `expected` (0: it must not exist) to `snapshot`, a full id.
+
+        Of writers that race from one number exactly one wins.
+
+        Raises:
+            RefConflictError: the ref is not at `expected` (any more); nothing was changed.
+            StoreError: the store cannot exclude a second writer, or cannot be written.
+        """
+        if not _SNAPSHOT.fullmatch(snapshot):
+            raise UsageError(
+                f"{snapshot!r} is not a full {self._noun} id (64 hex digits), so no ref can be moved to it"
+            )
+        return self._append(name, snapshot, expected, note)
+
+    def delete(self, name: str, expected: int, note: str = "") -> RefMove:
+        """Let a ref name nothing from move number `expected` on; its log stays.
+
+        Raises:
+            RefConflictError: the ref is not at `expected` (any more); nothing was changed.
+            StoreError: the store cannot exclude a second writer, or cannot be written.
+        """
+        return self._append(name, "", expected, note)
+
+    def _append(self, name: str, snapshot: str, expected: int, note: str) -> RefMove:
+        before = self._newest(name)
+        stands = before.number if before and before.snapshot else 0
+        if stands != expected or not (snapshot or stands):
+            raise self._conflict(name, expected)
+        self.require_exclusion()
+        number, previous = (before.number + 1, before.snapshot or None) if before else (1, None)
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        move = RefMove(number, snapshot, now, previous, secrets.token_hex(16), note)
+        if not self._files.create(self.path(name, number), json_bytes(move.to_json(self._noun))):
+            raise self._conflict(name, expected)
+        return move
+
+    def path(self, name: str, number: int) -> str:
+        """Return where a move lies in the store."""
+        return f"{self._folder}/{checked_name(name)}/{number:08d}.json"
+
+    def require_exclusion(self) -> None:
+        """Probe, once, that of two writers only one can win; call it before long work that ends in a move.
+
+        Raises:
+            StoreError: the bucket does not honour conditional writes, or cannot be written.
+        """
+        if not self._excludes:
+            raise StoreError(
+                f"{self._files.url} does not honour conditional writes (If-None-Match), so two publishers "
+                "could both win: publish to a bucket that does"
+            )
+
+    @cached_property
+    def _excludes(self) -> bool:
+        return self._files.excludes()
+
+    def _conflict(self, name: str, expected: int) -> RefConflictError:
+        return RefConflictError(
+            f"ref {name} in {self._files.url} is no longer at move {expected}: another writer moved "
+            "it first; look at it again before moving it"
+        )
+
+
+def checked_name(name: str) -> str:
+    """Return `name` if a ref may have it.
+
+    Raises:
+        UsageError: it holds other characters than letters, digits, `.`, `_` and `-`, begins with a dot, or is
+        too long.
+    """
+    if not _NAME.fullmatch(name):
+        raise UsageError(f"{name!r} is not a ref name: use up to 100 letters, digits, '.', '_' and '-', no leading dot")
+    return name

@@ -1,0 +1,139 @@
+"""A shelf: manifests of one kind under `<kind>s/<id>.json`, and the names by which people find them.
+
+A store has two: snapshots, and models.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
+
+from rag_model.errors import StoreError, UsageError
+from rag_model.store.objects.files import Files, json_bytes
+from rag_model.store.versions.refs import Refs
+from rag_model.store.versions.takedowns import Takedowns
+
+_ID = re.compile(r"[0-9a-f]{64}")
+_PREFIX = re.compile(r"[0-9a-f]{4,63}")
+_NUMBERED = re.compile(r"([^@]+)@([0-9]{1,8})")
+
+
+class Versioned(Protocol):
+    """What lies on a shelf: a manifest."""
+
+    @property
+    def id(self) -> str:
+        """The id of its content, 64 hex digits."""
+        ...
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON values."""
+        ...
+
+
+M = TypeVar("M", bound=Versioned)
+
+
+@dataclass(frozen=True, slots=True)
+class Shelf(Generic[M]):
+    """The snapshots, or the models, of one store."""
+
+    files: Files
+    refs: Refs
+    noun: str  # snapshot, model
+    parse: Callable[[bytes], M]  # reads a manifest file, trusting nothing
+
+    def put(self, manifest: M) -> str:
+        """Store a manifest and return its id; one that is there already stays as it is, metrics included.
+
+        Call it last: whoever finds the manifest relies on every blob it names.
+        """
+        self.files.create(self.path(manifest.id), json_bytes(manifest.to_json()))
+        return manifest.id
+
+    def get(self, identity: str) -> M:
+        """Return the manifest of a full id, its content hashed against the id.
+
+        Raises:
+            StoreError: it is missing, damaged, hostile, or of a newer format.
+        """
+        path = self.path(identity)
+        data = self.files.read(path)
+        if data is None:
+            self._refuse_replaced(identity)
+            raise StoreError(f"{self.noun} {identity[:12]} is missing in {self.files.url}")
+        try:
+            manifest = self.parse(data)
+        except StoreError as broken:
+            raise StoreError(f"{self.files.url_of(path)} can not be used: {broken}") from broken
+        if manifest.id != identity:
+            raise StoreError(f"{self.files.url_of(path)} is damaged: it holds {self.noun} {manifest.id[:12]}")
+        return manifest
+
+    def list(self) -> list[str]:
+        """Return all ids, sorted."""
+        stems = (name.removesuffix(".json") for name in self.files.names(f"{self.noun}s"))
+        return [stem for stem in stems if _ID.fullmatch(stem)]
+
+    def resolve(self, name: str) -> str:
+        """Return the id that `name` means: a ref, `ref@number`, an id, or a unique prefix (4 digits or more).
+
+        A ref wins over a prefix that is spelled the same.
+
+        Raises:
+            StoreError: nothing, or more than one thing, goes by that name.
+            UsageError: it is `model:` and a name, where one kind alone is meant.
+        """
+        if ":" in name:
+            raise UsageError(
+                f"{name} stands where the name of a {self.noun} belongs: models are taken by log, show, tag, rollback, "
+                "verify, pull and export, and by --model without `model:`"
+            )
+        if numbered := _NUMBERED.fullmatch(name):
+            return self._at(numbered[1], int(numbered[2]))
+        if _ID.fullmatch(name):
+            self._refuse_replaced(name)
+        if _ID.fullmatch(name) and self.files.size(self.path(name)) is not None:
+            return name
+        if move := self.refs.current(name):
+            return move.snapshot
+        matches = [known for known in self.list() if known.startswith(name)] if _PREFIX.fullmatch(name) else []
+        if len(matches) == 1:
+            return matches[0]
+        if matches:
+            raise StoreError(f"{name} is short for {len(matches)} {self.noun}s in {self.files.url}: give more digits")
+        for gone in self._takedowns.replaced() if _PREFIX.fullmatch(name) else ():
+            if gone.startswith(name):
+                self._refuse_replaced(gone)
+        known = ", ".join(self.refs.names()) or "none"
+        raise StoreError(f"no {self.noun} or ref {name!r} in {self.files.url} (refs: {known})")
+
+    @property
+    def _takedowns(self) -> Takedowns:
+        return Takedowns(self.files)
+
+    def _at(self, ref: str, number: int) -> str:
+        named = self.refs.at(ref, number).snapshot
+        if not named:
+            raise StoreError(
+                f"{ref}@{number} in {self.files.url} names nothing: the ref was deleted there, or all of what it named "
+                f"was taken down; `log --ref {ref}` lists its moves"
+            )
+        return named
+
+    def _refuse_replaced(self, identity: str) -> None:
+        """Say what stands in the place of a snapshot that was taken down, if it was."""
+        place = self._takedowns.in_place_of(identity)
+        if place is not None:
+            stands = f"take {self.noun} {place[:12]}, which stands in its place" if place else "nothing was left of it"
+            raise StoreError(f"{self.noun} {identity[:12]} in {self.files.url} was taken down: {stands}")
+
+    def path(self, identity: str) -> str:
+        """Return where a manifest lies in the store.
+
+        Raises:
+            StoreError: this is not a full id.
+        """
+        if not _ID.fullmatch(identity):
+            raise StoreError(f"{identity!r} is not a full {self.noun} id (64 hex digits)")
+        return f"{self.noun}s/{identity}.json"

@@ -1,0 +1,94 @@
+"""The non-parametric memory that a RAG model learns to read: a snapshot's passages and their vectors, as they are."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from rag_model.corpus.records import Passage
+from rag_model.encoders.encoder import Vectors
+from rag_model.errors import UsageError
+from rag_model.retrieve.dense import DenseRetriever, QuestionEncoder
+from rag_model.retrieve.retriever import Hit
+from rag_model.store.versions.snapshot import Snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class Recalled:
+    """What b questions are given to read: k passages each."""
+
+    hits: list[list[Hit]]  # best first
+    vectors: Vectors  # (b, k, d) float32, as the snapshot holds them
+
+    @property
+    def passages(self) -> list[list[Passage]]:
+        """The passages of each question."""
+        return [[hit.passage for hit in some] for some in self.hits]
+
+
+class Memory:
+    """Finds passages for questions' vectors, and gives the passages' vectors with them."""
+
+    def __init__(self, snapshot: Snapshot, encoder: QuestionEncoder, index: str) -> None:
+        """Open an index of a snapshot for the questions of an encoder.
+
+        Raises:
+            RefusedError: the encoder asks into another space than the snapshot's.
+            UsageError: the snapshot has no vectors or no such index, or its metric is not the inner product.
+        """
+        self.snapshot = snapshot
+        self._retriever = DenseRetriever(snapshot, encoder, index)
+        metrics = {entry.get("metric", "ip") for entry in snapshot.manifest.content.indexes.values()}
+        if metrics - {"ip"}:
+            raise UsageError(
+                f"snapshot {snapshot.id[:12]} compares by {min(metrics - {'ip'})}, and p(z|x) is made of inner "
+                'products: reindex it with metric = "ip"'
+            )
+        self._ends = np.cumsum([part.rows for part in snapshot.parts], dtype=np.int64)
+        self._parts = [snapshot.embeddings(part.name) for part in snapshot.parts]  # mapped, not read
+
+    def recall(self, asked: Vectors, k: int) -> Recalled:
+        """Find the best `k` passages of each question, (b, d) float32 in; of a corpus with fewer, all of them.
+
+        Scores are inner products with the vectors themselves, whatever the index says. Where an approximate index
+        reaches fewer than k, passages from the first row on fill up, so that every question has as many.
+        """
+        k = min(k, self.snapshot.n)
+        hits = [self._filled(some, k) for some in self._retriever.search_vectors(asked, k)]
+        vectors = self.vectors(_rows(hits))
+        scores = np.einsum("bd,bkd->bk", asked, vectors).tolist()
+        return Recalled([_scored(*pair) for pair in zip(hits, scores, strict=True)], vectors)
+
+    def recalled(self, rows: Sequence[Sequence[int]]) -> Recalled:
+        """Return the passages of global rows again, as many for every question; without scores."""
+        passages = self.snapshot.passages([row for some in rows for row in some])
+        every = iter(passages)
+        hits = [[Hit(rank, 0.0, row, next(every), "", "") for rank, row in enumerate(some, start=1)] for some in rows]
+        return Recalled(hits, self.vectors(_rows(hits)))
+
+    def vectors(self, rows: npt.NDArray[np.int64]) -> Vectors:
+        """Return the vectors of global rows, (…) int64 in, (…, d) float32 out; each part is read in row order."""
+        flat, inverse = np.unique(rows, return_inverse=True)
+        places = np.searchsorted(self._ends, flat, side="right")
+        found = np.empty((len(flat), self._parts[0].shape[1]), np.float32)
+        for place in np.unique(places).tolist():
+            wanted = places == place
+            start = int(self._ends[place]) - len(self._parts[place])
+            found[wanted] = self._parts[place][flat[wanted] - start]
+        return found[inverse.reshape(rows.shape)]
+
+    def _filled(self, hits: Sequence[Hit], k: int) -> list[Hit]:
+        known = {hit.row for hit in hits}
+        rows = [row for row in range(k) if row not in known][: k - len(hits)]
+        passages = self.snapshot.passages(rows) if rows else []
+        more = [Hit(k, 0.0, row, passage, "", "") for row, passage in zip(rows, passages, strict=True)]
+        return [*hits, *more]
+
+
+def _scored(hits: Sequence[Hit], scores: Sequence[float]) -> list[Hit]:
+    return [replace(hit, score=score) for hit, score in zip(hits, scores, strict=True)]
+
+
+def _rows(hits: Sequence[Sequence[Hit]]) -> npt.NDArray[np.int64]:
+    return np.array([[hit.row for hit in some] for some in hits], dtype=np.int64)

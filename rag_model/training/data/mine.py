@@ -1,0 +1,127 @@
+"""Hard negatives: passages that are found for a question and do not answer it. And positives, where nobody named one.
+
+Karpukhin et al. 2020, sections 3.2 and 4.2: the hard negatives are the passages that BM25 ranks highest and that hold
+no answer; of a question without a gold passage the highest ranked one with an answer is its positive, and a question
+for which none of the first 100 holds one is discarded. What is searched may be BM25 or a snapshot, with the encoder
+that is to get better (Xiong et al. 2021, "ANCE"). KILT names the pages that hold an answer: there a positive is of such
+a page, which is all that there is of FEVER's claims, whose labels no passage holds.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import bm25s
+import numpy as np
+
+from rag_model.corpus.records import Passage
+from rag_model.errors import UsageError
+from rag_model.evaluation.match import Answers, tokens
+from rag_model.retrieve.retriever import Retriever
+from rag_model.training.data.examples import Example
+
+Search = Callable[[Sequence[str], int], list[list[Passage]]]  # questions, k -> the best k passages of each, best first
+_AT_ONCE = 256  # questions
+logging.getLogger("bm25s").setLevel(logging.WARNING)  # it sets DEBUG, and whoever shows logs would show all of it
+
+
+@dataclass(frozen=True, slots=True)
+class Mining:
+    """What is taken of what is found."""
+
+    depth: int = 100  # passages looked at; DPR, section 4.2: 100
+    negatives: int = 30  # kept of an example, hardest first; DPR code: its sets carry up to 30 for evaluation
+    skip: int = 0  # of the first ones: a passage this near may answer in other words; DPR: 0
+    find_positives: bool = True  # of examples that name none; DPR, section 4.2: the first with an answer; KILT's: above
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.skip < self.depth or self.negatives < 0:
+            raise UsageError(
+                f"depth {self.depth}, skip {self.skip} and negatives {self.negatives} don't make a mining: skip less "
+                "than the depth, and keep 0 or more"
+            )
+
+
+def mine(examples: Sequence[Example], search: Search, mining: Mining | None = None) -> list[Example]:
+    """Return the examples, in order, with the negatives that `search` finds instead of their own.
+
+    Never a passage that holds an answer (DPR's token match, in text or title), nor one of the positives, nor of a page
+    that the example names. An example whose question is blank, or that has neither answers, positives nor pages to tell
+    a negative by, keeps what it has.
+    """
+    chosen = mining or Mining()
+    mined = list(examples)
+    places = [place for place, one in enumerate(examples) if one.question.strip() and _can_be_judged(one)]
+    for start in range(0, len(places), _AT_ONCE):
+        batch = places[start : start + _AT_ONCE]
+        found = search([examples[place].question for place in batch], chosen.depth)
+        for place, passages in zip(batch, found, strict=True):
+            mined[place] = _mined(examples[place], passages, chosen)
+    return mined
+
+
+def _can_be_judged(example: Example) -> bool:
+    return bool(example.answers or example.positives or example.pages)
+
+
+def _mined(example: Example, found: Sequence[Passage], mining: Mining) -> Example:
+    answers = Answers(example.answers)
+    answering = [answers.are_in(passage.text) for passage in found]
+    positives = example.positives
+    if not positives and mining.find_positives:
+        positives = _positives(example, found, answering)
+    known = {passage.hash for passage in positives}
+    negatives = [
+        passage
+        for passage, holds in list(zip(found, answering, strict=True))[mining.skip :]
+        if not (holds or passage.hash in known or passage.page_id in example.pages or answers.are_in(passage.title))
+    ]
+    return replace(example, positives=positives, negatives=tuple(negatives[: mining.negatives]))
+
+
+def _positives(example: Example, found: Sequence[Passage], answering: Sequence[bool]) -> tuple[Passage, ...]:
+    """Return the first passage of a page that the example names and that holds an answer, else the first of either."""
+    named = [passage.page_id in example.pages for passage in found]
+    for wanted in ([here and holds for here, holds in zip(named, answering, strict=True)], named, answering):
+        if any(wanted):
+            return (found[wanted.index(True)],)
+    return ()
+
+
+def searching(retriever: Retriever, n: int) -> Search:
+    """Search a snapshot of `n` passages: its own idea of what is near is what it must learn to tell apart."""
+
+    def search(questions: Sequence[str], k: int) -> list[list[Passage]]:
+        return [[hit.passage for hit in hits] for hits in retriever.search(questions, min(k, n))]
+
+    return search
+
+
+class Bm25:
+    """BM25 over passages in memory: titles and texts by DPR's tokens, so that it works in any language."""
+
+    def __init__(self, passages: Sequence[Passage], k1: float = 0.9, b: float = 0.4) -> None:
+        """Index the passages; k1 and b are those that DPR's BM25 was tuned to (section 5).
+
+        Raises:
+            UsageError: there is no passage with a word in it.
+        """
+        self._passages = list(passages)
+        words = [tokens(f"{passage.title} {passage.text}") for passage in passages]
+        if not any(words):
+            raise UsageError("there is no passage with a word to search by: give the passages of a corpus")
+        self._words = {word for some in words for word in some}
+        self._index = bm25s.BM25(k1=k1, b=b)
+        self._index.index(words, show_progress=False)
+
+    def search(self, questions: Sequence[str], k: int) -> list[list[Passage]]:
+        """Return the passages of each question that share a word with it, at most `k`, best first."""
+        asked = [[word for word in tokens(question) if word in self._words] for question in questions]
+        depth = min(k, len(self._passages))
+        found = list[list[Passage]]()
+        for words in asked:
+            scores = self._index.get_scores(words) if words else np.zeros(len(self._passages))
+            best = np.argpartition(-scores, depth - 1)[:depth]
+            ranked = best[np.lexsort((best, -scores[best]))]
+            found.append([self._passages[row] for row in ranked if scores[row] > 0])
+        return found

@@ -1,0 +1,65 @@
+"""What a DPR training is given from a snapshot: hard negatives, positives where none are named, passages to rank."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+import numpy as np
+
+from rag_model.corpus.records import Passage
+from rag_model.errors import ResourceError, UsageError
+from rag_model.retrieve.dense import DenseRetriever
+from rag_model.store.versions.snapshot import Snapshot
+from rag_model.training.data.examples import Example
+from rag_model.training.data.mine import Bm25, Mining, Search, mine, searching
+
+SearchName = Literal["bm25", "snapshot", "own"]
+_MOST = 2_000_000  # passages; BM25 holds them all, some 2 KB each
+
+
+@dataclass(frozen=True, slots=True)
+class NegativesRecipe:
+    """Where a DPR training's passages come from; examples that bring negatives of their own keep them."""
+
+    search: SearchName = "bm25"  # DPR, section 5: BM25; snapshot: by the encoder that it carries; own: the file's alone
+    mining: Mining = field(default_factory=Mining)
+    ranked: int = 10_000  # passages of the snapshot that dev questions are asked of, beside the dev set's own
+
+    def __post_init__(self) -> None:
+        if self.search not in get_args(SearchName) or self.ranked < 0:
+            raise UsageError(
+                f"search {self.search!r} with {self.ranked} ranked passages finds no negatives: use one of "
+                f"{', '.join(get_args(SearchName))}, and 0 or more"
+            )
+
+
+def with_negatives(
+    examples: Sequence[Example], snapshot: Snapshot, recipe: NegativesRecipe, index: str = "hnsw"
+) -> list[Example]:
+    """Return the examples, in order, those without positives or negatives with what is found in the snapshot.
+
+    Raises:
+        ResourceError: BM25 would hold more passages than fit.
+    """
+    lacking = [one for one in examples if not (one.positives and one.negatives)]
+    if recipe.search == "own" or not lacking:
+        return list(examples)
+    mined = {one.id: one for one in mine(lacking, _search(snapshot, recipe, index), recipe.mining)}
+    return [mined.get(one.id, one) for one in examples]
+
+
+def ranked_passages(snapshot: Snapshot, count: int) -> list[Passage]:
+    """Return up to `count` passages of a snapshot, evenly spaced over its rows."""
+    rows = np.unique(np.linspace(0, snapshot.n - 1, min(count, snapshot.n), dtype=np.int64))
+    return snapshot.passages(rows.tolist())
+
+
+def _search(snapshot: Snapshot, recipe: NegativesRecipe, index: str) -> Search:
+    if recipe.search == "snapshot":
+        return searching(DenseRetriever.of(snapshot, index), snapshot.n)
+    if snapshot.n > _MOST:
+        raise ResourceError(
+            f"BM25 would hold the {snapshot.n:,} passages of snapshot {snapshot.id[:12]} in memory: mine with "
+            'search = "snapshot", or bring negatives and use search = "own"'
+        )
+    return Bm25(snapshot.passages(range(snapshot.n))).search

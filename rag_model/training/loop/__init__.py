@@ -1,0 +1,1 @@
+"""The training loop, its settings, its schedule, its checkpoints and its journal."""

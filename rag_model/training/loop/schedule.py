@@ -1,0 +1,20 @@
+"""The learning rate of each step: a function of the step alone, so there is nothing to save and nothing to resume."""
+
+import math
+
+from rag_model.training.loop.settings import LoopSettings
+
+
+def learning_rate(settings: LoopSettings, step: int, steps: int) -> float:
+    """Return the learning rate of step `step`, from 1 to `steps`.
+
+    It rises linearly from 0 over the warm-up, w steps, to `learning_rate`, which step w has. Then `linear` falls to
+    0, `cosine` as (1 + cos(pi t)) / 2 does, t from 0 to 1, both so that only the step after the last would have 0;
+    `constant` stays.
+    """
+    warmup = round(settings.warmup_share * steps)
+    if step <= warmup:
+        return settings.learning_rate * (step / warmup)
+    gone = (step - 1 - warmup) / max(1, steps - warmup)
+    share = {"linear": 1 - gone, "cosine": (1 + math.cos(math.pi * gone)) / 2, "constant": 1.0}
+    return settings.learning_rate * share[settings.schedule]

@@ -1,0 +1,205 @@
+"""DPR: a bi-encoder learns to tell each question's passage from all others of its batch (Karpukhin et al. 2020)."""
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal, Self, get_args
+
+import torch
+from torch import Tensor
+
+from rag_model.corpus.records import Passage
+from rag_model.digest import digest_json
+from rag_model.encoders.encoder import Vectors
+from rag_model.errors import InputError, UsageError
+from rag_model.training.data.examples import Example, digest_examples
+from rag_model.training.loop.task import Goal, Measures
+from rag_model.training.objectives.biencoder import BiEncoder
+from rag_model.training.objectives.contrastive import in_batch_loss, of_all_processes
+from rag_model.training.objectives.ranking import Ranking
+
+GoalName = Literal["average_rank", "loss", "Success@20"]
+Missing = Literal["drop", "refuse"]
+
+
+@dataclass(frozen=True, slots=True)
+class DprRecipe:
+    """What is particular to DPR; how it is optimised stands in `LoopSettings`, whose defaults are DPR's."""
+
+    batch_size: int = 128  # questions a batch and process; DPR, section 5: 128 over all of its 8 GPUs
+    hard_negatives: int = 1  # a question; DPR, section 5: one of BM25
+    shared: bool = False  # one encoder for questions and passages; DPR: two
+    freeze_passages: bool = False  # only questions learn, an index stays valid; DPR: both learn
+    temperature: float = 1.0  # of the scores; DPR: 1. Where vectors have unit length take 0.05
+    without_positive: Missing = "drop"  # an example that names no passage; DPR, section 4.2: discarded
+    goal: GoalName = "average_rank"  # which weights are the best; DPR code: average rank on the dev set
+    seed: int = 12345  # of the order and of the negatives; DPR code: 12345
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1 or self.hard_negatives < 0 or self.temperature <= 0:
+            raise UsageError(
+                f"batch_size {self.batch_size}, hard_negatives {self.hard_negatives}, temperature {self.temperature} "
+                "of a DPR recipe: use at least 1, at least 0, and more than 0"
+            )
+        for name, choices in (("goal", get_args(GoalName)), ("without_positive", get_args(Missing))):
+            if getattr(self, name) not in choices:
+                raise UsageError(f"{name} {getattr(self, name)!r} is unknown: use one of {', '.join(choices)}")
+
+
+@dataclass(frozen=True, slots=True)
+class DprBatch:
+    """Questions and the passages that they are told apart from, each passage once."""
+
+    examples: tuple[Example, ...]
+    passages: tuple[Passage, ...]
+    gold: tuple[int, ...]  # the passage of each question
+
+
+class DprTask:
+    """Train a `BiEncoder` on examples with positives."""
+
+    def __init__(
+        self,
+        encoder: BiEncoder,
+        train: Sequence[Example],
+        dev: Sequence[Example],
+        recipe: DprRecipe,
+        corpus: Sequence[Passage] = (),
+    ) -> None:
+        """Take what to train on; dev questions are asked of `corpus` and of the dev examples' own passages.
+
+        Raises:
+            InputError: no example to train on names a passage; or one doesn't, and the recipe refuses that.
+            UsageError: there is no dev example.
+        """
+        if not dev:
+            raise UsageError("there is no dev example to choose the best weights by: give a dev file")
+        self.module = encoder
+        self.goal = Goal(recipe.goal, larger=recipe.goal.startswith("Success"))
+        self.train = _with_positives(train, recipe.without_positive)
+        self.dropped = len(train) - len(self.train)
+        self._recipe, self._dev, self._corpus = recipe, Ranking(dev, corpus), tuple(corpus)
+        if recipe.goal != "Success@20" and not self._dev.with_positives:
+            raise UsageError(f"goal {recipe.goal} needs dev examples that name passages: use Success@20, or mine them")
+
+    @classmethod
+    def load(
+        cls,
+        question: str | Path,
+        passage: str | Path | None,
+        train: Sequence[Example],
+        dev: Sequence[Example],
+        recipe: DprRecipe,
+        corpus: Sequence[Passage] = (),
+    ) -> Self:
+        """Load the encoders as the recipe says; without `passage` both begin from `question`.
+
+        Raises:
+            InputError: an encoder can't be loaded, or as the class.
+            UsageError: the encoders don't fit each other or the recipe, or as the class.
+        """
+        encoder = BiEncoder.load(question, passage, shared=recipe.shared, frozen=recipe.freeze_passages)
+        return cls(encoder, train, dev, recipe, corpus)
+
+    def recipe(self) -> Mapping[str, Any]:
+        """Return the recipe, and the digests of data and encoders."""
+        return {
+            "kind": "dpr",
+            "settings": asdict(self._recipe),
+            "train": digest_examples(self.train),
+            "dev": digest_examples(self._dev.examples),
+            "corpus": digest_json([passage.hash for passage in self._corpus]),
+            "encoders": self.module.digests(),
+            "specs": {"question": self.module.question.spec.to_json(), "passage": self.module.passage.spec.to_json()},
+        }
+
+    def batches(self, epoch: int) -> Sequence[DprBatch]:
+        """Return an epoch's batches, shuffled by seed and epoch; what is left over of the last one is left out."""
+        size, dice = self._recipe.batch_size, random.Random(f"{self._recipe.seed} {epoch}")
+        order = dice.sample(range(len(self.train)), len(self.train))
+        ends = range(size, len(order) + 1, size) if size <= len(order) else [len(order)]
+        groups = ([self.train[place] for place in order[max(0, end - size) : end]] for end in ends)
+        return [dpr_batch(group, self._recipe.hard_negatives, dice) for group in groups]
+
+    def ids(self, batch: DprBatch) -> Sequence[str]:
+        """Return the ids of the batch's examples."""
+        return [example.id for example in batch.examples]
+
+    def loss(self, batch: DprBatch) -> tuple[Tensor, Mapping[str, Tensor | float]]:
+        """Return the loss over the passages of all processes, and the share of questions whose positive wins."""
+        passages, start = of_all_processes(self.module.read(batch.passages))
+        keys, _ = of_all_processes(passage_keys(batch.passages).to(passages.device))
+        gold = torch.tensor(batch.gold, device=passages.device) + start
+        questions = self.module.ask([example.question for example in batch.examples])
+        ignored = other_positives(batch.examples, keys, gold)
+        loss, accuracy = in_batch_loss(questions, passages, gold, ignored, self._recipe.temperature)
+        return loss, {"accuracy": accuracy}
+
+    def evaluate(self) -> Measures:
+        """Return the dev set's `loss`, `average_rank` and `Success@k`; see `Ranking`."""
+        asked = self.module.encode_questions([example.question for example in self._dev.examples])
+        read = self.module.encode_passages(self._dev.pool)
+        measures = self._dev.measure(asked, read)
+        losses = [
+            in_batch_loss(*self._dev_batch(part, asked, read), temperature=self._recipe.temperature)[0].item()
+            for part in _parts(self._dev.with_positives, self._recipe.batch_size)
+        ]
+        return {**({"loss": sum(losses) / len(losses)} if losses else {}), **measures}
+
+    def save(self, folder: Path) -> None:
+        """Write `question/` and `passage/`, folders of encoders."""
+        self.module.save(folder)
+
+    def _dev_batch(self, places: Sequence[int], asked: Vectors, read: Vectors) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        examples = [self._dev.examples[place] for place in places]
+        batch = dpr_batch(examples, self._recipe.hard_negatives, None)
+        gold = torch.tensor(batch.gold)
+        rows = [self._dev.rows[passage.hash] for passage in batch.passages]
+        ignored = other_positives(examples, passage_keys(batch.passages), gold)
+        return torch.from_numpy(asked[list(places)]), torch.from_numpy(read[rows]), gold, ignored
+
+
+def dpr_batch(examples: Sequence[Example], hard_negatives: int, dice: random.Random | None) -> DprBatch:
+    """Make a batch: the first positive of each example and so many of its negatives, drawn, or else the first ones.
+
+    An example that has fewer negatives brings what it has. Equal passages are one.
+    """
+    positives = [example.positives[0] for example in examples]
+    drawn = [
+        dice.sample(example.negatives, min(hard_negatives, len(example.negatives)))
+        if dice
+        else example.negatives[:hard_negatives]
+        for example in examples
+    ]
+    every = {one.hash: one for one in (*positives, *(one for some in drawn for one in some))}
+    places = {key: place for place, key in enumerate(every)}
+    return DprBatch(tuple(examples), tuple(every.values()), tuple(places[one.hash] for one in positives))
+
+
+def passage_keys(passages: Sequence[Passage]) -> Tensor:
+    """Return a (m,) int64 key of each passage: equal for equal title and text."""
+    return torch.tensor([int(passage.hash[:15], 16) for passage in passages], dtype=torch.int64)
+
+
+def other_positives(examples: Sequence[Example], keys: Tensor, gold: Tensor) -> Tensor:
+    """Return (b, m) bool: passages of the batch that hold an answer of the question but are not its row `gold`.
+
+    They would be false negatives; among several processes the gold passage itself may stand there twice.
+    """
+    ignored = torch.stack([torch.isin(keys, passage_keys(one.positives).to(keys.device)) for one in examples])
+    return ignored.scatter(1, gold[:, None], False)
+
+
+def _with_positives(examples: Sequence[Example], missing: Missing) -> list[Example]:
+    found = [example for example in examples if example.positives]
+    if missing == "refuse" and len(found) < len(examples):
+        first = next(example for example in examples if not example.positives)
+        raise InputError(f"example {first.id} names no passage that answers it: find one by mining, or drop it")
+    if not found:
+        raise InputError("no example names a passage that answers it: find passages by mining, or give another file")
+    return found
+
+
+def _parts(places: Sequence[int], size: int) -> list[Sequence[int]]:
+    return [places[start : start + size] for start in range(0, len(places), size)]

@@ -1,0 +1,171 @@
+"""The whole thing on one machine: servers and workers come up, runs appear and complete, and all of it goes down.
+
+Beside the tests' own Prefect server: `up` starts one of its own, as a user's `make up` does.
+"""
+
+import json
+import re
+import urllib.error
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Locator, Page
+
+from flows.machine.local import down, main, up
+from tests.fixtures.browser import browser_page
+from tests.fixtures.up import DEADLINE, ENDED, ROOT, TOKEN, Api, Everything, everything
+
+RECIPE = {"index": {"hnsw": {"factory": "HNSW8"}}, "part_bytes": 50_000}
+IN_PROCESS = ["--runner=FnApiRunner"]
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("processes")]
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Everything]:
+    with everything(tmp_path_factory.mktemp("local")) as all_of_it:
+        yield all_of_it
+
+
+@pytest.fixture
+def api(running: Everything) -> Api:
+    return Api(running.places.api)
+
+
+@pytest.fixture
+def parameters(mini_dump: Path, tiny: Path) -> dict[str, Any]:
+    """Of a small rebuild."""
+    return {"dump": str(mini_dump), "encoder": str(tiny), "recipe": RECIPE, "beam_options": IN_PROCESS}
+
+
+def test_every_flow_is_deployed_and_what_has_a_schedule_waits(api: Api) -> None:
+    schedules = {"reindex": 1, "launch": 0, "watch": 1, "upkeep": 1, "finetune": 0, "evaluate": 0}
+    for flow, count in schedules.items():
+        found = api(f"/deployments/name/{flow}/library")
+        assert found["description"]
+        assert found["tags"][0] == "bookwheel"
+        assert flow == "launch" or found["global_concurrency_limit"]["limit"] == 1
+        assert [schedule["active"] for schedule in found["schedules"]] == [False] * count
+        assert found["parameter_openapi_schema"]["properties"]["store"]["description"]
+
+
+def test_a_run_completes_and_shows_what_it_made_though_the_server_is_restarted_under_it(
+    api: Api, running: Everything, parameters: dict[str, Any]
+) -> None:
+    started = api.run("reindex", parameters)
+    begun = api.until(api.deployment("reindex"), lambda run: run["id"] == started and run["state_type"] == "RUNNING")
+    running.restart()
+    lease = begun["state"]["state_details"]["deployment_concurrency_lease_id"]
+    api(f"/v2/concurrency_limits/leases/{lease}/renew", {"lease_duration": 600})  # else the run would be ended
+    run = api.ended("reindex", started)
+    assert (run["state_type"], run["run_count"]) == ("COMPLETED", 1), run["state"]
+    assert run["parameters"]["store"] == running.places.store
+    assert {"reindex-counts", "reindex-report", "reindex-embed"} <= set(api.artifacts(started))
+
+
+def test_a_refused_gate_is_not_tried_again_and_an_automation_tells_of_it(
+    api: Api, running: Everything, parameters: dict[str, Any]
+) -> None:
+    run = api.ended("reindex", api.run("reindex", {**parameters, "limit": 1}))  # loses most of the passages there were
+    assert (run["state_type"], run["run_count"]) == ("FAILED", 1), run["state"]
+    assert "latest did not move" in run["state"]["message"]
+    (told,) = running.told()
+    assert (told["flow"], told["run"], told["state"]) == ("reindex", run["name"], "Failed")
+    assert told["error"] == run["state"]["message"]
+
+
+def test_a_person_starts_a_run_in_a_browser_and_looks_at_what_it_made(
+    api: Api, running: Everything, mini_dump: Path, tiny: Path
+) -> None:
+    typed = {"dump": mini_dump, "encoder": tiny, "ref": "by-hand", "store": running.places.store}
+    with browser_page(viewport={"width": 1280, "height": 1200}) as page:
+        start_by_hand(page, running.places.ui, typed)
+        run = api.until(api.deployment("reindex"), lambda run: run["parameters"].get("ref") == "by-hand")
+        page.goto(f"{running.places.ui}/runs/flow-run/{run['id']}")
+        page.get_by_text("Completed", exact=True).first.wait_for(timeout=1000 * DEADLINE)
+        page.reload()  # what the run showed before it was complete may be what the page still holds
+        page.get_by_text("Artifacts", exact=True).click()
+        page.get_by_role("link", name="reindex-counts").click()
+        page.get_by_text("is published: by-hand@1 means it now").wait_for()
+        page.get_by_text("dropped: redirect", exact=True).wait_for()
+    assert run["parameters"]["dump"] == str(mini_dump)
+    assert run["parameters"]["beam_options"] == IN_PROCESS
+
+
+def start_by_hand(page: Page, ui: str, typed: Mapping[str, object]) -> None:
+    """Find the deployment, press *Run*, fill its form, and submit it."""
+    page.goto(f"{ui}/deployments")
+    page.get_by_role("row").filter(has_text="reindex").get_by_role("link", name="library").click()
+    page.get_by_role("button", name="Run", exact=True).click()
+    page.get_by_text("Custom run").click()
+    for name, value in typed.items():
+        field_of(page, name).fill(str(value))
+    assert page.get_by_text("the name that shall mean the new snapshot").count() == 1
+    page.get_by_role("button", name="Add item").click()
+    field_of(page, "beam_options").fill(*IN_PROCESS)
+    submit = page.get_by_role("button", name="Submit")
+    submit.click()
+    submit.wait_for(state="hidden")  # it is gone with the form, once the server has the run
+
+
+def field_of(page: Page, name: str) -> Locator:
+    """Return where a parameter of a deployment's form is typed."""
+    label = page.locator(".schema-form-property__label").filter(has_text=re.compile(rf"^{name}\b"))
+    return page.locator(".schema-form-property").filter(has=label).locator("textarea")
+
+
+def test_a_scheduled_run_appears_and_completes(api: Api) -> None:
+    deployment = api.deployment("upkeep")
+    schedule = {"schedule": {"interval": 20.0, "anchor_date": "2026-01-01T00:00:00Z"}, "active": True}
+    (added,) = api(f"/deployments/{deployment}/schedules", [schedule])
+    try:
+        run = api.until(deployment, lambda run: run["auto_scheduled"] and run["state_type"] in ENDED)
+    finally:
+        api(f"/deployments/{deployment}/schedules/{added['id']}", method="DELETE")
+    assert run["state_type"] == "COMPLETED", run["state"]
+    assert run["parameters"]["dry_run"] is True
+
+
+@pytest.mark.parametrize(
+    ("parameters", "says"),
+    [
+        ({"limit": "many"}, "'limit'"),
+        ({"recipe": {"chunk": {"words": "lots"}}}, "'recipe.chunk.words'"),
+        ({"ref": 7}, "'ref'"),
+    ],
+)
+def test_bad_parameters_are_refused_by_name(api: Api, parameters: dict[str, Any], says: str) -> None:
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        api.run("reindex", parameters)
+    assert says in json.loads(refused.value.read())["detail"]
+
+
+def test_nothing_that_was_written_holds_a_secret(running: Everything) -> None:
+    """After all of the above: logs, the database with parameters, artifacts and events, the store."""
+    secrets = {TOKEN.encode(), running.places.environment["AWS_SECRET_ACCESS_KEY"].encode()}
+    own = {str(running.folder / name) for name in ("places.json", "s3.json")}  # for a person's shell; the server's own
+    written = {path: data for path, data in running.written() if path not in own}
+    assert any(path.endswith("prefect.db") for path in written)
+    assert any(b'"provenance"' in data for data in written.values())  # of a manifest, as the store keeps it
+    assert [path for path, data in written.items() for secret in secrets if secret in data] == []
+
+
+def test_up_twice_is_up_once(running: Everything) -> None:
+    before = (running.folder / "processes.json").read_text()
+    assert up(running.folder, ROOT / "infra" / "prefect.yaml") == running.places
+    assert (running.folder / "processes.json").read_text() == before
+
+
+def test_down_leaves_a_process_alone_that_only_has_the_number(tmp_path: Path) -> None:
+    stranger = {"name": "prefect", "pid": 1, "began": "12345"}
+    (tmp_path / "processes.json").write_text(json.dumps([stranger]))
+    assert down(tmp_path) == []
+
+
+def test_what_is_typed_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
+    assert main(["sideways"]) == 2
+    monkeypatch.chdir(tmp_path)
+    assert main(["up", str(tmp_path / "x")]) == 2
+    assert "there is no infra/prefect.yaml here" in capsys.readouterr().err

@@ -1,0 +1,195 @@
+"""Anyone's vectors: what is taken, what is refused and in which words, and that nothing is lost on the way."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rag_model.errors import BookwheelError, InputError, UsageError
+from rag_model.index.files.intake import Intake, cut, look
+
+Array = npt.NDArray[Any]
+ROWS = np.random.default_rng(0).standard_normal((50, 4))
+KINDS = {"fixed": lambda kind: pa.list_(kind, 4), "variable": pa.list_, "large": pa.large_list}
+
+
+def saved(path: Path, array: Array) -> Path:
+    np.save(path, array)
+    return path
+
+
+def parquet(path: Path, rows: Any, kind: pa.DataType, **others: Any) -> Path:
+    pq.write_table(pa.table({"vector": pa.array(rows, kind), **others}), path, row_group_size=16)
+    return path
+
+
+def parts_of(intake: Intake, part_bytes: int = 16 * 8, invalid: Any = "refuse") -> tuple[list[Array], Any]:
+    parts: list[Array] = []
+    kept = cut(intake, lambda part: parts.append(part.copy()), invalid, part_bytes)
+    return parts, kept
+
+
+@pytest.mark.parametrize(("given", "kept"), [("f2", "f2"), ("f4", "f4"), ("f8", "f4"), (">f4", "f4")])
+def test_npy_of_any_floats(given: str, kept: str, tmp_path: Path) -> None:
+    parts, _ = parts_of(look([saved(tmp_path / "v.npy", ROWS.astype(given))]))
+    assert all(part.dtype == kept for part in parts)
+    np.testing.assert_array_equal(np.concatenate(parts), ROWS.astype(given).astype(kept))
+
+
+def test_columns_before_rows(tmp_path: Path) -> None:
+    parts, _ = parts_of(look([saved(tmp_path / "v.npy", np.asfortranarray(ROWS.astype("f4")))]))
+    np.testing.assert_array_equal(np.concatenate(parts), ROWS.astype("f4"))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("floats", ["f2", "f4", "f8"])
+def test_parquet_lists(kind: str, floats: str, tmp_path: Path) -> None:
+    rows = ROWS.astype(floats)
+    path = parquet(
+        tmp_path / "v.parquet", list(rows), KINDS[kind](pa.from_numpy_dtype(rows.dtype)), id=pa.array(range(50))
+    )
+    intake = look([path])
+    assert (intake.n, intake.d) == (50, 4)
+    parts, _ = parts_of(intake)
+    np.testing.assert_array_equal(np.concatenate(parts), rows.astype(intake.dtype))
+
+
+def test_a_folder_goes_by_name_and_files_as_they_are_given(tmp_path: Path) -> None:
+    for number in (2, 0, 1):
+        saved(tmp_path / f"part-{number}.npy", ROWS[number * 10 : number * 10 + 10].astype("f2"))
+    saved(tmp_path / "part-3.npy", np.empty((0, 4), "f2"))
+    (tmp_path / "notes.txt").write_text("not a vector")
+    assert [file.path.name for file in look([tmp_path]).files] == ["part-0.npy", "part-1.npy", "part-2.npy"]
+    last, first = tmp_path / "part-2.npy", tmp_path / "part-0.npy"
+    parts, _ = parts_of(look([last, first]))
+    np.testing.assert_array_equal(np.concatenate(parts), np.concatenate([np.load(last), np.load(first)]))
+
+
+@given(
+    rows=st.lists(st.integers(0, 40), min_size=1, max_size=5).filter(any),
+    bad=st.sets(st.integers(0, 199)),
+    size=st.integers(1, 60),
+)
+def test_parts_are_of_bounded_size_and_hold_every_good_row(
+    rows: list[int], bad: set[int], size: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder, n = tmp_path_factory.mktemp("cut"), sum(rows)
+    vectors = np.arange(4 * n, dtype=np.float32).reshape(n, 4)
+    wrong = sorted(row for row in bad if row < n)
+    vectors[wrong, 1] = np.nan
+    ends = np.cumsum(rows)[:-1]
+    paths = [saved(folder / f"{number}.npy", part) for number, part in enumerate(np.split(vectors, ends))]
+    if len(wrong) == n:
+        with pytest.raises(InputError, match="nothing to index"):
+            parts_of(look(paths), 16 * size, "drop")
+        return
+    parts, kept = parts_of(look(paths), 16 * size, "drop")
+    assert max(map(len, parts)) <= size
+    np.testing.assert_array_equal(kept, np.setdiff1d(np.arange(n), wrong))
+    np.testing.assert_array_equal(np.concatenate(parts), vectors[kept])
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e300])
+def test_a_row_that_is_no_vector_is_named(value: float, tmp_path: Path) -> None:
+    rows = ROWS.copy()
+    rows[7, 2] = value
+    paths = [saved(tmp_path / "a.npy", ROWS), saved(tmp_path / "b.npy", rows)]
+    with pytest.raises(InputError, match=r"^row 7 of .*b\.npy holds a NaN or an infinity: .* --invalid drop$"):
+        parts_of(look(paths))
+    _, kept = parts_of(look(paths), invalid="drop")
+    assert set(range(100)) - set(kept.tolist()) == {57}
+
+
+def test_a_row_of_another_length_or_none_at_all_is_named(tmp_path: Path) -> None:
+    rows = [[1.0, 2.0]] * 20 + [[1.0]]
+    with pytest.raises(InputError, match=r"row 20 of .* has 1 dimensions where others have 2"):
+        parts_of(look([parquet(tmp_path / "short.parquet", rows, pa.list_(pa.float32()))]))
+    with pytest.raises(InputError, match=r"row 20 of .* is missing"):
+        parts_of(look([parquet(tmp_path / "none.parquet", [*rows[:20], None], pa.list_(pa.float32()))]))
+    with pytest.raises(InputError, match=r"fixed\.parquet cannot be read from row \d+ on"):  # so says Arrow
+        parts_of(look([parquet(tmp_path / "fixed.parquet", [*rows[:20], None], pa.list_(pa.float32(), 2))]))
+
+
+def _truncated(path: Path) -> Path:
+    whole = saved(path, ROWS).read_bytes()
+    path.write_bytes(whole[:-5])
+    return path
+
+
+def _half_a_footer(path: Path) -> Path:
+    whole = parquet(path, list(ROWS), pa.list_(pa.float64())).read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    return path
+
+
+def _empty_folder(path: Path) -> Path:
+    path.mkdir()
+    return path
+
+
+def _text(path: Path) -> Path:
+    path.write_text("0.1 0.2")
+    return path
+
+
+REFUSED: dict[str, tuple[Callable[[Path], Path], type[BookwheelError], str]] = {
+    "v.npy": (lambda path: path, InputError, "there is no file"),
+    "one.npy": (lambda path: saved(path, ROWS[0]), InputError, r"float64 of shape \(4,\): vectors are \(rows, d\)"),
+    "three.npy": (lambda path: saved(path, ROWS[None]), InputError, r"of shape \(1, 50, 4\)"),
+    "flat.npy": (lambda path: saved(path, ROWS[:, :0]), InputError, r"of shape \(50, 0\)"),
+    "whole.npy": (lambda path: saved(path, ROWS.astype("i4")), InputError, "holds int32"),
+    "things.npy": (lambda path: saved(path, ROWS.astype(object)), InputError, "holds object"),
+    "none.npy": (lambda path: saved(path, ROWS[:0]), InputError, "holds no vectors"),
+    "cut.npy": (_truncated, InputError, "is truncated: 1,723 bytes of 1,728"),
+    "text.npy": (_text, InputError, "is not a whole .npy file"),
+    "text.txt": (_text, InputError, "is neither .npy nor .parquet"),
+    "text.parquet": (_text, InputError, "is not a whole Parquet file"),
+    "cut.parquet": (_half_a_footer, InputError, "is not a whole Parquet file"),
+    "words.parquet": (
+        lambda path: parquet(path, ["a"], pa.string()),
+        InputError,
+        "no column that holds a list of floats",
+    ),
+    "none.parquet": (lambda path: parquet(path, [], pa.list_(pa.float32())), InputError, "holds no vectors"),
+    "short.parquet": (lambda path: parquet(path, [[]], pa.list_(pa.float32())), InputError, "row 0 .* is empty"),
+    "two.parquet": (
+        lambda path: parquet(path, [[1.0]], pa.list_(pa.float32()), other=pa.array([[1.0]])),
+        UsageError,
+        r"several columns of vectors \(vector, other\): name one with --column",
+    ),
+    "folder": (_empty_folder, InputError, "holds no .npy and no .parquet"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_refused_is_told_in_one_sentence(name: str, tmp_path: Path) -> None:
+    make, kind, words = REFUSED[name]
+    with pytest.raises(kind, match=words) as refused:
+        look([make(tmp_path / name)])
+    assert name in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_column_is_found_by_its_name(tmp_path: Path) -> None:
+    path = parquet(tmp_path / "v.parquet", [[1.0]], pa.list_(pa.float32()), other=pa.array([[2.0, 3.0]]))
+    assert look([path], "other").d == 2
+    with pytest.raises(InputError, match="no column 'third' of float lists: it has vector, other"):
+        look([path], "third")
+
+
+def test_files_of_two_dimensions_and_folders_of_two_kinds(tmp_path: Path) -> None:
+    one, two = saved(tmp_path / "1.npy", ROWS), saved(tmp_path / "2.npy", ROWS[:, :2])
+    with pytest.raises(InputError, match=r"2\.npy has 2 dimensions and .*1\.npy has 4"):
+        look([one, two])
+    parquet(tmp_path / "3.parquet", list(ROWS), pa.list_(pa.float64()))
+    with pytest.raises(InputError, match="holds both"):
+        look([tmp_path])
+    with pytest.raises(UsageError, match="there are no vectors"):
+        look([])

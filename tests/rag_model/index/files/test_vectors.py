@@ -1,0 +1,80 @@
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from rag_model.errors import InputError, UsageError
+from rag_model.index.files.vectors import VectorFiles
+from rag_model.index.recipe import IndexRecipe, resolve
+from rag_model.index.structure import build
+
+Make = Callable[..., Any]  # fixtures of conftest.py
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_files_read_as_one_matrix(data: st.DataObject, write_parts: Make) -> None:
+    n = data.draw(st.integers(1, 50))
+    matrix = np.arange(n * 3, dtype=data.draw(st.sampled_from([np.float16, np.float32]))).reshape(n, 3)
+    files = VectorFiles(write_parts(matrix, sorted(data.draw(st.lists(st.integers(0, n), max_size=4)))))
+    assert (files.n, files.dim) == (n, 3)
+    np.testing.assert_array_equal(files.all(), matrix)
+    rows = np.unique(np.array(data.draw(st.lists(st.integers(0, n - 1))), dtype=np.int64))
+    np.testing.assert_array_equal(files.take(rows), matrix[rows])
+    blocks = list(files.blocks(data.draw(st.integers(1, 60))))
+    np.testing.assert_array_equal(np.vstack([block for _, block in blocks]), matrix)
+    assert all(np.array_equal(block, matrix[first : first + len(block)]) for first, block in blocks)
+
+
+def test_a_sample_repeats_by_seed_and_holds_no_row_twice(write_parts: Make) -> None:
+    files = VectorFiles(write_parts(np.arange(1000, dtype=np.float32)[:, None], [400]))
+    sample = files.sample(100, seed=1)[:, 0]
+    assert len(set(sample.tolist())) == 100
+    assert np.all(np.diff(sample) > 0)
+    np.testing.assert_array_equal(files.sample(100, seed=1)[:, 0], sample)
+    assert not np.array_equal(files.sample(100, seed=2)[:, 0], sample)
+    assert len(files.sample(5000, seed=1)) == 1000
+
+
+@pytest.mark.parametrize("factory", ["HNSW8", "IVF8,Flat", "Flat"])
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_a_row_that_is_not_finite_is_named(
+    value: float, factory: str, make_vectors: Make, write_parts: Make, build_index: Make
+) -> None:
+    vectors = make_vectors(1200)
+    vectors[905, 3] = value
+    parts = write_parts(vectors, [800])
+    with pytest.raises(InputError, match=r"row 105 of .*part-00001\.npy holds a NaN or an infinity"):
+        build_index(parts, IndexRecipe(factory))
+
+
+def test_files_that_are_no_vectors_are_refused(tmp_path: Path, write_parts: Make) -> None:
+    with pytest.raises(UsageError, match="at least one"):
+        VectorFiles([])
+    with pytest.raises(InputError, match="encode its part first"):
+        VectorFiles([tmp_path / "missing.npy"])
+    good = write_parts(np.ones((10, 4), np.float32))[0]
+    for name, array in {"ints": np.ones((3, 4), int), "flat": np.ones(4, np.float32)}.items():
+        np.save(tmp_path / name, array)
+        with pytest.raises(InputError, match="float16 or float32"):
+            VectorFiles([tmp_path / f"{name}.npy"])
+    np.save(tmp_path / "wide", np.ones((3, 5), np.float32))
+    with pytest.raises(InputError, match="has 5 dimensions and"):
+        VectorFiles([good, tmp_path / "wide.npy"])
+    np.save(tmp_path / "objects", np.array([{}, {}]), allow_pickle=True)
+    with pytest.raises(InputError, match=r"not a whole \.npy file"):
+        VectorFiles([tmp_path / "objects.npy"])
+    good.write_bytes(good.read_bytes()[:-1])
+    with pytest.raises(InputError, match=r"not a whole \.npy file"):
+        VectorFiles([good])
+
+
+def test_a_plan_for_other_vectors_is_refused(make_vectors: Make, write_parts: Make, tmp_path: Path) -> None:
+    parts = write_parts(make_vectors(600))
+    for factory in ("HNSW8", "IVF8,Flat"):
+        with pytest.raises(InputError, match="600 x 32, not the plan's 500 x 32"):
+            build(resolve(IndexRecipe(factory), 500, 32), parts, tmp_path / "out", tmp_path)

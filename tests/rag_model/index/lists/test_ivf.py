@@ -1,0 +1,277 @@
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from rag_model.errors import InputError
+from rag_model.index import gpu
+from rag_model.index.exact import ExactIndex
+from rag_model.index.files.anatomy import list_anatomy
+from rag_model.index.files.engine import faiss, read, write
+from rag_model.index.files.pieces import opener
+from rag_model.index.lists import ivf
+from rag_model.index.lists.training import trained_on
+from rag_model.index.quality.recall import recall_at
+from rag_model.index.recipe import IndexPlan, IndexRecipe, resolve
+from rag_model.index.search import open_index
+
+Make = Callable[..., Any]  # fixtures of conftest.py
+
+FACTORIES = [
+    "IVF16,PQ8np",
+    "IVF16_HNSW8,PQ4x4np",
+    "OPQ4_16,IVF8,PQ4x4np",
+    "IVF8,RaBitQ4",
+    "IVF8,SQ8",
+    "IVF4,Flat",
+    "Flat",
+    "IVF16,PQ8x4np,Refine(SQfp16)",
+    "OPQ4_16,IVF8,PQ4x4np,Refine(SQ8)",
+    "IVF8,RaBitQ,Refine(Flat)",
+]
+
+
+@pytest.fixture(scope="module")
+def trained(make_vectors: Make) -> dict[tuple[str, str], Any]:
+    sample = make_vectors(1500, 32, unit=False)
+    made = {}
+    for metric in ("ip", "l2"):
+        for factory in FACTORIES:
+            plan = resolve(IndexRecipe(factory, metric), len(sample), 32)
+            assert plan.factory == factory
+            made[factory, metric] = trained_on(plan, sample)
+    return made
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_merged_parts_equal_one_shot(
+    data: st.DataObject,
+    trained: dict[tuple[str, str], Any],
+    make_vectors: Make,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    """Any cut of any corpus: the same distances, the same ids, the same bytes as adding its parts to one index."""
+    factory, metric = data.draw(st.sampled_from(FACTORIES)), data.draw(st.sampled_from(["ip", "l2"]))
+    n = data.draw(st.integers(1, 400))
+    vectors = make_vectors(n, 32, data.draw(st.integers(0, 5)), unit=data.draw(st.booleans()))
+    repeated = data.draw(st.lists(st.integers(0, n - 1), max_size=20))
+    vectors[repeated] = vectors[0]
+    vectors[data.draw(st.lists(st.integers(0, n - 1), max_size=5))] = 0
+    cuts = sorted(data.draw(st.lists(st.integers(0, n), max_size=5)))
+
+    folder = tmp_path_factory.mktemp("merge")
+    write(trained[factory, metric], folder / "trained")
+    parts, pieces = [], []
+    for number, rows in enumerate(np.split(vectors, cuts)):
+        parts.append(folder / f"{number}.npy")
+        pieces.append(folder / f"{number}.piece")
+        np.save(parts[-1], rows)
+    one = read(folder / "trained")
+    for rows in np.split(vectors, cuts):
+        one.add(rows)
+    plan = _plan(factory, metric, n)
+    for number, path in enumerate(parts):
+        facts = ivf.scatter(plan, folder / "trained", path, number, pieces[number])
+        assert facts["rows"] == len(np.load(path))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ivf, "BLOCK_BYTES", data.draw(st.sampled_from([1, 300, 3000, 32 << 20])))
+        ivf.merge(plan, folder / "trained", parts, [opener(piece) for piece in pieces], [], folder / "merged")
+    write(one, folder / "one")
+
+    k, queries = min(n, 10), make_vectors(7, 32, 77)
+    merged = faiss.read_index(str(folder / "merged"))
+    for mine, theirs in zip(merged.search(queries, k), one.search(queries, k), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+    assert (folder / "merged").read_bytes() == (folder / "one").read_bytes()
+
+
+def _plan(factory: str, metric: Any, n: int) -> IndexPlan:
+    """A plan as for a corpus large enough for the factory, over n vectors."""
+    return replace(resolve(IndexRecipe(factory, metric), 1500, 32), n=n)
+
+
+def test_the_whole_build_repeats_to_the_byte(make_vectors: Make, write_parts: Make, build_index: Make) -> None:
+    parts = write_parts(make_vectors(1100), [700, 701])
+    recipe = IndexRecipe("OPQ4_8,IVF,PQ4x4np", seed=3)
+    first, plan = build_index(parts, recipe, "first")
+    second, _ = build_index(parts, recipe, "second")
+    assert first.read_bytes() == second.read_bytes()
+    assert faiss.read_index(str(first)).ntotal == plan.n == 1100
+
+
+def _pieces(plan: IndexPlan, parts: list[Path], folder: Path) -> list[Path]:
+    """Train and scatter in a new folder; return the pieces, beside the trained file."""
+    folder.mkdir()
+    ivf.train(plan, parts, folder / "trained")
+    pieces = [folder / f"piece-{number}" for number in range(len(parts))]
+    for number, part in enumerate(parts):
+        ivf.scatter(plan, folder / "trained", part, number, pieces[number])
+    return pieces
+
+
+def _merge(plan: IndexPlan, parts: list[Path], pieces: list[Path], out: Path) -> dict[str, Any]:
+    return ivf.merge(plan, pieces[0].parent / "trained", parts, [opener(piece) for piece in pieces], [], out)
+
+
+def test_facts_say_how_the_lists_are_filled(make_vectors: Make, write_parts: Make, tmp_path: Path) -> None:
+    parts = write_parts(make_vectors(1200), [500])
+    plan = resolve(IndexRecipe("IVF16,PQ4x4np"), 1200, 32)
+    assert ivf.train(plan, parts, tmp_path / "trained")["sample"] == 1200
+    pieces = _pieces(plan, parts, tmp_path / "build")
+    facts = _merge(plan, parts, pieces, tmp_path / "out")
+    merged = read(tmp_path / "out")
+    lists = faiss.extract_index_ivf(merged)
+    sizes = [lists.invlists.list_size(number) for number in range(16)]
+    assert (facts["rows"], facts["bytes"]) == (1200, (tmp_path / "out").stat().st_size)
+    anatomy = list_anatomy(merged)
+    assert anatomy.largest == max(sizes)
+    assert anatomy.imbalance == pytest.approx(16 * sum(size**2 for size in sizes) / 1200**2, rel=1e-3)
+    assert lists.nprobe == plan.search["nprobe"]
+
+
+@pytest.mark.parametrize("factory", ["IVF16,Flat", "IVF1,PQ4x4np"])
+def test_the_seed_is_that_of_every_clustering(
+    factory: str, make_vectors: Make, write_parts: Make, build_index: Make
+) -> None:
+    parts = write_parts(make_vectors(1100))
+    built = [build_index(parts, IndexRecipe(factory, seed=seed), str(seed))[0].read_bytes() for seed in (3, 4)]
+    assert built[0] != built[1]
+
+
+@pytest.mark.parametrize("filled", [1, 2, 3, 4])
+def test_few_filled_lists_are_laid_out_as_faiss_does(filled: int, write_parts: Make, tmp_path: Path) -> None:
+    """faiss names the sizes of all lists where more than half hold something, else of those alone."""
+    centroids = np.eye(4, 8, dtype=np.float32)
+    one = faiss.index_factory(8, "IVF4,Flat")
+    one.quantizer.add(centroids)
+    one.is_trained = True
+    write(one, tmp_path / "trained")
+    parts, pieces = write_parts(np.repeat(centroids[:filled], 50, axis=0)), [tmp_path / "piece"]
+    one.add(np.load(parts[0]))
+    assert sum(one.invlists.list_size(number) > 0 for number in range(4)) == filled
+    plan = resolve(IndexRecipe("IVF4,Flat", "l2"), 50 * filled, 8)
+    ivf.scatter(plan, tmp_path / "trained", parts[0], 0, pieces[0])
+    _merge(plan, parts, pieces, tmp_path / "out")
+    assert (tmp_path / "out").read_bytes() == faiss.serialize_index(one).tobytes()
+
+
+@pytest.mark.parametrize("d", [1, 9])
+@pytest.mark.parametrize("distinct", [1, 7, 0])
+@pytest.mark.parametrize("factory", ["IVF,RaBitQ4,Refine(SQ8)", "IVF_HNSW8,PQ", "IVF,RaBitQ", "IVF,SQ8"])
+def test_hardly_any_distinct_vectors(
+    factory: str, distinct: int, d: int, write_parts: Make, build_index: Make, tmp_path: Path
+) -> None:
+    """Fewer distinct vectors than centroids, or none but zero; and an empty part: still one index of them all."""
+    rng = np.random.default_rng(1)
+    vectors = rng.normal(size=(max(1, distinct), d))[rng.integers(0, max(1, distinct), 1100)].astype(np.float32)
+    vectors = vectors if distinct else np.zeros_like(vectors)
+    parts = write_parts(vectors, [500, 500])
+    path, plan = build_index(parts, IndexRecipe(factory, "l2"))
+    one = read(tmp_path / "index-work" / "trained")
+    for part in parts:
+        one.add(np.load(part))
+    assert path.read_bytes() == faiss.serialize_index(one).tobytes()
+    scores, rows = open_index(path, defaults=plan.search).search(vectors[:3], 5, nprobe=len(vectors))
+    assert np.all(np.isfinite(scores))
+    assert all(len(set(found)) == 5 for found in rows.tolist())
+
+
+@pytest.mark.skipif(not gpu.present(), reason="faiss sees no GPU")
+@pytest.mark.parametrize("factory", ["IVF64,PQ16np", "OPQ16,IVF64_HNSW8,PQ16np", "IVF64,RaBitQ"])
+def test_a_gpu_builds_as_good_an_index(
+    factory: str, make_vectors: Make, write_parts: Make, build_index: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts, questions, recalls = write_parts(make_vectors(5000), [2000]), make_vectors(100, seed=5), []
+    scores, truth = ExactIndex(parts).search(questions, 10)
+    for name in ("gpu", "cpu"):
+        path, plan = build_index(parts, IndexRecipe(factory), name)
+        rows = open_index(path, defaults=plan.search).search(questions, 10)[1]
+        recalls.append(recall_at(rows, truth, scores, 10).mean())
+        monkeypatch.setattr(gpu, "present", lambda: False)
+    assert recalls[0] == pytest.approx(recalls[1], abs=0.03)
+
+
+def test_lists_have_no_shards(make_vectors: Make, write_parts: Make, tmp_path: Path) -> None:
+    plan = resolve(IndexRecipe("IVF16,Flat"), 1200, 32)
+    assert plan.shards == 0
+    with pytest.raises(ValueError, match="no shards"):
+        ivf.shard(plan, tmp_path / "trained", [], 0, tmp_path / "out")
+
+
+def test_pieces_that_do_not_belong_are_refused(make_vectors: Make, write_parts: Make, tmp_path: Path) -> None:
+    parts, out = write_parts(make_vectors(1200), [500]), tmp_path / "out"
+    plan, other = (resolve(IndexRecipe(factory), 1200, 32) for factory in ("IVF16,Flat", "IVF8,Flat"))
+    pieces = _pieces(plan, parts, tmp_path / "mine")
+    with pytest.raises(InputError, match="part 0 is a piece of another build"):
+        _merge(plan, parts, pieces[::-1], out)
+    theirs = _pieces(other, parts, tmp_path / "theirs")
+    with pytest.raises(InputError, match="part 1 is a piece of another build"):
+        _merge(plan, parts, [pieces[0], theirs[1]], out)
+    ivf.scatter(plan, tmp_path / "mine" / "trained", parts[0], 1, pieces[1])
+    with pytest.raises(InputError, match="part 1 holds 500 vectors where the part has 700"):
+        _merge(plan, parts, pieces, out)
+    ivf.scatter(plan, tmp_path / "mine" / "trained", parts[1], 1, pieces[1])
+    pieces[1].write_bytes(pieces[1].read_bytes()[:-100])
+    with pytest.raises(InputError, match="part 1 is truncated or damaged"):
+        _merge(plan, parts, pieces, out)
+    pieces[1].unlink()
+    with pytest.raises(InputError, match=r"cannot open .* part 1"):
+        _merge(plan, parts, pieces, out)
+
+
+@pytest.mark.parametrize("factory", ["IVF8,PQ4x4np", "Flat"])
+def test_a_row_that_is_no_vector_is_named(factory: str, make_vectors: Make, write_parts: Make, tmp_path: Path) -> None:
+    vectors = make_vectors(1200)
+    plan = resolve(IndexRecipe(factory), 1200, 32)
+    parts = write_parts(vectors, [500])
+    ivf.train(plan, parts, tmp_path / "trained")
+    vectors[777, 3] = np.nan
+    parts = write_parts(vectors, [500])
+    with pytest.raises(InputError, match=r"row 277 of .*part-00001.npy holds a NaN"):
+        ivf.scatter(plan, tmp_path / "trained", parts[1], 1, tmp_path / "piece")
+
+
+def test_a_part_of_another_dimension_is_refused(make_vectors: Make, write_parts: Make, tmp_path: Path) -> None:
+    plan, parts = resolve(IndexRecipe("IVF8,Flat"), 1200, 32), write_parts(make_vectors(1200))
+    ivf.train(plan, parts, tmp_path / "trained")
+    np.save(parts[0], make_vectors(1200, 16))
+    with pytest.raises(InputError, match="16 dimensions where the index has 32"):
+        ivf.scatter(plan, tmp_path / "trained", parts[0], 0, tmp_path / "piece")
+
+
+@pytest.mark.parametrize("metric", ["ip", "l2"])
+@pytest.mark.parametrize("factory", [factory for factory in FACTORIES if factory != "Flat"])
+def test_lists_and_codes_follow_vectors_that_came_and_a_rotation_stays(
+    factory: str,
+    metric: Any,
+    trained: dict[tuple[str, str], Any],
+    make_vectors: Make,
+    write_parts: Make,
+    tmp_path: Path,
+) -> None:
+    before = make_vectors(1500, 32, unit=False)
+    came = 4 * np.roll(before[:60] + before[0], 5, axis=1)  # one article, where nothing was
+    vectors = np.concatenate([before, came]).astype(np.float32)
+    plan = resolve(IndexRecipe(factory, metric), len(vectors), 32)
+    old, new = tmp_path / "old", tmp_path / "new"
+    write(trained[factory, metric], old)
+    facts = ivf.follow(plan, old, write_parts(vectors), new)
+    assert facts["losses"] == ivf.losses(plan, new, vectors)
+    for name, lost in ivf.losses(plan, old, came).items():
+        assert ivf.losses(plan, new, came)[name] < 0.95 * lost, name
+    if "OPQ" in factory:
+        np.testing.assert_array_equal(*(rotation_of(read(file)) for file in (old, new)))
+    again = tmp_path / "again"
+    ivf.follow(plan, old, write_parts(vectors), again)
+    assert again.read_bytes() == new.read_bytes()
+
+
+def rotation_of(index: Any) -> Any:
+    base = faiss.downcast_index(index.base_index) if isinstance(index, faiss.IndexRefine) else index
+    return faiss.vector_to_array(faiss.downcast_VectorTransform(base.chain.at(0)).A)

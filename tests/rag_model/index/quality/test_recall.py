@@ -1,0 +1,51 @@
+"""Recall against exact search, ties included."""
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from rag_model.index.quality.recall import percentile5, recall_at
+
+
+def ranked(vectors: np.ndarray, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+    scores = queries @ vectors.T
+    rows = np.argsort(-scores, axis=1, kind="stable")[:, :k]
+    return rows.astype(np.int64), np.take_along_axis(scores, rows, axis=1).astype(np.float32)
+
+
+def test_recall_counts_what_exact_search_finds() -> None:
+    exact = np.array([[1, 2, 3, 4], [5, 6, 7, 8]])
+    scores = np.array([[4, 3, 2, 1], [4, 3, 2, 1]], np.float32)
+    found = np.array([[2, 1, 9, -1], [8, 9, 10, 11]])
+    assert recall_at(found, exact, scores, 2).tolist() == [1.0, 0.0]
+    assert recall_at(found, exact, scores, 4).tolist() == [0.5, 0.25]
+
+
+def test_only_the_first_k_of_what_was_found_count() -> None:
+    exact, scores = np.array([[1, 2]]), np.array([[2, 1]], np.float32)
+    assert recall_at(np.array([[9, 1, 2]]), exact, scores, 2).tolist() == [0.5]
+
+
+def test_passages_that_tie_with_the_last_are_as_good() -> None:
+    exact, scores = np.array([[1, 2, 3, 4]]), np.array([[0.9, 0.5, 0.5, 0.1]], np.float32)
+    assert recall_at(np.array([[3, 1]]), exact, scores, 2).tolist() == [1.0]
+    assert recall_at(np.array([[4, 1]]), exact, scores, 2).tolist() == [0.5]
+
+
+def test_a_corpus_smaller_than_k_can_be_found_whole() -> None:
+    exact, scores = np.array([[1, 0]]), np.array([[2, 1]], np.float32)
+    assert recall_at(np.array([[0, 1, -1]]), exact, scores, 20).tolist() == [1.0]
+
+
+@given(arrays(np.float32, (12, 3), elements=st.integers(-2, 2)), st.integers(1, 12), st.data())
+def test_exact_search_finds_itself_however_ties_fall(vectors: np.ndarray, k: int, data: st.DataObject) -> None:
+    queries = np.eye(3, dtype=np.float32)
+    exact, scores = ranked(vectors, queries, 12)
+    order = np.array(data.draw(st.permutations(range(12))))
+    shuffled, _ = ranked(vectors[order], queries, k)  # the same vectors under other rows: ties break otherwise
+    assert recall_at(order[shuffled], exact, scores, k).tolist() == [1.0, 1.0, 1.0]
+
+
+def test_the_fifth_percentile_sees_the_unlucky_few() -> None:
+    assert percentile5(np.array([0.0] * 6 + [1.0] * 94)) < 0.5 < percentile5(np.array([0.0] * 4 + [1.0] * 96))

@@ -1,0 +1,30 @@
+import pytest
+
+from rag_model.errors import UsageError
+from rag_model.index.sizing.amounts import gigabytes, parse_bytes
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("16GB", 16 * 1000**3),
+        ("16G", 16 * 1000**3),
+        ("512MiB", 512 * 1024**2),
+        ("512 mib", 512 * 1024**2),
+        ("1.5TB", 1500 * 1000**3),
+        ("4096", 4096),
+        ("7B", 7),
+    ],
+)
+def test_amounts_as_people_write_them(text: str, count: int) -> None:
+    assert parse_bytes(text) == count
+
+
+@pytest.mark.parametrize("text", ["", "GB", "-1GB", "16 apples", "0", "1e9", "16GBs"])
+def test_what_is_no_amount(text: str) -> None:
+    with pytest.raises(UsageError, match="no amount of memory"):
+        parse_bytes(text)
+
+
+def test_amounts_are_said_in_three_digits() -> None:
+    assert [gigabytes(count) for count in (512e6, 16e9, 1234.5e9)] == ["512 MB", "16.0 GB", "1,234.5 GB"]

@@ -1,0 +1,112 @@
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rag_model.errors import ResourceError
+from rag_model.index.recipe import IndexRecipe, resolve
+from rag_model.index.sizing.estimate import PROCESS, check_disk, estimate
+from rag_model.index.structure import build
+
+Make = Callable[..., Any]  # fixtures of conftest.py
+WIKIPEDIA = (21_015_324, 768)
+
+
+@pytest.mark.parametrize(
+    "factory",
+    [
+        "HNSW8",
+        "HNSW32_SQ8",
+        "HNSW16_SQfp16",
+        "IVF,PQ",
+        "OPQ4_16,IVF16_HNSW8,PQ4x4np",
+        "IVF16,RaBitQ4",
+        "IVF16,SQ8",
+        "IVF16,PQ4np,Refine(SQfp16)",
+        "Flat",
+    ],
+)
+def test_the_size_on_disk_is_what_was_estimated(
+    factory: str, make_vectors: Make, write_parts: Make, build_index: Make
+) -> None:
+    path, plan = build_index(write_parts(make_vectors(3000), [1000]), IndexRecipe(factory))
+    cost = estimate(plan)
+    assert cost.disk_bytes == pytest.approx(path.stat().st_size, rel=0.02)
+    assert cost.disk_bytes < cost.search_bytes
+
+
+@pytest.mark.parametrize("factory", ["HNSW8", "IVF64,PQ4np", "Flat"])
+def test_the_work_files_are_no_larger_than_was_estimated(
+    factory: str, make_vectors: Make, write_parts: Make, tmp_path: Path
+) -> None:
+    parts = write_parts(make_vectors(3000), [1000])
+    plan = resolve(IndexRecipe(factory, cells=4), 3000, 32)
+    (work := tmp_path / "work").mkdir()
+    build(plan, parts, work / "index", work)
+    written = sum(path.stat().st_size for path in work.iterdir()) + (work / "index").stat().st_size
+    assert 0.5 * estimate(plan).work_bytes < written < 1.1 * estimate(plan).work_bytes
+
+
+PEAK = """
+import sys
+from pathlib import Path
+
+from rag_model.index.files.pieces import opener
+from rag_model.index.recipe import IndexRecipe, resolve
+from rag_model.index.structure import structure_of
+
+
+def high() -> int:
+    (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM:")]
+    return 1024 * int(line.split()[1])
+
+
+work, factory, n, d = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+plan = resolve(IndexRecipe(factory, cells=2, ef_construction=10), n, d)
+trained, piece, parts = work / "trained", work / "scattered", [work / "part-00000.npy"]
+builder = structure_of(plan)
+if sys.argv[5] == "shard":
+    before = high()
+    builder.shard(plan, trained, [opener(piece)], 0, work / "shard")
+    print(high() - before)
+else:
+    builder.train(plan, parts, trained)
+    builder.scatter(plan, trained, parts[0], 0, piece)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is told by Linux")
+def test_a_shard_takes_no_more_memory_than_was_estimated(make_vectors: Make, write_parts: Make, tmp_path: Path) -> None:
+    """In processes of its own: what the stage before left behind would hide it."""
+    n, d = 20_000, 128
+    write_parts(make_vectors(n, d), [])
+    command = [sys.executable, "-c", PEAK, str(tmp_path), "HNSW4", str(n), str(d)]
+    subprocess.run([*command, "scatter"], check=True)
+    taken = int(subprocess.run([*command, "shard"], check=True, capture_output=True).stdout)
+    expected = estimate(resolve(IndexRecipe("HNSW4", cells=2), n, d)).stages["shard"] - PROCESS
+    assert expected / 4 < taken < 1.2 * expected
+
+
+def test_no_stage_of_wikipedia_needs_a_large_machine() -> None:
+    for factory in ("HNSW32", "HNSW32_SQ8", "IVF,PQ", "Flat"):
+        cost = estimate(resolve(IndexRecipe(factory), *WIKIPEDIA))
+        assert max(cost.stages.values()) == cost.build_bytes < 8 * 10**9
+        assert cost.side_by_side(4) <= 4 * cost.build_bytes
+    assert estimate(resolve(IndexRecipe("HNSW32"), *WIKIPEDIA)).search_bytes > 64 * 10**9
+
+
+def test_memory_falls_with_cells_and_with_parts() -> None:
+    one, many = (estimate(resolve(IndexRecipe("HNSW32", cells=cells), 10**6, 96)) for cells in (1, 16))
+    assert many.stages["shard"] < one.stages["shard"] / 3
+    assert many.stages["merge"] == pytest.approx(one.stages["merge"], rel=0.1)
+    plan = resolve(IndexRecipe("HNSW32"), 10**6, 96)
+    assert estimate(plan, 10_000).stages["scatter"] < estimate(plan, 100_000).stages["scatter"]
+
+
+def test_a_merge_that_the_disk_cannot_hold_is_refused_before_it_starts(tmp_path: Path) -> None:
+    check_disk(resolve(IndexRecipe("HNSW32"), 1000, 32), tmp_path)
+    with pytest.raises(ResourceError, match=r"merging HNSW32 needs .* of disk in .*, and .* are free"):
+        check_disk(resolve(IndexRecipe("HNSW32"), 2_000_000_000, 4096), tmp_path)

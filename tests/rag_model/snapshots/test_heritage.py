@@ -1,0 +1,109 @@
+"""What of the parent's index may be used: of the same plan and space, and still there."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rag_model.corpus.records import Part
+from rag_model.index.quality.fit import Trained
+from rag_model.index.recipe import IndexPlan, IndexRecipe, resolve
+from rag_model.snapshots.heritage import inherit, noted, obstacles, steady, trained_entry
+from rag_model.snapshots.parent import Parent
+from rag_model.store.store import Store
+from rag_model.store.versions.manifest import Content, Manifest, PartEntry
+
+RECIPE = IndexRecipe("HNSW8")
+TRAINED = Trained({"cells": 0.5}, 1.2, 1.25)
+N = 200_000
+
+
+def planned(recipe: IndexRecipe = RECIPE, n: int = N) -> IndexPlan:
+    return resolve(recipe, n, 16)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store.open(str(tmp_path), create=True)
+
+
+def parent_of(store: Store, plan: IndexPlan, **changes: Any) -> Parent:
+    """Return a parent of two parts with one index."""
+    files = {f"embeddings/part-0000{number}.npy": store.blobs.put_bytes(b"old %d" % number) for number in range(2)}
+    files["trained/hnsw"] = store.blobs.put_bytes(b"cells")
+    entry = plan.entry() | {"trained": trained_entry(plan, TRAINED)}
+    parts = (PartEntry("part-00000", 0, 9, 5), PartEntry("part-00001", 10, 19, 5))
+    content = Content({}, parts, files, space={"digest": "space"}, indexes={"hnsw": entry})
+    return Parent(Manifest(replace(content, **changes)))
+
+
+def test_a_corpus_that_grew_inherits(store: Store) -> None:
+    parent = parent_of(store, planned())
+    assert obstacles(parent, "hnsw", planned(n=N + 9), "space") == []
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"seed": 1}, ["seed"]),
+        ({"factory": "HNSW16"}, ["factory"]),
+        ({"factory": "IVF64,SQ8"}, ["cells", "code", "factory", "kind", "linked"]),
+        ({"metric": "l2"}, ["metric"]),
+        ({"linked": 1.0}, ["linked"]),
+        ({"cells": 7}, ["cells"]),
+        ({"ef_construction": 50}, ["ef_construction"]),
+        ({"search": {"efSearch": 99}}, []),
+        ({"drift": 2.0}, []),
+    ],
+)
+def test_another_recipe_is_named(store: Store, change: dict[str, Any], named: list[str]) -> None:
+    plan = planned(replace(RECIPE, **change))
+    assert obstacles(parent_of(store, planned()), "hnsw", plan, "space") == named
+    notes = noted(plan, named).notes
+    assert notes == ((f"trained anew: the parent's index differs in {', '.join(named)}",) if named else ())
+
+
+def test_without_a_trained_file_there_is_nothing_to_inherit(store: Store) -> None:
+    plan, whole = planned(), parent_of(store, planned())
+    assert obstacles(whole, "hnsw", plan, "another") == ["space"]
+    assert obstacles(whole, "other", plan, "space") == ["no record"]
+    assert obstacles(Parent(), "hnsw", plan, "space") == ["no parent"]
+    older = parent_of(store, plan, indexes={"hnsw": plan.entry()})  # written before trained files were kept
+    damaged = parent_of(store, plan, indexes={"hnsw": {**plan.entry(), "trained": {"plan": None}}})
+    for parent in (older, damaged, parent_of(store, plan, files={})):
+        assert obstacles(parent, "hnsw", plan, "space") == ["no record"]
+        assert steady(RECIPE, plan, parent, "hnsw") == plan
+    assert noted(plan, ["no record"]) == plan
+
+
+def test_the_vectors_that_changed_are_named_beside_those_that_did_not(store: Store) -> None:
+    parent, parts = (
+        parent_of(store, planned()),
+        [Part(f"part-0000{i}", "pages", 10 * i, 10 * i + 9, ()) for i in (0, 1)],
+    )
+    assert parent.manifest is not None
+    same = parent.manifest.content.files["embeddings/part-00000.npy"]
+    new = store.blobs.put_bytes(b"new")
+    made = [{"embeddings": ref.to_json(), "rows": 5} for ref in (same, new)]
+    found = inherit(store, parent, "hnsw", planned(), "space", parts, made)
+    assert found is not None
+    assert (found.snapshot, found.trained) == (parent.manifest.id, TRAINED)
+    assert [ref for ref, _ in found.changed] == [new]
+    assert found.same == (same,)
+    assert not found.settled(1.2)
+    unchanged = inherit(store, parent, "hnsw", planned(), "space", parts[:1], made[:1])
+    assert unchanged is not None
+    assert unchanged.settled(1.2)
+    store.files.local_path(found.blob.path).unlink()
+    assert inherit(store, parent, "hnsw", planned(), "space", parts, made) is None
+
+
+def test_cells_stay_while_about_as_many_would_be_chosen(store: Store) -> None:
+    parent = parent_of(store, planned())
+    assert planned().cells == 4
+    for n, cells in ((300_000, 4), (400_000, 7), (160_000, 3)):
+        assert steady(RECIPE, planned(n=n), parent, "hnsw").cells == cells, n
+    named = replace(RECIPE, cells=5)
+    assert steady(named, planned(named), parent, "hnsw").cells == 5, "who names a number gets it"
+    assert steady(RECIPE, planned(n=1000), parent, "hnsw").cells == 1

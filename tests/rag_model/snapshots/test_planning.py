@@ -1,0 +1,105 @@
+"""Plans and sizes: a source that had to be split is split once, and what will not fit is told before it is built."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rag_model.errors import InputError, ResourceError, UsageError
+from rag_model.index.recipe import IndexRecipe
+from rag_model.snapshots.parent import Parent
+from rag_model.snapshots.planning import plan_parts
+from rag_model.snapshots.recipe import Recipe
+from rag_model.snapshots.sizing import plan_indexes
+from rag_model.store.store import Store
+from rag_model.store.versions.manifest import Content, Manifest, PartEntry
+
+RECIPE = Recipe(part_bytes=100_000)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store.open(str(tmp_path / "store"), create=True)
+
+
+def staged(store: Store, folder: Path) -> int:
+    return len(list((folder / "store" / "memo" / "plan").glob("*.json")))
+
+
+def test_a_source_that_was_split_is_not_split_again(store: Store, small_dump: Path, tmp_path: Path) -> None:
+    first = plan_parts(store, str(small_dump), RECIPE)
+    assert len(first.parts) > 1
+    assert all(piece.url.startswith(store.url) for part in first.parts for piece in part.slices)
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "store").rglob("*") if path.is_file()}
+    assert plan_parts(store, str(small_dump), RECIPE) == first
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "store").rglob("*") if path.is_file()} == before
+    assert plan_parts(store, str(small_dump), Recipe(part_bytes=200_000)) != first
+    assert staged(store, tmp_path) == 4  # each under its own boundaries as well, which the next build inherits
+
+
+@pytest.mark.parametrize("plain", [True, False])
+def test_the_ranges_of_the_parent_are_kept(
+    store: Store, small_dump: Path, tmp_path: Path, make_multistream: Callable[..., str], plain: bool
+) -> None:
+    dump = str(small_dump) if plain else make_multistream(tmp_path, small_dump)
+    own = plan_parts(store, dump, RECIPE)
+    last, starts = own.parts[-1].last_page, [0, 200, 210, 400]
+    ends = [start - 1 for start in starts[1:]] + [last]
+
+    def planned(recipe: Recipe = RECIPE, **corpus: str) -> list[tuple[int, int]]:
+        ranges = zip(starts, ends, strict=True)
+        entries = tuple(PartEntry(f"part-{i:05d}", *pages, rows=1) for i, pages in enumerate(ranges))
+        about = {"kind": "wiki", "dbname": "enwiki", **corpus}
+        parent = Parent(Manifest(Content(about, entries, {}, {"part_bytes": RECIPE.part_bytes})))
+        parts = plan_parts(store, dump, recipe, parent=parent).parts
+        return [(part.first_page, part.last_page) for part in parts]
+
+    theirs = [(part.first_page, part.last_page) for part in own.parts]
+    assert planned() == list(zip(starts, ends, strict=True)) != theirs
+    assert planned(dbname="dewiki") == theirs, "a page id means nothing in another wiki"
+    assert planned(kind="documents") == theirs
+    whole = planned(Recipe(part_bytes=1 << 30))
+    assert whole == [(0, last)], "the recipe asks for parts of another size"
+
+
+def test_a_source_with_changed_bytes_is_split_again(store: Store, demo_dump: Path, small_dump: Path) -> None:
+    assert plan_parts(store, str(small_dump), RECIPE) != plan_parts(store, str(demo_dump), RECIPE)
+
+
+def test_a_store_that_moved_plans_again(store: Store, small_dump: Path, tmp_path: Path) -> None:
+    plan_parts(store, str(small_dump), RECIPE)
+    moved = Store.open(str((tmp_path / "store").rename(tmp_path / "moved")))
+    plan = plan_parts(moved, str(small_dump), RECIPE)
+    assert all(piece.url.startswith(moved.url) for part in plan.parts for piece in part.slices)
+
+
+def test_a_multistream_dump_is_read_where_it_lies(
+    store: Store, small_dump: Path, tmp_path: Path, make_multistream: Callable[..., str]
+) -> None:
+    plan = plan_parts(store, make_multistream(tmp_path, small_dump), RECIPE)
+    assert all(not piece.url.startswith(store.url) for part in plan.parts for piece in part.slices)
+    assert not (tmp_path / "store" / "blobs").exists()
+
+
+def test_a_limited_plan_is_not_kept(store: Store, small_dump: Path, tmp_path: Path) -> None:
+    plan_parts(store, str(small_dump), RECIPE, limit=2)
+    assert not (tmp_path / "store" / "memo").exists()
+
+
+def test_indexes_are_sized_for_all_passages() -> None:
+    plans = plan_indexes({"a": IndexRecipe("HNSW32")}, [{"rows": 3}, {"rows": 0}, {"rows": 4}], 32, 1 << 30)
+    assert (plans["a"].n, plans["a"].d) == (7, 32)
+
+
+def test_what_will_not_fit_is_told_with_what_would() -> None:
+    recipes, passages = {"graph": IndexRecipe("HNSW32")}, [{"rows": 21_015_324}]
+    with pytest.raises(ResourceError, match=r"PQ|SQ"):
+        plan_indexes(recipes, passages, 768, 8 << 30)
+    assert plan_indexes(recipes, passages, 768, None)["graph"].n == 21_015_324  # other machines' memory is not known
+
+
+def test_no_passages_and_no_fitting_factory() -> None:
+    with pytest.raises(InputError, match="no passages at all"):
+        plan_indexes({"a": IndexRecipe("HNSW32")}, [{"rows": 0}], 32, None)
+    with pytest.raises(UsageError, match="PQ7"):
+        plan_indexes({"a": IndexRecipe("IVF4,PQ7")}, [{"rows": 5000}], 32, None)

@@ -1,0 +1,117 @@
+"""A recipe file: what is left out keeps its default, and every mistake is one sentence that names the setting."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from rag_model.errors import BookwheelError, InputError, UsageError
+from rag_model.snapshots.recipe import Recipe, read_recipe
+
+WHOLE = """
+part_bytes = 1_000_000
+
+[chunk]
+chunker = "words"
+words = 50
+
+[encode]
+dtype = "float32"
+spec = { max_length = 128, pooling = "cls" }
+
+[index.graph]
+factory = "HNSW16"
+ef_construction = 200
+search = { efSearch = 64 }
+
+[index.codes]
+factory = "IVF64,PQ8"
+metric = "l2"
+
+[gate]
+k = 10
+max_passage_loss = 1
+
+[gate.floors.codes]
+mean = 0.5
+p5 = 0
+"""
+
+
+def read(folder: Path, text: str) -> Recipe:
+    path = folder / "recipe.toml"
+    path.write_text(text, encoding="utf-8")
+    return read_recipe(path)
+
+
+def test_the_recipe_of_the_readme_is_a_recipe(tmp_path: Path) -> None:
+    readme = (Path(__file__).parents[3] / "README.md").read_text(encoding="utf-8")
+    (text,) = re.findall(r"```toml\n(.*?)```", readme, re.DOTALL)
+    recipe = read(tmp_path, text)
+    assert recipe.encode.spec == {"passage_prompt": "passage: ", "question_prompt": "query: "}
+    assert set(recipe.index) == {"hnsw", "ivfpq"}
+
+
+def test_no_file_and_an_empty_file_are_the_default(tmp_path: Path) -> None:
+    assert read_recipe(None) == read(tmp_path, "") == Recipe()
+    assert set(Recipe().index) == {"hnsw", "ivfpq"}
+
+
+def test_every_setting_is_read(tmp_path: Path) -> None:
+    recipe = read(tmp_path, WHOLE)
+    assert recipe.part_bytes == 1_000_000
+    assert (recipe.chunk.chunker, recipe.chunk.words) == ("words", 50)
+    assert (recipe.encode.dtype, recipe.encode.spec) == ("float32", {"max_length": 128, "pooling": "cls"})
+    assert list(recipe.index) == ["graph", "codes"]
+    assert recipe.index["graph"].search == {"efSearch": 64}
+    assert recipe.index["codes"].metric == "l2"
+    assert recipe.gate.max_passage_loss == 1.0
+    assert recipe.gate.floor("codes", "IVF64,PQ8").p5 == 0.0
+    assert recipe.gate.floor("graph", "HNSW16") == Recipe().gate.floor("graph", "HNSW16")
+
+
+def test_the_gate_and_where_an_encoder_lay_are_no_part_of_the_content(tmp_path: Path) -> None:
+    strict = read(tmp_path, "[gate]\nk = 3\n[encode]\nquestion_encoder = 'somewhere'\n")
+    assert strict.content() == Recipe().content()
+    assert read(tmp_path, "[chunk]\nwords = 99").content() != Recipe().content()
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[gates]", "recipe.toml has no setting 'gates': did you mean 'gate'?"),
+        ("[chunk]\nxyz = 1", r"recipe.toml, chunk has no setting 'xyz': it knows chunker, words"),
+        ("chunk = 3", "recipe.toml, chunk must be a table of settings, not 3"),
+        ("part_bytes = 1.5", "part_bytes must be a whole number, not 1.5"),
+        ("[chunk]\nwords = true", "chunk, words must be a whole number, not True"),
+        ("[index]\nhnsw = 'HNSW32'", "index.hnsw must be a table of settings, not 'HNSW32'"),
+        ("index = 3", "index must be a table, not 3"),
+        ("[index.a]\nmetric = 'ip'", "index.a lacks 'factory'"),
+        ("[index.a]\nfactory = 'HNSW32'\nmetric = 'cosine'", "index.a, metric is 'cosine': choose one of ip, l2"),
+        ("[index.a]\nfactory = 'HNSW32'\nborder = 2", "border is a share from 0 to 1"),
+        ("[index.a]\nfactory = 'HNSW32'\nsearch = { nprobe = 3 }", "nprobe"),
+        ("[index.a]\nfactory = 'HNSW99999999999'", "more than any index holds"),
+        ("[index.'../x']\nfactory = 'Flat'", "is not a name for an index"),
+        ("[index.exact]\nfactory = 'HNSW32'", "compares with every vector"),
+        ("[index]", "names no index"),
+        ("[chunk]\nwords = 0", "at least 1"),
+        ("[chunk]\nchunker = 'tokens'", "choose one of words, sections"),
+        ("[chunk]\nquarantine_share = nan", "share from 0 to 1"),
+        ("[gate.floors.a]\nmean = 1.5\np5 = 0.5", "from 0 to 1"),
+        ("part_bytes = 0", "at least 1"),
+        ("[gate.floors.a]\nmean = 1", "gate, floors.a lacks 'p5'"),
+    ],
+)
+def test_a_mistake_is_one_sentence(tmp_path: Path, text: str, says: str) -> None:
+    with pytest.raises(UsageError, match=says) as wrong:
+        read(tmp_path, text)
+    assert "\n" not in str(wrong.value)
+
+
+def test_what_is_no_recipe_file(tmp_path: Path) -> None:
+    (tmp_path / "latin").write_bytes(b"name = '\xe9'")
+    for path in (tmp_path / "absent", tmp_path, tmp_path / "latin"):
+        with pytest.raises(InputError, match="recipe") as wrong:
+            read_recipe(path)
+        assert isinstance(wrong.value, BookwheelError)
+        assert str(path) in str(wrong.value)

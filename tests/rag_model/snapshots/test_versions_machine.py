@@ -1,0 +1,169 @@
+"""Two writers of one store do anything in any order; a model in memory says what the store must hold.
+
+Time passes as the files' ages: for all that a store knows, that is the same.
+"""
+
+import os
+import shutil
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from rag_model.errors import StoreError, UsageError
+from rag_model.evaluation.gate import Verdict
+from rag_model.snapshots.publish import publish
+from rag_model.store import Content, Manifest, Snapshot, Store
+from rag_model.store.pulling.pull import pull
+from rag_model.store.upkeep.expire import Policy, expire
+from rag_model.store.upkeep.gc import gc
+from rag_model.store.upkeep.verify import verify
+from rag_model.store.versions.moves import rollback, tag, untag
+
+DAY = 86400.0
+TRUSTED = 0.5  # days that a writer trusts a blob for
+REFS = ("latest", "good")
+
+
+@dataclass
+class Log:
+    """A ref's history: of each kept move, by number, the snapshot ("": none, it was deleted) and the day."""
+
+    moves: dict[int, tuple[str, float]] = field(default_factory=dict)
+    last: int = 0
+
+    def move(self, snapshot: str, day: float) -> None:
+        self.last += 1
+        self.moves[self.last] = (snapshot, day)
+
+    @property
+    def now(self) -> str | None:
+        return self.moves[self.last][0] or None if self.moves else None
+
+    def forget(self, keep: int, bound: float) -> None:
+        for number in sorted(self.moves)[: -keep if self.now else -1]:
+            if self.moves[number + 1][1] > bound:
+                break
+            del self.moves[number]
+
+
+class Versions(RuleBasedStateMachine):
+    """What a store must hold, and two writers and a reader that try it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = Path(tempfile.mkdtemp(prefix="bookwheel-test-"))
+        self.writers = [Store.open(str(self.folder / "store"), create=True) for _ in range(2)]
+        self.day = 0.0
+        self.refs = {name: Log() for name in REFS}
+        self.snapshots: dict[str, tuple[str, float]] = {}  # its letters, and when its manifest was written
+        self.blobs: dict[str, float] = {}  # when a letter's was written
+        self.pulled: str | None = None
+
+    def teardown(self) -> None:
+        shutil.rmtree(self.folder)
+
+    @rule(writer=st.integers(0, 1), letters=st.sets(st.sampled_from("abcd"), min_size=1), ref=st.sampled_from(REFS))
+    def publish(self, writer: int, letters: set[str], ref: str) -> None:
+        store, key = self.writers[writer], "".join(sorted(letters))
+        blobs = {f"index/{letter}": store.blobs.put_bytes(letter.encode()) for letter in key}
+        made = publish(store, Manifest(Content({}, (), blobs)), ref, lambda parent: Verdict(True, ())).snapshot
+        for letter in key:
+            if self.day - self.blobs.get(letter, -9.0) >= TRUSTED:
+                self.blobs[letter] = self.day
+        self.snapshots.setdefault(made, (key, self.day))
+        if self.refs[ref].now != made:
+            self.refs[ref].move(made, self.day)
+
+    @rule(writer=st.integers(0, 1), number=st.integers(0, 20), ref=st.sampled_from(REFS))
+    def tag(self, writer: int, number: int, ref: str) -> None:
+        known = sorted(self.snapshots)
+        if known:
+            snapshot = known[number % len(known)]
+            tag(self.writers[writer], snapshot[:20], ref)
+            if self.refs[ref].now != snapshot:
+                self.refs[ref].move(snapshot, self.day)
+
+    @rule(writer=st.integers(0, 1), ref=st.sampled_from(REFS))
+    def untag(self, writer: int, ref: str) -> None:
+        if self.refs[ref].now is None:
+            with pytest.raises(StoreError):
+                untag(self.writers[writer], ref)
+        else:
+            untag(self.writers[writer], ref)
+            self.refs[ref].move("", self.day)
+
+    @rule(writer=st.integers(0, 1), number=st.integers(1, 9), ref=st.sampled_from(REFS))
+    def roll_back(self, writer: int, number: int, ref: str) -> None:
+        log = self.refs[ref]
+        kept = log.moves.get(number)
+        if log.now is None or kept is None or kept[0] in {log.now, ""}:
+            with pytest.raises((StoreError, UsageError)):
+                rollback(self.writers[writer], ref, number)
+        else:
+            rollback(self.writers[writer], ref, number)
+            log.move(kept[0], self.day)
+
+    @rule(writer=st.integers(0, 1), keep=st.integers(1, 3), days=st.integers(0, 3))
+    def expire(self, writer: int, keep: int, days: int) -> None:
+        expire(self.writers[writer], Policy(keep, days * DAY))
+        for log in self.refs.values():
+            log.forget(keep, self.day - days)
+        named = {snapshot for log in self.refs.values() for snapshot, _ in log.moves.values()} - {""}
+        self.snapshots = {
+            snapshot: made
+            for snapshot, made in self.snapshots.items()
+            if snapshot in named or made[1] > self.day - days
+        }
+
+    @rule(writer=st.integers(0, 1), days=st.integers(0, 3))
+    def gc(self, writer: int, days: int) -> None:
+        gc(self.writers[writer], days * DAY)
+        needed = {letter for letters, _ in self.snapshots.values() for letter in letters}
+        self.blobs = {letter: day for letter, day in self.blobs.items() if letter in needed or day > self.day - days}
+
+    @rule(ref=st.sampled_from(REFS), keep=st.sampled_from([None, 1, 2]))
+    def pull(self, ref: str, keep: int | None) -> None:
+        if self.refs[ref].now is not None:
+            self.pulled = pull(self.writers[0], ref, self.folder / "dest", keep=keep).snapshot
+            assert self.pulled == self.refs[ref].now
+
+    @rule(days=st.integers(1, 2))
+    def time_passes(self, days: int) -> None:
+        self.day += days
+        for file in self.writers[0].files.tree():
+            os.utime(self.writers[0].files.local_path(file.path), (file.written - days * DAY,) * 2)
+
+    @invariant()
+    def refs_are_where_they_were_left(self) -> None:
+        for name, log in self.refs.items():
+            for store in self.writers:
+                found = {move.number: move.snapshot for move in store.refs.history(name)}
+                assert found == {number: snapshot for number, (snapshot, _) in log.moves.items()}
+
+    @invariant()
+    def snapshots_are_whole(self) -> None:
+        store = self.writers[1]
+        assert store.snapshots.list() == sorted(self.snapshots)
+        assert not any(verify(store, snapshot) for snapshot in self.snapshots)
+
+    @invariant()
+    def no_blob_is_lost_and_none_is_left(self) -> None:
+        blobs = {self.writers[0].files.read(file.path) for file in self.writers[0].files.tree("blobs")}
+        assert blobs == {letter.encode() for letter in self.blobs}
+
+    @invariant()
+    def what_was_pulled_is_read(self) -> None:
+        if self.pulled is not None:
+            with Snapshot.from_folder(self.folder / "dest") as snapshot:
+                assert snapshot.id == self.pulled
+                for name in snapshot.manifest.content.files:
+                    assert snapshot.path(name).read_bytes() == name.removeprefix("index/").encode()
+
+
+Versions.TestCase.settings = settings(max_examples=20, stateful_step_count=25)
+TestVersions = Versions.TestCase

@@ -1,0 +1,124 @@
+"""Exports are read back by what others read them with, and lose nothing."""
+
+import json
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pytest
+
+from rag_model.corpus.records import Passage
+from rag_model.corpus.rows import read_tsv
+from rag_model.errors import StoreError, UsageError
+from rag_model.store import Content, Manifest, PartEntry, Snapshot, Store
+from rag_model.store.pulling.export import Layout, export
+
+NASTY = 'a "quoted" word,\ta tab, a \\ and\na second line – Ähärôn 𝔘'
+
+
+@pytest.fixture
+def snapshot(local_store: Store, publish: Callable[..., str]) -> Snapshot:
+    return Snapshot.from_store(local_store, publish(local_store))
+
+
+@pytest.fixture
+def nasty(local_store: Store, cut: Callable[..., Snapshot]) -> Snapshot:
+    return cut(local_store, {1: ["plain", NASTY], 60: ["last"]}, (0, 50))
+
+
+def passages(snapshot: Snapshot) -> list[Passage]:
+    return snapshot.passages(range(snapshot.n))
+
+
+def test_dpr_passages_are_read_by_our_own_reader_of_them(nasty: Snapshot, tmp_path: Path) -> None:
+    export(nasty, tmp_path / "out", "dpr")
+    file = tmp_path / "out" / "psgs_w100.tsv"
+    assert file.read_text().startswith("id\ttext\ttitle\n1:0\tplain\tTitle 1\n")
+    assert list(read_tsv(str(file))) == [(one.id, one.title, one.text) for one in passages(nasty)]
+
+
+def test_dpr_vectors_lie_beside_their_ids(snapshot: Snapshot, tmp_path: Path) -> None:
+    report = export(snapshot, tmp_path / "out", "dpr")
+    found = []
+    for number in range(3):
+        ids, vectors = (
+            np.load(report.path / f"wikipedia_passages_{number}{kind}.npy", allow_pickle=False) for kind in (".ids", "")
+        )
+        found += [(str(own), vector.tolist()) for own, vector in zip(ids, vectors, strict=True)]
+    assert found == [(one.id, [row] * 4) for row, one in enumerate(passages(snapshot))]
+    assert report.bytes == sum(path.stat().st_size for path in report.path.rglob("*"))
+
+
+def test_jsonl_has_ids_and_contents(nasty: Snapshot, tmp_path: Path) -> None:
+    export(nasty, tmp_path / "out", "jsonl")
+    lines = (tmp_path / "out" / "corpus.jsonl").read_bytes().splitlines()
+    assert [json.loads(line) for line in lines] == [
+        {"id": one.id, "contents": f"{one.title}\n{one.text}"} for one in passages(nasty)
+    ]
+
+
+def test_datasets_have_typed_columns(snapshot: Snapshot, tmp_path: Path) -> None:
+    export(snapshot, tmp_path / "out", "datasets")
+    table = ds.dataset(tmp_path / "out" / "data", format="parquet").to_table()
+    assert table.schema.names == ["id", "text", "title", "embeddings"]
+    assert table.schema.field("embeddings").type == pa.list_(pa.float32())
+    assert table["text"].to_pylist() == [one.text for one in passages(snapshot)]
+    assert table["embeddings"].to_pylist() == [[float(row)] * 4 for row in range(snapshot.n)]
+    names = sorted(path.name for path in (tmp_path / "out" / "data").iterdir())
+    assert names[0] == "train-00000-of-00003.parquet"
+
+
+@pytest.mark.parametrize("layout", ["dpr", "datasets"])
+def test_vectors_can_stay_behind(snapshot: Snapshot, tmp_path: Path, layout: Layout) -> None:
+    export(snapshot, tmp_path / "out", layout, embeddings=False)
+    assert not [*(tmp_path / "out").glob("*.npy")]
+    if layout == "datasets":
+        assert ds.dataset(tmp_path / "out" / "data").schema.names == ["id", "text", "title"]
+
+
+def test_the_licence_goes_along(local_store: Store, tmp_path: Path) -> None:
+    corpus = {"kind": "wiki", "base": "https://en.wikipedia.org/wiki/Main_Page", "licence": "CC BY-SA 4.0"}
+    empty = Snapshot.from_store(local_store, local_store.snapshots.put(Manifest(Content(corpus, (), {}))))
+    export(empty, tmp_path / "out", "jsonl")
+    assert "CC BY-SA 4.0, by its authors" in (tmp_path / "out" / "README.md").read_text()
+
+
+def test_a_damaged_part_leaves_no_folder(local_store: Store, snapshot: Snapshot, tmp_path: Path) -> None:
+    ref = snapshot.manifest.content.files["passages/part-00002.parquet"]
+    data = local_store.blobs.read(ref)
+    local_store.files.put(ref.path, data[:-9] + bytes([data[-9] ^ 1]) + data[-8:])
+    with pytest.raises(StoreError, match=ref.id):
+        export(snapshot, tmp_path / "out", "jsonl")
+    assert [path.name for path in tmp_path.iterdir() if "out" in path.name or path.name.startswith(".")] == []
+
+
+def test_nothing_is_overwritten(snapshot: Snapshot, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    export(snapshot, tmp_path / "empty", "jsonl")
+    with pytest.raises(UsageError, match="something at"):
+        export(snapshot, tmp_path / "empty", "jsonl")
+    with pytest.raises(UsageError, match="no layout 'beir': choose from dpr, jsonl, datasets"):
+        export(snapshot, tmp_path / "new", "beir")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("layout", ["dpr", "jsonl", "datasets"])
+def test_memory_does_not_grow_with_the_corpus(
+    local_store: Store, parts_folder: Path, tmp_path: Path, layout: Layout
+) -> None:
+    passage, vector = (local_store.blobs.put_file(parts_folder / f"part-00000.{kind}") for kind in ("parquet", "npy"))
+    peaks = []
+    for count in (2, 2, 8):  # the first warms up
+        names = [f"p{number}" for number in range(count)]
+        files = {f"passages/{name}.parquet": passage for name in names} | {
+            f"embeddings/{name}.npy": vector for name in names
+        }
+        content = Content({}, tuple(PartEntry(name, 0, 0, 1500) for name in names), files)
+        with Snapshot.of(local_store, Manifest(content)) as snapshot:
+            tracemalloc.start()
+            export(snapshot, tmp_path / f"{len(peaks)}", layout)
+            peaks.append(tracemalloc.get_traced_memory()[1])
+            tracemalloc.stop()
+    assert peaks[2] < peaks[1] * 1.5, peaks

@@ -1,0 +1,303 @@
+"""Pulling: only what is missing, verified, and never a mix for the reader."""
+
+import json
+import re
+import secrets
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from rag_model.digest import digest_file
+from rag_model.errors import ResourceError, StoreError
+from rag_model.store import Manifest, Snapshot, Store
+from rag_model.store.objects.fetch import PARTIAL, partial_bytes
+from rag_model.store.pulling.pull import pull
+from rag_model.store.pulling.pulled import blob_copy, mapped_copy
+from rag_model.store.versions.mapped import MappedPassages
+
+VECTORS = "embeddings/part-00000.npy"
+
+
+@pytest.fixture
+def dest(tmp_path: Path) -> Path:
+    return tmp_path / "dest"
+
+
+def size_of(store: Store, snapshot: str) -> int:
+    return sum(ref.size for ref in set(store.snapshots.get(snapshot).content.files.values()))
+
+
+def test_a_pulled_folder_is_read_with_nothing_else(
+    memory_store: Store, publish: Callable[..., str], dest: Path, cache: Path
+) -> None:
+    snapshot = publish(memory_store)
+    report = pull(memory_store, snapshot[:8], dest)
+    memory_store.files.delete("blobs")
+    assert (report.snapshot, report.path) == (snapshot, dest / snapshot)
+    assert (report.fetched_bytes, report.reused_bytes) == (size_of(memory_store, snapshot), 0)
+    for folder in (dest, dest / "current", dest / snapshot):
+        with Snapshot.from_folder(folder) as pulled:
+            assert pulled.id == snapshot
+            assert pulled.passages([1500])[0].text == "text 1500"
+            assert pulled.embeddings("part-00002")[0, 0] == 1501
+            assert (pulled.folder("encoder/question") / "copy" / "config.json").read_bytes() == b"{}"
+    assert not cache.exists()
+    assert json.loads((dest / snapshot / "manifest.json").read_bytes())["id"] == snapshot
+    for path, ref in Snapshot.from_folder(dest).manifest.content.files.items():
+        assert digest_file(dest / snapshot / path) == ref.id
+
+
+def test_a_second_pull_fetches_nothing(local_store: Store, publish: Callable[..., str], dest: Path) -> None:
+    snapshot = publish(local_store)
+    pull(local_store, snapshot, dest)
+    again = pull(local_store, snapshot, dest)
+    assert (again.fetched_bytes, again.reused_bytes) == (0, size_of(local_store, snapshot))
+
+
+def test_the_next_snapshot_fetches_what_changed(local_store: Store, publish: Callable[..., str], dest: Path) -> None:
+    old, new = publish(local_store), publish(local_store, words=50)
+    pull(local_store, old, dest)
+    reader = Snapshot.from_folder(dest)
+    assert pull(local_store, new, dest).fetched_bytes == 0
+    assert Snapshot.from_folder(dest).id == new
+    assert reader.id == old
+    assert reader.passages([7])[0].text == "text 7"
+    reader.close()
+
+
+def test_a_choice_of_files_grows(local_store: Store, publish: Callable[..., str], dest: Path) -> None:
+    snapshot = publish(local_store)
+    pull(local_store, snapshot, dest, select=lambda path: not path.startswith("embeddings/"))
+    with pytest.raises(StoreError, match=r"part-00000.npy was not pulled"):
+        Snapshot.from_folder(dest).embeddings("part-00000")
+    report = pull(local_store, snapshot, dest, select=lambda path: path == VECTORS)
+    assert report.fetched_bytes == local_store.snapshots.get(snapshot).content.files[VECTORS].size
+    assert Snapshot.from_folder(dest).embeddings("part-00000").shape == (1500, 4)
+    with Snapshot.from_folder(dest) as pulled:
+        assert pulled.passages([0])[0].text == "text 0"
+
+
+@pytest.mark.parametrize("damage", ["flipped", "truncated", "gone"])
+def test_a_damaged_copy_is_repaired(local_store: Store, publish: Callable[..., str], dest: Path, damage: str) -> None:
+    snapshot = publish(local_store)
+    pull(local_store, snapshot, dest)
+    file = dest / snapshot / VECTORS
+    data = file.read_bytes()
+    if damage == "gone":
+        file.unlink()
+    else:
+        file.write_bytes(data[:-1] + b"\1" if damage == "flipped" else data[:50])
+    with pytest.raises(StoreError, match=r"part-00000.npy (was not pulled|.*is damaged)"):
+        Snapshot.from_folder(dest).embeddings("part-00000")
+    pull(local_store, snapshot, dest)
+    assert file.read_bytes() == data
+    assert Snapshot.from_folder(dest).embeddings("part-00000").shape == (1500, 4)
+
+
+@pytest.mark.parametrize("damage", [b"short", None])
+def test_a_bad_blob_moves_nothing(
+    local_store: Store, publish: Callable[..., str], dest: Path, damage: bytes | None
+) -> None:
+    old, new = publish(local_store), publish(local_store, words=50)
+    pull(local_store, old, dest, select=lambda path: path.startswith("passages/"))
+    blob = local_store.snapshots.get(new).content.files[VECTORS]
+    local_store.files.delete(blob.path)
+    if damage is not None:
+        local_store.files.put(blob.path, damage)
+    with pytest.raises(StoreError, match=blob.id):
+        pull(local_store, new, dest)
+    assert Snapshot.from_folder(dest).id == old
+    assert not (dest / new).exists()
+
+
+def test_a_hostile_manifest_writes_nothing(
+    local_store: Store, publish: Callable[..., str], dest: Path, tmp_path: Path
+) -> None:
+    path = f"snapshots/{publish(local_store)}.json"
+    data = local_store.files.read(path) or b""
+    local_store.files.put(path, data.replace(b"encoder/question/copy/config.json", b"../../escaped"))
+    with pytest.raises(StoreError, match=r"bad file path '\.\./\.\./escaped'"):
+        pull(local_store, local_store.snapshots.list()[0], dest)
+    assert not dest.exists()
+    assert not (tmp_path / "escaped").exists()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (b'"encoder/question/config.json"', b'"/etc/config.json"', "file path"),
+        (b'"encoder/question/config.json"', b'"encoder/../../config.json"', "file path"),
+        (b'"encoder/question/config.json"', b'"encoder/question/copy"', "is a folder as well"),
+        (b'"encoder/question/config.json"', b'".blobs/config.json"', "file path"),
+        (b'"id": "sha256:', b'"id": "../sha256:', "not a blob id"),
+        (b'"rows": 1500', b'"rows": 99999999999999999999', "row count"),
+        (b'"size": 2', b'"size": 9999999999999999999', "impossible size"),
+    ],
+)
+def test_whatever_a_hostile_manifest_asks_for_is_refused(
+    local_store: Store, publish: Callable[..., str], dest: Path, old: bytes, new: bytes, message: str
+) -> None:
+    path = f"snapshots/{publish(local_store)}.json"
+    data = local_store.files.read(path) or b""
+    assert old in data
+    local_store.files.put(path, data.replace(old, new))
+    with pytest.raises(StoreError, match=message):
+        pull(local_store, local_store.snapshots.list()[0], dest)
+    assert not dest.exists()
+
+
+def test_links_in_the_place_are_replaced_not_followed(
+    local_store: Store, publish: Callable[..., str], dest: Path, tmp_path: Path
+) -> None:
+    snapshot = publish(local_store)
+    pull(local_store, snapshot, dest)
+    outside = tmp_path / "outside"
+    outside.write_bytes(b"kept")
+    for file in (
+        dest / snapshot / VECTORS,
+        dest / f".{local_store.snapshots.get(snapshot).content.files[VECTORS].path}",
+    ):
+        file.unlink()
+        file.symlink_to(outside)
+    pull(local_store, snapshot, dest)
+    assert outside.read_bytes() == b"kept"
+    assert not (dest / snapshot / VECTORS).is_symlink()
+    assert Snapshot.from_folder(dest).embeddings("part-00000").shape == (1500, 4)
+
+
+def test_it_is_told_beforehand_that_the_room_will_not_do(
+    local_store: Store, publish: Callable[..., str], dest: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(1 << 20, 1 << 20, 1000))  # type: ignore[attr-defined]
+    with pytest.raises(ResourceError, match=r"bytes have to be fetched and 1,000 are free"):
+        pull(local_store, publish(local_store), dest)
+    assert not dest.exists()
+
+
+def test_a_partial_file_is_gone_on_with(memory_store: Store, publish: Callable[..., str], dest: Path) -> None:
+    snapshot = publish(memory_store)
+    ref = memory_store.snapshots.get(snapshot).content.files[VECTORS]
+    data = memory_store.blobs.read(ref)
+    partial = blob_copy(dest, ref).with_name(f".{blob_copy(dest, ref).name}{PARTIAL}")
+    partial.parent.mkdir(parents=True)
+    for left in (data[:1000], data, b"x" * 1000, data + b"more", b""):
+        partial.write_bytes(left)
+        blob_copy(dest, ref).unlink(missing_ok=True)
+        pull(memory_store, snapshot, dest)
+        assert blob_copy(dest, ref).read_bytes() == data
+        assert not partial.exists()
+
+
+def test_two_pulls_at_once_share_their_work(memory_store: Store, publish: Callable[..., str], dest: Path) -> None:
+    snapshot = publish(memory_store)
+    with ThreadPoolExecutor(4) as pool:
+        reports = list(pool.map(lambda _: pull(memory_store, snapshot, dest), range(4)))
+    assert {report.path for report in reports} == {dest / snapshot}
+    with Snapshot.from_folder(dest) as pulled:
+        assert pulled.passages([1500])[0].text == "text 1500"
+        for path, ref in pulled.manifest.content.files.items():
+            assert digest_file(pulled.path(path)) == ref.id
+    assert not [*dest.rglob(f"*{PARTIAL}")]
+
+
+def test_passages_are_mapped(local_store: Store, publish: Callable[..., str], dest: Path) -> None:
+    snapshot = publish(local_store)
+    pull(local_store, snapshot, dest)
+    rows = [2200, 0, 1500, 0, 1023, 1024]
+    with Snapshot.from_folder(dest) as pulled, Snapshot.from_store(local_store, snapshot) as stored:
+        assert pulled.passages(rows) == stored.passages(rows)
+        assert {type(reader) for reader in pulled._readers.values()} == {MappedPassages}
+    ref = local_store.snapshots.get(snapshot).content.files["passages/part-00000.parquet"]
+    copy = mapped_copy(dest, ref)
+    copy.write_bytes(copy.read_bytes().replace(b"text 7", b"text X"))
+    with Snapshot.from_folder(dest) as pulled:  # what was written to is not read
+        assert pulled.passages([7])[0].text == "text 7"
+    pull(local_store, snapshot, dest)
+    assert b"text X" not in copy.read_bytes()
+
+
+def test_it_is_told_how_far_it_is(memory_store: Store, publish: Callable[..., str], dest: Path) -> None:
+    snapshot = publish(memory_store)
+    total = size_of(memory_store, snapshot)
+    ref = memory_store.snapshots.get(snapshot).content.files[VECTORS]
+    partial = blob_copy(dest, ref).with_name(f".{blob_copy(dest, ref).name}{PARTIAL}")
+    partial.parent.mkdir(parents=True)
+    partial.write_bytes(memory_store.blobs.read(ref)[:1000])
+    for _ in range(2):  # the second finds all of it there
+        told: list[tuple[int, int]] = []
+        pull(memory_store, snapshot, dest, on_progress=lambda done, all_, told=told: told.append((done, all_)))  # type: ignore[misc]
+        assert told == sorted(told)
+        assert told[-1] == (total, total)
+
+
+def test_after_a_failure_the_others_stop(memory_store: Store, publish: Callable[..., str], dest: Path) -> None:
+    snapshot = publish(memory_store)
+    calls = []
+
+    def fail(done: int, total: int) -> None:
+        calls.append(done)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        pull(memory_store, snapshot, dest, on_progress=fail)
+    assert len(calls) <= 4  # one a thread
+    assert not (dest / "current").exists()
+    assert pull(memory_store, snapshot, dest).snapshot == snapshot
+
+
+def test_the_mapped_copy_can_be_left_out(local_store: Store, publish: Callable[..., str], dest: Path) -> None:
+    pull(local_store, publish(local_store), dest, mapped=False)
+    assert not (dest / ".mapped").exists()
+    with Snapshot.from_folder(dest) as pulled:
+        assert pulled.passages([7])[0].text == "text 7"
+
+
+_LIMITED = """
+import resource, signal, sys
+from pathlib import Path
+from rag_model.errors import StoreError
+from rag_model.store import Store
+from rag_model.store.pulling.pull import pull
+url, snapshot, dest, most = sys.argv[1:]
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(most), int(most)))
+try:
+    pull(Store.open(url), snapshot, Path(dest))
+except StoreError as error:
+    sys.exit(str(error))
+"""
+
+
+def test_a_file_that_cannot_be_written_to_its_end_leaves_the_old_version(
+    local_store: Store, publish: Callable[..., str], dest: Path, tmp_path: Path
+) -> None:
+    old = publish(local_store)
+    pull(local_store, old, dest)
+    large = local_store.blobs.put_bytes(secrets.token_bytes(3 << 20))
+    content = local_store.snapshots.get(old).content
+    new = local_store.snapshots.put(Manifest(replace(content, files={**content.files, "index/large.faiss": large})))
+    command = [sys.executable, "-c", _LIMITED, local_store.url, new, str(dest), str(2 << 20)]
+    child = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert child.returncode == 1
+    assert re.fullmatch(r"cannot write .*: File too large\n", child.stderr)
+    assert Snapshot.from_folder(dest).id == old
+    assert Snapshot.from_folder(dest).passages([7])[0].text == "text 7"
+    assert 0 < partial_bytes(blob_copy(dest, large)) <= 2 << 20
+    pull(local_store, new, dest)
+    assert Snapshot.from_folder(dest).path("index/large.faiss").stat().st_size == large.size
+
+
+def test_a_place_that_is_a_file_says_so(local_store: Store, publish: Callable[..., str], tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(StoreError, match="cannot write"):
+        pull(local_store, publish(local_store), tmp_path / "file")
+
+
+def test_an_empty_folder_is_no_snapshot(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="no pulled snapshot"):
+        Snapshot.from_folder(tmp_path)

@@ -1,0 +1,67 @@
+"""A stamp saves hashing, and never says of a file what is no longer so."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from rag_model.digest import digest_bytes
+from rag_model.store.pulling.stamps import Stamps
+
+ID = digest_bytes(b"sound")
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    (tmp_path / "file").write_bytes(b"sound")
+    return tmp_path / "file"
+
+
+@pytest.mark.parametrize("again", [True, False], ids=["same process", "another"])
+def test_what_was_written_to_is_hashed_again(file: Path, tmp_path: Path, again: bool) -> None:
+    stamps = Stamps(tmp_path / "stamps")
+    for _ in range(50):  # however soon after
+        file.write_bytes(b"sound")
+        assert stamps.sound(file, ID)
+        if not again:
+            stamps = Stamps(tmp_path / "stamps")
+        assert stamps.holds(file, ID)
+        with file.open("r+b") as opened:
+            opened.write(b"Sound")
+        assert not stamps.holds(file, ID)
+        assert not stamps.sound(file, ID)
+
+
+def test_a_stamp_saves_the_hashing(file: Path, tmp_path: Path) -> None:
+    """Bytes that change under an unchanged time, as a rotting disk's do, are for `verify` and `pull` to find."""
+    assert Stamps(tmp_path / "stamps").sound(file, ID)
+    found = file.stat()
+    file.write_bytes(b"Sound")
+    os.utime(file, ns=(found.st_atime_ns, found.st_mtime_ns))
+    assert Stamps(tmp_path / "stamps").sound(file, ID)
+
+
+def test_a_stamp_is_of_one_file(file: Path, tmp_path: Path) -> None:
+    stamps = Stamps(tmp_path / "stamps")
+    stamps.put(file, ID)
+    (tmp_path / "other").write_bytes(b"other")
+    assert not stamps.holds(tmp_path / "other", ID)
+    assert not stamps.sound(tmp_path / "other", ID)
+    with pytest.raises(FileNotFoundError):
+        stamps.sound(tmp_path / "gone", ID)
+
+
+def test_where_no_stamp_can_be_kept_it_lasts_as_long_as_the_process(file: Path, tmp_path: Path) -> None:
+    stamps = Stamps(file / "no folder")
+    assert stamps.sound(file, ID)
+    assert stamps.holds(file, ID)
+    assert not Stamps(file / "no folder").holds(file, ID)
+
+
+@pytest.mark.parametrize("damage", [b"", b"\xff\xfe", b"5"])
+def test_a_damaged_stamp_is_no_stamp(file: Path, tmp_path: Path, damage: bytes) -> None:
+    Stamps(tmp_path / "stamps").put(file, ID)
+    (stamp,) = (tmp_path / "stamps").iterdir()
+    stamp.write_bytes(damage)
+    assert not Stamps(tmp_path / "stamps").holds(file, ID)
+    assert Stamps(tmp_path / "stamps").sound(file, ID)

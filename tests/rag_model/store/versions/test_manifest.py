@@ -1,0 +1,191 @@
+"""Manifests: an id of the content alone, a round trip through JSON, and no trust in what a stranger wrote."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rag_model.errors import StoreError
+from rag_model.store import BlobRef, Content, Manifest, PartEntry
+from rag_model.store.objects.files import json_bytes
+
+blobs = st.builds(
+    BlobRef,
+    id=st.text("0123456789abcdef", min_size=64, max_size=64).map("sha256:{}".format),
+    size=st.integers(0, 1 << 50),
+)
+values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(1 << 53), 1 << 53)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(st.characters(exclude_categories=["Cs"])),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text("abc", min_size=1), inner, max_size=3),
+    max_leaves=5,
+)
+objects = st.dictionaries(st.text("abcxyz", min_size=1), values, max_size=3)
+segments = st.from_regex(r"[a-z0-9_][a-z0-9._-]{0,8}", fullmatch=True)
+paths = st.tuples(st.sampled_from(["passages", "embeddings", "index"]), segments).map("/".join)
+parts = st.lists(
+    st.builds(
+        PartEntry,
+        name=st.integers(0, 99_999).map("part-{:05d}".format),
+        first_page=st.integers(0, 1 << 40),
+        last_page=st.integers(0, 1 << 40),
+        rows=st.integers(0, 1 << 30),
+    ),
+    unique_by=lambda part: part.name,
+    max_size=4,
+).map(tuple)
+contents = st.builds(
+    Content,
+    corpus=objects,
+    parts=parts,
+    files=st.dictionaries(paths, blobs, max_size=4),
+    recipe=objects,
+    space=st.none() | objects,
+    indexes=st.dictionaries(segments, objects, max_size=2),
+)
+manifests = st.builds(
+    Manifest,
+    content=contents,
+    metrics=objects,
+    parents=st.lists(st.text("0123456789abcdef", min_size=64, max_size=64), max_size=2).map(tuple),
+    provenance=objects,
+)
+
+GOOD = Manifest(
+    Content(
+        corpus={"kind": "wiki"},
+        parts=(PartEntry("part-00000", 1, 9, 3),),
+        files={"passages/part-00000.parquet": BlobRef("sha256:" + "a" * 64, 10)},
+    )
+)
+
+
+@given(manifests)
+def test_a_manifest_survives_its_file(manifest: Manifest) -> None:
+    data = json_bytes(manifest.to_json())
+    again = Manifest.from_bytes(data)
+    assert again == manifest
+    assert again.id == manifest.id
+    assert json_bytes(again.to_json()) == data
+
+
+@given(manifests, objects, objects)
+def test_only_the_content_decides_the_id(manifest: Manifest, metrics: Any, provenance: Any) -> None:
+    assert Manifest(manifest.content, metrics=metrics, provenance=provenance).id == manifest.id
+
+
+@given(contents, contents)
+def test_another_content_has_another_id(one: Content, other: Content) -> None:
+    assert (Manifest(one).id == Manifest(other).id) == (one.to_json() == other.to_json())
+
+
+def test_the_id_does_not_depend_on_the_order_of_files() -> None:
+    files = {"b": BlobRef("sha256:" + "b" * 64, 1), "a": BlobRef("sha256:" + "a" * 64, 1)}
+    backwards = dict(reversed(files.items()))
+    assert Manifest(Content({}, (), files)).id == Manifest(Content({}, (), backwards)).id
+
+
+def test_the_id_depends_on_the_order_of_parts() -> None:
+    parts = (PartEntry("part-00000", 1, 9, 3), PartEntry("part-00001", 10, 19, 3))
+    assert Manifest(Content({}, parts, {})).id != Manifest(Content({}, parts[::-1], {})).id
+
+
+@given(st.text() | st.lists(segments | st.sampled_from(["..", ".", "", "~", "C:", "\\", "\0"])).map("/".join))
+def test_a_path_stays_inside_or_is_refused(path: str) -> None:
+    try:
+        Content({}, (), {path: BlobRef("sha256:" + "a" * 64, 1)})
+    except StoreError:
+        return
+    root = Path("/srv/dest/snapshot")
+    assert root in (root / path).parents
+    assert Path(path).as_posix() == path
+    assert ".." not in Path(path).parts
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "../up", "a/../../up", "/etc/passwd", "a//b", "a/./b", "a/", "", ".", "..", "~/x", "C:/x", "a\\..\\b",
+        "a\0b", "a\nb", ".hidden", "a/.hidden", "manifest.json", "passages/\ud800", "x" * 300,
+        "/".join("a" * 20),
+    ],
+)  # fmt: skip
+def test_hostile_paths_are_refused(path: str) -> None:
+    value = GOOD.to_json()
+    value["content"]["files"] = {path: {"id": "sha256:" + "a" * 64, "size": 1}}
+    with pytest.raises(StoreError, match="bad file path"):
+        Manifest.from_json(value)
+
+
+def test_a_file_cannot_be_a_folder_as_well() -> None:
+    blob = BlobRef("sha256:" + "a" * 64, 1)
+    with pytest.raises(StoreError, match="folder as well"):
+        Content({}, (), {"index": blob, "index-2": blob, "index/hnsw.faiss": blob})
+
+
+@pytest.mark.parametrize(
+    ("where", "value"),
+    [
+        (("format",), 0),
+        (("format",), "1"),
+        (("format",), True),
+        (("id",), "0" * 64),
+        (("metrics",), []),
+        (("parents",), ["../x"]),
+        (("parents",), "ab" * 32),
+        (("content",), []),
+        (("content", "corpus"), None),
+        (("content", "space"), 3),
+        (("content", "recipe"), {"a": float("nan")}),
+        (("content", "indexes"), {"hnsw": 1}),
+        (("content", "parts"), {}),
+        (("content", "parts", 0), {}),
+        (("content", "parts", 0, "rows"), -1),
+        (("content", "parts", 0, "rows"), 1 << 60),
+        (("content", "parts", 0, "rows"), 1.0),
+        (("content", "parts", 0, "rows"), True),
+        (("content", "parts", 0, "name"), "../part"),
+        (("content", "parts", 0, "first_page"), 1 << 70),
+        (("content", "files", "passages/part-00000.parquet"), "sha256:" + "a" * 64),
+        (("content", "files", "passages/part-00000.parquet", "id"), "md5:" + "a" * 32),
+        (("content", "files", "passages/part-00000.parquet", "id"), "sha256:../../../../etc/passwd"),
+        (("content", "files", "passages/part-00000.parquet", "size"), -1),
+        (("content", "files", "passages/part-00000.parquet", "size"), 1 << 60),
+        (("content", "files", "passages/part-00000.parquet", "size"), "10"),
+        (("unknown",), 1),
+        (("content", "unknown"), 1),
+    ],
+)
+def test_a_damaged_or_hostile_manifest_is_refused(where: tuple[Any, ...], value: Any) -> None:
+    manifest = json.loads(json_bytes(GOOD.to_json()))
+    inner = manifest
+    for step in where[:-1]:
+        inner = inner[step]
+    inner[where[-1]] = value
+    with pytest.raises(StoreError):
+        Manifest.from_json(manifest)
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"[]", b"null", b"{", b"\xff", b"[" * 100_000, b'{"format": ' + b"9" * 5000 + b"}"]
+)
+def test_what_is_no_manifest_is_refused(data: bytes) -> None:
+    with pytest.raises(StoreError):
+        Manifest.from_bytes(data)
+
+
+def test_a_newer_format_is_refused_by_name() -> None:
+    with pytest.raises(StoreError, match=r"format 2, .* reads up to 1: upgrade bookwheel"):
+        Manifest.from_json({"format": 2, "shape": "unknown to this version"})
+
+
+def test_doubled_parts_are_refused() -> None:
+    part = PartEntry("part-00000", 1, 9, 3)
+    with pytest.raises(StoreError, match="twice"):
+        Content({}, (part, part), {})

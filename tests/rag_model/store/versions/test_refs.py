@@ -1,0 +1,87 @@
+"""Refs against a model of them, and names that no ref may have."""
+
+import json
+import secrets
+from functools import partial
+from pathlib import PurePosixPath
+
+import fsspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rag_model.errors import RefConflictError, StoreError, UsageError
+from rag_model.store import Store
+from rag_model.store.versions.refs import checked_name
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(["latest", "candidate"]), st.integers(0, 5), st.integers(-1, 3)), max_size=20)
+)
+def test_refs_do_as_a_list_does(moves: list[tuple[str, int, int]]) -> None:
+    """A target below 0 deletes the ref: then it stands at 0 again, and its numbers go on."""
+    url = f"memory://{secrets.token_hex(4)}"
+    refs = Store.open(url, create=True).refs
+    model: dict[str, list[str]] = {"latest": [], "candidate": []}
+    for name, expected, target in moves:
+        snapshot = f"{target:064x}" if target >= 0 else ""
+        stands = len(model[name]) if model[name] and model[name][-1] else 0
+        write = partial(refs.move, name, snapshot, expected) if snapshot else partial(refs.delete, name, expected)
+        if expected == stands and (snapshot or stands):
+            assert write().number == len(model[name]) + 1
+            model[name].append(snapshot)
+        else:
+            with pytest.raises(RefConflictError):
+                write()
+    for name, snapshots in model.items():
+        assert [move.snapshot for move in refs.history(name)] == snapshots
+        assert [move.number for move in refs.history(name)] == list(range(1, len(snapshots) + 1))
+        assert (refs.current(name) is not None) == (name in refs.names())
+    assert refs.names(deleted=True) == sorted(name for name, snapshots in model.items() if snapshots)
+    assert refs.names() == sorted(name for name, snapshots in model.items() if snapshots and snapshots[-1])
+    fsspec.filesystem("memory").rm(url, recursive=True)
+
+
+def test_an_earlier_version_is_told_to_upgrade_by_a_deleted_ref(memory_store: Store) -> None:
+    memory_store.refs.move("v1", "0" * 64, 0)
+    memory_store.refs.delete("v1", 1)
+    written = json.loads(memory_store.files.read("refs/v1/00000002.json") or b"")
+    assert (written["format"], written["snapshot"], written["previous"]) == (2, "", "0" * 64)
+    memory_store.files.put("refs/v1/00000002.json", json.dumps({**written, "format": 1}).encode())
+    with pytest.raises(StoreError, match="damaged: '' is no snapshot id"):
+        memory_store.refs.current("v1")
+
+
+@given(st.text())
+def test_a_name_is_one_plain_folder_or_refused(name: str) -> None:
+    try:
+        checked_name(name)
+    except UsageError:
+        return
+    assert PurePosixPath(name).parts == (name,)
+    assert not name.startswith(".")
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", ".hidden", "a b", "a\n", "é", "@", "x" * 101])
+def test_bad_names_are_refused(name: str, memory_store: Store) -> None:
+    with pytest.raises(UsageError, match="not a ref name"):
+        memory_store.refs.move(name, "0" * 64, 0)
+
+
+def test_a_ref_moves_only_to_a_full_id(memory_store: Store) -> None:
+    with pytest.raises(UsageError, match="not a full snapshot id"):
+        memory_store.refs.move("latest", "abcd", 0)
+
+
+@pytest.mark.parametrize("written", [b"{}", b"not json", b'{"format": 1, "number": 2}'])
+def test_a_damaged_log_says_so(written: bytes, memory_store: Store) -> None:
+    memory_store.files.put("refs/latest/00000001.json", written)
+    with pytest.raises(StoreError, match="damaged"):
+        memory_store.refs.current("latest")
+
+
+def test_a_moves_number_is_checked(memory_store: Store) -> None:
+    memory_store.refs.move("latest", "0" * 64, 0)
+    memory_store.files.put("refs/latest/00000002.json", memory_store.files.read("refs/latest/00000001.json") or b"")
+    with pytest.raises(StoreError, match="says it is move 1"):
+        memory_store.refs.history("latest")

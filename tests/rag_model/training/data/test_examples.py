@@ -1,0 +1,158 @@
+import gzip
+import io
+import json
+import lzma
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rag_model.errors import InputError
+from rag_model.training.data.examples import Example, digest_examples, passage_of, read_examples
+from rag_model.training.data.json_values import values
+
+DPR: list[dict[str, Any]] = [
+    {
+        "dataset": "nq_train_psgs_w100",
+        "question": "who wrote animal farm?",
+        "answers": ["George Orwell", "Orwell"],
+        "positive_ctxs": [
+            {"title": "Animal Farm", "text": "By George Orwell.", "score": 1000, "title_score": 1, "passage_id": "11"},
+            {"title": "Orwell", "text": "Wrote Animal Farm.", "passage_id": "12"},
+        ],
+        "negative_ctxs": [{"title": "Far", "text": "Nothing.", "passage_id": "90"}],
+        "hard_negative_ctxs": [{"title": "Farm", "text": f"Animals {n}.", "passage_id": f"2{n}"} for n in range(5)],
+    },
+    {"question": "wo?  ", "answers": [], "positive_ctxs": [], "negative_ctxs": [], "hard_negative_ctxs": []},
+]
+KILT = {
+    "id": 7,
+    "input": "who wrote animal farm?",
+    "output": [
+        {"answer": "Orwell", "provenance": [{"wikipedia_id": "620", "title": "Animal Farm"}]},
+        {"answer": "Orwell"},
+        {"answer": "George Orwell", "provenance": [{"wikipedia_id": "620"}, {"wikipedia_id": "11891"}]},
+        {"provenance": [{"wikipedia_id": "5"}]},
+    ],
+    "meta": {},
+}
+TRIPLE = {"question": "wer schrieb „Öde“? 👩‍🚀", "answers": ["作者"], "context": "作者は…"}
+
+
+def lines(*rows: Any) -> str:
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def written(path: Path, text: str) -> Path:
+    data = text.encode()
+    path.write_bytes({".gz": gzip.compress, ".xz": lzma.compress}.get(path.suffix, bytes)(data))
+    return path
+
+
+@pytest.mark.parametrize("name", ["biencoder-nq.json", "nq.json.gz", "nq.json.xz", "nq.jsonl"])
+def test_dprs_training_json(tmp_path: Path, name: str) -> None:
+    text = lines(*DPR) if name.endswith("jsonl") else json.dumps(DPR, indent=4)
+    first, second = read_examples(written(tmp_path / name, text), negatives=2)
+    assert (first.id, first.question, first.answers) == ("0", "who wrote animal farm?", ("George Orwell", "Orwell"))
+    assert [(one.id, one.title, one.text) for one in first.positives] == [
+        ("11", "Animal Farm", "By George Orwell."),
+        ("12", "Orwell", "Wrote Animal Farm."),
+    ]
+    assert [one.id for one in first.negatives] == ["20", "21"]
+    assert second == Example("1", "wo?")
+
+
+def test_kilt_names_pages_and_quotes_nothing(tmp_path: Path) -> None:
+    (example,) = read_examples(written(tmp_path / "nq-dev-kilt.jsonl", lines(KILT)))
+    assert example == Example("7", "who wrote animal farm?", ("Orwell", "George Orwell"), pages=("620", "11891", "5"))
+
+
+@pytest.mark.parametrize("name", ["triples.jsonl", "triples.jsonl.xz", "triples.jsonl.gz"])
+def test_triples(tmp_path: Path, name: str) -> None:
+    first, second = read_examples(written(tmp_path / name, "\ufeff" + lines(TRIPLE, {**TRIPLE, "id": "x"})))
+    assert first == Example("0", TRIPLE["question"], ("作者",), (passage_of("", "作者は…"),))
+    assert second.id == "x"
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("nq.csv", "who?\t['him', 'her']\n"),
+        ("nq.jsonl", lines({"question": "who?", "answers": ["him", "her"]})),
+        ("nq.tsv.gz", "who?\t['him', 'her']\n"),
+    ],
+)
+def test_question_files_know_no_passage(tmp_path: Path, name: str, text: str) -> None:
+    assert read_examples(written(tmp_path / name, text)) == [Example("0", "who?", ("him", "her"))]
+
+
+def beir(folder: Path, corpus: str, qrels: str = "q1\td2\t1\nq1\td3\t2\nq1\td1\t0\n") -> Path:
+    (folder / "qrels").mkdir(parents=True)
+    (folder / "qrels" / "train.tsv").write_text("query-id\tcorpus-id\tscore\n" + qrels)
+    (folder / "queries.jsonl").write_text(lines({"_id": "q1", "text": "who?"}, {"_id": "q2", "text": "not judged"}))
+    written(folder / "corpus.jsonl", corpus)
+    return folder
+
+
+def test_beir_folders(tmp_path: Path) -> None:
+    corpus = lines(*({"_id": f"d{n}", "title": f"T{n}", "text": f"text {n}"} for n in range(5)))
+    (example,) = read_examples(beir(tmp_path / "nq", corpus))
+    assert [(one.id, one.page_id, one.title) for one in example.positives] == [("d3", "d3", "T3"), ("d2", "d2", "T2")]
+    with pytest.raises(InputError, match=r"corpus.jsonl lacks document 'd2', which train.tsv judges"):
+        read_examples(beir(tmp_path / "short", lines({"_id": "d3", "text": ""})))
+    with pytest.raises(InputError, match=r"corpus.jsonl, line 1 is no document of BEIR \(it has no 'text'\)"):
+        read_examples(beir(tmp_path / "bare", lines({"_id": "d3"})))
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (lines(TRIPLE, TRIPLE) + '{"question": \n', r"line 3: no JSON value"),
+        (lines(TRIPLE) + "\n\n" + lines({"question": "q"}), r"line 4 is no example such as the first \(it has no"),
+        (lines(TRIPLE, {**TRIPLE, "question": "  "}), r"line 2 .*its question is empty"),
+        (lines(TRIPLE, {**TRIPLE, "answers": "x"}), r"line 2 .*its answers are 'x', no list of strings"),
+        (lines(TRIPLE, {**TRIPLE, "context": 3}), r"line 2 .*3 is no string"),
+        (lines(TRIPLE, {**TRIPLE, "context": "\ud83d"}), r"line 2 holds half a character"),
+        (lines(TRIPLE, [1]), r"line 2 is no example"),
+        (lines({**TRIPLE, "id": 1}, {**TRIPLE, "id": 1}), r"two examples with the id '1'"),
+        (json.dumps(DPR, indent=1)[:-3], r"line \d+: "),
+        ("[" + json.dumps(DPR[0]) + "\n" + json.dumps(DPR[1]) + "]", r"line 2: want a comma"),
+        ("[" + json.dumps(DPR[0]) + ",\n {]", r"line 2: no JSON value"),
+        (lines(KILT, {**KILT, "output": None}), r"line 2 is no example"),
+        ("[]", "want one JSON object a line"),
+        ("", "holds no question"),
+    ],
+)
+def test_what_is_malformed_is_refused_with_its_line(tmp_path: Path, text: str, sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence):
+        read_examples(written(tmp_path / "train.jsonl", text))
+
+
+def test_what_is_no_text_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "cut.jsonl.xz").write_bytes(lzma.compress(lines(*[TRIPLE] * 999).encode())[:-40])
+    (tmp_path / "no.jsonl.gz").write_bytes(b"not gzip")
+    (tmp_path / "latin.json").write_bytes(b'[{"question": "\xe9"}]')
+    for name in ("cut.jsonl.xz", "no.jsonl.gz", "latin.json", "missing.json"):
+        with pytest.raises(InputError, match=rf"{name} can't be read as training examples: "):
+            read_examples(tmp_path / name)
+
+
+def test_a_digest_is_of_what_is_said(tmp_path: Path) -> None:
+    array = read_examples(written(tmp_path / "a.json", json.dumps(DPR)))
+    rows = read_examples(written(tmp_path / "b.jsonl", lines(*DPR)))
+    assert digest_examples(array) == digest_examples(rows) != digest_examples(rows[:1])
+
+
+@given(st.lists(st.recursive(st.none() | st.integers() | st.text() | st.floats(allow_nan=False), st.lists), max_size=5))
+def test_values_of_an_array_come_as_json_reads_them(given_values: list[Any]) -> None:
+    for text in (json.dumps(given_values), json.dumps(given_values, indent=2), "\n [" + json.dumps(given_values)[1:]):
+        assert [value for _, value in values(io.StringIO(text), "x")] == given_values
+
+
+def test_a_long_array_is_read_piece_by_piece_and_its_lines_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rag_model.training.data.json_values._CHUNK", 7)
+    rows = [{"n": n, "text": "é" * n} for n in range(40)]
+    text = "[\n" + ",\n".join(json.dumps(row) for row in rows) + "\n]"
+    assert list(values(io.StringIO(text), "x")) == [(f"x, line {row['n'] + 2}", row) for row in rows]

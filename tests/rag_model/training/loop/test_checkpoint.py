@@ -1,0 +1,114 @@
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from rag_model.errors import InputError
+from rag_model.landing import TEMPORARY
+from rag_model.training.loop.checkpoint import (
+    Best,
+    Standing,
+    checkpoints,
+    load_checkpoint,
+    new_folder,
+    read_checkpoint,
+    save_checkpoint,
+)
+from rag_model.training.loop.folder import TrainingFolder
+
+STANDING = Standing(3, {"loss": 2.0}, Best(2, "best-00000002", {"loss": 1.0}), {"scale": 4.0})
+
+
+class Tied(nn.Module):
+    """Weights in two places, a frozen one, one that lies across memory, and buffers."""
+
+    def __init__(self, width: int = 4) -> None:
+        super().__init__()
+        self.first = nn.Linear(width, width, bias=False)
+        self.second = nn.Linear(width, width, bias=False)
+        self.second.weight = self.first.weight
+        self.across = nn.Parameter(torch.randn(width, 3).T)
+        self.frozen = nn.Linear(width, width).requires_grad_(False)
+        self.norm = nn.BatchNorm1d(width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.frozen(self.norm(self.second(self.first(x)))) @ self.across.T
+
+
+def stepped(seed: int) -> tuple[Tied, torch.optim.AdamW]:
+    torch.manual_seed(seed)
+    module = Tied()
+    optimizer = torch.optim.AdamW([one for one in module.parameters() if one.requires_grad])
+    for _ in range(3):
+        step(module, optimizer)
+    return module, optimizer
+
+
+def step(module: Tied, optimizer: torch.optim.AdamW) -> None:
+    module(torch.arange(20.0).reshape(5, 4)).square().sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def test_a_checkpoint_brings_back_weights_moments_and_standing(tmp_path: Path) -> None:
+    ours, its = stepped(1)
+    frozen = ours.frozen.state_dict()
+    path = save_checkpoint(tmp_path, ours, its, STANDING)
+    assert path.name == "step-00000003"
+    other, others = stepped(2)
+    other.frozen.load_state_dict(frozen)
+    assert load_checkpoint(path, other, others) == STANDING == read_checkpoint(path)
+    for _ in range(2):
+        step(ours, its)
+        step(other, others)
+    assert all(torch.equal(tensor, other.state_dict()[name]) for name, tensor in ours.state_dict().items())
+    assert other.second.weight is other.first.weight
+
+
+def test_what_does_not_learn_is_not_written(tmp_path: Path) -> None:
+    path = save_checkpoint(tmp_path, *stepped(1), STANDING)
+    assert b"frozen" not in (path / "weights.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize("name", ["weights.safetensors", "optimizer.safetensors", "state.json"])
+@pytest.mark.parametrize("damage", ["cut", "missing", "flipped"])
+def test_a_damaged_checkpoint_is_told_and_nothing_is_changed(tmp_path: Path, name: str, damage: str) -> None:
+    path = save_checkpoint(tmp_path, *stepped(1), STANDING)
+    data = (path / name).read_bytes()
+    if damage == "missing":
+        (path / name).unlink()
+    else:
+        (path / name).write_bytes(data[:-9] if damage == "cut" else bytes([data[0] ^ 255]) + data[1:])
+    module, optimizer = stepped(2)
+    before = {key: tensor.clone() for key, tensor in module.state_dict().items()}
+    with pytest.raises(InputError, match=r"checkpoint .*step-00000003 is corrupt \(.*\): delete it and start again"):
+        load_checkpoint(path, module, optimizer)
+    assert all(torch.equal(tensor, before[key]) for key, tensor in module.state_dict().items())
+
+
+def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
+    path = save_checkpoint(tmp_path, *stepped(1), STANDING)
+    wide = Tied(5)
+    with pytest.raises(InputError, match="is of another model: train in another folder"):
+        load_checkpoint(path, wide, torch.optim.AdamW(wide.parameters()))
+
+
+def test_a_folder_that_failed_leaves_what_was_there(tmp_path: Path) -> None:
+    with new_folder(tmp_path / "kept") as folder:
+        (folder / "file").write_text("old")
+    with suppress(FileNotFoundError), new_folder(tmp_path / "kept") as folder:
+        (folder / "file").write_text("new")
+        (folder / "nowhere" / "file").write_text("fails")
+    assert [path.name for path in tmp_path.iterdir()] == ["kept"]
+    assert (tmp_path / "kept" / "file").read_text() == "old"
+
+
+def test_what_a_kill_left_half_written_goes_with_the_next_checkpoint(tmp_path: Path) -> None:
+    for folder in (tmp_path, tmp_path / "checkpoints"):
+        (folder / f"{TEMPORARY}half").mkdir(parents=True)
+        (folder / f"{TEMPORARY}half" / "weights.safetensors").write_bytes(b"half")
+    TrainingFolder(tmp_path).keep(*stepped(1), STANDING, 1)
+    assert [path.name for path in tmp_path.rglob(f"{TEMPORARY}*")] == []
+    assert [path.name for path in checkpoints(tmp_path / "checkpoints")] == ["step-00000003"]

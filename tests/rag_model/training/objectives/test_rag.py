@@ -1,0 +1,282 @@
+"""RAG fine-tuning over a small real snapshot: what learns, what stays, what is found, and when it is refused."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from rag_model.encoders.spec import EncoderSpec
+from rag_model.encoders.trainable import TrainableEncoder
+from rag_model.errors import InputError, RefusedError, UsageError
+from rag_model.evaluation.collapse import CollapsedError, Limits
+from rag_model.generate.folder import load_rag
+from rag_model.generate.load import load_generator
+from rag_model.generate.rag import Kind, Rag
+from rag_model.store.store import Store
+from rag_model.store.versions.snapshot import Snapshot
+from rag_model.training.data.examples import Example
+from rag_model.training.loop.journal import read_metrics
+from rag_model.training.loop.loop import train
+from rag_model.training.objectives.rag import LOOP, RagRecipe, RagTask
+from tests.fixtures.tiny import save_bert
+from tests.fixtures.tiny_generators import save_bart, save_llama
+from tests.fixtures.tiny_snapshot import publish_tiny
+
+ARTICLES = {f"City {letter}": f"the king of city {letter} was {letter * 3}." for letter in "abcdefghijkl"}
+EXAMPLES = [Example(f"q{x}", f"who was the king of city {x}?", (x * 3,)) for x in "abcdefgh"]
+DEV = [Example(f"d{x}", f"city {x}: who was king?", (x * 3, "king")) for x in "ijkl"]
+RECIPE = RagRecipe(k=3, temperature=0.1, batch_size=4, answered=2, max_new_tokens=4, refuse_collapse=False)
+STEPS = replace(LOOP, max_steps=4, evaluate_every=2, checkpoint_every=2, learning_rate=1e-3, cpu=True)
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_bert(tmp_path_factory.mktemp("encoder"))
+
+
+@pytest.fixture(scope="module")
+def generators(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    base = tmp_path_factory.mktemp("generators")
+    return {"bart": save_bart(base / "bart"), "llama": save_llama(base / "llama")}
+
+
+@pytest.fixture(scope="module")
+def snapshot(encoder: Path, tmp_path_factory: pytest.TempPathFactory) -> Snapshot:
+    store = Store.open(str(tmp_path_factory.mktemp("store")), create=True)
+    return publish_tiny(store, encoder, ARTICLES, tmp_path_factory.mktemp("work"))
+
+
+@pytest.fixture
+def task_of(encoder: Path, generators: dict[str, Path], snapshot: Snapshot) -> Any:
+    def task_of(
+        recipe: RagRecipe = RECIPE,
+        *,
+        kind: Kind = "token",
+        family: str = "bart",
+        examples: Sequence[Example] = EXAMPLES,
+        dev: Sequence[Example] = DEV,
+        over: Snapshot = snapshot,
+    ) -> RagTask:
+        question = TrainableEncoder.load(encoder, "question", device="cpu")
+        rag = Rag(question, load_generator(generators[family], device="cpu"), recipe.settings(kind))
+        return RagTask(rag, over, examples, dev, recipe, {"generator": family})
+
+    return task_of
+
+
+@pytest.mark.parametrize(("kind", "family"), [("token", "bart"), ("sequence", "bart"), ("token", "llama")])
+def test_it_learns_and_the_passages_stay(
+    task_of: Any, tmp_path: Path, kind: Kind, family: str, snapshot: Snapshot
+) -> None:
+    task = task_of(kind=kind, family=family)
+    before = {name: tensor.clone() for name, tensor in task.module.named_parameters()}
+    trained = train(task, replace(STEPS, max_steps=12, evaluate_every=12), tmp_path)
+    assert trained.after["nll"] < trained.before["nll"]
+    changed = {name for name, tensor in task.module.named_parameters() if not torch.equal(tensor, before[name])}
+    assert any(name.startswith("question.") for name in changed), "answers alone teach the question encoder"
+    assert any(name.startswith("body.") for name in changed)
+    rag = load_rag(trained.best, device="cpu")
+    assert rag.settings == task.module.settings
+    assert rag.question.space().digest == (snapshot.space or {})["digest"]
+    again = RagTask(rag, snapshot, EXAMPLES, DEV, RECIPE)
+    with torch.no_grad():
+        assert dict(again.evaluate()) == pytest.approx(dict(trained.after), abs=1e-4)
+    assert {"nll", "Success@3", "EM", "F1", "unchanged", "distinct", "spread"} == set(trained.after)
+
+
+def test_the_gradient_reaches_the_question_encoder_through_the_prior(task_of: Any) -> None:
+    """With one passage p(z|x) is 1 whatever is asked, and nothing is to be learned about what to find."""
+    for k, learns in ((1, False), (3, True)):
+        task = task_of(replace(RECIPE, k=k))
+        loss, measures = task.loss(task.batches(0)[0])
+        loss.backward()
+        norms = [float(p.grad.norm()) for p in task.module.question.parameters() if p.grad is not None]
+        assert (max(norms) > 1e-6) == learns
+        assert (float(measures["prior_entropy"]) > 1e-6) == learns
+
+
+def test_a_killed_run_goes_on_to_the_same_losses(task_of: Any, tmp_path: Path) -> None:
+    train(task_of(), STEPS, tmp_path / "whole")
+
+    class Killed(Exception):  # noqa: N818
+        """As SIGKILL ends it, but for the test's sake."""
+
+    def kill(kind: str, step: int, steps: int, values: Any) -> None:
+        if step == 3:
+            raise Killed
+
+    with pytest.raises(Killed):
+        train(task_of(), STEPS, tmp_path / "twice", kill)
+    train(task_of(), STEPS, tmp_path / "twice")
+    assert read_metrics(tmp_path / "whole") == read_metrics(tmp_path / "twice")
+
+
+def test_passages_are_found_by_the_encoder_as_it_is_by_then(task_of: Any, snapshot: Snapshot) -> None:
+    batch, once = task_of(), task_of(replace(RECIPE, retrieve="once"))
+    given = batch.batches(0)[0]
+    expected = [
+        [hit.row for hit in some] for some in batch._recall(given, batch.module.eval().ask(questions_of(given))).hits
+    ]
+    assert [[hit.row for hit in some] for some in once._recall(given, torch.zeros(4, 32)).hits] == expected
+    with torch.no_grad():
+        for task in (batch, once):
+            for parameter in task.module.question.parameters():
+                parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
+    moved = [[hit.row for hit in some] for some in batch._recall(given, batch.module.ask(questions_of(given))).hits]
+    assert moved != expected
+    assert [[hit.row for hit in some] for some in once._recall(given, torch.zeros(4, 32)).hits] == expected
+    recalled = batch._recall(given, torch.ones(4, 32))
+    vectors = snapshot.embeddings("part-00000")
+    assert np.array_equal(recalled.vectors[0], vectors[[hit.row for hit in recalled.hits[0]]])
+    assert recalled.hits[0][0].score == pytest.approx(float(vectors[recalled.hits[0][0].row].sum()), rel=1e-3)
+
+
+def questions_of(batch: Any) -> list[str]:
+    return [pair.example.question for pair in batch]
+
+
+def test_more_passages_than_there_are_are_all_of_them(task_of: Any) -> None:
+    task = task_of(replace(RECIPE, k=50))
+    loss, _ = task.loss(task.batches(0)[0])
+    assert loss.isfinite()
+    assert len(task._ask(["who"]).hits[0]) == len(ARTICLES)
+    with torch.no_grad():
+        assert task.evaluate()["Success@12"] == 1.0
+
+
+def test_what_an_index_does_not_reach_is_filled_up(task_of: Any, snapshot: Snapshot) -> None:
+    task = task_of()
+    found = task._memory.recall(np.ones((1, 32), np.float32), 3).hits[0]
+    filled = task._memory._filled(found[:1], 3)
+    assert [hit.row for hit in filled[1:]] == [row for row in range(3) if row != found[0].row][:2]
+    assert filled[1].passage == snapshot.passages([filled[1].row])[0]
+
+
+def test_every_answer_is_an_example_of_its_own(task_of: Any) -> None:
+    examples = [Example("two", "who?", ("a", "b")), Example("none", "why?"), Example("one", "日本?", ("c",))]
+    pairs = [pair for batch in task_of(examples=examples).batches(0) for pair in batch]
+    assert sorted((pair.example.id, pair.answer) for pair in pairs) == [("one", "c"), ("two", "a"), ("two", "b")]
+    first = [
+        pair for batch in task_of(replace(RECIPE, targets="first"), examples=examples).batches(3) for pair in batch
+    ]
+    assert sorted(pair.answer for pair in first) == ["a", "c"]
+
+
+def test_the_order_depends_on_the_epoch_alone(task_of: Any) -> None:
+    one, two = task_of(), task_of()
+    assert [one.ids(batch) for batch in one.batches(1)] == [two.ids(batch) for batch in two.batches(1)]
+    assert [one.ids(batch) for batch in one.batches(0)] != [one.ids(batch) for batch in one.batches(1)]
+
+
+def test_odd_questions_and_answers_do_no_harm(task_of: Any) -> None:
+    odd = [
+        Example("long", "who " * 500, ("x" * 500,)),
+        Example("blank", " ", ("",)),
+        Example("u", "\N{RIGHT-TO-LEFT MARK}שלום \N{ZERO WIDTH JOINER}👩", ("日本",)),
+    ]
+    task = task_of(examples=odd, dev=odd)
+    loss, _ = task.loss(task.batches(0)[0])
+    assert loss.isfinite()
+    with torch.no_grad():
+        assert all(np.isfinite(value) for value in task.evaluate().values())
+
+
+def test_retrieval_collapse_is_refused(task_of: Any) -> None:
+    dev = [replace(DEV[0], id=str(number)) for number in range(20)]  # one question, and so one set of passages
+    assert task_of(dev=dev).evaluate()["spread"] == 0.0
+    with pytest.raises(CollapsedError, match="20 questions were given 3 distinct passages"):
+        task_of(replace(RECIPE, refuse_collapse=True), dev=dev).evaluate()
+    task_of(replace(RECIPE, refuse_collapse=True, limits=Limits(least_spread=0.0)), dev=dev).evaluate()
+
+
+def test_a_model_that_does_not_read_is_refused_when_it_is_trained(task_of: Any) -> None:
+    reads = replace(RECIPE, refuse_collapse=True, answered=20, limits=Limits(least_spread=0.0))
+    dev = [Example(str(number), f"city {number}?", ("x",)) for number in range(20)]
+    task = task_of(reads, dev=dev)
+    with torch.no_grad():
+        measures = task.evaluate()
+    assert 0 <= measures["unchanged"] <= 1
+    task.check({**measures, "unchanged": 0.9})
+    with pytest.raises(CollapsedError, match="95% of 20 answers stay as they are"):
+        task.check({**measures, "unchanged": 0.95})
+    task_of(replace(reads, refuse_collapse=False), dev=dev).check({"unchanged": 1.0})
+    task_of(replace(reads, answered=19), dev=dev).check({"unchanged": 1.0})  # too few to say anything
+    task_of(dev=DEV[:1]).check(task_of(dev=DEV[:1]).evaluate())  # nobody else's passages
+
+
+def test_deaf_generators_answer_the_same_from_any_passages(task_of: Any) -> None:
+    task = task_of(replace(RECIPE, answered=4))
+    with torch.no_grad():
+        for name, weights in task.module.body.named_parameters():
+            if "encoder_attn.out_proj" in name:  # what a decoder hears of its context
+                weights.zero_()
+        assert task.evaluate()["unchanged"] == 1.0
+
+
+@pytest.mark.parametrize("kind", ["token", "sequence"])
+def test_half_precision_learns_nearly_the_same(task_of: Any, tmp_path: Path, kind: Kind) -> None:
+    losses = {}
+    for precision in ("no", "bf16"):
+        task = task_of(kind=kind)
+        done = train(task, replace(STEPS, precision=precision, learning_rate=1e-4), tmp_path / precision)
+        assert {weights.dtype for weights in task.module.parameters()} == {torch.float32}
+        assert done.after["nll"] < done.before["nll"]
+        losses[precision] = [row["loss"] for row in read_metrics(tmp_path / precision) if row["kind"] == "train"]
+    assert losses["bf16"] != losses["no"]
+    assert losses["bf16"] == pytest.approx(losses["no"], rel=0.02)
+
+
+def test_a_snapshot_of_another_space_is_refused(task_of: Any, tmp_path: Path) -> None:
+    store = Store.open(str(tmp_path / "store"), create=True)
+    (tmp_path / "work").mkdir()
+    other = publish_tiny(store, save_bert(tmp_path / "other", seed=2), ARTICLES, tmp_path / "work")
+    with pytest.raises(RefusedError, match="weights differ"):
+        task_of(over=other)
+
+
+def test_a_snapshot_that_compares_by_distance_is_refused(task_of: Any, encoder: Path, tmp_path: Path) -> None:
+    store = Store.open(str(tmp_path / "store"), create=True)
+    (tmp_path / "work").mkdir()
+    with pytest.raises(UsageError, match="compares by l2"):
+        task_of(over=publish_tiny(store, encoder, ARTICLES, tmp_path / "work", "l2"))
+
+
+def test_what_cannot_be_learned_from_is_refused(task_of: Any) -> None:
+    bare = [Example("bare", "why?")]
+    with pytest.raises(InputError, match="no example to train on has an answer"):
+        task_of(examples=bare)
+    with pytest.raises(InputError, match="example bare has no answer"):
+        task_of(replace(RECIPE, without_answer="refuse"), examples=[*EXAMPLES, *bare])
+    with pytest.raises(UsageError, match="no dev example has an answer"):
+        task_of(dev=bare)
+    with pytest.raises(UsageError, match="no index 'ivf'"):
+        task_of(replace(RECIPE, index="ivf"))
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"batch_size": 0}, {"goal": "BLEU"}, {"goal": "EM", "answered": 0}, {"retrieve": "epoch"}, {"k": 0}]
+)
+def test_a_recipe_that_cannot_be_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(UsageError):
+        RagRecipe(**wrong).settings("token")
+
+
+def test_the_record_says_what_decides_the_losses(task_of: Any, snapshot: Snapshot) -> None:
+    record = task_of().recipe()
+    assert json.loads(json.dumps(record))["snapshot"] == snapshot.id
+    assert (record["kind"], record["models"]) == ("rag-token", {"generator": "bart"})
+    assert record["train"] != task_of(examples=EXAMPLES[:4]).recipe()["train"]
+
+
+def test_another_spec_of_the_encoder_is_another_space(
+    encoder: Path, generators: dict[str, Path], snapshot: Snapshot
+) -> None:
+    question = TrainableEncoder.load(encoder, "question", EncoderSpec(pooling="cls", max_length=64), device="cpu")
+    rag = Rag(question, load_generator(generators["bart"], device="cpu"))
+    with pytest.raises(RefusedError, match="pooling differ"):
+        RagTask(rag, snapshot, EXAMPLES, DEV, RECIPE)
