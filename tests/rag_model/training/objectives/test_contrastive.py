@@ -105,7 +105,7 @@ def test_two_processes_have_the_loss_and_gradient_of_one_large_batch(tmp_path: P
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     command = [sys.executable, "-c", TWO, str(tmp_path)]
     both = [
-        subprocess.Popen([*command, str(rank)], env=environment, cwd=Path(__file__).parents[3], stderr=subprocess.PIPE)
+        subprocess.Popen([*command, str(rank)], env=environment, cwd=Path(__file__).parents[4], stderr=subprocess.PIPE)
         for rank in (0, 1)
     ]
     errors = [one.communicate()[1].decode() for one in both]
