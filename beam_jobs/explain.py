@@ -21,8 +21,9 @@ from rag_model.corpus.lineage import Inheritance
 from rag_model.corpus.records import Plan
 from rag_model.digest import digest_bytes, digest_file
 from rag_model.encoders.embed import count_known
-from rag_model.index.recipe import IndexPlan
-from rag_model.snapshots.encoding import StoredEncoder, store_encoder
+from rag_model.index.plan import IndexPlan
+from rag_model.snapshots.encoders import store_encoders
+from rag_model.snapshots.encoding import StoredEncoder
 from rag_model.snapshots.heritage import obstacles
 from rag_model.snapshots.parent import Earlier, Parent, local_files
 from rag_model.snapshots.planning import plan_parts
@@ -31,6 +32,7 @@ from rag_model.snapshots.sizing import plan_indexes
 from rag_model.store.comparing.diff import differences
 from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.store import Store
+from rag_model.store.versions.paths import EMBEDDINGS, TEXT
 
 Facts = Mapping[str, Any]
 
@@ -122,16 +124,19 @@ def explain(
     with tempfile.TemporaryDirectory(prefix="bookwheel-explain-") as folder:
         scratch = Store.open(f"{folder}/store", create=True)
         plan = plan_parts(scratch, dump, recipe, limit, parent)
-        encoding = store_encoder(scratch, encoder, recipe.encode, store)
-        look = _Look(store, parent, encoding, recipe, Path(folder) / "passages.parquet")
+        encoders = store_encoders(scratch, encoder, recipe, store)
+        look = _Look(store, parent, encoders, recipe, Path(folder) / "passages.parquet")
         for task in tasks_of(store, plan, recipe.chunk, parent):
-            look.at_vectors(look.at_passages(task), parent.encoded(task.part, encoding.space.digest))
-    plans = plan_indexes(recipe.index, look.cuts, encoding.space.dim, worker_memory(beam_options), parent)
+            cut = look.at_passages(task)
+            for name, its in encoders.items():
+                look.at_vectors(name, cut, parent.encoded(task.part, its.space.digest))
+    widths = {name: its.space.dim for name, its in encoders.items()}
+    plans = plan_indexes(recipe.index, look.cuts, widths, worker_memory(beam_options), parent)
     indexes = [row for name, plan in plans.items() for row in (look.at_trained(name, plan), look.at_index(name, plan))]
     stages = (
         _ranges(plan, parent),
         look.chunk.outlook("chunk", "articles"),
-        look.embed.outlook("embed", "passages"),
+        *look.embedded(),
         *indexes,
     )
     return Explained(ref, parent.manifest.id if parent.manifest else None, stages)
@@ -149,13 +154,22 @@ def _ranges(plan: Plan, parent: Parent) -> Outlook:
 class _Look:
     """Looks at one part after another: what of it is recorded, and what would be inherited."""
 
-    def __init__(self, store: Store, parent: Parent, encoding: StoredEncoder, recipe: Recipe, scratch: Path) -> None:
+    def __init__(
+        self, store: Store, parent: Parent, encoders: Mapping[str, StoredEncoder], recipe: Recipe, scratch: Path
+    ) -> None:
         self.chunk = _Tally(_Past(store, "chunk", "source"))
-        self.embed = _Tally(_Past(store, "embed", "passages"))
         self.cuts: list[Facts] = []
-        self._vectors: list[BlobRef] = []  # of the parts that are recorded
+        self._embed = {name: _Tally(_Past(store, "embed", "passages")) for name in encoders}
+        self._rows: dict[str, list[BlobRef]] = {name: [] for name in (TEXT, *encoders)}  # of parts that are recorded
         self._store, self._parent = store, parent
-        self._encoding, self._recipe, self._scratch = encoding, recipe, scratch
+        self._encoders, self._recipe, self._scratch = encoders, recipe, scratch
+
+    def embedded(self) -> list[Outlook]:
+        """Return the rows of the table of each representation."""
+        return [
+            tally.outlook("embed" if name == EMBEDDINGS else f"embed {name}", "passages")
+            for name, tally in self._embed.items()
+        ]
 
     def at_passages(self, task: ChunkTask) -> Facts:
         """Return what the chunk job would report of a part, and where its passages lie."""
@@ -163,6 +177,7 @@ class _Look:
         record = self._store.memo.get("chunk", self._store.memo.key(inputs))
         if record is not None:
             facts = {**record.facts, "passages": record.outputs["passages"].to_json()}
+            self._rows[TEXT] += [record.outputs["passages"]] if facts["rows"] else []
             self.chunk.add(facts["articles"], facts["articles"], None)
         else:
             with Inheritance(local_files(self._store, task.earlier)) as earlier:
@@ -172,24 +187,26 @@ class _Look:
         self.cuts.append(facts)
         return facts
 
-    def at_vectors(self, cut: Facts, earlier: tuple[Earlier, ...]) -> None:
-        """Look for a part's vectors."""
+    def at_vectors(self, name: str, cut: Facts, earlier: tuple[Earlier, ...]) -> None:
+        """Look for a part's vectors of a representation."""
+        tally = self._embed[name]
         recorded = "passages" in cut
         blob = cut["passages"] if recorded else {"id": digest_file(self._scratch), "size": 0}
-        task = EmbedTask.of({**cut, "passages": blob}, self._encoding, self._recipe.encode.dtype, earlier)
+        task = EmbedTask.of({**cut, "passages": blob}, self._encoders[name], self._recipe.dtype_of(name), earlier)
         inputs, rows = task.inputs(), cut["rows"]
         record = self._store.memo.get("embed", self._store.memo.key(inputs))
         if record is not None:
-            self.embed.add(rows, rows, None)
-            self._vectors += [record.outputs["embeddings"]] if rows else []
+            tally.add(rows, rows, None)
+            self._rows[name] += [record.outputs["embeddings"]] if rows else []
             return
         passages = self._store.blobs.local(task.passages) if recorded else self._scratch
         known = count_known(passages, local_files(self._store, earlier), task.dim, task.dtype)
-        self.embed.add(rows, known, inputs)
+        tally.add(rows, known, inputs)
 
     def at_trained(self, name: str, plan: IndexPlan) -> Outlook:
         """Look for cells and quantizers of this plan; the parent's are used if new vectors fit them."""
-        lacking = obstacles(self._parent, name, plan, self._encoding.space.digest)
+        encoder = self._encoders.get(plan.over)
+        lacking = obstacles(self._parent, name, plan, encoder.space.digest if encoder else None)
         if lacking and not self._unlike("train", plan):
             lacking = []
         there = int(not lacking)
@@ -203,7 +220,8 @@ class _Look:
 
     def _unlike(self, stage: str, plan: IndexPlan) -> list[str]:
         """Return in what the nearest record of a stage of all vectors differs; [] where it is of these."""
-        whole = self.embed.recorded == self.embed.tasks
-        listed = json.dumps([ref.to_json() for ref in self._vectors]).encode()
+        tally = self._embed.get(plan.over, self.chunk)
+        whole = tally.recorded == tally.tasks
+        listed = json.dumps([ref.to_json() for ref in self._rows[plan.over]]).encode()
         inputs = {**deciding(plan), "vectors": digest_bytes(listed) if whole else "not made yet"}
         return _Past(self._store, stage, only=tuple(inputs)).changed(inputs)

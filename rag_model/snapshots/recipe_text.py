@@ -20,8 +20,8 @@ def recipe_text(recipe: Mapping[str, Any]) -> str:
     <BLANKLINE>
     """
     tables = {name: value for name, value in recipe.items() if isinstance(value, Mapping)}
-    indexes = tables.pop("index", {})
-    tables |= {f"index.{_key(name)}": settings for name, settings in indexes.items()}
+    for table in ("represent", "index"):
+        tables |= {f"{table}.{_key(name)}": settings for name, settings in tables.pop(table, {}).items()}
     top = _settings({name: value for name, value in recipe.items() if not isinstance(value, Mapping)})
     blocks = ["".join(top), *(f"[{name}]\n{''.join(_settings(settings))}" for name, settings in tables.items())]
     return "\n".join(block for block in blocks if block)
