@@ -51,7 +51,9 @@ def test_two_spaces_are_built_inherited_and_taken_down(reindex: Any, bookwheel: 
     with Snapshot.open(str(store)) as snapshot:
         content = snapshot.manifest.content
         spaces = [content.space_of(name) for name in ("embeddings", "small")]
-        assert spaces[0] and spaces[1] and spaces[0]["digest"] != spaces[1]["digest"]
+        assert spaces[0]
+        assert spaces[1]
+        assert spaces[0]["digest"] != spaces[1]["digest"]
         assert content.over("hnsw") == "embeddings" != content.over("small") == "small"
         own, other = vectors_of(snapshot, "embeddings"), vectors_of(snapshot, "small")
         assert (own.dtype, other.dtype) == (np.float16, np.float32)

@@ -28,7 +28,7 @@ def part(tmp_path: Path, page_xml: Any, export_xml: Any) -> tuple[Part, Siteinfo
 
 def cut(part: Part, site: Siteinfo, folder: Path, *suppressed: str) -> tuple[ChunkFacts, PartFiles]:
     folder.mkdir()
-    files = PartFiles(folder / "passages.parquet", None, folder / "articles.parquet")
+    files = PartFiles(folder / "passages.parquet", {}, folder / "articles.parquet")
     return chunk_part(part, site, ChunkRecipe(), files.passages, files.articles, None, suppressed), files
 
 
@@ -54,10 +54,10 @@ def test_vectors_stay_beside_their_passages(part: tuple[Part, Siteinfo], tmp_pat
     with PassageFile(files.passages) as file:
         pages = [int(passage.page_id) for passage in file.passages()]
     np.save(tmp_path / "vectors.npy", np.array(pages, dtype=np.float16)[:, None], allow_pickle=False)
-    made, rows = redact_part(PartFiles(files.passages, tmp_path / "vectors.npy"), {"3", "5"}, tmp_path)
-    assert made.embeddings is not None
+    made, rows = redact_part(PartFiles(files.passages, {"small": tmp_path / "vectors.npy"}), {"3", "5"}, tmp_path)
+    assert {*made.vectors} == {"small"}
     assert made.articles is None
-    left = np.load(made.embeddings, allow_pickle=False)[:, 0].astype(int).tolist()
+    left = np.load(made.vectors["small"], allow_pickle=False)[:, 0].astype(int).tolist()
     with PassageFile(made.passages) as file:
         assert left == [int(passage.page_id) for passage in file.passages()]
     assert rows == len(left) < len(pages)

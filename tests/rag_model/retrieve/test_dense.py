@@ -16,7 +16,7 @@ from rag_model.retrieve.dense import DenseRetriever
 from rag_model.store.pulling.kinds import chosen
 from rag_model.store.pulling.pull import pull
 from rag_model.store.store import Store
-from rag_model.store.versions.manifest import Content, Manifest
+from rag_model.store.versions.manifest import Content, Manifest, in_space
 from rag_model.store.versions.snapshot import Snapshot
 
 QUESTIONS = {
@@ -109,10 +109,10 @@ def test_an_unknown_index_is_refused_with_those_there_are(snapshot: Snapshot) ->
 def test_questions_of_another_space_are_refused(content: tuple[Store, Content], encoder: Encoder) -> None:
     store, what = content
     other = replace(encoder.space(), weights="sha256:" + "0" * 64)
-    foreign = store.snapshots.put(Manifest(replace(what, space=other.to_json())))
+    foreign = store.snapshots.put(Manifest(replace(what, representations=in_space(other.to_json()))))
     with pytest.raises(RefusedError, match="weights"):
         DenseRetriever(Snapshot.from_store(store, foreign), encoder)
-    blind = store.snapshots.put(Manifest(replace(what, space=None)))
+    blind = store.snapshots.put(Manifest(replace(what, representations={})))
     with pytest.raises(UsageError, match="no vectors"):
         DenseRetriever(Snapshot.from_store(store, blind), encoder)
     assert Space.from_json(what.space or {}) == encoder.space()

@@ -13,6 +13,7 @@ from rag_model.store import Content, Manifest, PartEntry, Snapshot, Store
 from rag_model.store.comparing.changes import article_changes
 from rag_model.store.comparing.diff import diff
 from rag_model.store.pulling.pull import pull
+from rag_model.store.versions.manifest import in_space
 
 Articles = dict[int, list[str]]
 Cut = Callable[..., Snapshot]
@@ -126,7 +127,7 @@ def test_settings_that_changed_are_named(memory_store: Store) -> None:
     after = of(
         recipe={"chunk": {"words": 50, "chunker": "words"}},
         indexes={"hnsw": {**hnsw, "search": {"efSearch": 64}}, "ivfpq": {"factory": "IVF,PQ"}},
-        space={"digest": "new"},
+        representations=in_space({"digest": "new"}),
     )
     assert diff(before, after).settings == {
         "recipe.chunk.words": (100, 50),

@@ -316,7 +316,7 @@ def test_a_patch_is_the_file_from_wherever_it_is_gone_on_with(
         rows = np.array(kept, np.int64)
         later = np.where(rows[:, None] < 0, np.uint8(7), earlier[rows])
         data = bytes(head) + later.tobytes()
-        patch = Patch(Table(head, 16, (PartEntry("part-00000", 0, 0, len(kept)),)), rows)
+        patch = Patch(Table("embeddings", head, 16, (PartEntry("part-00000", 0, 0, len(kept)),)), rows)
         asked: list[tuple[int, int]] = []
 
         def read(first: int, end: int) -> bytes:
@@ -333,7 +333,7 @@ def test_a_patch_is_the_file_from_wherever_it_is_gone_on_with(
 def test_a_few_rows_between_two_that_are_fetched_are_fetched_with_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rag_model.store.pulling.overlap._NEAR", 3 * 16)
     kept = np.array([-1, 0, 1, -1, 2, 3, 4, -1, *range(50)], np.int64)
-    patch = Patch(Table(128, 16, (PartEntry("part-00000", 0, 0, len(kept)),)), kept)
+    patch = Patch(Table("embeddings", 128, 16, (PartEntry("part-00000", 0, 0, len(kept)),)), kept)
     assert [(piece.start, piece.end) for piece in patch.pieces() if piece.rows is None] == [
         (0, 128),
         (128, 128 + 4 * 16),
