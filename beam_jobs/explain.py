@@ -22,6 +22,7 @@ from rag_model.corpus.records import Plan
 from rag_model.digest import digest_bytes, digest_file
 from rag_model.encoders.embed import count_known
 from rag_model.index.recipe import IndexPlan
+from rag_model.snapshots.chunking import local_paths, store_chunker
 from rag_model.snapshots.encoding import StoredEncoder, store_encoder
 from rag_model.snapshots.heritage import obstacles
 from rag_model.snapshots.parent import Earlier, Parent, local_files
@@ -123,8 +124,10 @@ def explain(
         scratch = Store.open(f"{folder}/store", create=True)
         plan = plan_parts(scratch, dump, recipe, limit, parent)
         encoding = store_encoder(scratch, encoder, recipe.encode, store)
-        look = _Look(store, parent, encoding, recipe, Path(folder) / "passages.parquet")
-        for task in tasks_of(store, plan, recipe.chunk, parent):
+        chunker = store_chunker(scratch, recipe.chunk)
+        files = local_paths(scratch, chunker.files)
+        look = _Look(store, parent, encoding, recipe, Path(folder) / "passages.parquet", files)
+        for task in tasks_of(store, plan, chunker, parent):
             look.at_vectors(look.at_passages(task), parent.encoded(task.part, encoding.space.digest))
     plans = plan_indexes(recipe.index, look.cuts, encoding.space.dim, worker_memory(beam_options), parent)
     indexes = [row for name, plan in plans.items() for row in (look.at_trained(name, plan), look.at_index(name, plan))]
@@ -149,13 +152,21 @@ def _ranges(plan: Plan, parent: Parent) -> Outlook:
 class _Look:
     """Looks at one part after another: what of it is recorded, and what would be inherited."""
 
-    def __init__(self, store: Store, parent: Parent, encoding: StoredEncoder, recipe: Recipe, scratch: Path) -> None:
+    def __init__(
+        self,
+        store: Store,
+        parent: Parent,
+        encoding: StoredEncoder,
+        recipe: Recipe,
+        scratch: Path,
+        files: Mapping[str, Path],
+    ) -> None:
         self.chunk = _Tally(_Past(store, "chunk", "source"))
         self.embed = _Tally(_Past(store, "embed", "passages"))
         self.cuts: list[Facts] = []
         self._vectors: list[BlobRef] = []  # of the parts that are recorded
         self._store, self._parent = store, parent
-        self._encoding, self._recipe, self._scratch = encoding, recipe, scratch
+        self._encoding, self._recipe, self._scratch, self._files = encoding, recipe, scratch, files
 
     def at_passages(self, task: ChunkTask) -> Facts:
         """Return what the chunk job would report of a part, and where its passages lie."""
@@ -167,7 +178,7 @@ class _Look:
         else:
             with Inheritance(local_files(self._store, task.earlier)) as earlier:
                 given = task.part, task.siteinfo, task.recipe, self._scratch
-                facts = asdict(chunk_part(*given, earlier=earlier, suppressed=task.suppressed))
+                facts = asdict(chunk_part(*given, earlier=earlier, suppressed=task.suppressed, files=self._files))
             self.chunk.add(facts["articles"], facts["inherited"], inputs)
         self.cuts.append(facts)
         return facts

@@ -21,6 +21,7 @@ from flows.progress import StageClock
 from flows.stage import deployed, stage
 from rag_model.corpus.records import Plan
 from rag_model.index.recipe import IndexPlan
+from rag_model.snapshots.chunking import StoredChunker, store_chunker
 from rag_model.snapshots.content import assemble
 from rag_model.snapshots.encoding import StoredEncoder, store_encoder
 from rag_model.snapshots.heritage import Heirloom, inherit, noted, obstacles
@@ -72,8 +73,10 @@ def reindex(
         with clock("plan"):
             plan = plan_dump(target, dump, recipe, limit, parent)
             encoding = prepare_encoder(target, encoder, recipe)
+            chunker = prepare_chunker(target, recipe)
+            recipe = replace(recipe, chunk=chunker.recipe)
         with clock("chunk") as tell:
-            passages = chunk_parts(target, plan, recipe, parent, launch, tell)
+            passages = chunk_parts(target, plan, chunker, parent, launch, tell)
         plans = plan_indexes(recipe.index, passages, encoding.space.dim, worker_memory(beam_options), parent)
         with clock("embed") as tell:
             embeddings = embed_parts(plan, passages, encoding, recipe, parent, launch, tell)
@@ -103,11 +106,17 @@ def prepare_encoder(store: Store, encoder: str, recipe: Recipe) -> StoredEncoder
 
 
 @stage
+def prepare_chunker(store: Store, recipe: Recipe) -> StoredChunker:
+    """Put the files that the chunker's settings name where workers find them."""
+    return store_chunker(store, recipe.chunk)
+
+
+@stage
 def chunk_parts(
-    store: Store, plan: Plan, recipe: Recipe, parent: Parent, launch: Launch, tell: OnProgress
+    store: Store, plan: Plan, chunker: StoredChunker, parent: Parent, launch: Launch, tell: OnProgress
 ) -> list[Facts]:
     """Cut every part into passages; articles that are as they were keep the parent's, and taken down ones none."""
-    return chunk.run(chunk.tasks_of(store, plan, recipe.chunk, parent), launch, tell)
+    return chunk.run(chunk.tasks_of(store, plan, chunker, parent), launch, tell)
 
 
 @stage

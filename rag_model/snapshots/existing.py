@@ -11,11 +11,11 @@ from rag_model.errors import RefusedError
 from rag_model.index.recipe import IndexRecipe
 from rag_model.snapshots.recipe import Recipe
 from rag_model.snapshots.recipe_text import recipe_text
-from rag_model.snapshots.settings import from_table
 from rag_model.store.store import Store
 from rag_model.store.versions.manifest import Content, Manifest
 from rag_model.store.versions.paths import embeddings_path, passages_path
 from rag_model.store.versions.snapshot import Snapshot
+from rag_model.toml import from_table
 
 CARRIED = ("dump", "encoder", "code")  # of a provenance: what stays true of a snapshot made from another
 
@@ -23,12 +23,13 @@ CARRIED = ("dump", "encoder", "code")  # of a provenance: what stays true of a s
 def recipe_of(content: Content) -> Recipe:
     """Return the recipe of a snapshot, which may have been written without some of its settings.
 
-    Its indexes are those that the snapshot has; one that the recipe does not name is built as its factory says.
+    Its indexes are those that the snapshot has; one that the recipe does not name is built as its factory says. Its
+    chunker is left out: nothing is cut again, and the chunker need not be installed here.
 
     Raises:
         UsageError: a setting is unknown to this version; the sentence names it.
     """
-    text = recipe_text({name: value for name, value in content.recipe.items() if name != "index"})
+    text = recipe_text({name: value for name, value in content.recipe.items() if name not in {"chunk", "index"}})
     whole = from_table(Recipe, tomllib.loads(text), "the snapshot's recipe")
     named = content.recipe.get("index") or {}
     return replace(whole, index={name: _index(named.get(name), entry) for name, entry in content.indexes.items()})

@@ -17,19 +17,18 @@ max_passage_loss = 0.1
 """
 
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from rag_model.corpus.chunk import ChunkRecipe
-from rag_model.errors import InputError, UsageError
+from rag_model.errors import UsageError
 from rag_model.evaluation.gate import GateRecipe
 from rag_model.index.recipe import IndexRecipe
 from rag_model.snapshots.encoding import EncodeRecipe
-from rag_model.snapshots.settings import from_table
 from rag_model.store.versions.paths import EXACT
+from rag_model.toml import from_table, read_toml
 
 _INDEX_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
@@ -66,10 +65,11 @@ class Recipe:
         """Return what belongs to a snapshot's identity.
 
         The gate judges a snapshot and does not change one; a question encoder is among its files, wherever it was.
+        A file that a chunker's setting names is its digest.
         """
         values = asdict(self)
         del values["gate"], values["encode"]["question_encoder"]
-        return values
+        return {**values, "chunk": self.chunk.content()}
 
 
 def read_recipe(path: Path | None) -> Recipe:
@@ -81,13 +81,7 @@ def read_recipe(path: Path | None) -> Recipe:
     """
     if path is None:
         return Recipe()
-    try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as missing:
-        raise InputError(f"cannot read the recipe {path}: {missing.strerror}") from missing
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as broken:
-        raise InputError(f"the recipe {path} is not TOML: {broken}") from broken
-    recipe = from_table(Recipe, table, str(path))
+    recipe = from_table(Recipe, read_toml(path), str(path))
     if not recipe.index:
         raise UsageError(f"the recipe {path} names no index: give at least one, such as [index.hnsw]")
     return recipe
