@@ -21,7 +21,7 @@ from rag_model.corpus.chunkers.files import settings_of
 from rag_model.corpus.chunkers.registry import build_chunker
 from rag_model.corpus.documents import read_documents, read_ready_passages
 from rag_model.corpus.dump import read_pages
-from rag_model.corpus.lineage import ArticleLog, Inheritance, Outcome, article_key, cutting_basis
+from rag_model.corpus.lineage import ArticleLog, ArticleOutcome, Inheritance, article_key, cutting_basis
 from rag_model.corpus.passages import PassageWriter
 from rag_model.corpus.records import Article, Page, Part, Passage, Siteinfo
 from rag_model.corpus.wikitext import Unparsable, clean
@@ -239,13 +239,13 @@ def _articles(part: Part, siteinfo: Siteinfo, tally: _Tally) -> Iterator[Page]:
             tally.newest_revision = max(tally.newest_revision, page.timestamp)  # the dump is as new as it is
 
 
-def _outcome(page: Page, siteinfo: Siteinfo, cut: Cut) -> Outcome:
+def _outcome(page: Page, siteinfo: Siteinfo, cut: Cut) -> ArticleOutcome:
     """Return a page's passages, or why it has to be quarantined."""
     try:
         sections = clean(page.text, siteinfo, page.title)
     except Unparsable as bound:
-        return Outcome((), bound.reason)
+        return ArticleOutcome((), bound.reason)
     except (ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as bug:
         # A bug of the cleaner that one page in millions meets must not cost the others of its part.
-        return Outcome((), f"the cleaner failed: {type(bug).__name__}: {bug}")
-    return Outcome(list(cut(Article(str(page.page_id), page.rev_id, page.title, sections))))
+        return ArticleOutcome((), f"the cleaner failed: {type(bug).__name__}: {bug}")
+    return ArticleOutcome(list(cut(Article(str(page.page_id), page.rev_id, page.title, sections))))

@@ -30,7 +30,7 @@ ARTICLE_SCHEMA = pa.schema([pa.field(name, kind, nullable=False) for name, kind 
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ArticleOutcome:
     """What an article became: its passages, none if it has no text, or the reason why it could not be read."""
 
     passages: Sequence[Passage]
@@ -62,7 +62,7 @@ class ArticleLog:
     def __init__(self) -> None:
         self._rows: list[tuple[int, bytes, int, str]] = []
 
-    def note(self, page: Page, key: bytes, outcome: Outcome) -> None:
+    def note(self, page: Page, key: bytes, outcome: ArticleOutcome) -> None:
         """Append one article."""
         self._rows.append((page.page_id, key, len(outcome.passages), outcome.reason))
 
@@ -108,14 +108,14 @@ class Inheritance:
         for passages, articles in parts:
             self._index(PassageFile(passages), _read(articles))
 
-    def get(self, page: Page, key: bytes) -> Outcome | None:
+    def get(self, page: Page, key: bytes) -> ArticleOutcome | None:
         """Return what an article became, or None if it was another or none."""
         place = self._places.get(page.page_id)
         if place is None or place.key != key:
             return None
         rows = self._rows(place)
         fits = all(passage.page_id == str(page.page_id) for passage in rows)
-        return Outcome(rows, place.reason) if fits else None
+        return ArticleOutcome(rows, place.reason) if fits else None
 
     def _index(self, file: PassageFile, log: pa.Table) -> None:
         self._files.append(file)
