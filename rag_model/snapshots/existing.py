@@ -1,6 +1,5 @@
 """Go on from a snapshot that exists: what the jobs would have said of its parts, and its recipe."""
 
-import tomllib
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -10,7 +9,7 @@ from rag_model.corpus.chunk import BUCKET
 from rag_model.errors import RefusedError
 from rag_model.index.recipe import IndexRecipe
 from rag_model.snapshots.recipe import Recipe
-from rag_model.snapshots.recipe_text import recipe_text
+from rag_model.snapshots.recipe_text import given
 from rag_model.store.store import Store
 from rag_model.store.versions.manifest import Content, Manifest
 from rag_model.store.versions.paths import embeddings_path, passages_path
@@ -29,8 +28,8 @@ def recipe_of(content: Content) -> Recipe:
     Raises:
         UsageError: a setting is unknown to this version; the sentence names it.
     """
-    text = recipe_text({name: value for name, value in content.recipe.items() if name not in {"chunk", "index"}})
-    whole = from_table(Recipe, tomllib.loads(text), "the snapshot's recipe")
+    others = {name: value for name, value in content.recipe.items() if name not in {"chunk", "index"}}
+    whole = from_table(Recipe, given(others), "the snapshot's recipe")
     named = content.recipe.get("index") or {}
     return replace(whole, index={name: _index(named.get(name), entry) for name, entry in content.indexes.items()})
 
@@ -87,4 +86,4 @@ def _cut(snapshot: Snapshot) -> Iterator[dict[str, Any]]:
 
 def _index(settings: Any, entry: Mapping[str, Any]) -> IndexRecipe:
     table = settings if isinstance(settings, Mapping) else {name: entry[name] for name in ("factory", "metric")}
-    return from_table(IndexRecipe, tomllib.loads(recipe_text(table)), "an index of the snapshot's recipe")
+    return from_table(IndexRecipe, given(table), "an index of the snapshot's recipe")
