@@ -13,6 +13,7 @@ from rag_model.corpus.plan import source_digest
 from rag_model.corpus.records import Part, Plan, Siteinfo
 from rag_model.corpus.redact import pages_within
 from rag_model.snapshots.chunking import SettingFiles, StoredChunker, local_paths
+from rag_model.snapshots.cut_part import CutPart
 from rag_model.snapshots.parent import Earlier, Parent, local_files
 from rag_model.store.objects.memo import Produced
 from rag_model.store.store import Store
@@ -81,14 +82,14 @@ def chunk(task: ChunkTask, store: Store) -> Facts:
         return Produced({"passages": out, "article_log": log}, asdict(facts))
 
     record, made = store.memo.once("chunk", task.inputs(), produce)
-    outputs = {name: ref.to_json() for name, ref in record.outputs.items()}
-    return {**record.facts, **outputs, "made": made}
+    return CutPart.of(record, made=made).to_json()
 
 
-def run(tasks: Sequence[ChunkTask], launch: Launch, on_progress: OnProgress | None = None) -> list[Facts]:
-    """Cut all parts; return each one's facts, in their order."""
+def run(tasks: Sequence[ChunkTask], launch: Launch, on_progress: OnProgress | None = None) -> list[CutPart]:
+    """Cut all parts; return what became of each, in their order."""
     near = sum(task.bytes for task in tasks) <= _NEAR  # to look a part up is to read it
-    return run_job("chunk", chunk, tasks, launch, on_progress, _seconds, memoised=near)
+    reports = run_job("chunk", chunk, tasks, launch, on_progress, _seconds, memoised=near)
+    return [CutPart.from_json(report) for report in reports]
 
 
 def _seconds(task: ChunkTask) -> float:

@@ -23,6 +23,7 @@ from rag_model.digest import digest_bytes, digest_file
 from rag_model.encoders.embed import count_known
 from rag_model.index.recipe import IndexPlan
 from rag_model.snapshots.chunking import local_paths, store_chunker
+from rag_model.snapshots.cut_part import CutPart
 from rag_model.snapshots.encoding import StoredEncoder, store_encoder
 from rag_model.snapshots.heritage import obstacles
 from rag_model.snapshots.parent import Earlier, Parent, local_files
@@ -32,8 +33,6 @@ from rag_model.snapshots.sizing import plan_indexes
 from rag_model.store.comparing.diff import differences
 from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.store import Store
-
-Facts = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,38 +162,37 @@ class _Look:
     ) -> None:
         self.chunk = _Tally(_Past(store, "chunk", "source"))
         self.embed = _Tally(_Past(store, "embed", "passages"))
-        self.cuts: list[Facts] = []
+        self.cuts: list[CutPart] = []
         self._vectors: list[BlobRef] = []  # of the parts that are recorded
         self._store, self._parent = store, parent
         self._encoding, self._recipe, self._scratch, self._files = encoding, recipe, scratch, files
 
-    def at_passages(self, task: ChunkTask) -> Facts:
+    def at_passages(self, task: ChunkTask) -> CutPart:
         """Return what the chunk job would report of a part, and where its passages lie."""
         inputs = task.inputs()
         record = self._store.memo.get("chunk", self._store.memo.key(inputs))
         if record is not None:
-            facts = {**record.facts, "passages": record.outputs["passages"].to_json()}
-            self.chunk.add(facts["articles"], facts["articles"], None)
+            cut = CutPart.of(record)
+            self.chunk.add(cut.facts.articles, cut.facts.articles, None)
         else:
             with Inheritance(local_files(self._store, task.earlier)) as earlier:
                 given = task.part, task.siteinfo, task.recipe, self._scratch
-                facts = asdict(chunk_part(*given, earlier=earlier, suppressed=task.suppressed, files=self._files))
-            self.chunk.add(facts["articles"], facts["inherited"], inputs)
-        self.cuts.append(facts)
-        return facts
+                facts = chunk_part(*given, earlier=earlier, suppressed=task.suppressed, files=self._files)
+            cut = CutPart(BlobRef(digest_file(self._scratch), self._scratch.stat().st_size), facts)
+            self.chunk.add(facts.articles, facts.inherited, inputs)
+        self.cuts.append(cut)
+        return cut
 
-    def at_vectors(self, cut: Facts, earlier: tuple[Earlier, ...]) -> None:
+    def at_vectors(self, cut: CutPart, earlier: tuple[Earlier, ...]) -> None:
         """Look for a part's vectors."""
-        recorded = "passages" in cut
-        blob = cut["passages"] if recorded else {"id": digest_file(self._scratch), "size": 0}
-        task = EmbedTask.of({**cut, "passages": blob}, self._encoding, self._recipe.encode.dtype, earlier)
-        inputs, rows = task.inputs(), cut["rows"]
+        task = EmbedTask.of(cut, self._encoding, self._recipe.encode.dtype, earlier)
+        inputs, rows = task.inputs(), cut.rows
         record = self._store.memo.get("embed", self._store.memo.key(inputs))
         if record is not None:
             self.embed.add(rows, rows, None)
             self._vectors += [record.outputs["embeddings"]] if rows else []
             return
-        passages = self._store.blobs.local(task.passages) if recorded else self._scratch
+        passages = self._store.blobs.local(cut.passages) if self._store.blobs.exists(cut.passages) else self._scratch
         known = count_known(passages, local_files(self._store, earlier), task.dim, task.dtype)
         self.embed.add(rows, known, inputs)
 

@@ -23,6 +23,7 @@ from rag_model.corpus.records import Plan
 from rag_model.index.recipe import IndexPlan
 from rag_model.snapshots.chunking import StoredChunker, store_chunker
 from rag_model.snapshots.content import assemble
+from rag_model.snapshots.cut_part import CutPart
 from rag_model.snapshots.encoding import StoredEncoder, store_encoder
 from rag_model.snapshots.heritage import Heirloom, inherit, noted, obstacles
 from rag_model.snapshots.parent import Parent
@@ -114,7 +115,7 @@ def prepare_chunker(store: Store, recipe: Recipe) -> StoredChunker:
 @stage
 def chunk_parts(
     store: Store, plan: Plan, chunker: StoredChunker, parent: Parent, launch: Launch, tell: OnProgress
-) -> list[Facts]:
+) -> list[CutPart]:
     """Cut every part into passages; articles that are as they were keep the parent's, and taken down ones none."""
     return chunk.run(chunk.tasks_of(store, plan, chunker, parent), launch, tell)
 
@@ -122,7 +123,7 @@ def chunk_parts(
 @stage
 def embed_parts(
     plan: Plan,
-    passages: Sequence[Facts],
+    passages: Sequence[CutPart],
     encoding: StoredEncoder,
     recipe: Recipe,
     parent: Parent,

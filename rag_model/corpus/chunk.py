@@ -91,14 +91,14 @@ class ChunkFacts:
     """What became of a part; JSON values throughout."""
 
     rows: int  # passages
-    digest: str  # of the rows' values, whatever their encoding
-    articles: int  # with at least one passage
-    dropped: dict[str, int]  # pages by reason; `unparsable` are the quarantined ones
-    quarantined: tuple[Quarantined, ...]  # the first `MAX_LISTED`
-    newest_revision: str  # latest timestamp among the articles, ISO 8601; empty without revisions
-    words: int
-    lengths: dict[str, int]  # passages by their number of words, rounded down to a multiple of `BUCKET`
-    inherited: int  # of `articles`, those that were taken over unparsed: how the part was made, not what it is
+    digest: str = ""  # of the rows' values, whatever their encoding; empty where no recipe cut them
+    articles: int = 0  # with at least one passage
+    dropped: Mapping[str, int] = field(default_factory=dict)  # pages by reason; `unparsable` are the quarantined ones
+    quarantined: tuple[Quarantined, ...] = ()  # the first `MAX_LISTED`
+    newest_revision: str = ""  # latest timestamp among the articles, ISO 8601; empty without revisions
+    words: int = 0
+    lengths: Mapping[str, int] = field(default_factory=dict)  # passages by their words, in steps of `BUCKET`
+    inherited: int = 0  # of `articles`, those that were taken over unparsed: how the part was made, not what it is
 
 
 def chunk_part(

@@ -14,6 +14,7 @@ from rag_model.corpus.records import Plan
 from rag_model.encoders import embed
 from rag_model.index.quality.fit import Trained
 from rag_model.index.recipe import IndexPlan
+from rag_model.snapshots.cut_part import CutPart
 from rag_model.snapshots.encoding import StoredEncoder
 from rag_model.snapshots.heritage import trained_entry
 from rag_model.snapshots.recipe import Recipe
@@ -48,7 +49,7 @@ def assemble(
     plan: Plan,
     recipe: Recipe,
     encoder: StoredEncoder,
-    passages: Sequence[Facts],
+    passages: Sequence[CutPart],
     embeddings: Sequence[Facts],
     indexes: Sequence[BuiltIndex],
 ) -> Content:
@@ -60,14 +61,14 @@ def assemble(
     files: dict[str, BlobRef] = {f"{QUESTION_ENCODER}/{name}": ref for name, ref in encoder.question}
     parts = []
     ranges = _tiled(plan, passages)
-    filled = [made for made in zip(passages, embeddings, strict=True) if made[0]["rows"]]
+    filled = [made for made in zip(passages, embeddings, strict=True) if made[0].rows]
     for number, ((first, last), (cut, encoded)) in enumerate(zip(ranges, filled, strict=True)):
         name = f"part-{number:05d}"
-        files[passages_path(name)] = BlobRef.from_json(cut["passages"])
+        files[passages_path(name)] = cut.passages
         files[embeddings_path(name)] = BlobRef.from_json(encoded["embeddings"])
-        if "article_log" in cut:
-            files[articles_path(name)] = BlobRef.from_json(cut["article_log"])
-        parts.append(PartEntry(name, first, last, cut["rows"]))
+        if cut.article_log is not None:
+            files[articles_path(name)] = cut.article_log
+        parts.append(PartEntry(name, first, last, cut.rows))
     bare = Content(_corpus(plan, passages), tuple(parts), files, recipe.content(), encoder.space.to_json())
     return with_indexes(bare, indexes)
 
@@ -86,9 +87,9 @@ def _entry(index: BuiltIndex) -> dict[str, Any]:
     return entry | {"trained": trained_entry(index.plan, index.trained[1])} if index.trained else entry
 
 
-def _tiled(plan: Plan, passages: Sequence[Facts]) -> list[tuple[int, int]]:
+def _tiled(plan: Plan, passages: Sequence[CutPart]) -> list[tuple[int, int]]:
     """Return the page range of each part that has passages, with those of the empty ones after it."""
-    filled = [part.first_page for part, cut in zip(plan.parts, passages, strict=True) if cut["rows"]]
+    filled = [part.first_page for part, cut in zip(plan.parts, passages, strict=True) if cut.rows]
     starts = [plan.parts[0].first_page, *filled[1:]]
     return [(first, end - 1) for first, end in pairwise([*starts, plan.parts[-1].last_page + 1])]
 
@@ -112,7 +113,7 @@ def provenance(dump: str, encoder: str, indexes: Sequence[BuiltIndex], seconds: 
     }
 
 
-def counts(passages: Sequence[Facts], embeddings: Sequence[Facts]) -> dict[str, Any]:
+def counts(passages: Sequence[CutPart], embeddings: Sequence[Facts]) -> dict[str, Any]:
     """Return what a run counted: articles, passages, drops by reason.
 
     `embedded` are the passages that this run's encoder read; `reused` those whose vectors were there, in the parent
@@ -120,11 +121,11 @@ def counts(passages: Sequence[Facts], embeddings: Sequence[Facts]) -> dict[str, 
     """
     dropped: Counter[str] = Counter()
     for cut in passages:
-        dropped.update(cut["dropped"])
+        dropped.update(cut.facts.dropped)
     embedded = sum(encoded["encoded"] for encoded in embeddings if encoded["made"])
-    rows = sum(cut["rows"] for cut in passages)
+    rows = sum(cut.rows for cut in passages)
     return {
-        "articles": sum(cut["articles"] for cut in passages),
+        "articles": sum(cut.facts.articles for cut in passages),
         "passages": rows,
         "embedded": embedded,
         "reused": rows - embedded,
@@ -132,7 +133,7 @@ def counts(passages: Sequence[Facts], embeddings: Sequence[Facts]) -> dict[str, 
     }
 
 
-def _corpus(plan: Plan, passages: Sequence[Facts]) -> dict[str, Any]:
+def _corpus(plan: Plan, passages: Sequence[CutPart]) -> dict[str, Any]:
     site = asdict(plan.siteinfo)
     return {
         "kind": plan.kind,
@@ -140,5 +141,5 @@ def _corpus(plan: Plan, passages: Sequence[Facts]) -> dict[str, Any]:
         "language": site["language"],
         "base": site["base"],
         "licence": WIKIPEDIA_LICENCE if plan.kind == "wiki" else "",
-        "newest_revision": max((cut["newest_revision"] for cut in passages), default=""),
+        "newest_revision": max((cut.facts.newest_revision for cut in passages), default=""),
     }

@@ -5,9 +5,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from rag_model.corpus.chunk import BUCKET
+from rag_model.corpus.chunk import BUCKET, ChunkFacts
 from rag_model.errors import RefusedError
 from rag_model.index.recipe import IndexRecipe
+from rag_model.snapshots.cut_part import CutPart
 from rag_model.snapshots.recipe import Recipe
 from rag_model.snapshots.recipe_text import given
 from rag_model.store.store import Store
@@ -39,7 +40,7 @@ def carried(manifest: Manifest) -> dict[str, Any]:
     return {name: manifest.provenance[name] for name in CARRIED if name in manifest.provenance}
 
 
-def facts_of(store: Store, content: Content) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def facts_of(store: Store, content: Content) -> tuple[list[CutPart], list[dict[str, Any]]]:
     """Return one report a part, as the chunk and the embed job give them: nothing was cut and nothing encoded.
 
     Reads two columns of the passages, part by part.
@@ -65,23 +66,20 @@ def facts_of(store: Store, content: Content) -> tuple[list[dict[str, Any]], list
     return passages, embeddings
 
 
-def _cut(snapshot: Snapshot) -> Iterator[dict[str, Any]]:
+def _cut(snapshot: Snapshot) -> Iterator[CutPart]:
     content = snapshot.manifest.content
     for part in snapshot.parts:
         pages, lengths = set[str](), Counter[int]()
         for batch in snapshot.batches(part.name, ["page_id", "n_words"]):
             pages.update(batch["page_id"].to_pylist())
             lengths.update(words // BUCKET * BUCKET for words in batch["n_words"].to_pylist())
-        yield {
-            "passages": content.files[passages_path(part.name)].to_json(),
-            "rows": part.rows,
-            "articles": len(pages),
-            "dropped": {},
-            "quarantined": [],
-            "newest_revision": content.corpus.get("newest_revision") or "",
-            "lengths": {str(length): count for length, count in sorted(lengths.items())},
-            "made": False,
-        }
+        facts = ChunkFacts(
+            rows=part.rows,
+            articles=len(pages),
+            newest_revision=content.corpus.get("newest_revision") or "",
+            lengths={str(length): count for length, count in sorted(lengths.items())},
+        )
+        yield CutPart(content.files[passages_path(part.name)], facts)
 
 
 def _index(settings: Any, entry: Mapping[str, Any]) -> IndexRecipe:
