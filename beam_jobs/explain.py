@@ -21,10 +21,11 @@ from rag_model.corpus.lineage import Inheritance
 from rag_model.corpus.records import Plan
 from rag_model.digest import digest_bytes, digest_file
 from rag_model.encoders.embed import count_known
-from rag_model.index.recipe import IndexPlan
+from rag_model.index.plan import IndexPlan
 from rag_model.snapshots.chunking import local_paths, store_chunker
 from rag_model.snapshots.cut_part import CutPart
-from rag_model.snapshots.encoding import StoredEncoder, store_encoder
+from rag_model.snapshots.encoders import store_encoders
+from rag_model.snapshots.encoding import StoredEncoder
 from rag_model.snapshots.heritage import obstacles
 from rag_model.snapshots.parent import Earlier, Parent, local_files
 from rag_model.snapshots.planning import plan_parts
@@ -33,6 +34,7 @@ from rag_model.snapshots.sizing import plan_indexes
 from rag_model.store.comparing.diff import differences
 from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.store import Store
+from rag_model.store.versions.paths import EMBEDDINGS, TEXT
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,18 +124,21 @@ def explain(
     with tempfile.TemporaryDirectory(prefix="bookwheel-explain-") as folder:
         scratch = Store.open(f"{folder}/store", create=True)
         plan = plan_parts(scratch, dump, recipe, limit, parent)
-        encoding = store_encoder(scratch, encoder, recipe.encode, store)
+        encoders = store_encoders(scratch, encoder, recipe, store)
         chunker = store_chunker(scratch, recipe.chunk)
         files = local_paths(scratch, chunker.files)
-        look = _Look(store, parent, encoding, recipe, Path(folder) / "passages.parquet", files)
+        look = _Look(store, parent, encoders, recipe, Path(folder) / "passages.parquet", files)
         for task in tasks_of(store, plan, chunker, parent):
-            look.at_vectors(look.at_passages(task), parent.encoded(task.part, encoding.space.digest))
-    plans = plan_indexes(recipe.index, look.cuts, encoding.space.dim, worker_memory(beam_options), parent)
+            cut = look.at_passages(task)
+            for name, its in encoders.items():
+                look.at_vectors(name, cut, parent.encoded(task.part, its.space.digest))
+    widths = {name: its.space.dim for name, its in encoders.items()}
+    plans = plan_indexes(recipe.index, look.cuts, widths, worker_memory(beam_options), parent)
     indexes = [row for name, plan in plans.items() for row in (look.at_trained(name, plan), look.at_index(name, plan))]
     stages = (
         _ranges(plan, parent),
         look.chunk.outlook("chunk", "articles"),
-        look.embed.outlook("embed", "passages"),
+        *look.embedded(),
         *indexes,
     )
     return Explained(ref, parent.manifest.id if parent.manifest else None, stages)
@@ -155,17 +160,24 @@ class _Look:
         self,
         store: Store,
         parent: Parent,
-        encoding: StoredEncoder,
+        encoders: Mapping[str, StoredEncoder],
         recipe: Recipe,
         scratch: Path,
         files: Mapping[str, Path],
     ) -> None:
         self.chunk = _Tally(_Past(store, "chunk", "source"))
-        self.embed = _Tally(_Past(store, "embed", "passages"))
         self.cuts: list[CutPart] = []
-        self._vectors: list[BlobRef] = []  # of the parts that are recorded
+        self._embed = {name: _Tally(_Past(store, "embed", "passages")) for name in encoders}
+        self._rows: dict[str, list[BlobRef]] = {name: [] for name in (TEXT, *encoders)}  # of parts that are recorded
         self._store, self._parent = store, parent
-        self._encoding, self._recipe, self._scratch, self._files = encoding, recipe, scratch, files
+        self._encoders, self._recipe, self._scratch, self._files = encoders, recipe, scratch, files
+
+    def embedded(self) -> list[Outlook]:
+        """Return the rows of the table of each representation."""
+        return [
+            tally.outlook("embed" if name == EMBEDDINGS else f"embed {name}", "passages")
+            for name, tally in self._embed.items()
+        ]
 
     def at_passages(self, task: ChunkTask) -> CutPart:
         """Return what the chunk job would report of a part, and where its passages lie."""
@@ -173,6 +185,7 @@ class _Look:
         record = self._store.memo.get("chunk", self._store.memo.key(inputs))
         if record is not None:
             cut = CutPart.of(record)
+            self._rows[TEXT] += [cut.passages] if cut.rows else []
             self.chunk.add(cut.facts.articles, cut.facts.articles, None)
         else:
             with Inheritance(local_files(self._store, task.earlier)) as earlier:
@@ -183,22 +196,24 @@ class _Look:
         self.cuts.append(cut)
         return cut
 
-    def at_vectors(self, cut: CutPart, earlier: tuple[Earlier, ...]) -> None:
-        """Look for a part's vectors."""
-        task = EmbedTask.of(cut, self._encoding, self._recipe.encode.dtype, earlier)
+    def at_vectors(self, name: str, cut: CutPart, earlier: tuple[Earlier, ...]) -> None:
+        """Look for a part's vectors of a representation."""
+        tally = self._embed[name]
+        task = EmbedTask.of(cut, self._encoders[name], self._recipe.dtype_of(name), earlier)
         inputs, rows = task.inputs(), cut.rows
         record = self._store.memo.get("embed", self._store.memo.key(inputs))
         if record is not None:
-            self.embed.add(rows, rows, None)
-            self._vectors += [record.outputs["embeddings"]] if rows else []
+            tally.add(rows, rows, None)
+            self._rows[name] += [record.outputs["embeddings"]] if rows else []
             return
         passages = self._store.blobs.local(cut.passages) if self._store.blobs.exists(cut.passages) else self._scratch
         known = count_known(passages, local_files(self._store, earlier), task.dim, task.dtype)
-        self.embed.add(rows, known, inputs)
+        tally.add(rows, known, inputs)
 
     def at_trained(self, name: str, plan: IndexPlan) -> Outlook:
         """Look for cells and quantizers of this plan; the parent's are used if new vectors fit them."""
-        lacking = obstacles(self._parent, name, plan, self._encoding.space.digest)
+        encoder = self._encoders.get(plan.over)
+        lacking = obstacles(self._parent, name, plan, encoder.space.digest if encoder else None)
         if lacking and not self._unlike("train", plan):
             lacking = []
         there = int(not lacking)
@@ -212,7 +227,8 @@ class _Look:
 
     def _unlike(self, stage: str, plan: IndexPlan) -> list[str]:
         """Return in what the nearest record of a stage of all vectors differs; [] where it is of these."""
-        whole = self.embed.recorded == self.embed.tasks
-        listed = json.dumps([ref.to_json() for ref in self._vectors]).encode()
+        tally = self._embed.get(plan.over, self.chunk)
+        whole = tally.recorded == tally.tasks
+        listed = json.dumps([ref.to_json() for ref in self._rows[plan.over]]).encode()
         inputs = {**deciding(plan), "vectors": digest_bytes(listed) if whole else "not made yet"}
         return _Past(self._store, stage, only=tuple(inputs)).changed(inputs)

@@ -22,23 +22,16 @@ from beam_jobs.libraries import versions
 from beam_jobs.threads import limit_threads
 from rag_model.digest import digest_json
 from rag_model.index.files.pieces import Opener, opener
-from rag_model.index.graphs.cells import sample_size
-from rag_model.index.lists import ivf
+from rag_model.index.plan import IndexPlan
 from rag_model.index.quality import fit
 from rag_model.index.quality.fit import Fit, Trained
-from rag_model.index.recipe import IndexPlan, lists_in
-from rag_model.index.sizing.estimate import check_disk, estimate
-from rag_model.index.structure import structure_of
+from rag_model.index.registry import kind_named
+from rag_model.index.sizing.estimate import check_room
 from rag_model.snapshots.content import BuiltIndex
 from rag_model.snapshots.heritage import Heirloom
 from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.objects.memo import Produced
 from rag_model.store.store import Store
-
-_PRODUCTS = 5e9  # multiplications and additions a second of one core, in products of narrow matrices
-_MOVED = 5e7  # bytes of vectors a second of one core that are read, sorted and written
-_LINKED = 1.5e-6  # seconds of one core, times dimensions, to link a vector into its cell's graph
-_ROUNDS, _CODES = 20, 256  # of k-means; centroids that codes have beside those of lists
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +40,7 @@ class IndexBuild:
 
     name: str
     plan: IndexPlan
-    vectors: BlobRef  # JSON list of the parts' embeddings, in row order
+    rows: BlobRef  # JSON list of the row files of its representation, one a part, in row order
     inherited: Heirloom | None = None  # what is used instead of training, if it fits
     trained: BlobRef | None = None  # what the workers share
     fitted: Trained | None = None  # how it fitted what it was learnt from
@@ -58,11 +51,11 @@ class IndexBuild:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One part's vectors, to be scattered."""
+    """One part's rows, to be scattered."""
 
     build: IndexBuild
     number: int
-    vectors: BlobRef
+    rows: BlobRef
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +69,10 @@ class Shard:
 
 
 def start(
-    store: Store, name: str, plan: IndexPlan, vectors: Sequence[BlobRef], inherited: Heirloom | None = None
+    store: Store, name: str, plan: IndexPlan, rows: Sequence[BlobRef], inherited: Heirloom | None = None
 ) -> IndexBuild:
     """Return an index of which nothing is built yet."""
-    return IndexBuild(name, plan, _put_list(store, vectors), inherited)
+    return IndexBuild(name, plan, _put_list(store, rows), inherited)
 
 
 def train(builds: Sequence[IndexBuild], launch: Launch, on_progress: OnProgress | None = None) -> list[IndexBuild]:
@@ -100,7 +93,8 @@ def _trained(build: IndexBuild, report: Facts) -> IndexBuild:
     if "out" not in report:
         return _kept(build)
     noted = _noted(build, report["note"]) if report["note"] else build
-    return replace(noted, trained=_out(report), fitted=Trained(report["facts"]["losses"]))
+    fitted = Trained(report["facts"]["losses"]) if kind_named(build.plan.kind).learns else None
+    return replace(noted, trained=_out(report), fitted=fitted)
 
 
 def _kept(build: IndexBuild) -> IndexBuild:
@@ -118,7 +112,7 @@ def _noted(build: IndexBuild, said: str) -> IndexBuild:
 def scatter(builds: Sequence[IndexBuild], launch: Launch, on_progress: OnProgress | None = None) -> list[IndexBuild]:
     """Sort every part's vectors by the shard that they go to, for all indexes."""
     store = Store.open(launch.store_url)
-    parts = [[Part(build, number, ref) for number, ref in enumerate(_listed(store, build.vectors))] for build in builds]
+    parts = [[Part(build, number, ref) for number, ref in enumerate(_listed(store, build.rows))] for build in builds]
     roomy = _with_room(builds, "scatter", launch)
     done = _grouped("scatter", scatter_one, parts, roomy, on_progress, _to_scatter)
     return [
@@ -171,9 +165,9 @@ def train_one(build: IndexBuild, store: Store) -> Facts:
             return _moved(build, heirloom, missed, store) if missed else {"made": False}
 
     def make(out: Path) -> Facts:
-        return structure_of(plan).train(plan, _local(store, build.vectors), out)
+        return kind_named(plan.kind).train(plan, _local(store, build.rows), out)
 
-    made = _once(store, "train", deciding(plan), make, vectors=build.vectors.id)
+    made = _once(store, "train", deciding(plan), make, vectors=build.rows.id)
     return {"note": f"trained anew: {why}" if why else None, **made}
 
 
@@ -182,9 +176,9 @@ def _moved(build: IndexBuild, heirloom: Heirloom, missed: str, store: Store) -> 
     plan = build.plan
 
     def make(out: Path) -> Facts:
-        return ivf.follow(plan, store.blobs.local(heirloom.blob), _local(store, build.vectors), out)
+        return kind_named(plan.kind).follow(plan, store.blobs.local(heirloom.blob), _local(store, build.rows), out)
 
-    made = _once(store, "follow", deciding(plan), make, vectors=build.vectors.id, trained=heirloom.blob.id)
+    made = _once(store, "follow", deciding(plan), make, vectors=build.rows.id, trained=heirloom.blob.id)
     return {"note": f"trained as in snapshot {heirloom.snapshot[:12]}, lists moved: {missed}", **made}
 
 
@@ -194,9 +188,9 @@ def _fit_of(build: IndexBuild, heirloom: Heirloom, store: Store) -> Fit:
 
     def measured(_: Path) -> Produced:
         changed = [(store.blobs.local(new), [*map(store.blobs.local, old)]) for new, old in heirloom.changed]
-        sampled = fit.sample(changed, [*map(store.blobs.local, heirloom.same)], plan.seed)
-        trained = store.blobs.local(heirloom.blob)
-        return Produced({}, fit.measure(plan, trained, heirloom.trained.losses, sampled).to_json())
+        same, trained = [*map(store.blobs.local, heirloom.same)], store.blobs.local(heirloom.blob)
+        found = kind_named(plan.kind).fit(plan, trained, heirloom.trained.losses, changed, same)
+        return Produced({}, found.to_json())
 
     looked_at = [[new.id, [ref.id for ref in old]] for new, old in heirloom.changed]
     same = [ref.id for ref in heirloom.same]
@@ -209,10 +203,10 @@ def scatter_one(part: Part, store: Store) -> Facts:
     plan, trained = part.build.plan, _made(part.build.trained)
 
     def make(out: Path) -> Facts:
-        files = store.blobs.local(trained), store.blobs.local(part.vectors)
-        return structure_of(plan).scatter(plan, *files, part.number, out)
+        files = store.blobs.local(trained), store.blobs.local(part.rows)
+        return kind_named(plan.kind).scatter(plan, *files, part.number, out)
 
-    return _once(store, "scatter", sharing(plan), make, vectors=part.vectors.id, trained=trained.id, number=part.number)
+    return _once(store, "scatter", sharing(plan), make, vectors=part.rows.id, trained=trained.id, number=part.number)
 
 
 def build_shard(shard: Shard, store: Store) -> Facts:
@@ -221,7 +215,7 @@ def build_shard(shard: Shard, store: Store) -> Facts:
 
     def make(out: Path) -> Facts:
         slices = _openers(store, scattered)
-        return structure_of(plan).shard(plan, store.blobs.local(trained), slices, shard.number, out)
+        return kind_named(plan.kind).shard(plan, store.blobs.local(trained), slices, shard.number, out)
 
     return _once(store, "shard", sharing(plan), make, slices=shard.slices, trained=trained.id, number=shard.number)
 
@@ -232,13 +226,13 @@ def merge_one(build: IndexBuild, store: Store) -> Facts:
     scattered, shards = _made(build.scattered), _made(build.shards)
 
     def make(out: Path) -> Facts:
-        check_disk(plan, out.parent)
+        check_room(plan.factory, kind_named(plan.kind).estimate(plan).disk_bytes, out.parent)
         whole = [opener(path) for path in _local(store, shards)]  # read from end to end, a little of each at a time
         pieces = _openers(store, scattered) if whole else [opener(path) for path in _local(store, scattered)]
-        vectors = _local(store, build.vectors)
-        return structure_of(plan).merge(plan, store.blobs.local(trained), vectors, pieces, whole, out)
+        rows = _local(store, build.rows)
+        return kind_named(plan.kind).merge(plan, store.blobs.local(trained), rows, pieces, whole, out)
 
-    made_of = {"vectors": build.vectors.id, "scattered": scattered.id, "shards": shards.id}
+    made_of = {"vectors": build.rows.id, "scattered": scattered.id, "shards": shards.id}
     return _once(store, "merge", deciding(plan), make, trained=trained.id, **made_of)
 
 
@@ -258,25 +252,22 @@ def _grouped(
 
 
 def _to_train(build: IndexBuild) -> float:
-    """Return the seconds of one core that training takes, about: a look at some vectors where a file is inherited."""
-    plan = build.plan
-    sample, centroids = (sample_size(plan), plan.cells) if plan.kind == "hnsw" else (plan.train_sample, lists_in(plan))
-    compared = 0.0 if build.inherited else 2.0 * _ROUNDS * sample * (centroids + _CODES) * plan.d
-    return 1 + compared / _PRODUCTS
+    """Return the seconds of one core that training takes, about: a look at some rows where a file is inherited."""
+    return kind_named(build.plan.kind).seconds(build.plan, "train", build.plan.n, 0, inherited=bool(build.inherited))
 
 
 def _to_scatter(part: Part) -> float:
-    plan, rows = part.build.plan, part.vectors.size / (2 * part.build.plan.d)
-    return part.vectors.size / _MOVED + 2.0 * rows * lists_in(plan) * plan.d / _PRODUCTS
+    plan = part.build.plan
+    return kind_named(plan.kind).seconds(plan, "scatter", 0, part.rows.size)
 
 
 def _to_link(shard: Shard) -> float:
     plan = shard.build.plan
-    return shard.rows * (1 + plan.linked / 2) * plan.d * _LINKED
+    return kind_named(plan.kind).seconds(plan, "shard", shard.rows, 0)
 
 
 def _to_merge(build: IndexBuild) -> float:
-    return 4.0 * build.plan.n * build.plan.d / _MOVED
+    return kind_named(build.plan.kind).seconds(build.plan, "merge", build.plan.n, 0)
 
 
 def deciding(plan: IndexPlan) -> dict[str, Any]:
@@ -286,11 +277,17 @@ def deciding(plan: IndexPlan) -> dict[str, Any]:
 
 def sharing(plan: IndexPlan) -> dict[str, Any]:
     """Return what decides a piece or a shard, beside its files: nothing of it grows with the corpus."""
-    return {"plan": plan.shared(), "code": structure_of(plan).VERSION, "libraries": versions("faiss-cpu")}
+    kind = kind_named(plan.kind)
+    return {"plan": plan.shared(), "code": kind.VERSION, "libraries": versions(*kind.libraries)}
 
 
 def _with_room(builds: Sequence[IndexBuild], stage: str, launch: Launch) -> Launch:
-    return launch.for_tasks(max((estimate(build.plan).stages.get(stage, 1) for build in builds), default=1))
+    return launch.for_tasks(max((_stages(build.plan).get(stage, 1) for build in builds), default=1))
+
+
+def _stages(plan: IndexPlan) -> Mapping[str, int]:
+    """Return the bytes of memory that a task of each stage needs."""
+    return kind_named(plan.kind).estimate(plan).stages
 
 
 def _once(store: Store, stage: str, decides: Mapping[str, Any], make: Callable[[Path], Facts], **inputs: Any) -> Facts:

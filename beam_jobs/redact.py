@@ -11,8 +11,10 @@ from pathlib import Path
 
 from beam_jobs.job import Facts, Launch, OnProgress, run_job
 from rag_model.corpus.redact import PartFiles, redact_part
+from rag_model.snapshots.takedown import ARTICLES
 from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.store import Store
+from rag_model.store.versions.paths import TEXT
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,17 +22,21 @@ class RedactTask:
     """A part's files and the pages to leave out of them."""
 
     pages: tuple[str, ...]
-    passages: BlobRef
-    embeddings: BlobRef | None
-    articles: BlobRef | None
+    files: tuple[tuple[str, BlobRef], ...]  # `text`, `articles`, and vectors by representation
+
+    @property
+    def passages(self) -> BlobRef:
+        """The part's passages."""
+        return dict(self.files)[TEXT]
 
 
 def redact(task: RedactTask, store: Store) -> Facts:
-    """Write one part's files anew."""
-    local = [store.blobs.local(ref) if ref else None for ref in (task.embeddings, task.articles)]
+    """Write one part's files again without the pages."""
+    local = {name: store.blobs.local(ref) for name, ref in task.files}
+    passages, articles = local.pop(TEXT), local.pop(ARTICLES, None)
     with tempfile.TemporaryDirectory(prefix="bookwheel-redact-") as folder:
-        made, rows = redact_part(PartFiles(store.blobs.local(task.passages), *local), {*task.pages}, Path(folder))
-        paths = {"passages": made.passages, "embeddings": made.embeddings, "articles": made.articles}
+        made, rows = redact_part(PartFiles(passages, local, articles), {*task.pages}, Path(folder))
+        paths = {TEXT: made.passages, ARTICLES: made.articles, **made.vectors}
         files = {name: store.blobs.put_file(path).to_json() for name, path in paths.items() if path}
     return {"rows": rows, "files": files}
 

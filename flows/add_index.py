@@ -22,7 +22,7 @@ from rag_model.errors import UsageError
 from rag_model.index.recipe import IndexRecipe
 from rag_model.snapshots.content import with_indexes
 from rag_model.snapshots.cut_part import CutPart
-from rag_model.snapshots.existing import carried, facts_of, recipe_of
+from rag_model.snapshots.existing import carried, facts_of, recipe_of, widths_of
 from rag_model.snapshots.recipe import Recipe
 from rag_model.snapshots.sizing import plan_indexes
 from rag_model.store.store import Store
@@ -63,8 +63,8 @@ def add_index(
         chosen = choose(given, indexes)
         with clock("look"), Snapshot.of(target, old) as opened:
             passages, embeddings = look(target, old.content)
-            dim = opened.dim
-        plans = plan_indexes(chosen, passages, dim, worker_memory(beam_options))
+            widths = widths_of(opened)
+        plans = plan_indexes(chosen, passages, widths, worker_memory(beam_options))
         made = carried(old)
         source, encoder = (str(made.get(name, "")) for name in ("dump", "encoder"))
         assembled = partial(with_indexes, _content(old.content, chosen))
@@ -87,7 +87,7 @@ def choose(recipe: Recipe, names: Sequence[str]) -> dict[str, IndexRecipe]:
 
 
 @stage
-def look(store: Store, content: Content) -> tuple[list[CutPart], list[dict[str, Any]]]:
+def look(store: Store, content: Content) -> tuple[list[CutPart], dict[str, list[dict[str, Any]]]]:
     """Say of the snapshot's parts what the jobs said that made them."""
     return facts_of(store, content)
 

@@ -23,6 +23,7 @@ from rag_model.snapshots.adopt import Adopted, adopt, check_encoder, content_of
 from rag_model.snapshots.recipe import Recipe
 from rag_model.snapshots.sizing import plan_indexes
 from rag_model.store.store import Store
+from rag_model.store.versions.paths import EMBEDDINGS
 
 
 @flow(name="import", persist_result=False)
@@ -62,8 +63,8 @@ def adopt_library(
             adopted = take_in(target, passages, vectors, tell)
         with clock("check"):
             check_encoder(target, adopted, encoding)
-        cut, encoded = adopted.passages, adopted.embeddings
-        plans = plan_indexes(recipe.index, cut, encoding.space.dim, worker_memory(beam_options))
+        cut, encoded = adopted.passages, {EMBEDDINGS: adopted.embeddings}
+        plans = plan_indexes(recipe.index, cut, {EMBEDDINGS: encoding.space.dim}, worker_memory(beam_options))
         assembled = partial(content_of, adopted, recipe, encoding)
         return finish(Build(target, launch, clock, recipe, ref, passages, encoder, cut, encoded, plans, assembled))
 

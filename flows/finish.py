@@ -13,8 +13,8 @@ from flows.outcome import GateRefusedError, Reindexed
 from flows.progress import StageClock
 from flows.stage import stage
 from rag_model.evaluation.gate import judge
-from rag_model.index.recipe import IndexPlan
-from rag_model.snapshots.content import BuiltIndex, counts, provenance, vectors_of
+from rag_model.index.plan import IndexPlan
+from rag_model.snapshots.content import BuiltIndex, counts, provenance, rows_of
 from rag_model.snapshots.cut_part import CutPart
 from rag_model.snapshots.heritage import Heirloom
 from rag_model.snapshots.measure import Measured, measure
@@ -24,12 +24,13 @@ from rag_model.snapshots.report import write_report
 from rag_model.snapshots.tuning import tune_searches
 from rag_model.store.store import Store
 from rag_model.store.versions.manifest import Content, Manifest
+from rag_model.store.versions.paths import EMBEDDINGS
 from rag_model.store.versions.snapshot import Snapshot
 
 
 @dataclass(frozen=True, slots=True)
 class Build:
-    """A build whose passages have their vectors."""
+    """A build whose passages have their representations."""
 
     store: Store
     launch: Launch
@@ -39,7 +40,7 @@ class Build:
     source: str  # where the passages come from
     encoder: str  # as the user named it
     passages: Sequence[CutPart]  # what the jobs report of each part
-    embeddings: Sequence[Facts]
+    embeddings: Mapping[str, Sequence[Facts]]  # the same by representation
     plans: Mapping[str, IndexPlan]
     assembled: Callable[[Sequence[BuiltIndex]], Content]  # the snapshot's content, with these indexes
     derived: Mapping[str, Any] = field(default_factory=dict)  # what the provenance says of a snapshot made from another
@@ -86,10 +87,20 @@ def indexed(build: Build) -> tuple[Manifest, Measured]:
     return Manifest(content, measured.metrics(), provenance=made), measured
 
 
+def embed_stage(representation: str) -> str:
+    """Return the name of the stage that encodes a representation."""
+    return "embed" if representation == EMBEDDINGS else f"embed {representation}"
+
+
+def embed_reports(embeddings: Mapping[str, Sequence[Facts]]) -> dict[str, Sequence[Facts]]:
+    """Return the embed job's reports by the name of their stage."""
+    return {embed_stage(name): reports for name, reports in embeddings.items()}
+
+
 def reported(build: Build, manifest: Manifest, published: Published, measured: Measured) -> Reindexed:
     """Write the report and the artifacts of a snapshot that is published, and return what was made."""
     counted, seconds = counts(build.passages, build.embeddings), build.clock.seconds
-    made = build.passages, build.embeddings
+    made = build.passages, embed_reports(build.embeddings)
     page = write_report(build.store, manifest, published, measured, counted, *made, seconds)
     outcome = Reindexed.of(published, build.ref, counted, measured.metrics(), seconds, page)
     artifacts.show(outcome)
@@ -99,8 +110,10 @@ def reported(build: Build, manifest: Manifest, published: Published, measured: M
 @stage
 def train_indexes(store: Store, build: Build, launch: Launch, tell: OnProgress) -> list[IndexBuild]:
     """Learn what the workers of each index share, or inherit it."""
-    vectors, heirlooms = vectors_of(build.embeddings), build.heirlooms
-    builds = [index.start(store, name, plan, vectors, heirlooms.get(name)) for name, plan in build.plans.items()]
+    rows, heirlooms = rows_of(build.passages, build.embeddings), build.heirlooms
+    builds = [
+        index.start(store, name, plan, rows[plan.over], heirlooms.get(name)) for name, plan in build.plans.items()
+    ]
     return index.train(builds, launch, tell)
 
 

@@ -22,7 +22,7 @@ from rag_model.index.files.arrays import Block
 from rag_model.index.files.engine import Rows
 from rag_model.index.files.intake import Intake, Invalid, cut, look
 from rag_model.index.quality.appraisal import Appraisal, appraise, read_questions
-from rag_model.index.recipe import IndexPlan, IndexRecipe
+from rag_model.index.recipe import IndexRecipe, VectorPlan
 from rag_model.index.sizing.choice import choose, fitted
 from rag_model.index.sizing.estimate import estimate
 from rag_model.snapshots.content import BuiltIndex
@@ -54,7 +54,7 @@ class Indexed:
     """What was made."""
 
     out: Path
-    plan: IndexPlan
+    plan: VectorPlan
     size: int  # bytes
     dropped: int  # rows that held a NaN or an infinity
     appraisal: Appraisal
@@ -90,7 +90,7 @@ def index_vectors(order: Order) -> Indexed:
     return Indexed(order.out, plan, built.blob.size, dropped, appraisal, clock.seconds)
 
 
-def planned(order: Order, n: int, d: int) -> IndexPlan:
+def planned(order: Order, n: int, d: int) -> VectorPlan:
     """Return what an order comes to for n vectors of d dimensions, within the memory there is.
 
     Raises:
@@ -142,7 +142,7 @@ def _put(store: Store, array: Block) -> BlobRef:
         return store.blobs.put_file(path)
 
 
-def _built(store: Store, plan: IndexPlan, parts: list[BlobRef], launch: Launch, clock: StageClock) -> BuiltIndex:
+def _built(store: Store, plan: VectorPlan, parts: list[BlobRef], launch: Launch, clock: StageClock) -> BuiltIndex:
     builds = [index.start(store, "index", plan, parts)]
     with clock("train") as tell:
         builds = index.train(builds, launch, tell)

@@ -6,7 +6,7 @@ from typing import Any
 from flows.command.reply import Reply, figures
 from flows.index import Order, planned
 from rag_model.index.factory import Graph, Lists, parse
-from rag_model.index.recipe import IndexPlan
+from rag_model.index.recipe import VectorPlan
 from rag_model.index.sizing.amounts import gigabytes
 from rag_model.index.sizing.estimate import Estimate, estimate
 from rag_model.index.sizing.rate import Rate, cpu_seconds, measure_rate
@@ -27,7 +27,7 @@ def prospect(order: Order, n: int, d: int) -> Reply:
     return Reply(_document(plan, cost, seconds), _words(plan, cost, rate, seconds))
 
 
-def _document(plan: IndexPlan, cost: Estimate, seconds: Mapping[str, float]) -> dict[str, Any]:
+def _document(plan: VectorPlan, cost: Estimate, seconds: Mapping[str, float]) -> dict[str, Any]:
     return {
         "factory": plan.factory,
         "metric": plan.metric,
@@ -45,7 +45,7 @@ def _document(plan: IndexPlan, cost: Estimate, seconds: Mapping[str, float]) -> 
     }
 
 
-def _numbers(plan: IndexPlan) -> dict[str, Any]:
+def _numbers(plan: VectorPlan) -> dict[str, Any]:
     """Return the numbers that make the structure, by name."""
     factory = parse(plan.factory)
     if isinstance(factory, Graph):
@@ -56,7 +56,7 @@ def _numbers(plan: IndexPlan) -> dict[str, Any]:
     return {}
 
 
-def _words(plan: IndexPlan, cost: Estimate, rate: Rate, seconds: Mapping[str, float]) -> str:
+def _words(plan: VectorPlan, cost: Estimate, rate: Rate, seconds: Mapping[str, float]) -> str:
     stages = ", ".join(f"{stage} {gigabytes(held)}" for stage, held in cost.stages.items())
     times = ", ".join(f"{stage} {_time(spent)}" for stage, spent in seconds.items())
     timed = f"{rate.plan.factory} over {rate.plan.n:,} synthetic vectors of {plan.d} dimensions"

@@ -15,15 +15,17 @@ from beam_jobs import chunk, embed
 from beam_jobs.embed import EmbedTask
 from beam_jobs.job import Facts, Launch, OnProgress
 from beam_jobs.workers import worker_memory
-from flows.finish import Build, finish
+from flows.finish import Build, embed_stage, finish
 from flows.outcome import Reindexed
 from flows.progress import StageClock
 from flows.stage import deployed, stage
 from rag_model.corpus.records import Plan
-from rag_model.index.recipe import IndexPlan
+from rag_model.encoders.embed import Dtype
+from rag_model.index.plan import IndexPlan
 from rag_model.snapshots.chunking import StoredChunker, store_chunker
 from rag_model.snapshots.content import assemble
 from rag_model.snapshots.cut_part import CutPart
+from rag_model.snapshots.encoders import store_encoders
 from rag_model.snapshots.encoding import StoredEncoder, store_encoder
 from rag_model.snapshots.heritage import Heirloom, inherit, noted, obstacles
 from rag_model.snapshots.parent import Parent
@@ -73,16 +75,19 @@ def reindex(
     with target.intents.held(launch.run):  # so that no `gc` takes what is made, or may be reused
         with clock("plan"):
             plan = plan_dump(target, dump, recipe, limit, parent)
-            encoding = prepare_encoder(target, encoder, recipe)
+            encoders = prepare_encoders(target, encoder, recipe)
             chunker = prepare_chunker(target, recipe)
             recipe = replace(recipe, chunk=chunker.recipe)
         with clock("chunk") as tell:
             passages = chunk_parts(target, plan, chunker, parent, launch, tell)
-        plans = plan_indexes(recipe.index, passages, encoding.space.dim, worker_memory(beam_options), parent)
-        with clock("embed") as tell:
-            embeddings = embed_parts(plan, passages, encoding, recipe, parent, launch, tell)
-        plans, heirlooms = inherit_trained(target, parent, plans, plan, embeddings, encoding)
-        assembled = partial(assemble, plan, recipe, encoding, passages, embeddings)
+        widths = {name: its.space.dim for name, its in encoders.items()}
+        plans = plan_indexes(recipe.index, passages, widths, worker_memory(beam_options), parent)
+        embeddings: dict[str, Sequence[Facts]] = {}
+        for name, its in encoders.items():
+            with clock(embed_stage(name)) as tell:
+                embeddings[name] = embed_parts(plan, passages, its, recipe.dtype_of(name), parent, launch, tell)
+        plans, heirlooms = inherit_trained(target, parent, plans, plan, embeddings, encoders)
+        assembled = partial(assemble, plan, recipe, encoders, passages, embeddings)
         build = Build(target, launch, clock, recipe, ref, dump, encoder, passages, embeddings, plans, assembled)
         return finish(replace(build, heirlooms=heirlooms))
 
@@ -107,6 +112,12 @@ def prepare_encoder(store: Store, encoder: str, recipe: Recipe) -> StoredEncoder
 
 
 @stage
+def prepare_encoders(store: Store, encoder: str, recipe: Recipe) -> dict[str, StoredEncoder]:
+    """Put the encoder of each representation where workers and readers find it."""
+    return store_encoders(store, encoder, recipe)
+
+
+@stage
 def prepare_chunker(store: Store, recipe: Recipe) -> StoredChunker:
     """Put the files that the chunker's settings name where workers find them."""
     return store_chunker(store, recipe.chunk)
@@ -125,14 +136,14 @@ def embed_parts(
     plan: Plan,
     passages: Sequence[CutPart],
     encoding: StoredEncoder,
-    recipe: Recipe,
+    dtype: Dtype,
     parent: Parent,
     launch: Launch,
     tell: OnProgress,
 ) -> list[Facts]:
     """Encode every part's passages; those that are as they were keep the parent's vectors."""
     tasks = [
-        EmbedTask.of(cut, encoding, recipe.encode.dtype, parent.encoded(part, encoding.space.digest))
+        EmbedTask.of(cut, encoding, dtype, parent.encoded(part, encoding.space.digest))
         for part, cut in zip(plan.parts, passages, strict=True)
     ]
     return embed.run(tasks, launch, tell)
@@ -144,11 +155,15 @@ def inherit_trained(
     parent: Parent,
     plans: Mapping[str, IndexPlan],
     plan: Plan,
-    embeddings: Sequence[Facts],
-    encoding: StoredEncoder,
+    embeddings: Mapping[str, Sequence[Facts]],
+    encoders: Mapping[str, StoredEncoder],
 ) -> tuple[dict[str, IndexPlan], dict[str, Heirloom]]:
     """Find what the parent's indexes were trained to; note in the plans of others why nothing is inherited."""
-    space = encoding.space.digest
-    found = {name: inherit(store, parent, name, its, space, plan.parts, embeddings) for name, its in plans.items()}
-    told = {name: noted(its, obstacles(parent, name, its, space)) for name, its in plans.items()}
-    return told, {name: heirloom for name, heirloom in found.items() if heirloom is not None}
+    told, heirlooms = dict(plans), dict[str, Heirloom]()
+    for name, its in plans.items():
+        if its.over in encoders:
+            space = encoders[its.over].space.digest
+            told[name] = noted(its, obstacles(parent, name, its, space))
+            heirloom = inherit(store, parent, name, its, space, plan.parts, embeddings[its.over])
+            heirlooms |= {name: heirloom} if heirloom else {}
+    return told, heirlooms

@@ -31,13 +31,13 @@ from beam_jobs import redact
 from beam_jobs.job import Launch, OnProgress
 from beam_jobs.redact import RedactTask
 from beam_jobs.workers import worker_memory
-from flows.finish import Build, indexed
+from flows.finish import Build, embed_reports, indexed
 from flows.outcome import TakenDown
 from flows.progress import StageClock
 from flows.stage import stage
 from rag_model.evaluation.gate import judge
 from rag_model.snapshots.content import counts, with_indexes
-from rag_model.snapshots.existing import carried, facts_of, recipe_of
+from rag_model.snapshots.existing import carried, facts_of, recipe_of, widths_of
 from rag_model.snapshots.measure import Measured
 from rag_model.snapshots.publish import Published, vitals
 from rag_model.snapshots.report import write_report
@@ -108,7 +108,9 @@ def rebuild(store: Store, beam_options: Sequence[str], holder: Holder) -> Manife
 def redact_parts(holder: Holder, launch: Launch, tell: OnProgress) -> Content:
     """Write the parts that hold the pages without them."""
     content, parts = holder.manifest.content, parts_to_redact(holder)
-    made = redact.run([RedactTask(holder.pages, *part_blobs(content, part)) for part in parts], launch, tell)
+    made = redact.run(
+        [RedactTask(holder.pages, tuple(part_blobs(content, part).items())) for part in parts], launch, tell
+    )
     return redacted(content, {part.name: facts for part, facts in zip(parts, made, strict=True)})
 
 
@@ -120,7 +122,7 @@ def prepare(
     recipe, made = recipe_of(old.content), carried(old)
     passages, embeddings = facts_of(store, content)
     with Snapshot.of(store, old) as snapshot:
-        plans = plan_indexes(recipe.index, passages, snapshot.dim, worker_memory(launch.flags))
+        plans = plan_indexes(recipe.index, passages, widths_of(snapshot), worker_memory(launch.flags))
     source, encoder = (str(made.get(name, "")) for name in ("dump", "encoder"))
     assembled = partial(with_indexes, content)
     return Build(
@@ -131,7 +133,7 @@ def prepare(
 def _report(build: Build, manifest: Manifest, measured: Measured) -> None:
     verdict = judge(build.recipe.gate, vitals(manifest), measured.found)
     published, counted = Published(manifest.id, verdict, None), counts(build.passages, build.embeddings)
-    made = build.passages, build.embeddings
+    made = build.passages, embed_reports(build.embeddings)
     write_report(build.store, manifest, published, measured, counted, *made, build.clock.seconds)
 
 

@@ -5,10 +5,10 @@
 | open a store, a snapshot of it, or a pulled one | `store.Store.open`, `store.Snapshot.open` and `.from_folder` |
 | search by question or by vector | `retrieve.dense.DenseRetriever` |
 | turn texts into vectors | `encoders.encoder.Encoder.load` |
-| build an index over vectors | `index.recipe.resolve`, `index.structure.build`, `index.search.open_index` |
+| build an index over vectors | `index.recipe.resolve`, `index.stages.build`, `index.search.open_index` |
 | read, clean and cut a dump | `corpus.plan.plan_dump`, `corpus.wikitext.clean`, `corpus.chunk.chunk_part` |
 | measure retrieval | `evaluation.questions.read_questions`, `evaluation.retrieval.ask` and `success` |
 
-`build` stands on `evaluation`, that on `retrieve`, that on `store`, `index` and `encoders`, which know nothing of each
+`snapshots` stands on `evaluation`, that on `retrieve`, that on `store`, `index` and `encoders`, which do not know each
 other, and all on `corpus`: no import runs the other way (`lint-imports`). Every error is one of `errors`.
 """

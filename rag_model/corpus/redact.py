@@ -4,8 +4,8 @@ A part without some pages is byte for byte what cutting it without them gives (`
 build that comes later finds the same files.
 """
 
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -34,7 +34,7 @@ class PartFiles:
     """The local files of a part: its passages and, where there are any, its vectors and its article log."""
 
     passages: Path
-    embeddings: Path | None = None
+    vectors: Mapping[str, Path] = field(default_factory=dict)  # `.npy` by name, row for row with the passages
     articles: Path | None = None
 
 
@@ -48,13 +48,13 @@ def redact_part(part: PartFiles, pages: Collection[str], folder: Path) -> tuple[
     """
     out = PartFiles(
         folder / "passages.parquet",
-        part.embeddings and folder / "embeddings.npy",
+        {name: folder / f"{name}.npy" for name in part.vectors},
         part.articles and folder / "articles.parquet",
     )
     kept = _redact_passages(part.passages, pages, out.passages)
-    if part.embeddings and out.embeddings:
-        vectors = np.load(part.embeddings, mmap_mode="r", allow_pickle=False)
-        np.save(out.embeddings, vectors[kept], allow_pickle=False)
+    for name, path in part.vectors.items():
+        vectors = np.load(path, mmap_mode="r", allow_pickle=False)
+        np.save(out.vectors[name], vectors[kept], allow_pickle=False)
     if part.articles and out.articles:
         redact_log(part.articles, pages, out.articles)
     return out, len(kept)

@@ -9,30 +9,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from rag_model.errors import UsageError
-from rag_model.index.quality.recall import Recalls, percentile5
-
-
-@dataclass(frozen=True, slots=True)
-class Floor:
-    """The least recall that an index may show over the sampled queries."""
-
-    mean: float
-    p5: float  # fifth percentile: a good mean can hide questions for which the index is blind
-
-    def __post_init__(self) -> None:
-        if not (0 <= self.mean <= 1 and 0 <= self.p5 <= 1):
-            raise UsageError(f"a floor of recall is from 0 to 1, not {self.mean} and {self.p5}")
-
-
-# Measured on 5,227 passages of real Wikipedia (MiniLM, 384 dimensions; a sentence of each of 256 of them as
-# the queries): HNSW32 at efSearch 128 finds .99 (p5 .95), and as much of a million. Below .95 a graph is
-# damaged.
-FLOOR = Floor(mean=0.95, p5=0.80)
-# Codes shuffle near neighbours even where every cell is searched: there .90 (p5 .80) at a byte for 4
-# dimensions, .79 (p5 .60) at 8, and less in a large corpus. Codes trained on something else find next to
-# nothing.
-QUANTISED_FLOOR = Floor(mean=0.60, p5=0.30)
-_QUANTISERS = ("PQ", "RaBitQ")  # in a factory string; scalar quantisers lose too little to count
+from rag_model.index.quality.recall import Floor, Recalls, percentile5
+from rag_model.index.registry import kind_for
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +32,7 @@ class GateRecipe:
 
     def floor(self, index: str, factory: str) -> Floor:
         """Return the floor of an index: its own if one is set, else that of its kind."""
-        default = QUANTISED_FLOOR if any(name in factory for name in _QUANTISERS) else FLOOR
-        return self.floors.get(index, default)
+        return self.floors.get(index) or kind_for(factory).floor(factory)
 
 
 @dataclass(frozen=True, slots=True)

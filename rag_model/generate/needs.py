@@ -10,7 +10,7 @@ from rag_model.encoders.architecture import Architecture
 from rag_model.errors import ResourceError, UsageError
 from rag_model.index.sizing.amounts import gigabytes
 from rag_model.machine import CORE, GPU, SPARE, Limits, Needs
-from rag_model.store.versions.paths import EXACT, embeddings_path, index_path
+from rag_model.store.versions.paths import EXACT, embeddings_path
 from rag_model.store.versions.snapshot import Snapshot
 
 PROCESS = 1 << 30  # bytes of a process with Prefect, torch, transformers and faiss: 700 MB measured
@@ -37,7 +37,11 @@ def index_bytes(snapshot: Snapshot, index: str) -> int:
         raise UsageError(
             f"snapshot {snapshot.id[:12]} has no index {index!r}: choose one of {', '.join(indexes)}, {EXACT}"
         )
-    paths = [index_path(index)] if index != EXACT else [embeddings_path(part.name) for part in snapshot.parts]
+    paths = (
+        [snapshot.manifest.content.index_file(index)]
+        if index != EXACT
+        else [embeddings_path(part.name) for part in snapshot.parts]
+    )
     return sum(files[path].size for path in paths if path in files)
 
 

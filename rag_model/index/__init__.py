@@ -1,10 +1,13 @@
-"""Searchable structures over a snapshot's vectors, each built in four stages: train, scatter, shard, merge.
+"""Searchable structures over a snapshot's representations, each of a kind, each built in four stages.
 
-recipe.resolve(IndexRecipe("HNSW32"), n, d)    -> IndexPlan: every number chosen
-build.build_index(vectors, path, IndexRecipe("HNSW32"))    -> the index file, in one call
-structure.structure_of(plan).train / .scatter / .shard / .merge, or structure.build for all of them here
-search.open_index(path), exact.ExactIndex(vector files)    -> .search(vectors, k)
-health.sweep(index, Trial.of(exact, …))    -> recall against effort; health.examine(path) -> what the file is made of
-curve.compare(curve, reference)    -> the largest shortfall in recall at equal distance computations
-tune.tune(index, trial, 0.95)    -> the smallest efSearch or nprobe that finds so much
+`kind.py` says what a kind is; `registry.py` which there are: `graphs/` (HNSW), `lists/` (inverted lists), `exact/`, and
+what installed packages bring. `files/`, `quality/` and `sizing/` are what the kinds over vectors share.
+
+registry.kind_for("HNSW32"), registry.kind_of(entry)    -> the kind of a recipe's factory, or of a manifest's entry
+recipe.resolve(IndexRecipe("HNSW32"), n, d)    -> VectorPlan: every number chosen
+build.build_index(vectors, path, IndexRecipe("HNSW32"))    -> the index file, in one call; stages.build for any kind
+search.open_index(path), exact.scan.ExactIndex(vector files)    -> .search(vectors, k)
+quality.health.sweep(index, Trial.of(exact, …))    -> recall against effort; quality.health.examine(path) -> its parts
+quality.curve.compare(curve, reference)    -> the largest shortfall in recall at equal distance computations
+quality.tune.tune(index, trial, 0.95)    -> the smallest efSearch or nprobe that finds so much
 """

@@ -13,12 +13,12 @@ from pathlib import Path
 import numpy as np
 
 from rag_model.errors import ResourceError, UsageError
-from rag_model.index import structure
 from rag_model.index.files.arrays import Block
 from rag_model.index.files.engine import Rows, Vectors
 from rag_model.index.files.intake import Invalid, cut, look
-from rag_model.index.recipe import IndexPlan, IndexRecipe, resolve
+from rag_model.index.recipe import IndexRecipe, VectorPlan, resolve
 from rag_model.index.search import set_default
+from rag_model.index.stages import build
 from rag_model.landing import landing
 
 
@@ -29,7 +29,7 @@ def build_index(
     *,
     column: str | None = None,
     invalid: Invalid = "refuse",
-) -> IndexPlan:
+) -> VectorPlan:
     """Build an index file; return the plan that the recipe came to.
 
     Works in a folder beside `out`, which goes in the end. faiss uses the threads that it is set to; with one
@@ -60,12 +60,12 @@ def build_index(
 
         kept = cut(intake, put, invalid)
         plan = plan_of(recipe, intake.n if kept is None else len(kept), intake.d)
-        structure.build(plan, parts, work / "index", work)
+        build(plan, parts, work / "index", work)
         place(work / "index", out, plan.search, kept)
     return plan
 
 
-def plan_of(recipe: IndexRecipe, n: int, d: int) -> IndexPlan:
+def plan_of(recipe: IndexRecipe, n: int, d: int) -> VectorPlan:
     """Resolve a recipe for a file that stands alone.
 
     Raises:

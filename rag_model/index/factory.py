@@ -15,7 +15,7 @@ from typing import Literal
 
 from rag_model.errors import UsageError
 
-Kind = Literal["exact", "hnsw", "ivf"]
+Structure = Literal["exact", "hnsw", "ivf"]  # of a faiss file; each is built by the index kind of that name
 
 _GRAPH = re.compile(r"HNSW(\d*)(?:[_,](Flat|SQ8|SQfp16))?")
 _ROTATION = re.compile(r"(OPQ)(\d*)(?:_(\d+))?|(PCAR?)(\d+)")
@@ -124,8 +124,8 @@ def parse(text: str) -> Factory:
     return _lists(text)
 
 
-def kind_of(text: str) -> Kind:
-    """Return which structure builds a factory string.
+def structure_of(text: str) -> Structure:
+    """Return the structure that a factory string describes.
 
     Raises:
         UsageError: it is not a factory string known here.

@@ -6,7 +6,7 @@ to change.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from math import isqrt
 from typing import Any
 
@@ -15,37 +15,34 @@ from rag_model.index.factory import (
     Codes,
     Factory,
     Graph,
-    Kind,
     Lists,
     Rotation,
     check,
     divisor,
-    kind_of,
     parse,
+    structure_of,
     without_vectors,
 )
 from rag_model.index.files.engine import Metric
+from rag_model.index.plan import IndexPlan
+from rag_model.index.registry import kind_for
 
 LINKS = 32  # M of HNSW: faiss's and most papers' choice for text vectors; 16 halves the graph and loses ~1 point
 ONE_CELL = 100_000  # up to so many vectors one graph takes a core minutes: not worth cutting
 CELL_ROWS = 62_500  # of a larger corpus, a cell: measured at 1M / 16 cells, cheaper than one graph at its recall
 POINTS_PER_LIST = 39  # faiss calls a centroid of fewer points badly trained
+EMBEDDINGS, TEXT = "embeddings", "text"  # what indexes over vectors, and over text, stand over unless told otherwise
 MANY_LISTS = 8_192  # from here on finding the nearest centroids costs more than the lists: search them by a graph
 REFINE = 10  # times k candidates are ranked anew: 4 lost 7 points with codes of a bit a dimension, 10 two
 FEW_VECTORS = 1_024  # fewer cannot train the 256 centroids of a code's piece; they need no compression either
 PQ_SAMPLE = 65_536  # training points of a product quantizer: 256 for each of 256 centroids
-
-_BESIDE = ("search", "refine", "recall_target", "drift", "notes")  # of a plan: what changes no byte of the index
-_ALL_ROWS = ("n", "train_sample")  # of a plan: what a piece does not depend on, once there is a trained file
-
-Facts = dict[str, Any]  # what a stage of a build says of its work: JSON values
 
 
 @dataclass(frozen=True, slots=True)
 class IndexRecipe:
     """One index of a snapshot; the defaults are what a build publishes when nobody says otherwise."""
 
-    factory: str  # a faiss factory string; `HNSW` and `IVF,PQ` leave the numbers to n and d
+    factory: str  # decides the kind; faiss's factory strings (`HNSW` and `IVF,PQ` leave the numbers open) and others
     metric: Metric = "ip"  # inner product: cosine where the encoder normalises, DPR's score where it doesn't
     ef_construction: int = 100  # candidates while a node is linked; 200 costs twice the time for < 1 point
     cells: int | None = None  # HNSW shards; None: 1 up to 100,000 vectors, then one for 62,500
@@ -53,53 +50,58 @@ class IndexRecipe:
     linked: float = 1.2  # further cells a vector that it is linked into; 1.0 loses .001 of recall in small cells
     train_sample: int | None = None  # vectors that train centroids and codes; None: 39 a list, at least 65,536
     seed: int = 0
-    search: Mapping[str, int] = field(default_factory=dict)  # efSearch, or nprobe and refine; left out: chosen
+    search: Mapping[str, Any] = field(default_factory=dict)  # efSearch, or nprobe and refine; left out: chosen
     recall_target: float | None = None  # the tuner picks efSearch or nprobe for it; None: the default setting
     drift: float = 1.2  # times the error of the rows that cells, lists and codes were learnt from that new rows may
     # have before all are learnt anew: other samples of the same corpus stay below 1.1, another topic exceeds 1.3
 
+    over: str = ""  # name of the representation; empty: `embeddings`, or `text` for a kind over text
+    settings: Mapping[str, Any] = field(default_factory=dict)  # what only this kind of index knows
+
     def __post_init__(self) -> None:
-        known = parameters_of(parse(self.factory))
-        if self.metric not in ("ip", "l2"):
-            raise UsageError(f"metric is {self.metric!r}: choose ip (inner product) or l2")
-        if not 0 <= self.border <= 1 or self.linked < 0:
-            raise UsageError(
-                f"border is a share from 0 to 1 and linked one of 0 or more, not {self.border} and {self.linked}"
-            )
-        for name in ("ef_construction", "cells", "train_sample"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UsageError(f"{name} must be at least 1, not {value}")
-        if self.recall_target is not None and not 0 < self.recall_target < 1:
-            raise UsageError(
-                f"recall_target is {self.recall_target}: it is a share between 0 and 1, for example 0.95; "
-                "the index that finds all is Flat"
-            )
-        if self.drift < 1:
-            raise UsageError(f"drift is {self.drift}: it is a factor of 1 or more; 1 trains anew with every build")
-        check_search(self.search, known)
+        kind_for(self.factory).check(self)
 
 
-@dataclass(frozen=True, slots=True)
-class IndexPlan:
-    """A recipe made concrete for n vectors of d dimensions: small and plain, a descriptor that travels."""
+def check_vectors(recipe: IndexRecipe) -> None:
+    """Check the settings of an index over vectors.
 
-    kind: Kind
-    factory: str  # complete: plain faiss builds from it
+    Raises:
+        UsageError: one is wrong, or does not apply to its factory.
+    """
+    if recipe.metric not in ("ip", "l2"):
+        raise UsageError(f"metric is {recipe.metric!r}: choose ip (inner product) or l2")
+    if not 0 <= recipe.border <= 1 or recipe.linked < 0:
+        raise UsageError(
+            f"border is a share from 0 to 1 and linked one of 0 or more, not {recipe.border} and {recipe.linked}"
+        )
+    for name in ("ef_construction", "cells", "train_sample"):
+        value = getattr(recipe, name)
+        if value is not None and value < 1:
+            raise UsageError(f"{name} must be at least 1, not {value}")
+    if recipe.recall_target is not None and not 0 < recipe.recall_target < 1:
+        raise UsageError(
+            f"recall_target is {recipe.recall_target}: it is a share between 0 and 1, for example 0.95; "
+            "the index that finds all is Flat"
+        )
+    if recipe.drift < 1:
+        raise UsageError(f"drift is {recipe.drift}: it is a factor of 1 or more; 1 trains again with every build")
+    if recipe.settings:
+        raise UsageError(f"settings do not apply to {recipe.factory}: its settings stand in the table itself")
+    check_search(recipe.search, parameters_of(parse(recipe.factory)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VectorPlan(IndexPlan):
+    """A recipe made concrete for n vectors of d dimensions."""
+
     metric: Metric
-    n: int
     d: int
     ef_construction: int
     cells: int
     border: float
     linked: float
     train_sample: int
-    seed: int
-    search: Mapping[str, int]  # what a search uses unless told otherwise
-    refine: str | None = None  # vectors: what the codes find is ranked anew by the corpus's vectors
-    recall_target: float | None = None  # what the tuner sets the search for
-    drift: float = 1.2  # times the error of old rows that new ones may have under an inherited trained file
-    notes: tuple[str, ...] = ()  # sentences: what was asked for, and why it is not what is built
+    refine: str | None = None  # vectors: what the codes find is ranked again by the corpus's vectors
 
     @property
     def shards(self) -> int:
@@ -107,24 +109,27 @@ class IndexPlan:
         return self.cells if self.kind == "hnsw" else 0
 
     def entry(self) -> dict[str, Any]:
-        """Return the index's entry in a snapshot's manifest: factory, metric, n, d, search, and `refine` if any."""
-        entry = {"factory": self.factory, "metric": self.metric, "n": self.n, "d": self.d, "search": dict(self.search)}
-        return entry | ({"refine": self.refine} if self.refine else {})
+        """Return what the plan says in a manifest: kind, over, factory, metric, n, d, search.
 
-    def built(self) -> dict[str, Any]:
-        """Return what of the plan, with the vectors, decides every byte of the index, as JSON values."""
-        return {name: value for name, value in self.to_json().items() if name not in _BESIDE}
-
-    def shared(self) -> dict[str, Any]:
-        """Return what of the plan, with the trained file, decides every byte of a part's piece and of a cell's shard.
-
-        It does not know how many vectors there are: so a corpus grows, and what did not change in it is not made again.
+        Further `refine` and `row_bytes` if any: the file then ends in vectors of so many bytes, one a row in row order.
         """
-        return {name: value for name, value in self.built().items() if name not in _ALL_ROWS}
+        entry: dict[str, Any] = {
+            "kind": self.kind,
+            "over": self.over or EMBEDDINGS,
+            "factory": self.factory,
+            "metric": self.metric,
+        }
+        entry |= {"n": self.n, "d": self.d, "search": dict(self.search)}
+        kept = {"refine": self.refine, "row_bytes": _row_bytes(parse(self.factory), self.d)}
+        return entry | {name: value for name, value in kept.items() if value}
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the plan as JSON values."""
-        return asdict(self) | {"notes": list(self.notes), "search": dict(self.search)}
+
+def _row_bytes(factory: Factory, d: int) -> int:
+    """Return the bytes of a vector as the file ends in them; 0 where it ends in none."""
+    if isinstance(factory, Lists):
+        return 0
+    storage = factory.storage if isinstance(factory, Graph) else "Flat"
+    return {"Flat": 4 * d, "SQfp16": 2 * d}.get(storage, 0)
 
 
 def parameters_of(factory: Factory) -> tuple[str, ...]:
@@ -136,28 +141,35 @@ def parameters_of(factory: Factory) -> tuple[str, ...]:
     return ()
 
 
-def lists_in(plan: IndexPlan) -> int:
+def over_of(recipe: IndexRecipe) -> str:
+    """Return the name of the representation that an index stands over."""
+    return recipe.over or (TEXT if kind_for(recipe.factory).represents == TEXT else EMBEDDINGS)
+
+
+def lists_in(plan: VectorPlan) -> int:
     """Return the number of a plan's inverted lists; 1 where it has none."""
     factory = parse(plan.factory)
     return (factory.lists or 1) if isinstance(factory, Lists) else 1
 
 
-def check_search(search: Mapping[str, int], known: Sequence[str]) -> None:
-    """Check that search parameters are among those that an index knows, each at least 1.
+def check_search(search: Mapping[str, Any], known: Sequence[str]) -> None:
+    """Check that search parameters are among those that an index knows, each a whole number of at least 1.
 
     Raises:
-        UsageError: one is unknown or too small.
+        UsageError: one is unknown, too small or no whole number.
     """
     for name, value in search.items():
         if name not in known:
             raise UsageError(
                 f"{name} is not a search parameter of this index: it takes {' and '.join(known) or 'none'}"
             )
+        if type(value) is not int:
+            raise UsageError(f"{name} must be a whole number, not {value!r}")
         if value < 1:
             raise UsageError(f"{name} must be at least 1, not {value}")
 
 
-def resolve(recipe: IndexRecipe, n: int, d: int) -> IndexPlan:
+def resolve(recipe: IndexRecipe, n: int, d: int) -> VectorPlan:
     """Choose every number that `recipe` leaves open, for `n` vectors of `d` dimensions.
 
     Raises:
@@ -175,8 +187,8 @@ def resolve(recipe: IndexRecipe, n: int, d: int) -> IndexPlan:
         raise UsageError(
             f"train_sample is {sample} but {factory} needs {_least_sample(factory)} vectors or more: raise it"
         )
-    return IndexPlan(
-        kind=kind_of(str(factory)),
+    return VectorPlan(
+        kind=structure_of(str(factory)),
         factory=str(without_vectors(factory)),
         metric=recipe.metric,
         n=n,
@@ -192,6 +204,7 @@ def resolve(recipe: IndexRecipe, n: int, d: int) -> IndexPlan:
         recall_target=recipe.recall_target,
         drift=recipe.drift,
         notes=tuple(notes),
+        over=recipe.over,
     )
 
 

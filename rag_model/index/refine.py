@@ -7,7 +7,7 @@ embeddings, so nothing is added to the index, and a question reads as many rows 
 
 import numpy as np
 
-from rag_model.index.exact import best_of
+from rag_model.index.exact.scan import best_of
 from rag_model.index.files.engine import Metric, Rows, Vectors
 from rag_model.index.files.vectors import BLOCK_BYTES, VectorFiles
 

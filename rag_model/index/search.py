@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from rag_model.errors import InputError
-from rag_model.index.factory import Kind
+from rag_model.index.factory import Structure
 from rag_model.index.files import engine
 from rag_model.index.files.engine import FaissIndex, Metric, Rows, Vectors, faiss
 from rag_model.index.files.setting import write_setting
@@ -148,7 +148,7 @@ def set_default(path: Path, parameters: Mapping[str, int]) -> None:
         raise InputError(f"{path} does not keep {dict(parameters)}: build it again")
 
 
-def _kind(path: Path, index: FaissIndex) -> Kind:
+def _kind(path: Path, index: FaissIndex) -> Structure:
     if lists_of(index) is not None:
         return "ivf"
     if isinstance(index, faiss.IndexHNSW):

@@ -5,7 +5,6 @@ still searches by vector, with nothing installed but the core.
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Protocol, Self
 
 import numpy as np
@@ -13,13 +12,14 @@ import numpy as np
 from rag_model.corpus.records import Passage
 from rag_model.encoders.encoder import Encoder
 from rag_model.encoders.space import Space, check_same_space
-from rag_model.errors import StoreError, UsageError
-from rag_model.index.exact import ExactIndex
-from rag_model.index.files.engine import Metric, Rows, Vectors
-from rag_model.index.search import IndexFile, SearchIndex, open_index
+from rag_model.errors import UsageError
+from rag_model.index.files.engine import Rows, Vectors
+from rag_model.index.registry import kind_of
+from rag_model.index.search import SearchIndex
 from rag_model.retrieve.attribution import Source
+from rag_model.retrieve.indexes import open_index_of
 from rag_model.retrieve.retriever import Hit
-from rag_model.store.versions.paths import EXACT, QUESTION_ENCODER, embeddings_path, index_path
+from rag_model.store.versions.paths import QUESTION_ENCODER
 from rag_model.store.versions.snapshot import Snapshot
 
 
@@ -137,40 +137,13 @@ def _check_space(encoder: QuestionEncoder, snapshot: Snapshot) -> None:
 
 
 def index_of(snapshot: Snapshot, name: str, *, mmap: bool = True) -> SearchIndex:
-    """Open an index of a snapshot, searched as its manifest says; `exact` needs no file of its own.
-
-    Its file is mapped, or without `mmap` loaded into memory. Vectors that it ranks by are mapped in any case.
+    """Open an index over vectors of a snapshot, as `open_index_of` does.
 
     Raises:
-        StoreError: the index was built over another number of vectors than the snapshot has passages, or it ranks by
-            the embeddings and they were not pulled.
-        UsageError: the snapshot has no such index.
+        UsageError: the snapshot has no such index, or it is not over vectors.
     """
-    entries = snapshot.manifest.content.indexes
-    if name == EXACT and name not in entries:
-        metric: Metric = next(iter(entries.values()))["metric"] if entries else "ip"
-        return ExactIndex(_embeddings(snapshot), metric)
-    return index_file_of(snapshot, name, mmap=mmap)
-
-
-def index_file_of(snapshot: Snapshot, name: str, *, mmap: bool = True) -> IndexFile:
-    """Open an index that a snapshot has a file of, as `index_of` does."""
-    entries = snapshot.manifest.content.indexes
-    if name not in entries:
-        known = ", ".join(dict.fromkeys([*entries, EXACT]))
-        raise UsageError(f"snapshot {snapshot.id[:12]} has no index {name!r}: choose one of {known}")
-    entry = entries[name]
-    vectors: list[Path] = []
-    if entry.get("refine") == "vectors":
-        try:
-            vectors = _embeddings(snapshot)
-        except StoreError as missing:
-            raise StoreError(f"index {name} ranks what it finds by the embeddings, but {missing}") from missing
-    index = open_index(snapshot.path(index_path(name)), mmap=mmap, defaults=entry["search"], vectors=vectors)
-    if index.n != snapshot.n:
-        raise StoreError(f"index {name} holds {index.n} vectors for {snapshot.n} passages: reindex the snapshot")
+    entry = snapshot.manifest.content.indexes.get(name)
+    if entry is not None and kind_of(entry).represents != "vectors":
+        raise UsageError(f"index {name} is searched by text, not by vectors: ask a retriever over it")
+    index: SearchIndex = open_index_of(snapshot, name, mmap=mmap)
     return index
-
-
-def _embeddings(snapshot: Snapshot) -> list[Path]:
-    return [snapshot.path(embeddings_path(part.name)) for part in snapshot.parts]

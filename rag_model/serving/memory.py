@@ -7,7 +7,6 @@ from rag_model.errors import ResourceError
 from rag_model.index.sizing.amounts import gigabytes
 from rag_model.serving.settings import ServiceSettings
 from rag_model.store.versions.manifest import Content
-from rag_model.store.versions.paths import index_path
 
 _GROUP = Path("/sys/fs/cgroup")  # what a container may use, version 2
 
@@ -21,7 +20,7 @@ def check_memory(content: Content, settings: ServiceSettings) -> None:
     free = free_bytes()
     if settings.swap == "low-memory" or free is None:
         return
-    files = [content.files.get(index_path(name)) for name in settings.indexes]
+    files = [content.files.get(content.index_file(name)) for name in settings.indexes]
     needed = sum(file.size for file in files if file is not None)
     if needed > free:
         raise ResourceError(

@@ -12,7 +12,7 @@ from itertools import accumulate
 import numpy as np
 
 from rag_model.errors import BookwheelError
-from rag_model.index.exact import ExactIndex, best_of
+from rag_model.index.exact.scan import ExactIndex, best_of
 from rag_model.index.files.engine import Metric, Rows, Vectors
 from rag_model.index.quality.recall import Recalls, recall_at
 from rag_model.store.versions.paths import embeddings_path

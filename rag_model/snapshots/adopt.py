@@ -32,6 +32,7 @@ from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.objects.trees import linked_tree
 from rag_model.store.store import Store
 from rag_model.store.versions.manifest import Content
+from rag_model.store.versions.paths import EMBEDDINGS
 
 KIND = "imported"  # of such a corpus: no dump is behind it, and no later build takes its parts for its own
 _SUFFIX = re.compile(r"\.(jsonl|ndjson|parquet|tsv)(\.gz|\.bz2)?$", re.IGNORECASE)
@@ -120,7 +121,8 @@ def content_of(adopted: Adopted, recipe: Recipe, encoding: StoredEncoder, indexe
     parts = tuple(Part(f"part-{i:05d}", "passages", i, i, ()) for i in range(len(adopted.passages)))
     kept = replace(recipe, encode=replace(recipe.encode, dtype=adopted.dtype))  # type: ignore[arg-type]
     plan = Plan("passages", Siteinfo("", "", ""), parts)
-    content = assemble(plan, kept, encoding, adopted.passages, adopted.embeddings, indexes)
+    embeddings = {EMBEDDINGS: adopted.embeddings}
+    content = assemble(plan, kept, {EMBEDDINGS: encoding}, adopted.passages, embeddings, indexes)
     made_by = {name: value for name, value in content.recipe.items() if name not in {"chunk", "part_bytes"}}
     return replace(content, corpus={**content.corpus, "kind": KIND}, recipe=made_by)
 

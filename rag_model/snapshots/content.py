@@ -12,8 +12,9 @@ from typing import Any
 from rag_model.corpus import chunk
 from rag_model.corpus.records import Plan
 from rag_model.encoders import embed
+from rag_model.index.plan import IndexPlan
 from rag_model.index.quality.fit import Trained
-from rag_model.index.recipe import IndexPlan
+from rag_model.index.registry import kind_named
 from rag_model.snapshots.cut_part import CutPart
 from rag_model.snapshots.encoding import StoredEncoder
 from rag_model.snapshots.heritage import trained_entry
@@ -21,11 +22,13 @@ from rag_model.snapshots.recipe import Recipe
 from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.versions.manifest import Content, PartEntry
 from rag_model.store.versions.paths import (
-    QUESTION_ENCODER,
+    EMBEDDINGS,
+    TEXT,
     articles_path,
     embeddings_path,
     index_path,
     passages_path,
+    question_encoder,
     trained_path,
 )
 
@@ -40,7 +43,7 @@ class BuiltIndex:
 
     name: str
     plan: IndexPlan
-    blob: BlobRef  # the file that plain faiss opens
+    blob: BlobRef  # its file
     facts: Facts = field(default_factory=dict)  # what its merge said
     trained: tuple[BlobRef, Trained] | None = None  # what its workers shared: later builds inherit it
 
@@ -48,43 +51,52 @@ class BuiltIndex:
 def assemble(
     plan: Plan,
     recipe: Recipe,
-    encoder: StoredEncoder,
+    encoders: Mapping[str, StoredEncoder],
     passages: Sequence[CutPart],
-    embeddings: Sequence[Facts],
+    embeddings: Mapping[str, Sequence[Facts]],
     indexes: Sequence[BuiltIndex],
 ) -> Content:
     """Return the content of the snapshot: every file by its path, and all that its id depends on.
 
-    `passages` and `embeddings` hold one report a part, in the plan's order; a part without a passage is left out, and
-    its range goes to the one before it: so ranges tile the page ids, and a later build finds the same ones.
+    `passages` hold one report a part, in the plan's order, and so does each representation of `embeddings`, by name. A
+    part without a passage is left out, and its range goes to the one before it: so ranges tile the page ids, and a
+    later build finds the same ones.
     """
-    files: dict[str, BlobRef] = {f"{QUESTION_ENCODER}/{name}": ref for name, ref in encoder.question}
-    parts = []
-    ranges = _tiled(plan, passages)
-    filled = [made for made in zip(passages, embeddings, strict=True) if made[0].rows]
-    for number, ((first, last), (cut, encoded)) in enumerate(zip(ranges, filled, strict=True)):
-        name = f"part-{number:05d}"
+    files: dict[str, BlobRef] = {}
+    for over, encoder in encoders.items():
+        files |= {f"{question_encoder(over)}/{name}": ref for name, ref in encoder.question}
+    parts: list[PartEntry] = []
+    filled = [place for place, cut in enumerate(passages) if cut.rows]
+    for place, (first, last) in zip(filled, _tiled(plan, passages), strict=True):
+        name, cut = f"part-{len(parts):05d}", passages[place]
         files[passages_path(name)] = cut.passages
-        files[embeddings_path(name)] = BlobRef.from_json(encoded["embeddings"])
+        for over, reports in embeddings.items():
+            files[embeddings_path(name, over)] = BlobRef.from_json(reports[place]["embeddings"])
         if cut.article_log is not None:
             files[articles_path(name)] = cut.article_log
         parts.append(PartEntry(name, first, last, cut.rows))
-    bare = Content(_corpus(plan, passages), tuple(parts), files, recipe.content(), encoder.space.to_json())
+    spaces = {over: {"kind": "vectors", "space": encoder.space.to_json()} for over, encoder in encoders.items()}
+    bare = Content(_corpus(plan, passages), tuple(parts), files, recipe.content(), spaces, {}, recipe.answering)
     return with_indexes(bare, indexes)
 
 
 def with_indexes(content: Content, indexes: Sequence[BuiltIndex]) -> Content:
-    """Return a content with indexes over its vectors beside those that it has, or in the place of their namesakes."""
+    """Return a content with indexes beside those that it has, or in the place of those of the same name."""
     made = {index.name for index in indexes}
-    files = {path: ref for path, ref in content.files.items() if path not in {trained_path(name) for name in made}}
-    files |= {index_path(index.name): index.blob for index in indexes}
+    gone = {path for name in made for path in (trained_path(name), content.index_file(name))}
+    files = {path: ref for path, ref in content.files.items() if path not in gone}
+    files |= {_file(index): index.blob for index in indexes}
     files |= {trained_path(index.name): index.trained[0] for index in indexes if index.trained}
     return replace(content, files=files, indexes={**content.indexes, **{one.name: _entry(one) for one in indexes}})
 
 
 def _entry(index: BuiltIndex) -> dict[str, Any]:
-    entry = index.plan.entry()
+    entry = index.plan.entry() | {"file": _file(index)}
     return entry | {"trained": trained_entry(index.plan, index.trained[1])} if index.trained else entry
+
+
+def _file(index: BuiltIndex) -> str:
+    return index_path(index.name, kind_named(index.plan.kind).suffix)
 
 
 def _tiled(plan: Plan, passages: Sequence[CutPart]) -> list[tuple[int, int]]:
@@ -94,9 +106,13 @@ def _tiled(plan: Plan, passages: Sequence[CutPart]) -> list[tuple[int, int]]:
     return [(first, end - 1) for first, end in pairwise([*starts, plan.parts[-1].last_page + 1])]
 
 
-def vectors_of(embeddings: Sequence[Facts]) -> list[BlobRef]:
-    """Return the embeddings that hold a vector, in row order: what an index is built over."""
-    return [BlobRef.from_json(encoded["embeddings"]) for encoded in embeddings if encoded["rows"]]
+def rows_of(passages: Sequence[CutPart], embeddings: Mapping[str, Sequence[Facts]]) -> dict[str, list[BlobRef]]:
+    """Return the row files of each representation that hold a row, in row order: what indexes are built over."""
+    vectors = {
+        over: [BlobRef.from_json(report["embeddings"]) for report in reports if report["rows"]]
+        for over, reports in embeddings.items()
+    }
+    return {TEXT: [cut.passages for cut in passages if cut.rows]} | vectors
 
 
 def provenance(dump: str, encoder: str, indexes: Sequence[BuiltIndex], seconds: Mapping[str, float]) -> dict[str, Any]:
@@ -113,16 +129,16 @@ def provenance(dump: str, encoder: str, indexes: Sequence[BuiltIndex], seconds: 
     }
 
 
-def counts(passages: Sequence[CutPart], embeddings: Sequence[Facts]) -> dict[str, Any]:
+def counts(passages: Sequence[CutPart], embeddings: Mapping[str, Sequence[Facts]]) -> dict[str, Any]:
     """Return what a run counted: articles, passages, drops by reason.
 
-    `embedded` are the passages that this run's encoder read; `reused` those whose vectors were there, in the parent
-    or because an earlier run had come so far.
+    `embedded` are the passages that this run's encoder read for the representation `embeddings`; `reused` those whose
+    vectors were there, in the parent or because an earlier run had come so far.
     """
     dropped: Counter[str] = Counter()
     for cut in passages:
         dropped.update(cut.facts.dropped)
-    embedded = sum(encoded["encoded"] for encoded in embeddings if encoded["made"])
+    embedded = sum(report["encoded"] for report in embeddings.get(EMBEDDINGS, ()) if report["made"])
     rows = sum(cut.rows for cut in passages)
     return {
         "articles": sum(cut.facts.articles for cut in passages),

@@ -27,6 +27,21 @@ class EncodeRecipe:
 
 
 @dataclass(frozen=True, slots=True)
+class RepresentRecipe:
+    """How passages become vectors of a further representation."""
+
+    encoder: str = ""  # folder or hub name of its passage encoder, or `model:NAME`; a build needs one
+    dtype: Dtype = "float16"  # as stored
+    question_encoder: str = ""  # as of `EncodeRecipe`
+    spec: Mapping[str, Any] = field(default_factory=dict)  # as of `EncodeRecipe`
+
+    @property
+    def encode(self) -> EncodeRecipe:
+        """The same as of the representation `embeddings`."""
+        return EncodeRecipe(self.dtype, self.question_encoder, self.spec)
+
+
+@dataclass(frozen=True, slots=True)
 class StoredEncoder:
     """An encoder's files in the store, and what they make."""
 

@@ -12,8 +12,8 @@ from rag_model.snapshots.cut_part import CutPart
 from rag_model.snapshots.recipe import Recipe
 from rag_model.snapshots.recipe_text import given
 from rag_model.store.store import Store
-from rag_model.store.versions.manifest import Content, Manifest
-from rag_model.store.versions.paths import embeddings_path, passages_path
+from rag_model.store.versions.manifest import Content, Manifest, PartEntry
+from rag_model.store.versions.paths import EMBEDDINGS, embeddings_path, passages_path
 from rag_model.store.versions.snapshot import Snapshot
 from rag_model.toml import from_table
 
@@ -32,7 +32,8 @@ def recipe_of(content: Content) -> Recipe:
     others = {name: value for name, value in content.recipe.items() if name not in {"chunk", "index"}}
     whole = from_table(Recipe, given(others), "the snapshot's recipe")
     named = content.recipe.get("index") or {}
-    return replace(whole, index={name: _index(named.get(name), entry) for name, entry in content.indexes.items()})
+    indexes = {name: _index(named.get(name), entry) for name, entry in content.indexes.items()}
+    return replace(whole, index=indexes, retriever=content.retriever)
 
 
 def carried(manifest: Manifest) -> dict[str, Any]:
@@ -40,8 +41,8 @@ def carried(manifest: Manifest) -> dict[str, Any]:
     return {name: manifest.provenance[name] for name in CARRIED if name in manifest.provenance}
 
 
-def facts_of(store: Store, content: Content) -> tuple[list[CutPart], list[dict[str, Any]]]:
-    """Return one report a part, as the chunk and the embed job give them: nothing was cut and nothing encoded.
+def facts_of(store: Store, content: Content) -> tuple[list[CutPart], dict[str, list[dict[str, Any]]]]:
+    """Return one report a part, as the chunk job and, by representation, the embed job give them: nothing was made.
 
     Reads two columns of the passages, part by part.
 
@@ -49,21 +50,28 @@ def facts_of(store: Store, content: Content) -> tuple[list[CutPart], list[dict[s
         RefusedError: the snapshot has no vectors.
         StoreError: a passage file is missing or damaged.
     """
-    missing = [part.name for part in content.parts if embeddings_path(part.name) not in content.files]
-    if missing or content.space is None or not content.parts:
+    spaces = [name for name in content.representations if content.space_of(name) is not None]
+    wanted = [embeddings_path(part.name, name) for part in content.parts for name in spaces]
+    if not {*wanted} <= {*content.files} or EMBEDDINGS not in spaces or not content.parts:
         raise RefusedError("the snapshot holds no vectors to build an index over: rebuild it with `reindex`")
     with Snapshot.of(store, Manifest(content)) as snapshot:
         passages = list(_cut(snapshot))
-    embeddings: list[dict[str, Any]] = [
-        {
-            "embeddings": content.files[embeddings_path(part.name)].to_json(),
-            "rows": part.rows,
-            "encoded": 0,
-            "made": False,
-        }
-        for part in content.parts
-    ]
-    return passages, embeddings
+    return passages, {name: [_encoded(content, part, name) for part in content.parts] for name in spaces}
+
+
+def widths_of(snapshot: Snapshot) -> dict[str, int]:
+    """Return the components of a vector of each representation of a snapshot, by name.
+
+    Raises:
+        StoreError: vectors are missing or damaged.
+    """
+    content = snapshot.manifest.content
+    return {name: snapshot.dim_of(name) for name in content.representations if content.space_of(name) is not None}
+
+
+def _encoded(content: Content, part: PartEntry, representation: str) -> dict[str, Any]:
+    vectors = content.files[embeddings_path(part.name, representation)]
+    return {"embeddings": vectors.to_json(), "rows": part.rows, "encoded": 0, "made": False}
 
 
 def _cut(snapshot: Snapshot) -> Iterator[CutPart]:
@@ -83,5 +91,6 @@ def _cut(snapshot: Snapshot) -> Iterator[CutPart]:
 
 
 def _index(settings: Any, entry: Mapping[str, Any]) -> IndexRecipe:
-    table = settings if isinstance(settings, Mapping) else {name: entry[name] for name in ("factory", "metric")}
+    stated = {name: entry[name] for name in ("factory", "metric", "over", "settings") if name in entry}
+    table = settings if isinstance(settings, Mapping) else stated
     return from_table(IndexRecipe, given(table), "an index of the snapshot's recipe")

@@ -12,19 +12,19 @@ from typing import Any
 import numpy as np
 
 from rag_model.corpus.records import Part
+from rag_model.index.plan import IndexPlan
 from rag_model.index.quality.fit import Trained
-from rag_model.index.recipe import IndexPlan, IndexRecipe
-from rag_model.index.structure import structure_of
+from rag_model.index.recipe import IndexRecipe
+from rag_model.index.registry import kind_named
 from rag_model.snapshots.parent import Parent
 from rag_model.store.comparing.diff import differences
 from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.store import Store
-from rag_model.store.versions.paths import embeddings_path, trained_path
+from rag_model.store.versions.paths import rows_path, trained_path
 
 NO_PARENT = "no parent"
 NO_RECORD = "no record"
 _LOOKED_AT = 8  # parts that changed, and as many that did not, in which new vectors and old ones are looked for
-_STEADY = 1.25  # times as many cells as n would have now, or as few, are kept: for one more, all would be made anew
 
 _SAID = {"plan", "code", "losses", "imbalance", "imbalance_now"}  # of a trained file, by `trained_entry`
 
@@ -48,10 +48,10 @@ class Heirloom:
 
 def trained_entry(plan: IndexPlan, trained: Trained) -> dict[str, Any]:
     """Return what an index's entry in a manifest says of its trained file: what a later build compares."""
-    return {"plan": plan.shared(), "code": structure_of(plan).VERSION, **trained.to_json()}
+    return {"plan": plan.shared(), "code": kind_named(plan.kind).VERSION, **trained.to_json()}
 
 
-def obstacles(parent: Parent, name: str, plan: IndexPlan, space: str) -> list[str]:
+def obstacles(parent: Parent, name: str, plan: IndexPlan, space: str | None) -> list[str]:
     """Return the settings in which the parent's index of that name differs, so that nothing is inherited; [] if none.
 
     `no parent` and `no record` stand for themselves.
@@ -61,8 +61,10 @@ def obstacles(parent: Parent, name: str, plan: IndexPlan, space: str) -> list[st
     entry = _entry(parent, name)
     if not entry:
         return [NO_RECORD]
-    before = {**entry["plan"], "code": entry["code"], "space": (parent.manifest.content.space or {}).get("digest")}
-    now = {**plan.shared(), "code": structure_of(plan).VERSION, "space": space}
+    content = parent.manifest.content
+    asked = (content.space_of(content.over(name)) or {}).get("digest")
+    before = {**entry["plan"], "code": entry["code"], "space": asked}
+    now = {**plan.shared(), "code": kind_named(plan.kind).VERSION, "space": space}
     return [setting for setting, _ in differences(before, now)]
 
 
@@ -71,21 +73,24 @@ def inherit(
     parent: Parent,
     name: str,
     plan: IndexPlan,
-    space: str,
+    space: str | None,
     parts: Sequence[Part],
     embeddings: Sequence[Facts],
 ) -> Heirloom | None:
-    """Return the parent's trained file of an index; None where there is none, or it is of another plan or space.
+    """Return the parent's trained file of an index; None: there is none, or it is of another plan or space.
 
     `embeddings` are what the embed job reports of each of the `parts`. Of those that changed a few are named, drawn by
     the plan's seed, in which new vectors can be told from old ones.
     """
-    if parent.manifest is None or obstacles(parent, name, plan, space):
+    if parent.manifest is None or space is None or not kind_named(plan.kind).learns:
+        return None
+    if obstacles(parent, name, plan, space):
         return None
     files = parent.manifest.content.files
     if not store.blobs.exists(files[trained_path(name)]):
         return None
-    known = {files[path] for entry in parent.manifest.content.parts if (path := embeddings_path(entry.name)) in files}
+    over, entries = parent.manifest.content.over(name), parent.manifest.content.parts
+    known = {files[path] for entry in entries if (path := rows_path(over, entry.name)) in files}
     encoded = [
         (part, BlobRef.from_json(made["embeddings"]))
         for part, made in zip(parts, embeddings, strict=True)
@@ -110,14 +115,8 @@ def noted(plan: IndexPlan, lacking: Sequence[str]) -> IndexPlan:
 
 
 def steady(recipe: IndexRecipe, plan: IndexPlan, parent: Parent, name: str) -> IndexPlan:
-    """Return the plan with as many cells as the parent's index has, where that is the tool's choice and they will do.
-
-    A corpus grows by a little every month, and cells by their number: were there one more each time, none would last.
-    """
-    before = _entry(parent, name).get("plan", {}).get("cells", 0)
-    if recipe.cells is not None or min(before, plan.cells) < 2:
-        return plan
-    return replace(plan, cells=before) if 1 / _STEADY <= before / plan.cells <= _STEADY else plan
+    """Return the plan with what of the parent's index of that name the kind keeps, such as the number of cells."""
+    return kind_named(plan.kind).steady(recipe, plan, _entry(parent, name).get("plan", {}))
 
 
 def _entry(parent: Parent, name: str) -> Mapping[str, Any]:

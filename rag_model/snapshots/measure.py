@@ -3,20 +3,23 @@
 And each index file from within: what of its recall is owed to links, lists or codes.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
+
+import numpy as np
 
 from rag_model.encoders.encoder import Encoder
 from rag_model.evaluation.gate import Findings, GateRecipe
 from rag_model.evaluation.sampling import sample_rows, sample_sentences
-from rag_model.index.files.engine import Vectors
-from rag_model.index.quality.health import Effort, Health, Trial, effort, examine, setting_name, sweep
-from rag_model.index.quality.recall import percentile5, recall_at
-from rag_model.index.search import IndexFile
-from rag_model.retrieve.dense import index_file_of, index_of
+from rag_model.index.kind import Measurement, TextTrial
+from rag_model.index.quality.health import Effort, Health, Trial
+from rag_model.index.quality.recall import percentile5
+from rag_model.index.registry import kind_of
+from rag_model.retrieve.indexes import exact_index_of, files_of
 from rag_model.snapshots.content import Facts
-from rag_model.store.versions.paths import EXACT, QUESTION_ENCODER, embeddings_path, index_path
+from rag_model.store.versions.paths import EMBEDDINGS, TEXT, question_encoder
 from rag_model.store.versions.snapshot import Snapshot
 
 
@@ -30,6 +33,7 @@ class Measured:
     settings: Mapping[str, Effort] = field(default_factory=dict)  # the index's own setting, as a point of its curve
     health: Mapping[str, Health] = field(default_factory=dict)
     repaired: Mapping[str, int] = field(default_factory=dict)  # nodes that could not be reached until they were linked
+    figures: Mapping[str, Mapping[str, float | int]] = field(default_factory=dict)  # what else a kind says of its index
 
     def metrics(self) -> dict[str, Any]:
         """Return the figures that the manifest keeps by index: recall@k, mean and 5th percentile, price and health.
@@ -51,7 +55,7 @@ class Measured:
             figures |= self.health[index].metrics()
         if index in self.repaired:
             figures["repaired"] = self.repaired[index]
-        return figures
+        return figures | dict(self.figures.get(index, {}))
 
 
 def measure(snapshot: Snapshot, recipe: GateRecipe, merges: Mapping[str, Facts] | None = None) -> Measured:
@@ -69,35 +73,49 @@ def measure(snapshot: Snapshot, recipe: GateRecipe, merges: Mapping[str, Facts] 
     """
     if not snapshot.n:
         return Measured(recipe.k, {}, {})
-    trial = trial_of(snapshot, recipe)
-    found, curves, settings, health = {}, {}, {}, {}
-    vectors = [snapshot.path(embeddings_path(part.name)) for part in snapshot.parts]
-    for name, entry in snapshot.manifest.content.indexes.items():
-        index = index_file_of(snapshot, name)
-        rows = index.search(trial.vectors, trial.k)[1]
-        found[name] = Findings(entry["factory"], recall_at(rows, trial.rows, trial.scores, trial.k))
-        curves[name] = sweep(index, trial)
-        settings[name] = _setting(index, trial, entry["search"], curves[name])
-        health[name] = examine(snapshot.path(index_path(name)), vectors)
-    return Measured(trial.k, found, curves, settings, health, _repaired(merges or {}))
+    trials, content = trials_of(snapshot, recipe), snapshot.manifest.content
+    measured: dict[str, Measurement] = {}
+    for name, entry in content.indexes.items():
+        measured[name] = kind_of(entry).measure(files_of(snapshot, name), entry, trials(content.over(name)))
+    return Measured(
+        min(recipe.k, snapshot.n),
+        {name: Findings(content.indexes[name]["factory"], own.recalls) for name, own in measured.items()},
+        {name: own.curve for name, own in measured.items() if own.curve},
+        {name: own.setting for name, own in measured.items() if own.setting is not None},
+        {name: own.health for name, own in measured.items() if own.health is not None},
+        _repaired(merges or {}),
+        {name: own.figures for name, own in measured.items() if own.figures},
+    )
 
 
-def trial_of(snapshot: Snapshot, recipe: GateRecipe) -> Trial:
+def trials_of(snapshot: Snapshot, recipe: GateRecipe) -> Callable[[str], Trial | TextTrial]:
+    """Return the trial of a representation by its name, each made once."""
+
+    @cache
+    def made(representation: str) -> Trial | TextTrial:
+        if representation == TEXT:
+            rows, sentences = _asked(snapshot, recipe)
+            return TextTrial(sentences, min(recipe.k, snapshot.n), np.array(rows, np.int64))
+        return trial_of(snapshot, recipe, representation)
+
+    return made
+
+
+def trial_of(snapshot: Snapshot, recipe: GateRecipe, representation: str = EMBEDDINGS) -> Trial:
     """Return the questions that the corpus asks itself, with their true neighbours to depth `recipe.k` or the corpus's.
 
     Raises:
         InputError: the vectors are damaged.
     """
+    encoder = Encoder.load(snapshot.folder(question_encoder(representation)), "question")
+    questions = encoder.encode_questions(_asked(snapshot, recipe)[1])
+    return Trial.of(exact_index_of(snapshot, representation), questions, min(recipe.k, snapshot.n))
+
+
+def _asked(snapshot: Snapshot, recipe: GateRecipe) -> tuple[list[int], list[str]]:
+    """Return sampled rows, and a sentence of each passage."""
     rows = sample_rows(snapshot.n, recipe.queries, recipe.seed)
-    sentences = sample_sentences(snapshot.passages(rows), recipe.seed)
-    questions: Vectors = Encoder.load(snapshot.folder(QUESTION_ENCODER), "question").encode_questions(sentences)
-    return Trial.of(index_of(snapshot, EXACT), questions, min(recipe.k, snapshot.n))
-
-
-def _setting(index: IndexFile, trial: Trial, search: Mapping[str, int], curve: Sequence[Effort]) -> Effort:
-    """Return the effort of an index's own setting: a point of its curve if it lies on it."""
-    known = {point.setting: point for point in curve}
-    return known.get(setting_name(search)) or effort(index, trial, search)
+    return rows, sample_sentences(snapshot.passages(rows), recipe.seed)
 
 
 def _repaired(merges: Mapping[str, Facts]) -> dict[str, int]:

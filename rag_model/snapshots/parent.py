@@ -8,6 +8,7 @@ few names of blobs.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Self
@@ -65,11 +66,14 @@ class Parent:
 
     def encoded(self, part: Part, space: str) -> tuple[Earlier, ...]:
         """Return the passages and vectors of the pages of a part, if they are of this space and of today's code."""
-        if self.manifest is None or (self.manifest.content.space or {}).get("digest") != space:
+        content = self._content
+        if self.manifest is None or content is None:
             return ()
+        same = [name for name in content.representations if (content.space_of(name) or {}).get("digest") == space]
         code = self.manifest.provenance.get("code")
-        known = isinstance(code, dict) and code.get("embed") == embed.VERSION
-        return tuple(self._beside(part, embeddings_path)) if known else ()
+        if not same or not isinstance(code, dict) or code.get("embed") != embed.VERSION:
+            return ()
+        return tuple(self._beside(part, partial(embeddings_path, representation=same[0])))
 
     @property
     def _content(self) -> Content | None:

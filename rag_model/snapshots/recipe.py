@@ -23,14 +23,16 @@ from pathlib import Path
 from typing import Any
 
 from rag_model.corpus.chunk import ChunkRecipe
+from rag_model.encoders.embed import Dtype
 from rag_model.errors import UsageError
 from rag_model.evaluation.gate import GateRecipe
-from rag_model.index.recipe import IndexRecipe
-from rag_model.snapshots.encoding import EncodeRecipe
-from rag_model.store.versions.paths import EXACT
+from rag_model.index.recipe import IndexRecipe, over_of
+from rag_model.index.registry import kind_for
+from rag_model.snapshots.encoding import EncodeRecipe, RepresentRecipe
+from rag_model.store.versions.paths import EMBEDDINGS, EXACT, TEXT
 from rag_model.toml import from_table, read_toml
 
-_INDEX_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 def default_indexes() -> dict[str, IndexRecipe]:
@@ -43,33 +45,61 @@ class Recipe:
     """Everything a build decides beside its dump and its encoder."""
 
     chunk: ChunkRecipe = field(default_factory=ChunkRecipe)
-    encode: EncodeRecipe = field(default_factory=EncodeRecipe)
+    encode: EncodeRecipe = field(default_factory=EncodeRecipe)  # of the representation `embeddings`
+    represent: Mapping[str, RepresentRecipe] = field(default_factory=dict)  # further representations, by name
     index: Mapping[str, IndexRecipe] = field(default_factory=default_indexes)  # by name
     gate: GateRecipe = field(default_factory=GateRecipe)
     part_bytes: int | None = None  # of compressed dump a part; None: by the dump's size
+    retriever: str = ""  # what answers a question where nobody names a retriever; empty: the first index
 
     def __post_init__(self) -> None:
         if self.part_bytes is not None and self.part_bytes < 1:
             raise UsageError(f"part_bytes must be at least 1, not {self.part_bytes}")
+        for name in self.represent:
+            _check_name(name, "a representation")
+            if name in (EMBEDDINGS, TEXT):
+                raise UsageError(f"every snapshot has a representation {name}: give [represent.{name}] another name")
         for name, index in self.index.items():
-            if not _INDEX_NAME.fullmatch(name):
-                raise UsageError(
-                    f"{name!r} is not a name for an index, which names a file: use letters, digits, _ and -"
-                )
+            _check_name(name, "an index")
             if name == EXACT and index.factory != "Flat":
                 raise UsageError(
                     f"an index named {EXACT} compares with every vector: give {index.factory} another name"
                 )
+            self._check_over(name, index)
+
+    @property
+    def answering(self) -> str:
+        """The retriever that the manifest records as its default."""
+        return self.retriever or next(iter(self.index), EXACT)
+
+    def dtype_of(self, representation: str) -> Dtype:
+        """Return the dtype in which a representation's vectors are stored."""
+        return self.encode.dtype if representation == EMBEDDINGS else self.represent[representation].dtype
+
+    def _check_over(self, name: str, index: IndexRecipe) -> None:
+        over, wanted = over_of(index), kind_for(index.factory).represents
+        known = [TEXT] if wanted == TEXT else [EMBEDDINGS, *self.represent]
+        if over not in known:
+            raise UsageError(
+                f"index {name} stands over {over!r}, but {index.factory} takes {wanted}: choose from {', '.join(known)}"
+            )
 
     def content(self) -> dict[str, Any]:
         """Return what belongs to a snapshot's identity.
 
-        The gate judges a snapshot and does not change one; a question encoder is among its files, wherever it was.
-        A file that a chunker's setting names is its digest.
+        The gate judges a snapshot and does not change one; encoders are among its files, wherever they were, and the
+        retriever has a field of its own. A file that a chunker's setting names is its digest.
         """
         values = asdict(self)
-        del values["gate"], values["encode"]["question_encoder"]
+        del values["gate"], values["retriever"], values["encode"]["question_encoder"]
+        for representation in values["represent"].values():
+            del representation["encoder"], representation["question_encoder"]
         return {**values, "chunk": self.chunk.content()}
+
+
+def _check_name(name: str, what: str) -> None:
+    if not _NAME.fullmatch(name):
+        raise UsageError(f"{name!r} is not a name for {what}, which names a file: use letters, digits, _ and -")
 
 
 def read_recipe(path: Path | None) -> Recipe:

@@ -25,14 +25,15 @@ def write_report(
     measured: Measured,
     counts: Mapping[str, Any],
     passages: Sequence[CutPart],
-    embeddings: Sequence[Facts],
+    embeddings: Mapping[str, Sequence[Facts]],
     seconds: Mapping[str, float],
 ) -> str:
     """Render a snapshot's report, store it, and return its URL.
 
-    `passages` and `embeddings` are what the jobs report of each part; `seconds` the stages' times, in their order.
+    `passages` and, by stage, `embeddings` are what the jobs report of each part; `seconds` the stages' times, in their
+    order.
     """
-    made = {"chunk": [cut.made for cut in passages], "embed": [bool(report["made"]) for report in embeddings]}
+    made = {"chunk": [cut.made for cut in passages], **_made(embeddings)}
     corpus = manifest.content.corpus
     report = BuildReport(
         title=f"{corpus['dbname'] or corpus['kind']} {corpus['newest_revision'][:10]}".strip(),
@@ -55,6 +56,10 @@ def write_report(
     path = f"reports/{manifest.id}.html"
     store.files.put(path, render(report).encode())
     return store.files.url_of(path)
+
+
+def _made(reports: Mapping[str, Sequence[Facts]]) -> dict[str, list[bool]]:
+    return {stage: [bool(report["made"]) for report in its] for stage, its in reports.items()}
 
 
 def _stage(name: str, seconds: float, made: Sequence[bool]) -> Stage:

@@ -13,7 +13,7 @@ from rag_model.store.store import Store
 from rag_model.store.upkeep.retire import retire
 from rag_model.store.versions.holding import Held, held, wiki_of
 from rag_model.store.versions.manifest import Content, Manifest, PartEntry
-from rag_model.store.versions.paths import articles_path, embeddings_path, passages_path
+from rag_model.store.versions.paths import EMBEDDINGS, TEXT, articles_path, rows_path
 
 _MADE_ANEW = (
     "passages",
@@ -23,6 +23,7 @@ _MADE_ANEW = (
     "index",
 )  # first folders of the files that may hold a page
 _KEPT = "encoder"
+ARTICLES = "articles"  # a part's article log among its files
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,10 +109,14 @@ def parts_to_redact(holder: Holder) -> list[PartEntry]:
     return [part for part in holder.manifest.content.parts if part.name in names]
 
 
-def part_blobs(content: Content, part: PartEntry) -> tuple[BlobRef, BlobRef | None, BlobRef | None]:
-    """Return a part's passages, vectors and article log."""
-    files = content.files
-    return files[passages_path(part.name)], files.get(embeddings_path(part.name)), files.get(articles_path(part.name))
+def part_blobs(content: Content, part: PartEntry) -> dict[str, BlobRef]:
+    """Return a part's files: its passages (`text`), its vectors by representation, and its article log (`articles`)."""
+    return {name: content.files[path] for name, path in _paths(content, part.name).items() if path in content.files}
+
+
+def _paths(content: Content, part: str) -> dict[str, str]:
+    named = dict.fromkeys([TEXT, EMBEDDINGS, *content.representations])
+    return {name: rows_path(name, part) for name in named} | {ARTICLES: articles_path(part)}
 
 
 def redacted(content: Content, made: Mapping[str, Mapping[str, Any]]) -> Content:
@@ -136,12 +141,12 @@ def redacted(content: Content, made: Mapping[str, Mapping[str, Any]]) -> Content
 def _files(
     content: Content, part: PartEntry, name: str, made: Mapping[str, Any] | None
 ) -> Iterator[tuple[str, BlobRef]]:
-    kinds = {"passages": passages_path, "embeddings": embeddings_path, "articles": articles_path}
-    for kind, path in kinds.items():
-        if made is None and path(part.name) in content.files:
-            yield path(name), content.files[path(part.name)]
+    kept = part_blobs(content, part)
+    for kind, path in _paths(content, name).items():
+        if made is None and kind in kept:
+            yield path, kept[kind]
         elif made is not None and kind in made["files"]:
-            yield path(name), BlobRef.from_json(made["files"][kind])
+            yield path, BlobRef.from_json(made["files"][kind])
 
 
 def _forget(store: Store, holder: Holder, place: str) -> None:

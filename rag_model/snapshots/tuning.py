@@ -6,15 +6,13 @@ depends on, and a rerun, here or on a machine whose sums round otherwise, gets t
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 
 from rag_model.evaluation.gate import GateRecipe
-from rag_model.index.quality.health import Trial
-from rag_model.index.quality.tune import tune
-from rag_model.retrieve.dense import index_file_of
+from rag_model.index.registry import kind_of
+from rag_model.retrieve.indexes import files_of
 from rag_model.snapshots.content import BuiltIndex
-from rag_model.snapshots.measure import trial_of
+from rag_model.snapshots.measure import trials_of
 from rag_model.store.objects.memo import Produced
 from rag_model.store.store import Store
 from rag_model.store.versions.manifest import Content, Manifest
@@ -40,10 +38,7 @@ def tune_searches(store: Store, draft: Content, built: Sequence[BuiltIndex], rec
         InputError: an index or its vectors are damaged.
     """
     with Snapshot.of(store, Manifest(draft)) as snapshot:
-
-        @cache
-        def trial() -> Trial:
-            return trial_of(snapshot, replace(recipe, seed=recipe.seed + 1))
+        trials = trials_of(snapshot, replace(recipe, seed=recipe.seed + 1))
 
         def tuned(index: BuiltIndex) -> BuiltIndex:
             target = index.plan.recall_target
@@ -51,7 +46,8 @@ def tune_searches(store: Store, draft: Content, built: Sequence[BuiltIndex], rec
                 return index
 
             def produce(workdir: Path) -> Produced:
-                found = tune(index_file_of(snapshot, index.name), trial(), target)
+                entry, trial = draft.indexes[index.name], trials(draft.over(index.name))
+                found = kind_of(entry).tune(files_of(snapshot, index.name), entry, trial, target)
                 return Produced({}, {"search": dict(found.search), "note": found.note})
 
             facts = store.memo.once("tune", _inputs(draft, index, recipe), produce)[0].facts

@@ -12,8 +12,8 @@ from beam_jobs import index
 from beam_jobs.index import IndexBuild
 from beam_jobs.job import Launch
 from rag_model.errors import InputError, StoreError
-from rag_model.index import structure
-from rag_model.index.recipe import IndexPlan, IndexRecipe, resolve
+from rag_model.index import stages
+from rag_model.index.recipe import IndexRecipe, VectorPlan, resolve
 from rag_model.index.search import open_index
 from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.store import Store
@@ -33,7 +33,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 @pytest.fixture(scope="module")
-def plans() -> dict[str, IndexPlan]:
+def plans() -> dict[str, VectorPlan]:
     """A graph of cells, and lists."""
     recipes = {"hnsw": IndexRecipe("HNSW8", cells=4), "ivf": IndexRecipe("IVF8,SQ8")}
     return {name: resolve(recipe, N, D) for name, recipe in recipes.items()}
@@ -48,12 +48,12 @@ def launch(store: Store) -> Launch:
     return Launch.new(store.url, ["--runner=FnApiRunner"])
 
 
-def started(store: Store, plans: dict[str, IndexPlan], files: Sequence[Path]) -> list[IndexBuild]:
+def started(store: Store, plans: dict[str, VectorPlan], files: Sequence[Path]) -> list[IndexBuild]:
     vectors = [store.blobs.put_file(path) for path in files]
     return [index.start(store, name, plan, vectors) for name, plan in plans.items()]
 
 
-def shards(store: Store, plans: dict[str, IndexPlan], files: Sequence[Path]) -> list[IndexBuild]:
+def shards(store: Store, plans: dict[str, VectorPlan], files: Sequence[Path]) -> list[IndexBuild]:
     """Run all jobs but the last."""
     builds = started(store, plans, files)
     for job in (index.train, index.scatter, index.build_shards):
@@ -67,12 +67,12 @@ def pieces(store: Store, listed: BlobRef | None) -> list[BlobRef]:
 
 
 def test_the_bytes_are_those_of_one_process(
-    store: Store, plans: dict[str, IndexPlan], files: list[Path], tmp_path: Path
+    store: Store, plans: dict[str, VectorPlan], files: list[Path], tmp_path: Path
 ) -> None:
     builds = shards(store, plans, files)
     for built in index.merge(builds, launch(store)):
         (work := tmp_path / built.name).mkdir()
-        structure.build(built.plan, files, work / "whole", work)
+        stages.build(built.plan, files, work / "whole", work)
         assert store.blobs.read(built.blob) == (work / "whole").read_bytes()
     by_name = {build.name: build for build in builds}
     assert len(pieces(store, by_name["hnsw"].scattered)) == PARTS
@@ -80,7 +80,7 @@ def test_the_bytes_are_those_of_one_process(
     assert pieces(store, by_name["ivf"].shards) == []
 
 
-def test_what_is_recorded_is_not_made_again(store: Store, plans: dict[str, IndexPlan], files: list[Path]) -> None:
+def test_what_is_recorded_is_not_made_again(store: Store, plans: dict[str, VectorPlan], files: list[Path]) -> None:
     first = index.merge(shards(store, plans, files), launch(store))
     records = {path: path.stat().st_mtime_ns for path in store.files.local_path("memo").rglob("*.json")}
     assert index.merge(shards(store, plans, files), launch(store)) == first
@@ -90,7 +90,7 @@ def test_what_is_recorded_is_not_made_again(store: Store, plans: dict[str, Index
 @pytest.mark.parametrize("stage", ["scattered", "shards"])
 @pytest.mark.parametrize("damage", ["missing", "cut short"])
 def test_a_piece_that_was_lost(
-    stage: str, damage: str, store: Store, plans: dict[str, IndexPlan], files: list[Path]
+    stage: str, damage: str, store: Store, plans: dict[str, VectorPlan], files: list[Path]
 ) -> None:
     graph = {"hnsw": plans["hnsw"]}
     builds = shards(store, graph, files)
@@ -105,7 +105,7 @@ def test_a_piece_that_was_lost(
     assert lost.read_bytes() == whole
 
 
-def test_a_piece_of_another_run(store: Store, plans: dict[str, IndexPlan], files: list[Path]) -> None:
+def test_a_piece_of_another_run(store: Store, plans: dict[str, VectorPlan], files: list[Path]) -> None:
     graph = plans["hnsw"]
     other = resolve(IndexRecipe("HNSW8", cells=4, seed=1), N, D)
     (build,), (stranger,) = (shards(store, {"hnsw": plan}, files) for plan in (graph, other))
@@ -114,7 +114,7 @@ def test_a_piece_of_another_run(store: Store, plans: dict[str, IndexPlan], files
         index.merge([mixed], launch(store))
 
 
-def test_the_largest_cell_is_dealt_first(store: Store, plans: dict[str, IndexPlan], files: list[Path]) -> None:
+def test_the_largest_cell_is_dealt_first(store: Store, plans: dict[str, VectorPlan], files: list[Path]) -> None:
     (build,) = index.scatter(index.train(started(store, {"hnsw": plans["hnsw"]}, files), launch(store)), launch(store))
     assert build.cells is not None
     rows = [cell["rows"] for cell in json.loads(store.blobs.read(build.cells))]
@@ -134,10 +134,10 @@ def test_one_cell_with_nearly_all(store: Store, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_pieces_are_read_from_an_object_store(
-    plans: dict[str, IndexPlan], files: list[Path], s3_store_url: str, tmp_path: Path
+    plans: dict[str, VectorPlan], files: list[Path], s3_store_url: str, tmp_path: Path
 ) -> None:
     store = Store.open(s3_store_url, create=True)
     for built in index.merge(shards(store, plans, files), launch(store)):
         (work := tmp_path / built.name).mkdir()
-        structure.build(built.plan, files, work / "whole", work)
+        stages.build(built.plan, files, work / "whole", work)
         assert store.blobs.read(built.blob) == (work / "whole").read_bytes()

@@ -11,7 +11,7 @@ import pytest
 from beam_jobs import index
 from beam_jobs.index import IndexBuild
 from beam_jobs.job import Launch
-from rag_model.index.exact import ExactIndex
+from rag_model.index.exact.scan import ExactIndex
 from rag_model.index.recipe import IndexRecipe, resolve
 from rag_model.index.search import open_index
 from rag_model.snapshots.content import BuiltIndex

@@ -17,12 +17,12 @@ from hnsw_builds import Report, against, at_equal_distances, both, qualities, tr
 from passages import Embedded, embedded
 from synthetic import written
 
-from rag_model.index.recipe import IndexPlan, IndexRecipe, resolve
+from rag_model.index.recipe import IndexRecipe, VectorPlan, resolve
 
 PARTS = 4
 
 
-def measure(vectors: Embedded, plans: dict[str, IndexPlan], folder: Path, options: argparse.Namespace) -> Report:
+def measure(vectors: Embedded, plans: dict[str, VectorPlan], folder: Path, options: argparse.Namespace) -> Report:
     """Build one shot and every plan; compare."""
     parts = written(folder, vectors.passages, PARTS)
     builds = both({name: (plan, parts) for name, plan in plans.items()}, folder, options.jobs)

@@ -21,10 +21,10 @@ from passages import embedded
 from synthetic import Synthetic, written
 
 from rag_model.index.quality.health import Trial, effort
-from rag_model.index.recipe import IndexPlan, IndexRecipe, resolve
+from rag_model.index.recipe import IndexRecipe, VectorPlan, resolve
 from rag_model.index.search import IndexFile, open_index
 from rag_model.index.sizing.estimate import estimate
-from rag_model.index.structure import build
+from rag_model.index.stages import build
 
 PARTS = 4
 HALF = 2  # bytes of a stored dimension: embeddings are float16
@@ -52,7 +52,7 @@ def projected(factory: str) -> Row:
     }
 
 
-def built(plan: IndexPlan, parts: Sequence[Path], folder: Path, threads: int) -> tuple[Path, Row]:
+def built(plan: VectorPlan, parts: Sequence[Path], folder: Path, threads: int) -> tuple[Path, Row]:
     """Build an index in a process of its own; return its file and what it took."""
     folder.mkdir()
     out = folder / "index.faiss"
@@ -61,7 +61,7 @@ def built(plan: IndexPlan, parts: Sequence[Path], folder: Path, threads: int) ->
     return out, took | {"bytes_a_vector": round(out.stat().st_size / plan.n, 1)}
 
 
-def measured(plan: IndexPlan, path: Path, parts: Sequence[Path], trial: Trial) -> Row:
+def measured(plan: VectorPlan, path: Path, parts: Sequence[Path], trial: Trial) -> Row:
     """Ask an index at its default setting, and at its hardest."""
     index = open_index(path, defaults=plan.search, vectors=parts if plan.refine else ())
     asked, most = effort(index, trial, plan.search), effort(index, trial, _most(index, plan))
@@ -75,7 +75,7 @@ def measured(plan: IndexPlan, path: Path, parts: Sequence[Path], trial: Trial) -
     }
 
 
-def _most(index: IndexFile, plan: IndexPlan) -> dict[str, int]:
+def _most(index: IndexFile, plan: VectorPlan) -> dict[str, int]:
     hardest = {"efSearch": 512, "nprobe": index.lists}
     return {name: hardest.get(name, value) for name, value in plan.search.items()}
 

@@ -21,7 +21,7 @@ from synthetic import Synthetic
 from rag_model.index.files.engine import Vectors, faiss
 from rag_model.index.files.pieces import opener
 from rag_model.index.lists import ivf
-from rag_model.index.recipe import IndexPlan, IndexRecipe, resolve
+from rag_model.index.recipe import IndexRecipe, VectorPlan, resolve
 
 FACTORIES = (
     "IVF1024,PQ24np",
@@ -41,7 +41,7 @@ def one_shot(trained: Path, parts: list[Path], out: Path) -> None:
     faiss.write_index(index, str(out))
 
 
-def compare(plan: IndexPlan, parts: list[Path], questions: Vectors, folder: Path) -> dict[str, Any]:
+def compare(plan: VectorPlan, parts: list[Path], questions: Vectors, folder: Path) -> dict[str, Any]:
     """Build a plan both ways; return what it took and whether the answers are equal."""
     trained, one, merged = folder / "trained", folder / "one.faiss", folder / "merged.faiss"
     pieces = [folder / f"piece-{number:05d}" for number in range(len(parts))]

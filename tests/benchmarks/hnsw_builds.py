@@ -14,20 +14,21 @@ from typing import Any
 import numpy as np
 from alone import Spent, alone
 
-from rag_model.index.exact import ExactIndex
+from rag_model.index.exact.scan import ExactIndex
 from rag_model.index.files import engine
 from rag_model.index.files.engine import Metric, Vectors, faiss
+from rag_model.index.files.pieces import opener
 from rag_model.index.quality.curve import compare, recall_at_distances
 from rag_model.index.quality.health import Effort, Trial
 from rag_model.index.quality.recall import Recalls, recall_at
-from rag_model.index.recipe import IndexPlan
+from rag_model.index.recipe import VectorPlan
+from rag_model.index.registry import kind_named
 from rag_model.index.search import IndexFile, open_index
-from rag_model.index.structure import opener, structure_of
 
 STEPS = (32, 45, 64, 90, 128, 181, 256, 362, 512)  # efSearch
 MERGE_ROOM_MB = 128  # what a merge may hold beside the graph
 Report = dict[str, Any]
-Work = tuple[IndexPlan, Sequence[Path]]  # what is built, and the vectors
+Work = tuple[VectorPlan, Sequence[Path]]  # what is built, and the vectors
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +69,7 @@ def _stage_report(stage: Sequence[Spent]) -> Report:
     }
 
 
-def one_shot(plan: IndexPlan, parts: Sequence[Path], out: Path) -> Build:
+def one_shot(plan: VectorPlan, parts: Sequence[Path], out: Path) -> Build:
     """Build a plan's factory with bare faiss: every vector added to one index."""
     arguments = (plan.factory, plan.metric, plan.ef_construction, parts, out)
     return Build(out, {"build": [alone(_one_shot, *arguments)]})
@@ -84,10 +85,10 @@ def _one_shot(factory: str, metric: Metric, ef_construction: int, parts: Sequenc
     faiss.write_index(index, str(out))
 
 
-def by_cells(plan: IndexPlan, parts: Sequence[Path], folder: Path) -> Build:
+def by_cells(plan: VectorPlan, parts: Sequence[Path], folder: Path) -> Build:
     """Build a plan stage by stage, as the jobs do."""
     folder.mkdir(parents=True, exist_ok=True)
-    structure, trained, out = structure_of(plan), folder / "trained", folder / "index.faiss"
+    structure, trained, out = kind_named(plan.kind), folder / "trained", folder / "index.faiss"
     scattered = [folder / f"scattered-{number:05d}" for number in range(len(parts))]
     shards = [folder / f"shard-{number:05d}" for number in range(plan.shards)]
     pieces = [opener(path) for path in scattered]
@@ -194,7 +195,7 @@ def qualities(builds: dict[str, Build], trial: Trial, threads: int) -> dict[str,
     return {name: alone(quality, build.path, trial, threads=threads).value for name, build in builds.items()}
 
 
-def against(name: str, builds: dict[str, Build], found: dict[str, Quality], plan: IndexPlan) -> Report:
+def against(name: str, builds: dict[str, Build], found: dict[str, Quality], plan: VectorPlan) -> Report:
     """Return the ratios and shortfalls of a build of ours to one shot's; 1 and 0 mean that it is as good."""
     ours, single = builds[name], builds["one_shot"]
     merge = ours.stages["merge"][0]
@@ -225,7 +226,7 @@ def _recall(curve: Sequence[Effort], distances: int) -> float | None:
     return round(recall_at_distances(curve, distances), 4) if within else None
 
 
-def _code_bytes(plan: IndexPlan) -> int:
+def _code_bytes(plan: VectorPlan) -> int:
     index = faiss.index_factory(plan.d, plan.factory, engine.metric_code(plan.metric))
     return int(index.storage.sa_code_size())
 

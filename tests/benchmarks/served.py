@@ -26,8 +26,9 @@ from rag_model.encoders.resolve import question_files, resolve_folder
 from rag_model.encoders.space import space_of
 from rag_model.encoders.spec import read_spec
 from rag_model.index.recipe import IndexRecipe, resolve
-from rag_model.index.structure import build
+from rag_model.index.stages import build
 from rag_model.store import Content, Manifest, PartEntry, Store
+from rag_model.store.versions.manifest import in_space
 from rag_model.store.versions.moves import tag
 
 Vectors = npt.NDArray[np.float32]
@@ -68,7 +69,7 @@ def publish(store: Store, rows: Sequence[dict[str, Any]], vectors: Vectors, work
     }
     files = {name: store.blobs.put_file(path) for name, path in named.items()}
     parts = (PartEntry("part-00000", 1, len(rows), len(rows)),)
-    content = Content({"kind": "wiki"}, parts, files, {}, space.to_json(), {"hnsw": plan.entry()})
+    content = Content({"kind": "wiki"}, parts, files, {}, in_space(space.to_json()), {"hnsw": plan.entry()})
     identity = store.snapshots.put(Manifest(content))
     tag(store, identity, "latest")
     return identity

@@ -11,10 +11,10 @@ from rag_model.encoders.embed import embed_part
 from rag_model.encoders.encoder import Encoder
 from rag_model.encoders.resolve import question_files
 from rag_model.index.recipe import IndexRecipe, resolve
-from rag_model.index.structure import build
+from rag_model.index.stages import build
 from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.store import Store
-from rag_model.store.versions.manifest import Content, Manifest, PartEntry
+from rag_model.store.versions.manifest import Content, Manifest, PartEntry, in_space
 from rag_model.store.versions.snapshot import Snapshot
 
 ARTICLES = {
@@ -87,7 +87,7 @@ def content(
         build(plan, arrays, work / f"{name}.faiss", work)
         files[f"index/{name}.faiss"] = store.blobs.put_file(work / f"{name}.faiss")
         indexes[name] = plan.entry()
-    return store, Content(ENWIKI, tuple(entries), files, {}, space.to_json(), indexes)
+    return store, Content(ENWIKI, tuple(entries), files, {}, in_space(space.to_json()), indexes)
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,7 @@ from rag_model.errors import ResourceError
 from rag_model.index.files import engine
 from rag_model.index.files.engine import FaissIndex, Vectors, faiss
 from rag_model.index.files.pieces import Array
-from rag_model.index.recipe import IndexPlan
+from rag_model.index.recipe import VectorPlan
 
 _POINTS = 1_000  # training points a cell: enough for borders to repeat from sample to sample
 _ROUNDS = 10
@@ -67,7 +67,7 @@ class Cells:
         return cells, np.abs(near[:, 1:] - near[:, :1])
 
 
-def learn(plan: IndexPlan, sample: Vectors) -> Cells:
+def learn(plan: VectorPlan, sample: Vectors) -> Cells:
     """Cut a sample, (m, d) float32, into `plan.cells` cells of about equal size, fewer where its points are few.
 
     Raises:
@@ -90,12 +90,12 @@ def _pairs(cells: CellIds, chosen: npt.NDArray[np.bool_]) -> Pairs:
     return vectors, cells[vectors, place + 1]
 
 
-def sample_size(plan: IndexPlan) -> int:
+def sample_size(plan: VectorPlan) -> int:
     """Return how many vectors `learn` wants to see."""
     return min(plan.n, max(_POINTS * plan.cells, 4 * _POINTS))
 
 
-def _centroids(plan: IndexPlan, points: Vectors) -> Vectors:
+def _centroids(plan: VectorPlan, points: Vectors) -> Vectors:
     """Return at most `plan.cells` centroids: k-means, then the largest cell split in two, again and again.
 
     k-means alone leaves cells of two and three times the mean, and the largest one is what everybody waits for. Once
@@ -120,7 +120,7 @@ def _centroids(plan: IndexPlan, points: Vectors) -> Vectors:
     return np.ascontiguousarray(centroids[np.bincount(cell, minlength=len(centroids)) > 0])
 
 
-def _without_smallest(plan: IndexPlan, centroids: Vectors, cell: CellIds, points: Vectors) -> tuple[Vectors, CellIds]:
+def _without_smallest(plan: VectorPlan, centroids: Vectors, cell: CellIds, points: Vectors) -> tuple[Vectors, CellIds]:
     smallest = int(np.bincount(cell, minlength=len(centroids)).argmin())
     left = np.delete(centroids, smallest, axis=0)
     orphans = cell == smallest
@@ -129,14 +129,14 @@ def _without_smallest(plan: IndexPlan, centroids: Vectors, cell: CellIds, points
     return left, cell
 
 
-def _nearest_of(plan: IndexPlan, centroids: Vectors, points: Vectors) -> CellIds:
+def _nearest_of(plan: VectorPlan, centroids: Vectors, points: Vectors) -> CellIds:
     if not len(points):
         return np.empty(0, np.int64)
     cells: CellIds = _flat(centroids, plan.metric).search(points, 1)[1][:, 0]
     return cells
 
 
-def _kmeans(plan: IndexPlan, points: Vectors, count: int) -> Vectors:
+def _kmeans(plan: VectorPlan, points: Vectors, count: int) -> Vectors:
     kmeans = faiss.Kmeans(
         points.shape[1],
         min(count, len(points)),

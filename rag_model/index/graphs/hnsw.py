@@ -48,14 +48,15 @@ from rag_model.index.graphs.graph_file import write_head, write_storage, write_t
 from rag_model.index.graphs.reach import repair
 from rag_model.index.graphs.scattered import read_rows, read_vectors, write_scattered
 from rag_model.index.graphs.stitch import Shard, candidates, write_shard
+from rag_model.index.plan import Facts
 from rag_model.index.quality.losses import distance, relative_error
-from rag_model.index.recipe import Facts, IndexPlan, default_search
+from rag_model.index.recipe import VectorPlan, default_search
 
 VERSION = 4
 LOSSES = 4_096  # vectors of the sample, at most twice as many, that tell how far it lies from what it taught
 
 
-def train(plan: IndexPlan, vectors: Sequence[Path], out: Path) -> Facts:
+def train(plan: VectorPlan, vectors: Sequence[Path], out: Path) -> Facts:
     """Learn from a sample how the corpus is cut into cells, and how its storage quantises.
 
     Raises:
@@ -75,7 +76,7 @@ def train(plan: IndexPlan, vectors: Sequence[Path], out: Path) -> Facts:
     return {"sample": len(sample), "cells": len(cells.centroids), "losses": lost}
 
 
-def losses(plan: IndexPlan, trained: Path, vectors: Vectors) -> dict[str, float]:
+def losses(plan: VectorPlan, trained: Path, vectors: Vectors) -> dict[str, float]:
     """Return how far vectors, (m, d) float32, lie from their cells, how few `links` cross, what their `codes` lose.
 
     `links` are those of a vector that the plan asks for over those that it has: graphs that few cross fall apart.
@@ -86,7 +87,7 @@ def losses(plan: IndexPlan, trained: Path, vectors: Vectors) -> dict[str, float]
     return _losses(plan, *_load(plan, trained), vectors)
 
 
-def scatter(plan: IndexPlan, trained: Path, vectors: Path, number: int, out: Path) -> Facts:
+def scatter(plan: VectorPlan, trained: Path, vectors: Path, number: int, out: Path) -> Facts:
     """Sort a part's vectors by cell.
 
     Raises:
@@ -107,7 +108,7 @@ def scatter(plan: IndexPlan, trained: Path, vectors: Path, number: int, out: Pat
     }
 
 
-def shard(plan: IndexPlan, trained: Path, scattered: Sequence[Opener], number: int, out: Path) -> Facts:
+def shard(plan: VectorPlan, trained: Path, scattered: Sequence[Opener], number: int, out: Path) -> Facts:
     """Build a cell's graph, link it across its border, and write its bottom lists with their similarities.
 
     Holds the cell's vectors twice, and its graph.
@@ -129,7 +130,7 @@ def shard(plan: IndexPlan, trained: Path, scattered: Sequence[Opener], number: i
 
 
 def merge(
-    plan: IndexPlan,
+    plan: VectorPlan,
     trained: Path,
     vectors: Sequence[Path],
     scattered: Sequence[Opener],
@@ -163,7 +164,7 @@ def merge(
     return {"rows": plan.n, "bytes": out.stat().st_size, "unreachable_repaired": repaired}
 
 
-def _losses(plan: IndexPlan, cells: Cells, empty: FaissIndex, vectors: Vectors) -> dict[str, float]:
+def _losses(plan: VectorPlan, cells: Cells, empty: FaissIndex, vectors: Vectors) -> dict[str, float]:
     found = {}
     if plan.cells > 1:
         own, joins, links = cells.assign(plan.metric, vectors)
@@ -176,18 +177,18 @@ def _losses(plan: IndexPlan, cells: Cells, empty: FaissIndex, vectors: Vectors) 
     return {name: float(f"{loss:.4g}") for name, loss in found.items()}
 
 
-def _links(plan: IndexPlan) -> int:
+def _links(plan: VectorPlan) -> int:
     factory = parse(plan.factory)
     if not isinstance(factory, Graph) or factory.links is None:
         raise InputError(f"the plan names {plan.factory}, which is no HNSW graph: plan the index anew")
     return factory.links
 
 
-def _stamp(plan: IndexPlan) -> str:
+def _stamp(plan: VectorPlan) -> str:
     return digest_json([plan.shared(), "trained"])
 
 
-def _load(plan: IndexPlan, trained: Path) -> tuple[Cells, FaissIndex]:
+def _load(plan: VectorPlan, trained: Path) -> tuple[Cells, FaissIndex]:
     """Read what `train` wrote: the cells, and the index without vectors."""
     try:
         with Piece.open(opener(trained), _stamp(plan), 3, f"the trained file {trained}") as piece:
@@ -196,7 +197,7 @@ def _load(plan: IndexPlan, trained: Path) -> tuple[Cells, FaissIndex]:
         raise InputError(f"cannot read the trained file {trained}: {missing.strerror}") from missing
 
 
-def _graph(plan: IndexPlan, members: Vectors) -> FaissIndex:
+def _graph(plan: VectorPlan, members: Vectors) -> FaissIndex:
     if gpu.builds_graphs(len(members)):
         return gpu.cagra(members, _links(plan), plan.metric)
     graph = new_graph(plan.d, _links(plan), plan.metric, plan.ef_construction)
@@ -204,7 +205,7 @@ def _graph(plan: IndexPlan, members: Vectors) -> FaissIndex:
     return graph
 
 
-def _lists(plan: IndexPlan, graph: FaissIndex, members: Vectors) -> Keys:
+def _lists(plan: VectorPlan, graph: FaissIndex, members: Vectors) -> Keys:
     """Return (m, 2M) keys: each member's bottom list, the nearest first."""
     lists = np.empty((len(members), 2 * _links(plan)), np.uint64)
     for first, last in blocks(len(members)):
@@ -216,7 +217,7 @@ def _lists(plan: IndexPlan, graph: FaissIndex, members: Vectors) -> Keys:
 
 @contextmanager
 def _cells_of(
-    plan: IndexPlan, trained: Path, scattered: Sequence[Opener], shards: Sequence[Opener]
+    plan: VectorPlan, trained: Path, scattered: Sequence[Opener], shards: Sequence[Opener]
 ) -> Iterator[list[Shard]]:
     rows = read_rows(plan, trained, scattered)
     with ExitStack() as opened:
@@ -228,12 +229,12 @@ def _cells_of(
         yield cells
 
 
-def _upper(plan: IndexPlan, levels: Links, files: VectorFiles) -> Upper:
+def _upper(plan: VectorPlan, levels: Links, files: VectorFiles) -> Upper:
     vectors = files.take(np.flatnonzero(levels > 1))
     return Upper.link(levels, _links(plan), vectors, plan.metric, plan.ef_construction)
 
 
-def _write_links(plan: IndexPlan, file: BinaryIO, cells: Sequence[Shard], levels: Links, upper: Upper) -> None:
+def _write_links(plan: VectorPlan, file: BinaryIO, cells: Sequence[Shard], levels: Links, upper: Upper) -> None:
     """Write every node's lists: at the bottom the best of what its cells say."""
     links = _links(plan)
     for first, last in blocks(plan.n, BLOCK):

@@ -15,13 +15,13 @@ from rag_model.index.files.pieces import Array, Opener, Piece, stamp_of, write_p
 from rag_model.index.files.vectors import VectorFiles
 from rag_model.index.graphs.cells import Cells
 from rag_model.index.graphs.graph import Links
-from rag_model.index.recipe import IndexPlan
+from rag_model.index.recipe import VectorPlan
 
 _BEGINS, _ROWS, _VECTORS, _COUNT = range(4)  # the arrays of a piece
 
 
 def write_scattered(
-    plan: IndexPlan, trained: Path, cells: Cells, part: VectorFiles, number: int, out: Path
+    plan: VectorPlan, trained: Path, cells: Cells, part: VectorFiles, number: int, out: Path
 ) -> tuple[Rows, list[str]]:
     """Sort a part's vectors by cell and write them in their own dtype.
 
@@ -48,7 +48,7 @@ def _slice(vectors: Array, members: int) -> str:
     return digest_bytes(b"%d %s" % (members, vectors.data.cast("B")))[-32:] if len(vectors) else ""
 
 
-def read_vectors(plan: IndexPlan, trained: Path, scattered: Sequence[Opener], group: int) -> Vectors:
+def read_vectors(plan: VectorPlan, trained: Path, scattered: Sequence[Opener], group: int) -> Vectors:
     """Return (m, d) float32: a group's vectors of all parts, in row order; fetches their bytes alone.
 
     Raises:
@@ -61,7 +61,7 @@ def read_vectors(plan: IndexPlan, trained: Path, scattered: Sequence[Opener], gr
     return np.concatenate(found)
 
 
-def read_rows(plan: IndexPlan, trained: Path, scattered: Sequence[Opener]) -> list[Links]:
+def read_rows(plan: VectorPlan, trained: Path, scattered: Sequence[Opener]) -> list[Links]:
     """Return the global rows of every group, ascending int32: 4 bytes a vector, copies included.
 
     Raises:
@@ -77,7 +77,7 @@ def read_rows(plan: IndexPlan, trained: Path, scattered: Sequence[Opener]) -> li
     return [np.concatenate([np.empty(0, np.int32), *pieces]) for pieces in found]
 
 
-def _sorted(plan: IndexPlan, cells: Cells, vectors: Vectors) -> tuple[Rows, Links]:
+def _sorted(plan: VectorPlan, cells: Cells, vectors: Vectors) -> tuple[Rows, Links]:
     own, (joining, joined), (linking, linked) = cells.assign(plan.metric, vectors)
     groups = np.concatenate([2 * own, 2 * joined, 2 * linked + 1])
     rows = np.concatenate([np.arange(len(vectors)), joining, linking])
@@ -86,7 +86,7 @@ def _sorted(plan: IndexPlan, cells: Cells, vectors: Vectors) -> tuple[Rows, Link
     return begins, rows[order].astype(np.int32)
 
 
-def _pieces(plan: IndexPlan, trained: Path, scattered: Sequence[Opener]) -> Iterator[Piece]:
+def _pieces(plan: VectorPlan, trained: Path, scattered: Sequence[Opener]) -> Iterator[Piece]:
     """Open the pieces in turn: there may be more of them than files that can be open."""
     for number, opener in enumerate(scattered):
         stamp = stamp_of(plan, trained, "scattered", number)

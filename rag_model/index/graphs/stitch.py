@@ -12,13 +12,13 @@ from rag_model.index.files.engine import Rows
 from rag_model.index.files.pieces import Opener, Piece, stamp_of, write_piece
 from rag_model.index.graphs.crossings import Crossings
 from rag_model.index.graphs.graph import NO_LINK, Keys, Links, links_of
-from rag_model.index.recipe import IndexPlan
+from rag_model.index.recipe import VectorPlan
 
 _LISTS, _OUT, _BEGINS, _INTO = range(4)  # the arrays of a shard
 _NEARNESS = np.uint64(0xFFFF_FFFF_0000_0000)  # the half of a key that is no node
 
 
-def write_shard(plan: IndexPlan, trained: Path, number: int, lists: Keys, crossings: Crossings, out: Path) -> None:
+def write_shard(plan: VectorPlan, trained: Path, number: int, lists: Keys, crossings: Crossings, out: Path) -> None:
     """Write a cell's shard: `lists` (m, 2M) of its members, numbered within the cell, and its crossings.
 
     Raises:
@@ -47,7 +47,7 @@ class Shard:
 
     @classmethod
     def open(
-        cls, plan: IndexPlan, trained: Path, opener: Opener, number: int, members: Links, sources: Links
+        cls, plan: VectorPlan, trained: Path, opener: Opener, number: int, members: Links, sources: Links
     ) -> "Shard":
         """Open shard `number`.
 

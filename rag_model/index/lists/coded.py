@@ -13,14 +13,14 @@ import numpy.typing as npt
 from rag_model.errors import InputError
 from rag_model.index.files.engine import Rows
 from rag_model.index.files.pieces import Opener, Piece, stamp_of, write_piece
-from rag_model.index.recipe import IndexPlan
+from rag_model.index.recipe import VectorPlan
 
 Codes = npt.NDArray[np.uint8]  # (m, bytes a code)
 ListNumbers = npt.NDArray[np.uint32]
 _LISTS, _ENTRIES, _COUNT = range(3)  # the arrays of a piece: of each vector its list; its row in the part and its code
 
 
-def write_coded(plan: IndexPlan, trained: Path, number: int, lists: Rows, codes: Codes, out: Path) -> None:
+def write_coded(plan: VectorPlan, trained: Path, number: int, lists: Rows, codes: Codes, out: Path) -> None:
     """Sort a part's codes by list and write them.
 
     Args:
@@ -44,7 +44,7 @@ def write_coded(plan: IndexPlan, trained: Path, number: int, lists: Rows, codes:
 class Coded:
     """The pieces of all parts, in order, opened in turn: there may be more of them than files that can be open."""
 
-    plan: IndexPlan
+    plan: VectorPlan
     trained: Path
     openers: Sequence[Opener]
     starts: Sequence[int]  # the first row of each part, then the number of all rows
@@ -94,7 +94,7 @@ class Coded:
                 yield number, piece
 
 
-def _stamp(plan: IndexPlan, trained: Path, number: int) -> str:
+def _stamp(plan: VectorPlan, trained: Path, number: int) -> str:
     return stamp_of(plan, trained, "scattered", number)
 
 

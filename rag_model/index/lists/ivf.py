@@ -25,8 +25,9 @@ from rag_model.index.graphs.graph_file import write_storage
 from rag_model.index.lists.coded import Coded, Codes, write_coded
 from rag_model.index.lists.list_file import write_list_block, write_lists_head, write_refine_head, write_refine_tail
 from rag_model.index.lists.training import lists_of, move, trained_on
+from rag_model.index.plan import Facts
 from rag_model.index.quality.losses import distance, relative_error
-from rag_model.index.recipe import Facts, IndexPlan
+from rag_model.index.recipe import VectorPlan
 
 VERSION = 3
 LOSSES = 4_096  # vectors of the sample, at most twice as many, that tell how far it lies from what it taught
@@ -34,7 +35,7 @@ BLOCK_BYTES = 32 << 20  # of lists that are written at once
 _TILE = 4096  # rows that faiss compares with centroids by one BLAS call: whole ones round as in one `add` of all
 
 
-def train(plan: IndexPlan, vectors: Sequence[Path], out: Path) -> Facts:
+def train(plan: VectorPlan, vectors: Sequence[Path], out: Path) -> Facts:
     """Train centroids, rotation and codes on a sample of all parts; write the empty index that the parts share.
 
     Holds the sample in memory: train_sample x d float32.
@@ -50,7 +51,7 @@ def train(plan: IndexPlan, vectors: Sequence[Path], out: Path) -> Facts:
     return {"sample": len(sample), "bytes": out.stat().st_size, "losses": lost}
 
 
-def follow(plan: IndexPlan, trained: Path, vectors: Sequence[Path], out: Path) -> Facts:
+def follow(plan: VectorPlan, trained: Path, vectors: Sequence[Path], out: Path) -> Facts:
     """Move a trained file's lists and codes to where the vectors lie now; a rotation stays as it was learnt.
 
     Holds the sample in memory, as `train` does.
@@ -70,7 +71,7 @@ def follow(plan: IndexPlan, trained: Path, vectors: Sequence[Path], out: Path) -
     return {"sample": len(sample), "bytes": out.stat().st_size, "losses": lost}
 
 
-def losses(plan: IndexPlan, trained: Path, vectors: Vectors) -> dict[str, float]:
+def losses(plan: VectorPlan, trained: Path, vectors: Vectors) -> dict[str, float]:
     """Return how far vectors, (m, d) float32, lie from their lists' centroids, and what their `codes` lose.
 
     Of RaBitQ the codes are left out: they estimate inner products and decode to nothing.
@@ -81,7 +82,7 @@ def losses(plan: IndexPlan, trained: Path, vectors: Vectors) -> dict[str, float]
     return _losses(plan, engine.read(trained), vectors)
 
 
-def scatter(plan: IndexPlan, trained: Path, vectors: Path, number: int, out: Path) -> Facts:
+def scatter(plan: VectorPlan, trained: Path, vectors: Path, number: int, out: Path) -> Facts:
     """Code the vectors of part `number` block by block, and write them sorted by list.
 
     Holds the part's codes, twice. Of `Flat` only the vectors are checked: there is nothing to sort.
@@ -102,7 +103,7 @@ def scatter(plan: IndexPlan, trained: Path, vectors: Path, number: int, out: Pat
     return {"rows": files.n, "bytes": out.stat().st_size}
 
 
-def shard(plan: IndexPlan, trained: Path, scattered: Sequence[Opener], number: int, out: Path) -> Facts:
+def shard(plan: VectorPlan, trained: Path, scattered: Sequence[Opener], number: int, out: Path) -> Facts:
     """Refuse: `plan.shards` is 0, since what is scattered by list is what merges.
 
     Raises:
@@ -112,7 +113,7 @@ def shard(plan: IndexPlan, trained: Path, scattered: Sequence[Opener], number: i
 
 
 def merge(
-    plan: IndexPlan,
+    plan: VectorPlan,
     trained: Path,
     vectors: Sequence[Path],
     scattered: Sequence[Opener],
@@ -143,7 +144,7 @@ def _base(index: FaissIndex) -> FaissIndex:
     return faiss.downcast_index(index.base_index) if isinstance(index, faiss.IndexRefine) else index
 
 
-def _losses(plan: IndexPlan, index: FaissIndex, vectors: Vectors) -> dict[str, float]:
+def _losses(plan: VectorPlan, index: FaissIndex, vectors: Vectors) -> dict[str, float]:
     base = _base(index)
     lists = lists_of(base)
     if lists is None:

@@ -10,14 +10,14 @@ from rag_model.errors import ResourceError
 from rag_model.index import gpu
 from rag_model.index.files import engine
 from rag_model.index.files.engine import FaissIndex, Vectors, faiss
-from rag_model.index.recipe import IndexPlan, default_search
+from rag_model.index.recipe import VectorPlan, default_search
 
 OPQ_ROUNDS = 10  # faiss's 50 cost five times the time for no recall that could be measured
 LIST_MOVES = 10  # rounds of k-means that goes on from inherited lists: after three, recall rises no more
 CODE_MOVES = 1  # and from inherited codes: five more are worth .0004 of recall, and each costs ten of the lists'
 
 
-def trained_on(plan: IndexPlan, sample: Vectors) -> FaissIndex:
+def trained_on(plan: VectorPlan, sample: Vectors) -> FaissIndex:
     """Return an index trained on `sample`, (m, d) float32, that holds no vector yet.
 
     Raises:

@@ -11,13 +11,13 @@ from pathlib import Path
 import numpy as np
 
 from rag_model.errors import UsageError
-from rag_model.index.exact import ExactIndex
+from rag_model.index.exact.scan import ExactIndex
 from rag_model.index.files.engine import Vectors
 from rag_model.index.files.intake import look
 from rag_model.index.files.vectors import VectorFiles
 from rag_model.index.quality.health import Effort, Trial, examine, sweep
 from rag_model.index.quality.tune import tune
-from rag_model.index.recipe import IndexPlan, default_search
+from rag_model.index.recipe import VectorPlan, default_search
 from rag_model.index.search import open_index
 
 DEPTH = 20  # neighbours of a question that are looked for
@@ -39,7 +39,7 @@ class Appraisal:
     note: str = ""  # one sentence where the recall that was asked for is out of reach
 
 
-def appraise(path: Path, plan: IndexPlan, vectors: Sequence[Path], questions: Vectors | None = None) -> Appraisal:
+def appraise(path: Path, plan: VectorPlan, vectors: Sequence[Path], questions: Vectors | None = None) -> Appraisal:
     """Ask an index file, and tune it where its plan has a recall target.
 
     Args:
@@ -77,5 +77,5 @@ def read_questions(path: Path, d: int, most: int = _QUESTIONS) -> Vectors:
     return np.ascontiguousarray(block, dtype=np.float32)
 
 
-def _affordable(plan: IndexPlan) -> int:
+def _affordable(plan: VectorPlan) -> int:
     return min(plan.n, max(_FEWEST, min(_QUESTIONS, int(_PRODUCTS / (plan.n * plan.d)))))

@@ -12,23 +12,17 @@ alone, which is what their readers will miss.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import numpy as np
 
-from rag_model.errors import InputError
-from rag_model.index.files import engine
-from rag_model.index.files.engine import Rows, Vectors, faiss
+from rag_model.index.files.engine import Rows, Vectors
 from rag_model.index.files.vectors import VectorFiles
-from rag_model.index.quality.recall import recall_at
-from rag_model.index.recipe import IndexPlan
-from rag_model.index.structure import structure_of
+from rag_model.index.recipe import VectorPlan
 
 VERSION = 3  # raised when the same vectors would be measured otherwise
 SAMPLE = 4_096  # vectors, of new ones and of old ones: a mean over so many is known to a percent
 _FEWEST = 32  # new vectors, below which their mean is chance
-_ASKED = 256  # vectors that are looked for, of each: they tell a recall to three points
-_K = 10  # neighbours of each that are looked for
 _SLACK = 0.02  # of a vector, beside `drift`: so much less codes lose of the very vectors that they were learnt from
 _LESS_FOUND = 0.1  # of recall that new vectors may lose against old ones: three times what chance takes
 _EVEN = 1.5  # times the mean that a cell may hold in any case: to that they were split
@@ -111,10 +105,23 @@ class Fit:
         return cls(facts["rows"], pairs, (recall[0], recall[1]) if recall else None)
 
 
-def measure(plan: IndexPlan, trained: Path, losses: Mapping[str, float], sampled: Sampled) -> Fit:
+class Learner(Protocol):
+    """What is asked of the kind of a trained file."""
+
+    def losses(self, plan: VectorPlan, trained: Path, vectors: Vectors) -> dict[str, float]:
+        """Return how far vectors, (m, d) float32, lie from what was learnt, by what it is."""
+        ...
+
+    def recalls(self, plan: VectorPlan, trained: Path, new: Vectors, old: Vectors) -> tuple[float, float] | None:
+        """Return what is found of the neighbours of new vectors and of old ones; None: it cannot be told."""
+        ...
+
+
+def measure(kind: Learner, plan: VectorPlan, trained: Path, losses: Mapping[str, float], sampled: Sampled) -> Fit:
     """Ask a trained file about vectors that it has not seen.
 
     Args:
+        kind: of the index.
         plan: of the index.
         trained: the file.
         losses: what `train` said of the vectors that it was learnt from.
@@ -125,9 +132,9 @@ def measure(plan: IndexPlan, trained: Path, losses: Mapping[str, float], sampled
     """
     if not len(sampled.new):
         return Fit(0, {})
-    now = structure_of(plan).losses(plan, trained, sampled.now)
+    now = kind.losses(plan, trained, sampled.now)
     pairs = {name: (loss, losses[name]) for name, loss in now.items() if name in losses}
-    return Fit(len(sampled.new), pairs, _recalls(plan, trained, sampled.new, sampled.old))
+    return Fit(len(sampled.new), pairs, kind.recalls(plan, trained, sampled.new, sampled.old))
 
 
 def sample(changed: Sequence[tuple[Path, Sequence[Path]]], same: Sequence[Path], seed: int) -> Sampled:
@@ -169,18 +176,3 @@ def _fewer(vectors: Sequence[Vectors], seed: int) -> Vectors:
 def _choice(count: int, seed: int) -> Rows:
     """Return at most `SAMPLE` of so many places, ascending."""
     return np.sort(np.random.default_rng(seed).choice(count, min(SAMPLE, count), replace=False, shuffle=False))
-
-
-def _recalls(plan: IndexPlan, trained: Path, new: Vectors, old: Vectors) -> tuple[float, float] | None:
-    """Return what lists that hold both find of the neighbours of new vectors and of old ones."""
-    if plan.kind != "ivf" or min(len(new), len(old)) < _FEWEST:
-        return None
-    index, both = engine.read(trained), np.concatenate([new, old])
-    found = []
-    with engine.guarded(InputError, f"{trained} could not be asked: build it again"):
-        index.add(both)
-        for asked in (new[:_ASKED], old[:_ASKED]):
-            scores, exact = faiss.knn(asked, both, _K, metric=engine.metric_code(plan.metric))
-            found.append((index.search(asked, _K)[1], exact, scores if plan.metric == "ip" else -scores))
-    recalls = [round(float(recall_at(*own, _K).mean()), 4) for own in found]
-    return recalls[0], recalls[1]

@@ -11,7 +11,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Self
 
-from rag_model.index.factory import Kind
+from rag_model.index.factory import Structure
 from rag_model.index.files import engine
 from rag_model.index.files.anatomy import GraphAnatomy, ListAnatomy, graph_anatomy, list_anatomy, quantization_error
 from rag_model.index.files.engine import Rows, Vectors, faiss
@@ -58,7 +58,7 @@ class Trial:
 class Health:
     """What a finished index file shows of its own quality."""
 
-    kind: Kind
+    kind: Structure
     n: int
     graph: GraphAnatomy | None = None
     lists: ListAnatomy | None = None

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from rag_model.errors import ResourceError
-from rag_model.index.factory import Graph, Lists, kind_of, parse
-from rag_model.index.recipe import PQ_SAMPLE, IndexPlan, IndexRecipe, resolve
+from rag_model.index.factory import Graph, Lists, parse, structure_of
+from rag_model.index.recipe import PQ_SAMPLE, IndexRecipe, VectorPlan, resolve
 from rag_model.index.sizing.amounts import gigabytes
 from rag_model.index.sizing.estimate import Estimate, estimate
 
@@ -19,7 +19,7 @@ _MOST_CELLS = 8  # times the default number: of a tenth the size a cell costs re
 _LEAST_POINTS = 10  # that train a centroid: with fewer some lists are chance
 
 
-def choose(recipe: IndexRecipe, n: int, d: int, memory_bytes: int, part_rows: int | None = None) -> IndexPlan:
+def choose(recipe: IndexRecipe, n: int, d: int, memory_bytes: int, part_rows: int | None = None) -> VectorPlan:
     """Return the plan of the best structure whose build and search both fit; the recipe's own factory is not read.
 
     Raises:
@@ -44,7 +44,7 @@ def fitted(
     part_rows: int | None = None,
     *,
     serving: bool = False,
-) -> IndexPlan:
+) -> VectorPlan:
     """Return the recipe's plan, cut into more cells where a cell's graph would not fit.
 
     Args:
@@ -70,7 +70,7 @@ def fitted(
     )
 
 
-def _adjusted(recipe: IndexRecipe, n: int, d: int, memory_bytes: int, part_rows: int | None) -> IndexPlan:
+def _adjusted(recipe: IndexRecipe, n: int, d: int, memory_bytes: int, part_rows: int | None) -> VectorPlan:
     """Resolve a recipe; where memory is short, cut into more cells or train on less, unless it names these numbers."""
     plan = resolve(recipe, n, d)
     held = estimate(plan, part_rows).stages
@@ -81,7 +81,7 @@ def _adjusted(recipe: IndexRecipe, n: int, d: int, memory_bytes: int, part_rows:
     return plan
 
 
-def _finer(recipe: IndexRecipe, plan: IndexPlan, memory_bytes: int) -> IndexPlan:
+def _finer(recipe: IndexRecipe, plan: VectorPlan, memory_bytes: int) -> VectorPlan:
     for times in (2, 4, _MOST_CELLS):
         finer = resolve(replace(recipe, cells=times * plan.cells), plan.n, plan.d)
         if estimate(finer).stages["shard"] <= memory_bytes:
@@ -89,7 +89,7 @@ def _finer(recipe: IndexRecipe, plan: IndexPlan, memory_bytes: int) -> IndexPlan
     return plan
 
 
-def _trained_on_less(plan: IndexPlan, memory_bytes: int) -> IndexPlan:
+def _trained_on_less(plan: VectorPlan, memory_bytes: int) -> VectorPlan:
     factory = parse(plan.factory)
     lists = factory.lists or 1 if isinstance(factory, Lists) else 1
     least = max(PQ_SAMPLE, _LEAST_POINTS * lists)
@@ -118,7 +118,7 @@ def _ladder(recipe: IndexRecipe, d: int) -> Iterator[IndexRecipe]:
         graph = parse(factory)
         if isinstance(graph, Graph) and links:
             factory = str(replace(graph, links=links))  # noqa: PLW2901 - the same rung with the links asked for
-        cells = recipe.cells if kind_of(factory) == "hnsw" else None
+        cells = recipe.cells if structure_of(factory) == "hnsw" else None
         yield replace(recipe, factory=factory, cells=cells, train_sample=None, search={})
 
 

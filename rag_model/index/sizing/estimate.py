@@ -17,7 +17,7 @@ from rag_model.index.files.vectors import BLOCK_BYTES
 from rag_model.index.graphs.cells import sample_size
 from rag_model.index.lists.ivf import BLOCK_BYTES as LIST_BLOCK
 from rag_model.index.lists.training import lists_of
-from rag_model.index.recipe import IndexPlan
+from rag_model.index.recipe import VectorPlan
 from rag_model.index.sizing.amounts import gigabytes
 
 PROCESS = 192 << 20  # Python, numpy and faiss: there at any n
@@ -50,7 +50,7 @@ class Estimate:
         return max(size * times.get(stage, workers) for stage, size in self.stages.items())
 
 
-def estimate(plan: IndexPlan, part_rows: int | None = None) -> Estimate:
+def estimate(plan: VectorPlan, part_rows: int | None = None) -> Estimate:
     """Estimate what a plan costs. Disk is exact to a percent or two; memory is a bound to plan by.
 
     `part_rows` are of the largest part; None: of one as the tool cuts it.
@@ -70,21 +70,30 @@ def estimate(plan: IndexPlan, part_rows: int | None = None) -> Estimate:
     )
 
 
-def check_disk(plan: IndexPlan, folder: Path) -> None:
+def check_disk(plan: VectorPlan, folder: Path) -> None:
     """Check that a folder's disk has room for the finished index, before hours go into writing half of it.
 
     Raises:
         ResourceError: it has not.
     """
-    needed, free = estimate(plan).disk_bytes, shutil.disk_usage(folder).free
+    check_room(plan.factory, estimate(plan).disk_bytes, folder)
+
+
+def check_room(factory: str, needed: int, folder: Path) -> None:
+    """Check that a folder's disk has room for so many bytes of a finished index.
+
+    Raises:
+        ResourceError: it has not.
+    """
+    free = shutil.disk_usage(folder).free
     if needed > free:
         raise ResourceError(
-            f"merging {plan.factory} needs {gigabytes(needed)} of disk in {folder}, and {gigabytes(free)} are free: "
+            f"merging {factory} needs {gigabytes(needed)} of disk in {folder}, and {gigabytes(free)} are free: "
             "free some, or set TMPDIR to a folder on a disk with room"
         )
 
 
-def _graph_stages(plan: IndexPlan, factory: Graph, part_rows: int) -> dict[str, float]:
+def _graph_stages(plan: VectorPlan, factory: Graph, part_rows: int) -> dict[str, float]:
     links, vector = factory.links or 0, 4 * plan.d
     sample = max(sample_size(plan), 0 if factory.storage == "Flat" else plan.train_sample)
     members, sources = _shard_rows(plan)
@@ -99,7 +108,7 @@ def _graph_stages(plan: IndexPlan, factory: Graph, part_rows: int) -> dict[str, 
     }
 
 
-def _shard_rows(plan: IndexPlan) -> tuple[float, float]:
+def _shard_rows(plan: VectorPlan) -> tuple[float, float]:
     """Return how many members the largest cell of a graph may have, and how many vectors linked into it."""
     if plan.cells == 1:
         return plan.n, 0
@@ -107,7 +116,7 @@ def _shard_rows(plan: IndexPlan) -> tuple[float, float]:
     return min(plan.n, _UNEVEN * (1 + plan.border) * mean), min(plan.n, _UNEVEN * plan.linked * mean)
 
 
-def _list_stages(plan: IndexPlan, factory: Factory, empty: FaissIndex, part_rows: int) -> dict[str, float]:
+def _list_stages(plan: VectorPlan, factory: Factory, empty: FaissIndex, part_rows: int) -> dict[str, float]:
     trained = _trained_bytes(plan, factory, empty)
     return {
         "train": 3 * 4 * plan.d * plan.train_sample + trained,  # the sample, rotated, and its residuals
@@ -116,7 +125,7 @@ def _list_stages(plan: IndexPlan, factory: Factory, empty: FaissIndex, part_rows
     }
 
 
-def _index_bytes(plan: IndexPlan, factory: Factory, empty: FaissIndex) -> int:
+def _index_bytes(plan: VectorPlan, factory: Factory, empty: FaissIndex) -> int:
     if isinstance(factory, Graph):
         return _HEADER + round(plan.n * (int(empty.storage.sa_code_size()) + graph_bytes(factory.links or 0)))
     if isinstance(factory, Lists):
@@ -125,7 +134,7 @@ def _index_bytes(plan: IndexPlan, factory: Factory, empty: FaissIndex) -> int:
     return _HEADER + plan.n * 4 * plan.d
 
 
-def _trained_bytes(plan: IndexPlan, factory: Factory, empty: FaissIndex) -> float:
+def _trained_bytes(plan: VectorPlan, factory: Factory, empty: FaissIndex) -> float:
     """Return the bytes of an index of lists without vectors: centroids, the graph over them, rotation and codec."""
     lists = lists_of(empty)
     if not isinstance(factory, Lists) or lists is None:
@@ -147,7 +156,7 @@ def graph_bytes(links: int) -> float:
     return 4 * (2 * links + links / (links - 1)) + 4 + 8
 
 
-def _pieces_bytes(plan: IndexPlan, factory: Factory, empty: FaissIndex) -> float:
+def _pieces_bytes(plan: VectorPlan, factory: Factory, empty: FaissIndex) -> float:
     """Return what scattering and the shards write: vectors by cell and lists of links, or codes by list."""
     if not isinstance(factory, Graph):
         return plan.n * (_code_bytes(empty) + _ID + 4) + _trained_bytes(plan, factory, empty)

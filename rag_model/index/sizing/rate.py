@@ -18,13 +18,13 @@ from time import process_time
 
 import numpy as np
 
-from rag_model.index import structure
 from rag_model.index.factory import Graph, Lists, parse
 from rag_model.index.files.engine import Vectors, faiss
 from rag_model.index.files.pieces import opener
 from rag_model.index.graphs.cells import sample_size
 from rag_model.index.graphs.graph import new_graph
-from rag_model.index.recipe import PQ_SAMPLE, IndexPlan, IndexRecipe, lists_in, resolve
+from rag_model.index.recipe import PQ_SAMPLE, IndexRecipe, VectorPlan, lists_in, resolve
+from rag_model.index.registry import kind_named
 
 _SMALL = 4_000  # vectors of the small build
 _CELLS = 4
@@ -55,20 +55,20 @@ class Insertion:
 class Rate:
     """What this machine did."""
 
-    plan: IndexPlan  # of the small build
+    plan: VectorPlan  # of the small build
     seconds: Mapping[str, float]  # of one core, by stage
     products: float  # multiplications and additions a second, of one core
     insertion: Insertion | None  # into a graph, if the plan has one
 
 
-def measure_rate(plan: IndexPlan) -> Rate:
+def measure_rate(plan: VectorPlan) -> Rate:
     """Time a small build like `plan` here, on one thread; takes a few seconds."""
     with _one_thread():
         small = _small(plan)
         return Rate(small, _timed(small), _products(), _grown(plan) if plan.kind == "hnsw" else None)
 
 
-def cpu_seconds(plan: IndexPlan, rate: Rate) -> dict[str, float]:
+def cpu_seconds(plan: VectorPlan, rate: Rate) -> dict[str, float]:
     """Return the seconds of one core that each stage of a plan is likely to take, by stage."""
     if rate.insertion is not None:
         return _graph_seconds(plan, rate, rate.insertion)
@@ -86,7 +86,7 @@ def cpu_seconds(plan: IndexPlan, rate: Rate) -> dict[str, float]:
     }
 
 
-def _graph_seconds(plan: IndexPlan, rate: Rate, insertion: Insertion) -> dict[str, float]:
+def _graph_seconds(plan: VectorPlan, rate: Rate, insertion: Insertion) -> dict[str, float]:
     small, spent = rate.plan, rate.seconds
     times = plan.n / small.n
     nodes, grown = (_members(one) / one.cells for one in (plan, small))
@@ -99,7 +99,7 @@ def _graph_seconds(plan: IndexPlan, rate: Rate, insertion: Insertion) -> dict[st
     }
 
 
-def _members(plan: IndexPlan) -> float:
+def _members(plan: VectorPlan) -> float:
     return plan.n * (1 + plan.border)
 
 
@@ -112,7 +112,7 @@ def synthetic(n: int, d: int, seed: int = 1) -> Vectors:
     return unit
 
 
-def _small(plan: IndexPlan) -> IndexPlan:
+def _small(plan: VectorPlan) -> VectorPlan:
     factory = parse(plan.factory)
     if isinstance(factory, Lists):
         factory = replace(factory, rotation=None, lists=min(_LISTS, factory.lists or 1))
@@ -121,7 +121,7 @@ def _small(plan: IndexPlan) -> IndexPlan:
     return resolve(recipe, min(_SMALL, plan.n), plan.d)
 
 
-def _grown(plan: IndexPlan) -> Insertion:
+def _grown(plan: VectorPlan) -> Insertion:
     """Grow a graph by doublings; return what an insertion cost in the last one."""
     factory, most = parse(plan.factory), int(min(_GROWN, _members(plan) / plan.cells))
     links = (factory.links or 0) if isinstance(factory, Graph) else 0
@@ -141,9 +141,9 @@ def _grown(plan: IndexPlan) -> Insertion:
     return Insertion(nodes, costs[-1], min(largest, max(least, power)))
 
 
-def _timed(plan: IndexPlan) -> dict[str, float]:
+def _timed(plan: VectorPlan) -> dict[str, float]:
     """Build `plan` over synthetic vectors; return the processor time of each stage."""
-    builder, seconds = structure.structure_of(plan), dict[str, float]()
+    builder, seconds = kind_named(plan.kind), dict[str, float]()
 
     @contextmanager
     def timed(stage: str) -> Iterator[None]:
@@ -178,12 +178,12 @@ def _products(size: int = 1024) -> float:
     return 2.0 * size**3 * repeats / (process_time() - started)
 
 
-def _kmeans(plan: IndexPlan, sample: int, centroids: int) -> float:
+def _kmeans(plan: VectorPlan, sample: int, centroids: int) -> float:
     """Return the multiplications and additions of a k-means."""
     return 2.0 * _ROUNDS * sample * centroids * plan.d if centroids > 1 else 0.0
 
 
-def _coarse(plan: IndexPlan) -> bool:
+def _coarse(plan: VectorPlan) -> bool:
     """Whether the nearest centroids are found by a graph."""
     factory = parse(plan.factory)
     return isinstance(factory, Lists) and factory.coarse is not None

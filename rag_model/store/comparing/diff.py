@@ -9,6 +9,7 @@ from rag_model.store.comparing.changes import ArticleChange, Change, article_cha
 from rag_model.store.pulling.kinds import FOR_BUILDS, kind_of
 from rag_model.store.pulling.overlap import Overlap, Patch
 from rag_model.store.versions.manifest import Content
+from rag_model.store.versions.paths import EMBEDDINGS
 from rag_model.store.versions.snapshot import Snapshot
 
 CHANGES: tuple[Change, ...] = ("added", "changed", "removed")
@@ -70,7 +71,9 @@ def diff(before: Snapshot, after: Snapshot, limit: int = 10) -> Diff:
 
 def _settings(content: Content) -> dict[str, Any]:
     value = content.to_json()
-    return {name: value[name] for name in ("corpus", "recipe", "space", "indexes")}
+    kept = {name: value[name] for name in ("corpus", "recipe", "indexes")}
+    spaces = {name: dict(entry.get("space") or {}) for name, entry in content.representations.items()}
+    return {**kept, "space": spaces.pop(EMBEDDINGS, None), "spaces": spaces, "retriever": content.default_retriever}
 
 
 def differences(before: Any, after: Any, at: str = "") -> Iterator[tuple[str, tuple[Any, Any]]]:

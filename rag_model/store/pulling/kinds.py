@@ -16,7 +16,7 @@ def kind_of(path: str) -> str:
     ('passages', 'index/hnsw')
     """
     top, _, rest = path.partition("/")
-    return f"index/{rest.partition('/')[0].removesuffix('.faiss')}" if top == "index" else top
+    return f"index/{rest.partition('/')[0].partition('.')[0]}" if top == "index" else top
 
 
 def chosen(

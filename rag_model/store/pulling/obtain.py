@@ -3,7 +3,7 @@
 After an earlier snapshot, vectors of passages that it has too are not fetched again (`store.pulling.overlap`).
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -80,12 +80,13 @@ class Puller:
             _derive(ref, self.dest)
         return fetched
 
-    def patched(self, ref: BlobRef, path: str, overlap: Overlap, vectors: Vectors) -> int:
+    def patched(self, ref: BlobRef, path: str, overlap: Overlap, known: Mapping[str, Vectors]) -> int:
         """Have a blob here, by fetching what of it is neither here nor among an earlier snapshot's vectors."""
 
         def assemble(ref: BlobRef, copy: Path) -> int:
             patch = overlap.patch(path)
-            if patch is not None and convertible(vectors.width, patch.table.width):
+            vectors = known.get(patch.table.over) if patch else None
+            if patch and vectors and convertible(vectors.width, patch.table.width):
                 chunks = partial(patch.chunks, vectors)
                 if self.store.blobs.assemble(ref, copy, chunks, self.watch):
                     return patch.fetched_bytes
@@ -127,12 +128,13 @@ def obtain_snapshot(puller: Puller, manifest: Manifest, files: dict[str, BlobRef
 
     with _pulled_before(puller.dest) as before:
         overlap = before and Overlap.of(before, _arriving(manifest, puller.dest))
-        vectors = Vectors.of(before) if before and overlap else None
-        if not (overlap and vectors):
+        found = {over: Vectors.of(before, over) for over in overlap.over} if before and overlap else {}
+        known = {over: vectors for over, vectors in found.items() if vectors}
+        if not (overlap and known):
             return puller.obtain(paths, obtain)
         fetched = puller.obtain(passages, obtain)
         others = paths.keys() - passages
-        return fetched + puller.obtain(others, lambda ref: puller.patched(ref, paths[ref], overlap, vectors))
+        return fetched + puller.obtain(others, lambda ref: puller.patched(ref, paths[ref], overlap, known))
 
 
 @contextmanager

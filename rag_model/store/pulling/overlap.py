@@ -21,7 +21,7 @@ from rag_model.errors import BookwheelError, StoreError
 from rag_model.partition import Rows
 from rag_model.store.objects.ranges import read_ahead
 from rag_model.store.pulling.tables import Table, Vectors, convertible, tables_of
-from rag_model.store.versions.manifest import PartEntry
+from rag_model.store.versions.manifest import Content, PartEntry
 from rag_model.store.versions.snapshot import Snapshot
 
 _NEAR = 32 << 10  # bytes; rows between two that are fetched, and not more, cost less to fetch than another request
@@ -76,21 +76,24 @@ class Patch:
 
 
 class Overlap:
-    """Two snapshots of one encoder space; what the later one has of the earlier one's vectors. Threads may share it."""
+    """Two snapshots with encoder spaces in common; what the later has of the earlier one's vectors. Thread-safe."""
 
-    def __init__(self, before: Snapshot, after: Snapshot) -> None:
-        """Use `of`, which knows when there is nothing to have."""
+    def __init__(self, before: Snapshot, after: Snapshot, over: tuple[str, ...]) -> None:
+        """Compare the representations `over`, which have the same space in both. Use `of`, which finds them."""
+        self.over = over
         self._before, self._after = before, after
-        self._tables = tables_of(after.manifest.content)
-        self._widths = {table.width for table in tables_of(before.manifest.content).values()}
+        self._tables = {path: one for path, one in tables_of(after.manifest.content).items() if one.over in over}
+        self._widths = {(table.over, table.width) for table in tables_of(before.manifest.content).values()}
         self._kept: dict[str, Rows] = {}
         self._lock = Lock()
 
     @classmethod
     def of(cls, before: Snapshot, after: Snapshot) -> Self | None:
-        """Return what two snapshots have in common; None where they are one, or their vectors are of other spaces."""
-        spaces = [(snapshot.space or {}).get("digest") for snapshot in (before, after)]
-        return None if before.id == after.id or spaces[0] is None or spaces[0] != spaces[1] else cls(before, after)
+        """Return what two snapshots have in common; None where they are one, or no space is in both."""
+        old, new = before.manifest.content, after.manifest.content
+        digests = {name: _digest(new, name) for name in new.representations}
+        same = tuple(name for name, digest in digests.items() if digest is not None and digest == _digest(old, name))
+        return cls(before, after, same) if same and before.id != after.id else None
 
     def patch(self, path: str) -> Patch | None:
         """Return what is here of a file of the later snapshot; None where nothing is, or it cannot be told.
@@ -99,7 +102,9 @@ class Overlap:
         8 bytes a passage stay in memory.
         """
         table = self._tables.get(path)
-        if table is None or not any(convertible(width, table.width) for width in self._widths):
+        if table is None:
+            return None
+        if not any(over == table.over and convertible(width, table.width) for over, width in self._widths):
             return None
         try:
             kept = np.concatenate([self._kept_of(part) for part in table.parts])
@@ -129,6 +134,11 @@ class Overlap:
         if len(hashes) != part.rows:
             raise StoreError(f"the passages of {part.name} in {snapshot.where} are damaged: {len(hashes)} rows")
         return hashes
+
+
+def _digest(content: Content, representation: str) -> str | None:
+    digest: str | None = (content.space_of(representation) or {}).get("digest")
+    return digest
 
 
 def _fetched(start: int, end: int) -> Iterator[Piece]:

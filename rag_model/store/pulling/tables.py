@@ -5,7 +5,8 @@ embeddings/part-00042.npy    a header, then the vectors of the part
 index/hnsw.faiss             a graph, then the vectors of all parts again, as float32 or (`SQfp16`) float16
 index/exact.faiss            a header, then the same
 ```
-Where the rows lie follows from the manifest alone: they are the last bytes of the file.
+Where the rows lie follows from the manifest alone: they are the last bytes of the file. An index whose file ends so
+says it in its entry, as `row_bytes`; entries of format 1 say it by their factory.
 """
 
 import re
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 from rag_model.errors import StoreError
 from rag_model.partition import Partition, Rows
 from rag_model.store.versions.manifest import Content, PartEntry
-from rag_model.store.versions.paths import embeddings_path, index_path
+from rag_model.store.versions.paths import EMBEDDINGS, embeddings_path
 from rag_model.store.versions.snapshot import Snapshot
 
 _NPY_HEAD = 128  # bytes of a `.npy` header of two dimensions, which numpy pads
@@ -32,6 +33,7 @@ _LONGEST = 1 << 20  # components of a vector
 class Table:
     """Where the rows lie in such a file."""
 
+    over: str  # the representation whose vectors they are
     head: int  # bytes before the first row
     width: int  # bytes of a row
     parts: tuple[PartEntry, ...]  # whose passages they are, in order
@@ -50,23 +52,27 @@ def convertible(before: int, after: int) -> bool:
 def tables_of(content: Content) -> dict[str, Table]:
     """Return the files of a snapshot that end in vectors, by path: embeddings first, in row order."""
     found = {}
-    for part in content.parts:
-        path = embeddings_path(part.name)
-        if path in content.files and part.rows:
-            width, rest = divmod(content.files[path].size - _NPY_HEAD, part.rows)
-            if width > 0 and not rest:
-                found[path] = Table(_NPY_HEAD, width, (part,))
+    for over in dict.fromkeys([EMBEDDINGS, *content.representations]):
+        for part in content.parts:
+            path = embeddings_path(part.name, over)
+            if path in content.files and part.rows:
+                width, rest = divmod(content.files[path].size - _NPY_HEAD, part.rows)
+                if width > 0 and not rest:
+                    found[path] = Table(over, _NPY_HEAD, width, (part,))
     for name, entry in content.indexes.items():
-        path = index_path(name)
+        path = content.index_file(name)
         if path in content.files and (width := _stored(entry)):
             head = content.files[path].size - content.n * width
             if head > 0:
-                found[path] = Table(head, width, content.parts)
+                found[path] = Table(content.over(name), head, width, content.parts)
     return found
 
 
 def _stored(entry: Mapping[str, Any]) -> int:
     """Return the bytes of a vector as an index ends in them; 0 for one that does not."""
+    if "kind" in entry:
+        width = entry.get("row_bytes", 0)
+        return width if type(width) is int and 0 < width <= 4 * _LONGEST else 0
     storage, d = _ENDS_IN_VECTORS.fullmatch(str(entry.get("factory"))), entry.get("d")
     if storage is None or type(d) is not int or not 0 < d < _LONGEST:
         return 0
@@ -83,12 +89,12 @@ class Vectors:
         self.width = arrays[0].shape[1]
 
     @classmethod
-    def of(cls, snapshot: Snapshot) -> Self | None:
-        """Map the files of a pulled snapshot; None where it has no vectors, or not all of them are whole and here."""
+    def of(cls, snapshot: Snapshot, over: str = EMBEDDINGS) -> Self | None:
+        """Map the vectors of a representation of a pulled snapshot; None: not all of them are whole and here."""
         content = snapshot.manifest.content
-        tables = tables_of(content)
-        embeddings = [embeddings_path(part.name) for part in content.parts if part.rows]
-        for paths in (embeddings, *([index_path(name)] for name in content.indexes)):
+        tables = {path: table for path, table in tables_of(content).items() if table.over == over}
+        embeddings = [embeddings_path(part.name, over) for part in content.parts if part.rows]
+        for paths in (embeddings, *([content.index_file(name)] for name in content.indexes)):
             with suppress(StoreError, OSError):
                 if paths and set(paths) <= set(tables) and len({tables[path].width for path in paths}) == 1:
                     return cls([_mapped(snapshot, path, tables[path]) for path in paths])

@@ -21,8 +21,9 @@ from rag_model.store.versions.checks import (
     fields_of,
     from_bytes,
 )
+from rag_model.store.versions.paths import EMBEDDINGS, EXACT, index_path
 
-FORMAT = 1
+FORMAT = 2  # 1: one space and no named representations, no kinds of indexes, no retriever
 MOST_ROWS = 1 << 40  # far beyond any corpus, far below where sums overflow
 MOST_PAGE = (1 << 63) - 1
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -48,14 +49,21 @@ class PartEntry:
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """What a snapshot holds: all that its id depends on."""
+    """What a snapshot holds: all that its id depends on.
+
+    A representation is what an index is built over, row by row with the passages. `text` is the passages themselves and
+    is not listed. An entry says its `kind`; `vectors` have a `space`, the encoder space that questions must ask into.
+    """
 
     corpus: Mapping[str, Any]  # kind, dbname, language, base, licence, newest_revision
     parts: tuple[PartEntry, ...]  # in row order
     files: Mapping[str, BlobRef]  # relative path -> blob
     recipe: Mapping[str, Any] = field(default_factory=dict)
-    space: Mapping[str, Any] | None = None  # the encoder space of the vectors; None: no vectors
-    indexes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # name -> factory, metric, n, d, search
+    representations: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # name -> kind, and its space
+    indexes: Mapping[str, Mapping[str, Any]] = field(
+        default_factory=dict
+    )  # name -> kind, over, file, factory, search …
+    retriever: str = ""  # the expression that answers where nobody names one; empty: as `default_retriever` says
 
     def __post_init__(self) -> None:
         """Refuse doubled parts, and paths that could leave a folder or hide one another."""
@@ -69,36 +77,93 @@ class Content:
         """The number of passages."""
         return sum(part.rows for part in self.parts)
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the section as JSON values, files and indexes sorted by name."""
-        return {
+    @property
+    def space(self) -> Mapping[str, Any] | None:
+        """The encoder space of the representation `embeddings`; None: there is none."""
+        return self.space_of(EMBEDDINGS)
+
+    def space_of(self, representation: str) -> Mapping[str, Any] | None:
+        """Return the encoder space of a representation; None: it has none, or there is no such representation."""
+        space: Mapping[str, Any] | None = self.representations.get(representation, {}).get("space")
+        return space
+
+    def over(self, index: str) -> str:
+        """Return the name of the representation that an index is built over; `exact` is over the embeddings."""
+        return str(self.indexes.get(index, {}).get("over", EMBEDDINGS))
+
+    def index_file(self, index: str) -> str:
+        """Return the path of an index's file."""
+        return str(self.indexes.get(index, {}).get("file", index_path(index)))
+
+    @property
+    def default_retriever(self) -> str:
+        """The retriever that answers where nobody names one: the recorded one.
+
+        Without a record `hnsw`, else the first index by name, else `exact`.
+        """
+        return self.retriever or ("hnsw" if "hnsw" in self.indexes else min(self.indexes, default=EXACT))
+
+    def to_json(self, written: int = FORMAT) -> dict[str, Any]:
+        """Return the section as JSON values of a format, files and indexes sorted by name."""
+        asked: dict[str, Any] = (
+            {"space": None if self.space is None else dict(self.space)}
+            if written == 1
+            else {"representations": _sorted(self.representations), "retriever": self.retriever}
+        )
+        return asked | {
             "corpus": dict(self.corpus),
             "recipe": dict(self.recipe),
-            "space": None if self.space is None else dict(self.space),
-            "indexes": {name: dict(self.indexes[name]) for name in sorted(self.indexes)},
+            "indexes": _sorted(self.indexes),
             "parts": [asdict(part) for part in self.parts],
             "files": {path: self.files[path].to_json() for path in sorted(self.files)},
         }
 
     @classmethod
-    def from_json(cls, value: Any) -> Self:
-        """Read back what `to_json` wrote.
+    def from_json(cls, value: Any, written: int = FORMAT) -> Self:
+        """Read back what `to_json` wrote in that format.
 
         Raises:
             StoreError: the section is not one that this version could have written.
         """
-        fields = fields_of(value, {"corpus", "recipe", "space", "indexes", "parts", "files"}, "content")
+        own = {"space"} if written == 1 else {"representations", "retriever"}
+        fields = fields_of(value, {"corpus", "recipe", "indexes", "parts", "files"} | own, "content")
         check_objects(fields, "corpus", "recipe", "indexes", "files")
-        check(isinstance(fields["space"], dict | None), "field 'space', which is not an object")
         check(isinstance(fields["parts"], list), "field 'parts', which is not a list")
-        check(
-            all(isinstance(index, dict) for index in fields["indexes"].values()),
-            "index, which is not an object",
-        )
         labels = {"name", "first_page", "last_page", "rows"}
         parts = tuple(PartEntry(**fields_of(part, labels, "part")) for part in fields["parts"])
         files = {path: BlobRef.from_json(ref) for path, ref in fields["files"].items()}
-        return cls(fields["corpus"], parts, files, fields["recipe"], fields["space"], fields["indexes"])
+        retriever = fields.get("retriever", "")
+        check(isinstance(retriever, str), "field 'retriever', which is not a text")
+        asked = in_space(fields["space"]) if written == 1 else fields["representations"]
+        check(isinstance(asked, dict), "field 'representations', which is not an object")
+        for name, entry in asked.items():
+            _check_representation(name, entry)
+        for name, entry in fields["indexes"].items():
+            _check_index(name, entry, files)
+        return cls(fields["corpus"], parts, files, fields["recipe"], asked, fields["indexes"], retriever)
+
+
+def in_space(space: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
+    """Return the representations of a snapshot whose only vectors are `embeddings` in this space; None: no vectors."""
+    return {} if space is None else {EMBEDDINGS: {"kind": "vectors", "space": space}}
+
+
+def _sorted(entries: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    return {name: dict(entries[name]) for name in sorted(entries)}
+
+
+def _check_representation(name: str, entry: Any) -> None:
+    check(_NAME.fullmatch(name), f"representation name {name!r}")
+    check(isinstance(entry, dict), f"representation {name!r}, which is not an object")
+    good = isinstance(entry.get("kind"), str) and isinstance(entry.get("space"), dict | None)
+    check(good, f"representation {name!r}, whose kind or space is wrong")
+
+
+def _check_index(name: str, entry: Any, files: Mapping[str, BlobRef]) -> None:
+    check(isinstance(entry, dict), "index, which is not an object")
+    for label in ("kind", "over"):
+        check(isinstance(entry.get(label, ""), str), f"{label} of index {name!r}")
+    check(entry.get("file", index_path(name)) in files or "file" not in entry, f"file of index {name!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,14 +184,14 @@ class Manifest:
     @property
     def id(self) -> str:
         """The snapshot id: SHA-256 of the content's canonical JSON, 64 hex digits (people see 12)."""
-        return content_id(self.content.to_json())
+        return content_id(self.content.to_json(self.format))
 
     def to_json(self) -> dict[str, Any]:
         """Return the manifest as JSON values in reading order."""
         return {
             "format": self.format,
             "id": self.id,
-            "content": self.content.to_json(),
+            "content": self.content.to_json(self.format),
             "metrics": dict(self.metrics),
             "parents": list(self.parents),
             "provenance": dict(self.provenance),
@@ -145,7 +210,7 @@ class Manifest:
         check_objects(fields, "metrics", "provenance")
         check(isinstance(fields["parents"], list), "field 'parents', which is not a list")
         manifest = cls(
-            content=Content.from_json(fields["content"]),
+            content=Content.from_json(fields["content"], written),
             metrics=fields["metrics"],
             parents=tuple(fields["parents"]),
             provenance=fields["provenance"],

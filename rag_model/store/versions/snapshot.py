@@ -28,7 +28,7 @@ from rag_model.store.pulling.pulled import CURRENT, MANIFEST, mapped_copy, mappe
 from rag_model.store.store import Store
 from rag_model.store.versions.manifest import Manifest, PartEntry
 from rag_model.store.versions.mapped import MappedPassages
-from rag_model.store.versions.paths import embeddings_path, passages_path
+from rag_model.store.versions.paths import EMBEDDINGS, embeddings_path, passages_path, rows_path
 
 _OPENINGS = 5  # looks at what is current: a pull may delete it meanwhile, and has then put another there
 _OPEN_PARTS = 64  # passage files kept open; their footers are what makes a second look-up cheap
@@ -132,21 +132,26 @@ class Snapshot:
 
     @property
     def space(self) -> Mapping[str, Any] | None:
-        """The encoder space of the vectors; None when the snapshot has none."""
+        """The encoder space of the representation `embeddings`; None when the snapshot has none."""
         return self.manifest.content.space
 
     @property
     def dim(self) -> int:
-        """The number of components of a vector.
+        """The number of components of a vector of the representation `embeddings`, as `dim_of` says."""
+        return self.dim_of(EMBEDDINGS)
+
+    def dim_of(self, representation: str) -> int:
+        """Return the number of components of a vector of a representation.
 
         Raises:
-            StoreError: the snapshot has no vectors.
+            StoreError: the snapshot has no such vectors.
         """
-        for index in self.manifest.content.indexes.values():
-            if isinstance(index.get("d"), int):
+        content = self.manifest.content
+        for name, index in content.indexes.items():
+            if content.over(name) == representation and isinstance(index.get("d"), int):
                 return int(index["d"])
         for part in self.parts:
-            return int(self.embeddings(part.name).shape[1])
+            return int(self.embeddings(part.name, representation).shape[1])
         raise StoreError(f"snapshot {self.id[:12]} has no vectors")
 
     def path(self, file: str) -> Path:
@@ -168,13 +173,21 @@ class Snapshot:
         paths = {file.removeprefix(f"{prefix}/"): self.path(file) for file in below}
         return self.where / prefix if isinstance(self.where, Path) else linked_tree(paths)
 
-    def embeddings(self, part: str) -> NDArray[np.floating[Any]]:
+    def row_files(self, representation: str) -> list[Path]:
+        """Return local paths of the files that hold a representation's rows, one a part, in row order.
+
+        Raises:
+            StoreError: the snapshot has no such representation, or a file is missing or damaged.
+        """
+        return [self.path(rows_path(representation, part.name)) for part in self.parts]
+
+    def embeddings(self, part: str, representation: str = EMBEDDINGS) -> NDArray[np.floating[Any]]:
         """Return a part's vectors, memory-mapped: (rows, dim), float16 or float32, row i = row i of the part.
 
         Raises:
             StoreError: the file is missing, is no plain array, or has another number of rows than the part.
         """
-        file = embeddings_path(part)
+        file = embeddings_path(part, representation)
         try:
             vectors: NDArray[np.floating[Any]] = np.load(self.path(file), mmap_mode="r", allow_pickle=False)
         except (ValueError, EOFError) as broken:

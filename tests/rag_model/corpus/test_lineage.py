@@ -8,13 +8,12 @@ from typing import Any
 import pytest
 
 from rag_model.corpus.chunk import ChunkFacts, ChunkRecipe, chunk_part
-from rag_model.corpus.chunkers.registry import CHUNKERS
 from rag_model.corpus.lineage import Inheritance, article_key, cutting_basis
 from rag_model.corpus.passages import PassageFile, PassageWriter
 from rag_model.corpus.plan import plan_dump
 from rag_model.corpus.records import Page, Part, Siteinfo
 from rag_model.errors import InputError
-from tests.fixtures.overlapping import Overlapping, save_tokenizer
+from tests.fixtures.overlapping import Overlapping, offer, save_tokenizer
 
 SITE = Siteinfo("enwiki", "en", "https://en.wikipedia.org/wiki/Main_Page", {"file": 6})
 PAGE = Page(7, 70, "2026-01-01T00:00:00Z", 0, "Title", False, "wikitext", "Some text.")
@@ -80,7 +79,8 @@ def cut(
 def test_a_chunker_of_other_settings_inherits_nothing(
     part: tuple[Part, Siteinfo], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(CHUNKERS, "overlapping", Overlapping)
+    offer(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
     tokenizer = tmp_path / "tokenizer.json"
     save_tokenizer(tokenizer, "[UNK]")
 

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from rag_model.index.files.engine import Vectors, faiss
-from rag_model.index.recipe import IndexPlan, IndexRecipe, resolve
-from rag_model.index.structure import build
+from rag_model.index.recipe import IndexRecipe, VectorPlan, resolve
+from rag_model.index.stages import build
 
 MakeVectors = Callable[..., Vectors]
 WriteParts = Callable[[Vectors, Sequence[int]], list[Path]]
-BuildIndex = Callable[..., tuple[Path, IndexPlan]]
+BuildIndex = Callable[..., tuple[Path, VectorPlan]]
 
 
 @pytest.fixture(autouse=True)
@@ -57,7 +57,7 @@ def write_parts(tmp_path: Path) -> WriteParts:
 def build_index(tmp_path: Path) -> BuildIndex:
     """Plan and build an index over part files; return its file and its plan."""
 
-    def make(parts: Sequence[Path], recipe: IndexRecipe, name: str = "index") -> tuple[Path, IndexPlan]:
+    def make(parts: Sequence[Path], recipe: IndexRecipe, name: str = "index") -> tuple[Path, VectorPlan]:
         arrays = [np.load(path) for path in parts]
         plan = resolve(recipe, sum(map(len, arrays)), arrays[0].shape[1])
         workdir = tmp_path / f"{name}-work"

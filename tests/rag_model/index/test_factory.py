@@ -1,7 +1,7 @@
 import pytest
 
 from rag_model.errors import UsageError
-from rag_model.index.factory import check, divisor, kind_of, parse, without_vectors
+from rag_model.index.factory import check, divisor, parse, structure_of, without_vectors
 from rag_model.index.files.engine import faiss
 
 
@@ -24,7 +24,7 @@ from rag_model.index.files.engine import faiss
     ],
 )
 def test_kinds(text: str, kind: str) -> None:
-    assert kind_of(text) == kind
+    assert structure_of(text) == kind
 
 
 @pytest.mark.parametrize(

@@ -103,6 +103,8 @@ def test_a_plan_is_json_and_a_manifest_entry() -> None:
     assert json.loads(json.dumps(plan.to_json())) == plan.to_json()
     assert json.loads(json.dumps(asdict(recipe)))["factory"] == "IVF,PQ"
     assert plan.entry() == {
+        "kind": "ivf",
+        "over": "embeddings",
         "factory": "IVF128,PQ96np",
         "metric": "ip",
         "n": 5000,

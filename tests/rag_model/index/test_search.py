@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rag_model.errors import InputError, UsageError
 from rag_model.index import refine
-from rag_model.index.exact import ExactIndex
+from rag_model.index.exact.scan import ExactIndex
 from rag_model.index.files import vectors as vectors_module
 from rag_model.index.files.engine import faiss
 from rag_model.index.quality.health import Trial, sweep

@@ -8,18 +8,18 @@ import pytest
 
 from rag_model.corpus.records import Part
 from rag_model.index.quality.fit import Trained
-from rag_model.index.recipe import IndexPlan, IndexRecipe, resolve
+from rag_model.index.recipe import IndexRecipe, VectorPlan, resolve
 from rag_model.snapshots.heritage import inherit, noted, obstacles, steady, trained_entry
 from rag_model.snapshots.parent import Parent
 from rag_model.store.store import Store
-from rag_model.store.versions.manifest import Content, Manifest, PartEntry
+from rag_model.store.versions.manifest import Content, Manifest, PartEntry, in_space
 
 RECIPE = IndexRecipe("HNSW8")
 TRAINED = Trained({"cells": 0.5}, 1.2, 1.25)
 N = 200_000
 
 
-def planned(recipe: IndexRecipe = RECIPE, n: int = N) -> IndexPlan:
+def planned(recipe: IndexRecipe = RECIPE, n: int = N) -> VectorPlan:
     return resolve(recipe, n, 16)
 
 
@@ -28,13 +28,13 @@ def store(tmp_path: Path) -> Store:
     return Store.open(str(tmp_path), create=True)
 
 
-def parent_of(store: Store, plan: IndexPlan, **changes: Any) -> Parent:
+def parent_of(store: Store, plan: VectorPlan, **changes: Any) -> Parent:
     """Return a parent of two parts with one index."""
     files = {f"embeddings/part-0000{number}.npy": store.blobs.put_bytes(b"old %d" % number) for number in range(2)}
     files["trained/hnsw"] = store.blobs.put_bytes(b"cells")
     entry = plan.entry() | {"trained": trained_entry(plan, TRAINED)}
     parts = (PartEntry("part-00000", 0, 9, 5), PartEntry("part-00001", 10, 19, 5))
-    content = Content({}, parts, files, space={"digest": "space"}, indexes={"hnsw": entry})
+    content = Content({}, parts, files, representations=in_space({"digest": "space"}), indexes={"hnsw": entry})
     return Parent(Manifest(replace(content, **changes)))
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from rag_model.evaluation.gate import GateRecipe, Vitals, judge
 from rag_model.index.recipe import IndexRecipe, resolve
-from rag_model.index.structure import build
+from rag_model.index.stages import build
 from rag_model.snapshots.measure import measure
 from rag_model.store.store import Store
 from rag_model.store.versions.manifest import Content, Manifest

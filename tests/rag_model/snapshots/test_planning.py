@@ -94,19 +94,20 @@ def cuts(*rows: int) -> list[CutPart]:
 
 
 def test_indexes_are_sized_for_all_passages() -> None:
-    plans = plan_indexes({"a": IndexRecipe("HNSW32")}, cuts(3, 0, 4), 32, 1 << 30)
-    assert (plans["a"].n, plans["a"].d) == (7, 32)
+    plans = plan_indexes({"a": IndexRecipe("HNSW32")}, cuts(3, 0, 4), {"embeddings": 32}, 1 << 30)
+    assert (plans["a"].n, plans["a"].to_json()["d"]) == (7, 32)
 
 
 def test_what_will_not_fit_is_told_with_what_would() -> None:
     recipes, passages = {"graph": IndexRecipe("HNSW32")}, cuts(21_015_324)
     with pytest.raises(ResourceError, match=r"PQ|SQ"):
-        plan_indexes(recipes, passages, 768, 8 << 30)
-    assert plan_indexes(recipes, passages, 768, None)["graph"].n == 21_015_324  # other machines' memory is not known
+        plan_indexes(recipes, passages, {"embeddings": 768}, 8 << 30)
+    elsewhere = plan_indexes(recipes, passages, {"embeddings": 768}, None)  # other machines' memory is not known
+    assert elsewhere["graph"].n == 21_015_324
 
 
 def test_no_passages_and_no_fitting_factory() -> None:
     with pytest.raises(InputError, match="no passages at all"):
-        plan_indexes({"a": IndexRecipe("HNSW32")}, cuts(0), 32, None)
+        plan_indexes({"a": IndexRecipe("HNSW32")}, cuts(0), {"embeddings": 32}, None)
     with pytest.raises(UsageError, match="PQ7"):
-        plan_indexes({"a": IndexRecipe("IVF4,PQ7")}, cuts(5000), 32, None)
+        plan_indexes({"a": IndexRecipe("IVF4,PQ7")}, cuts(5000), {"embeddings": 32}, None)

@@ -72,7 +72,8 @@ def rebuild(store: Store, holder: Holder) -> Manifest | None:
     """Do as the flow does, but for the indexes."""
     old = holder.manifest.content
     made = {
-        part.name: redact(RedactTask(holder.pages, *part_blobs(old, part)), store) for part in parts_to_redact(holder)
+        part.name: redact(RedactTask(holder.pages, tuple(part_blobs(old, part).items())), store)
+        for part in parts_to_redact(holder)
     }
     content = redacted(old, made)
     return Manifest(content) if content.parts else None

@@ -9,7 +9,7 @@ import pytest
 from rag_model.evaluation.gate import GateRecipe
 from rag_model.index.files.engine import faiss
 from rag_model.index.recipe import IndexRecipe, resolve
-from rag_model.snapshots import tuning
+from rag_model.snapshots import measure as measuring
 from rag_model.snapshots.content import BuiltIndex
 from rag_model.snapshots.measure import measure, trial_of
 from rag_model.snapshots.tuning import tune_searches
@@ -55,7 +55,7 @@ def test_a_rerun_takes_the_recorded_setting(content: tuple[Store, Content], monk
     store, what = content
     indexes = built(what, hnsw=0.8, ivfpq=None)
     first = tune_searches(store, what, indexes, RECIPE)
-    monkeypatch.delattr(tuning, "trial_of")  # a machine whose questions would differ need not ask them
+    monkeypatch.delattr(measuring, "trial_of")  # a machine whose questions would differ need not ask them
     assert tune_searches(store, what, indexes, RECIPE) == first
     with pytest.raises(NameError):
         tune_searches(store, what, indexes, replace(RECIPE, k=2))

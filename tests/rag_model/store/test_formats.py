@@ -74,8 +74,8 @@ def test_it_is_pulled(store: Store, tmp_path: Path) -> None:
 
 def test_a_snapshot_of_a_later_format_is_refused_and_the_others_are_read(store: Store) -> None:
     path = f"snapshots/{LATEST}.json"
-    store.files.put(path, (store.files.read(path) or b"").replace(b'"format": 1', b'"format": 2', 1))
-    with pytest.raises(StoreError, match=r"snapshots/2336.* of format 2, this bookwheel reads up to 1: upgrade"):
+    store.files.put(path, (store.files.read(path) or b"").replace(b'"format": 1', b'"format": 3', 1))
+    with pytest.raises(StoreError, match=r"snapshots/2336.* of format 3, this bookwheel reads up to 2: upgrade"):
         Snapshot.from_store(store)
     assert verify(store, FIRST) == []
     with pytest.raises(StoreError, match="upgrade bookwheel"):

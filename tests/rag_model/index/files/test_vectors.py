@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from rag_model.errors import InputError, UsageError
 from rag_model.index.files.vectors import VectorFiles
 from rag_model.index.recipe import IndexRecipe, resolve
-from rag_model.index.structure import build
+from rag_model.index.stages import build
 
 Make = Callable[..., Any]  # fixtures of conftest.py
 

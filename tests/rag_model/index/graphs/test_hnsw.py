@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from rag_model.errors import InputError
-from rag_model.index.exact import ExactIndex
+from rag_model.index.exact.scan import ExactIndex
 from rag_model.index.files.engine import faiss
 from rag_model.index.files.pieces import opener
 from rag_model.index.files.vectors import VectorFiles

@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 
 from rag_model.errors import InputError
 from rag_model.index import gpu
-from rag_model.index.exact import ExactIndex
+from rag_model.index.exact.scan import ExactIndex
 from rag_model.index.files.anatomy import list_anatomy
 from rag_model.index.files.engine import faiss, read, write
 from rag_model.index.files.pieces import opener
 from rag_model.index.lists import ivf
 from rag_model.index.lists.training import trained_on
 from rag_model.index.quality.recall import recall_at
-from rag_model.index.recipe import IndexPlan, IndexRecipe, resolve
+from rag_model.index.recipe import IndexRecipe, VectorPlan, resolve
 from rag_model.index.search import open_index
 
 Make = Callable[..., Any]  # fixtures of conftest.py
@@ -91,7 +91,7 @@ def test_merged_parts_equal_one_shot(
     assert (folder / "merged").read_bytes() == (folder / "one").read_bytes()
 
 
-def _plan(factory: str, metric: Any, n: int) -> IndexPlan:
+def _plan(factory: str, metric: Any, n: int) -> VectorPlan:
     """A plan as for a corpus large enough for the factory, over n vectors."""
     return replace(resolve(IndexRecipe(factory, metric), 1500, 32), n=n)
 
@@ -105,7 +105,7 @@ def test_the_whole_build_repeats_to_the_byte(make_vectors: Make, write_parts: Ma
     assert faiss.read_index(str(first)).ntotal == plan.n == 1100
 
 
-def _pieces(plan: IndexPlan, parts: list[Path], folder: Path) -> list[Path]:
+def _pieces(plan: VectorPlan, parts: list[Path], folder: Path) -> list[Path]:
     """Train and scatter in a new folder; return the pieces, beside the trained file."""
     folder.mkdir()
     ivf.train(plan, parts, folder / "trained")
@@ -115,7 +115,7 @@ def _pieces(plan: IndexPlan, parts: list[Path], folder: Path) -> list[Path]:
     return pieces
 
 
-def _merge(plan: IndexPlan, parts: list[Path], pieces: list[Path], out: Path) -> dict[str, Any]:
+def _merge(plan: VectorPlan, parts: list[Path], pieces: list[Path], out: Path) -> dict[str, Any]:
     return ivf.merge(plan, pieces[0].parent / "trained", parts, [opener(piece) for piece in pieces], [], out)
 
 

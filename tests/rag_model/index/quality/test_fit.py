@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rag_model.errors import UsageError
 from rag_model.index.quality.fit import SAMPLE, Fit, Sampled, Trained, measure, sample
 from rag_model.index.recipe import IndexRecipe, resolve
-from rag_model.index.structure import structure_of
+from rag_model.index.registry import kind_named
 
 Make = Callable[..., Any]  # fixtures of conftest.py
 FACTORIES = ["HNSW8", "HNSW8_SQ8", "IVF16,PQ8np", "OPQ8,IVF16,PQ8np", "IVF16,SQ8", "IVF16,RaBitQ4", "IVF,Flat"]
@@ -25,9 +25,9 @@ def fit_of(make_vectors: Make, write_parts: Make, tmp_path: Path) -> Callable[..
     def run(factory: str, new: Any, metric: Any = "ip", cells: int = 6, among: int = 0) -> Fit:
         plan = resolve(IndexRecipe(factory, metric, cells=cells), 6000, 32)
         parts, trained = write_parts(make_vectors(6000)), tmp_path / "trained"
-        losses = structure_of(plan).train(plan, parts, trained)["losses"]
+        losses = kind_named(plan.kind).train(plan, parts, trained)["losses"]
         now = np.concatenate([new, make_vectors(6000)[:among]])
-        return measure(plan, trained, losses, Sampled(new, make_vectors(6000)[::7], now))
+        return measure(kind_named(plan.kind), plan, trained, losses, Sampled(new, make_vectors(6000)[::7], now))
 
     return run
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from rag_model.errors import InputError
-from rag_model.index.exact import ExactIndex
+from rag_model.index.exact.scan import ExactIndex
 from rag_model.index.files import anatomy
 from rag_model.index.files.engine import faiss
 from rag_model.index.quality.health import Trial, examine, sweep

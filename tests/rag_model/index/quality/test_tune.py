@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rag_model.errors import UsageError
-from rag_model.index.exact import ExactIndex
+from rag_model.index.exact.scan import ExactIndex
 from rag_model.index.files.engine import faiss
 from rag_model.index.quality.health import Trial
 from rag_model.index.quality.recall import recall_at

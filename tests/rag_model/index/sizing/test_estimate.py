@@ -9,7 +9,7 @@ import pytest
 from rag_model.errors import ResourceError
 from rag_model.index.recipe import IndexRecipe, resolve
 from rag_model.index.sizing.estimate import PROCESS, check_disk, estimate
-from rag_model.index.structure import build
+from rag_model.index.stages import build
 
 Make = Callable[..., Any]  # fixtures of conftest.py
 WIKIPEDIA = (21_015_324, 768)
@@ -56,7 +56,7 @@ from pathlib import Path
 
 from rag_model.index.files.pieces import opener
 from rag_model.index.recipe import IndexRecipe, resolve
-from rag_model.index.structure import structure_of
+from rag_model.index.registry import kind_named
 
 
 def high() -> int:
@@ -67,7 +67,7 @@ def high() -> int:
 work, factory, n, d = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 plan = resolve(IndexRecipe(factory, cells=2, ef_construction=10), n, d)
 trained, piece, parts = work / "trained", work / "scattered", [work / "part-00000.npy"]
-builder = structure_of(plan)
+builder = kind_named(plan.kind)
 if sys.argv[5] == "shard":
     before = high()
     builder.shard(plan, trained, [opener(piece)], 0, work / "shard")

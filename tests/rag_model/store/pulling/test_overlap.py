@@ -24,6 +24,7 @@ from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.pulling.overlap import Overlap, Patch
 from rag_model.store.pulling.pull import pull
 from rag_model.store.pulling.tables import Table, Vectors, tables_of
+from rag_model.store.versions.manifest import in_space
 from tests.fixtures.faulty import FaultyServer
 from tests.rag_model.store.test_faults import failures
 
@@ -83,7 +84,7 @@ def month(tmp_path: Path) -> Publish:
             faiss.write_index(index, str(scratch / name))
             files[f"index/{name}.faiss"] = store.blobs.put_file(scratch / name)
             entries[name] = {"factory": factory, "metric": "ip", "n": len(all_vectors), "d": D}
-        content = Content({"kind": "wiki"}, tuple(parts), files, {}, {"digest": space}, entries)
+        content = Content({"kind": "wiki"}, tuple(parts), files, {}, in_space({"digest": space}), entries)
         return Snapshot.from_store(store, store.snapshots.put(Manifest(content)))
 
     return month

@@ -1,6 +1,7 @@
 """Manifests: an id of the content alone, a round trip through JSON, and no trust in what a stranger wrote."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from rag_model.errors import StoreError
 from rag_model.store import BlobRef, Content, Manifest, PartEntry
 from rag_model.store.objects.files import json_bytes
+from rag_model.store.versions.manifest import in_space
 
 blobs = st.builds(
     BlobRef,
@@ -46,12 +48,19 @@ contents = st.builds(
     parts=parts,
     files=st.dictionaries(paths, blobs, max_size=4),
     recipe=objects,
-    space=st.none() | objects,
+    representations=(st.none() | objects).map(in_space),
     indexes=st.dictionaries(segments, objects, max_size=2),
 )
+asked = st.dictionaries(
+    segments.filter(lambda name: not name.startswith("_")),
+    st.fixed_dictionaries({"kind": st.sampled_from(["vectors", "tokens"]), "space": st.none() | objects}),
+    max_size=2,
+)
+named = st.builds(replace, contents, representations=asked, retriever=st.text("abc(), :0", max_size=9))
 manifests = st.builds(
     Manifest,
     content=contents,
+    format=st.sampled_from([1, 2]),
     metrics=objects,
     parents=st.lists(st.text("0123456789abcdef", min_size=64, max_size=64), max_size=2).map(tuple),
     provenance=objects,
@@ -75,12 +84,20 @@ def test_a_manifest_survives_its_file(manifest: Manifest) -> None:
     assert json_bytes(again.to_json()) == data
 
 
+@given(named)
+def test_representations_and_a_retriever_survive_their_file(content: Content) -> None:
+    again = Manifest.from_bytes(json_bytes(Manifest(content).to_json())).content
+    assert again == content
+    assert again.default_retriever
+
+
 @given(manifests, objects, objects)
 def test_only_the_content_decides_the_id(manifest: Manifest, metrics: Any, provenance: Any) -> None:
-    assert Manifest(manifest.content, metrics=metrics, provenance=provenance).id == manifest.id
+    said = {"metrics": metrics, "provenance": provenance, "format": manifest.format}
+    assert Manifest(manifest.content, **said).id == manifest.id
 
 
-@given(contents, contents)
+@given(named, named)
 def test_another_content_has_another_id(one: Content, other: Content) -> None:
     assert (Manifest(one).id == Manifest(other).id) == (one.to_json() == other.to_json())
 
@@ -141,7 +158,7 @@ def test_a_file_cannot_be_a_folder_as_well() -> None:
         (("parents",), "ab" * 32),
         (("content",), []),
         (("content", "corpus"), None),
-        (("content", "space"), 3),
+        (("content", "representations"), 3),
         (("content", "recipe"), {"a": float("nan")}),
         (("content", "indexes"), {"hnsw": 1}),
         (("content", "parts"), {}),
@@ -158,6 +175,16 @@ def test_a_file_cannot_be_a_folder_as_well() -> None:
         (("content", "files", "passages/part-00000.parquet", "size"), -1),
         (("content", "files", "passages/part-00000.parquet", "size"), 1 << 60),
         (("content", "files", "passages/part-00000.parquet", "size"), "10"),
+        (("content", "retriever"), 5),
+        (("content", "representations"), []),
+        (("content", "representations"), {"a": []}),
+        (("content", "representations"), {"a": {"space": {}}}),
+        (("content", "representations"), {"../a": {"kind": "vectors", "space": None}}),
+        (("content", "representations"), {"a": {"kind": "vectors", "space": 5}}),
+        (("content", "indexes"), {"a": {"kind": 5}}),
+        (("content", "indexes"), {"a": {"over": None}}),
+        (("content", "indexes"), {"a": {"file": "../../etc/passwd"}}),
+        (("content", "space"), None),
         (("unknown",), 1),
         (("content", "unknown"), 1),
     ],
@@ -181,8 +208,8 @@ def test_what_is_no_manifest_is_refused(data: bytes) -> None:
 
 
 def test_a_newer_format_is_refused_by_name() -> None:
-    with pytest.raises(StoreError, match=r"format 2, .* reads up to 1: upgrade bookwheel"):
-        Manifest.from_json({"format": 2, "shape": "unknown to this version"})
+    with pytest.raises(StoreError, match=r"format 3, .* reads up to 2: upgrade bookwheel"):
+        Manifest.from_json({"format": 3, "shape": "unknown to this version"})
 
 
 def test_doubled_parts_are_refused() -> None:

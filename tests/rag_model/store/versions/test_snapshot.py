@@ -151,7 +151,7 @@ def test_a_damaged_manifest_is_named(local_store: Store, snapshot: Snapshot, dat
 
 def test_ambiguous_prefixes_are_refused(memory_store: Store) -> None:
     prefixes = set()
-    for i in range(400):  # two of 400 share four digits of 65,536 with near certainty
+    for i in range(2000):  # two of 2,000 share four digits of 65,536 with certainty, 1 - e^-30
         prefixes.add(memory_store.snapshots.put(Manifest(Content({"i": i}, (), {})))[:4])
         if len(prefixes) <= i:
             break

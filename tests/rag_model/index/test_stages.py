@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from rag_model.errors import ResourceError
-from rag_model.index.exact import ExactIndex
+from rag_model.index.exact.scan import ExactIndex
 from rag_model.index.files.pieces import opener
 from rag_model.index.recipe import IndexRecipe, resolve
+from rag_model.index.registry import KINDS, kind_named
 from rag_model.index.search import open_index
-from rag_model.index.structure import STRUCTURES, build, structure_of
+from rag_model.index.stages import build
 
 Make = Callable[..., Any]  # fixtures of conftest.py
 RECIPES = [IndexRecipe("HNSW8"), IndexRecipe("HNSW8", cells=4), IndexRecipe("IVF,SQ8"), IndexRecipe("Flat")]
@@ -26,7 +27,7 @@ def test_a_launcher_needs_to_know_no_structure(
     vectors = make_vectors(1500)
     parts = write_parts(vectors, [400, 900])
     plan = pickle.loads(pickle.dumps(resolve(recipe, 1500, 32)))
-    structure = structure_of(plan)
+    structure = kind_named(plan.kind)
     assert structure.VERSION >= 1
     trained, out = tmp_path / "trained", tmp_path / "out.faiss"
     facts = [structure.train(plan, parts, trained)]
@@ -68,4 +69,4 @@ def test_a_file_that_cannot_be_written_is_said_in_one_sentence(
 
 
 def test_every_kind_has_a_structure() -> None:
-    assert set(STRUCTURES) == {"hnsw", "ivf", "exact"}
+    assert set(KINDS.names()) == {"hnsw", "ivf", "exact"}

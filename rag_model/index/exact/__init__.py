@@ -1,0 +1,1 @@
+"""Exact search: every vector is compared."""

@@ -1,0 +1,76 @@
+"""The kind `hnsw`: one graph over all vectors, built by cells."""
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from rag_model.index.files.engine import Vectors
+from rag_model.index.files.pieces import Opener
+from rag_model.index.graphs import hnsw
+from rag_model.index.graphs.cells import sample_size
+from rag_model.index.plan import Facts
+from rag_model.index.recipe import IndexRecipe, VectorPlan
+from rag_model.index.vector_kind import CODES, MOVED, PRODUCTS, ROUNDS, VectorKind, steady_cells
+
+_LINKED = 1.5e-6  # seconds of one core, times dimensions, to link a vector into its cell's graph
+_STEADY = 1.25  # times as many cells as n would have now, or as few, are kept: for one more, all would be made again
+
+
+class GraphKind(VectorKind):
+    """HNSW: `HNSW32`, `HNSW32_SQ8`, `HNSW32_SQfp16`."""
+
+    name: ClassVar[str] = "hnsw"
+    VERSION: ClassVar[int] = hnsw.VERSION
+    factories = re.compile("HNSW")
+
+    def steady(self, recipe: IndexRecipe, plan: VectorPlan, before: Mapping[str, Any]) -> VectorPlan:
+        """Keep as many cells as the parent's index has, where that is the tool's choice and they will do.
+
+        A corpus grows by a little every month, and cells by their number: were there one more each time, none would
+        last.
+        """
+        cells = before.get("cells", 0)
+        chosen = recipe.cells is None and min(cells, plan.cells) > 1
+        return steady_cells(plan, cells, _STEADY) if chosen else plan
+
+    def train(self, plan: VectorPlan, rows: Sequence[Path], out: Path) -> Facts:
+        """Learn from a sample how the corpus is cut into cells."""
+        return hnsw.train(plan, rows, out)
+
+    def losses(self, plan: VectorPlan, trained: Path, vectors: Vectors) -> dict[str, float]:
+        """Return how far vectors lie from their cells, how few links cross, what codes lose."""
+        return hnsw.losses(plan, trained, vectors)
+
+    def scatter(self, plan: VectorPlan, trained: Path, rows: Path, number: int, out: Path) -> Facts:
+        """Sort a part's vectors by cell."""
+        return hnsw.scatter(plan, trained, rows, number, out)
+
+    def shard(self, plan: VectorPlan, trained: Path, scattered: Sequence[Opener], number: int, out: Path) -> Facts:
+        """Build the graph of one cell."""
+        return hnsw.shard(plan, trained, scattered, number, out)
+
+    def merge(
+        self,
+        plan: VectorPlan,
+        trained: Path,
+        rows: Sequence[Path],
+        scattered: Sequence[Opener],
+        shards: Sequence[Opener],
+        out: Path,
+    ) -> Facts:
+        """Stitch the cells' graphs into one."""
+        return hnsw.merge(plan, trained, rows, scattered, shards, out)
+
+    def seconds(self, plan: VectorPlan, stage: str, rows: int, size: int, *, inherited: bool = False) -> float:
+        """Return about how many seconds of one core a task of a stage takes."""
+        if stage == "train":
+            return 1 if inherited else 1 + 2.0 * ROUNDS * sample_size(plan) * (plan.cells + CODES) * plan.d / PRODUCTS
+        if stage == "scatter":
+            return size / MOVED + size / PRODUCTS  # size / (2 d) rows, each compared with d numbers
+        if stage == "shard":
+            return rows * (1 + plan.linked / 2) * plan.d * _LINKED
+        return 4.0 * plan.n * plan.d / MOVED
+
+
+KIND = GraphKind()

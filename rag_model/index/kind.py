@@ -1,0 +1,278 @@
+"""What an index kind is: everything that bookwheel asks of a searchable structure, so that a new one is one folder.
+
+A kind stands over a *representation* of the passages, row i of passage i: `vectors` (one vector a passage, float16 or
+float32 `.npy`, one file a part) or `text` (the passages themselves, one Parquet file a part). It is built in four
+stages, each a function of files:
+
+    train(rows)                        -> one small file, the same for every worker
+    scatter(rows of one part)          -> one piece a part
+    shard(scattered, number)           -> one piece a shard; only of kinds whose plans have shards
+    merge(scattered, shards, rows)     -> the index file
+
+A piece depends on the trained file and its own part alone, never on how many rows there are: so a rebuild finds the
+pieces of unchanged parts. The entry in the manifest is the plan's (`IndexPlan.entry`): it says `kind`, `over`, `file`
+and how the index is searched. A takedown builds an index again from rows without the page, and inherits nothing. A pull
+fetches only new rows of a file whose entry says `row_bytes`: it ends in one row of so many bytes a passage.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Protocol
+
+from rag_model.errors import UsageError
+from rag_model.index.files.engine import Rows, Vectors
+from rag_model.index.files.pieces import Opener
+from rag_model.index.plan import Facts, IndexPlan
+from rag_model.index.quality.fit import Fit
+from rag_model.index.quality.health import Effort, Health
+from rag_model.index.quality.recall import FLOOR, Floor, Recalls
+from rag_model.index.quality.tune import Tuned
+from rag_model.index.sizing.estimate import PROCESS, Estimate
+
+Represents = Literal["vectors", "text"]
+Entry = Mapping[str, Any]  # an index's entry in a manifest
+
+
+@dataclass(frozen=True, slots=True)
+class IndexFiles:
+    """Where an index lies, and the rows that it was built over."""
+
+    index: Path
+    rows: Callable[[], list[Path]]  # of the representation, in row order; called only where they are read
+    n: int  # passages of the snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class TextTrial:
+    """Questions whose source is known: each is a sentence of one passage."""
+
+    questions: Sequence[str]
+    k: int  # depth of recall
+    rows: Rows  # (q,): the row that each question was taken from
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """What the gate and the report are told of an index."""
+
+    recalls: (
+        Recalls  # (q,) in [0, 1]: recall@k of each question against exhaustive search, as it is searched by default
+    )
+    curve: Sequence[Effort] = ()  # recall against work
+    setting: Effort | None = None  # how it is searched by default, as a point of the curve
+    health: Health | None = None  # what a faiss file shows of itself
+    figures: Mapping[str, float | int] = field(default_factory=dict)  # further ones, by name, for the manifest
+
+
+class TextIndex(Protocol):
+    """What can be searched by a question's text."""
+
+    n: int  # passages held; rows are 0 … n-1
+
+    def search(self, questions: Sequence[str], k: int, **parameters: Any) -> tuple[Vectors, Rows]:
+        """Return the k best rows of each question, best first: (q, k) float32 scores, (q, k) int64 rows.
+
+        Larger is better; ties by row. Where fewer than k are found, the rest is row -1 with score -inf.
+
+        Raises:
+            UsageError: `k` or a parameter does not fit the index.
+        """
+        ...
+
+
+class IndexKind(Protocol):
+    """One kind of index."""
+
+    name: ClassVar[str]  # in manifests
+    represents: ClassVar[Represents]  # the sort of representation that it is built over
+    suffix: ClassVar[str]  # of its file
+    learns: ClassVar[bool]  # whether it trains something that later builds inherit
+    libraries: ClassVar[tuple[str, ...]]  # packages whose versions decide its bytes
+    VERSION: ClassVar[int]  # raised when the same plan and rows would give other bytes
+
+    def takes(self, factory: str) -> bool:
+        """Whether a recipe's `factory` asks for this kind."""
+        ...
+
+    def check(self, recipe: Any) -> None:
+        """Check an `IndexRecipe` of this kind before any row is there.
+
+        Raises:
+            UsageError: a setting is unknown or wrong; the sentence names it.
+        """
+        ...
+
+    def plan(
+        self, recipe: Any, n: int, width: int, *, memory: int | None = None, part_rows: int | None = None
+    ) -> IndexPlan:
+        """Choose every number that an `IndexRecipe` leaves open, for `n` rows.
+
+        Args:
+            recipe: what to build.
+            n: rows, at least 1.
+            width: components of a vector; 0 over text.
+            memory: bytes that one machine has for the largest stage; None: not known.
+            part_rows: of the largest part.
+
+        Raises:
+            UsageError: the recipe does not fit.
+            ResourceError: the build does not fit in memory.
+        """
+        ...
+
+    def steady(self, recipe: Any, plan: IndexPlan, before: Mapping[str, Any]) -> IndexPlan:
+        """Return the plan with the numbers of the parent's index (`before`, its `shared()`) that are worth keeping."""
+        ...
+
+    def train(self, plan: IndexPlan, rows: Sequence[Path], out: Path) -> Facts:
+        """Learn from all parts' rows what the workers share, and write it; the facts hold its `losses`."""
+        ...
+
+    def scatter(self, plan: IndexPlan, trained: Path, rows: Path, number: int, out: Path) -> Facts:
+        """Write the piece of part `number`.
+
+        Where there are shards, the facts' `cells` are the rows that go to each of them, and `slices` the digests of all
+        that it reads of this piece: shards are equal whose slices are.
+        """
+        ...
+
+    def shard(self, plan: IndexPlan, trained: Path, scattered: Sequence[Opener], number: int, out: Path) -> Facts:
+        """Build shard `number` of `plan.shards` from its slices of all parts, given in order, and write the piece."""
+        ...
+
+    def merge(
+        self,
+        plan: IndexPlan,
+        trained: Path,
+        rows: Sequence[Path],
+        scattered: Sequence[Opener],
+        shards: Sequence[Opener],
+        out: Path,
+    ) -> Facts:
+        """Join the pieces, all given in order, into the index file."""
+        ...
+
+    def losses(self, plan: IndexPlan, trained: Path, vectors: Vectors) -> dict[str, float]:
+        """Return how far vectors, (m, d) float32, lie from what was learnt, by what it is: cells, lists, codes."""
+        ...
+
+    def fit(
+        self,
+        plan: IndexPlan,
+        trained: Path,
+        losses: Mapping[str, float],
+        changed: Sequence[tuple[Path, Sequence[Path]]],
+        same: Sequence[Path],
+    ) -> Fit:
+        """Measure how an inherited trained file fits the rows of parts that `changed`, with those of before."""
+        ...
+
+    def follow(self, plan: IndexPlan, trained: Path, rows: Sequence[Path], out: Path) -> Facts:
+        """Move an inherited trained file to the rows there are now: asked where `Fit.missed` says so."""
+        ...
+
+    def open(self, files: IndexFiles, entry: Entry, *, mmap: bool = True) -> Any:
+        """Open an index to search it: a `SearchIndex` over vectors, a `TextIndex` over text.
+
+        Raises:
+            InputError: the file is missing, damaged or of another kind.
+        """
+        ...
+
+    def measure(self, files: IndexFiles, entry: Entry, trial: Any) -> Measurement:
+        """Ask an index questions whose answers are known: a `Trial` over vectors, a `TextTrial` over text."""
+        ...
+
+    def tune(self, files: IndexFiles, entry: Entry, trial: Any, target: float) -> Tuned:
+        """Return the cheapest search that finds `target` of exhaustive search."""
+        ...
+
+    def floor(self, factory: str) -> Floor:
+        """Return the least recall that the gate accepts unless a recipe says otherwise."""
+        ...
+
+    def estimate(self, plan: IndexPlan, part_rows: int | None = None) -> Estimate:
+        """Return what an index costs, from its plan alone."""
+        ...
+
+    def seconds(self, plan: IndexPlan, stage: str, rows: int, size: int, *, inherited: bool = False) -> float:
+        """Return about how many seconds of one core a task of a stage takes, over so many rows or bytes of them."""
+        ...
+
+
+class UntrainedKind:
+    """What a kind over text need not say for itself: it learns nothing, has no shards and is built part by part."""
+
+    represents: ClassVar[Represents] = "text"
+    learns: ClassVar[bool] = False
+    libraries: ClassVar[tuple[str, ...]] = ()
+    name: ClassVar[str]
+    suffix: ClassVar[str]
+
+    def check(self, recipe: Any) -> None:
+        """Accept a recipe of common settings; extend it for settings of one's own."""
+        if recipe.recall_target is not None:
+            raise UsageError(f"recall_target does not apply to {recipe.factory}: leave it out")
+
+    def plan(
+        self, recipe: Any, n: int, width: int, *, memory: int | None = None, part_rows: int | None = None
+    ) -> IndexPlan:
+        """Return a plan of the recipe's own words."""
+        settings, search = dict(recipe.settings), dict(recipe.search)
+        return IndexPlan(
+            kind=self.name, factory=recipe.factory, n=n, search=search, over=recipe.over, settings=settings
+        )
+
+    def steady(self, recipe: Any, plan: IndexPlan, before: Mapping[str, Any]) -> IndexPlan:
+        """Return the plan: nothing is kept."""
+        return plan
+
+    def train(self, plan: IndexPlan, rows: Sequence[Path], out: Path) -> Facts:
+        """Write an empty file: nothing is learnt."""
+        out.write_bytes(b"")
+        return {"losses": {}}
+
+    def shard(self, plan: IndexPlan, trained: Path, scattered: Sequence[Opener], number: int, out: Path) -> Facts:
+        """Refuse: there are no shards.
+
+        Raises:
+            ValueError: always.
+        """
+        raise ValueError(f"{plan.factory} has no shards: merge what was scattered")
+
+    def losses(self, plan: IndexPlan, trained: Path, vectors: Vectors) -> dict[str, float]:
+        """Return nothing: nothing is learnt."""
+        return {}
+
+    def fit(
+        self,
+        plan: IndexPlan,
+        trained: Path,
+        losses: Mapping[str, float],
+        changed: Sequence[tuple[Path, Sequence[Path]]],
+        same: Sequence[Path],
+    ) -> Fit:
+        """Return that it fits: nothing is learnt."""
+        return Fit(0, {})
+
+    def follow(self, plan: IndexPlan, trained: Path, rows: Sequence[Path], out: Path) -> Facts:
+        """Train: nothing is inherited."""
+        return self.train(plan, rows, out)
+
+    def tune(self, files: IndexFiles, entry: Entry, trial: Any, target: float) -> Tuned:
+        """Return the search that the entry has: `check` refuses a target."""
+        return Tuned(dict(entry["search"]), 1.0)
+
+    def floor(self, factory: str) -> Floor:
+        """Return the floor of an index that loses next to nothing."""
+        return FLOOR
+
+    def estimate(self, plan: IndexPlan, part_rows: int | None = None) -> Estimate:
+        """Return that nothing grows with the corpus but the file: 1 KB a passage."""
+        size = plan.n << 10
+        return Estimate(dict.fromkeys(("train", "scatter", "merge"), PROCESS), size + PROCESS, size, 2 * size)
+
+    def seconds(self, plan: IndexPlan, stage: str, rows: int, size: int, *, inherited: bool = False) -> float:
+        """Return the seconds to read so many bytes at 20 MB a second."""
+        return 0.01 if stage == "train" else size / 2e7

@@ -1,0 +1,92 @@
+"""The kind `ivf`: inverted lists of codes, with or without a second look at what the codes find."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+
+from rag_model.errors import InputError
+from rag_model.index.files import engine
+from rag_model.index.files.engine import Vectors, faiss
+from rag_model.index.files.pieces import Opener
+from rag_model.index.lists import ivf
+from rag_model.index.plan import Facts
+from rag_model.index.quality.recall import FLOOR, Floor, recall_at
+from rag_model.index.recipe import VectorPlan, lists_in
+from rag_model.index.vector_kind import CODES, MOVED, PRODUCTS, ROUNDS, VectorKind
+
+# Codes shuffle near neighbours even where every list is searched: .90 (p5 .80) of 5,227 passages of real Wikipedia at a
+# byte for 4 dimensions, .79 (p5 .60) at 8, and less in a large corpus. Codes trained on something else find next to
+# nothing.
+QUANTISED_FLOOR = Floor(mean=0.60, p5=0.30)
+_QUANTISERS = ("PQ", "RaBitQ")  # in a factory string; scalar quantisers lose too little to count
+_ASKED = 256  # vectors that are looked for, of new ones and of old ones: they tell a recall to three points
+_FEWEST = 32  # of each, below which a recall is chance
+_K = 10  # neighbours of each that are looked for
+
+
+class ListKind(VectorKind):
+    """Inverted lists: `IVF1024,PQ48np`, `OPQ48_192,IVF65536_HNSW32,PQ48np`, `IVF4096,RaBitQ4,Refine(SQfp16)`."""
+
+    name: ClassVar[str] = "ivf"
+    VERSION: ClassVar[int] = ivf.VERSION
+    factories = re.compile("IVF|OPQ|PCA")
+
+    def floor(self, factory: str) -> Floor:
+        """Return the floor that codes of this factory reach."""
+        return QUANTISED_FLOOR if any(name in factory for name in _QUANTISERS) else FLOOR
+
+    def train(self, plan: VectorPlan, rows: Sequence[Path], out: Path) -> Facts:
+        """Train centroids, rotation and codes on a sample."""
+        return ivf.train(plan, rows, out)
+
+    def losses(self, plan: VectorPlan, trained: Path, vectors: Vectors) -> dict[str, float]:
+        """Return how far vectors lie from their lists' centroids, and what their codes lose."""
+        return ivf.losses(plan, trained, vectors)
+
+    def recalls(self, plan: VectorPlan, trained: Path, new: Vectors, old: Vectors) -> tuple[float, float] | None:
+        """Return what lists that hold both find of the neighbours of new vectors and of old ones."""
+        if min(len(new), len(old)) < _FEWEST:
+            return None
+        index, both, found = engine.read(trained), np.concatenate([new, old]), []
+        with engine.guarded(InputError, f"{trained} could not be asked: build it again"):
+            index.add(both)
+            for asked in (new[:_ASKED], old[:_ASKED]):
+                scores, exact = faiss.knn(asked, both, _K, metric=engine.metric_code(plan.metric))
+                found.append((index.search(asked, _K)[1], exact, scores if plan.metric == "ip" else -scores))
+        recalls = [round(float(recall_at(*own, _K).mean()), 4) for own in found]
+        return recalls[0], recalls[1]
+
+    def follow(self, plan: VectorPlan, trained: Path, rows: Sequence[Path], out: Path) -> Facts:
+        """Move lists and codes to where the vectors lie now."""
+        return ivf.follow(plan, trained, rows, out)
+
+    def scatter(self, plan: VectorPlan, trained: Path, rows: Path, number: int, out: Path) -> Facts:
+        """Code a part's vectors, sorted by list."""
+        return ivf.scatter(plan, trained, rows, number, out)
+
+    def merge(
+        self,
+        plan: VectorPlan,
+        trained: Path,
+        rows: Sequence[Path],
+        scattered: Sequence[Opener],
+        shards: Sequence[Opener],
+        out: Path,
+    ) -> Facts:
+        """Write the lists, each with its slice of every part in row order."""
+        return ivf.merge(plan, trained, rows, scattered, shards, out)
+
+    def seconds(self, plan: VectorPlan, stage: str, rows: int, size: int, *, inherited: bool = False) -> float:
+        """Return about how many seconds of one core a task of a stage takes."""
+        lists = lists_in(plan)
+        if stage == "train":
+            return 1 if inherited else 1 + 2.0 * ROUNDS * plan.train_sample * (lists + CODES) * plan.d / PRODUCTS
+        if stage == "scatter":
+            return size / MOVED + size * lists / PRODUCTS  # size / (2 d) rows, each compared with lists x d numbers
+        return 4.0 * plan.n * plan.d / MOVED
+
+
+KIND = ListKind()

@@ -1,0 +1,129 @@
+"""What the kinds over vectors share: recipes of faiss factory strings, faiss files, exact search as the truth."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+from rag_model.index.files.engine import Vectors
+from rag_model.index.files.pieces import Opener
+from rag_model.index.kind import Entry, IndexFiles, Measurement, Represents
+from rag_model.index.plan import Facts
+from rag_model.index.quality import fit
+from rag_model.index.quality.fit import Fit
+from rag_model.index.quality.health import Effort, Trial, effort, examine, setting_name, sweep
+from rag_model.index.quality.recall import FLOOR, Floor, recall_at
+from rag_model.index.quality.tune import Tuned, tune
+from rag_model.index.recipe import IndexRecipe, VectorPlan, check_vectors, resolve
+from rag_model.index.search import IndexFile, open_index
+from rag_model.index.sizing.choice import fitted
+from rag_model.index.sizing.estimate import Estimate, estimate
+
+PRODUCTS = 5e9  # multiplications and additions a second of one core, in products of narrow matrices
+MOVED = 5e7  # bytes of vectors a second of one core that are read, sorted and written
+ROUNDS, CODES = 20, 256  # of k-means; centroids that codes have beside those of lists
+
+
+class VectorKind:
+    """A kind over vectors. Each has its own `train`, `scatter`, `shard`, `merge` and `losses`."""
+
+    represents: ClassVar[Represents] = "vectors"
+    suffix: ClassVar[str] = "faiss"
+    learns: ClassVar[bool] = True
+    libraries: ClassVar[tuple[str, ...]] = ("faiss-cpu",)
+    factories: ClassVar[re.Pattern[str]]  # how the factory strings of this kind begin
+
+    def takes(self, factory: str) -> bool:
+        """Whether a factory string asks for this kind."""
+        return self.factories.match(factory) is not None
+
+    def check(self, recipe: IndexRecipe) -> None:
+        """Check settings and search parameters."""
+        check_vectors(recipe)
+
+    def plan(
+        self, recipe: IndexRecipe, n: int, width: int, *, memory: int | None = None, part_rows: int | None = None
+    ) -> VectorPlan:
+        """Resolve a recipe; where memory is short, with more cells or a smaller sample."""
+        return resolve(recipe, n, width) if memory is None else fitted(recipe, n, width, memory, part_rows)
+
+    def steady(self, recipe: IndexRecipe, plan: VectorPlan, before: Mapping[str, Any]) -> VectorPlan:
+        """Return the plan as it is."""
+        return plan
+
+    def losses(self, plan: VectorPlan, trained: Path, vectors: Vectors) -> dict[str, float]:
+        """Return how far vectors lie from what was learnt; each kind says it."""
+        raise NotImplementedError
+
+    def recalls(self, plan: VectorPlan, trained: Path, new: Vectors, old: Vectors) -> tuple[float, float] | None:
+        """Return what a trained file finds of the neighbours of new vectors and of old ones; None: it cannot tell."""
+        return None
+
+    def fit(
+        self,
+        plan: VectorPlan,
+        trained: Path,
+        losses: Mapping[str, float],
+        changed: Sequence[tuple[Path, Sequence[Path]]],
+        same: Sequence[Path],
+    ) -> Fit:
+        """Look at a sample of new vectors and of old ones."""
+        sampled = fit.sample(changed, same, plan.seed)
+        return fit.measure(self, plan, trained, losses, sampled)
+
+    def shard(self, plan: VectorPlan, trained: Path, scattered: Sequence[Opener], number: int, out: Path) -> Facts:
+        """Refuse: there are no shards, since what is scattered by list is what merges.
+
+        Raises:
+            ValueError: always.
+        """
+        raise ValueError(f"{plan.factory} has no shards: merge what was scattered")
+
+    def follow(self, plan: VectorPlan, trained: Path, rows: Sequence[Path], out: Path) -> Facts:
+        """Refuse: `recalls` never says that this kind misses new vectors.
+
+        Raises:
+            ValueError: always.
+        """
+        raise ValueError(f"{plan.factory} cannot be moved to new vectors: train it again")
+
+    def open(self, files: IndexFiles, entry: Entry, *, mmap: bool = True) -> IndexFile:
+        """Open a faiss file, with the vectors where they rank what its codes find."""
+        vectors = files.rows() if entry.get("refine") == "vectors" else []
+        return open_index(files.index, mmap=mmap, defaults=entry["search"], vectors=vectors)
+
+    def measure(self, files: IndexFiles, entry: Entry, trial: Trial) -> Measurement:
+        """Compare with exact search over a range of settings, and look into the file."""
+        index = self.open(files, entry)
+        rows = index.search(trial.vectors, trial.k)[1]
+        curve = sweep(index, trial)
+        return Measurement(
+            recall_at(rows, trial.rows, trial.scores, trial.k),
+            curve,
+            _setting(index, trial, entry["search"], curve),
+            examine(files.index, files.rows()),
+        )
+
+    def tune(self, files: IndexFiles, entry: Entry, trial: Trial, target: float) -> Tuned:
+        """Find the smallest efSearch or nprobe that is enough."""
+        return tune(self.open(files, entry), trial, target)
+
+    def floor(self, factory: str) -> Floor:
+        """Return the floor of an index whose storage loses next to nothing."""
+        return FLOOR
+
+    def estimate(self, plan: VectorPlan, part_rows: int | None = None) -> Estimate:
+        """Return memory by stage, and disk."""
+        return estimate(plan, part_rows)
+
+
+def steady_cells(plan: VectorPlan, cells: int, most: float) -> VectorPlan:
+    """Return the plan with so many cells, if that is within `most` times its own, or a part."""
+    return replace(plan, cells=cells) if 1 / most <= cells / plan.cells <= most else plan
+
+
+def _setting(index: IndexFile, trial: Trial, search: Mapping[str, int], curve: Sequence[Effort]) -> Effort:
+    """Return the effort of an index's own setting: a point of its curve if it lies on it."""
+    known = {point.setting: point for point in curve}
+    return known.get(setting_name(search)) or effort(index, trial, search)

@@ -1,0 +1,68 @@
+"""The indexes of a snapshot, opened by their names, whatever kind they are of."""
+
+from typing import Any
+
+from rag_model.errors import StoreError, UsageError
+from rag_model.index.exact.scan import ExactIndex
+from rag_model.index.files.engine import Metric
+from rag_model.index.kind import IndexFiles
+from rag_model.index.registry import kind_of
+from rag_model.store.versions.paths import EMBEDDINGS, EXACT
+from rag_model.store.versions.snapshot import Snapshot
+
+
+def open_index_of(snapshot: Snapshot, name: str, *, mmap: bool = True) -> Any:
+    """Open an index of a snapshot, searched as its manifest says; `exact` needs no file of its own.
+
+    Its file is mapped, or without `mmap` loaded into memory. Rows that it ranks by are mapped in any case.
+
+    Returns:
+        A `SearchIndex` over vectors, or a `TextIndex` over text, as the index's kind says.
+
+    Raises:
+        InputError: its file is damaged.
+        StoreError: the index was built over another number of rows than the snapshot has passages, its kind is not
+            installed, or files that it needs were not pulled.
+        UsageError: the snapshot has no such index.
+    """
+    entries = snapshot.manifest.content.indexes
+    if name == EXACT and name not in entries:
+        return exact_index_of(snapshot)
+    entry = entry_of(snapshot, name)
+    try:
+        index = kind_of(entry).open(files_of(snapshot, name), entry, mmap=mmap)
+    except StoreError as missing:
+        if entry.get("refine") != "vectors":
+            raise
+        raise StoreError(f"index {name} ranks what it finds by the embeddings, but {missing}") from missing
+    if index.n != snapshot.n:
+        raise StoreError(f"index {name} holds {index.n} rows for {snapshot.n} passages: reindex the snapshot")
+    return index
+
+
+def entry_of(snapshot: Snapshot, name: str) -> dict[str, Any]:
+    """Return an index's entry in the manifest.
+
+    Raises:
+        UsageError: the snapshot has no such index.
+    """
+    entries = snapshot.manifest.content.indexes
+    if name not in entries:
+        known = ", ".join(dict.fromkeys([*entries, EXACT]))
+        raise UsageError(f"snapshot {snapshot.id[:12]} has no index {name!r}: choose one of {known}")
+    return dict(entries[name])
+
+
+def files_of(snapshot: Snapshot, name: str) -> IndexFiles:
+    """Return where an index and its rows lie."""
+    content = snapshot.manifest.content
+    over = content.over(name)
+    return IndexFiles(snapshot.path(content.index_file(name)), lambda: snapshot.row_files(over), snapshot.n)
+
+
+def exact_index_of(snapshot: Snapshot, representation: str = EMBEDDINGS) -> ExactIndex:
+    """Return exact search over the vectors of a representation, by the metric of the indexes over it."""
+    content = snapshot.manifest.content
+    over = [entry for name, entry in content.indexes.items() if content.over(name) == representation]
+    metric: Metric = next((entry["metric"] for entry in over if "metric" in entry), "ip")
+    return ExactIndex(snapshot.row_files(representation), metric)

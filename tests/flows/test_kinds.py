@@ -1,0 +1,133 @@
+"""An index kind that an installed package brings goes the whole way, and no line of bookwheel knows of it.
+
+The kind is `tests/fixtures/word_kind.py`: an inverted list of words, searched by text. It is built by Beam jobs, gated,
+published, pulled, searched, served, inherited and taken down.
+"""
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rag_model.index import registry
+from rag_model.index.registry import KINDS
+from rag_model.plugins import Registry
+from rag_model.retrieve.indexes import open_index_of
+from rag_model.store.store import Store
+from rag_model.store.versions.snapshot import Snapshot
+from tests.fixtures import word_kind
+
+pytestmark = pytest.mark.xdist_group("flows")  # one server for all of them
+
+RECIPE = """
+part_bytes = 50_000
+
+[index.words]
+factory = "WORDS"
+
+[index.hnsw]
+factory = "HNSW8"
+"""
+QUESTION = "political philosophy anarchism"
+
+
+@pytest.fixture
+def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The kind as an installed package, for this process and those that it starts."""
+    folder = word_kind.install(tmp_path / "site")
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]))
+    monkeypatch.setattr(KINDS, "_loaded", {})
+    yield folder
+    import sys  # noqa: PLC0415
+
+    sys.modules.pop("word_kind", None)
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    """A recipe with an index of words, which is then the default retriever."""
+    path = tmp_path / "words.toml"
+    path.write_text(RECIPE)
+    return path
+
+
+def words_in(store: Path, ref: str = "latest") -> dict[str, Any]:
+    with Snapshot.open(str(store), ref) as snapshot:
+        read: dict[str, Any] = json.loads(snapshot.path("index/words.json").read_bytes())
+    return read
+
+
+def test_a_kind_from_outside_is_built_gated_and_published(plugin: Path, reindex: Any, tmp_path: Path) -> None:
+    """On Beam's worker processes, as people run it."""
+    ran = reindex(tmp_path / "store", beam=("--direct_num_workers=2",))
+    assert ran.code == 0, ran.err
+    metrics = ran.json["metrics"]["words"]
+    assert metrics["recall@20"] == 1.0
+    assert metrics["source@20"] > 0.9
+    with Snapshot.open(str(tmp_path / "store")) as snapshot:
+        content = snapshot.manifest.content
+        entry = content.indexes["words"]
+        assert (entry["kind"], entry["over"], entry["file"]) == ("words", "text", "index/words.json")
+        assert content.default_retriever == content.retriever == "words"
+        assert "trained/words" not in content.files
+        index = open_index_of(snapshot, "words")
+        (row,) = index.search([QUESTION], 1)[1][0]
+        assert snapshot.passages([int(row)])[0].title == "Anarchism"
+        assert index.n == snapshot.n == words_in(tmp_path / "store")["n"]
+
+
+def test_pieces_of_unchanged_parts_are_inherited(
+    plugin: Path, reindex: Any, bookwheel: Any, tmp_path: Path, mini_dump: Path
+) -> None:
+    store = tmp_path / "store"
+    first = reindex(store)
+    assert first.code == 0, first.err
+    pieces = [*(store / "memo" / "scatter").iterdir()]
+    again = reindex(store)
+    assert again.json["snapshot"] == first.json["snapshot"]
+    assert [*(store / "memo" / "scatter").iterdir()] == pieces
+    explained = bookwheel("reindex", "--dump", mini_dump, "--store", store, "--encoder", "tiny", "--explain", "--json")
+    assert explained.code in (0, 1)
+
+
+def test_a_takedown_takes_the_page_out_of_it(plugin: Path, reindex: Any, bookwheel: Any, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    assert reindex(store).code == 0
+    before = words_in(store)
+    assert before["words"]["anarchism"]
+    given = ("--store", store, "--yes", "--json", "--", "--runner=FnApiRunner")
+    ran = bookwheel("takedown", "12", *given)
+    assert ran.code == 0, ran.err
+    after = words_in(store)
+    assert after["n"] < before["n"]
+    only = {word for word, rows in before["words"].items()} - {*after["words"]}
+    assert "anarchosyndicalism" in only or len(only) > 10  # words that stood on that page alone
+
+
+def test_it_is_pulled_and_searched_from_a_folder(plugin: Path, reindex: Any, bookwheel: Any, tmp_path: Path) -> None:
+    store, pulled = tmp_path / "store", tmp_path / "pulled"
+    assert reindex(store).code == 0
+    ran = bookwheel("pull", "latest", pulled, "--store", store, "--index", "words", "--no-embeddings", "--json")
+    assert ran.code == 0, ran.err
+    with Snapshot.from_folder(pulled) as snapshot:
+        index = open_index_of(snapshot, "words")
+        scores, rows = index.search([QUESTION, "zzzz"], 3)
+        assert scores[0][0] >= 2
+        assert rows[1].tolist() == [-1, -1, -1]
+
+
+def test_without_the_package_the_kind_is_named(plugin: Path, reindex: Any, tmp_path: Path, bookwheel: Any) -> None:
+    store = tmp_path / "store"
+    assert reindex(store).code == 0
+    without = Registry("bookwheel.none", dict.fromkeys(KINDS._built_in, ""))
+    without._built_in = KINDS._built_in
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(registry, "KINDS", without)
+        with Snapshot.open(str(store)) as snapshot, pytest.raises(Exception, match="no index kind 'words' here"):
+            open_index_of(snapshot, "words")
+    assert bookwheel("verify", "--store", store, "--json").json["ok"]
+    assert Store.open(str(store)).snapshots.list()
