@@ -12,6 +12,8 @@ from rag_model.corpus.lineage import Inheritance
 from rag_model.corpus.plan import source_digest
 from rag_model.corpus.records import Part, Plan, Siteinfo
 from rag_model.corpus.redact import pages_within
+from rag_model.snapshots.chunking import SettingFiles, StoredChunker, local_paths
+from rag_model.snapshots.cut_part import CutPart
 from rag_model.snapshots.parent import Earlier, Parent, local_files
 from rag_model.store.objects.memo import Produced
 from rag_model.store.store import Store
@@ -29,6 +31,7 @@ class ChunkTask:
     recipe: ChunkRecipe
     earlier: tuple[Earlier, ...] = ()  # parts of the parent, whose unchanged articles are not cut again
     suppressed: tuple[str, ...] = ()  # ids of pages of the part that were taken down
+    files: SettingFiles = ()  # that the chunker's settings name
 
     @property
     def bytes(self) -> int:
@@ -45,23 +48,24 @@ class ChunkTask:
             "source": source_digest(self.part),
             "kind": self.part.kind,
             "siteinfo": asdict(self.siteinfo),
-            "recipe": asdict(self.recipe),
+            "recipe": self.recipe.identity(),
             "code": VERSION,
             "libraries": versions("pyarrow"),
             **({"suppressed": self.suppressed} if self.suppressed else {}),  # no other part is cut again for them
         }
 
 
-def tasks_of(store: Store, plan: Plan, recipe: ChunkRecipe, parent: Parent) -> list[ChunkTask]:
+def tasks_of(store: Store, plan: Plan, chunker: StoredChunker, parent: Parent) -> list[ChunkTask]:
     """Return the tasks of a plan's parts, with what each inherits and which of its pages were taken down."""
     gone = store.takedowns.pages(plan.siteinfo.dbname)
     return [
         ChunkTask(
             part,
             plan.siteinfo,
-            recipe,
+            chunker.recipe,
             parent.cut(part),
             pages_within(part.kind, part.first_page, part.last_page, gone),
+            chunker.files,
         )
         for part in plan.parts
     ]
@@ -73,18 +77,19 @@ def chunk(task: ChunkTask, store: Store) -> Facts:
     def produce(workdir: Path) -> Produced:
         out, log = workdir / "passages.parquet", workdir / "articles.parquet"
         with Inheritance(local_files(store, task.earlier)) as earlier:
-            facts = chunk_part(task.part, task.siteinfo, task.recipe, out, log, earlier, task.suppressed)
+            files = local_paths(store, task.files)
+            facts = chunk_part(task.part, task.siteinfo, task.recipe, out, log, earlier, task.suppressed, files)
         return Produced({"passages": out, "article_log": log}, asdict(facts))
 
     record, made = store.memo.once("chunk", task.inputs(), produce)
-    outputs = {name: ref.to_json() for name, ref in record.outputs.items()}
-    return {**record.facts, **outputs, "made": made}
+    return CutPart.of(record, made=made).to_json()
 
 
-def run(tasks: Sequence[ChunkTask], launch: Launch, on_progress: OnProgress | None = None) -> list[Facts]:
-    """Cut all parts; return each one's facts, in their order."""
+def run(tasks: Sequence[ChunkTask], launch: Launch, on_progress: OnProgress | None = None) -> list[CutPart]:
+    """Cut all parts; return what became of each, in their order."""
     near = sum(task.bytes for task in tasks) <= _NEAR  # to look a part up is to read it
-    return run_job("chunk", chunk, tasks, launch, on_progress, _seconds, memoised=near)
+    reports = run_job("chunk", chunk, tasks, launch, on_progress, _seconds, memoised=near)
+    return [CutPart.from_json(report) for report in reports]
 
 
 def _seconds(task: ChunkTask) -> float:

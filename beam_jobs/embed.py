@@ -10,6 +10,7 @@ from beam_jobs.job import Facts, Launch, OnProgress, run_job
 from beam_jobs.libraries import versions
 from rag_model.encoders.embed import VERSION, Dtype, embed_changes
 from rag_model.encoders.encoder import Encoder
+from rag_model.snapshots.cut_part import CutPart
 from rag_model.snapshots.encoding import StoredEncoder
 from rag_model.snapshots.parent import Earlier, local_files
 from rag_model.store.objects.blobs import BlobRef
@@ -35,12 +36,12 @@ class EmbedTask:
     new: int = 0  # passages that have to be encoded, about
 
     @classmethod
-    def of(cls, cut: Facts, encoder: StoredEncoder, dtype: Dtype, earlier: tuple[Earlier, ...] = ()) -> Self:
+    def of(cls, cut: CutPart, encoder: StoredEncoder, dtype: Dtype, earlier: tuple[Earlier, ...] = ()) -> Self:
         """Return the task of a part that the chunk job reported."""
-        passages, space = BlobRef.from_json(cut["passages"]), encoder.space
-        kept = cut["inherited"] / cut["articles"] if earlier and cut["articles"] else 0.0
-        new = round(cut["rows"] * (1 - kept))
-        return cls(passages, cut["digest"], encoder.passage, space.digest, space.dim, dtype, earlier, new)
+        facts, space = cut.facts, encoder.space
+        kept = facts.inherited / facts.articles if earlier and facts.articles else 0.0
+        new = round(facts.rows * (1 - kept))
+        return cls(cut.passages, facts.digest, encoder.passage, space.digest, space.dim, dtype, earlier, new)
 
     def inputs(self) -> dict[str, Any]:
         """Return all that decides the vectors, to rounding. What is taken over from a parent is no part of it."""

@@ -22,6 +22,8 @@ from rag_model.corpus.records import Plan
 from rag_model.digest import digest_bytes, digest_file
 from rag_model.encoders.embed import count_known
 from rag_model.index.plan import IndexPlan
+from rag_model.snapshots.chunking import local_paths, store_chunker
+from rag_model.snapshots.cut_part import CutPart
 from rag_model.snapshots.encoders import store_encoders
 from rag_model.snapshots.encoding import StoredEncoder
 from rag_model.snapshots.heritage import obstacles
@@ -33,8 +35,6 @@ from rag_model.store.comparing.diff import differences
 from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.store import Store
 from rag_model.store.versions.paths import EMBEDDINGS, TEXT
-
-Facts = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +125,10 @@ def explain(
         scratch = Store.open(f"{folder}/store", create=True)
         plan = plan_parts(scratch, dump, recipe, limit, parent)
         encoders = store_encoders(scratch, encoder, recipe, store)
-        look = _Look(store, parent, encoders, recipe, Path(folder) / "passages.parquet")
-        for task in tasks_of(store, plan, recipe.chunk, parent):
+        chunker = store_chunker(scratch, recipe.chunk)
+        files = local_paths(scratch, chunker.files)
+        look = _Look(store, parent, encoders, recipe, Path(folder) / "passages.parquet", files)
+        for task in tasks_of(store, plan, chunker, parent):
             cut = look.at_passages(task)
             for name, its in encoders.items():
                 look.at_vectors(name, cut, parent.encoded(task.part, its.space.digest))
@@ -155,14 +157,20 @@ class _Look:
     """Looks at one part after another: what of it is recorded, and what would be inherited."""
 
     def __init__(
-        self, store: Store, parent: Parent, encoders: Mapping[str, StoredEncoder], recipe: Recipe, scratch: Path
+        self,
+        store: Store,
+        parent: Parent,
+        encoders: Mapping[str, StoredEncoder],
+        recipe: Recipe,
+        scratch: Path,
+        files: Mapping[str, Path],
     ) -> None:
         self.chunk = _Tally(_Past(store, "chunk", "source"))
-        self.cuts: list[Facts] = []
+        self.cuts: list[CutPart] = []
         self._embed = {name: _Tally(_Past(store, "embed", "passages")) for name in encoders}
         self._rows: dict[str, list[BlobRef]] = {name: [] for name in (TEXT, *encoders)}  # of parts that are recorded
         self._store, self._parent = store, parent
-        self._encoders, self._recipe, self._scratch = encoders, recipe, scratch
+        self._encoders, self._recipe, self._scratch, self._files = encoders, recipe, scratch, files
 
     def embedded(self) -> list[Outlook]:
         """Return the rows of the table of each representation."""
@@ -171,35 +179,34 @@ class _Look:
             for name, tally in self._embed.items()
         ]
 
-    def at_passages(self, task: ChunkTask) -> Facts:
+    def at_passages(self, task: ChunkTask) -> CutPart:
         """Return what the chunk job would report of a part, and where its passages lie."""
         inputs = task.inputs()
         record = self._store.memo.get("chunk", self._store.memo.key(inputs))
         if record is not None:
-            facts = {**record.facts, "passages": record.outputs["passages"].to_json()}
-            self._rows[TEXT] += [record.outputs["passages"]] if facts["rows"] else []
-            self.chunk.add(facts["articles"], facts["articles"], None)
+            cut = CutPart.of(record)
+            self._rows[TEXT] += [cut.passages] if cut.rows else []
+            self.chunk.add(cut.facts.articles, cut.facts.articles, None)
         else:
             with Inheritance(local_files(self._store, task.earlier)) as earlier:
                 given = task.part, task.siteinfo, task.recipe, self._scratch
-                facts = asdict(chunk_part(*given, earlier=earlier, suppressed=task.suppressed))
-            self.chunk.add(facts["articles"], facts["inherited"], inputs)
-        self.cuts.append(facts)
-        return facts
+                facts = chunk_part(*given, earlier=earlier, suppressed=task.suppressed, files=self._files)
+            cut = CutPart(BlobRef(digest_file(self._scratch), self._scratch.stat().st_size), facts)
+            self.chunk.add(facts.articles, facts.inherited, inputs)
+        self.cuts.append(cut)
+        return cut
 
-    def at_vectors(self, name: str, cut: Facts, earlier: tuple[Earlier, ...]) -> None:
+    def at_vectors(self, name: str, cut: CutPart, earlier: tuple[Earlier, ...]) -> None:
         """Look for a part's vectors of a representation."""
         tally = self._embed[name]
-        recorded = "passages" in cut
-        blob = cut["passages"] if recorded else {"id": digest_file(self._scratch), "size": 0}
-        task = EmbedTask.of({**cut, "passages": blob}, self._encoders[name], self._recipe.dtype_of(name), earlier)
-        inputs, rows = task.inputs(), cut["rows"]
+        task = EmbedTask.of(cut, self._encoders[name], self._recipe.dtype_of(name), earlier)
+        inputs, rows = task.inputs(), cut.rows
         record = self._store.memo.get("embed", self._store.memo.key(inputs))
         if record is not None:
             tally.add(rows, rows, None)
             self._rows[name] += [record.outputs["embeddings"]] if rows else []
             return
-        passages = self._store.blobs.local(task.passages) if recorded else self._scratch
+        passages = self._store.blobs.local(cut.passages) if self._store.blobs.exists(cut.passages) else self._scratch
         known = count_known(passages, local_files(self._store, earlier), task.dim, task.dtype)
         tally.add(rows, known, inputs)
 

@@ -21,6 +21,7 @@ from flows.stage import stage
 from rag_model.errors import UsageError
 from rag_model.index.recipe import IndexRecipe
 from rag_model.snapshots.content import with_indexes
+from rag_model.snapshots.cut_part import CutPart
 from rag_model.snapshots.existing import carried, facts_of, recipe_of, widths_of
 from rag_model.snapshots.recipe import Recipe
 from rag_model.snapshots.sizing import plan_indexes
@@ -86,7 +87,7 @@ def choose(recipe: Recipe, names: Sequence[str]) -> dict[str, IndexRecipe]:
 
 
 @stage
-def look(store: Store, content: Content) -> tuple[list[dict[str, Any]], dict[str, list[dict[str, Any]]]]:
+def look(store: Store, content: Content) -> tuple[list[CutPart], dict[str, list[dict[str, Any]]]]:
     """Say of the snapshot's parts what the jobs said that made them."""
     return facts_of(store, content)
 

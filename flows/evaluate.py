@@ -70,7 +70,7 @@ def evaluate(
             retrieve(work, tell)
         for condition in work.examination.conditions():
             with clock(condition.name) as tell:
-                answer(work, Named(condition), tell)
+                answer(work, NamedCondition(condition), tell)
     outcome = work.outcome(clock.seconds, report)
     write_files(work, outcome, rows, kilt)
     artifacts.show_answers(outcome)
@@ -79,7 +79,7 @@ def evaluate(
     return outcome
 
 
-class Named:
+class NamedCondition:
     """A condition, out of the sight of Prefect, which would look for futures in every passage of a record."""
 
     def __init__(self, condition: Condition) -> None:
@@ -154,7 +154,7 @@ def retrieve(work: Work, tell: OnProgress) -> None:
 
 
 @stage
-def answer(work: Work, named: Named, tell: OnProgress) -> None:
+def answer(work: Work, named: NamedCondition, tell: OnProgress) -> None:
     """Answer the questions under one condition, but for those answered before, and measure the answers."""
     work.examination.answer(named.condition, tell)
 

@@ -15,6 +15,7 @@ from flows.stage import stage
 from rag_model.evaluation.gate import judge
 from rag_model.index.plan import IndexPlan
 from rag_model.snapshots.content import BuiltIndex, counts, provenance, rows_of
+from rag_model.snapshots.cut_part import CutPart
 from rag_model.snapshots.heritage import Heirloom
 from rag_model.snapshots.measure import Measured, measure
 from rag_model.snapshots.publish import Published, publish, vitals
@@ -38,7 +39,7 @@ class Build:
     ref: str
     source: str  # where the passages come from
     encoder: str  # as the user named it
-    passages: Sequence[Facts]  # what the jobs report of each part
+    passages: Sequence[CutPart]  # what the jobs report of each part
     embeddings: Mapping[str, Sequence[Facts]]  # the same by representation
     plans: Mapping[str, IndexPlan]
     assembled: Callable[[Sequence[BuiltIndex]], Content]  # the snapshot's content, with these indexes
@@ -99,8 +100,8 @@ def embed_reports(embeddings: Mapping[str, Sequence[Facts]]) -> dict[str, Sequen
 def reported(build: Build, manifest: Manifest, published: Published, measured: Measured) -> Reindexed:
     """Write the report and the artifacts of a snapshot that is published, and return what was made."""
     counted, seconds = counts(build.passages, build.embeddings), build.clock.seconds
-    reports = {"chunk": build.passages, **embed_reports(build.embeddings)}
-    page = write_report(build.store, manifest, published, measured, counted, reports, seconds)
+    made = build.passages, embed_reports(build.embeddings)
+    page = write_report(build.store, manifest, published, measured, counted, *made, seconds)
     outcome = Reindexed.of(published, build.ref, counted, measured.metrics(), seconds, page)
     artifacts.show(outcome)
     return outcome

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from flows.command.reply import Reply
+from flows.command.reply import Reply, figures
 from flows.index import Order, planned
 from rag_model.index.factory import Graph, Lists, parse
 from rag_model.index.recipe import VectorPlan
@@ -62,8 +62,8 @@ def _words(plan: VectorPlan, cost: Estimate, rate: Rate, seconds: Mapping[str, f
     timed = f"{rate.plan.factory} over {rate.plan.n:,} synthetic vectors of {plan.d} dimensions"
     lines = [
         f"index     {plan.factory} ({plan.metric}) over {plan.n:,} vectors of {plan.d} dimensions",
-        f"numbers   {_listed(_numbers(plan)) or 'none'}",
-        f"search    {_listed(plan.search) or 'exact'}",
+        f"numbers   {figures(_numbers(plan)) or 'none'}",
+        f"search    {figures(plan.search) or 'exact'}",
         *(f"note      {note}" for note in plan.notes),
         f"memory    {gigabytes(cost.build_bytes)} to build ({stages}; a task each), "
         f"{gigabytes(cost.search_bytes)} to search",
@@ -76,7 +76,3 @@ def _words(plan: VectorPlan, cost: Estimate, rate: Rate, seconds: Mapping[str, f
 
 def _time(seconds: float) -> str:
     return f"{seconds / _HOUR:,.1f} hours" if seconds >= _HOUR else f"{seconds:,.0f} s"
-
-
-def _listed(values: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} {value:,}" for name, value in values.items())

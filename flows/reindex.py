@@ -22,7 +22,9 @@ from flows.stage import deployed, stage
 from rag_model.corpus.records import Plan
 from rag_model.encoders.embed import Dtype
 from rag_model.index.plan import IndexPlan
+from rag_model.snapshots.chunking import StoredChunker, store_chunker
 from rag_model.snapshots.content import assemble
+from rag_model.snapshots.cut_part import CutPart
 from rag_model.snapshots.encoders import store_encoders
 from rag_model.snapshots.encoding import StoredEncoder, store_encoder
 from rag_model.snapshots.heritage import Heirloom, inherit, noted, obstacles
@@ -74,8 +76,10 @@ def reindex(
         with clock("plan"):
             plan = plan_dump(target, dump, recipe, limit, parent)
             encoders = prepare_encoders(target, encoder, recipe)
+            chunker = prepare_chunker(target, recipe)
+            recipe = replace(recipe, chunk=chunker.recipe)
         with clock("chunk") as tell:
-            passages = chunk_parts(target, plan, recipe, parent, launch, tell)
+            passages = chunk_parts(target, plan, chunker, parent, launch, tell)
         widths = {name: its.space.dim for name, its in encoders.items()}
         plans = plan_indexes(recipe.index, passages, widths, worker_memory(beam_options), parent)
         embeddings: dict[str, Sequence[Facts]] = {}
@@ -114,17 +118,23 @@ def prepare_encoders(store: Store, encoder: str, recipe: Recipe) -> dict[str, St
 
 
 @stage
+def prepare_chunker(store: Store, recipe: Recipe) -> StoredChunker:
+    """Put the files that the chunker's settings name where workers find them."""
+    return store_chunker(store, recipe.chunk)
+
+
+@stage
 def chunk_parts(
-    store: Store, plan: Plan, recipe: Recipe, parent: Parent, launch: Launch, tell: OnProgress
-) -> list[Facts]:
+    store: Store, plan: Plan, chunker: StoredChunker, parent: Parent, launch: Launch, tell: OnProgress
+) -> list[CutPart]:
     """Cut every part into passages; articles that are as they were keep the parent's, and taken down ones none."""
-    return chunk.run(chunk.tasks_of(store, plan, recipe.chunk, parent), launch, tell)
+    return chunk.run(chunk.tasks_of(store, plan, chunker, parent), launch, tell)
 
 
 @stage
 def embed_parts(
     plan: Plan,
-    passages: Sequence[Facts],
+    passages: Sequence[CutPart],
     encoding: StoredEncoder,
     dtype: Dtype,
     parent: Parent,

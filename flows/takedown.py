@@ -133,8 +133,8 @@ def prepare(
 def _report(build: Build, manifest: Manifest, measured: Measured) -> None:
     verdict = judge(build.recipe.gate, vitals(manifest), measured.found)
     published, counted = Published(manifest.id, verdict, None), counts(build.passages, build.embeddings)
-    reports = {"chunk": build.passages, **embed_reports(build.embeddings)}
-    write_report(build.store, manifest, published, measured, counted, reports, build.clock.seconds)
+    made = build.passages, embed_reports(build.embeddings)
+    write_report(build.store, manifest, published, measured, counted, *made, build.clock.seconds)
 
 
 def _who() -> str:

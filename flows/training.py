@@ -12,14 +12,13 @@ search = "bm25"
 ```
 """
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from rag_model.errors import InputError, UsageError
-from rag_model.snapshots.settings import from_table
+from rag_model.errors import UsageError
+from rag_model.toml import from_table, read_toml
 from rag_model.training.objectives.rag import LOOP
 from rag_model.training.recipes import DprTraining, Kind, RagTraining, Training
 
@@ -52,14 +51,7 @@ def read_tables(path: Path | None) -> Tables:
     Raises:
         InputError: the file is missing or is not TOML.
     """
-    if path is None:
-        return {}
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as missing:
-        raise InputError(f"cannot read the recipe {path}: {missing.strerror}") from missing
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as broken:
-        raise InputError(f"the recipe {path} is not TOML: {broken}") from broken
+    return {} if path is None else read_toml(path)
 
 
 def _defaults(kind: Kind, *, unit_vectors: bool) -> dict[str, dict[str, Any]]:

@@ -1,5 +1,6 @@
 """What every verb takes and what every verb gives."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -23,6 +24,15 @@ AsksName = Annotated[
         "passages its questions ask."
     ),
 ]
+
+
+def figures(values: Mapping[str, Any]) -> str:
+    """Return named numbers in one line.
+
+    >>> figures({"passages": 12000, "recall@20": 0.981})
+    'passages 12,000, recall@20 0.981'
+    """
+    return ", ".join(f"{name} {value:,}" for name, value in values.items())
 
 
 @Parameter(name="*")

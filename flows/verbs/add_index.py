@@ -6,7 +6,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from flows.add_index import add_index as add_index_flow
-from flows.command.reply import Common, Reply, StoreUrl
+from flows.command.reply import Common, Reply, StoreUrl, figures
 from flows.outcome import GateRefusedError, Reindexed
 from flows.stage import run_flow
 from rag_model.snapshots.recipe import read_recipe
@@ -45,9 +45,5 @@ def add_index(
 
 def _words(outcome: Reindexed) -> str:
     moved = f"{outcome.ref}@{outcome.number} is" if outcome.number else f"{outcome.ref} did not move to"
-    lines = (f"index     {name}: {_listed(figures)}" for name, figures in outcome.metrics.items())
+    lines = (f"index     {name}: {figures(found)}" for name, found in outcome.metrics.items())
     return "\n".join([f"{moved} snapshot {outcome.snapshot}; see {outcome.report}", *lines])
-
-
-def _listed(values: dict[str, float]) -> str:
-    return ", ".join(f"{name} {value:,}" for name, value in values.items())

@@ -13,7 +13,7 @@ from rag_model.evaluation.ablation import Ablations
 from rag_model.evaluation.questions import read_questions
 from rag_model.evaluation.retrieval import ask, intervals_of, measures_of, ranks_of
 from rag_model.evaluation.run_files import write_dpr, write_jsonl, write_trec
-from rag_model.evaluation.scores import Kind
+from rag_model.evaluation.scores import AnswerKind
 from rag_model.store.versions.snapshot import Snapshot
 
 if TYPE_CHECKING:
@@ -36,7 +36,8 @@ def evaluate(
         str | None, Parameter(help="Answer the questions too, with this RAG model of the store, or folder of one.")
     ] = None,
     answers: Annotated[
-        Kind, Parameter(help="What the answers are: `spans`, `patterns` (CuratedTREC), `labels` (FEVER) or `texts`.")
+        AnswerKind,
+        Parameter(help="What the answers are: `spans`, `patterns` (CuratedTREC), `labels` (FEVER) or `texts`."),
     ] = "spans",
     asks: AsksName = None,
     beams: Annotated[int, Parameter(help="With --model: beams of the search for an answer; 1 is greedy.")] = 1,
@@ -80,7 +81,7 @@ def _retrieve(
     index: str,
     k: int,
     encoder: str | None,
-    answers: Kind,
+    answers: AnswerKind,
     files: tuple[Path | None, Path | None, Path | None],
 ) -> Reply:
     asked = read_questions(questions)

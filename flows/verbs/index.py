@@ -1,6 +1,5 @@
 """`bookwheel index`: the index builder as a tool of its own."""
 
-from collections.abc import Mapping
 from dataclasses import asdict
 from itertools import takewhile
 from pathlib import Path
@@ -8,7 +7,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from flows.command.reply import Common, Reply
+from flows.command.reply import Common, Reply, figures
 from flows.index import Indexed, Order, index_vectors
 from flows.prospect import prospect
 from rag_model.errors import UsageError
@@ -144,10 +143,10 @@ def _words(made: Indexed) -> str:
     lines = [
         f"index     {made.out}: {plan.factory} ({plan.metric}){cells}, {made.size:,} bytes",
         f"vectors   {plan.n:,} of {plan.d} dimensions{dropped}",
-        f"search    {_listed(seen.search) or 'exact'}",
+        f"search    {figures(seen.search) or 'exact'}",
         *(f"note      {note}" for note in [*plan.notes, seen.note] if note),
-        f"health    {_listed(seen.health) or 'exact'}",
-        f"seconds   {_listed(made.seconds)}",
+        f"health    {figures(seen.health) or 'exact'}",
+        f"seconds   {figures(made.seconds)}",
         "",
         f"asked with {asked}:",
         f"{'setting':<16}{f'recall@{seen.k}':>10}{'5th pct.':>10}{'ms':>9}{'distances':>11}",
@@ -159,7 +158,3 @@ def _words(made: Indexed) -> str:
 def _row(effort: Effort) -> str:
     recall = f"{effort.recall_mean:>10.4f}{effort.recall_p5:>10.3f}"
     return f"{effort.setting:<16}{recall}{effort.milliseconds:>9.3f}{effort.distances:>11,.0f}"
-
-
-def _listed(values: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} {value:,}" for name, value in values.items())

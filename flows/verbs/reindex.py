@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from cyclopts import Parameter
 
 from beam_jobs.explain import Explained
 from beam_jobs.explain import explain as explain_build
-from flows.command.reply import Common, Reply, StoreUrl
+from flows.command.reply import Common, Reply, StoreUrl, figures
 from flows.outcome import GateRefusedError, Reindexed
 from flows.reindex import DEFAULT_ENCODER
 from flows.reindex import reindex as reindex_flow
@@ -59,10 +59,10 @@ def _words(outcome: Reindexed) -> str:
     lines = [
         f"snapshot  {outcome.snapshot}",
         f"ref       {outcome.ref}@{outcome.number}" if outcome.number else f"ref       {outcome.ref} did not move",
-        f"articles  {counts['articles']:,}, dropped {_listed(counts['dropped']) or 'none'}",
+        f"articles  {counts['articles']:,}, dropped {figures(counts['dropped']) or 'none'}",
         f"passages  {counts['passages']:,}, of which {counts['embedded']:,} embedded and {counts['reused']:,} reused",
-        *(f"index     {name}: {_listed(figures)}" for name, figures in outcome.metrics.items()),
-        f"seconds   {_listed(outcome.seconds)}",
+        *(f"index     {name}: {figures(found)}" for name, found in outcome.metrics.items()),
+        f"seconds   {figures(outcome.seconds)}",
         f"report    {outcome.report}",
     ]
     return "\n".join(lines)
@@ -72,10 +72,6 @@ def _table(found: Explained) -> Iterator[str]:
     yield f"parent    {found.parent or 'none: nothing to inherit from'}"
     yield f"{'stage':<14}{'reused':>12}{'of':>12} {'unit':<10}{'tasks recorded':>16}  changed"
     for row in found.stages:
-        changed = _listed(dict(row.changed)) or "nothing"
+        changed = figures(dict(row.changed)) or "nothing"
         tasks = f"{row.recorded:,} of {row.tasks:,}"
         yield f"{row.stage:<14}{row.reused:>12,}{row.total:>12,} {row.unit:<10}{tasks:>16}  {changed}"
-
-
-def _listed(values: dict[str, Any]) -> str:
-    return ", ".join(f"{name} {value:,}" for name, value in values.items())

@@ -10,15 +10,18 @@ the file comes out byte for byte as if it had been.
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from rag_model.corpus.articles import article_or_drop
-from rag_model.corpus.chunkers import Chunker, build_chunker
+from rag_model.corpus.chunkers.chunker import Chunker, Cut
+from rag_model.corpus.chunkers.files import settings_of
+from rag_model.corpus.chunkers.registry import build_chunker
 from rag_model.corpus.documents import read_documents, read_ready_passages
 from rag_model.corpus.dump import read_pages
-from rag_model.corpus.lineage import ArticleLog, Inheritance, Outcome, article_key, cutting_basis
+from rag_model.corpus.lineage import ArticleLog, ArticleOutcome, Inheritance, article_key, cutting_basis
 from rag_model.corpus.passages import PassageWriter
 from rag_model.corpus.records import Article, Page, Part, Passage, Siteinfo
 from rag_model.corpus.wikitext import Unparsable, clean
@@ -34,14 +37,44 @@ class ChunkRecipe:
     """All that decides which passages an article becomes, and when a part has lost too many to go on."""
 
     chunker: str = "sections"
-    words: int = 100  # a passage, at most; DPR's figure
+    words: int | None = None  # short for the setting of that name; None: the chunker's own default
+    settings: Mapping[str, Any] = field(default_factory=dict)  # of the chunker; what they leave out keeps its default
     quarantine_share: float = 0.01  # of a part's articles that may be unparsable …
     quarantine_floor: int = 20  # … but as many as this in any part, however small
 
     def __post_init__(self) -> None:
-        build_chunker(self.chunker, self.words)  # refuses what names none, before any work
+        self.built()  # refuses a chunker or a setting that there is not, before any work
         if not 0 <= self.quarantine_share <= 1:
             raise UsageError(f"quarantine_share is a share from 0 to 1, not {self.quarantine_share}")
+
+    def built(self, files: Mapping[str, Path] | None = None) -> Chunker:
+        """Return the chunker; `files` are the paths of settings that name a file by its digest.
+
+        Raises:
+            UsageError: there is no such chunker, or it refuses a setting.
+        """
+        if self.words is not None and "words" in self.settings:
+            raise UsageError("the recipe's chunk table gives words twice: leave one of them out")
+        words = {} if self.words is None else {"words": self.words}
+        paths = {name: str(path) for name, path in (files or {}).items()}
+        return build_chunker(self.chunker, {**words, **self.settings, **paths})
+
+    def content(self) -> dict[str, Any]:
+        """Return the recipe as JSON values: every setting, those left out too, and digests in place of files.
+
+        Raises:
+            InputError: a file that a setting names is missing.
+        """
+        settings = settings_of(self.built())
+        words = {"words": settings.pop("words")} if "words" in settings else {}
+        others = {"settings": settings} if settings else {}
+        quarantine = {"quarantine_share": self.quarantine_share, "quarantine_floor": self.quarantine_floor}
+        return {"chunker": self.chunker, **words, **others, **quarantine}
+
+    def identity(self) -> dict[str, Any]:
+        """Return all that decides a part's passages: the content, and the version of a chunker's own code."""
+        version = self.built().version
+        return {**self.content(), **({"version": version} if version else {})}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,14 +91,14 @@ class ChunkFacts:
     """What became of a part; JSON values throughout."""
 
     rows: int  # passages
-    digest: str  # of the rows' values, whatever their encoding
-    articles: int  # with at least one passage
-    dropped: dict[str, int]  # pages by reason; `unparsable` are the quarantined ones
-    quarantined: tuple[Quarantined, ...]  # the first `MAX_LISTED`
-    newest_revision: str  # latest timestamp among the articles, ISO 8601; empty without revisions
-    words: int
-    lengths: dict[str, int]  # passages by their number of words, rounded down to a multiple of `BUCKET`
-    inherited: int  # of `articles`, those that were taken over unparsed: how the part was made, not what it is
+    digest: str = ""  # of the rows' values, whatever their encoding; empty where no recipe cut them
+    articles: int = 0  # with at least one passage
+    dropped: Mapping[str, int] = field(default_factory=dict)  # pages by reason; `unparsable` are the quarantined ones
+    quarantined: tuple[Quarantined, ...] = ()  # the first `MAX_LISTED`
+    newest_revision: str = ""  # latest timestamp among the articles, ISO 8601; empty without revisions
+    words: int = 0
+    lengths: Mapping[str, int] = field(default_factory=dict)  # passages by their words, in steps of `BUCKET`
+    inherited: int = 0  # of `articles`, those that were taken over unparsed: how the part was made, not what it is
 
 
 def chunk_part(
@@ -76,18 +109,21 @@ def chunk_part(
     log: Path | None = None,
     earlier: Inheritance | None = None,
     suppressed: Collection[str] = (),
+    files: Mapping[str, Path] | None = None,
 ) -> ChunkFacts:
     """Write the passages of one part to the Parquet file `out`, and return what became of it.
 
     `log` is where to write what became of each article of a wiki, for a later build to inherit; `earlier` is what
-    this one does. Pages that are `suppressed`, by their ids, leave nothing but a count.
+    this one does. Pages that are `suppressed`, by their ids, leave nothing but a count. `files` are the paths of
+    settings that the recipe names by their digest.
 
     Raises:
         InputError: the source cannot be read, or more of its pages are unparsable than the recipe allows.
     """
     tally, articles = _Tally(suppressed=suppressed), ArticleLog()
     with PassageWriter(out) as writer:
-        for passage in _passages(part, siteinfo, recipe, tally, articles, earlier or Inheritance()):
+        cutting = _Cutting(recipe, siteinfo, files)
+        for passage in _passages(part, cutting, tally, articles, earlier or Inheritance()):
             tally.words += passage.n_words
             tally.lengths[passage.n_words // BUCKET * BUCKET] += 1
             writer.write(passage)
@@ -152,24 +188,37 @@ class _Tally:
             )
 
 
-def _passages(
-    part: Part, siteinfo: Siteinfo, recipe: ChunkRecipe, tally: _Tally, log: ArticleLog, earlier: Inheritance
-) -> Iterator[Passage]:
+@dataclass(frozen=True, slots=True)
+class _Cutting:
+    """How articles are cut."""
+
+    recipe: ChunkRecipe
+    siteinfo: Siteinfo
+    files: Mapping[str, Path] | None
+
+    def open(self) -> Cut:
+        return self.recipe.built(self.files).open()
+
+    def basis(self) -> bytes:
+        return cutting_basis(self.siteinfo, self.recipe.identity(), VERSION)
+
+
+def _passages(part: Part, cutting: _Cutting, tally: _Tally, log: ArticleLog, earlier: Inheritance) -> Iterator[Passage]:
     """Yield the passages of a part of any kind; ready ones are taken as they are."""
     if part.kind == "passages":
         yield from (passage for passage in read_ready_passages(part) if tally.keeps(passage.page_id))
         return
-    chunker = build_chunker(recipe.chunker, recipe.words)
+    cut = cutting.open()
     if part.kind == "documents":
         for document in read_documents(part):
             if tally.keeps(document.page_id):
-                yield from tally.counted(list(chunker(document)))
+                yield from tally.counted(list(cut(document)))
         return
-    basis = cutting_basis(siteinfo, recipe.chunker, recipe.words, VERSION)
-    for page in _articles(part, siteinfo, tally):
+    basis = cutting.basis()
+    for page in _articles(part, cutting.siteinfo, tally):
         key = article_key(basis, page)
         kept = earlier.get(page, key)
-        outcome = kept or _cut(page, siteinfo, chunker)
+        outcome = kept or _outcome(page, cutting.siteinfo, cut)
         tally.inherited += kept is not None and len(kept.passages) > 0
         log.note(page, key, outcome)
         if outcome.reason:
@@ -190,13 +239,13 @@ def _articles(part: Part, siteinfo: Siteinfo, tally: _Tally) -> Iterator[Page]:
             tally.newest_revision = max(tally.newest_revision, page.timestamp)  # the dump is as new as it is
 
 
-def _cut(page: Page, siteinfo: Siteinfo, chunker: Chunker) -> Outcome:
+def _outcome(page: Page, siteinfo: Siteinfo, cut: Cut) -> ArticleOutcome:
     """Return a page's passages, or why it has to be quarantined."""
     try:
         sections = clean(page.text, siteinfo, page.title)
     except Unparsable as bound:
-        return Outcome((), bound.reason)
+        return ArticleOutcome((), bound.reason)
     except (ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as bug:
         # A bug of the cleaner that one page in millions meets must not cost the others of its part.
-        return Outcome((), f"the cleaner failed: {type(bug).__name__}: {bug}")
-    return Outcome(list(chunker(Article(str(page.page_id), page.rev_id, page.title, sections))))
+        return ArticleOutcome((), f"the cleaner failed: {type(bug).__name__}: {bug}")
+    return ArticleOutcome(list(cut(Article(str(page.page_id), page.rev_id, page.title, sections))))

@@ -7,11 +7,11 @@ another recipe gives other keys, and another folder, store or number of workers 
 """
 
 import hashlib
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
@@ -25,20 +25,26 @@ from rag_model.landing import landing
 
 _KEY = 16  # bytes of SHA-256: articles of one page id meet, never all of them
 _FIELDS = [("page_id", pa.int64()), ("key", pa.binary(_KEY)), ("passages", pa.int32()), ("reason", pa.string())]
+_ELSEWHERE = {"chunker", "words", "quarantine_share", "quarantine_floor"}  # have a place of their own, or none
 ARTICLE_SCHEMA = pa.schema([pa.field(name, kind, nullable=False) for name, kind in _FIELDS])
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ArticleOutcome:
     """What an article became: its passages, none if it has no text, or the reason why it could not be read."""
 
     passages: Sequence[Passage]
     reason: str = ""
 
 
-def cutting_basis(siteinfo: Siteinfo, chunker: str, words: int, version: int) -> bytes:
-    """Return what all articles of a part are cut by, as bytes to begin a key with."""
-    return digest_json([asdict(siteinfo), chunker, words, version]).encode()
+def cutting_basis(siteinfo: Siteinfo, cut_by: Mapping[str, Any], version: int) -> bytes:
+    """Return what all articles of a part are cut by, as bytes to begin a key with.
+
+    `cut_by` is the identity of a chunk recipe. When a part as a whole is given up decides no passage and is left out.
+    """
+    rest = {name: value for name, value in cut_by.items() if name not in _ELSEWHERE}
+    others = [rest] if rest else []  # nothing where there is nothing else: logs of before still serve
+    return digest_json([asdict(siteinfo), cut_by["chunker"], cut_by.get("words"), version, *others]).encode()
 
 
 def article_key(basis: bytes, page: Page) -> bytes:
@@ -56,7 +62,7 @@ class ArticleLog:
     def __init__(self) -> None:
         self._rows: list[tuple[int, bytes, int, str]] = []
 
-    def note(self, page: Page, key: bytes, outcome: Outcome) -> None:
+    def note(self, page: Page, key: bytes, outcome: ArticleOutcome) -> None:
         """Append one article."""
         self._rows.append((page.page_id, key, len(outcome.passages), outcome.reason))
 
@@ -102,14 +108,14 @@ class Inheritance:
         for passages, articles in parts:
             self._index(PassageFile(passages), _read(articles))
 
-    def get(self, page: Page, key: bytes) -> Outcome | None:
+    def get(self, page: Page, key: bytes) -> ArticleOutcome | None:
         """Return what an article became, or None if it was another or none."""
         place = self._places.get(page.page_id)
         if place is None or place.key != key:
             return None
         rows = self._rows(place)
         fits = all(passage.page_id == str(page.page_id) for passage in rows)
-        return Outcome(rows, place.reason) if fits else None
+        return ArticleOutcome(rows, place.reason) if fits else None
 
     def _index(self, file: PassageFile, log: pa.Table) -> None:
         self._files.append(file)

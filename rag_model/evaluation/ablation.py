@@ -17,8 +17,8 @@ from rag_model.errors import UsageError
 from rag_model.evaluation.bootstrap import RESAMPLING, Estimate, Resampling
 from rag_model.evaluation.questions import Question
 from rag_model.evaluation.readings import Reading
-from rag_model.evaluation.retrieval import Outcome
-from rag_model.evaluation.scores import Kind, Scored, compare, estimate, score
+from rag_model.evaluation.retrieval import Retrieved
+from rag_model.evaluation.scores import AnswerKind, Scored, compare, estimate, score
 from rag_model.retrieve.retriever import Hit
 
 Some = TypeVar("Some", bound=Sequence[Hit])
@@ -69,13 +69,13 @@ class Row:
         return {"condition": self.name, "k": self.k, "n": len(self.scored), "metrics": figures, "against_open": against}
 
 
-def open_book(outcomes: Sequence[Outcome], k: int) -> Condition:
+def open_book(outcomes: Sequence[Retrieved], k: int) -> Condition:
     """Return the questions with the first `k` passages retrieved, or all where the corpus has fewer."""
     deepest = min([k, *(len(outcome.hits) for outcome in outcomes)])
     return _condition(OPEN, [(outcome.question, outcome.hits[:deepest]) for outcome in outcomes])
 
 
-def conditions(outcomes: Sequence[Outcome], k: int, ablations: Ablations) -> Iterator[Condition]:
+def conditions(outcomes: Sequence[Retrieved], k: int, ablations: Ablations) -> Iterator[Condition]:
     """Yield the conditions beside the open book at `k`; one without a question is left out.
 
     Args:
@@ -101,7 +101,7 @@ def _condition(name: str, pairs: Sequence[tuple[Question, tuple[Hit, ...]]]) -> 
     return Condition(name, len(hits[0]) if hits else 0, questions, hits)
 
 
-def _gold(outcome: Outcome, depth: int) -> Hit | None:
+def _gold(outcome: Retrieved, depth: int) -> Hit | None:
     """Return the best passage of a page of the evidence, or, without evidence, the best that holds an answer."""
     pages = frozenset[str]().union(*outcome.question.evidence)
     for hit, found in zip(outcome.hits[:depth], outcome.has_answer, strict=False):
@@ -123,7 +123,7 @@ def deranged(hits: Sequence[Some], seed: int) -> list[Some]:
 def measure(
     condition: Condition,
     answer: Callable[[Condition], Sequence[Reading]],
-    kind: Kind = "spans",
+    kind: AnswerKind = "spans",
     book: Row | None = None,
     resampling: Resampling = RESAMPLING,
 ) -> Row:

@@ -18,7 +18,7 @@ from rag_model.evaluation.collapse import Collapse
 from rag_model.evaluation.markup import Child, Node, join, tag
 from rag_model.evaluation.page import document, pair, section, table, tiles
 from rag_model.evaluation.readings import Shown
-from rag_model.evaluation.scores import Kind, Scored, right_by
+from rag_model.evaluation.scores import AnswerKind, Scored, right_by
 
 _SHOWN_TEXT = 400  # characters of a passage
 _POINTS = 300  # of a curve: more than a screen is wide shows nothing more
@@ -31,7 +31,7 @@ class AnswerReport:
     model: str
     snapshot: str
     created_at: str  # ISO 8601 UTC
-    kind: Kind
+    kind: AnswerKind
     rows: Sequence[Row]  # the open book first, then ablations
     retrieval: Mapping[str, float]  # Success@k and the like
     collapse: Collapse

@@ -16,7 +16,7 @@ from rag_model.evaluation.collapse import Collapse, unchanged_share
 from rag_model.evaluation.collapse import measure as measure_collapse
 from rag_model.evaluation.questions import QuestionSet
 from rag_model.evaluation.readings import Reading
-from rag_model.evaluation.retrieval import Outcome, ask, intervals_of, measures_of, ranks_of
+from rag_model.evaluation.retrieval import Retrieved, ask, intervals_of, measures_of, ranks_of
 from rag_model.evaluation.scores import check_golds
 from rag_model.evaluation.settings import Evaluation
 from rag_model.retrieve.retriever import Retriever
@@ -58,7 +58,7 @@ class Examination:
         check_golds(asked.questions, self.settings.kind)
         self.asked, self.corpus, self.k = asked, corpus, min(k, corpus)
         self.depth = min(self.settings.deepest(self.k), corpus)
-        self.outcomes: list[Outcome] = []
+        self.outcomes: list[Retrieved] = []
         self.rows: list[Row] = []
         self._retriever, self._answering = retriever, answering
 

@@ -24,7 +24,7 @@ _BATCH = 256  # questions: enough to fill an encoder's batch, few enough that a 
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class Retrieved:
     """One question, what was found for it, and which of the hits hold an answer."""
 
     question: Question
@@ -37,13 +37,13 @@ class Outcome:
         return next((rank for rank, found in enumerate(self.has_answer, start=1) if found), None)
 
 
-def match_hits(question: Question, hits: Sequence[Hit], *, patterns: bool = False) -> Outcome:
+def match_hits(question: Question, hits: Sequence[Hit], *, patterns: bool = False) -> Retrieved:
     """Look for the question's answers in each of its hits: by token match, or as regular expressions."""
     found = partial(pattern_in, patterns=question.answers) if patterns else Answers(question.answers).are_in
-    return Outcome(question, tuple(hits), tuple(found(hit.passage.text) for hit in hits))
+    return Retrieved(question, tuple(hits), tuple(found(hit.passage.text) for hit in hits))
 
 
-def ask(retriever: Retriever, questions: Sequence[Question], k: int, *, patterns: bool = False) -> Iterator[Outcome]:
+def ask(retriever: Retriever, questions: Sequence[Question], k: int, *, patterns: bool = False) -> Iterator[Retrieved]:
     """Search each question to depth `k` and match its answers: in order, batch by batch.
 
     With `patterns` the answers are regular expressions, as CuratedTREC's are.
@@ -67,7 +67,7 @@ def cutoffs(k: int) -> list[int]:
     return sorted({depth for depth in CUTOFFS if depth <= k} | {k})
 
 
-def success(outcomes: Sequence[Outcome], k: int) -> dict[str, float]:
+def success(outcomes: Sequence[Retrieved], k: int) -> dict[str, float]:
     """Return `Success@…` at each depth of `cutoffs(k)`, in [0, 1]; a question without answers is missed.
 
     Raises:
@@ -82,7 +82,7 @@ def success(outcomes: Sequence[Outcome], k: int) -> dict[str, float]:
     }
 
 
-def measures_of(asked: QuestionSet, outcomes: Sequence[Outcome], k: int) -> dict[str, float]:
+def measures_of(asked: QuestionSet, outcomes: Sequence[Retrieved], k: int) -> dict[str, float]:
     """Return what a set's questions are measured by at depth `k`: `judged` where they are, else `success`.
 
     Raises:
@@ -92,7 +92,7 @@ def measures_of(asked: QuestionSet, outcomes: Sequence[Outcome], k: int) -> dict
     return judged(outcomes, asked.grades, k) if asked.grades else success(outcomes, k)
 
 
-def ranks_of(outcomes: Sequence[Outcome], k: int) -> dict[str, float]:
+def ranks_of(outcomes: Sequence[Retrieved], k: int) -> dict[str, float]:
     """Return how high the first passage with an answer stands, and what pages the evidence finds, each in [0, 1].
 
     RR@k, the mean of 1 / its rank (0 without); and, over the questions with evidence, KILT's R-precision and recall@5
@@ -108,7 +108,7 @@ def ranks_of(outcomes: Sequence[Outcome], k: int) -> dict[str, float]:
 
 
 def intervals_of(
-    asked: QuestionSet, outcomes: Sequence[Outcome], k: int, resampling: Resampling = RESAMPLING
+    asked: QuestionSet, outcomes: Sequence[Retrieved], k: int, resampling: Resampling = RESAMPLING
 ) -> dict[str, Estimate]:
     """Return what `measures_of` says and, of questions without judgements, RR@k, each with its interval.
 
@@ -125,8 +125,8 @@ def intervals_of(
     return {name: mean_interval(some, resampling) for name, some in values.items()}
 
 
-def _evidence(outcomes: Sequence[Outcome], k: int) -> dict[str, float]:
-    cut = [Outcome(outcome.question, outcome.hits[:k], outcome.has_answer[:k]) for outcome in outcomes]
+def _evidence(outcomes: Sequence[Retrieved], k: int) -> dict[str, float]:
+    cut = [Retrieved(outcome.question, outcome.hits[:k], outcome.has_answer[:k]) for outcome in outcomes]
     ranked = [[hit.passage.page_id for hit in outcome.hits] for outcome in cut]
     wanted = [outcome.question.evidence for outcome in outcomes]
     grades = {outcome.question.id: dict.fromkeys(chain(*outcome.question.evidence), 1) for outcome in outcomes}
@@ -135,7 +135,7 @@ def _evidence(outcomes: Sequence[Outcome], k: int) -> dict[str, float]:
     return {"R-precision": precision, "recall@5": recall, "nDCG@10": judged(cut, grades, k)["nDCG@10"]}
 
 
-def judged(outcomes: Sequence[Outcome], grades: Mapping[str, Mapping[str, int]], k: int) -> dict[str, float]:
+def judged(outcomes: Sequence[Retrieved], grades: Mapping[str, Mapping[str, int]], k: int) -> dict[str, float]:
     """Return nDCG@10, R@k and RR@10 against graded pages, each in [0, 1].
 
     A document is a page (`page_id`); of a page's passages the best ranked counts, so a search of depth `k`
@@ -148,7 +148,7 @@ def judged(outcomes: Sequence[Outcome], grades: Mapping[str, Mapping[str, int]],
 
 
 def _judged_values(
-    outcomes: Sequence[Outcome], grades: Mapping[str, Mapping[str, int]], k: int
+    outcomes: Sequence[Retrieved], grades: Mapping[str, Mapping[str, int]], k: int
 ) -> dict[str, list[float]]:
     """Return the measures of each judged question; one that was not asked, or found nothing, has 0."""
     measures = require("ir_measures", "pipeline")

@@ -12,17 +12,17 @@ from urllib.parse import quote
 
 from rag_model.errors import InputError
 from rag_model.evaluation.kilt import distinct_pages
-from rag_model.evaluation.retrieval import Outcome
+from rag_model.evaluation.retrieval import Retrieved
 from rag_model.evaluation.scores import Scored
 from rag_model.landing import landing
 
 
-def write_trec(outcomes: Sequence[Outcome], path: Path, tag: str = "bookwheel") -> None:
+def write_trec(outcomes: Sequence[Retrieved], path: Path, tag: str = "bookwheel") -> None:
     """Write a TREC run, `question Q0 passage rank score tag`; blanks in ids are percent-encoded."""
     _write_whole(path, (line for outcome in outcomes for line in _trec_lines(outcome, tag)))
 
 
-def write_dpr(outcomes: Sequence[Outcome], path: Path) -> None:
+def write_dpr(outcomes: Sequence[Retrieved], path: Path) -> None:
     """Write DPR's retrieval JSON: `question`, `answers`, `ctxs` with `id title text score has_answer`.
 
     `score` is a string, as in DPR's own files.
@@ -31,7 +31,7 @@ def write_dpr(outcomes: Sequence[Outcome], path: Path) -> None:
     _write_whole(path, _json_array(entries))
 
 
-def write_jsonl(outcomes: Sequence[Outcome], path: Path) -> None:
+def write_jsonl(outcomes: Sequence[Retrieved], path: Path) -> None:
     """Write one JSON object a question: `id`, `question`, `answers`, `first` rank with an answer, `hits`."""
     _write_whole(path, (json.dumps(_row(outcome), ensure_ascii=False) + "\n" for outcome in outcomes))
 
@@ -77,7 +77,7 @@ def _answer_row(one: Scored) -> dict[str, Any]:
     }
 
 
-def _trec_lines(outcome: Outcome, tag: str) -> Iterator[str]:
+def _trec_lines(outcome: Retrieved, tag: str) -> Iterator[str]:
     question = _trec_id(outcome.question.id)
     for hit in outcome.hits:
         yield f"{question} Q0 {_trec_id(hit.passage.id)} {hit.rank} {hit.score:.9g} {tag}\n"
@@ -87,7 +87,7 @@ def _trec_id(identity: str) -> str:
     return "".join(quote(char, safe="") if char.isspace() else char for char in identity)
 
 
-def _dpr_entry(outcome: Outcome) -> dict[str, Any]:
+def _dpr_entry(outcome: Retrieved) -> dict[str, Any]:
     contexts = [
         {
             "id": hit.passage.id,
@@ -101,7 +101,7 @@ def _dpr_entry(outcome: Outcome) -> dict[str, Any]:
     return {"question": outcome.question.text, "answers": list(outcome.question.answers), "ctxs": contexts}
 
 
-def _row(outcome: Outcome) -> dict[str, Any]:
+def _row(outcome: Retrieved) -> dict[str, Any]:
     hits = [
         {
             "rank": hit.rank,

@@ -37,9 +37,9 @@ from rag_model.evaluation.kilt import r_precision, recall_at, strict_match
 from rag_model.evaluation.questions import Question
 from rag_model.evaluation.readings import Reading
 
-Kind = Literal["spans", "patterns", "labels", "texts"]
+AnswerKind = Literal["spans", "patterns", "labels", "texts"]
 _Measure = Callable[[str, Sequence[str]], float | None]
-_MEASURES: Mapping[Kind, Mapping[str, _Measure]] = {  # the first is the one that says whether an answer is right
+_MEASURES: Mapping[AnswerKind, Mapping[str, _Measure]] = {  # the first is the one that says whether an answer is right
     "spans": {"EM": exact_match, "F1": token_f1},
     "patterns": {"EM": pattern_match},
     "labels": {
@@ -49,7 +49,7 @@ _MEASURES: Mapping[Kind, Mapping[str, _Measure]] = {  # the first is the one tha
     },
     "texts": {"ROUGE-L": rouge_l, "F1": token_f1},
 }
-KINDS: tuple[Kind, ...] = get_args(Kind)
+KINDS: tuple[AnswerKind, ...] = get_args(AnswerKind)
 _BLEU_ORDERS = (1, 4)  # of texts; BLEU is of the set, no answer has one
 _RECALL_AT = 5  # KILT's own depth
 
@@ -63,7 +63,7 @@ class Scored:
     measures: Mapping[str, float]  # by name; a measure that does not apply to the question is left out
 
 
-def score(question: Question, reading: Reading, kind: Kind = "spans") -> Scored:
+def score(question: Question, reading: Reading, kind: AnswerKind = "spans") -> Scored:
     """Measure one answer against the question's, and its passages against the question's evidence.
 
     Raises:
@@ -84,12 +84,12 @@ def _provenance(question: Question, reading: Reading, measures: Mapping[str, flo
     return {"R-precision": precision, f"recall@{_RECALL_AT}": recall, **earned}
 
 
-def right_by(kind: Kind) -> str:
+def right_by(kind: AnswerKind) -> str:
     """Return the measure that says whether an answer of that kind is right."""
     return next(iter(_MEASURES[kind]))
 
 
-def check_golds(questions: Sequence[Question], kind: Kind) -> None:
+def check_golds(questions: Sequence[Question], kind: AnswerKind) -> None:
     """Do nothing if the questions have answers of that kind: asked before a model answers for hours.
 
     Raises:
@@ -111,7 +111,7 @@ def check_golds(questions: Sequence[Question], kind: Kind) -> None:
 
 
 def estimate(
-    scored: Sequence[Scored], kind: Kind = "spans", resampling: Resampling = RESAMPLING
+    scored: Sequence[Scored], kind: AnswerKind = "spans", resampling: Resampling = RESAMPLING
 ) -> dict[str, Estimate]:
     """Return each measure of the set, in [0, 1], with its interval; of texts BLEU-1 and BLEU-4 as well.
 

@@ -6,7 +6,7 @@ from rag_model.errors import UsageError
 from rag_model.evaluation.ablation import Ablations
 from rag_model.evaluation.bootstrap import RESAMPLING, Resampling
 from rag_model.evaluation.collapse import LIMITS, Limits
-from rag_model.evaluation.scores import Kind
+from rag_model.evaluation.scores import AnswerKind
 from rag_model.generate.decoding import Decoding
 
 
@@ -14,7 +14,7 @@ from rag_model.generate.decoding import Decoding
 class Evaluation:
     """How a model is examined on a set of questions; the defaults are those of the RAG paper's open-domain tables."""
 
-    kind: Kind = "spans"  # of the answers: how they are compared
+    kind: AnswerKind = "spans"  # of the answers: how they are compared
     k: int | None = None  # passages that a question is answered from; None: as many as in training
     depth: int = 20  # passages that retrieval is measured to
     index: str = "hnsw"  # of the snapshot, or `exact`

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from rag_model.corpus.chunk import BUCKET
+from rag_model.corpus.chunk import BUCKET, ChunkFacts
 from rag_model.corpus.passages import PassageFile, PassageWriter
 from rag_model.corpus.records import Part, Passage, Plan, Siteinfo
 from rag_model.corpus.rows import READERS, Record
@@ -25,6 +25,7 @@ from rag_model.errors import InputError, RefusedError, UsageError
 from rag_model.index.files.arrays import Block
 from rag_model.index.files.intake import PART_BYTES, Intake, cut
 from rag_model.snapshots.content import BuiltIndex, Facts, assemble
+from rag_model.snapshots.cut_part import CutPart
 from rag_model.snapshots.encoding import StoredEncoder
 from rag_model.snapshots.recipe import Recipe
 from rag_model.store.objects.blobs import BlobRef
@@ -43,7 +44,7 @@ _LEAST_COSINE = 0.98  # bf16 beside fp32 gives .999; another pooling, prompt or 
 class Adopted:
     """Passages and vectors in the store: one report a part each, as the chunk and embed jobs give them."""
 
-    passages: tuple[dict[str, Any], ...]
+    passages: tuple[CutPart, ...]
     embeddings: tuple[dict[str, Any], ...]
     dtype: str  # of the vectors
 
@@ -64,7 +65,7 @@ def adopt(store: Store, passages: str, vectors: Intake, part_bytes: int = PART_B
         UsageError: the passages are of no known kind.
     """
     rows = _ready(passages)
-    cuts: list[dict[str, Any]] = []
+    cuts: list[CutPart] = []
     embeddings: list[dict[str, Any]] = []
 
     gone, seen = store.takedowns.pages(""), 0
@@ -79,11 +80,11 @@ def adopt(store: Store, passages: str, vectors: Intake, part_bytes: int = PART_B
         if not kept:
             return
         with tempfile.TemporaryDirectory(prefix="bookwheel-import-") as name:
-            cuts.append(_put_passages(store, (taken[row] for row in kept), Path(name) / "passages.parquet"))
+            gone_now = len(block) - len(kept)
+            cuts.append(_put_passages(store, (taken[row] for row in kept), gone_now, Path(name) / "passages.parquet"))
             whole = len(kept) == len(block)
             np.save(file := Path(name) / "vectors.npy", block if whole else block[kept], allow_pickle=False)
             ref = store.blobs.put_file(file)
-        cuts[-1]["dropped"] = {"taken_down": len(block) - len(kept)} if not whole else {}
         embeddings.append({"embeddings": ref.to_json(), "rows": len(kept), "encoded": 0, "made": True})
 
     cut(vectors, put, "refuse", part_bytes)
@@ -104,7 +105,7 @@ def check_encoder(store: Store, adopted: Adopted, encoding: StoredEncoder) -> No
     if first.shape[1] != encoding.space.dim:
         raise _foreign(encoding, f"they have {first.shape[1]} dimensions and its own {encoding.space.dim}")
     rows = np.unique(np.linspace(0, len(first) - 1, _TRIED, dtype=np.int64)).tolist()
-    with PassageFile(store.blobs.local(_ref(adopted.passages[0], "passages"))) as file:
+    with PassageFile(store.blobs.local(adopted.passages[0].passages)) as file:
         tried = file.rows(rows)
     encoder = Encoder.load(linked_tree({name: store.blobs.local(ref) for name, ref in encoding.passage}))
     again = encoder.encode_passages([one.title for one in tried], [one.text for one in tried])
@@ -140,7 +141,7 @@ def _passage(record: Record) -> Passage:
     return Passage(own, title or own, 0, title, "", text, 0, len(text.split()), Passage.hash_of(title, text))
 
 
-def _put_passages(store: Store, rows: Iterator[Passage], path: Path) -> dict[str, Any]:
+def _put_passages(store: Store, rows: Iterator[Passage], gone: int, path: Path) -> CutPart:
     lengths: Counter[int] = Counter()
     titles: set[str] = set()
     with PassageWriter(path) as writer:
@@ -148,16 +149,13 @@ def _put_passages(store: Store, rows: Iterator[Passage], path: Path) -> dict[str
             lengths[passage.n_words // BUCKET * BUCKET] += 1
             titles.add(passage.page_id)
             writer.write(passage)
-    return {
-        "passages": store.blobs.put_file(path).to_json(),
-        "rows": writer.rows,
-        "articles": len(titles),
-        "dropped": {},
-        "quarantined": [],
-        "newest_revision": "",
-        "lengths": {str(length): count for length, count in sorted(lengths.items())},
-        "made": True,
-    }
+    facts = ChunkFacts(
+        rows=writer.rows,
+        articles=len(titles),
+        dropped={"taken_down": gone} if gone else {},
+        lengths={str(length): count for length, count in sorted(lengths.items())},
+    )
+    return CutPart(store.blobs.put_file(path), facts, made=True)
 
 
 def _ref(facts: Facts, name: str) -> BlobRef:

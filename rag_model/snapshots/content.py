@@ -15,6 +15,7 @@ from rag_model.encoders import embed
 from rag_model.index.plan import IndexPlan
 from rag_model.index.quality.fit import Trained
 from rag_model.index.registry import kind_named
+from rag_model.snapshots.cut_part import CutPart
 from rag_model.snapshots.encoding import StoredEncoder
 from rag_model.snapshots.heritage import trained_entry
 from rag_model.snapshots.recipe import Recipe
@@ -51,7 +52,7 @@ def assemble(
     plan: Plan,
     recipe: Recipe,
     encoders: Mapping[str, StoredEncoder],
-    passages: Sequence[Facts],
+    passages: Sequence[CutPart],
     embeddings: Mapping[str, Sequence[Facts]],
     indexes: Sequence[BuiltIndex],
 ) -> Content:
@@ -65,15 +66,15 @@ def assemble(
     for over, encoder in encoders.items():
         files |= {f"{question_encoder(over)}/{name}": ref for name, ref in encoder.question}
     parts: list[PartEntry] = []
-    filled = [place for place, cut in enumerate(passages) if cut["rows"]]
+    filled = [place for place, cut in enumerate(passages) if cut.rows]
     for place, (first, last) in zip(filled, _tiled(plan, passages), strict=True):
         name, cut = f"part-{len(parts):05d}", passages[place]
-        files[passages_path(name)] = BlobRef.from_json(cut["passages"])
+        files[passages_path(name)] = cut.passages
         for over, reports in embeddings.items():
             files[embeddings_path(name, over)] = BlobRef.from_json(reports[place]["embeddings"])
-        if "article_log" in cut:
-            files[articles_path(name)] = BlobRef.from_json(cut["article_log"])
-        parts.append(PartEntry(name, first, last, cut["rows"]))
+        if cut.article_log is not None:
+            files[articles_path(name)] = cut.article_log
+        parts.append(PartEntry(name, first, last, cut.rows))
     spaces = {over: {"kind": "vectors", "space": encoder.space.to_json()} for over, encoder in encoders.items()}
     bare = Content(_corpus(plan, passages), tuple(parts), files, recipe.content(), spaces, {}, recipe.answering)
     return with_indexes(bare, indexes)
@@ -98,20 +99,20 @@ def _file(index: BuiltIndex) -> str:
     return index_path(index.name, kind_named(index.plan.kind).suffix)
 
 
-def _tiled(plan: Plan, passages: Sequence[Facts]) -> list[tuple[int, int]]:
+def _tiled(plan: Plan, passages: Sequence[CutPart]) -> list[tuple[int, int]]:
     """Return the page range of each part that has passages, with those of the empty ones after it."""
-    filled = [part.first_page for part, cut in zip(plan.parts, passages, strict=True) if cut["rows"]]
+    filled = [part.first_page for part, cut in zip(plan.parts, passages, strict=True) if cut.rows]
     starts = [plan.parts[0].first_page, *filled[1:]]
     return [(first, end - 1) for first, end in pairwise([*starts, plan.parts[-1].last_page + 1])]
 
 
-def rows_of(passages: Sequence[Facts], embeddings: Mapping[str, Sequence[Facts]]) -> dict[str, list[BlobRef]]:
+def rows_of(passages: Sequence[CutPart], embeddings: Mapping[str, Sequence[Facts]]) -> dict[str, list[BlobRef]]:
     """Return the row files of each representation that hold a row, in row order: what indexes are built over."""
     vectors = {
         over: [BlobRef.from_json(report["embeddings"]) for report in reports if report["rows"]]
         for over, reports in embeddings.items()
     }
-    return {TEXT: [BlobRef.from_json(cut["passages"]) for cut in passages if cut["rows"]]} | vectors
+    return {TEXT: [cut.passages for cut in passages if cut.rows]} | vectors
 
 
 def provenance(dump: str, encoder: str, indexes: Sequence[BuiltIndex], seconds: Mapping[str, float]) -> dict[str, Any]:
@@ -128,7 +129,7 @@ def provenance(dump: str, encoder: str, indexes: Sequence[BuiltIndex], seconds: 
     }
 
 
-def counts(passages: Sequence[Facts], embeddings: Mapping[str, Sequence[Facts]]) -> dict[str, Any]:
+def counts(passages: Sequence[CutPart], embeddings: Mapping[str, Sequence[Facts]]) -> dict[str, Any]:
     """Return what a run counted: articles, passages, drops by reason.
 
     `embedded` are the passages that this run's encoder read for the representation `embeddings`; `reused` those whose
@@ -136,11 +137,11 @@ def counts(passages: Sequence[Facts], embeddings: Mapping[str, Sequence[Facts]])
     """
     dropped: Counter[str] = Counter()
     for cut in passages:
-        dropped.update(cut["dropped"])
+        dropped.update(cut.facts.dropped)
     embedded = sum(report["encoded"] for report in embeddings.get(EMBEDDINGS, ()) if report["made"])
-    rows = sum(cut["rows"] for cut in passages)
+    rows = sum(cut.rows for cut in passages)
     return {
-        "articles": sum(cut["articles"] for cut in passages),
+        "articles": sum(cut.facts.articles for cut in passages),
         "passages": rows,
         "embedded": embedded,
         "reused": rows - embedded,
@@ -148,7 +149,7 @@ def counts(passages: Sequence[Facts], embeddings: Mapping[str, Sequence[Facts]])
     }
 
 
-def _corpus(plan: Plan, passages: Sequence[Facts]) -> dict[str, Any]:
+def _corpus(plan: Plan, passages: Sequence[CutPart]) -> dict[str, Any]:
     site = asdict(plan.siteinfo)
     return {
         "kind": plan.kind,
@@ -156,5 +157,5 @@ def _corpus(plan: Plan, passages: Sequence[Facts]) -> dict[str, Any]:
         "language": site["language"],
         "base": site["base"],
         "licence": WIKIPEDIA_LICENCE if plan.kind == "wiki" else "",
-        "newest_revision": max((cut["newest_revision"] for cut in passages), default=""),
+        "newest_revision": max((cut.facts.newest_revision for cut in passages), default=""),
     }

@@ -1,21 +1,21 @@
 """Go on from a snapshot that exists: what the jobs would have said of its parts, and its recipe."""
 
-import tomllib
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from rag_model.corpus.chunk import BUCKET
+from rag_model.corpus.chunk import BUCKET, ChunkFacts
 from rag_model.errors import RefusedError
 from rag_model.index.recipe import IndexRecipe
+from rag_model.snapshots.cut_part import CutPart
 from rag_model.snapshots.recipe import Recipe
-from rag_model.snapshots.recipe_text import recipe_text
-from rag_model.snapshots.settings import from_table
+from rag_model.snapshots.recipe_text import given
 from rag_model.store.store import Store
 from rag_model.store.versions.manifest import Content, Manifest, PartEntry
 from rag_model.store.versions.paths import EMBEDDINGS, embeddings_path, passages_path
 from rag_model.store.versions.snapshot import Snapshot
+from rag_model.toml import from_table
 
 CARRIED = ("dump", "encoder", "code")  # of a provenance: what stays true of a snapshot made from another
 
@@ -23,13 +23,14 @@ CARRIED = ("dump", "encoder", "code")  # of a provenance: what stays true of a s
 def recipe_of(content: Content) -> Recipe:
     """Return the recipe of a snapshot, which may have been written without some of its settings.
 
-    Its indexes are those that the snapshot has; one that the recipe does not name is built as its factory says.
+    Its indexes are those that the snapshot has; one that the recipe does not name is built as its factory says. Its
+    chunker is left out: nothing is cut again, and the chunker need not be installed here.
 
     Raises:
         UsageError: a setting is unknown to this version; the sentence names it.
     """
-    text = recipe_text({name: value for name, value in content.recipe.items() if name != "index"})
-    whole = from_table(Recipe, tomllib.loads(text), "the snapshot's recipe")
+    others = {name: value for name, value in content.recipe.items() if name not in {"chunk", "index"}}
+    whole = from_table(Recipe, given(others), "the snapshot's recipe")
     named = content.recipe.get("index") or {}
     indexes = {name: _index(named.get(name), entry) for name, entry in content.indexes.items()}
     return replace(whole, index=indexes, retriever=content.retriever)
@@ -40,7 +41,7 @@ def carried(manifest: Manifest) -> dict[str, Any]:
     return {name: manifest.provenance[name] for name in CARRIED if name in manifest.provenance}
 
 
-def facts_of(store: Store, content: Content) -> tuple[list[dict[str, Any]], dict[str, list[dict[str, Any]]]]:
+def facts_of(store: Store, content: Content) -> tuple[list[CutPart], dict[str, list[dict[str, Any]]]]:
     """Return one report a part, as the chunk job and, by representation, the embed job give them: nothing was made.
 
     Reads two columns of the passages, part by part.
@@ -73,26 +74,23 @@ def _encoded(content: Content, part: PartEntry, representation: str) -> dict[str
     return {"embeddings": vectors.to_json(), "rows": part.rows, "encoded": 0, "made": False}
 
 
-def _cut(snapshot: Snapshot) -> Iterator[dict[str, Any]]:
+def _cut(snapshot: Snapshot) -> Iterator[CutPart]:
     content = snapshot.manifest.content
     for part in snapshot.parts:
         pages, lengths = set[str](), Counter[int]()
         for batch in snapshot.batches(part.name, ["page_id", "n_words"]):
             pages.update(batch["page_id"].to_pylist())
             lengths.update(words // BUCKET * BUCKET for words in batch["n_words"].to_pylist())
-        yield {
-            "passages": content.files[passages_path(part.name)].to_json(),
-            "rows": part.rows,
-            "articles": len(pages),
-            "dropped": {},
-            "quarantined": [],
-            "newest_revision": content.corpus.get("newest_revision") or "",
-            "lengths": {str(length): count for length, count in sorted(lengths.items())},
-            "made": False,
-        }
+        facts = ChunkFacts(
+            rows=part.rows,
+            articles=len(pages),
+            newest_revision=content.corpus.get("newest_revision") or "",
+            lengths={str(length): count for length, count in sorted(lengths.items())},
+        )
+        yield CutPart(content.files[passages_path(part.name)], facts)
 
 
 def _index(settings: Any, entry: Mapping[str, Any]) -> IndexRecipe:
     stated = {name: entry[name] for name in ("factory", "metric", "over", "settings") if name in entry}
     table = settings if isinstance(settings, Mapping) else stated
-    return from_table(IndexRecipe, tomllib.loads(recipe_text(table)), "an index of the snapshot's recipe")
+    return from_table(IndexRecipe, given(table), "an index of the snapshot's recipe")

@@ -61,7 +61,7 @@ def bulk_of(dump: str, encoder: Path, recipe: Recipe, limit: int | None = None) 
     """
     urls = [url for url in expand(dump) if not is_index(url)]
     sizes = {url: size_of(url) for url in urls}
-    share = _WORDS / recipe.chunk.words
+    share = _WORDS / getattr(recipe.chunk.built(), "words", _WORDS)  # other chunkers: as long as the default's
     passages = sum(size / _passage(url) for url, size in sizes.items()) * share
     if limit is not None:
         passages = min(passages, limit * _ARTICLE * share)

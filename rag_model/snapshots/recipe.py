@@ -17,7 +17,6 @@ max_passage_loss = 0.1
 """
 
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -25,13 +24,13 @@ from typing import Any
 
 from rag_model.corpus.chunk import ChunkRecipe
 from rag_model.encoders.embed import Dtype
-from rag_model.errors import InputError, UsageError
+from rag_model.errors import UsageError
 from rag_model.evaluation.gate import GateRecipe
 from rag_model.index.recipe import IndexRecipe, over_of
 from rag_model.index.registry import kind_for
 from rag_model.snapshots.encoding import EncodeRecipe, RepresentRecipe
-from rag_model.snapshots.settings import from_table
 from rag_model.store.versions.paths import EMBEDDINGS, EXACT, TEXT
+from rag_model.toml import from_table, read_toml
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
@@ -89,13 +88,13 @@ class Recipe:
         """Return what belongs to a snapshot's identity.
 
         The gate judges a snapshot and does not change one; encoders are among its files, wherever they were, and the
-        retriever has a field of its own.
+        retriever has a field of its own. A file that a chunker's setting names is its digest.
         """
         values = asdict(self)
         del values["gate"], values["retriever"], values["encode"]["question_encoder"]
         for representation in values["represent"].values():
             del representation["encoder"], representation["question_encoder"]
-        return values
+        return {**values, "chunk": self.chunk.content()}
 
 
 def _check_name(name: str, what: str) -> None:
@@ -112,13 +111,7 @@ def read_recipe(path: Path | None) -> Recipe:
     """
     if path is None:
         return Recipe()
-    try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as missing:
-        raise InputError(f"cannot read the recipe {path}: {missing.strerror}") from missing
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as broken:
-        raise InputError(f"the recipe {path} is not TOML: {broken}") from broken
-    recipe = from_table(Recipe, table, str(path))
+    recipe = from_table(Recipe, read_toml(path), str(path))
     if not recipe.index:
         raise UsageError(f"the recipe {path} names no index: give at least one, such as [index.hnsw]")
     return recipe

@@ -9,6 +9,7 @@ from typing import Any
 
 from rag_model.evaluation.report import BuildReport, Stage, render
 from rag_model.snapshots.content import Facts
+from rag_model.snapshots.cut_part import CutPart
 from rag_model.snapshots.measure import Measured
 from rag_model.snapshots.publish import Published
 from rag_model.store.store import Store
@@ -23,14 +24,16 @@ def write_report(
     published: Published,
     measured: Measured,
     counts: Mapping[str, Any],
-    reports: Mapping[str, Sequence[Facts]],
+    passages: Sequence[CutPart],
+    embeddings: Mapping[str, Sequence[Facts]],
     seconds: Mapping[str, float],
 ) -> str:
     """Render a snapshot's report, store it, and return its URL.
 
-    `reports` are the jobs' of each part, by stage; `seconds` the stages' times, in their order.
+    `passages` and, by stage, `embeddings` are what the jobs report of each part; `seconds` the stages' times, in their
+    order.
     """
-    passages = reports["chunk"]
+    made = {"chunk": [cut.made for cut in passages], **_made(embeddings)}
     corpus = manifest.content.corpus
     report = BuildReport(
         title=f"{corpus['dbname'] or corpus['kind']} {corpus['newest_revision'][:10]}".strip(),
@@ -46,7 +49,7 @@ def write_report(
         settings=measured.settings,
         health=measured.health,
         repaired=measured.repaired,
-        stages=[_stage(name, spent, reports.get(name, ())) for name, spent in seconds.items()],
+        stages=[_stage(name, spent, made.get(name, ())) for name, spent in seconds.items()],
         sizes=_sizes(manifest),
         lineage=_lineage(manifest),
     )
@@ -55,20 +58,23 @@ def write_report(
     return store.files.url_of(path)
 
 
-def _stage(name: str, seconds: float, reports: Sequence[Facts]) -> Stage:
-    made = sum(report["made"] for report in reports)
-    return Stage(name, seconds, made, len(reports) - made)
+def _made(reports: Mapping[str, Sequence[Facts]]) -> dict[str, list[bool]]:
+    return {stage: [bool(report["made"]) for report in its] for stage, its in reports.items()}
 
 
-def _quarantined(passages: Sequence[Facts]) -> list[tuple[str, str, str]]:
-    pages = (page for cut in passages for page in cut["quarantined"])
-    return [(page["page_id"], page["title"], page["reason"]) for page in islice(pages, _LISTED)]
+def _stage(name: str, seconds: float, made: Sequence[bool]) -> Stage:
+    return Stage(name, seconds, sum(made), len(made) - sum(made))
 
 
-def _lengths(passages: Sequence[Facts]) -> dict[int, int]:
+def _quarantined(passages: Sequence[CutPart]) -> list[tuple[str, str, str]]:
+    pages = (page for cut in passages for page in cut.facts.quarantined)
+    return [(page.page_id, page.title, page.reason) for page in islice(pages, _LISTED)]
+
+
+def _lengths(passages: Sequence[CutPart]) -> dict[int, int]:
     total: Counter[int] = Counter()
     for cut in passages:
-        total.update({int(words): count for words, count in cut["lengths"].items()})
+        total.update({int(words): count for words, count in cut.facts.lengths.items()})
     return dict(sorted(total.items()))
 
 

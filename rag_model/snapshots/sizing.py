@@ -7,14 +7,14 @@ from rag_model.errors import InputError
 from rag_model.index.plan import IndexPlan
 from rag_model.index.recipe import IndexRecipe, over_of
 from rag_model.index.registry import kind_for
-from rag_model.snapshots.content import Facts
+from rag_model.snapshots.cut_part import CutPart
 from rag_model.snapshots.heritage import steady
 from rag_model.snapshots.parent import Parent
 
 
 def plan_indexes(
     recipes: Mapping[str, IndexRecipe],
-    passages: Sequence[Facts],
+    passages: Sequence[CutPart],
     widths: Mapping[str, int],
     memory_bytes: int | None,
     parent: Parent | None = None,
@@ -29,7 +29,7 @@ def plan_indexes(
         UsageError: a factory does not fit.
         ResourceError: a build would not fit in memory; the sentence names a factory that would.
     """
-    rows = [cut["rows"] for cut in passages]
+    rows = [cut.rows for cut in passages]
     if not any(rows):
         raise InputError("the dump came to no passages at all: look at what was dropped, and why")
     plans: dict[str, IndexPlan] = {}

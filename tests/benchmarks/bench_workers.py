@@ -28,6 +28,7 @@ from beam_jobs.chunk import ChunkTask
 from beam_jobs.embed import EmbedTask
 from beam_jobs.job import Facts, Launch
 from flows.demo import demo_dump, demo_encoder
+from rag_model.snapshots.cut_part import CutPart
 from rag_model.snapshots.encoding import EncodeRecipe, store_encoder
 from rag_model.snapshots.planning import plan_parts
 from rag_model.snapshots.recipe import Recipe
@@ -58,13 +59,14 @@ def chunk_job(dump: Path, store: Path, workers: int) -> list[Facts]:
     recipe = Recipe()
     plan = plan_parts(Store.open(str(store), create=True), str(dump), recipe)
     tasks = [ChunkTask(part, plan.siteinfo, recipe.chunk) for part in plan.parts]
-    return chunk.run(tasks, launch(store, workers))
+    return [{**cut.to_json(), "rows": cut.rows} for cut in chunk.run(tasks, launch(store, workers))]
 
 
 def embed_job(facts: Path, encoder: Path, store: Path, workers: int) -> list[Facts]:
     """Encode the parts that a chunk job left its facts of."""
     encoding = store_encoder(Store.open(str(store)), str(encoder), EncodeRecipe())
-    tasks = [EmbedTask.of(cut, encoding, "float16") for cut in json.loads(facts.read_text())]
+    cuts = map(CutPart.from_json, json.loads(facts.read_text()))
+    tasks = [EmbedTask.of(cut, encoding, "float16") for cut in cuts]
     return embed.run(tasks, launch(store, workers))
 
 

@@ -5,7 +5,6 @@ Every row is checked as it is read: a NaN in an index answers no question and sp
 """
 
 from collections.abc import Iterator, Sequence
-from itertools import accumulate
 from pathlib import Path
 from typing import Any, Self
 
@@ -14,6 +13,7 @@ import numpy.typing as npt
 
 from rag_model.errors import InputError, UsageError
 from rag_model.index.files.engine import Rows, Vectors
+from rag_model.partition import Partition
 
 BLOCK_BYTES = 32 << 20  # of float32 a block: large enough for BLAS, small beside any index
 
@@ -40,8 +40,8 @@ class VectorFiles:
                     f"{path} has {array.shape[1]} dimensions and {self.paths[0]} has {self.dim}: "
                     "encode all parts with one encoder"
                 )
-        self._starts = [0, *accumulate(len(array) for array in self._arrays)]
-        self.n = self._starts[-1]
+        self._partition = Partition(map(len, self._arrays))
+        self.n = self._partition.n
 
     def blocks(self, rows: int | None = None) -> Iterator[tuple[int, Vectors]]:
         """Yield (first row, (m, d) float32, m >= 1) in row order, each within one file.
@@ -53,7 +53,7 @@ class VectorFiles:
             InputError: a row holds a NaN or an infinity; the sentence names it.
         """
         size = rows or max(1, BLOCK_BYTES // (4 * self.dim))
-        for path, start, array in zip(self.paths, self._starts, self._arrays, strict=False):
+        for path, start, array in zip(self.paths, self._partition.starts, self._arrays, strict=False):
             for first in range(0, len(array), size):
                 yield start + first, _finite(array[first : first + size], path, first)
 
@@ -64,13 +64,9 @@ class VectorFiles:
             InputError: a row holds a NaN or an infinity; the sentence names it.
         """
         taken = np.empty((len(rows), self.dim), np.float32)
-        edges = np.searchsorted(rows, self._starts)
-        for number, array in enumerate(self._arrays):
-            low, high = edges[number], edges[number + 1]
-            if low < high:
-                local = rows[low:high] - self._starts[number]
-                taken[low:high] = array[local]
-                _check_rows(taken[low:high], self.paths[number], local)
+        for number, span, local in self._partition.split(rows):
+            taken[span] = self._arrays[number][local]
+            _check_rows(taken[span], self.paths[number], local)
         return taken
 
     def all(self) -> Vectors:

@@ -18,8 +18,9 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rag_model.errors import BookwheelError, StoreError
+from rag_model.partition import Rows
 from rag_model.store.objects.ranges import read_ahead
-from rag_model.store.pulling.tables import Rows, Table, Vectors, convertible, tables_of
+from rag_model.store.pulling.tables import Table, Vectors, convertible, tables_of
 from rag_model.store.versions.manifest import Content, PartEntry
 from rag_model.store.versions.snapshot import Snapshot
 

@@ -19,11 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rag_model.errors import StoreError
+from rag_model.partition import Partition, Rows
 from rag_model.store.versions.manifest import Content, PartEntry
 from rag_model.store.versions.paths import EMBEDDINGS, embeddings_path
 from rag_model.store.versions.snapshot import Snapshot
-
-Rows = NDArray[np.int64]
 
 _NPY_HEAD = 128  # bytes of a `.npy` header of two dimensions, which numpy pads
 _ENDS_IN_VECTORS = re.compile(r"Flat|HNSW\d+(?:[_,](?:Flat|(SQfp16)))?")  # faiss factories
@@ -86,7 +85,7 @@ class Vectors:
     def __init__(self, arrays: list[NDArray[np.uint8]]) -> None:
         """Read rows from arrays of (m, width) bytes, one behind the other."""
         self._arrays = arrays
-        self._ends = np.cumsum([len(array) for array in arrays], dtype=np.int64)
+        self._partition = Partition(map(len, arrays))
         self.width = arrays[0].shape[1]
 
     @classmethod
@@ -104,10 +103,9 @@ class Vectors:
     def take(self, rows: Rows, width: int) -> bytes:
         """Return rows as they stand in a table whose rows have `width` bytes: as they are, or as the other float."""
         taken = np.empty((len(rows), self.width), np.uint8)
-        places = np.searchsorted(self._ends, rows, side="right")
-        for place in np.unique(places).tolist():
-            here, array = places == place, self._arrays[place]
-            taken[here] = array[rows[here] - (int(self._ends[place]) - len(array))]
+        order = np.argsort(rows, kind="stable")
+        for place, span, local in self._partition.split(rows[order]):
+            taken[order[span]] = self._arrays[place][local]
         if width == self.width:
             return taken.tobytes()
         before, after = ("<f2", "<f4") if width > self.width else ("<f4", "<f2")

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from rag_model.corpus.passages import PASSAGE_SCHEMA, PassageFile
 from rag_model.corpus.records import Passage
 from rag_model.errors import StoreError
+from rag_model.partition import Partition
 from rag_model.store.objects.trees import linked_tree
 from rag_model.store.pulling.prune import hold
 from rag_model.store.pulling.pulled import CURRENT, MANIFEST, mapped_copy, mapped_identity, stamps_of
@@ -56,7 +57,7 @@ class Snapshot:
         self._path = path
         self._source = source
         self._mapped = mapped
-        self._ends = np.cumsum([part.rows for part in self.parts], dtype=np.int64)
+        self._partition = Partition(part.rows for part in self.parts)
         self._readers: OrderedDict[str, PassageFile | MappedPassages] = OrderedDict()
         self._lock = threading.Lock()
         self._release: Callable[[], Any] = lambda: None  # of the lock on a pulled folder
@@ -122,7 +123,7 @@ class Snapshot:
     @property
     def n(self) -> int:
         """The number of passages."""
-        return int(self._ends[-1]) if self.parts else 0
+        return self._partition.n
 
     @property
     def parts(self) -> tuple[PartEntry, ...]:
@@ -206,12 +207,9 @@ class Snapshot:
         asked = np.asarray(rows, dtype=np.int64)
         if ((asked < 0) | (asked >= self.n)).any():
             raise IndexError(f"a row of {asked.tolist()} lies outside the {self.n} passages of snapshot {self.id[:12]}")
-        places = np.searchsorted(self._ends, asked, side="right")
-        found: dict[int, Passage] = {}
-        for place in np.unique(places).tolist():
-            part, wanted = self.parts[place], asked[places == place]
-            start = int(self._ends[place]) - part.rows
-            found.update(zip(wanted.tolist(), self._rows(part, (wanted - start).tolist()), strict=True))
+        wanted, found = np.unique(asked), dict[int, Passage]()
+        for place, span, local in self._partition.split(wanted):
+            found.update(zip(wanted[span].tolist(), self._rows(self.parts[place], local.tolist()), strict=True))
         return [found[row] for row in asked.tolist()]
 
     def passage_file(self, part: str) -> PassageFile:

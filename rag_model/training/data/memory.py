@@ -9,6 +9,7 @@ import numpy.typing as npt
 from rag_model.corpus.records import Passage
 from rag_model.encoders.encoder import Vectors
 from rag_model.errors import UsageError
+from rag_model.partition import Partition
 from rag_model.retrieve.dense import DenseRetriever, QuestionEncoder
 from rag_model.retrieve.retriever import Hit
 from rag_model.store.versions.snapshot import Snapshot
@@ -45,7 +46,7 @@ class Memory:
                 f"snapshot {snapshot.id[:12]} compares by {min(metrics - {'ip'})}, and p(z|x) is made of inner "
                 'products: reindex it with metric = "ip"'
             )
-        self._ends = np.cumsum([part.rows for part in snapshot.parts], dtype=np.int64)
+        self._partition = Partition(part.rows for part in snapshot.parts)
         self._parts = [snapshot.embeddings(part.name) for part in snapshot.parts]  # mapped, not read
 
     def recall(self, asked: Vectors, k: int) -> Recalled:
@@ -70,12 +71,9 @@ class Memory:
     def vectors(self, rows: npt.NDArray[np.int64]) -> Vectors:
         """Return the vectors of global rows, (…) int64 in, (…, d) float32 out; each part is read in row order."""
         flat, inverse = np.unique(rows, return_inverse=True)
-        places = np.searchsorted(self._ends, flat, side="right")
         found = np.empty((len(flat), self._parts[0].shape[1]), np.float32)
-        for place in np.unique(places).tolist():
-            wanted = places == place
-            start = int(self._ends[place]) - len(self._parts[place])
-            found[wanted] = self._parts[place][flat[wanted] - start]
+        for place, span, local in self._partition.split(flat):
+            found[span] = self._parts[place][local]
         return found[inverse.reshape(rows.shape)]
 
     def _filled(self, hits: Sequence[Hit], k: int) -> list[Hit]:

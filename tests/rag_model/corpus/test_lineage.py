@@ -1,5 +1,6 @@
 """An article is taken over if nothing that decides its passages changed, and only then."""
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,16 +13,31 @@ from rag_model.corpus.passages import PassageFile, PassageWriter
 from rag_model.corpus.plan import plan_dump
 from rag_model.corpus.records import Page, Part, Siteinfo
 from rag_model.errors import InputError
+from tests.fixtures.overlapping import Overlapping, offer, save_tokenizer
 
 SITE = Siteinfo("enwiki", "en", "https://en.wikipedia.org/wiki/Main_Page", {"file": 6})
 PAGE = Page(7, 70, "2026-01-01T00:00:00Z", 0, "Title", False, "wikitext", "Some text.")
+DEFAULT = ChunkRecipe()
 HOSTILE = "{{small|" * 200
 
 
-def key(
-    page: Page = PAGE, site: Siteinfo = SITE, chunker: str = "sections", words: int = 100, version: int = 1
-) -> bytes:
-    return article_key(cutting_basis(site, chunker, words, version), page)
+def key(page: Page = PAGE, site: Siteinfo = SITE, recipe: ChunkRecipe = DEFAULT, version: int = 1) -> bytes:
+    return article_key(cutting_basis(site, recipe.identity(), version), page)
+
+
+def test_keys_of_before_chunkers_had_other_settings_still_serve() -> None:
+    """Made by the version before; the next month inherits from article logs of it."""
+    bases = [cutting_basis(SITE, recipe.identity(), 2) for recipe in (DEFAULT, ChunkRecipe("words", 50))]
+    assert bases == [
+        b"sha256:62b7532f82d94920e536973f1792100c988ec84b27ac27210939eb9bc703f097",
+        b"sha256:08cbceb34a7ab22da4f14c7264e10d8fe528c0d356db7beb62095f97dfeec339",
+    ]
+    assert DEFAULT.identity() == {
+        "chunker": "sections",
+        "words": 100,
+        "quarantine_share": 0.01,
+        "quarantine_floor": 20,
+    }, "what the memo's key is made of"
 
 
 def test_the_key_is_of_all_that_decides_the_passages() -> None:
@@ -33,8 +49,8 @@ def test_the_key_is_of_all_that_decides_the_passages() -> None:
         key(replace(PAGE, text="Some text!")),
         key(site=replace(SITE, language="de")),
         key(site=replace(SITE, namespaces={"bild": 6})),
-        key(chunker="words"),
-        key(words=99),
+        key(recipe=ChunkRecipe("words")),
+        key(recipe=ChunkRecipe(words=99)),
         key(version=2),
     ]
     assert len(set(keys)) == len(keys)
@@ -51,11 +67,39 @@ def part(tmp_path: Path, page_xml: Any, export_xml: Any) -> tuple[Part, Siteinfo
     return plan.parts[0], plan.siteinfo
 
 
-def cut(part: tuple[Part, Siteinfo], folder: Path, *earlier: tuple[Path, Path]) -> tuple[ChunkFacts, Path, Path]:
+def cut(
+    part: tuple[Part, Siteinfo], folder: Path, *earlier: tuple[Path, Path], recipe: ChunkRecipe = DEFAULT
+) -> tuple[ChunkFacts, Path, Path]:
     folder.mkdir()
     out, log = folder / "passages.parquet", folder / "articles.parquet"
     with Inheritance(earlier) as inherited:
-        return chunk_part(*part, ChunkRecipe(), out, log, inherited), out, log
+        return chunk_part(*part, recipe, out, log, inherited), out, log
+
+
+def test_a_chunker_of_other_settings_inherits_nothing(
+    part: tuple[Part, Siteinfo], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    offer(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    tokenizer = tmp_path / "tokenizer.json"
+    save_tokenizer(tokenizer, "[UNK]")
+
+    def inherited(name: str, earlier: tuple[Path, Path], **settings: Any) -> int:
+        recipe = ChunkRecipe("overlapping", settings={"tokenizer": str(tokenizer), "overlap": 8, **settings})
+        return cut(part, tmp_path / name, earlier, recipe=recipe)[0].inherited
+
+    recipe = ChunkRecipe("overlapping", settings={"tokenizer": str(tokenizer), "overlap": 8})
+    first, *files = cut(part, tmp_path / "1", recipe=recipe)
+    earlier = (files[0], files[1])
+    assert inherited("same", earlier) == first.articles > 0
+    assert inherited("the default, written out", earlier, tokens=32) == first.articles
+    assert inherited("overlap", earlier, overlap=4) == 0
+    renamed = shutil.copy(tokenizer, tmp_path / "renamed.json")
+    assert inherited("renamed", earlier, tokenizer=str(renamed)) == first.articles
+    save_tokenizer(tokenizer, "[OTHER]")
+    assert inherited("tokenizer", earlier) == 0
+    monkeypatch.setattr(Overlapping, "version", "2")
+    assert inherited("version", earlier, tokenizer=str(renamed)) == 0
 
 
 def test_what_is_taken_over_is_what_would_be_made(part: tuple[Part, Siteinfo], tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from rag_model.evaluation.ablation import (
 from rag_model.evaluation.collapse import unchanged_share
 from rag_model.evaluation.questions import Question
 from rag_model.evaluation.readings import Reading, read
-from rag_model.evaluation.retrieval import Outcome, match_hits
+from rag_model.evaluation.retrieval import Retrieved, match_hits
 from rag_model.retrieve.retriever import Hit
 from tests.fixtures.last_word import LastWord
 
@@ -31,7 +31,7 @@ def answered(condition: Condition) -> list[Reading]:
 
 
 @pytest.fixture
-def outcomes(make_hits: Callable[[Sequence[tuple[str, str]]], tuple[Hit, ...]]) -> list[Outcome]:
+def outcomes(make_hits: Callable[[Sequence[tuple[str, str]]], tuple[Hit, ...]]) -> list[Retrieved]:
     """Five questions: three have the answer in their first passage, the fourth in its second, the fifth in none."""
 
     def found(n: int, city: str) -> list[tuple[str, str]]:
@@ -45,7 +45,7 @@ def outcomes(make_hits: Callable[[Sequence[tuple[str, str]]], tuple[Hit, ...]]) 
     ]
 
 
-def test_the_loss_is_told_apart(outcomes: list[Outcome]) -> None:
+def test_the_loss_is_told_apart(outcomes: list[Retrieved]) -> None:
     book = measure(open_book(outcomes, 2), answered)
     rows = {
         one.name: measure(one, answered, book=book) for one in conditions(outcomes, 2, Ablations(sweep=(1, 2, 3, 9)))
@@ -60,13 +60,13 @@ def test_the_loss_is_told_apart(outcomes: list[Outcome]) -> None:
     assert book.against == {}
 
 
-def test_a_reader_shows_that_it_reads_when_passages_are_shuffled(outcomes: list[Outcome]) -> None:
+def test_a_reader_shows_that_it_reads_when_passages_are_shuffled(outcomes: list[Retrieved]) -> None:
     by_name = {one.name: one for one in conditions(outcomes, 2, Ablations())}
     said = [[reading.answer for reading in answered(one)] for one in (open_book(outcomes, 2), by_name[SHUFFLED])]
     assert unchanged_share(*said) <= 1 / 5  # "far" may meet "far"
 
 
-def test_shuffled_passages_are_always_another_questions_and_repeat(outcomes: list[Outcome]) -> None:
+def test_shuffled_passages_are_always_another_questions_and_repeat(outcomes: list[Retrieved]) -> None:
     for seed in range(20):
         (shuffled,) = [one for one in conditions(outcomes, 2, Ablations(seed=seed)) if one.name == SHUFFLED]
         assert all(
@@ -79,25 +79,25 @@ def test_shuffled_passages_are_always_another_questions_and_repeat(outcomes: lis
         assert shuffled in list(conditions(outcomes, 2, Ablations(seed=seed)))
 
 
-def test_the_evidence_names_the_gold_passage_where_there_is_one(outcomes: list[Outcome]) -> None:
-    told = Outcome(Question("q", "?", ("Paris",), (frozenset({"02"}),)), outcomes[0].hits, outcomes[0].has_answer)
+def test_the_evidence_names_the_gold_passage_where_there_is_one(outcomes: list[Retrieved]) -> None:
+    told = Retrieved(Question("q", "?", ("Paris",), (frozenset({"02"}),)), outcomes[0].hits, outcomes[0].has_answer)
     (gold,) = [one for one in conditions([told], 2, Ablations()) if one.name == GOLD]
     assert gold.hits[0][0].passage.page_id == "02"  # and not "00", which holds the answer
 
 
-def test_what_there_is_too_little_of_is_left_out(outcomes: list[Outcome]) -> None:
+def test_what_there_is_too_little_of_is_left_out(outcomes: list[Retrieved]) -> None:
     assert [one.name for one in conditions(outcomes[4:], 2, Ablations(sweep=()))] == [
         CLOSED
     ]  # no gold, none to swap with
     assert open_book(outcomes, 50).k == 4  # the corpus has no more
 
 
-def test_closed_book_is_no_passage(outcomes: list[Outcome]) -> None:
+def test_closed_book_is_no_passage(outcomes: list[Retrieved]) -> None:
     closed = next(conditions(outcomes, 2, Ablations()))
     assert (closed.name, closed.k, closed.hits) == (CLOSED, 0, ((),) * 5)
 
 
-def test_a_row_is_kept_as_json(outcomes: list[Outcome]) -> None:
+def test_a_row_is_kept_as_json(outcomes: list[Retrieved]) -> None:
     book = measure(open_book(outcomes, 2), answered)
     kept = book.to_json()
     assert (kept["condition"], kept["k"], kept["n"]) == (OPEN, 2, 5)

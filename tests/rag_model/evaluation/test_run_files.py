@@ -8,25 +8,25 @@ import pytest
 from rag_model.errors import InputError
 from rag_model.evaluation.questions import Question
 from rag_model.evaluation.readings import Reading, Shown
-from rag_model.evaluation.retrieval import Outcome, match_hits
+from rag_model.evaluation.retrieval import Retrieved, match_hits
 from rag_model.evaluation.run_files import write_answers, write_dpr, write_jsonl, write_kilt, write_trec
 from rag_model.evaluation.scores import Scored, score
 
 
 @pytest.fixture
-def outcomes(make_hits) -> list[Outcome]:
+def outcomes(make_hits) -> list[Retrieved]:
     first = make_hits([("1", "in Paris — “Zoë”"), ("2", "elsewhere")])
     return [match_hits(Question("q 1", "Where?", ("Paris",)), first), match_hits(Question("q2", "Who?"), ())]
 
 
-def test_trec_run_is_read_by_ir_measures(tmp_path: Path, outcomes: list[Outcome]) -> None:
+def test_trec_run_is_read_by_ir_measures(tmp_path: Path, outcomes: list[Retrieved]) -> None:
     measures = pytest.importorskip("ir_measures")
     write_trec(outcomes, tmp_path / "run.trec")
     read = [(d.query_id, d.doc_id, d.score) for d in measures.read_trec_run(str(tmp_path / "run.trec"))]
     assert read == [("q%201", "1-1", 1.0), ("q%201", "2-2", 0.5)]
 
 
-def test_dpr_json_has_the_reader_s_fields(tmp_path: Path, outcomes: list[Outcome]) -> None:
+def test_dpr_json_has_the_reader_s_fields(tmp_path: Path, outcomes: list[Retrieved]) -> None:
     write_dpr(outcomes, tmp_path / "run.json")
     first, second = json.loads((tmp_path / "run.json").read_text(encoding="utf-8"))
     assert first["question"] == "Where?"
@@ -42,14 +42,14 @@ def test_dpr_json_has_the_reader_s_fields(tmp_path: Path, outcomes: list[Outcome
     assert second == {"question": "Who?", "answers": [], "ctxs": []}
 
 
-def test_jsonl_has_a_row_a_question(tmp_path: Path, outcomes: list[Outcome]) -> None:
+def test_jsonl_has_a_row_a_question(tmp_path: Path, outcomes: list[Retrieved]) -> None:
     write_jsonl(outcomes, tmp_path / "new" / "rows.jsonl")
     rows = [json.loads(line) for line in (tmp_path / "new" / "rows.jsonl").read_text("utf-8").splitlines()]
     assert [(row["id"], row["first"], len(row["hits"])) for row in rows] == [("q 1", 1, 2), ("q2", None, 0)]
 
 
 @pytest.mark.parametrize("write", [write_trec, write_dpr, write_jsonl])
-def test_a_failed_write_leaves_what_was_there(tmp_path: Path, outcomes: list[Outcome], write) -> None:
+def test_a_failed_write_leaves_what_was_there(tmp_path: Path, outcomes: list[Retrieved], write) -> None:
     path = tmp_path / "run"
     path.write_text("before")
     broken = [outcomes[0], None]
@@ -59,7 +59,7 @@ def test_a_failed_write_leaves_what_was_there(tmp_path: Path, outcomes: list[Out
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_place_that_can_not_be_written_is_named(tmp_path: Path, outcomes: list[Outcome]) -> None:
+def test_a_place_that_can_not_be_written_is_named(tmp_path: Path, outcomes: list[Retrieved]) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="choose another place"):
         write_trec(outcomes, tmp_path / "file" / "run")

@@ -5,12 +5,15 @@ from pathlib import Path
 
 import pytest
 
+from rag_model.corpus.chunk import ChunkFacts
 from rag_model.errors import InputError, ResourceError, UsageError
 from rag_model.index.recipe import IndexRecipe
+from rag_model.snapshots.cut_part import CutPart
 from rag_model.snapshots.parent import Parent
 from rag_model.snapshots.planning import plan_parts
 from rag_model.snapshots.recipe import Recipe
 from rag_model.snapshots.sizing import plan_indexes
+from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.store import Store
 from rag_model.store.versions.manifest import Content, Manifest, PartEntry
 
@@ -86,15 +89,17 @@ def test_a_limited_plan_is_not_kept(store: Store, small_dump: Path, tmp_path: Pa
     assert not (tmp_path / "store" / "memo").exists()
 
 
+def cuts(*rows: int) -> list[CutPart]:
+    return [CutPart(BlobRef(f"sha256:{0:064}", 0), ChunkFacts(count)) for count in rows]
+
+
 def test_indexes_are_sized_for_all_passages() -> None:
-    plans = plan_indexes(
-        {"a": IndexRecipe("HNSW32")}, [{"rows": 3}, {"rows": 0}, {"rows": 4}], {"embeddings": 32}, 1 << 30
-    )
+    plans = plan_indexes({"a": IndexRecipe("HNSW32")}, cuts(3, 0, 4), {"embeddings": 32}, 1 << 30)
     assert (plans["a"].n, plans["a"].to_json()["d"]) == (7, 32)
 
 
 def test_what_will_not_fit_is_told_with_what_would() -> None:
-    recipes, passages = {"graph": IndexRecipe("HNSW32")}, [{"rows": 21_015_324}]
+    recipes, passages = {"graph": IndexRecipe("HNSW32")}, cuts(21_015_324)
     with pytest.raises(ResourceError, match=r"PQ|SQ"):
         plan_indexes(recipes, passages, {"embeddings": 768}, 8 << 30)
     elsewhere = plan_indexes(recipes, passages, {"embeddings": 768}, None)  # other machines' memory is not known
@@ -103,6 +108,6 @@ def test_what_will_not_fit_is_told_with_what_would() -> None:
 
 def test_no_passages_and_no_fitting_factory() -> None:
     with pytest.raises(InputError, match="no passages at all"):
-        plan_indexes({"a": IndexRecipe("HNSW32")}, [{"rows": 0}], {"embeddings": 32}, None)
+        plan_indexes({"a": IndexRecipe("HNSW32")}, cuts(0), {"embeddings": 32}, None)
     with pytest.raises(UsageError, match="PQ7"):
-        plan_indexes({"a": IndexRecipe("IVF4,PQ7")}, [{"rows": 5000}], {"embeddings": 32}, None)
+        plan_indexes({"a": IndexRecipe("IVF4,PQ7")}, cuts(5000), {"embeddings": 32}, None)

@@ -1,4 +1,4 @@
-"""Chunkers: an article becomes passages of at most `words` words.
+"""Chunkers of disjoint windows: an article becomes passages of at most `words` words.
 
 `words` is DPR's cut: disjoint blocks of 100 whitespace words over the article's running text (Karpukhin et
 al. 2020, section 4.1), headings left out. The last block of an article is as short as it is: filling it up
@@ -8,41 +8,33 @@ edit of the first sentence change the last passage. Titles stand beside the text
 `sections` restarts the count at every heading, so that an edit moves the passages of its own section and no
 others. Its ids name the section by its heading, not its ordinal: a section inserted above leaves the ids
 below as they were.
-
-A chunker is anything with a `name` that turns an article into passages; register it in `CHUNKERS` and
-recipes can name it.
 """
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Self
 
+from rag_model.corpus.chunkers.chunker import passage_of
 from rag_model.corpus.records import Article, Passage
 from rag_model.errors import UsageError
 
 MAX_ANCHOR = 64  # characters of a heading that go into a passage id
 
 
-class Chunker(Protocol):
-    """Turns an article into its passages, in reading order; equal articles give equal passages."""
-
-    @property
-    def name(self) -> str:
-        """What recipes call it."""
-        ...
-
-    def __call__(self, article: Article) -> Iterator[Passage]:
-        """Yield the article's passages."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class Words:
     """Disjoint windows over the whole article; ids are `<page>:<window>`."""
 
-    words: int = 100
-    name: str = "words"
+    version: ClassVar[str] = ""
+    words: int = 100  # a passage, at most; DPR's figure
+
+    def __post_init__(self) -> None:
+        _check(self.words)
+
+    def open(self) -> Self:
+        """Return itself: nothing has to be read."""
+        return self
 
     def __call__(self, article: Article) -> Iterator[Passage]:
         """Yield windows of `words` words (the last may be shorter); each names the section it starts in."""
@@ -51,15 +43,22 @@ class Words:
         heading_at = [i for i, words in enumerate(split) for _ in words]
         for window, start in enumerate(range(0, len(running), self.words)):
             heading = article.sections[heading_at[start]].heading
-            yield _passage(article, str(window), heading, start, running[start : start + self.words])
+            yield passage_of(article, str(window), heading, start, running[start : start + self.words])
 
 
 @dataclass(frozen=True, slots=True)
 class Sections:
     """Disjoint windows that restart at every heading; ids are `<page>:<heading>.<window>`."""
 
-    words: int = 100
-    name: str = "sections"
+    version: ClassVar[str] = ""
+    words: int = 100  # a passage, at most; DPR's figure
+
+    def __post_init__(self) -> None:
+        _check(self.words)
+
+    def open(self) -> Self:
+        """Return itself: nothing has to be read."""
+        return self
 
     def __call__(self, article: Article) -> Iterator[Passage]:
         """Yield each section's windows of `words` words; the last of a section may be shorter."""
@@ -69,23 +68,7 @@ class Sections:
             running = split_words(section.text)
             for window, start in enumerate(range(0, len(running), self.words)):
                 place = f"{prefix}.{window}" if prefix else str(window)
-                yield _passage(article, place, section.heading, start, running[start : start + self.words])
-
-
-CHUNKERS: dict[str, Callable[[int], Chunker]] = {"words": Words, "sections": Sections}
-
-
-def build_chunker(name: str, words: int) -> Chunker:
-    """Return the chunker of this name, for passages of at most `words` words.
-
-    Raises:
-        UsageError: there is no such chunker, or a passage would hold nothing.
-    """
-    if name not in CHUNKERS:
-        raise UsageError(f"no chunker {name!r} in the recipe: choose one of {', '.join(CHUNKERS)}")
-    if words < 1:
-        raise UsageError(f"a passage of {words} words in the recipe holds nothing: give at least 1")
-    return CHUNKERS[name](words)
+                yield passage_of(article, place, section.heading, start, running[start : start + self.words])
 
 
 def anchor(heading: str, taken: set[str]) -> str:
@@ -134,16 +117,6 @@ def _split_token(token: str) -> list[str]:
     return [" " + pieces[0], *pieces[1:]]
 
 
-def _passage(article: Article, place: str, heading: str, start: int, words: Sequence[str]) -> Passage:
-    text = "".join(words).strip()
-    return Passage(
-        id=f"{article.page_id}:{place}",
-        page_id=article.page_id,
-        rev_id=article.rev_id,
-        title=article.title,
-        section=heading,
-        text=text,
-        start_word=start,
-        n_words=len(words),
-        hash=Passage.hash_of(article.title, text),
-    )
+def _check(words: int) -> None:
+    if words < 1:
+        raise UsageError(f"a passage of {words} words in the recipe holds nothing: give at least 1")

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rag_model.corpus.chunkers import CHUNKERS, Sections, Words, anchor, build_chunker, split_words
+from rag_model.corpus.chunkers.registry import build_chunker
+from rag_model.corpus.chunkers.windows import Sections, Words, anchor, split_words
 from rag_model.corpus.records import Article, Passage, Section
-from rag_model.errors import UsageError
 
 TEXTS = st.lists(st.from_regex(r"[\w.]{1,9}", fullmatch=True), max_size=40).map(" ".join)
 HEADINGS = st.sampled_from(["Life", "Works", "Early life", "Życie", "Life 2"])
@@ -69,13 +69,13 @@ def test_sections_windows_are_disjoint_and_cover_every_section_in_order(article:
     assert len(starts) == sum(bool(section.text) for section in article.sections)
 
 
-@pytest.mark.parametrize("name", CHUNKERS)
+@pytest.mark.parametrize("name", ["words", "sections"])
 @given(article=ARTICLES, size=SIZES)
 def test_ids_are_unique_without_blanks_and_repeat(name: str, article: Article, size: int) -> None:
-    passages = list(build_chunker(name, size)(article))
+    passages = list(build_chunker(name, {"words": size}).open()(article))
     assert len({p.id for p in passages}) == len(passages)
     assert all(p.id.split() == [p.id] and p.id.startswith("12:") for p in passages)
-    assert passages == list(build_chunker(name, size)(article))
+    assert passages == list(build_chunker(name, {"words": size}).open()(article))
 
 
 @given(ARTICLES.filter(lambda article: article.sections), SIZES, TEXTS, st.data())
@@ -103,10 +103,3 @@ def test_scripts_without_blanks_are_cut_too() -> None:
     assert "".join(p.text for p in passages) == text
     assert len(passages) > 3
     assert split_words("ein 東京 Wort") == [" ein", " 東京", " Wort"]
-
-
-def test_the_recipe_is_checked() -> None:
-    with pytest.raises(UsageError, match="choose one of words, sections"):
-        build_chunker("semantic", 100)
-    with pytest.raises(UsageError, match="at least 1"):
-        build_chunker("words", 0)

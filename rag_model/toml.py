@@ -1,14 +1,31 @@
-"""Settings from a TOML table: frozen dataclasses, every key and type checked, every mistake one sentence."""
+"""TOML files, and their tables as frozen dataclasses: every key and type checked, every mistake one sentence."""
 
 import difflib
+import tomllib
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
+from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
-from rag_model.errors import UsageError
+from rag_model.errors import InputError, UsageError
 
 T = TypeVar("T")
+_WRITTEN_AS: dict[Any, type] = {float: int, Path: str}  # what TOML may have for a type that it lacks or tells apart
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Return the tables of a recipe file.
+
+    Raises:
+        InputError: the file is missing or is not TOML.
+    """
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as missing:
+        raise InputError(f"cannot read the recipe {path}: {missing.strerror}") from missing
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as broken:
+        raise InputError(f"the recipe {path} is not TOML: {broken}") from broken
 
 
 def from_table(kind: type[T], table: Any, where: str) -> T:
@@ -56,13 +73,13 @@ def _checked(hint: Any, value: Any, where: str) -> Any:
         if not isinstance(value, Mapping):
             raise UsageError(f"{where} must be a table, not {value!r}")
         return {name: _checked(arguments[1], inner, f"{where}.{name}") for name, inner in value.items()}
-    if hint is float and type(value) is int:
-        return float(value)
+    if type(value) is _WRITTEN_AS.get(hint):
+        return hint(value)
     if hint is not Any and isinstance(hint, type) and type(value) is not hint:
         raise UsageError(f"{where} must be {_article(hint)}, not {value!r}")
     return value
 
 
 def _article(kind: type) -> str:
-    names = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
+    names = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", Path: "a path"}
     return names.get(kind, kind.__name__)

@@ -1,0 +1,72 @@
+"""The files that a chunker's settings name: what of them is read, and what they count as in a key.
+
+A setting of type `Path` names a file or a folder. Of a folder those files count that the field's metadata names,
+`field(metadata={"files": ("tokenizer.json", "*.safetensors")})`, else all; workers are given no others. In keys and in
+the recipe that a snapshot keeps, a digest of the bytes stands in place of the path.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+from rag_model.corpus.chunkers.chunker import Chunker
+from rag_model.digest import ALGORITHM, digest_file, digest_json
+from rag_model.errors import InputError
+
+_DIGEST = re.compile(rf"{ALGORITHM}:[0-9a-f]{{64}}")
+_ITSELF = ""  # the name of a setting's only file, where it names no folder
+
+
+def settings_of(chunker: Chunker) -> dict[str, Any]:
+    """Return a chunker's settings as JSON values; a path that is not a digest yet is read and becomes one.
+
+    Raises:
+        InputError: there is no such file.
+    """
+    values: dict[str, Any] = asdict(chunker)  # type: ignore[call-overload]
+    return values | {name: _digest(chunker, name, path) for name, path in _paths(chunker).items()}
+
+
+def named_files(chunker: Chunker) -> dict[str, dict[str, Path]]:
+    """Return the files of each setting that names some, by their names in its folder.
+
+    Raises:
+        InputError: there is no such file, or a folder without a file that counts.
+    """
+    return {name: _files(chunker, name, path) for name, path in _paths(chunker).items()}
+
+
+def digest_of(files: Mapping[str, str]) -> str:
+    """Return what a setting's files count as: `files` maps their names to the digests of their bytes."""
+    return files[_ITSELF] if [*files] == [_ITSELF] else digest_json(dict(files))
+
+
+def is_file(files: Mapping[str, Any]) -> bool:
+    """Whether these are a setting's only file, and not those of a folder."""
+    return [*files] == [_ITSELF]
+
+
+def _paths(chunker: Chunker) -> dict[str, Path]:
+    values = {field.name: getattr(chunker, field.name) for field in fields(chunker)}  # type: ignore[arg-type]
+    return {name: value for name, value in values.items() if isinstance(value, Path)}
+
+
+def _digest(chunker: Chunker, setting: str, path: Path) -> str:
+    if _DIGEST.fullmatch(str(path)):
+        return str(path)
+    return digest_of({name: digest_file(file) for name, file in _files(chunker, setting, path).items()})
+
+
+def _files(chunker: Chunker, setting: str, path: Path) -> dict[str, Path]:
+    if _DIGEST.fullmatch(str(path)):
+        raise InputError(f"the recipe names {setting} by its digest {path}: give the path of the file or folder")
+    if path.is_file():
+        return {_ITSELF: path}
+    (patterns,) = (field.metadata.get("files", ("*",)) for field in fields(chunker) if field.name == setting)  # type: ignore[arg-type]
+    found = {file.relative_to(path).as_posix(): file for pattern in patterns for file in path.rglob(pattern)}
+    kept = {name: found[name] for name in sorted(found) if found[name].is_file()}
+    if not kept:
+        raise InputError(f"{path} is no {setting} of the recipe's chunker: name a file, or a folder that holds some")
+    return kept

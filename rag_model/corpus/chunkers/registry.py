@@ -1,0 +1,37 @@
+"""Which chunkers there are, by the names that recipes use."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from rag_model.corpus.chunkers.chunker import Chunker
+from rag_model.errors import UsageError
+from rag_model.plugins import Registry
+from rag_model.toml import from_table
+
+CHUNKERS: Registry[type[Chunker]] = Registry(
+    "bookwheel.chunkers",
+    {"words": "rag_model.corpus.chunkers.windows:Words", "sections": "rag_model.corpus.chunkers.windows:Sections"},
+)
+
+
+def build_chunker(name: str, settings: Mapping[str, Any]) -> Chunker:
+    """Return the chunker of this name with these settings; those left out keep their defaults.
+
+    A name that is not built in is looked for among the entry points of installed packages.
+
+    Raises:
+        UsageError: there is no such chunker, or it refuses a setting; the sentence names it.
+    """
+    return from_table(_named(name), settings, f"the recipe's chunker {name!r}")
+
+
+def _named(name: str) -> type[Chunker]:
+    try:
+        found: Any = CHUNKERS.find(name)
+    except (ImportError, AttributeError) as missing:
+        raise UsageError(f"chunker {name!r} cannot be loaded ({missing}): install its package again") from missing
+    if found is None:
+        raise UsageError(f"no chunker {name!r} in the recipe: choose one of {', '.join(CHUNKERS.names())}")
+    if not (isinstance(found, type) and {"__dataclass_fields__", "open", "version"} <= {*dir(found)}):
+        raise UsageError(f"{found!r} is not a chunker: see rag_model.corpus.chunkers.chunker.Chunker")
+    return found

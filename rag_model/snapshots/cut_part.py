@@ -1,0 +1,45 @@
+"""What the chunk job reports of one part: a record, written as JSON at the store's border and nowhere else."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Self
+
+from rag_model.corpus.chunk import ChunkFacts, Quarantined
+from rag_model.store.objects.blobs import BlobRef
+from rag_model.store.objects.memo import Record
+
+
+@dataclass(frozen=True, slots=True)
+class CutPart:
+    """A part's passages in the store, and what became of its pages."""
+
+    passages: BlobRef
+    facts: ChunkFacts
+    article_log: BlobRef | None = None  # of a wiki's part; None: no later build inherits from it
+    made: bool = False  # by this run, and not by an earlier one
+
+    @property
+    def rows(self) -> int:
+        """The number of passages."""
+        return self.facts.rows
+
+    @classmethod
+    def of(cls, record: Record, *, made: bool = False) -> Self:
+        """Return what the memo has of a part."""
+        return cls(record.outputs["passages"], _facts(record.facts), record.outputs.get("article_log"), made)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the record as JSON values."""
+        log = self.article_log.to_json() if self.article_log else None
+        return {"passages": self.passages.to_json(), "facts": asdict(self.facts), "log": log, "made": self.made}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Self:
+        """Read back what `to_json` wrote."""
+        log = BlobRef.from_json(value["log"]) if value["log"] else None
+        return cls(BlobRef.from_json(value["passages"]), _facts(value["facts"]), log, value["made"])
+
+
+def _facts(value: Mapping[str, Any]) -> ChunkFacts:
+    pages = tuple(Quarantined(**page) for page in value["quarantined"])
+    return replace(ChunkFacts(**value), quarantined=pages)
