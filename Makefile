@@ -5,7 +5,7 @@ PYTHON ?= python3
 TORCH := torch>=2.6,<2.14
 BIN := .venv/bin
 
-.PHONY: install demo test lint bench up down clean
+.PHONY: install demo test test-avx2 lint bench up down clean
 .DELETE_ON_ERROR:
 
 install: .venv/dev
@@ -15,6 +15,11 @@ demo: .venv/demo
 
 test: .venv/dev
 	$(BIN)/pytest -n 2 --dist loadgroup $(ARGS)
+
+# The tests of models as a processor with AVX2 alone computes: with other kernels, and its encoders in float32.
+test-avx2: .venv/dev
+	ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 $(BIN)/pytest -n 2 --dist loadgroup $(addprefix tests/rag_model/, \
+	  encoders generate training serving/test_desk.py) --ignore-glob='*/test_benchmarks.py' $(ARGS)
 
 lint: .venv/dev
 	$(BIN)/ruff check .
