@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.benchmarks import flink_cluster
-from tests.fixtures.wanted import REQUIRE, missing
+from tests.fixtures.wanted import FLINK_JARS, REQUIRE, missing
 
 
 @pytest.fixture(autouse=True)
@@ -26,6 +26,6 @@ def test_what_is_missing_and_required_fails_with_it() -> None:
 
 def test_flink_s_jars_are_asked_for_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flink_cluster, "ROOT", tmp_path / "checkout")
-    monkeypatch.delenv("BOOKWHEEL_FLINK_JARS", raising=False)
-    with pytest.raises(flink_cluster.AbsentError, match="name their folder in BOOKWHEEL_FLINK_JARS"):
+    monkeypatch.delenv(FLINK_JARS, raising=False)
+    with pytest.raises(flink_cluster.AbsentError, match=f"name their folder in {FLINK_JARS}"):
         flink_cluster.runner_jars()

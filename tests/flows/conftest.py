@@ -25,6 +25,7 @@ os.environ.setdefault("PREFECT_API_REQUEST_TIMEOUT", "300")  # seconds; a busy m
 from prefect.testing.utilities import prefect_test_harness  # noqa: E402
 
 from tests.fixtures.tiny import save_bert  # noqa: E402
+from tests.fixtures.wanted import OF_TESTS  # noqa: E402
 
 IN_PROCESS = "--runner=FnApiRunner"
 RECIPE = """
@@ -77,7 +78,7 @@ def prefect_server() -> Iterator[None]:
 def surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """No setting and no cached blob of the person who runs the tests reaches them."""
     with pytest.MonkeyPatch.context() as environment:
-        for name in [name for name in os.environ if name.startswith("BOOKWHEEL_")]:
+        for name in [name for name in os.environ if name.startswith("BOOKWHEEL_") and name not in OF_TESTS]:
             environment.delenv(name)
         environment.setenv("BOOKWHEEL_CACHE", str(tmp_path_factory.mktemp("cache")))
         environment.chdir(tmp_path_factory.mktemp("here"))
