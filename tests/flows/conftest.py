@@ -4,12 +4,14 @@ Most tests run the flow with Beam's workers inside this process (`IN_PROCESS`): 
 """
 
 import bz2
+import io
 import json
 import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,6 +64,14 @@ class Ran:
 
 
 Bookwheel = Callable[..., Ran]
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """A store, and what `reindex --json` told of the snapshot in it."""
+
+    store: Path
+    made: Any
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -164,14 +174,21 @@ def command(executable: Path) -> Callable[..., Ran]:
 
 
 @pytest.fixture(scope="session")
-def library(
+def built(
     mini_dump: Path, tiny: Path, recipe: Path, tmp_path_factory: pytest.TempPathFactory, prefect_server: None
-) -> Path:
-    """A store that holds the small dump's snapshot; tests only read it."""
-    store = tmp_path_factory.mktemp("library")
+) -> Built:
+    """The small dump's snapshot in a store of its own, as `reindex` built it; tests only read it."""
+    store, out = tmp_path_factory.mktemp("library"), io.StringIO()
     given = ["--dump", mini_dump, "--encoder", tiny, "--recipe", recipe, "--store", store]
-    assert cli.run(["reindex", *map(str, given), "--", IN_PROCESS]) == 0
-    return store
+    with redirect_stdout(out):
+        assert cli.run(["reindex", *map(str, given), "--json", "--", IN_PROCESS]) == 0
+    return Built(store, json.loads(out.getvalue()))
+
+
+@pytest.fixture(scope="session")
+def library(built: Built) -> Path:
+    """The store of `built`."""
+    return built.store
 
 
 @pytest.fixture
