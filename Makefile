@@ -1,11 +1,14 @@
 # make demo   a real library built, searched and measured      make test   every test      make lint   style, types, layers
 # make up     a Prefect server, workers and an object store here, with every flow deployed      make down   stops exactly those
-# Each target makes the environment it needs in .venv; PYTHON=python3.12 chooses the interpreter.
+# make release   wheel and source in dist/, tried in a bare environment      make lock   renew requirements.lock
+# Each target makes the environment it needs in .venv; PYTHON=python3.12 chooses the interpreter, LOCKED=1 the versions of
+# requirements.lock instead of the newest that pyproject.toml allows.
 PYTHON ?= python3
 TORCH := torch>=2.6,<2.14
 BIN := .venv/bin
+COMMA := ,
 
-.PHONY: install demo test lint bench up down clean
+.PHONY: install demo test test-avx2 lint bench release lock up down clean
 .DELETE_ON_ERROR:
 
 install: .venv/dev
@@ -15,6 +18,11 @@ demo: .venv/demo
 
 test: .venv/dev
 	$(BIN)/pytest -n 2 --dist loadgroup $(ARGS)
+
+# The tests of models as a processor with AVX2 alone computes: with other kernels, and its encoders in float32.
+test-avx2: .venv/dev
+	ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 $(BIN)/pytest -n 2 --dist loadgroup $(addprefix tests/rag_model/, \
+	  encoders generate training serving/test_desk.py) --ignore-glob='*/test_benchmarks.py' $(ARGS)
 
 lint: .venv/dev
 	$(BIN)/ruff check .
@@ -27,6 +35,21 @@ bench: .venv/bench
 	set -e; for bench in $(filter-out $(addprefix tests/benchmarks/bench_,dpr.py rag_finetune.py open_book.py flink.py), \
 	  $(wildcard tests/benchmarks/bench_*.py)); do echo "== $$bench"; $(BIN)/python $$bench; done
 
+# The wheel is built of the source archive, so that one must be whole. The demo runs outside of this folder.
+release: .venv/dev
+	rm -rf dist .venv/release
+	$(BIN)/python -m build --outdir dist
+	$(call environment,.venv/release)
+	.venv/release/bin/pip install --quiet "$$(echo dist/*.whl)[all]"
+	.venv/release/bin/pip check
+	cd .venv/release && bin/bookwheel demo
+
+# ARGS=--upgrade takes newer versions. torch, and what it alone wants, stays out: which build is right is up to the machine.
+lock: .venv/dev
+	$(BIN)/pip install --quiet uv
+	echo torch | $(BIN)/uv pip compile --quiet pyproject.toml --all-extras --universal --generate-hashes --no-annotate \
+	  --custom-compile-command 'make lock' --excludes - --output-file requirements.lock $(ARGS)
+
 up: .venv/dev
 	$(BIN)/python -m flows.machine.local up
 
@@ -37,23 +60,33 @@ clean:
 	rm -rf .venv bookwheel-demo
 
 .venv/demo: .venv/torch pyproject.toml
-	$(BIN)/pip install --quiet --editable '.[all]'
+	$(call packages,all)
 	touch $@
 
 .venv/dev: .venv/torch pyproject.toml
-	$(BIN)/pip install --quiet --editable '.[all,dev]'
+	$(call packages,all$(COMMA)dev)
 	touch $@ .venv/demo
 
 .venv/bench: .venv/dev
-	$(BIN)/pip install --quiet --editable '.[all,dev,bench]'
+	$(call packages,all$(COMMA)dev$(COMMA)bench)
 	touch $@
 
-# Without a GPU the CPU build of torch will do: where pip would bring CUDA's libraries (gigabytes), uv knows the CPU builds.
 .venv/torch:
-	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --upgrade pip
-	if ! command -v nvidia-smi >/dev/null && \
-	  $(BIN)/pip install --dry-run --quiet --report - '$(TORCH)' | grep -q '"name": "\(nvidia\|cuda\)-'; \
-	then $(BIN)/pip install --quiet uv && $(BIN)/uv pip install --quiet --python $(BIN)/python --torch-backend=cpu '$(TORCH)'; \
-	else $(BIN)/pip install --quiet '$(TORCH)'; fi
+	$(call environment,.venv)
 	touch $@
+
+# Install this project, editable, with these extras; the lock holds what all extras want.
+define packages
+$(if $(LOCKED),$(BIN)/pip install --quiet --require-hashes --no-deps --requirement requirements.lock)
+$(BIN)/pip install $(if $(LOCKED),--no-deps )--quiet --editable '.[$(1)]'
+endef
+
+# Without a GPU the CPU build of torch will do: where pip would bring CUDA's libraries (gigabytes), uv knows the CPU builds.
+define environment
+$(PYTHON) -m venv $(1)
+$(1)/bin/pip install --quiet --upgrade pip
+if ! command -v nvidia-smi >/dev/null && \
+  $(1)/bin/pip install --dry-run --quiet --report - '$(TORCH)' | grep -q '"name": "\(nvidia\|cuda\)-'; \
+then $(1)/bin/pip install --quiet uv && $(1)/bin/uv pip install --quiet --python $(1)/bin/python --torch-backend=cpu '$(TORCH)'; \
+else $(1)/bin/pip install --quiet '$(TORCH)'; fi
+endef

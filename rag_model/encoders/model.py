@@ -25,6 +25,7 @@ from rag_model.errors import InputError, UsageError
 # the cache); a GPU wants enough that launching kernels costs nothing beside running them.
 CPU_BATCH_TOKENS = 4096
 CUDA_BATCH_TOKENS = 65_536
+_WITHOUT_AVX512 = ("DEFAULT", "AVX2")  # of what torch names the instructions that it uses
 _DPR_ENCODERS = {"DPRContextEncoder": "ctx_encoder", "DPRQuestionEncoder": "question_encoder"}
 _GENERATORS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 _OTHER_TASKS = ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
@@ -165,8 +166,12 @@ def device_named(name: str | None) -> torch.device:
 
 
 def fastest_dtype(device: torch.device) -> torch.dtype:
-    """Return bfloat16 where `device` multiplies it fast: GPUs, and CPUs with AVX512-BF16 or AMX."""
-    fast = device.type == "cuda" or torch.cpu._is_avx512_bf16_supported()
+    """Return bfloat16 where `device` multiplies it fast: GPUs, and CPUs with AVX512-BF16 or AMX.
+
+    A process that `ATEN_CPU_CAPABILITY=avx2` keeps from AVX512 gets float32, as a processor without AVX512 does.
+    """
+    restricted = torch.backends.cpu.get_cpu_capability() in _WITHOUT_AVX512
+    fast = device.type == "cuda" or (torch.cpu._is_avx512_bf16_supported() and not restricted)
     return torch.bfloat16 if fast else torch.float32
 
 

@@ -88,7 +88,7 @@ class Generator(Protocol):
     def logits(self, contexts: Contexts, targets: Targets) -> Tensor:
         """Return (b, k, t, v) logits, with gradient: position i predicts token i of the target.
 
-        They have the dtype in which the model computes; likelihood.py takes sums over v in float32.
+        They have the dtype in which the model computes; likelihood.py takes sums over v at least in float32.
         """
         ...
 

@@ -34,12 +34,12 @@ class Likelihood:
 
 
 def log_prior(scores: Tensor, temperature: float = 1.0) -> Tensor:
-    """Return (b, k) log p(z|x) = log softmax(score / temperature), float32.
+    """Return (b, k) log p(z|x) = log softmax(score / temperature), at least float32.
 
     >>> log_prior(torch.tensor([[2.0, 2.0]])).exp()
     tensor([[0.5000, 0.5000]])
     """
-    return (scores.float() / temperature).log_softmax(-1)
+    return (_wide(scores) / temperature).log_softmax(-1)
 
 
 def sequence_likelihood(prior: Tensor, log_p: Tensor, mask: Tensor) -> Likelihood:
@@ -91,7 +91,7 @@ def smoothed(log_p: Tensor, uniform: Tensor, epsilon: float, vocabulary: int) ->
 
 
 def target_log_p(logits: Tensor, targets: Tensor, *, totals: bool = False) -> tuple[Tensor, Tensor]:
-    """Return (b, k, t) float32 log p(y_i|…) of (b, k, t, v) logits for targets (b, t), with gradient.
+    """Return (b, k, t) log p(y_i|…) of (b, k, t, v) logits for targets (b, t), at least float32, with gradient.
 
     `totals` asks for (b, k, t) Σ_w log p(w|…) as well, else they are zeros. Goes through the logits some rows at a
     time, and holds nothing of their size but, in the backward pass, their gradient.
@@ -108,15 +108,15 @@ class _TargetLogP(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, targets: Tensor, totals: bool) -> tuple[Tensor, Tensor]:
         """Keep the logits as they are and log Σ exp of each row."""
-        norms, sums = (logits.new_zeros(len(logits), dtype=torch.float32) for _ in range(2))
+        norms, sums = (logits.new_zeros(len(logits), dtype=_widened(logits.dtype)) for _ in range(2))
         for rows in _pieces(logits):
-            piece = logits[rows].float()
+            piece = _wide(logits[rows])
             norms[rows] = piece.logsumexp(-1)
             if totals:
                 sums[rows] = piece.sum(-1) - logits.shape[-1] * norms[rows]
         ctx.save_for_backward(logits, targets, norms)
         ctx.totals = totals
-        return logits.gather(1, targets[:, None])[:, 0].float() - norms, sums
+        return _wide(logits.gather(1, targets[:, None])[:, 0]) - norms, sums
 
     @staticmethod
     @once_differentiable
@@ -125,7 +125,7 @@ class _TargetLogP(torch.autograd.Function):
         logits, targets, norms = ctx.saved_tensors
         gradient = torch.empty_like(logits)
         for rows in _pieces(logits):
-            piece = (logits[rows].float() - norms[rows, None]).exp_()
+            piece = (_wide(logits[rows]) - norms[rows, None]).exp_()
             weight = of_target[rows] + (logits.shape[-1] * of_total[rows] if ctx.totals else 0)
             piece.mul_(-weight[:, None])
             if ctx.totals:
@@ -141,7 +141,16 @@ def _pieces(logits: Tensor) -> list[slice]:
 
 
 def _mixture_total(prior: Tensor, logits: Tensor) -> Tensor:
-    return (logits.float().log_softmax(-1) + prior[..., None]).logsumexp(1).sum(-1)
+    return (_wide(logits).log_softmax(-1) + prior[..., None]).logsumexp(1).sum(-1)
+
+
+def _wide(values: Tensor) -> Tensor:
+    return values.to(_widened(values.dtype))
+
+
+def _widened(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype for sums over a vocabulary: float32, in which half precision loses nothing, or float64."""
+    return torch.promote_types(dtype, torch.float32)
 
 
 def _sum(values: Tensor, mask: Tensor) -> Tensor:

@@ -72,7 +72,7 @@ class Rag(nn.Module):
         return self._read(scores, contexts, targets)[0]
 
     def loss(self, scores: Tensor, contexts: Contexts, targets: Targets) -> Tensor:
-        """Return -log p(y|x) of each question, (b,) float32, labels smoothed as the settings say.
+        """Return -log p(y|x) of each question, (b,), at least float32, labels smoothed as the settings say.
 
         Raises:
             UsageError: as `log_likelihood`.

@@ -21,7 +21,12 @@ from rag_model.store.versions.snapshot import Snapshot
 
 
 class Asker:
-    """A `QuestionEncoder` that needs its folder no more."""
+    """A `QuestionEncoder` that no longer needs its folder; editions share it where their encoders' files are equal.
+
+    Its weights may stay mapped from the file of the snapshot that it was loaded from, also when that snapshot is pruned
+    or taken down: float32 weights are mapped, others are copied. That file holds no text of a page, and needs no
+    further disk space, because the snapshot that serves links to the same file.
+    """
 
     def __init__(self, encoder: QuestionEncoder) -> None:
         """Read the space of `encoder`.

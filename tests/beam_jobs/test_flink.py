@@ -25,6 +25,7 @@ from rag_model.store.upkeep.verify import verify
 from tests.benchmarks.flink_cluster import DEADLINE, SLOTS, AbsentError, Flink, flink, until
 from tests.benchmarks.s3_server import environment_of
 from tests.fixtures.faulty import FaultyServer, Request, faulty
+from tests.fixtures.wanted import missing
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800), pytest.mark.xdist_group("flink")]
 
@@ -72,7 +73,7 @@ def cluster(proxy: FaultyServer, tmp_path_factory: pytest.TempPathFactory) -> It
         with flink(tmp_path_factory.mktemp("flink"), alone, hidden=tmp_path_factory.getbasetemp()) as cluster:
             yield cluster
     except AbsentError as absent:
-        (pytest.fail if os.environ.get("CI") else pytest.skip)(str(absent))
+        missing("flink", str(absent))
 
 
 @pytest.fixture(scope="module")

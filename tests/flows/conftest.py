@@ -4,12 +4,14 @@ Most tests run the flow with Beam's workers inside this process (`IN_PROCESS`): 
 """
 
 import bz2
+import io
 import json
 import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,7 @@ os.environ.setdefault("PREFECT_API_REQUEST_TIMEOUT", "300")  # seconds; a busy m
 from prefect.testing.utilities import prefect_test_harness  # noqa: E402
 
 from tests.fixtures.tiny import save_bert  # noqa: E402
+from tests.fixtures.wanted import OF_TESTS  # noqa: E402
 
 IN_PROCESS = "--runner=FnApiRunner"
 RECIPE = """
@@ -63,6 +66,14 @@ class Ran:
 Bookwheel = Callable[..., Ran]
 
 
+@dataclass(frozen=True, slots=True)
+class Built:
+    """A store, and what `reindex --json` told of the snapshot in it."""
+
+    store: Path
+    made: Any
+
+
 @pytest.fixture(scope="session", autouse=True)
 def prefect_server() -> Iterator[None]:
     """One real Prefect server, on a database of its own, for this process and those it starts."""
@@ -77,7 +88,7 @@ def prefect_server() -> Iterator[None]:
 def surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """No setting and no cached blob of the person who runs the tests reaches them."""
     with pytest.MonkeyPatch.context() as environment:
-        for name in [name for name in os.environ if name.startswith("BOOKWHEEL_")]:
+        for name in [name for name in os.environ if name.startswith("BOOKWHEEL_") and name not in OF_TESTS]:
             environment.delenv(name)
         environment.setenv("BOOKWHEEL_CACHE", str(tmp_path_factory.mktemp("cache")))
         environment.chdir(tmp_path_factory.mktemp("here"))
@@ -163,14 +174,21 @@ def command(executable: Path) -> Callable[..., Ran]:
 
 
 @pytest.fixture(scope="session")
-def library(
+def built(
     mini_dump: Path, tiny: Path, recipe: Path, tmp_path_factory: pytest.TempPathFactory, prefect_server: None
-) -> Path:
-    """A store that holds the small dump's snapshot; tests only read it."""
-    store = tmp_path_factory.mktemp("library")
+) -> Built:
+    """The small dump's snapshot in a store of its own, as `reindex` built it; tests only read it."""
+    store, out = tmp_path_factory.mktemp("library"), io.StringIO()
     given = ["--dump", mini_dump, "--encoder", tiny, "--recipe", recipe, "--store", store]
-    assert cli.run(["reindex", *map(str, given), "--", IN_PROCESS]) == 0
-    return store
+    with redirect_stdout(out):
+        assert cli.run(["reindex", *map(str, given), "--json", "--", IN_PROCESS]) == 0
+    return Built(store, json.loads(out.getvalue()))
+
+
+@pytest.fixture(scope="session")
+def library(built: Built) -> Path:
+    """The store of `built`."""
+    return built.store
 
 
 @pytest.fixture

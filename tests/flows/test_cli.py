@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import shutil
 import signal
 import subprocess
 from collections.abc import Callable
@@ -53,8 +54,8 @@ def test_help_and_version(bookwheel: Any) -> None:
     assert bookwheel("--version").out.strip()[0].isdigit()
 
 
-def test_reindex_gives(tmp_path: Path, reindex: Any) -> None:
-    made = reindex(tmp_path).json
+def test_reindex_gives(built: Any) -> None:
+    made = built.made
     assert {"snapshot", "ref", "counts", "metrics"} <= made.keys()
     assert {"articles", "passages", "embedded", "reused", "dropped"} <= made["counts"].keys()
     assert len(made["snapshot"]) == 64
@@ -134,9 +135,8 @@ def test_pull_gives(library: Path, tmp_path: Path, bookwheel: Any) -> None:
     assert again["reused_bytes"] == pulled["fetched_bytes"] + pulled["reused_bytes"]
 
 
-def test_verify_gives(tmp_path: Path, reindex: Any, bookwheel: Any) -> None:
-    store = tmp_path / "store"
-    reindex(store)
+def test_verify_gives(library: Path, tmp_path: Path, bookwheel: Any) -> None:
+    store = Path(shutil.copytree(library, tmp_path / "store"))
     assert bookwheel("verify", "--store", store, "--json").json == {"ok": True} | _rest(store, bookwheel)
     (blob,) = (store / "blobs").rglob(_index_blob(store, bookwheel))
     blob.chmod(0o644)

@@ -4,6 +4,7 @@ import asyncio
 import bz2
 import json
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -38,19 +39,23 @@ def records(store: Path) -> dict[str, int]:
     return {stage.name: len(list(stage.iterdir())) for stage in (store / "memo").iterdir()}
 
 
-def test_a_dump_becomes_a_snapshot_that_a_ref_names(tmp_path: Path, reindex: Any, bookwheel: Any) -> None:
-    ran = reindex(tmp_path)
-    assert ran.code == 0, ran.err
-    made = ran.json
+@pytest.fixture
+def store(library: Path, tmp_path: Path) -> Path:
+    """A copy of the library."""
+    return Path(shutil.copytree(library, tmp_path / "store"))
+
+
+def test_a_dump_becomes_a_snapshot_that_a_ref_names(built: Any, bookwheel: Any) -> None:
+    library, made = built.store, built.made
     assert made["counts"] == COUNTS
     assert made["metrics"]["hnsw"]["recall@20"] > 0.95
     assert made["gate"]["passed"]
     assert list(made["seconds"]) == STAGES
 
-    (move,) = bookwheel("log", "--store", tmp_path, "--json").json
+    (move,) = bookwheel("log", "--store", library, "--json").json
     assert (move["number"], move["snapshot"]) == (1, made["snapshot"])
-    assert bookwheel("verify", "--store", tmp_path, "--json").json["ok"]
-    with Snapshot.open(str(tmp_path)) as snapshot:
+    assert bookwheel("verify", "--store", library, "--json").json["ok"]
+    with Snapshot.open(str(library)) as snapshot:
         assert snapshot.id == made["snapshot"]
         assert snapshot.n == made["counts"]["passages"]
         assert len(snapshot.manifest.content.parts) == 2
@@ -68,11 +73,11 @@ def test_a_dump_becomes_a_snapshot_that_a_ref_names(tmp_path: Path, reindex: Any
         assert set(made["metrics"]["hnsw"]) >= {"recall@20_p5", "distances", "degree", "unreachable", "repaired"}
         (first,) = snapshot.passages([0])
         assert (first.title, first.page_id) == ("Anarchism", "12")
-    assert not list((tmp_path / "runs").glob("*")), "a finished run leaves no reports of its elements"
+    assert not list((library / "runs").glob("*")), "a finished run leaves no reports of its elements"
 
 
-def test_the_report_is_one_page_that_needs_nothing_else(tmp_path: Path, reindex: Any) -> None:
-    made = reindex(tmp_path).json
+def test_the_report_is_one_page_that_needs_nothing_else(built: Any) -> None:
+    made = built.made
     page = Path(made["report"].removeprefix("file://")).read_text()
     assert made["snapshot"] in page
     assert not re.findall(r"""(?:src|href)\s*=\s*["']?(?!#|data:|https://[a-z]+\.wikipedia)""", page)
@@ -105,14 +110,13 @@ def test_a_rerun_makes_nothing_and_moves_nothing(tmp_path: Path, reindex: Any, b
 
 
 def test_the_id_is_of_the_content_not_of_names_and_places(
-    tmp_path: Path, reindex: Any, tiny: Path, mini_dump: Path
+    tmp_path: Path, built: Any, reindex: Any, tiny: Path, mini_dump: Path
 ) -> None:
-    first = reindex(tmp_path / "a").json["snapshot"]
     renamed = tmp_path / "another-name"
     renamed.symlink_to(tiny)
     moved = tmp_path / "moved.xml.bz2"
     moved.write_bytes(mini_dump.read_bytes())
-    assert reindex(tmp_path / "b", encoder=renamed, dump=moved).json["snapshot"] == first
+    assert reindex(tmp_path / "b", encoder=renamed, dump=moved).json["snapshot"] == built.made["snapshot"]
 
 
 @pytest.mark.slow
@@ -126,11 +130,10 @@ def test_workers_of_any_number_build_the_same_from_a_multistream_dump(
     assert within["counts"] == COUNTS
 
 
-def test_a_recipe_decides_the_snapshot(tmp_path: Path, reindex: Any, recipe: Path) -> None:
+def test_a_recipe_decides_the_snapshot(tmp_path: Path, store: Path, built: Any, reindex: Any, recipe: Path) -> None:
     words = tmp_path / "words.toml"
     words.write_text(recipe.read_text() + '\n[chunk]\nchunker = "words"\n')
-    store = tmp_path / "store"
-    made, other = reindex(store).json, reindex(store, recipe=words, ref="words").json
+    made, other = built.made, reindex(store, recipe=words, ref="words").json
     assert other["snapshot"] != made["snapshot"]
     assert other["counts"]["passages"] < made["counts"]["passages"]  # no passage ends with its section
 
@@ -251,13 +254,13 @@ def test_the_gate_refuses_an_index_that_misses_too_much(tmp_path: Path, reindex:
 
 
 def test_the_gate_refuses_what_the_parent_would_not_be_replaced_by(
-    tmp_path: Path, reindex: Any, other_tiny: Path, mini_dump: Path
+    store: Path, built: Any, reindex: Any, other_tiny: Path
 ) -> None:
-    parent = reindex(tmp_path).json["snapshot"]
-    assert refused(reindex(tmp_path, limit=1), tmp_path, parent) == "passages lost since the parent"
-    assert refused(reindex(tmp_path, encoder=other_tiny), tmp_path, parent) == "encoder space"
-    assert reindex(tmp_path, encoder=other_tiny, ref="candidate").code == 0  # a ref of its own is free
-    assert Store.open(str(tmp_path)).refs.names() == ["candidate", "latest"]
+    parent = built.made["snapshot"]
+    assert refused(reindex(store, limit=1), store, parent) == "passages lost since the parent"
+    assert refused(reindex(store, encoder=other_tiny), store, parent) == "encoder space"
+    assert reindex(store, encoder=other_tiny, ref="candidate").code == 0  # a ref of its own is free
+    assert Store.open(str(store)).refs.names() == ["candidate", "latest"]
 
 
 def test_the_gate_refuses_an_older_dump(
