@@ -1,11 +1,12 @@
 # make demo   a real library built, searched and measured      make test   every test      make lint   style, types, layers
+# make docs   the documentation as a site, in docs/_build
 # make up     a Prefect server, workers and an object store here, with every flow deployed      make down   stops exactly those
 # Each target makes the environment it needs in .venv; PYTHON=python3.12 chooses the interpreter.
 PYTHON ?= python3
 TORCH := torch>=2.6,<2.14
 BIN := .venv/bin
 
-.PHONY: install demo test lint bench up down clean
+.PHONY: install demo test lint docs bench up down clean
 .DELETE_ON_ERROR:
 
 install: .venv/dev
@@ -21,6 +22,10 @@ lint: .venv/dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# A warning is an error.
+docs: .venv/dev
+	$(BIN)/sphinx-build --quiet --jobs 2 --fail-on-warning --keep-going docs docs/_build
 
 # Those that train and answer want data and a generator, and Flink its jars, named by hand: `--help` says which.
 bench: .venv/bench

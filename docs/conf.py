@@ -50,5 +50,7 @@ default_role = "code"
 
 def setup(app: Sphinx) -> None:
     """Generate the page of commands, and read docstrings as the Markdown that they are."""
-    app.connect("builder-inited", lambda app: write_commands(Path(app.srcdir) / "reference" / "commands.md"), priority=1)
+    app.connect(
+        "builder-inited", lambda app: write_commands(Path(app.srcdir) / "reference" / "commands.md"), priority=1
+    )
     app.connect("autodoc-process-docstring", as_restructured_text, priority=1)  # before napoleon

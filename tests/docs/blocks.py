@@ -1,7 +1,7 @@
 """The fenced blocks of the pages: which commands are shown, which files, and what a comment before them says.
 
-    <!-- not run: needs a cluster -->        the block's commands are parsed and not run
-    <!-- file: questions.jsonl -->           the block is a file that later commands of the page read
+<!-- not run: needs a cluster -->        the block's commands are parsed and not run
+<!-- file: questions.jsonl -->           the block is a file that later commands of the page read
 """
 
 import re
@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted(path for path in (ROOT / "docs").rglob("*.md") if path != ROOT / "docs/reference/commands.md")
-PAGES += [ROOT / "README.md", ROOT / "infra/README.md"]
+PAGES = sorted(path for path in (ROOT / "docs").rglob("*.md") if path.parent.name != "reference")  # which is generated
+PAGES += [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "infra/README.md", "tests/benchmarks/README.md")]
 
 _FENCE = re.compile(
-    r"(?:<!-- (?P<mark>not run|file): (?P<note>[^\n]+?) -->\n+)?"
-    r"(?P<fence>```+)(?P<language>[^\n]*)\n(?P<text>.*?)^(?P=fence)$",
+    r"(?:^<!-- (?P<mark>not run|file): (?P<note>[^\n]+?) -->\n+)?"
+    r"^(?P<fence>```+)(?P<language>[^\n]*)\n(?P<text>.*?)^(?P=fence)$",
     re.DOTALL | re.MULTILINE,
 )
 _END = {"|", ">", ">>", "<", "&&", "||", ";", "&"}  # where a shell ends the words of a command

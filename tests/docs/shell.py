@@ -28,7 +28,7 @@ REPLACED = {
     "bookwheel serve": "bookwheel serve --port {port} --poll 0.1",
 }
 PATIENCE = 240  # seconds; a busy machine takes a while to import torch
-_SHELL = set("|<>&;$*")
+_SHELL = set("|<>&;$*?")
 
 
 class Shell:
@@ -95,7 +95,9 @@ class Shell:
         """Where a service follows `latest`, wait until it has what `latest` names by now."""
         if self._service is not None:
             move = Store.open("library").refs.current("latest")
-            self._until(lambda: move is not None and json.loads(self._get("/snapshot") or "{}")["number"] == move.number)
+            self._until(
+                lambda: move is not None and json.loads(self._get("/snapshot") or "{}")["number"] == move.number
+            )
 
     def _until(self, true: Any) -> None:
         deadline = time.monotonic() + PATIENCE

@@ -1,6 +1,7 @@
 """Every command that a page shows is run, or says why it is not; and every `bookwheel` command is parsed at least."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -21,7 +22,7 @@ RUN = [
 ]
 
 SHOWN = [
-    pytest.param(command, id=f"{block.place} {command[:60]}")
+    pytest.param(page, command, id=f"{block.place} {command[:60]}")
     for page in PAGES
     for block in blocks(page)
     for command in block.commands
@@ -35,6 +36,7 @@ def named(page: Path) -> str:
 
 @pytest.mark.parametrize("page", PAGES, ids=named)
 def test_commands_are_shown_where_this_test_looks(page: Path) -> None:
+    assert not re.search(r"^[ \t]+```", page.read_text(encoding="utf-8"), re.MULTILINE), "an indented block is not seen"
     for block in blocks(page):
         assert block.language in LANGUAGES or block.language.startswith("{"), f"{block.place} names no language"
         if block.language == "console":
@@ -44,9 +46,13 @@ def test_commands_are_shown_where_this_test_looks(page: Path) -> None:
             assert not found, f"{block.place} shows a command outside of a console block"
 
 
-@pytest.mark.parametrize("command", SHOWN)
-def test_every_bookwheel_command_is_one(command: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.chdir(tmp_path)  # no bookwheel.toml gives what is left out
+@pytest.mark.parametrize(("page", "command"), SHOWN)
+def test_every_bookwheel_command_is_one(
+    page: Path, command: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for file in (block for block in blocks(page) if block.mark == "file"):  # a bookwheel.toml gives what is left out
+        Path(file.note).write_text(file.text, encoding="utf-8")
     try:
         app.parse_args(words(command)[1:], exit_on_error=False, print_error=False)
     except CycloptsError as wrong:
