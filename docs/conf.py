@@ -40,6 +40,7 @@ apidoc_modules = [
         ],
         "separate_modules": False,
         "module_first": True,
+        "max_depth": 1,
         "automodule_options": {"members", "show-inheritance"},
     }
 ]

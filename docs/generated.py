@@ -43,9 +43,10 @@ def _help(verb: str) -> str:
 
 
 def as_restructured_text(app: Any, what: str, name: str, thing: object, options: Any, lines: list[str]) -> None:
-    """Escape in a docstring, in place, what reStructuredText would read as markup and Markdown does not.
+    """Rewrite a docstring, in place, from Markdown to the reStructuredText that autodoc reads.
 
-    That is `|` and `*` outside of code spans, as in p(z|x), and lists without an empty line before them.
+    Outside of code spans `|` and `*` are escaped, as in p(z|x); a list gets an empty line before it; the rows of a
+    table become lines of a line block.
     """
     made: list[str] = []
     for line in lines:
@@ -53,8 +54,13 @@ def as_restructured_text(app: Any, what: str, name: str, thing: object, options:
         if item and made and made[-1].strip() and not _ITEM.match(made[-1]) and not made[-1].startswith(" "):
             made.append("")
         mark = item[0] if item else ""
-        made.append(mark + _escaped(line.removeprefix(mark)))
+        made += _row(line) if line.startswith("|") else [mark + _escaped(line.removeprefix(mark))]
     lines[:] = made
+
+
+def _row(line: str) -> list[str]:
+    cells = [_escaped(cell.strip()) for cell in line.strip("|").split("|")]
+    return [] if set(line) <= set("|-: ") else [f"| {': '.join(cells)}"]
 
 
 def _escaped(line: str) -> str:

@@ -3,7 +3,6 @@
 import io
 import json
 import os
-import shlex
 import socket
 import subprocess
 import sys
@@ -17,7 +16,7 @@ from typing import Any, Self
 
 from flows import cli
 from rag_model.store.store import Store
-from tests.docs.blocks import Block
+from tests.docs.blocks import Block, words
 
 # What a reader types, and what is run instead: the test's dump has three articles and there is no bucket.
 REPLACED = {
@@ -65,13 +64,13 @@ class Shell:
         return text
 
     def _command(self, command: str, place: str) -> str:
-        words = shlex.split(command, comments=True)
-        if words[:2] == ["bookwheel", "serve"]:
-            return self._serve(words)
-        if words[0] != "bookwheel" or _SHELL & set(command):
+        given = words(command)
+        if given[:2] == ["bookwheel", "serve"]:
+            return self._serve(given)
+        if given[:1] != ["bookwheel"] or _SHELL & set(command):
             return self._bash(command, place)
         with redirect_stdout(io.StringIO()) as out:
-            code = cli.run(words[1:])
+            code = cli.run(given[1:])
         assert code == 0, f"{place}: {command} ends with {code}"
         self._until_served()
         return out.getvalue()
