@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted(path for path in (ROOT / "docs").rglob("*.md") if path.parent.name != "reference")  # which is generated
+PAGES = sorted(path for path in (ROOT / "docs").rglob("*.md") if not {"_build", "reference"} & set(path.parts))
 PAGES += [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "infra/README.md", "tests/benchmarks/README.md")]
 
 _FENCE = re.compile(

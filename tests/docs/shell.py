@@ -27,7 +27,7 @@ REPLACED = {
     "bookwheel serve": "bookwheel serve --port {port} --poll 0.1",
 }
 PATIENCE = 240  # seconds; a busy machine takes a while to import torch
-_SHELL = set("|<>&;$*?")
+_SHELL = set("|<&;$")  # what only a shell does
 
 
 class Shell:
@@ -64,15 +64,18 @@ class Shell:
         return text
 
     def _command(self, command: str, place: str) -> str:
-        given = words(command)
+        line, _, target = command.partition(" > ")
+        given = [name for word in words(line) for name in _expanded(word)]
         if given[:2] == ["bookwheel", "serve"]:
             return self._serve(given)
-        if given[:1] != ["bookwheel"] or _SHELL & set(command):
+        if given[:1] != ["bookwheel"] or _SHELL & set(line):
             return self._bash(command, place)
         with redirect_stdout(io.StringIO()) as out:
             code = cli.run(given[1:])
         assert code == 0, f"{place}: {command} ends with {code}"
         self._until_served()
+        if target:
+            (self.folder / target).write_text(out.getvalue(), encoding="utf-8")
         return out.getvalue()
 
     def _bash(self, command: str, place: str) -> str:
@@ -112,3 +115,9 @@ class Shell:
                 return str(reply.read().decode())
         except (urllib.error.HTTPError, ConnectionError, urllib.error.URLError):
             return None
+
+
+def _expanded(word: str) -> list[str]:
+    """Do as a shell does with a pattern: the files that it matches, or the word itself."""
+    found = [str(path) for path in Path().glob(word)] if {"*", "?"} & set(word) else []
+    return sorted(found) or [word]

@@ -12,6 +12,8 @@ from flows.cli import app
 from tests.docs.blocks import PAGES, ROOT, Block, blocks, words
 from tests.docs.shell import Shell
 
+pytestmark = pytest.mark.xdist_group("docs")  # one store for all of them
+
 LANGUAGES = {"console", "json", "python", "text", "toml"}
 COMMANDS = ("$ ", "bookwheel ", "make ", "pip ", "curl ", "docker ", "kubectl ", "prefect ")
 TUTORIAL = ROOT / "docs" / "tutorial.md"
@@ -44,6 +46,14 @@ def test_commands_are_shown_where_this_test_looks(page: Path) -> None:
         else:
             found = [line for line in block.text.splitlines() if line.startswith(COMMANDS)]
             assert not found, f"{block.place} shows a command outside of a console block"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_links_and_the_tests_that_are_named_lead_somewhere(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    links = [page.parent / link for link in re.findall(r"\]\((?!https?:)([^)#]+)", text)]
+    tests = [ROOT / name for block in blocks(page) for name in re.findall(r"tests/[\w/.]+\w", block.note)]
+    assert [path for path in [*links, *tests] if not path.exists()] == []
 
 
 @pytest.mark.parametrize(("page", "command"), SHOWN)
