@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted(path for path in (ROOT / "docs").rglob("*.md") if not {"_build", "reference"} & set(path.parts))
+DOCS = ROOT / "docs"
+PAGES = sorted(path for path in DOCS.rglob("*.md") if path.relative_to(DOCS).parts[0] not in {"_build", "reference"})
 PAGES += [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "infra/README.md", "tests/benchmarks/README.md")]
 
 _FENCE = re.compile(
