@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from beam_jobs.workers import here
-from flows.machine.pools import Launched, Most, Room, room_of, start
+from flows.machine.pools import Launched, Most, start
 from flows.reindex import DEFAULT_ENCODER
 from flows.stage import deployed, stage
 from rag_model.encoders.resolve import resolve_folder
-from rag_model.machine import Needs
+from rag_model.needs.build import bulk_of, work_of
+from rag_model.needs.machine import Limits, Work
 from rag_model.retrieve.named import encoder_names
-from rag_model.snapshots.needs import bulk_of, needs_of
 from rag_model.snapshots.recipe import Recipe
 from rag_model.store.store import Store
 
@@ -55,23 +55,15 @@ def launch(
         ResourceError: it would not fit; nothing was started.
         UsageError: there is no such deployment, or its pool is not this machine's and no limits are given.
     """
-    room = room_of(deployment, most, hours)
-    needs = weigh(store, dump, encoder, recipe or Recipe(), limit, beam_options, room)
-    given = {"dump": dump, "store": store, "encoder": encoder, "ref": ref, "recipe": recipe and asdict(recipe)}
-    return start(deployment, {**given, "limit": limit, "beam_options": list(beam_options)}, room, needs)
+    decided, local = recipe or Recipe(), here(beam_options)
 
+    @stage
+    def weigh(limits: Limits) -> Work:
+        """Estimate what a rebuild needs."""
+        named = encoder_names(Store.open(store), encoder).passage if encoder.startswith("model:") else encoder
+        bulk = bulk_of(dump, resolve_folder(named or encoder), decided.chunk.words, decided.part_bytes, limit)
+        return work_of(bulk, decided.index, limits.memory, local=local)
 
-@stage
-def weigh(
-    store: str,
-    dump: str,
-    encoder: str,
-    recipe: Recipe,
-    limit: int | None,
-    beam_options: Sequence[str],
-    room: Room,
-) -> Needs:
-    """Estimate what a rebuild needs."""
-    named = encoder_names(Store.open(store), encoder).passage if encoder.startswith("model:") else encoder
-    bulk = bulk_of(dump, resolve_folder(named or encoder), recipe, limit)
-    return needs_of(bulk, recipe, room.limits, room.hours, local=here(beam_options))
+    what = {"dump": dump, "store": store, "encoder": encoder, "ref": ref, "recipe": recipe and asdict(recipe)}
+    given = {**what, "limit": limit, "beam_options": list(beam_options)}
+    return start(deployment, given, most, hours, weigh)

@@ -7,24 +7,23 @@ Requires: the extras model and train; the deployment that shall run; the example
 the store in reach of this run.
 """
 
-from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from flows.finetune import Given, prepare
-from flows.machine.pools import Launched, Most, Room, room_of, start
+from flows.machine.pools import Launched, Most, start
 from flows.stage import deployed, stage
-from rag_model.evaluation.needs import needs_of as of_evaluation
 from rag_model.evaluation.questions import read_questions
 from rag_model.evaluation.settings import Evaluation
 from rag_model.generate.folder import rag_settings
 from rag_model.generate.named import rag_id
-from rag_model.machine import Needs
+from rag_model.needs.evaluation import work_of as of_evaluation
+from rag_model.needs.machine import Limits, Work
 from rag_model.store.store import Store
 from rag_model.store.versions.models import model_folder
 from rag_model.store.versions.snapshot import Snapshot
-from rag_model.training.needs import needs_of as of_training
+from rag_model.training.needs import work_of as of_training
 from rag_model.training.recipes import Kind
 
 FINETUNE, EVALUATE = "finetune/library", "evaluate/library"
@@ -70,10 +69,16 @@ def launch_finetune(
         UsageError: there is no such deployment, or its pool is not this machine's and no limits are given.
         BookwheelError: what `finetune` would refuse before it trains.
     """
-    room = room_of(deployment, most, hours)
-    what: dict[str, Any] = {"kind": kind, "store": store, "train": train, "dev": dev, "ref": ref}
-    begin = {"encoder": encoder, "generator": generator, "recipe": recipe, "max_steps": max_steps}
-    return start(deployment, {**what, **begin, "name": name}, room, weigh_training(what, begin, room))
+    begin = Given(encoder, generator, recipe or {}, max_steps)
+
+    @stage
+    def weigh(limits: Limits) -> Work:
+        """Estimate what a fine-tuning needs: the settings are settled and the examples read as it will do it."""
+        return of_training(prepare(Store.open(store), kind, train, dev, ref, begin))
+
+    what = {"kind": kind, "store": store, "train": train, "dev": dev, "ref": ref, "encoder": encoder}
+    given = {**what, "generator": generator, "recipe": recipe, "max_steps": max_steps, "name": name}
+    return start(deployment, given, most, hours, weigh)
 
 
 @deployed("launch-evaluate")
@@ -113,27 +118,16 @@ def launch_evaluate(
         UsageError: there is no such deployment, or its pool is not this machine's and no limits are given.
         BookwheelError: there are no such questions, model or snapshot.
     """
-    room = room_of(deployment, most, hours)
-    needs = weigh_evaluation(store, model, questions, ref, settings or Evaluation(), room)
-    files = {"rows": rows, "kilt": kilt, "report": report}
-    given = {"store": store, "model": model, "questions": questions, "ref": ref, "asks": asks, **files}
-    return start(deployment, {**given, "settings": settings and asdict(settings)}, room, needs)
 
+    @stage
+    def weigh(limits: Limits) -> Work:
+        """Estimate what an evaluation needs."""
+        opened, count = Store.open(store), len(read_questions(questions).questions)
+        named = rag_id(opened, model)
+        folder, asked = Path(named) if Path(named).is_dir() else model_folder(opened, named), settings or Evaluation()
+        snapshot, k = Snapshot.from_store(opened, ref), asked.k or rag_settings(folder).k
+        return of_evaluation(snapshot, folder, k, count, asked)
 
-@stage
-def weigh_training(what: Mapping[str, Any], begin: Mapping[str, Any], room: Room) -> Needs:
-    """Estimate what a fine-tuning needs: the settings are settled and the examples read as it will do it."""
-    told = Given(begin["encoder"], begin["generator"], begin["recipe"] or {}, begin["max_steps"])
-    job = prepare(Store.open(what["store"]), what["kind"], what["train"], what["dev"], what["ref"], told)
-    return of_training(job, room.limits, room.hours)
-
-
-@stage
-def weigh_evaluation(store: str, model: str, questions: str, ref: str, settings: Evaluation, room: Room) -> Needs:
-    """Estimate what an evaluation needs."""
-    opened, asked = Store.open(store), read_questions(questions)
-    named = rag_id(opened, model)
-    folder = Path(named) if Path(named).is_dir() else model_folder(opened, named)
-    k = settings.k or rag_settings(folder).k
-    snapshot = Snapshot.from_store(opened, ref)
-    return of_evaluation(snapshot, folder, k, len(asked.questions), settings, room.limits, room.hours)
+    what = {"store": store, "model": model, "questions": questions, "ref": ref, "asks": asks}
+    given = {**what, "rows": rows, "kilt": kilt, "report": report, "settings": settings and asdict(settings)}
+    return start(deployment, given, most, hours, weigh)

@@ -1,6 +1,6 @@
 """Where runs of a deployment get their machines, and the words in which each kind of work pool is asked for one."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -16,7 +16,7 @@ from beam_jobs.workers import CORES, MEMORY, cores, worker_memory
 from flows import artifacts
 from rag_model.errors import UsageError
 from rag_model.index.sizing.amounts import gigabytes, parse_bytes
-from rag_model.machine import LAUNCHER, Limits, Needs
+from rag_model.needs.machine import LAUNCHER, Limits, Needs, Work, needs_of
 
 HOURS = 6.0  # a night
 HERE = "process"  # the type of a work pool whose runs share the worker's machine
@@ -42,34 +42,33 @@ class Launched:
     needs: Needs
 
 
-@dataclass(frozen=True, slots=True)
-class Room:
-    """What a run of a deployment may have, and how long it may take."""
+def start(
+    deployment: str,
+    parameters: Mapping[str, Any],
+    most: Most | None,
+    hours: float | None,
+    weigh: Callable[[Limits], Work],
+) -> Launched:
+    """Start a run of the deployment with what its work needs, and leave it to itself.
 
-    pool: str  # its work pool's type
-    limits: Limits
-    hours: float  # 0: as short as can be
+    A launch that is tried again finds the run it started.
 
-
-def room_of(deployment: str, most: Most | None, hours: float | None) -> Room:
-    """Return the room for a run: a night where it gets a machine of its own, else as fast as this machine can.
+    Args:
+        deployment: what to start, FLOW/NAME.
+        parameters: the run's; those that are None or empty are left to the deployment's own.
+        most: what the run may be given; None: what this machine has.
+        hours: the time it may take, about; None: a night where it gets a machine of its own, else as little as can be.
+        weigh: tells what the run has to do, within these limits.
 
     Raises:
         UsageError: there is no such deployment, or its pool is not this machine's and no limits are given.
+        ResourceError: it would not fit; nothing was started.
     """
     pool = pool_of(deployment)
-    least = 0.0 if pool == HERE else HOURS
-    return Room(pool, limits_of(most, pool), least if hours is None else hours)
-
-
-def start(deployment: str, parameters: Mapping[str, Any], room: Room, needs: Needs) -> Launched:
-    """Start a run of the deployment with what it needs, and leave it to itself.
-
-    Parameters that are None or empty are left to the deployment's own. A launch that is tried again finds the run it
-    started.
-    """
+    limits, night = limits_of(most, pool), 0.0 if pool == HERE else HOURS
+    needs = needs_of(weigh(limits), limits, night if hours is None else hours)
     show(needs)
-    variables = job_variables(room.pool, needs)
+    variables = job_variables(pool, needs)
     key = f"launch-{flow_run.id}" if flow_run.id else None
     given = {name: value for name, value in parameters.items() if value not in (None, [])}
     begun = run_deployment(deployment, parameters=given, job_variables=variables, timeout=0, idempotency_key=key)

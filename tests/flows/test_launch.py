@@ -27,7 +27,7 @@ from rag_model.generate.folder import save_rag
 from rag_model.generate.inputs import PaperForm
 from rag_model.generate.load import load_generator
 from rag_model.generate.rag import Rag, RagSettings
-from rag_model.machine import LAUNCHER, Needs
+from rag_model.needs.machine import LAUNCHER, Needs
 from rag_model.store.versions.snapshot import Snapshot
 from tests.fixtures.tiny_generators import save_bart
 from tests.fixtures.wikimedia import serving
