@@ -1,18 +1,16 @@
-"""How long a build will take here: small ones are timed on this machine, and each stage of the last extrapolated.
+"""How long a build will take here: two small ones are timed on this machine, and each stage of them extrapolated.
 
-The small builds are real, of the plan's own factory and dimensions, over synthetic vectors, each twice as large as the
-one before. What they say of a large one is an estimate: real vectors are harder or easier, and other machines slower or
-faster.
+The small builds are real, of the plan's own factory and dimensions, over synthetic vectors. What they say of a large
+one is an estimate: real vectors are harder or easier, and other machines slower or faster.
 
-* A vector costs more to insert into a larger graph: by a power of its nodes, told by the last two builds.
-* Comparing with centroids is a product of matrices, whose rate is measured apart.
+* A vector costs more to insert into a larger graph: by a power of its nodes that the two builds tell.
+* Training and assignment to centroids are products of matrices, whose rate is measured apart.
 * All else grows with the vectors.
 """
 
 import math
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import process_time
@@ -26,13 +24,12 @@ from rag_model.index.files.pieces import opener
 from rag_model.index.graphs.cells import sample_size
 from rag_model.index.recipe import PQ_SAMPLE, IndexPlan, IndexRecipe, lists_in, resolve
 
-_SMALL = 2_000  # vectors of the first small build
-_DOUBLED = 6  # sizes at most, each twice the one before
-_SECONDS = 2.0  # processor time of a build after which no larger one is timed
+_SIZES = (2_000, 8_000)  # vectors of the small builds
+_SAMPLE = 2_000  # of them that train codes
 _CELLS, _LISTS = 4, 64  # of a small build
-_POWERS = (0.2, 0.5)  # within which the cost's power of the nodes is believed: the first where memory is slow anyway
-_OPQ = 2.6  # times the training of a quantizer alone: OPQ adds ten rounds of four iterations, where that has 25
+_POWERS = (0.2, 0.55)  # within which a power is believed: to 64,000 nodes .31 was measured at 96 dimensions, .55 at 768
 _LOOKED_UP = 0.3  # power of the centroids with which finding the nearest by their graph grows
+_OPQ = 2.6  # times the training of a quantizer: OPQ adds ten rounds of four iterations to its 25
 _ROUNDS = 10  # of k-means
 _INTRINSIC = 24  # dimensions that synthetic vectors mostly lie in, as sentences' do
 
@@ -41,7 +38,7 @@ _INTRINSIC = 24  # dimensions that synthetic vectors mostly lie in, as sentences
 class Rate:
     """What this machine did."""
 
-    plan: IndexPlan  # of the last small build
+    plan: IndexPlan  # of the larger small build
     seconds: Mapping[str, float]  # of one core, by stage
     products: float  # multiplications and additions a second, of one core
     power: float  # of a graph's nodes, with which an insertion's cost grows
@@ -49,16 +46,16 @@ class Rate:
 
 def measure_rate(plan: IndexPlan) -> Rate:
     """Time small builds like `plan` here, on one thread; takes a few seconds."""
-    with _one_thread():
-        costs = [0.0]  # seconds to put a vector into the graphs, by build
-        for size in (min(plan.n, _SMALL << doubled) for doubled in range(_DOUBLED)):
-            small = _like(plan, size)
-            spent = _timed(small)
-            costs.append(spent.get("shard", 0.0) / size)
-            if size == plan.n or sum(spent.values()) > _SECONDS:
-                break
-        power = math.log2(costs[-1] / costs[-2]) if min(costs[-2:]) > 0 else 0.0
-        return Rate(small, spent, _products(), min(_POWERS[1], max(_POWERS[0], power)))
+    threads = faiss.omp_get_max_threads()
+    faiss.omp_set_num_threads(1)
+    try:
+        few, more = (_small(plan, min(size, plan.n)) for size in _SIZES)
+        before, after = _timed(few), _timed(more)
+        dearer = after.get("shard", 0.0) / more.n / max(before.get("shard", 0.0) / few.n, 1e-9)
+        power = math.log(max(dearer, 1e-9)) / math.log(_SIZES[1] / _SIZES[0])
+        return Rate(more, after, _products(), min(max(power, _POWERS[0]), _POWERS[1]))
+    finally:
+        faiss.omp_set_num_threads(threads)
 
 
 def cpu_seconds(plan: IndexPlan, rate: Rate) -> dict[str, float]:
@@ -66,15 +63,15 @@ def cpu_seconds(plan: IndexPlan, rate: Rate) -> dict[str, float]:
     small, factory, graph = rate.plan, parse(plan.factory), plan.kind == "hnsw"
     centroids, few = (one.cells if graph else lists_in(one) for one in (plan, small))
     sample = sample_size(plan) if graph else plan.train_sample
-    codes = 1.0 if graph else min(sample, PQ_SAMPLE) / small.train_sample * (_OPQ if "OPQ" in plan.factory else 1.0)
-    by_graph = isinstance(factory, Lists) and factory.coarse is not None
-    compared = 2.0 * plan.d * centroids / rate.products if centroids > 1 else 0.0  # seconds a vector
     times, larger = plan.n / small.n, (plan.n / plan.cells) / (small.n / small.cells)
+    by_graph = isinstance(factory, Lists) and factory.coarse is not None  # the nearest centroid is found by a graph
+    compared = 2.0 * plan.d * centroids / rate.products if centroids > 1 else 0.0  # seconds a vector
+    codes = 1.0 if graph else min(sample, PQ_SAMPLE) / small.train_sample * (_OPQ if "OPQ" in plan.factory else 1.0)
     factors = {
         "train": codes,
         "scatter": times * ((centroids / few) ** _LOOKED_UP if by_graph else 1.0),
         "shard": times * larger**rate.power,
-        "merge": times ** (1 + rate.power / 2 if graph else 1.0),  # about half of it links the upper levels
+        "merge": times * (times ** (rate.power / 2) if graph else 1.0),  # about half of it links the upper levels
     }
     products = {"train": _ROUNDS * sample * compared, "scatter": 0.0 if by_graph else plan.n * compared}
     return {stage: spent * factors[stage] + products.get(stage, 0.0) for stage, spent in rate.seconds.items()}
@@ -89,36 +86,33 @@ def synthetic(n: int, d: int, seed: int = 1) -> Vectors:
     return unit
 
 
-def _like(plan: IndexPlan, n: int) -> IndexPlan:
-    """Return a plan of n vectors with the structure of `plan`, in few cells or lists, and without rotation."""
+def _small(plan: IndexPlan, n: int) -> IndexPlan:
+    """Return a plan of `n` vectors with the structure of `plan`, in few cells or lists, and without rotation."""
     factory = parse(plan.factory)
     if isinstance(factory, Lists):
         factory = replace(factory, rotation=None, lists=min(_LISTS, factory.lists or 1))
     recipe = IndexRecipe(str(factory), plan.metric, plan.ef_construction, _CELLS if plan.cells > 1 else 1)
-    return resolve(replace(recipe, border=plan.border, linked=plan.linked, train_sample=_SMALL), n, plan.d)
+    return resolve(replace(recipe, border=plan.border, linked=plan.linked, train_sample=_SAMPLE), n, plan.d)
 
 
 def _timed(plan: IndexPlan) -> dict[str, float]:
     """Build `plan` over synthetic vectors; return the processor time of each stage."""
     builder, seconds = structure.structure_of(plan), dict[str, float]()
     with tempfile.TemporaryDirectory(prefix="bookwheel-rate-") as name:
-        folder = Path(name)
-        vectors, trained, piece = folder / "vectors.npy", folder / "trained", folder / "scattered"
-        shards = [folder / f"shard-{number}" for number in range(plan.shards)]
+        vectors, trained, piece, out = (Path(name) / file for file in ("vectors.npy", "trained", "scattered", "index"))
+        shards = [Path(name) / f"shard-{number}" for number in range(plan.shards)]
         np.save(vectors, synthetic(plan.n, plan.d), allow_pickle=False)
         stages: dict[str, Callable[[], object]] = {
             "train": lambda: builder.train(plan, [vectors], trained),
             "scatter": lambda: builder.scatter(plan, trained, vectors, 0, piece),
             "shard": lambda: [builder.shard(plan, trained, [opener(piece)], *one) for one in enumerate(shards)],
-            "merge": lambda: builder.merge(
-                plan, trained, [vectors], [opener(piece)], [opener(shard) for shard in shards], folder / "index"
-            ),
+            "merge": lambda: builder.merge(plan, trained, [vectors], [opener(piece)], [*map(opener, shards)], out),
         }
         for stage, run in stages.items():
             started = process_time()
             run()
             seconds[stage] = process_time() - started
-    return seconds if shards else {stage: spent for stage, spent in seconds.items() if stage != "shard"}
+    return {stage: spent for stage, spent in seconds.items() if shards or stage != "shard"}
 
 
 def _products(size: int = 1024) -> float:
@@ -129,13 +123,3 @@ def _products(size: int = 1024) -> float:
         faiss.knn(vectors, vectors, 1)
         repeats += 1
     return 2.0 * size**3 * repeats / (process_time() - started)
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    threads = faiss.omp_get_max_threads()
-    faiss.omp_set_num_threads(1)
-    try:
-        yield
-    finally:
-        faiss.omp_set_num_threads(threads)

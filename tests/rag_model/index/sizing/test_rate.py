@@ -1,7 +1,5 @@
 """A rate is measured by real building; no test says how fast a machine is."""
 
-from dataclasses import replace
-
 import pytest
 
 from rag_model.index.files.engine import faiss
@@ -27,12 +25,10 @@ def test_a_graph_of_more_vectors_or_larger_cells_takes_longer() -> None:
     rate = Rate(resolve(recipe, 4000, 96), STAGES, 1e11, power=0.4)
     small, large = (cpu_seconds(resolve(recipe, n, 96), rate) for n in (100_000, 1_000_000))
     assert all(large[stage] >= 9 * small[stage] for stage in ("scatter", "shard", "merge"))
+    assert large["shard"] > 11 * small["shard"], "a vector costs more in a larger graph"
     finer = cpu_seconds(resolve(IndexRecipe("HNSW32", cells=64), 1_000_000, 96), rate)
     assert finer["shard"] < large["shard"]
     assert finer["merge"] == large["merge"]
-    steeper = cpu_seconds(resolve(recipe, 1_000_000, 96), replace(rate, power=0.5))
-    assert steeper["shard"] > large["shard"]
-    assert steeper["scatter"] == large["scatter"]
 
 
 def test_comparing_with_every_centroid_takes_longer_than_their_graph() -> None:
