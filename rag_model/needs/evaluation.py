@@ -14,7 +14,6 @@ from rag_model.store.versions.snapshot import Snapshot
 _BATCH = 8  # questions decoded at once, as `Reader` has it
 _PASSAGE = 4000  # bytes of a passage that was found, as it is held
 _RESCORED = 1 << 26  # bytes of logits of RAG-Sequence's candidates
-_OTHERS = 3  # conditions beside the open book and the sweep: closed book, gold passage, shuffled passages
 
 
 def work_of(snapshot: Snapshot, model: Path, k: int, questions: int, settings: Evaluation) -> Work:
@@ -26,21 +25,19 @@ def work_of(snapshot: Snapshot, model: Path, k: int, questions: int, settings: E
     """
     k, depth = min(k, snapshot.n), min(settings.deepest(k), snapshot.n)
     question, generator = halves(model)
-    beams, answer = settings.decoding.beams, settings.decoding.max_new_tokens
-    sweep = settings.ablations.sweep if settings.ablations else ()
-    conditions = 1 + _OTHERS + len(sweep) if settings.ablations else 1
-    texts = k * 2 + 2 + sum(min(one, snapshot.n) for one in sweep) if settings.ablations else k
-    widest = max([k, *sweep])
+    beams, answer, read = settings.decoding.beams, settings.decoding.max_new_tokens, [k]
+    if settings.ablations:  # closed book, gold passage, shuffled passages, k swept
+        read += [1, 1, k, *(min(one, snapshot.n) for one in settings.ablations.sweep)]
     found = NUMBER * snapshot.manifest.content.n  # a row number a passage, at most, while the index is searched
     held = weights(question, generator) + index_bytes(snapshot, settings.index) + found + questions * depth * _PASSAGE
-    decoded = decoding_bytes(generator, _BATCH * widest * beams, answer) + _RESCORED
+    decoded = decoding_bytes(generator, _BATCH * max(read) * beams, answer) + _RESCORED
     sizes = {
         "questions": f"{questions:,}",
-        "conditions": f"{conditions:,}",
+        "conditions": f"{len(read):,}",
         "weights": gigabytes(weights(question, generator)),
     }
-    said = generator.operations * (PROMPT + answer * (beams + widest))
-    return Work(sizes, {"retrieve": held, "answer": held + decoded}, questions * texts * said)
+    said = generator.operations * (PROMPT + answer * (beams + max(read)))
+    return Work(sizes, {"retrieve": held, "answer": held + decoded}, questions * sum(read) * said)
 
 
 def halves(model: Path) -> tuple[Architecture, Architecture]:

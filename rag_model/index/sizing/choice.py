@@ -26,15 +26,13 @@ def choose(recipe: IndexRecipe, n: int, d: int, memory_bytes: int, part_rows: in
     Raises:
         ResourceError: none fits; the sentence names the smallest and what it needs.
     """
-    needed = []
-    for other in _ladder(recipe, d):
-        plan, cost = _adjusted(other, n, d, memory_bytes, part_rows)
-        needed.append(max(cost.build_bytes, cost.search_bytes))
-        if needed[-1] <= memory_bytes:
+    plans = [_adjusted(other, n, d, memory_bytes, part_rows) for other in _ladder(recipe, d)]
+    for plan, cost in plans:
+        if cost.needed_bytes(serving=True) <= memory_bytes:
             return plan
     raise ResourceError(
         f"no index of {n:,} vectors of {d} dimensions fits {gigabytes(memory_bytes)} of memory: "
-        f"the smallest needs {gigabytes(min(needed))}"
+        f"the smallest needs {gigabytes(min(cost.needed_bytes(serving=True) for _, cost in plans))}"
     )
 
 
@@ -60,25 +58,19 @@ def fitted(
     Raises:
         ResourceError: it does not fit; the sentence holds the memory needed and a factory string that would fit.
     """
-    advice = "no index of so many vectors would fit: use a larger machine"
     plan, cost = _adjusted(recipe, n, d, memory_bytes, part_rows)
-    if _fits(cost, memory_bytes, serving=serving):
+    if cost.needed_bytes(serving=serving) <= memory_bytes:
         return plan
-    for other in _ladder(recipe, d):
-        fitting, less = _adjusted(other, n, d, memory_bytes, part_rows)
-        if other.factory != recipe.factory and _fits(less, memory_bytes, serving=serving):
-            advice = f"use {fitting.factory}"
-            break
-    to_build = cost.build_bytes > memory_bytes
-    what, needed = ("build", cost.build_bytes) if to_build else ("search", cost.search_bytes)
-    raise ResourceError(
-        f"{plan.factory} over {n:,} vectors of {d} dimensions needs {gigabytes(needed)} of memory to {what}, "
-        f"and {gigabytes(memory_bytes)} are free: {advice}"
+    others = (
+        _adjusted(one, n, d, memory_bytes, part_rows) for one in _ladder(recipe, d) if one.factory != recipe.factory
     )
-
-
-def _fits(cost: Estimate, memory_bytes: int, *, serving: bool) -> bool:
-    return max(cost.build_bytes, cost.search_bytes if serving else 0) <= memory_bytes
+    fitting = (f"use {other.factory}" for other, less in others if less.needed_bytes(serving=serving) <= memory_bytes)
+    what, needed = ("build", cost.build_bytes) if cost.build_bytes > memory_bytes else ("search", cost.search_bytes)
+    raise ResourceError(
+        f"{plan.factory} over {n:,} vectors of {d} dimensions needs {gigabytes(needed)} of memory to {what}, and "
+        f"{gigabytes(memory_bytes)} are free: "
+        + next(fitting, "no index of so many vectors would fit: use a larger machine")
+    )
 
 
 def _adjusted(

@@ -44,6 +44,10 @@ class Estimate:
         """Return the memory of the largest stage, its tasks one at a time."""
         return max(self.stages.values())
 
+    def needed_bytes(self, *, serving: bool) -> int:
+        """Return the memory of a machine that builds the index and, where it serves, searches it."""
+        return max(self.build_bytes, self.search_bytes if serving else 0)
+
 
 def estimate(plan: IndexPlan, part_rows: int | None = None) -> Estimate:
     """Estimate what a plan costs. Disk is exact to a percent or two; memory is a bound to plan by.
