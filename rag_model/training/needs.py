@@ -41,11 +41,11 @@ def _dpr(job: Finetuning, training: DprTraining, models: dict[str, Architecture]
     read = recipe.batch_size * (1 + recipe.hard_negatives)
     kept = question.activations(recipe.batch_size, QUESTION)
     kept += 0 if recipe.freeze_passages else passage.activations(read, PASSAGE)
+    searched = index_bytes(job.snapshot, "hnsw") if search == "snapshot" else 0
+    searched += _MINED * job.snapshot.n if search == "bm25" else 0
     stages = {
         "train": weights(question, passage) + (_LEARNED - 1) * weights(*learned) + kept,
-        "mine": index_bytes(job.snapshot, "hnsw")
-        if search == "snapshot"
-        else _MINED * job.snapshot.n * (search == "bm25"),
+        "mine": searched,
     }
     forward = recipe.batch_size * QUESTION * question.operations + read * PASSAGE * passage.operations
     ranked = min(training.negatives.ranked, job.snapshot.n) + len(job.examples["dev"])

@@ -11,8 +11,8 @@ from prefect import Flow, get_client
 from prefect.client.schemas.actions import WorkPoolCreate
 from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterName
 from prefect.exceptions import ObjectAlreadyExists
+from prefect.flows import load_flow_from_entrypoint
 from prefect.utilities.callables import parameter_schema
-from prefect.utilities.importtools import import_object
 
 from beam_jobs.workers import cores, worker_memory
 from flows.evaluate import evaluate
@@ -108,9 +108,8 @@ def test_the_form_of_a_launch_is_that_of_its_run_with_the_limits(
         if name not in left_out
     )
     assert asked.properties["deployment"]["default"] == f"{target.name}/library"
-    assert import_object(f"{launched.fn.__module__}.{launched.fn.__name__}") is launched, (
-        "where a deployment looks for it"
-    )
+    entrypoint = f"{launched.fn.__module__}:{launched.fn.__name__}"
+    assert load_flow_from_entrypoint(entrypoint).name == launched.name
 
 
 def test_a_launch_that_is_tried_again_starts_no_second_run(
