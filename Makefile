@@ -8,6 +8,8 @@ PYTHON ?= python3
 TORCH := torch>=2.6,<2.14
 BIN := .venv/bin
 COMMA := ,
+# Two processes of one thread each: threads that wait for a core that another process has do nothing but spin.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadgroup
 
 .PHONY: install demo test test-avx2 lint docs bench release lock up down clean
 .DELETE_ON_ERROR:
@@ -18,11 +20,11 @@ demo: .venv/demo
 	$(BIN)/bookwheel demo
 
 test: .venv/dev
-	$(BIN)/pytest -n 2 --dist loadgroup $(ARGS)
+	$(PYTEST) $(ARGS)
 
 # The tests of models as a processor with AVX2 alone computes: with other kernels, and its encoders in float32.
 test-avx2: .venv/dev
-	ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 $(BIN)/pytest -n 2 --dist loadgroup $(addprefix tests/rag_model/, \
+	ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 $(PYTEST) $(addprefix tests/rag_model/, \
 	  encoders generate training serving/test_desk.py) --ignore-glob='*/test_benchmarks.py' $(ARGS)
 
 lint: .venv/dev
