@@ -15,6 +15,7 @@ from typing import Any
 from flows.finetune import Given, prepare
 from flows.machine.pools import Launched, Most, Room, room_of, start
 from flows.stage import deployed, stage
+from flows.training import KindName, RecipeTables
 from rag_model.evaluation.needs import needs_of as of_evaluation
 from rag_model.evaluation.questions import read_questions
 from rag_model.evaluation.settings import Evaluation
@@ -25,21 +26,20 @@ from rag_model.store.store import Store
 from rag_model.store.versions.models import model_folder
 from rag_model.store.versions.snapshot import Snapshot
 from rag_model.training.needs import needs_of as of_training
-from rag_model.training.recipes import Kind
 
 FINETUNE, EVALUATE = "finetune/library", "evaluate/library"
 
 
 @deployed("launch-finetune")
 def launch_finetune(
-    kind: Kind,
+    kind: KindName,
     store: str,
     train: str,
     dev: str,
     ref: str = "latest",
     encoder: str | None = None,
     generator: str | None = None,
-    recipe: dict[str, dict[str, Any]] | None = None,
+    recipe: RecipeTables = None,
     name: str | None = None,
     max_steps: int | None = None,
     deployment: str = FINETUNE,
@@ -49,8 +49,8 @@ def launch_finetune(
     """Estimate what a fine-tuning needs, and start one with that much memory, and so many cores or a GPU.
 
     Args:
-        kind: `dpr` (a question and a passage encoder), `rag-sequence` or `rag-token` (a question encoder and a
-            generator).
+        kind: what is trained, by the name of an objective: `dpr`, `rag-sequence`, `rag-token`, or one that an installed
+            package registers.
         store: URL or folder of the store.
         train: examples to learn from: DPR's JSON, question CSV or JSONL, triples, KILT, or a BEIR folder.
         dev: examples to choose the best weights by.

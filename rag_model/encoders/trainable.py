@@ -15,6 +15,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
+from rag_model.corpus.records import Passage
 from rag_model.encoders.encoder import Encoder, Role, Vectors
 from rag_model.encoders.files import CONFIG
 from rag_model.encoders.model import Model
@@ -38,6 +39,9 @@ class TrainableEncoder(nn.Module):
         self.role = role
         self.folder = encoder.folder
         self.asks: Space | None = None  # whose passages its questions ask, where its folder does not say
+        self.moved: Space | None = (
+            None  # whose they ask since the passages were encoded again, whatever its folder says
+        )
         self.spec: EncoderSpec = encoder.spec
         self.tokenizer: Tokenizer = encoder.tokenizer
         self._model: Model = encoder.model
@@ -75,6 +79,11 @@ class TrainableEncoder(nn.Module):
         """
         return self._here().vectors(tokenize(self.tokenizer, self._inputs(texts, role)))
 
+    def read(self, passages: Sequence[Passage]) -> Tensor:
+        """Return (m, d) float32 vectors of passages with gradient, in order, whatever the encoder's own role."""
+        vectors: Tensor = self([(one.title, one.text) for one in passages], "passage")
+        return vectors
+
     def encode(self, texts: Sequence[Text], role: Role | None = None) -> Vectors:
         """Return (n, d) float32 vectors without gradient and without dropout, as `Encoder` would."""
         learning = self.training
@@ -88,12 +97,12 @@ class TrainableEncoder(nn.Module):
         return self.encode(questions, "question")
 
     def space(self) -> Space:
-        """Return the space that its questions ask into, as when it was loaded: learning changes no passages.
+        """Return the space that its questions ask into, as when it was loaded, or that of `moved`.
 
         Raises:
             InputError: its folder neither declares one nor holds an encoder whose own passages they could ask.
         """
-        if (declared := asked_space(self.folder) or self.asks) is not None:
+        if (declared := self.moved or asked_space(self.folder) or self.asks) is not None:
             return declared
         if not (self.folder / CONFIG).is_file():
             raise InputError(
@@ -111,6 +120,11 @@ class TrainableEncoder(nn.Module):
         self.save_reading(folder, asks)
         whole: Any = self.whole
         whole.save_pretrained(str(folder))
+
+    def save_passages(self, folder: Path) -> Space:
+        """Write a passage encoder as `save` does; return the space of the passages that it encodes."""
+        self.save(folder)
+        return space_of(folder, self.spec, self.folder.name)
 
     def save_reading(self, folder: Path, asks: Space | None = None) -> None:
         """Write all but config and weights: tokenizer, spec, and the space that is asked."""
