@@ -124,7 +124,7 @@ class Objective(Protocol[S]):
         Raises:
             RefusedError: it may not; the checkpoints stay.
         """
-        return  # noqa: PLR1711 - without a body the method would be abstract
+        return
 
     def space(self, job: Job[S], folder: Path) -> Space | None:
         """Return the space that the saved model's questions ask into: the snapshot's, unless passages were trained."""

@@ -249,7 +249,7 @@ class RagTask:
             return torch.from_numpy(recalled.vectors)
         every = {passage.hash: passage for some in recalled.passages for passage in some}
         places = {key: place for place, key in enumerate(every)}
-        rows = [[places[passage.hash] for passage in some] for some in recalled.passages]
+        rows = torch.tensor([[places[passage.hash] for passage in some] for some in recalled.passages])
         return self.module.passage.read(list(every.values()))[rows]  # (m, d) -> (b, k, d)
 
     def _read(self, batch: Sequence[Pair], recalled: Recalled) -> tuple[Contexts, Targets]:
