@@ -18,7 +18,7 @@ from flows import artifacts
 from flows.machine.workplace import alone
 from flows.progress import StageClock
 from flows.stage import deployed, stage
-from flows.training import KindName, RecipeTables, Tables, settings_of
+from flows.training import KindName, RecipeTables, Tables, training_of
 from rag_model.errors import UsageError
 from rag_model.store.objects.cache import cache_folder
 from rag_model.store.store import Store
@@ -121,7 +121,7 @@ def prepare(store: Store, kind: str, train: str, dev: str, ref: str, given: Give
         if value is not None and option not in chosen.options:
             raise UsageError(f"finetune {kind} takes no {option}: leave out --{option}")
     origins = chosen.origins(store, snapshot, given.encoder, given.generator)
-    settings = settings_of(chosen, given.tables, given.max_steps, unit_vectors=origins.unit_vectors())
+    settings = training_of(kind, given.tables, given.max_steps, unit_vectors=origins.unit_vectors())
     examples = {"train": read_examples(train), "dev": read_examples(dev, split="dev")}
     return Finetuning(chosen, Job(store, snapshot, origins, settings, examples))
 

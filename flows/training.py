@@ -23,7 +23,7 @@ from pydantic import WithJsonSchema
 from flows.forms import form_of
 from rag_model.errors import InputError, UsageError
 from rag_model.snapshots.settings import from_table
-from rag_model.training.objectives.objective import Objective, Settings
+from rag_model.training.objectives.objective import Settings
 from rag_model.training.objectives.registry import names, objective, objectives
 
 Tables = Mapping[str, Mapping[str, Any]]
@@ -35,23 +35,16 @@ else:
 
 
 def training_of(kind: str, tables: Tables, max_steps: int | None, *, unit_vectors: bool) -> Settings:
-    """Return the settings of the objective `kind`; see `settings_of`.
-
-    Raises:
-        UsageError: as `settings_of`, or there is no such objective.
-    """
-    return settings_of(objective(kind), tables, max_steps, unit_vectors=unit_vectors)
-
-
-def settings_of(chosen: Objective[Any], tables: Tables, max_steps: int | None, *, unit_vectors: bool) -> Settings:
-    """Return the settings that tables say.
+    """Return the settings of an objective that tables say.
 
     `unit_vectors`: the encoder's have length 1, so that scores differ by little: a temperature that is not set is then
     .05 instead of the papers' 1. `max_steps` replaces that of the tables.
 
     Raises:
-        UsageError: a table or a setting is unknown, or has a wrong value; the sentence names it.
+        UsageError: there is no such objective, or a table or a setting is unknown, or has a wrong value; the sentence
+            names it.
     """
+    chosen = objective(kind)
     settings: dict[str, Any] = {"loop": asdict(chosen.settings().loop)}
     for name, table in [*chosen.defaults(unit_vectors=unit_vectors).items(), *tables.items()]:
         if not isinstance(table, Mapping):

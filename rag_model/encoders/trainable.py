@@ -39,9 +39,6 @@ class TrainableEncoder(nn.Module):
         self.role = role
         self.folder = encoder.folder
         self.asks: Space | None = None  # whose passages its questions ask, where its folder does not say
-        self.moved: Space | None = (
-            None  # whose they ask since the passages were encoded again, whatever its folder says
-        )
         self.spec: EncoderSpec = encoder.spec
         self.tokenizer: Tokenizer = encoder.tokenizer
         self._model: Model = encoder.model
@@ -97,12 +94,12 @@ class TrainableEncoder(nn.Module):
         return self.encode(questions, "question")
 
     def space(self) -> Space:
-        """Return the space that its questions ask into, as when it was loaded, or that of `moved`.
+        """Return the space that its questions ask into, as when it was loaded: learning changes no passages.
 
         Raises:
             InputError: its folder neither declares one nor holds an encoder whose own passages they could ask.
         """
-        if (declared := self.moved or asked_space(self.folder) or self.asks) is not None:
+        if (declared := asked_space(self.folder) or self.asks) is not None:
             return declared
         if not (self.folder / CONFIG).is_file():
             raise InputError(

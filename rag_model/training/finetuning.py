@@ -64,6 +64,7 @@ class Finetuning:
             "recipe": {**asdict(settings), "loop": settings.loop.deciding()},
             "examples": {name: digest_examples(some) for name, some in self.job.examples.items()},
             "version": VERSION,
+            **({"code": self.objective.version} if self.objective.version else {}),
         }
 
     @cached_property

@@ -85,7 +85,7 @@ def test_help_offers_it(command: Callable[..., Ran], registered: dict[str, str])
     assert "toy: a bag of words" in told
     assert "dpr: a question and a passage encoder" in told
     refused = command("finetune", "toi", **registered)
-    assert (refused.code, "'rag-token', or 'toy'" in refused.err) == (2, True), refused.err
+    assert (refused.code, '"rag-sequence", "rag-token", "toy"' in refused.complaint) == (2, True), refused.err
 
 
 def test_it_trains_resumes_after_a_kill_and_is_kept_with_a_card(

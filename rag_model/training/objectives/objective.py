@@ -86,6 +86,7 @@ class Objective(Protocol[S]):
     options: frozenset[Option]  # of the command line, that it takes
     settings: type[S]
     result: Result
+    version: int = 0  # raised when the same inputs would give another model, so that no earlier one is looked up
 
     def defaults(self, *, unit_vectors: bool) -> Mapping[str, Mapping[str, Any]]:
         """Return the settings that differ from the record's own defaults, by table.

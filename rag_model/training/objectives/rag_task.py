@@ -146,17 +146,18 @@ class RagTask:
             self.turn_to(Snapshot.open(str(self._snapshot.where), snapshot))
 
     def turn_to(self, snapshot: Snapshot) -> None:
-        """Find passages in this snapshot from now on; where a passage encoder learns, it made these vectors.
+        """Find passages in this snapshot from now on; on an error the one before is still asked.
+
+        Where a passage encoder learns, the snapshot's vectors are taken for ones that it made at an earlier step.
 
         Raises:
-            RefusedError: the passages stay as they are, and the snapshot's are of another space.
+            RefusedError: no passage encoder learns, and the snapshot's passages are of another space.
             UsageError: the recipe retrieves once, or the snapshot has no such index.
         """
         if self._recipe.retrieve == "once":
             raise UsageError('passages that are retrieved once stay those of one snapshot: set retrieve = "batch"')
-        if self.module.passage is not None:
-            self._question.moved = Space.from_json(snapshot.space or {})
-        self._memory, self._snapshot = Memory(snapshot, self._question, self._recipe.index), snapshot
+        fixed = self._question if self.module.passage is None else None
+        self._memory, self._snapshot = Memory(snapshot, fixed, self._recipe.index), snapshot
 
     def batches(self, epoch: int) -> Sequence[RagBatch]:
         """Return an epoch's batches, shuffled by seed and epoch; the last one may be smaller."""

@@ -94,12 +94,12 @@ def test_scores_are_those_of_the_passage_encoder_as_it_is_now_with_gradient(give
     assert np.allclose(task._scores(asked, recalled).detach().numpy(), held, rtol=1e-3, atol=1e-3), "none has learned"
     with torch.no_grad():
         for parameter in passage.parameters():
-            parameter.mul_(1.1)
+            parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
     texts = [[(one.title, one.text) for one in some] for some in recalled.passages]
     now = np.stack([passage.encode(some) for some in texts])
     scores = task._scores(asked, recalled)
     assert np.allclose(scores.detach().numpy(), np.einsum("bd,bkd->bk", asked.detach().numpy(), now), rtol=1e-4)
-    assert not np.allclose(scores.detach().numpy(), held, rtol=1e-2)
+    assert not np.allclose(scores.detach().numpy(), held, atol=1e-2)
     loss, _ = task.loss(batch)
     loss.backward()
     assert max(float(p.grad.norm()) for p in passage.parameters() if p.grad is not None) > 1e-6
