@@ -19,7 +19,6 @@ from flows.machine.workplace import alone
 from flows.progress import StageClock
 from flows.stage import deployed, stage
 from flows.training import KindName, RecipeTables, Tables, training_of
-from rag_model.errors import UsageError
 from rag_model.store.objects.cache import cache_folder
 from rag_model.store.store import Store
 from rag_model.store.versions.models import PutModel
@@ -28,7 +27,7 @@ from rag_model.store.versions.snapshot import Snapshot
 from rag_model.training.data.examples import read_examples
 from rag_model.training.finetuning import Finetuning, Outcome
 from rag_model.training.loop.loop import Trained
-from rag_model.training.objectives.objective import Job, Option
+from rag_model.training.objectives.objective import Job
 from rag_model.training.objectives.registry import objective
 
 
@@ -116,11 +115,8 @@ class Given:
 def prepare(store: Store, kind: str, train: str, dev: str, ref: str, given: Given) -> Finetuning:
     """Pin the snapshot, find the models, read the examples, and settle the settings."""
     chosen, snapshot = objective(kind), Snapshot.from_store(store, ref)
-    begin: dict[Option, str | None] = {"encoder": given.encoder, "generator": given.generator}
-    for option, value in begin.items():
-        if value is not None and option not in chosen.options:
-            raise UsageError(f"finetune {kind} takes no {option}: leave out --{option}")
-    origins = chosen.origins(store, snapshot, given.encoder, given.generator)
+    taken = {option: getattr(given, option) for option in chosen.options}  # others may be set for another verb
+    origins = chosen.origins(store, snapshot, taken.get("encoder"), taken.get("generator"))
     settings = training_of(kind, given.tables, given.max_steps, unit_vectors=origins.unit_vectors())
     examples = {"train": read_examples(train), "dev": read_examples(dev, split="dev")}
     return Finetuning(chosen, Job(store, snapshot, origins, settings, examples))

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from pydantic import TypeAdapter
+from pydantic import PydanticUserError, TypeAdapter
 
 from rag_model.training.objectives.objective import Objective
 
@@ -25,7 +25,10 @@ def form_of(objectives: Iterable[Objective[Any]]) -> dict[str, Any]:
 
 
 def _form(settings: type[Any], names: list[str]) -> dict[str, Any]:
-    schema = TypeAdapter(settings).json_schema()
+    try:
+        schema = TypeAdapter(settings).json_schema()
+    except PydanticUserError:  # a type of somebody else's package that has no form: its tables are typed as JSON
+        return {"title": ", ".join(names), "type": "object"}
     whole = _inlined({**schema, "title": ", ".join(names)}, schema.get("$defs", {}))
     return _described(whole, asdict(settings()))
 
@@ -48,7 +51,7 @@ def _described(schema: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str
         if isinstance(values[name], Mapping) and "properties" in one:
             properties[name] = _described(one, values[name])
         else:
-            properties[name] = {**one, "description": f"by default {json.dumps(values[name])}"}
+            properties[name] = {**one, "description": f"by default {json.dumps(values[name], default=str)}"}
             properties[name].pop("default", None)
     kept = {name: schema[name] for name in ("title", "type")}
     return {**kept, "properties": properties, "additionalProperties": False}

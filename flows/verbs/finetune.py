@@ -12,9 +12,13 @@ from flows.stage import run_flow
 from flows.training import KindName, read_tables
 from rag_model.training.objectives.registry import objectives
 
+_OFFERED = "; ".join(
+    f"`{one.name}`: {one.summary}{''.join(f', `--{option}`' for option in sorted(one.options))}" for one in objectives()
+)
+
 
 def finetune(
-    kind: Annotated[KindName, Parameter(help="; ".join(f"`{one.name}`: {one.summary}" for one in objectives()))],
+    kind: Annotated[KindName, Parameter(help=_OFFERED)],
     /,
     *,
     store: StoreUrl,

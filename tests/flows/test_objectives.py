@@ -83,7 +83,7 @@ def test_help_offers_it(command: Callable[..., Ran], registered: dict[str, str])
     assert "toy" not in command("finetune", "--help").out
     told = " ".join(command("finetune", "--help", **registered).out.split())
     assert "toy: a bag of words" in told
-    assert "dpr: a question and a passage encoder" in told
+    assert "dpr: a question and a passage encoder, --encoder; rag-sequence: " in told
     refused = command("finetune", "toi", **registered)
     assert (refused.code, '"rag-sequence", "rag-token", "toy"' in refused.complaint) == (2, True), refused.err
 
@@ -116,27 +116,35 @@ def test_it_trains_resumes_after_a_kill_and_is_kept_with_a_card(
     assert [row["age"] for row in steps] == [row["step"] for row in steps]
 
 
-def test_what_it_does_not_take_is_refused(toy: Callable[..., Ran], command: Callable[..., Ran], tiny: Path) -> None:
-    refused = toy("--encoder", tiny)
-    assert (refused.code, refused.complaint) == (2, "finetune toy takes no encoder: leave out --encoder")
+def test_an_option_that_it_does_not_take_changes_nothing(toy: Callable[..., Ran]) -> None:
+    """`bookwheel.toml` and the environment may set it for other verbs."""
+    ran = toy("--max-steps", 2, "--generator", "nowhere").json
+    again = toy("--max-steps", 2, BOOKWHEEL_ENCODER="model:nobody").json
+    assert (again["model"], ran["trained"], again["trained"]) == (ran["model"], True, False)
 
 
-def test_a_deployment_has_a_form_for_it(registered: dict[str, str], given: dict[str, Path], tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def deployment(registered: dict[str, str], given: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> str:
+    """`finetune` as `infra/prefect.yaml` deploys it where the package is installed."""
+    with get_client(sync_client=True) as client, suppress(ObjectAlreadyExists):
+        client.create_work_pool(WorkPoolCreate(name="bookwheel-gpu", type="process", base_job_template={}))
+    words = ["--no-prompt", "deploy", "-n", "finetune/library", "--prefect-file", str(ROOT / "infra/prefect.yaml")]
+    done = subprocess.run(
+        [Path(sys.executable).with_name("prefect"), *words],
+        env={**os.environ, **registered, "BOOKWHEEL_STORE": str(given["store"])},
+        cwd=tmp_path_factory.mktemp("elsewhere"),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return "finetune/library"
+
+
+def test_a_deployment_has_a_form_for_it(deployment: str) -> None:
     with get_client(sync_client=True) as client:
-        with suppress(ObjectAlreadyExists):
-            client.create_work_pool(WorkPoolCreate(name="bookwheel-gpu", type="process", base_job_template={}))
-        words = ["--no-prompt", "deploy", "-n", "finetune/library", "--prefect-file", str(ROOT / "infra/prefect.yaml")]
-        done = subprocess.run(
-            [Path(sys.executable).with_name("prefect"), *words],
-            env={**os.environ, **registered, "BOOKWHEEL_STORE": str(given["store"])},
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        deployment = client.read_deployment_by_name("finetune/library")
-        schema: Any = deployment.parameter_openapi_schema
+        deployed = client.read_deployment_by_name(deployment)
+        schema: Any = deployed.parameter_openapi_schema
         assert schema["properties"]["kind"]["enum"] == ["dpr", "rag-sequence", "rag-token", "toy"]
         forms = {form.get("title"): form for form in schema["properties"]["recipe"]["anyOf"]}
         assert list(forms) == ["dpr", "rag-sequence, rag-token", "toy", None]
@@ -148,10 +156,33 @@ def test_a_deployment_has_a_form_for_it(registered: dict[str, str], given: dict[
         )
 
         run = {"kind": "toy", "store": "s", "train": "t", "dev": "d", "recipe": {"toy": {"width": 8}}}
-        started = client.create_flow_run_from_deployment(deployment.id, parameters=run)
+        started = client.create_flow_run_from_deployment(deployed.id, parameters=run)
         assert started.parameters == run
         for wrong in ({"toy": {"width": "wide"}}, {"toy": {"breadth": 8}}, {"words": {}}):
             with pytest.raises(PrefectHTTPStatusError, match="recipe"):
-                client.create_flow_run_from_deployment(deployment.id, parameters={**run, "recipe": wrong})
+                client.create_flow_run_from_deployment(deployed.id, parameters={**run, "recipe": wrong})
         with pytest.raises(PrefectHTTPStatusError, match="kind"):
-            client.create_flow_run_from_deployment(deployment.id, parameters={**run, "kind": "toi"})
+            client.create_flow_run_from_deployment(deployed.id, parameters={**run, "kind": "toi"})
+
+
+LAUNCH = """
+import json, sys
+from flows.launch_model import launch_finetune
+from flows.machine.pools import Most
+told = launch_finetune("toy", **json.loads(sys.argv[1]), most=Most("8GB", 2))
+print(json.dumps([told.run, dict(told.needs.work)]))
+"""
+
+
+def test_it_is_weighed_and_launched(registered: dict[str, str], given: dict[str, Path], deployment: str) -> None:
+    what = {name: str(given[name]) for name in ("store", "train", "dev")}
+    words = [json.dumps({**what, "max_steps": 5, "deployment": deployment})]
+    environment = {**os.environ, **registered}
+    done = subprocess.run(
+        [sys.executable, "-c", LAUNCH, *words], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    run, work = json.loads(done.stdout.splitlines()[-1])
+    assert work == {"steps": "5", "examples": "8", "weights": "0.0 GB"}
+    with get_client(sync_client=True) as client:
+        assert client.read_flow_run(run).parameters == {"kind": "toy", **what, "ref": "latest", "max_steps": 5}

@@ -13,7 +13,6 @@ from rag_model.corpus.records import Passage
 from rag_model.digest import digest_json
 from rag_model.encoders.architecture import Architecture
 from rag_model.encoders.encoder import Vectors
-from rag_model.encoders.space import Space, asked_space
 from rag_model.errors import InputError, UsageError
 from rag_model.generate.needs import PASSAGE, PROCESS, QUESTION, weights
 from rag_model.store.store import Store
@@ -226,10 +225,6 @@ class Dpr(Objective[DprTraining]):
         corpus = ranked_passages(job.snapshot, settings.negatives.ranked)
         examples = job.examples["train"], job.examples["dev"]
         return DprTask.load(names["question"], names.get("passage"), *examples, settings.dpr, corpus)
-
-    def space(self, job: Job[DprTraining], folder: Path) -> Space | None:
-        """Return the space of its own passage encoder."""
-        return asked_space(folder / "question")
 
     def costs(self, job: Job[DprTraining], models: Mapping[str, Architecture]) -> Costs:
         """Return what encoding the questions and passages of a batch takes, and mining them."""

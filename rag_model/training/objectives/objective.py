@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any, Generic, Literal, Protocol, TypeVar, runtime_checkable
 
 from rag_model.encoders.architecture import Architecture
-from rag_model.encoders.space import Space
+from rag_model.encoders.space import Space, asked_space
 from rag_model.store.store import Store
+from rag_model.store.versions.model_parts import PASSAGE, QUESTION
 from rag_model.store.versions.snapshot import Snapshot
 from rag_model.training.data.examples import Example
 from rag_model.training.loop.settings import LoopSettings
@@ -62,9 +63,7 @@ class Result:
     says: str  # one or two sentences of the card, with the paper
     uses: str  # the command that uses it; NAME, STORE and the like in capitals
     role: str  # a `pipeline_tag` of the Hugging Face hub: sentence-similarity, question-answering, text-ranking, …
-    parts: frozenset[
-        str
-    ]  # folders that `Task.save` writes: question, passage, generator (`store.versions.model_parts`)
+    parts: frozenset[str]  # folders that `Task.save` writes, by `store.versions.model_parts`: question, passage, …
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +127,14 @@ class Objective(Protocol[S]):
         return
 
     def space(self, job: Job[S], folder: Path) -> Space | None:
-        """Return the space that the saved model's questions ask into: the snapshot's, unless passages were trained."""
-        return Space.from_json(job.snapshot.space) if job.snapshot.space else None
+        """Return the space that the saved model's questions ask into; None of a model that encodes no questions.
+
+        It is that of the model's own passage encoder, where it has one, else the snapshot's.
+        """
+        if PASSAGE in self.result.parts:
+            return asked_space(folder / QUESTION)
+        asks = QUESTION in self.result.parts and job.snapshot.space
+        return Space.from_json(asks) if asks else None
 
     def costs(self, job: Job[S], models: Mapping[str, Architecture]) -> Costs:
         """Return what the training takes; `models` are the shapes of what it begins as, by part."""

@@ -6,6 +6,7 @@ import pytest
 import yaml
 
 from rag_model.training.card import Card, write_card
+from rag_model.training.loop.checkpoint import Asked
 from rag_model.training.objectives.registry import names, objective
 
 CARD = Card(
@@ -39,6 +40,12 @@ def test_the_head_is_yaml_and_the_body_has_the_lineage(kind: str) -> None:
 def test_no_text_breaks_the_table() -> None:
     text = write_card(replace(CARD, text="a | b\nc"))
     assert "| its text | a \\| b c |" in text
+
+
+def test_snapshots_that_were_asked_later_are_named() -> None:
+    text = write_card(replace(CARD, asked=(Asked(0, CARD.snapshot), Asked(1500, "e" * 64))))
+    assert f"| asked from step 1,500 | {'e' * 64} |" in text
+    assert "asked from step 0" not in text
 
 
 def test_equal_cards_give_equal_texts() -> None:
