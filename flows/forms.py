@@ -27,7 +27,7 @@ def form_of(objectives: Iterable[Objective[Any]]) -> dict[str, Any]:
 def _form(settings: type[Any], names: list[str]) -> dict[str, Any]:
     try:
         schema = TypeAdapter(settings).json_schema()
-    except PydanticUserError:  # a type of somebody else's package that has no form: its tables are typed as JSON
+    except PydanticUserError:  # a package's own type that has no form: its tables are typed as JSON
         return {"title": ", ".join(names), "type": "object"}
     whole = _inlined({**schema, "title": ", ".join(names)}, schema.get("$defs", {}))
     return _described(whole, asdict(settings()))

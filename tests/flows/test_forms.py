@@ -1,4 +1,4 @@
-"""The form of settings: defaults are told and not filled in, and what has no form hides nobody else's."""
+"""The form of settings: defaults are told and not filled in; settings without a form do not hide those of others."""
 
 from dataclasses import dataclass, field
 from pathlib import Path

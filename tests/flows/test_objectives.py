@@ -104,7 +104,7 @@ def test_it_trains_resumes_after_a_kill_and_is_kept_with_a_card(
     content = store.models.get(store.models.resolve("toy")).content
     assert set(content.files) == {"README.md", "metrics.jsonl", "words/model.safetensors"}
     card = (model_folder(store, "toy") / "README.md").read_text()
-    for said in ("# toy, trained by bookwheel", "A bag of words (nobody, 2026).", "text-ranking", told["snapshot"]):
+    for said in ("# toy, trained by bookwheel", "A bag of words (an example, 2026).", "text-ranking", told["snapshot"]):
         assert said in card
 
     store.files.delete("memo/finetune")
@@ -119,7 +119,7 @@ def test_it_trains_resumes_after_a_kill_and_is_kept_with_a_card(
 def test_an_option_that_it_does_not_take_changes_nothing(toy: Callable[..., Ran]) -> None:
     """`bookwheel.toml` and the environment may set it for other verbs."""
     ran = toy("--max-steps", 2, "--generator", "nowhere").json
-    again = toy("--max-steps", 2, BOOKWHEEL_ENCODER="model:nobody").json
+    again = toy("--max-steps", 2, BOOKWHEEL_ENCODER="model:none").json
     assert (again["model"], ran["trained"], again["trained"]) == (ran["model"], True, False)
 
 

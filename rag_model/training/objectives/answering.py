@@ -16,7 +16,7 @@ class Answering:
     """Dev questions that a model answers."""
 
     def __init__(self, rag: Rag, dev: Sequence[Example], max_new_tokens: int, batch: int, seed: int) -> None:
-        """Take the questions, of none of them `measure` gives nothing; `seed`: of who gets whose passages."""
+        """Take the questions; there may be none. `seed`: of which question gets which other one's passages."""
         self._dev, self._seed = tuple(dev), seed
         self._reader = Reader(None, rag, Decoding(max_new_tokens=max_new_tokens), batch=batch)
 

@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 
 
 def names() -> tuple[str, ...]:
-    """Return the names of all objectives: the built-in ones, then others by alphabet; imports none of them."""
+    """Return the names of all objectives: the built-in ones, then others by alphabet; imports nothing."""
     return (*_BUILT_IN, *sorted({point.name for point in entry_points(group=GROUP)} - set(_BUILT_IN)))
 
 
@@ -57,7 +57,7 @@ def _loaded(point: EntryPoint) -> Objective[Any]:
     where = f"objective {point.name!r} ({point.value})"
     try:
         found = point.load()
-    except Exception as broken:  # whatever a module of somebody else's raises when it is imported
+    except Exception as broken:  # a package may raise anything when it is imported
         raise InputError(f"{where} cannot be imported ({broken}): repair or uninstall its package") from broken
     if not isinstance(found, Objective):
         raise InputError(f"{where} is {type(found).__name__}: register an instance of a subclass of Objective")
