@@ -24,13 +24,12 @@ from rag_model.store.store import Store
 from rag_model.store.versions.models import model_folder
 from rag_model.store.versions.snapshot import Snapshot
 from rag_model.training.needs import work_of as of_training
-from rag_model.training.recipes import Kind
 
 
 @stage
 def weigh_training(
     limits: Limits,
-    kind: Kind,
+    kind: str,
     store: str,
     train: str,
     dev: str,
