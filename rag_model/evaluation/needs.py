@@ -6,7 +6,7 @@ from rag_model.encoders.architecture import Architecture, architecture_of
 from rag_model.encoders.files import CONFIG
 from rag_model.evaluation.settings import Evaluation
 from rag_model.generate.folder import GENERATOR, QUESTION
-from rag_model.generate.needs import NUMBER, PROCESS, PROMPT, decoding_bytes, index_bytes, one_process, weights
+from rag_model.generate.needs import NUMBER, PROCESS, PROMPT, decoding_bytes, one_process, retriever_bytes, weights
 from rag_model.index.sizing.amounts import gigabytes
 from rag_model.machine import Limits, Needs
 from rag_model.store.versions.snapshot import Snapshot
@@ -42,7 +42,7 @@ def needs_of(
     widest = max(k, *(ablations.sweep if ablations else (k,)))
     answer = settings.decoding.max_new_tokens
     found = NUMBER * snapshot.manifest.content.n  # a row number a passage, at most, while the index is searched
-    held = PROCESS + weights(question, generator) + index_bytes(snapshot, settings.index) + found
+    held = PROCESS + weights(question, generator) + retriever_bytes(snapshot, settings.expression) + found
     found_passages = questions * depth * _PASSAGE
     beams = _BATCH * widest * settings.decoding.beams
     stages = {

@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from math import ceil
 
 from rag_model.encoders.architecture import Architecture
-from rag_model.errors import ResourceError, UsageError
+from rag_model.errors import ResourceError
 from rag_model.index.sizing.amounts import gigabytes
 from rag_model.machine import CORE, GPU, SPARE, Limits, Needs
+from rag_model.retrieve.survey import survey
 from rag_model.store.versions.paths import EXACT, embeddings_path, index_path
 from rag_model.store.versions.snapshot import Snapshot
 
@@ -26,18 +27,19 @@ def weights(*models: Architecture) -> int:
     return NUMBER * sum(model.parameters for model in models)
 
 
-def index_bytes(snapshot: Snapshot, index: str) -> int:
-    """Return the bytes of a snapshot's index in memory: its file's; of the exact one the vectors', which are mapped.
+def retriever_bytes(snapshot: Snapshot, retriever: str | None) -> int:
+    """Return the bytes of a retriever's indexes in memory: their files'; of `exact` the vectors', which are mapped.
+
+    `retriever` is an expression; None: the snapshot's default. A model that reranks is not counted.
 
     Raises:
-        UsageError: the snapshot has no such index.
+        UsageError: the expression is wrong, or the snapshot has no such index.
     """
     files, indexes = snapshot.manifest.content.files, snapshot.manifest.content.indexes
-    if index != EXACT and index not in indexes:
-        raise UsageError(
-            f"snapshot {snapshot.id[:12]} has no index {index!r}: choose one of {', '.join(indexes)}, {EXACT}"
-        )
-    paths = [index_path(index)] if index != EXACT else [embeddings_path(part.name) for part in snapshot.parts]
+    paths: list[str] = []
+    for index in survey(snapshot, retriever).indexes:
+        exact = index == EXACT and EXACT not in indexes
+        paths += [embeddings_path(part.name) for part in snapshot.parts] if exact else [index_path(index)]
     return sum(files[path].size for path in paths if path in files)
 
 

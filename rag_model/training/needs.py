@@ -9,13 +9,13 @@ from rag_model.generate.needs import (
     PROMPT,
     QUESTION,
     decoding_bytes,
-    index_bytes,
     one_process,
+    retriever_bytes,
     weights,
 )
 from rag_model.index.sizing.amounts import gigabytes
 from rag_model.machine import Limits, Needs
-from rag_model.training.data.negatives import SearchName
+from rag_model.training.data.negatives import NegativesRecipe
 from rag_model.training.finetuning import Finetuning
 from rag_model.training.recipes import DprTraining, RagTraining
 
@@ -71,17 +71,17 @@ def _dpr(job: Finetuning, training: DprTraining, models: dict[str, Architecture]
     forward = recipe.batch_size * QUESTION * question.operations + read * PASSAGE * passage.operations
     stages = {
         "train": PROCESS + weights(question, passage) + (_LEARNED - 1) * weights(*learned) + kept,
-        "mine": PROCESS + _searched(job, training.negatives.search),
+        "mine": PROCESS + _searched(job, training.negatives),
     }
     batches = max(1, len(job.examples["train"]) // recipe.batch_size)
     return stages, _BACKWARD * forward, ranked * PASSAGE * passage.operations, batches
 
 
-def _searched(job: Finetuning, search: SearchName) -> int:
+def _searched(job: Finetuning, negatives: NegativesRecipe) -> int:
     """Return the bytes of what negatives are looked for in."""
-    if search == "snapshot":
-        return index_bytes(job.snapshot, "hnsw")
-    return _MINED * job.snapshot.n if search == "bm25" else 0
+    if negatives.search == "snapshot":
+        return retriever_bytes(job.snapshot, negatives.retriever)
+    return _MINED * job.snapshot.n if negatives.search == "bm25" else 0
 
 
 def _rag(job: Finetuning, training: RagTraining, models: dict[str, Architecture]) -> Sums:
@@ -90,7 +90,7 @@ def _rag(job: Finetuning, training: RagTraining, models: dict[str, Architecture]
     texts = recipe.batch_size * k
     kept = generator.activations(texts, PROMPT + _ANSWER) + question.activations(recipe.batch_size, QUESTION)
     logits = _LOGITS * NUMBER * texts * _ANSWER * generator.vocabulary
-    index = index_bytes(job.snapshot, recipe.index)
+    index = retriever_bytes(job.snapshot, recipe.expression)
     held = PROCESS + _LEARNED * weights(question, generator) + index
     prompts = generator.operations * (PROMPT + _ANSWER)
     pairs = sum(len(one.answers) if recipe.targets == "each" else 1 for one in job.examples["train"])

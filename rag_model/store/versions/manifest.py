@@ -21,6 +21,7 @@ from rag_model.store.versions.checks import (
     fields_of,
     from_bytes,
 )
+from rag_model.store.versions.paths import EXACT
 
 FORMAT = 1
 MOST_ROWS = 1 << 40  # far beyond any corpus, far below where sums overflow
@@ -68,6 +69,11 @@ class Content:
     def n(self) -> int:
         """The number of passages."""
         return sum(part.rows for part in self.parts)
+
+    @property
+    def default_retriever(self) -> str:
+        """The retriever that answers where none is named: `hnsw`, else the first index by name, else `exact`."""
+        return "hnsw" if "hnsw" in self.indexes else min(self.indexes, default=EXACT)
 
     def to_json(self) -> dict[str, Any]:
         """Return the section as JSON values, files and indexes sorted by name."""
