@@ -45,7 +45,7 @@ class DenseRetriever(SnapshotRetriever):
             RefusedError: the encoder asks into another space than the snapshot's.
         """
         if encoder is not None:
-            _check_space(encoder, snapshot)
+            check_asks(encoder, snapshot)
         content = snapshot.manifest.content
         super().__init__(snapshot, content.default_retriever if index is None else index)
         self._encoder = encoder
@@ -123,7 +123,13 @@ def _metric(indexes: Mapping[str, Mapping[str, Any]]) -> Metric:
     return metric
 
 
-def _check_space(encoder: QuestionEncoder, snapshot: Snapshot) -> None:
+def check_asks(encoder: QuestionEncoder, snapshot: Snapshot) -> None:
+    """Check that an encoder's questions ask into the space of a snapshot's vectors.
+
+    Raises:
+        RefusedError: they ask into another one.
+        UsageError: the snapshot has no vectors.
+    """
     if snapshot.space is None:
         raise UsageError(f"snapshot {snapshot.id[:12]} has no vectors: reindex it with an encoder")
     check_same_space(encoder.space(), Space.from_json(snapshot.space))

@@ -12,7 +12,7 @@ legs are bounded, so an expression may come from anybody.
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rag_model.errors import UsageError
@@ -158,13 +158,25 @@ def one_of(index: str | None, retriever: str | None) -> str | None:
     Raises:
         UsageError: both are given and differ, or it is no expression.
     """
-    given = [str(parse(text)) for text in (index, retriever) if text is not None]
+    if index is None and retriever is None:
+        return None
+    return all_of([] if index is None else [index], [] if retriever is None else [retriever])[0]
+
+
+def all_of(indexes: Sequence[str], retrievers: Sequence[str]) -> tuple[str, ...]:
+    """Return what `one_of` does where several may be given.
+
+    Raises:
+        UsageError: both are given and differ, or one is no expression.
+    """
+    given = [tuple(str(parse(text)) for text in some) for some in (indexes, retrievers) if some]
     if len(set(given)) > 1:
+        index, retriever = (_shown(", ".join(some)) for some in given)
         raise UsageError(
-            f"the index {_shown(given[0])} and the retriever {_shown(given[1])} are both given: leave one out, "
-            "on the command line or in the settings"
+            f"the index {index} and the retriever {retriever} are both given: leave one out, on the command line or in "
+            "the settings"
         )
-    return given[0] if given else None
+    return given[0] if given else ()
 
 
 class _Reader:

@@ -105,6 +105,11 @@ class Opened:
         found = Composer(self).retriever(parse(expression))
         return with_products(found, self.encoder) if products else found
 
+    def close(self) -> None:
+        """Let go of what is open."""
+        self._indexes.clear()
+        self._encoder.clear()
+
     def names(self) -> tuple[str, ...]:
         """Return the snapshot's indexes."""
         return known_indexes(self.snapshot)

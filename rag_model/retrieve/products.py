@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from rag_model.index.files.vectors import VectorFiles
-from rag_model.retrieve.dense import embedding_files
+from rag_model.retrieve.dense import check_asks, embedding_files
 from rag_model.retrieve.found import Found, SnapshotRetriever
 from rag_model.retrieve.questions import QuestionEncoder, Questions
 
@@ -23,8 +23,10 @@ class WithProducts(SnapshotRetriever):
         """Map the snapshot's vectors beside `inner`; `encoder` asks into their space.
 
         Raises:
+            RefusedError: it asks into another space.
             StoreError: the vectors were not pulled.
         """
+        check_asks(encoder, inner.snapshot)
         super().__init__(inner.snapshot, inner.name)
         self._inner, self._encoder = inner, encoder
         self._files = VectorFiles(embedding_files(inner.snapshot))

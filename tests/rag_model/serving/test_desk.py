@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from rag_model.retrieve.questions import Questions
 from rag_model.serving.desk import Desk, NotReadyError
 from rag_model.serving.edition import Edition, Named
 from rag_model.store.pulling.pull import pull
@@ -38,7 +39,7 @@ def test_the_last_reader_frees_an_old_edition(shared_library: Library, dest: Pat
         assert current is blue
     first.__exit__(None, None, None)
     assert (desk.held, freed, desk.drained(0)) == (2, [], False)
-    assert red.search(red.encode(["who?"]), 3)[0][0].passage.title.startswith("red")
+    assert red.search(Questions(["who?"]), 3)[0][0].passage.title.startswith("red")
     second.__exit__(None, None, None)
     assert (desk.held, freed, desk.drained(PATIENCE)) == (1, [shared_library.red], True)
     desk.close()
