@@ -52,7 +52,7 @@ def evaluate(
         model: a RAG model of the store (a ref, ref@number, an id, a unique prefix), or a folder of one.
         questions: DPR's CSV, JSONL with `question` and `answers`, or KILT's JSONL; a path or URL.
         ref: a ref, ref@number, an id or a unique prefix of a snapshot. Both are pinned by id before anything is asked.
-        settings: everything else; the default settings if none are given.
+        settings: everything else, the retriever among it; the default settings if none are given.
         rows: write one JSON object a question to this file.
         kilt: write KILT's prediction file to this one.
         report: write the HTML report to this one.

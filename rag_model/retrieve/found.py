@@ -6,6 +6,7 @@ A composed retriever works on rows and scores; passages are read once, for those
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import repeat
 
 import numpy as np
 import numpy.typing as npt
@@ -93,21 +94,27 @@ class SnapshotRetriever(ABC):
     def hits(self, found: Found) -> list[list[Hit]]:
         """Return what was found with its passages, read once each and in row order."""
         passages = self.passages(found.rows, found.passages)
+        credit = {row: (self._source.url(one), self._source.line(one)) for row, one in passages.items()}
         places = [_places(step) for step in found.steps()] if found.below else None
         products = None if found.products is None else found.products.tolist()
-        every = zip(found.rows.tolist(), found.scores.tolist(), strict=True)
         hits: list[list[Hit]] = []
-        for number, (rows, scores) in enumerate(every):
-            known = [None] * len(rows) if products is None else products[number]
-            one: list[Hit] = []
-            for row, score, product in zip(rows, scores, known, strict=True):
-                if row >= 0:
-                    rank = len(one) + 1
-                    legs = (LegHit(found.leg, rank, score),) if places is None else _legs(places, number, row)
-                    passage = passages[row]
-                    credit = self._source.url(passage), self._source.line(passage)
-                    one.append(Hit(rank, score, row, passage, *credit, product, legs))
-            hits.append(one)
+        for number, (rows, scores) in enumerate(zip(found.rows.tolist(), found.scores.tolist(), strict=True)):
+            known = repeat(None) if products is None else products[number]
+            ranked = [one for one in zip(rows, scores, known, strict=False) if one[0] >= 0]
+            hits.append(
+                [
+                    Hit(
+                        rank,
+                        score,
+                        row,
+                        passages[row],
+                        *credit[row],
+                        product,
+                        (LegHit(found.leg, rank, score),) if places is None else _legs(places, number, row),
+                    )
+                    for rank, (row, score, product) in enumerate(ranked, start=1)
+                ]
+            )
         return hits
 
     def passages(self, rows: Rows, known: Mapping[int, Passage]) -> dict[int, Passage]:
