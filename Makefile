@@ -1,4 +1,5 @@
 # make demo   a real library built, searched and measured      make test   every test      make lint   style, types, layers
+# make docs   the documentation as a site, in docs/_build
 # make up     a Prefect server, workers and an object store here, with every flow deployed      make down   stops exactly those
 # make release   wheel and source in dist/, tried in a bare environment      make lock   renew requirements.lock
 # Each target makes the environment it needs in .venv; PYTHON=python3.12 chooses the interpreter, LOCKED=1 the versions of
@@ -7,8 +8,10 @@ PYTHON ?= python3
 TORCH := torch>=2.6,<2.14
 BIN := .venv/bin
 COMMA := ,
+# Two processes of one thread each: threads that wait for a core that another process has do nothing but spin.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadgroup
 
-.PHONY: install demo test test-avx2 lint bench release lock up down clean
+.PHONY: install demo test test-avx2 lint docs bench release lock up down clean
 .DELETE_ON_ERROR:
 
 install: .venv/dev
@@ -17,11 +20,11 @@ demo: .venv/demo
 	$(BIN)/bookwheel demo
 
 test: .venv/dev
-	$(BIN)/pytest -n 2 --dist loadgroup $(ARGS)
+	$(PYTEST) $(ARGS)
 
 # The tests of models as a processor with AVX2 alone computes: with other kernels, and its encoders in float32.
 test-avx2: .venv/dev
-	ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 $(BIN)/pytest -n 2 --dist loadgroup $(addprefix tests/rag_model/, \
+	ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 $(PYTEST) $(addprefix tests/rag_model/, \
 	  encoders generate training serving/test_desk.py) --ignore-glob='*/test_benchmarks.py' $(ARGS)
 
 lint: .venv/dev
@@ -29,6 +32,10 @@ lint: .venv/dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# A warning is an error.
+docs: .venv/dev
+	$(BIN)/sphinx-build --quiet --jobs 2 --fail-on-warning --keep-going docs docs/_build
 
 # Those that train and answer want data and a generator, and Flink its jars, named by hand: `--help` says which.
 bench: .venv/bench

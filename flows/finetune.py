@@ -1,4 +1,4 @@
-"""Train a model on a snapshot and put it into the store: a pair of encoders, or a question encoder and a generator.
+"""Train a model on a snapshot and put it into the store, by any objective that is registered.
 
 Purpose: the job that teaches the models what is in the index, and `bookwheel finetune`.
 Caching: the store's memo, which knows exact inputs: what was trained before is looked up. A run that died goes on from
@@ -18,7 +18,7 @@ from flows import artifacts
 from flows.machine.workplace import alone
 from flows.progress import StageClock
 from flows.stage import deployed, stage
-from flows.training import Tables, training_of
+from flows.training import KindName, RecipeTables, Tables, training_of
 from rag_model.store.objects.cache import cache_folder
 from rag_model.store.store import Store
 from rag_model.store.versions.models import PutModel
@@ -27,8 +27,8 @@ from rag_model.store.versions.snapshot import Snapshot
 from rag_model.training.data.examples import read_examples
 from rag_model.training.finetuning import Finetuning, Outcome
 from rag_model.training.loop.loop import Trained
-from rag_model.training.origins import pair_of, reader_of
-from rag_model.training.recipes import Kind
+from rag_model.training.objectives.objective import Job
+from rag_model.training.objectives.registry import objective
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Finetuned:
     """What a fine-tuning made."""
 
     model: str  # full id
-    kind: Kind
+    kind: str  # the objective's name
     name: str  # the ref, among models
     number: int  # of its move
     snapshot: str  # full id of what it was trained on
@@ -53,14 +53,14 @@ class Finetuned:
 
 @deployed("finetune")
 def finetune(
-    kind: Kind,
+    kind: KindName,
     store: str,
     train: str,
     dev: str,
     ref: str = "latest",
     encoder: str | None = None,
     generator: str | None = None,
-    recipe: dict[str, dict[str, Any]] | None = None,
+    recipe: RecipeTables = None,
     name: str | None = None,
     max_steps: int | None = None,
     work: str | None = None,
@@ -68,8 +68,8 @@ def finetune(
     """Train a model of `kind` on the snapshot that `ref` names, and move the model's name to it.
 
     Args:
-        kind: `dpr` (a question and a passage encoder), `rag-sequence` or `rag-token` (a question encoder and a
-            generator; passages and index stay as they are).
+        kind: what is trained, by the name of an objective: `dpr`, `rag-sequence`, `rag-token`, or one that an installed
+            package registers.
         store: URL or folder of the store.
         train: examples to learn from: DPR's JSON, question CSV or JSONL, triples, KILT, or a BEIR folder.
         dev: examples to choose the best weights by.
@@ -112,16 +112,14 @@ class Given:
 
 
 @stage
-def prepare(store: Store, kind: Kind, train: str, dev: str, ref: str, given: Given) -> Finetuning:
+def prepare(store: Store, kind: str, train: str, dev: str, ref: str, given: Given) -> Finetuning:
     """Pin the snapshot, find the models, read the examples, and settle the settings."""
-    snapshot = Snapshot.from_store(store, ref)
-    if kind == "dpr":
-        origins = pair_of(store, snapshot, given.encoder)
-    else:
-        origins = reader_of(store, snapshot, given.encoder, given.generator)
-    training = training_of(kind, given.tables, given.max_steps, unit_vectors=origins.unit_vectors())
+    chosen, snapshot = objective(kind), Snapshot.from_store(store, ref)
+    taken = {option: getattr(given, option) for option in chosen.options}  # others may be set for another verb
+    origins = chosen.origins(store, snapshot, taken.get("encoder"), taken.get("generator"))
+    settings = training_of(kind, given.tables, given.max_steps, unit_vectors=origins.unit_vectors())
     examples = {"train": read_examples(train), "dev": read_examples(dev, split="dev")}
-    return Finetuning(store, kind, snapshot, origins, training, examples)
+    return Finetuning(chosen, Job(store, snapshot, origins, settings, examples))
 
 
 def made(job: Finetuning, work: Path | None, name: str, clock: StageClock) -> tuple[Outcome, PutModel]:
@@ -142,8 +140,8 @@ def made(job: Finetuning, work: Path | None, name: str, clock: StageClock) -> tu
 
 @stage
 def mine(job: Finetuning) -> None:
-    """Find the negatives that a DPR training's examples lack."""
-    job.mine()
+    """Find what the examples lack, such as negatives."""
+    _ = job.prepared
 
 
 @stage
@@ -175,7 +173,7 @@ def show(outcome: Finetuned) -> None:
 def _told(job: Finetuning, found: Outcome, put: PutModel, name: str, clock: StageClock) -> Finetuned:
     return Finetuned(
         model=found.model,
-        kind=job.kind,
+        kind=job.objective.name,
         name=name,
         number=put.move.number,
         snapshot=job.snapshot.id,

@@ -11,8 +11,6 @@ from rag_model.index.sizing.amounts import gigabytes
 from rag_model.index.sizing.estimate import Estimate, estimate
 from rag_model.index.sizing.rate import Rate, cpu_seconds, measure_rate
 
-_HOUR = 3600
-
 
 def prospect(order: Order, n: int, d: int) -> Reply:
     """Plan an order for n vectors of d dimensions, and time a small build of its kind here.
@@ -24,42 +22,22 @@ def prospect(order: Order, n: int, d: int) -> Reply:
     plan = planned(order, n, d)
     cost, rate = estimate(plan), measure_rate(plan)
     seconds = cpu_seconds(plan, rate)
-    return Reply(_document(plan, cost, seconds), _words(plan, cost, rate, seconds))
-
-
-def _document(plan: VectorPlan, cost: Estimate, seconds: Mapping[str, float]) -> dict[str, Any]:
-    return {
-        "factory": plan.factory,
-        "metric": plan.metric,
-        "n": plan.n,
-        "d": plan.d,
+    document = {
+        **{name: getattr(plan, name) for name in ("factory", "metric", "n", "d")},
         **_numbers(plan),
         "search": dict(plan.search),
         "build_bytes": cost.build_bytes,
         "stage_bytes": dict(cost.stages),
-        "search_bytes": cost.search_bytes,
-        "disk_bytes": cost.disk_bytes,
-        "work_bytes": cost.work_bytes,
+        **{name: getattr(cost, name) for name in ("search_bytes", "disk_bytes", "work_bytes")},
         "cpu_seconds": {stage: round(spent, 1) for stage, spent in seconds.items()},
         "notes": list(plan.notes),
     }
-
-
-def _numbers(plan: VectorPlan) -> dict[str, Any]:
-    """Return the numbers that make the structure, by name."""
-    factory = parse(plan.factory)
-    if isinstance(factory, Graph):
-        cut = {"border": plan.border, "linked": plan.linked} if plan.cells > 1 else {}
-        return {"M": factory.links, "ef_construction": plan.ef_construction, "cells": plan.cells, **cut}
-    if isinstance(factory, Lists):
-        return {"lists": factory.lists, "train_sample": plan.train_sample}
-    return {}
+    return Reply(document, _words(plan, cost, rate, seconds))
 
 
 def _words(plan: VectorPlan, cost: Estimate, rate: Rate, seconds: Mapping[str, float]) -> str:
     stages = ", ".join(f"{stage} {gigabytes(held)}" for stage, held in cost.stages.items())
     times = ", ".join(f"{stage} {_time(spent)}" for stage, spent in seconds.items())
-    timed = f"{rate.plan.factory} over {rate.plan.n:,} synthetic vectors of {plan.d} dimensions"
     lines = [
         f"index     {plan.factory} ({plan.metric}) over {plan.n:,} vectors of {plan.d} dimensions",
         f"numbers   {figures(_numbers(plan)) or 'none'}",
@@ -69,10 +47,20 @@ def _words(plan: VectorPlan, cost: Estimate, rate: Rate, seconds: Mapping[str, f
         f"{gigabytes(cost.search_bytes)} to search",
         f"disk      {gigabytes(cost.disk_bytes)} for the index, {gigabytes(cost.work_bytes)} while it is built",
         f"time      {_time(sum(seconds.values()))} of one core ({times})",
-        f"          extrapolated from {timed}, built here just now: real vectors and other machines differ",
+        f"          extrapolated from {rate.plan.factory} over {rate.plan.n:,} synthetic vectors of {plan.d} "
+        "dimensions, built here just now: real vectors and other machines differ",
     ]
     return "\n".join(lines)
 
 
+def _numbers(plan: VectorPlan) -> dict[str, Any]:
+    """Return the numbers that make the structure, by name."""
+    factory = parse(plan.factory)
+    if isinstance(factory, Graph):
+        cut = {"border": plan.border, "linked": plan.linked} if plan.cells > 1 else {}
+        return {"M": factory.links, "ef_construction": plan.ef_construction, "cells": plan.cells, **cut}
+    return {"lists": factory.lists, "train_sample": plan.train_sample} if isinstance(factory, Lists) else {}
+
+
 def _time(seconds: float) -> str:
-    return f"{seconds / _HOUR:,.1f} hours" if seconds >= _HOUR else f"{seconds:,.0f} s"
+    return f"{seconds / 3600:,.1f} hours" if seconds >= 3600 else f"{seconds:,.0f} s"

@@ -4,7 +4,7 @@
 [loop]
 learning_rate = 2e-5
 
-[dpr]               # or [rag]
+[dpr]               # or [rag], or a table of another objective
 batch_size = 32
 
 [negatives]         # of dpr
@@ -15,34 +15,43 @@ search = "bm25"
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+from pydantic import WithJsonSchema
+
+from flows.forms import form_of
 from rag_model.errors import UsageError
 from rag_model.toml import from_table, read_toml
-from rag_model.training.objectives.rag import LOOP
-from rag_model.training.recipes import DprTraining, Kind, RagTraining, Training
+from rag_model.training.objectives.objective import Settings
+from rag_model.training.objectives.registry import names, objective, objectives
 
 Tables = Mapping[str, Mapping[str, Any]]
-_UNIT_TEMPERATURE = 0.05  # where vectors have unit length: sentence-transformers' scale of 20
+RecipeTables = Annotated[dict[str, dict[str, Any]] | None, WithJsonSchema(form_of(objectives()))]
+if TYPE_CHECKING:
+    KindName = str
+else:
+    KindName = Literal[names()]  # so that help and forms offer what is registered, and refuse anything else
 
 
-def training_of(kind: Kind, tables: Tables, max_steps: int | None, *, unit_vectors: bool) -> Training:
-    """Return the settings that tables say.
+def training_of(kind: str, tables: Tables, max_steps: int | None, *, unit_vectors: bool) -> Settings:
+    """Return the settings of an objective that tables say.
 
     `unit_vectors`: the encoder's have length 1, so that scores differ by little: a temperature that is not set is then
     .05 instead of the papers' 1. `max_steps` replaces that of the tables.
 
     Raises:
-        UsageError: a table or a setting is unknown, or has a wrong value; the sentence names it.
+        UsageError: there is no such objective, or a table or a setting is unknown, or has a wrong value; the sentence
+            names it.
     """
-    settings = _defaults(kind, unit_vectors=unit_vectors)
-    for name, table in tables.items():
+    chosen = objective(kind)
+    settings: dict[str, Any] = {"loop": asdict(chosen.settings().loop)}
+    for name, table in [*chosen.defaults(unit_vectors=unit_vectors).items(), *tables.items()]:
         if not isinstance(table, Mapping):
             raise UsageError(f"the recipe's {name!r} stands in no table: put it below [loop]")
         settings[name] = {**settings.get(name, {}), **table}
-    record: type[Training] = DprTraining if kind == "dpr" else RagTraining
-    training: Training = from_table(record, settings, f"the recipe of finetune {kind}")
-    return training if max_steps is None else replace(training, loop=replace(training.loop, max_steps=max_steps))
+    found: Any = from_table(chosen.settings, settings, f"the recipe of finetune {chosen.name}")
+    changed: Settings = found if max_steps is None else replace(found, loop=replace(found.loop, max_steps=max_steps))
+    return changed
 
 
 def read_tables(path: Path | None) -> Tables:
@@ -52,10 +61,3 @@ def read_tables(path: Path | None) -> Tables:
         InputError: the file is missing or is not TOML.
     """
     return {} if path is None else read_toml(path)
-
-
-def _defaults(kind: Kind, *, unit_vectors: bool) -> dict[str, dict[str, Any]]:
-    temperature = {"temperature": _UNIT_TEMPERATURE} if unit_vectors else {}
-    if kind == "dpr":
-        return {"dpr": temperature}
-    return {"loop": asdict(LOOP), "rag": temperature}

@@ -7,6 +7,7 @@
 | turn texts into vectors | `encoders.encoder.Encoder.load` |
 | build an index over vectors | `index.recipe.resolve`, `index.stages.build`, `index.search.open_index` |
 | read, clean and cut a dump | `corpus.plan.plan_dump`, `corpus.wikitext.clean`, `corpus.chunk.chunk_part` |
+| train a model, or add a training of one's own | `training.objectives.registry`, `training.objectives.objective` |
 | measure retrieval | `evaluation.questions.read_questions`, `evaluation.retrieval.ask` and `success` |
 
 `snapshots` stands on `evaluation`, that on `retrieve`, that on `store`, `index` and `encoders`, which do not know each

@@ -70,3 +70,7 @@ def test_the_readme_names_every_verb() -> None:
     verbs = [name for name in app if not name.startswith("-")]
     assert verbs
     assert [verb for verb in verbs if f"bookwheel {verb}" not in readme] == []
+
+
+def test_the_readme_stays_short() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").split()) <= 1500

@@ -1,25 +1,31 @@
 """Where runs of a deployment get their machines, and the words in which each kind of work pool is asked for one."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
+from inspect import Signature, getdoc, signature
 from pathlib import Path
 from typing import Any, cast
 
+from prefect import Flow
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import FlowRun
 from prefect.deployments import run_deployment
 from prefect.exceptions import ObjectNotFound
 from prefect.runtime import flow_run
 from prefect.settings import PREFECT_UI_URL
+from pydantic_core import to_jsonable_python
 
 from beam_jobs.workers import CORES, MEMORY, cores, worker_memory
 from flows import artifacts
+from flows.stage import deployed
 from rag_model.errors import UsageError
 from rag_model.index.sizing.amounts import gigabytes, parse_bytes
-from rag_model.machine import LAUNCHER, Limits, Needs
+from rag_model.needs.machine import LAUNCHER, Limits, Needs, Work, needs_of
 
 HOURS = 6.0  # a night
 HERE = "process"  # the type of a work pool whose runs share the worker's machine
+_OWN = ("deployment", "most", "hours")  # what a launch takes beside what its run takes
 _SCRATCH = 100  # GiB at least, for downloads, the cache, and what Beam writes by the way
 
 
@@ -42,36 +48,70 @@ class Launched:
     needs: Needs
 
 
-@dataclass(frozen=True, slots=True)
-class Room:
-    """What a run of a deployment may have, and how long it may take."""
+def launching(name: str, target: Flow[..., Any], weigh: Callable[..., Work], *left_out: str) -> Flow[..., Launched]:
+    """Return a flow that sizes a run of `target`, and starts a deployment of it with what it needs.
 
-    pool: str  # its work pool's type
-    limits: Limits
-    hours: float  # 0: as short as can be
+    It takes what `target` takes, described as there, but for what is left out; then `deployment`, `most` and `hours`.
+
+    Args:
+        name: of the flow.
+        target: the flow whose runs are sized; what it takes is handed on to the run.
+        weigh: tells what a run has to do within its `Limits`, which come first; it names what else it wants to know.
+        left_out: what a launched run is not asked for.
+    """
+    asked = [one for one in signature(target.fn).parameters.values() if one.name not in left_out]
+    own = [signature(start).parameters[one] for one in _OWN]
+    own[0] = own[0].replace(default=f"{target.name}/library")
+    taken = Signature([*asked, *own], return_annotation=Launched)
+
+    def launch(*args: Any, **kwargs: Any) -> Launched:
+        bound = taken.bind(*args, **kwargs)
+        bound.apply_defaults()
+        given = bound.arguments
+        chosen = {one: given.pop(one) for one in _OWN}
+        known = {one: given[one] for one in signature(weigh).parameters if one in given}
+        return start(**chosen, parameters=given, weigh=partial(weigh, **known))
+
+    described = ((getdoc(one) or "").partition("Args:\n")[2].partition("\n\n")[0] for one in (target.fn, start))
+    launch.__doc__ = "\n".join(
+        [f"Size a run of `{target.name}`, and start it with what it needs.\n\nArgs:", *described]
+    )
+    launch.__name__, launch.__module__ = name.replace("-", "_"), weigh.__module__
+    launch.__dict__["__signature__"] = taken
+    return deployed(name)(launch)
 
 
-def room_of(deployment: str, most: Most | None, hours: float | None) -> Room:
-    """Return the room for a run: a night where it gets a machine of its own, else as fast as this machine can.
+def start(
+    deployment: str,
+    most: Most | None = None,
+    hours: float | None = None,
+    *,
+    parameters: Mapping[str, Any],
+    weigh: Callable[[Limits], Work],
+) -> Launched:
+    """Start a run of a deployment with what its work needs, and leave it to itself.
+
+    A launch that is tried again finds the run it started.
+
+    Args:
+        deployment: what to start, FLOW/NAME; its work pool decides how a machine is asked for.
+        most: what one run may be given; else what this machine has.
+        hours: how long it may take, about: more cores, or a GPU, where fewer would take longer. Else 6, and as short as
+            can be where runs share this machine.
+        parameters: the run's; those that are None or empty are left to the deployment's own.
+        weigh: tells what the run has to do.
 
     Raises:
+        ResourceError: it would not fit; nothing was started.
         UsageError: there is no such deployment, or its pool is not this machine's and no limits are given.
     """
     pool = pool_of(deployment)
-    least = 0.0 if pool == HERE else HOURS
-    return Room(pool, limits_of(most, pool), least if hours is None else hours)
-
-
-def start(deployment: str, parameters: Mapping[str, Any], room: Room, needs: Needs) -> Launched:
-    """Start a run of the deployment with what it needs, and leave it to itself.
-
-    Parameters that are None or empty are left to the deployment's own. A launch that is tried again finds the run it
-    started.
-    """
+    limits, night = limits_of(most, pool), 0.0 if pool == HERE else HOURS
+    needs = needs_of(weigh(limits), limits, night if hours is None else hours)
     show(needs)
-    variables = job_variables(room.pool, needs)
+    variables = job_variables(pool, needs)
     key = f"launch-{flow_run.id}" if flow_run.id else None
-    given = {name: value for name, value in parameters.items() if value not in (None, [])}
+    given = to_jsonable_python({name: value for name, value in parameters.items() if value not in (None, [], ())})
     begun = run_deployment(deployment, parameters=given, job_variables=variables, timeout=0, idempotency_key=key)
     run = cast(FlowRun, begun)
     if PREFECT_UI_URL.value():

@@ -1,7 +1,7 @@
 """`bookwheel finetune`: one call of the flow."""
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from cyclopts import Parameter
 
@@ -9,11 +9,16 @@ from flows.command.reply import Common, Reply, SnapshotName, StoreUrl
 from flows.finetune import Finetuned
 from flows.finetune import finetune as finetune_flow
 from flows.stage import run_flow
-from flows.training import read_tables
+from flows.training import KindName, read_tables
+from rag_model.training.objectives.registry import objectives
+
+_OFFERED = "; ".join(
+    f"`{one.name}`: {one.summary}{''.join(f', `--{option}`' for option in sorted(one.options))}" for one in objectives()
+)
 
 
 def finetune(
-    kind: Literal["dpr", "rag-sequence", "rag-token"],
+    kind: Annotated[KindName, Parameter(help=_OFFERED)],
     /,
     *,
     store: StoreUrl,
@@ -37,11 +42,6 @@ def finetune(
 
     A run that was interrupted goes on when the same command is run again; one that ended is looked up. Then a DPR pair
     is used by `bookwheel reindex --encoder model:NAME`, a RAG model by `bookwheel answer --model NAME`.
-
-    Parameters
-    ----------
-    kind
-        `dpr`: a question and a passage encoder. `rag-sequence`, `rag-token`: a question encoder and a generator.
     """
     tables: Any = read_tables(training)
     folder = str(work) if work else None

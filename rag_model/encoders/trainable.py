@@ -15,6 +15,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
+from rag_model.corpus.records import Passage
 from rag_model.encoders.encoder import Encoder, Role, Vectors
 from rag_model.encoders.files import CONFIG
 from rag_model.encoders.model import Model
@@ -75,6 +76,11 @@ class TrainableEncoder(nn.Module):
         """
         return self._here().vectors(tokenize(self.tokenizer, self._inputs(texts, role)))
 
+    def read(self, passages: Sequence[Passage]) -> Tensor:
+        """Return (m, d) float32 vectors of passages with gradient, in order, whatever the encoder's own role."""
+        vectors: Tensor = self([(one.title, one.text) for one in passages], "passage")
+        return vectors
+
     def encode(self, texts: Sequence[Text], role: Role | None = None) -> Vectors:
         """Return (n, d) float32 vectors without gradient and without dropout, as `Encoder` would."""
         learning = self.training
@@ -111,6 +117,11 @@ class TrainableEncoder(nn.Module):
         self.save_reading(folder, asks)
         whole: Any = self.whole
         whole.save_pretrained(str(folder))
+
+    def save_passages(self, folder: Path) -> Space:
+        """Write a passage encoder as `save` does; return the space of the passages that it encodes."""
+        self.save(folder)
+        return space_of(folder, self.spec, self.folder.name)
 
     def save_reading(self, folder: Path, asks: Space | None = None) -> None:
         """Write all but config and weights: tokenizer, spec, and the space that is asked."""

@@ -7,6 +7,7 @@ generator_tokenizer/
 bookwheel.json                           settings and form
 ---
 question/  generator/                    anything else: each a folder that `from_pretrained` opens
+passage/                                 where the passage encoder learned as well; answering does not read it
 bookwheel.json
 ```
 transformers' layout knows neither pooling nor prompts nor a temperature. A BERT that takes its first token's vector is
@@ -37,6 +38,7 @@ from rag_model.generate.generator import Generator
 from rag_model.generate.inputs import Form, PaperForm, form_of_json, form_to_json
 from rag_model.generate.load import load_generator
 from rag_model.generate.rag import Rag, RagSettings
+from rag_model.store.versions.model_parts import PASSAGE
 
 QUESTION: Literal["question"] = "question"
 GENERATOR: Literal["generator"] = "generator"
@@ -67,6 +69,8 @@ class Kept(Generator, Protocol):
 def save_rag(rag: Rag, folder: Path, asks: Space | None = None) -> None:
     """Write a RAG model to `folder`; `asks`: the space of the passages that its question encoder was trained against.
 
+    Where its passage encoder learned too, the questions ask into the space of that one, and `asks` is not used.
+
     Raises:
         UsageError: its question encoder is no `TrainableEncoder`, or its form is unknown.
     """
@@ -74,6 +78,8 @@ def save_rag(rag: Rag, folder: Path, asks: Space | None = None) -> None:
     if not isinstance(question, TrainableEncoder):
         raise UsageError(f"a question encoder of type {type(question).__name__} can't be saved: use TrainableEncoder")
     folder.mkdir(parents=True, exist_ok=True)
+    if rag.passage is not None:
+        asks = rag.passage.save_passages(folder / PASSAGE)
     if (asking := _as_dpr(rag, question, generator)) is None:
         question.save(folder / QUESTION, asks)
         generator.module.save_pretrained(str(folder / GENERATOR))
@@ -134,7 +140,12 @@ def _as_dpr(rag: Rag, question: TrainableEncoder, generator: Kept) -> DPRQuestio
     """Return the question encoder as transformers' layout has it; None where that layout cannot say all."""
     spec = question.spec
     plain = spec.pooling == "cls" and not spec.normalize and not spec.question_prompt and rag.settings.temperature == 1
-    if not plain or not isinstance(generator.form, PaperForm) or not generator.module.config.is_encoder_decoder:
+    if (
+        rag.passage is not None
+        or not plain
+        or not isinstance(generator.form, PaperForm)
+        or not generator.module.config.is_encoder_decoder
+    ):
         return None
     if isinstance(question.whole, DPRQuestionEncoder):
         return question.whole

@@ -12,10 +12,9 @@ from rag_model.generate.rag import Rag
 from rag_model.generate.reader import Reader
 from rag_model.retrieve.dense import DenseRetriever
 from rag_model.store.store import MODEL, Store
+from rag_model.store.versions.model_parts import GENERATOR, parts_of
 from rag_model.store.versions.models import model_folder
 from rag_model.store.versions.snapshot import Snapshot
-
-_KINDS = {"rag-sequence", "rag-token"}
 
 
 def rag_id(store: Store, model: str) -> str:
@@ -23,14 +22,14 @@ def rag_id(store: Store, model: str) -> str:
 
     Raises:
         StoreError: the store has no such model.
-        UsageError: it is a model of another kind.
+        UsageError: the model has no generator.
     """
     if model and Path(model).is_dir():
         return str(Path(model).resolve())
     found = store.models.resolve(model.removeprefix(MODEL))
-    kind = store.models.get(found).content.kind
-    if kind not in _KINDS:
-        raise UsageError(f"model {model} is a {kind}, which finds passages and says nothing: give a RAG model")
+    content = store.models.get(found).content
+    if GENERATOR not in parts_of(content.files):
+        raise UsageError(f"model {model} is a {content.kind}, which finds passages and says nothing: give a RAG model")
     return found
 
 

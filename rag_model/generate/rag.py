@@ -1,5 +1,7 @@
 """A RAG model: a question encoder, a generator, and how passages are marginalised; the index stays as it is.
 
+Beside an index that is built again and again a passage encoder may learn as well: p(z|x) is then computed with it.
+
 The gradient of log p(y|x) reaches the generator through p(y|x,z) and the question encoder through p(z|x): a passage
 that made the answer likelier than the others did is drawn nearer to the question.
 """
@@ -10,6 +12,7 @@ from typing import Literal, get_args
 
 from torch import Tensor, nn
 
+from rag_model.encoders.trainable import TrainableEncoder
 from rag_model.errors import UsageError
 from rag_model.generate.generator import Contexts, Generator, Targets
 from rag_model.generate.likelihood import (
@@ -46,10 +49,19 @@ class RagSettings:
 class Rag(nn.Module):
     """p(y|x) over retrieved passages; how many there are is read from the scores, `settings.k` is what is asked for."""
 
-    def __init__(self, question: nn.Module, generator: Generator, settings: RagSettings | None = None) -> None:
-        """Join a question encoder, whose forward takes b questions and gives (b, d) vectors, and a generator."""
+    def __init__(
+        self,
+        question: nn.Module,
+        generator: Generator,
+        settings: RagSettings | None = None,
+        passage: TrainableEncoder | None = None,
+    ) -> None:
+        """Join a question encoder, whose forward takes b questions and gives (b, d) vectors, and a generator.
+
+        `passage`: the encoder of the passages, where it learns too; else p(z|x) takes the vectors of a snapshot.
+        """
         super().__init__()
-        self.question = question
+        self.question, self.passage = question, passage
         self.body = generator.module  # registered: its weights are the model's
         self.generator = generator
         self.settings = settings or RagSettings()

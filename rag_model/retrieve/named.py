@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from rag_model.encoders.resolve import question_sibling
 from rag_model.errors import UsageError
 from rag_model.store.store import MODEL, Store
+from rag_model.store.versions.model_parts import PASSAGE, QUESTION
 from rag_model.store.versions.models import model_folder
-
-QUESTION, PASSAGE = "question", "passage"  # folders of a trained model
 
 
 @dataclass(frozen=True, slots=True)

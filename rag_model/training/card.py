@@ -5,26 +5,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-_SAYS = {
-    "dpr": "A pair of encoders, for questions and for passages, trained to tell each question's passage from others "
-    "(DPR, Karpukhin et al. 2020).",
-    "rag-sequence": "A question encoder and a generator, trained together over retrieved passages that are summed over "
-    "once an answer (RAG-Sequence, Lewis et al. 2020).",
-    "rag-token": "A question encoder and a generator, trained together over retrieved passages that are summed over "
-    "at every token (RAG-Token, Lewis et al. 2020).",
-}
-_USES = {
-    "dpr": "bookwheel reindex --encoder model:NAME --dump DUMP --store STORE",
-    "rag-sequence": "bookwheel answer --model NAME --store STORE 'QUESTION'",
-    "rag-token": "bookwheel answer --model NAME --store STORE 'QUESTION'",
-}
+from rag_model.training.loop.checkpoint import Asked
+from rag_model.training.objectives.objective import Result
 
 
 @dataclass(frozen=True, slots=True)
 class Card:
     """What there is to say of a model."""
 
-    kind: str  # dpr, rag-sequence, rag-token
+    kind: str  # the objective's name
+    result: Result
     began: Mapping[str, str]  # what it began as, by part: a name and its digest
     snapshot: str  # full id
     text: str  # whose passages those are, and their licence
@@ -34,13 +24,14 @@ class Card:
     after: Mapping[str, float]
     steps: int
     language: str = ""
+    asked: Sequence[Asked] = ()  # the snapshots that the training asked, by step
 
 
 def write_card(card: Card) -> str:
     """Return the card as Markdown with a YAML head; equal cards give equal texts."""
     head = {
         "library_name": "bookwheel",
-        "pipeline_tag": "sentence-similarity" if card.kind == "dpr" else "question-answering",
+        "pipeline_tag": card.result.role,
         "tags": ["bookwheel", "retrieval-augmented-generation", card.kind],
         **({"language": card.language} if card.language else {}),
     }
@@ -50,9 +41,9 @@ def write_card(card: Card) -> str:
         "---",
         f"# {card.kind}, trained by bookwheel",
         "",
-        _SAYS[card.kind],
+        card.result.says,
         "",
-        f"    {_USES[card.kind]}",
+        f"    {card.result.uses}",
         "",
         "## Where it comes from",
         "",
@@ -78,6 +69,7 @@ def _origins(card: Card) -> list[Sequence[str]]:
         *((f"began as ({part})", name) for part, name in card.began.items()),
         ("snapshot", card.snapshot),
         ("its text", card.text),
+        *((f"asked from step {one.step:,}", one.snapshot) for one in card.asked if one.step),
         *((f"examples ({part})", digest) for part, digest in card.data.items()),
     ]
 

@@ -7,8 +7,8 @@ the memo knows what came of it. Work lies in a folder named by the key, so that 
 import json
 import platform
 import shutil
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property
 from importlib.metadata import version
@@ -17,31 +17,21 @@ from typing import Any
 
 import torch
 
-from rag_model.encoders.space import Space, asked_space
-from rag_model.encoders.trainable import TrainableEncoder
-from rag_model.errors import StoreError
-from rag_model.generate.load import load_generator
-from rag_model.generate.rag import Kind as Marginal
-from rag_model.generate.rag import Rag
+from rag_model.errors import StoreError, UsageError
 from rag_model.store.objects.memo import Memo
-from rag_model.store.store import MODEL, Store
+from rag_model.store.store import MODEL
+from rag_model.store.versions.model_parts import parts_of
 from rag_model.store.versions.models import Made, PutModel, put_model
 from rag_model.store.versions.moves import tag
-from rag_model.store.versions.snapshot import Snapshot
 from rag_model.training.card import Card, write_card
-from rag_model.training.data.examples import Example, digest_examples
-from rag_model.training.data.negatives import ranked_passages, with_negatives
+from rag_model.training.data.examples import digest_examples
 from rag_model.training.loop.journal import METRICS
 from rag_model.training.loop.loop import Report, Trained, train
-from rag_model.training.objectives.dpr import DprTask
-from rag_model.training.objectives.rag import RagTask
-from rag_model.training.origins import Origins
-from rag_model.training.recipes import DprTraining, Kind, RagTraining, Training
+from rag_model.training.objectives.objective import Job, Objective
 
 STAGE = "finetune"
 VERSION = 2  # raised when the same inputs would give another model
 _DECIDING = ("bookwheel", "torch", "transformers", "tokenizers", "accelerate", "numpy", "faiss-cpu")
-_MARGINALS: dict[Kind, Marginal] = {"rag-sequence": "sequence", "rag-token": "token"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,33 +46,31 @@ class Outcome:
 
 
 class Finetuning:
-    """What is trained, on what, and how."""
+    """One job of an objective, known by its exact inputs."""
 
-    def __init__(
-        self,
-        store: Store,
-        kind: Kind,
-        snapshot: Snapshot,
-        origins: Origins,
-        training: Training,
-        examples: Mapping[str, Sequence[Example]],
-    ) -> None:
-        """Take all that decides the model; `examples` are those of `train` and of `dev`."""
-        self.store, self.kind, self.snapshot, self.origins = store, kind, snapshot, origins
-        self.training, self.examples = training, dict(examples)
+    def __init__(self, objective: Objective[Any], job: Job[Any]) -> None:
+        """Take what is trained, and all that decides the model."""
+        self.objective, self.job = objective, job
+        self.store, self.snapshot = job.store, job.snapshot
 
     @cached_property
     def inputs(self) -> dict[str, Any]:
         """All that the model follows from, as JSON values; reads the models' files once."""
-        recipe = self.training.to_json()
+        settings = self.job.settings
         return {
-            "kind": self.kind,
+            "kind": self.objective.name,
             "snapshot": self.snapshot.id,
-            "models": dict(self.origins.digests()),
-            "recipe": {**recipe, "loop": self.training.loop.deciding()},
-            "examples": {name: digest_examples(some) for name, some in self.examples.items()},
+            "models": dict(self.job.origins.digests()),
+            "recipe": {**asdict(settings), "loop": settings.loop.deciding()},
+            "examples": {name: digest_examples(some) for name, some in self.job.examples.items()},
             "version": VERSION,
+            **({"code": self.objective.version} if self.objective.version else {}),
         }
+
+    @cached_property
+    def prepared(self) -> Job[Any]:
+        """The job with its examples as they are trained on; finds the negatives that they lack, or the like."""
+        return replace(self.job, examples=self.objective.prepare(self.job), digests=self.inputs["models"])
 
     @property
     def key(self) -> str:
@@ -100,24 +88,17 @@ class Finetuning:
             return None
         return Outcome(**record.facts)
 
-    def mine(self) -> None:
-        """Find the negatives that the examples of a DPR training lack."""
-        if isinstance(self.training, DprTraining):
-            for name, some in self.examples.items():
-                self.examples[name] = with_negatives(some, self.snapshot, self.training.negatives)
-
     def run(self, work: Path, report: Report | None = None) -> Trained:
         """Train in the folder `work`, or go on with what is there.
 
         Raises:
-            BookwheelError: as the task and the loop say; the checkpoints stay.
+            BookwheelError: as the objective, its task and the loop say; the checkpoints stay.
         """
-        torch.manual_seed(self.training.loop.seed)  # of weights that a folder lacks, such as a pooler's
-        if isinstance(self.training, DprTraining):
-            return train(self._dpr(self.training), self.training.loop, work, report)
-        task = self._rag(self.training)
-        trained = train(task, self.training.loop, work, report)
-        task.check(trained.after)
+        loop, job = self.job.settings.loop, self.prepared
+        torch.manual_seed(loop.seed)  # of weights that a folder lacks, such as a pooler's
+        task = self.objective.task(job)
+        trained = train(task, loop, work, report)
+        self.objective.check(task, trained.after)
         return trained
 
     def publish(
@@ -127,12 +108,16 @@ class Finetuning:
 
         Raises:
             StoreError: the store cannot be written.
+            UsageError: the task did not save the parts that its objective names.
         """
         folder = trained.best
+        self._check_parts(folder)
         (folder / "README.md").write_text(write_card(self._card(trained)), encoding="utf-8")
         shutil.copyfile(work / METRICS, folder / METRICS)
         metrics = {"before": dict(trained.before), "after": dict(trained.after)}
-        made = Made(self.kind, self._space(folder).to_json(), self._lineage(), metrics, self._provenance(seconds))
+        space = self.objective.space(self.job, folder)
+        provenance = self._provenance(seconds, trained)
+        made = Made(self.objective.name, space.to_json() if space else None, self._lineage(), metrics, provenance)
         put = put_model(self.store, folder, made, name)
         found = Outcome(put.model, trained.steps, trained.best_step, trained.before, trained.after)
         files = self.store.models.get(put.model).content.files
@@ -144,30 +129,22 @@ class Finetuning:
         """Name a model that is in the store already."""
         return PutModel(outcome.model, tag(self.store, f"{MODEL}{outcome.model}", name))
 
-    def _dpr(self, training: DprTraining) -> DprTask:
-        corpus = ranked_passages(self.snapshot, training.negatives.ranked)
-        examples = self.examples["train"], self.examples["dev"]
-        return DprTask.load(self.origins.question, self.origins.passage, *examples, training.dpr, corpus)
-
-    def _rag(self, training: RagTraining) -> RagTask:
-        question = TrainableEncoder.load(self.origins.question, "question", device="cpu")
-        generator = load_generator(self.origins.generator or "", device="cpu")
-        rag = Rag(question, generator, training.rag.settings(_MARGINALS[self.kind]))
-        examples = self.examples["train"], self.examples["dev"]
-        return RagTask(rag, self.snapshot, *examples, training.rag, self.inputs["models"])
-
-    def _space(self, folder: Path) -> Space:
-        """Return the space that the model asks into: its own passages', or those of the snapshot."""
-        own = asked_space(folder / "question") if self.kind == "dpr" else None
-        return own or Space.from_json(self.snapshot.space or {})
+    def _check_parts(self, folder: Path) -> None:
+        saved = parts_of(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+        if missing := self.objective.result.parts - saved:
+            raise UsageError(
+                f"the task of objective {self.objective.name!r} saved no {', '.join(sorted(missing))} in {folder}: let "
+                "its `save` write them, or take them out of `result.parts`"
+            )
 
     def _lineage(self) -> dict[str, Any]:
         return {name: value for name, value in self.inputs.items() if name != "kind"}
 
-    def _provenance(self, seconds: Mapping[str, float]) -> dict[str, Any]:
+    def _provenance(self, seconds: Mapping[str, float], trained: Trained) -> dict[str, Any]:
         return {
             "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
-            "names": self.origins.names,
+            "names": dict(self.job.origins.names),
+            **({"asked": [asdict(one) for one in trained.asked]} if trained.asked else {}),
             "device": torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine(),
             "seconds": dict(seconds),
             "versions": {name: version(name) for name in _DECIDING},
@@ -177,7 +154,8 @@ class Finetuning:
         corpus = self.snapshot.manifest.content.corpus
         source = corpus.get("base") or corpus.get("dbname") or corpus.get("kind") or "unknown"
         return Card(
-            kind=self.kind,
+            kind=self.objective.name,
+            result=self.objective.result,
             began=self.inputs["models"],
             snapshot=self.snapshot.id,
             text=", ".join(part for part in (source, corpus.get("licence")) if part),
@@ -187,4 +165,5 @@ class Finetuning:
             after=trained.after,
             steps=trained.steps,
             language=str(corpus.get("language") or ""),
+            asked=trained.asked,
         )

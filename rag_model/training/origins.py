@@ -17,17 +17,9 @@ from rag_model.store.versions.snapshot import Snapshot
 
 @dataclass(frozen=True, slots=True)
 class Origins:
-    """Names that `Encoder.load` and `load_generator` take."""
+    """The models that a training begins as: by part, a name that `Encoder.load` or `load_generator` takes."""
 
-    question: str
-    passage: str | None  # of dpr
-    generator: str | None  # of rag
-
-    @property
-    def names(self) -> dict[str, str]:
-        """What there is, by part."""
-        parts = {"question": self.question, "passage": self.passage, "generator": self.generator}
-        return {part: name for part, name in parts.items() if name is not None}
+    names: Mapping[str, str]  # question, passage, generator, or a part of the training's own
 
     def digests(self) -> Mapping[str, str]:
         """Return the digest of the files of each part; reads all of them once.
@@ -38,8 +30,8 @@ class Origins:
         return {part: _digest_folder(resolve_folder(name)) for part, name in self.names.items()}
 
     def unit_vectors(self) -> bool:
-        """Return whether questions' vectors have length 1."""
-        return read_spec(resolve_folder(self.question)).normalize
+        """Return whether questions' vectors have length 1; False where there is no question encoder."""
+        return "question" in self.names and read_spec(resolve_folder(self.names["question"])).normalize
 
 
 def pair_of(store: Store, snapshot: Snapshot, encoder: str | None) -> Origins:
@@ -53,7 +45,7 @@ def pair_of(store: Store, snapshot: Snapshot, encoder: str | None) -> Origins:
         names = encoder_names(store, encoder)
         if names.passage is None:
             raise UsageError(f"{encoder} has no passage encoder to begin as: name a folder, or a DPR model")
-        return Origins(names.question, names.passage, None)
+        return Origins({"question": names.question, "passage": names.passage})
     folder = snapshot.folder(QUESTION_ENCODER)
     own = space_of(folder, read_spec(folder))
     if snapshot.space is None or own.digest != Space.from_json(snapshot.space).digest:
@@ -61,7 +53,7 @@ def pair_of(store: Store, snapshot: Snapshot, encoder: str | None) -> Origins:
             f"snapshot {snapshot.id[:12]} carries the question encoder of a pair and not the other half: name the "
             "passage encoder with --encoder"
         )
-    return Origins(str(folder), str(folder), None)
+    return Origins({"question": str(folder), "passage": str(folder)})
 
 
 def reader_of(store: Store, snapshot: Snapshot, encoder: str | None, generator: str | None) -> Origins:
@@ -74,7 +66,7 @@ def reader_of(store: Store, snapshot: Snapshot, encoder: str | None, generator: 
     if generator is None:
         raise UsageError("there is no generator to train: name one with --generator, a folder or a hub name")
     question = str(snapshot.folder(QUESTION_ENCODER)) if encoder is None else encoder_names(store, encoder).question
-    return Origins(question, None, generator)
+    return Origins({"question": question, "generator": generator})
 
 
 def _digest_folder(folder: Path) -> str:

@@ -1,6 +1,7 @@
 """What needs no workers starts none: recorded tasks, and work smaller than a start."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import faiss
@@ -50,8 +51,18 @@ def test_what_is_recorded_and_gone_is_made_again(store: Store, launch: Launch) -
     assert store.blobs.read(out) == b"2"
 
 
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    """Of faiss, in this process: the tests may run on one."""
+    before = faiss.omp_get_max_threads()
+    faiss.omp_set_num_threads(2)
+    yield
+    faiss.omp_set_num_threads(before)
+
+
+@pytest.mark.usefixtures("two_threads")
 def test_a_small_job_is_done_by_the_launcher_itself(store: Store) -> None:
-    before = faiss.omp_get_max_threads(), os.environ.get("OMP_NUM_THREADS")
+    before = 2, os.environ.get("OMP_NUM_THREADS")
     seen: list[tuple[int, int]] = []
     launch = Launch(store.url, "run-1")
     told = run_job("note", works.note, [1, 2], launch, lambda *done: seen.append(done), lambda task: START / 4)

@@ -40,6 +40,7 @@ from rag_model.encoders.encoder import Encoder
 from rag_model.encoders.spec import EncoderSpec
 from rag_model.encoders.trainable import TrainableEncoder
 from rag_model.evaluation.bootstrap import Estimate, difference_interval, mean_interval
+from rag_model.training.data.batches import DprBatch
 from rag_model.training.data.examples import Example, passage_of, read_examples
 from rag_model.training.data.json_values import values
 from rag_model.training.data.mine import Bm25, Mining, mine
@@ -47,7 +48,7 @@ from rag_model.training.loop.loop import train
 from rag_model.training.loop.settings import LoopSettings
 from rag_model.training.loop.task import Measures
 from rag_model.training.objectives.biencoder import BiEncoder
-from rag_model.training.objectives.dpr import DprBatch, DprRecipe, DprTask
+from rag_model.training.objectives.dpr import DprRecipe, DprTask
 from rag_model.training.objectives.ranking import CUTOFFS, Ranking, first_answer
 
 WARM_UP = 1  # steps that are not timed

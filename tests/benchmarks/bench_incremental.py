@@ -11,8 +11,8 @@ interval of the difference. `pull_mb` is what a puller of last month's snapshot 
 
 Dumps: the demo's (96 articles, one plain stream), and a synthetic one (multistream). Prints one JSON line for each.
 `python tests/benchmarks/bench_incremental.py [--dump demo|synthetic|both] [--articles 500] [--encoder minilm]`; the
-encoder is a random one-layer BERT unless named. The figures of the README: `--dump both --articles 20000 --encoder
-minilm`, forty minutes on two cores.
+encoder is a random one-layer BERT unless named. The figures of docs/benchmarks.md: `--dump both --articles 20000
+--encoder minilm`, forty minutes on two cores.
 """
 
 import argparse

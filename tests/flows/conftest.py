@@ -3,7 +3,6 @@
 Most tests run the flow with Beam's workers inside this process (`IN_PROCESS`): the path is the same and starts faster.
 """
 
-import bz2
 import io
 import json
 import os
@@ -105,15 +104,6 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def other_tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An encoder of another space."""
     return save_bert(tmp_path_factory.mktemp("other"), seed=2)
-
-
-@pytest.fixture(scope="session")
-def mini_dump(demo_dump: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The first 40 pages of the real extract: 3 articles, 37 redirects, 232 passages in 2 parts."""
-    path = tmp_path_factory.mktemp("mini") / "mini.xml.bz2"
-    pages = bz2.decompress(demo_dump.read_bytes()).split(b"</page>\n")[:40]
-    path.write_bytes(bz2.compress(b"</page>\n".join([*pages, b"</mediawiki>\n"])))
-    return path
 
 
 @pytest.fixture(scope="session")

@@ -29,12 +29,12 @@ def tiny_rag(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def shelf(library: Path, tiny_rag: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def shelf(library: Path, tiny_rag: Path, tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store of its own with the small snapshot and two models, one of which only retrieves."""
     url = shutil.copytree(library, tmp_path_factory.mktemp("shelf") / "store")
     store = Store.open(str(url))
     put_model(store, tiny_rag, Made("rag-sequence", None, {}), "reader")
-    put_model(store, tiny_rag, Made("dpr", None, {}), "finder")
+    put_model(store, tiny, Made("dpr", None, {}), "finder")
     return url
 
 

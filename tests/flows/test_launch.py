@@ -7,16 +7,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from prefect import get_client
+from prefect import Flow, get_client
 from prefect.client.schemas.actions import WorkPoolCreate
 from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterName
 from prefect.exceptions import ObjectAlreadyExists
+from prefect.flows import load_flow_from_entrypoint
+from prefect.utilities.callables import parameter_schema
 
 from beam_jobs.workers import cores, worker_memory
+from flows.evaluate import evaluate
+from flows.finetune import finetune
 from flows.launch import launch
 from flows.launch_model import launch_evaluate, launch_finetune
 from flows.machine.pools import Launched, Most, job_variables
 from flows.maintain import watch
+from flows.reindex import reindex
 from flows.stage import deployed
 from rag_model.encoders.trainable import TrainableEncoder
 from rag_model.errors import ResourceError, UsageError
@@ -27,12 +32,13 @@ from rag_model.generate.folder import save_rag
 from rag_model.generate.inputs import PaperForm
 from rag_model.generate.load import load_generator
 from rag_model.generate.rag import Rag, RagSettings
-from rag_model.machine import LAUNCHER, Needs
+from rag_model.needs.machine import LAUNCHER, Needs
 from rag_model.store.versions.snapshot import Snapshot
 from tests.fixtures.tiny_generators import save_bart
 from tests.fixtures.wikimedia import serving
 
 ROOT = Path(__file__).parents[2]
+OWN = ["deployment", "most", "hours"]
 MOST = Most(memory="64GB", cores=16, gpus=2)
 
 
@@ -82,6 +88,28 @@ def test_a_launched_run_carries_what_the_estimate_gave_and_that_grows_with_the_d
     assert large.needs.memory > small.needs.memory
     assert large.needs.cores > small.needs.cores
     assert run.job_variables["memory_request"] == f"{-(-large.needs.memory // 2**20)}Mi"
+
+
+@pytest.mark.parametrize(
+    ("launched", "target", "left_out"),
+    [(launch, reindex, {"dry_run"}), (launch_finetune, finetune, {"work"}), (launch_evaluate, evaluate, set())],
+    ids=["reindex", "finetune", "evaluate"],
+)
+def test_the_form_of_a_launch_is_that_of_its_run_with_the_limits(
+    launched: Flow[..., Launched], target: Flow[..., Any], left_out: set[str]
+) -> None:
+    asked, run = parameter_schema(launched), parameter_schema(target)
+    assert list(asked.properties) == [*(name for name in run.properties if name not in left_out), *OWN]
+    assert asked.required == run.required
+    assert all(one["description"] for one in asked.properties.values())
+    assert all(
+        asked.properties[name] | {"position": 0} == one | {"position": 0}
+        for name, one in run.properties.items()
+        if name not in left_out
+    )
+    assert asked.properties["deployment"]["default"] == f"{target.name}/library"
+    entrypoint = f"{launched.fn.__module__}:{launched.fn.__name__}"
+    assert load_flow_from_entrypoint(entrypoint).name == launched.name
 
 
 def test_a_launch_that_is_tried_again_starts_no_second_run(

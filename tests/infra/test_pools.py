@@ -8,7 +8,7 @@ import yaml
 from prefect.utilities.templating import apply_values
 
 from flows.machine.pools import job_variables
-from rag_model.machine import Needs
+from rag_model.needs.machine import Needs
 from tests.fixtures.declared import REGISTRY, ROOT, built, containers, documents, kustomized, pods, pool
 
 VERSION = "1.33.0"

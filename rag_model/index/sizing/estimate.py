@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rag_model.errors import ResourceError
-from rag_model.index.factory import Factory, Graph, Lists, parse
+from rag_model.index.factory import Exact, Graph, Lists, parse
 from rag_model.index.files.engine import FaissIndex, faiss, metric_code
 from rag_model.index.files.intake import PART_BYTES
 from rag_model.index.files.vectors import BLOCK_BYTES
@@ -44,10 +44,9 @@ class Estimate:
         """Return the memory of the largest stage, its tasks one at a time."""
         return max(self.stages.values())
 
-    def side_by_side(self, workers: int) -> int:
-        """Return the memory of the largest stage where so many parts or shards are worked on at once."""
-        times = {"train": 1, "merge": 1}
-        return max(size * times.get(stage, workers) for stage, size in self.stages.items())
+    def needed_bytes(self, *, serving: bool) -> int:
+        """Return the memory of a machine that builds the index and, where it serves, searches it."""
+        return max(self.build_bytes, self.search_bytes if serving else 0)
 
 
 def estimate(plan: VectorPlan, part_rows: int | None = None) -> Estimate:
@@ -55,19 +54,13 @@ def estimate(plan: VectorPlan, part_rows: int | None = None) -> Estimate:
 
     `part_rows` are of the largest part; None: of one as the tool cuts it.
     """
-    factory = parse(plan.factory)
+    factory, rows = parse(plan.factory), min(plan.n, part_rows or max(1, PART_BYTES // (4 * plan.d)))
     empty = faiss.index_factory(plan.d, plan.factory, metric_code(plan.metric))
-    size = _index_bytes(plan, factory, empty)
-    rows = min(plan.n, part_rows or max(1, PART_BYTES // (4 * plan.d)))
-    stages = (
-        _graph_stages(plan, factory, rows) if isinstance(factory, Graph) else _list_stages(plan, factory, empty, rows)
+    size, pieces, stages = (
+        _graph(plan, factory, empty, rows) if isinstance(factory, Graph) else _lists(plan, factory, empty, rows)
     )
-    return Estimate(
-        stages={stage: round(held) + PROCESS for stage, held in stages.items()},
-        search_bytes=size + PROCESS,
-        disk_bytes=size,
-        work_bytes=round(_pieces_bytes(plan, factory, empty)) + 2 * size,
-    )
+    held = {stage: round(amount) + PROCESS for stage, amount in stages.items()}
+    return Estimate(held, search_bytes=size + PROCESS, disk_bytes=size, work_bytes=round(pieces) + 2 * size)
 
 
 def check_disk(plan: VectorPlan, folder: Path) -> None:
@@ -93,72 +86,47 @@ def check_room(factory: str, needed: int, folder: Path) -> None:
         )
 
 
-def _graph_stages(plan: VectorPlan, factory: Graph, part_rows: int) -> dict[str, float]:
+Sums = tuple[int, float, dict[str, float]]  # bytes of the index, of the pieces on disk, and of memory by stage
+
+
+def _graph(plan: VectorPlan, factory: Graph, empty: FaissIndex, part_rows: int) -> Sums:
     links, vector = factory.links or 0, 4 * plan.d
+    node, copies = _node_bytes(links), 1 + plan.border + plan.linked  # of a vector, in all cells
     sample = max(sample_size(plan), 0 if factory.storage == "Flat" else plan.train_sample)
-    members, sources = _shard_rows(plan)
-    return {
+    members, sources = (min(plan.n, _UNEVEN * share * plan.n / plan.cells) for share in (1 + plan.border, plan.linked))
+    stages = {
         "train": 3 * sample * vector,  # the sample, and what k-means makes of it
-        "scatter": part_rows * vector * (3 + plan.border + plan.linked),  # read, in the file's dtype, sorted
-        "shard": members * (2 * vector + graph_bytes(links) + 2 * links * _KEY)
-        + sources * (2 * vector + _CROSSED * _KEY),
-        "merge": plan.n * (_WALKED + _PLACE * (1 + plan.border + plan.linked))
-        + plan.n / links * (2 * vector + graph_bytes(links))
-        + 2 * BLOCK_BYTES,
+        "scatter": part_rows * vector * (2 + copies),  # read, in the file's dtype, sorted
+        "shard": members * (2 * vector + node + 2 * links * _KEY) + sources * (2 * vector + _CROSSED * _KEY),
+        "merge": plan.n * (_WALKED + _PLACE * copies) + plan.n / links * (2 * vector + node) + 2 * BLOCK_BYTES,
     }
+    size = _HEADER + round(plan.n * (int(empty.storage.sa_code_size()) + node))
+    kept = (1 + plan.border) * 2 * links + plan.linked * _CROSSED  # links of a vector, in the shards' lists
+    return size, plan.n * (copies * (vector + 4) + _KEY * kept), stages
 
 
-def _shard_rows(plan: VectorPlan) -> tuple[float, float]:
-    """Return how many members the largest cell of a graph may have, and how many vectors linked into it."""
-    if plan.cells == 1:
-        return plan.n, 0
-    mean = plan.n / plan.cells
-    return min(plan.n, _UNEVEN * (1 + plan.border) * mean), min(plan.n, _UNEVEN * plan.linked * mean)
-
-
-def _list_stages(plan: VectorPlan, factory: Factory, empty: FaissIndex, part_rows: int) -> dict[str, float]:
-    trained = _trained_bytes(plan, factory, empty)
-    return {
+def _lists(plan: VectorPlan, factory: Lists | Exact, empty: FaissIndex, part_rows: int) -> Sums:
+    lists = lists_of(empty)
+    code = 0 if lists is None else int(lists.code_size)
+    trained = _HEADER + (_trained_bytes(plan, factory, lists) if isinstance(factory, Lists) else 0)
+    refined = int(empty.refine_index.sa_code_size()) if isinstance(empty, faiss.IndexRefine) else 0
+    stages = {
         "train": 3 * 4 * plan.d * plan.train_sample + trained,  # the sample, rotated, and its residuals
-        "scatter": trained + 3 * BLOCK_BYTES + part_rows * 3 * (_code_bytes(empty) + _ID),
+        "scatter": trained + 3 * BLOCK_BYTES + part_rows * 3 * (code + _ID),
         "merge": 2 * trained + 3 * LIST_BLOCK + BLOCK_BYTES,
     }
+    row = 4 * plan.d if lists is None else code + _ID + refined
+    return round(trained) + plan.n * row, plan.n * (code + _ID + 4) + trained, stages
 
 
-def _index_bytes(plan: VectorPlan, factory: Factory, empty: FaissIndex) -> int:
-    if isinstance(factory, Graph):
-        return _HEADER + round(plan.n * (int(empty.storage.sa_code_size()) + graph_bytes(factory.links or 0)))
-    if isinstance(factory, Lists):
-        refined = int(empty.refine_index.sa_code_size()) if isinstance(empty, faiss.IndexRefine) else 0
-        return round(_trained_bytes(plan, factory, empty)) + plan.n * (_code_bytes(empty) + _ID + refined)
-    return _HEADER + plan.n * 4 * plan.d
-
-
-def _trained_bytes(plan: VectorPlan, factory: Factory, empty: FaissIndex) -> float:
-    """Return the bytes of an index of lists without vectors: centroids, the graph over them, rotation and codec."""
-    lists = lists_of(empty)
-    if not isinstance(factory, Lists) or lists is None:
-        return _HEADER
+def _trained_bytes(plan: VectorPlan, factory: Lists, lists: FaissIndex) -> float:
+    """Return the bytes of centroids, the graph over them, codec and rotation."""
     width = int(lists.d)
-    centroid = 4 * width + 8 + (graph_bytes(factory.coarse) if factory.coarse else 0)
-    pieces = 4 * width << factory.codes.bits if factory.codes.name == "PQ" else 0
-    rotation = 4 * width * plan.d if factory.rotation is not None else 0
-    return _HEADER + int(lists.nlist) * centroid + pieces + rotation
+    centroid = 4 * width + 8 + (_node_bytes(factory.coarse) if factory.coarse else 0)
+    codec = 4 * width << factory.codes.bits if factory.codes.name == "PQ" else 0
+    return int(lists.nlist) * centroid + codec + (4 * width * plan.d if factory.rotation is not None else 0)
 
 
-def _code_bytes(empty: FaissIndex) -> int:
-    lists = lists_of(empty)
-    return 0 if lists is None else int(lists.code_size)
-
-
-def graph_bytes(links: int) -> float:
-    """Return a node's bytes: 2M links at the bottom, M on 1/(M-1) further levels, its level, its offset."""
+def _node_bytes(links: int) -> float:
+    """Return a graph node's bytes: 2M links at the bottom, M on 1/(M-1) further levels, its level, its offset."""
     return 4 * (2 * links + links / (links - 1)) + 4 + 8
-
-
-def _pieces_bytes(plan: VectorPlan, factory: Factory, empty: FaissIndex) -> float:
-    """Return what scattering and the shards write: vectors by cell and lists of links, or codes by list."""
-    if not isinstance(factory, Graph):
-        return plan.n * (_code_bytes(empty) + _ID + 4) + _trained_bytes(plan, factory, empty)
-    links = (1 + plan.border) * 2 * (factory.links or 0) + plan.linked * _CROSSED
-    return plan.n * ((1 + plan.border + plan.linked) * (4 * plan.d + 4) + _KEY * links)

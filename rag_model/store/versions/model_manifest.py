@@ -30,7 +30,7 @@ _KIND = re.compile(r"[a-z][a-z0-9-]{0,39}")
 class ModelContent:
     """What a model is: all that its id depends on."""
 
-    kind: str  # dpr, rag-sequence, rag-token
+    kind: str  # the name of the objective that made it
     files: Mapping[str, BlobRef]  # relative path -> blob
     space: Mapping[str, Any] | None = None  # the encoder space that its questions ask into
     lineage: Mapping[str, Any] = field(default_factory=dict)  # snapshot, digests of the data, recipe, what it began as

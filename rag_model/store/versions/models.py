@@ -24,7 +24,7 @@ _TRIES = 100  # races lost in a row before giving up; each costs a few small rea
 class Made:
     """What a model is beside its files."""
 
-    kind: str  # dpr, rag-sequence, rag-token
+    kind: str  # the name of the objective that made it
     space: Mapping[str, Any] | None  # the encoder space that its questions ask into, as JSON
     lineage: Mapping[str, Any]  # what it was trained on, by what recipe, and what it began as: part of its id
     metrics: Mapping[str, Any] = field(default_factory=dict)  # outside the id, as is
@@ -65,7 +65,7 @@ class ExportedModel:
 
     model: str  # full id
     path: Path
-    kind: str  # dpr, rag-sequence, rag-token
+    kind: str  # the name of the objective that made it
     bytes: int
 
 

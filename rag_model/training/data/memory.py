@@ -31,8 +31,8 @@ class Recalled:
 class Memory:
     """Finds passages for questions' vectors, and gives the passages' vectors with them."""
 
-    def __init__(self, snapshot: Snapshot, encoder: QuestionEncoder, index: str) -> None:
-        """Open an index of a snapshot for the questions of an encoder.
+    def __init__(self, snapshot: Snapshot, encoder: QuestionEncoder | None, index: str) -> None:
+        """Open an index of a snapshot for the questions of an encoder; None: whatever space they ask into.
 
         Raises:
             RefusedError: the encoder asks into another space than the snapshot's.

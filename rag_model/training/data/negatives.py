@@ -8,13 +8,15 @@ import numpy as np
 
 from rag_model.corpus.records import Passage
 from rag_model.errors import ResourceError, UsageError
+from rag_model.needs.reading import index_bytes
 from rag_model.retrieve.dense import DenseRetriever
 from rag_model.store.versions.snapshot import Snapshot
 from rag_model.training.data.examples import Example
 from rag_model.training.data.mine import Bm25, Mining, Search, mine, searching
 
 SearchName = Literal["bm25", "snapshot", "own"]
-_MOST = 2_000_000  # passages; BM25 holds them all, some 2 KB each
+_MOST = 2_000_000  # passages; BM25 holds them all
+_HELD = 2000  # bytes of a passage in BM25
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,17 @@ def ranked_passages(snapshot: Snapshot, count: int) -> list[Passage]:
     """Return up to `count` passages of a snapshot, evenly spaced over its rows."""
     rows = np.unique(np.linspace(0, snapshot.n - 1, min(count, snapshot.n), dtype=np.int64))
     return snapshot.passages(rows.tolist())
+
+
+def mining_bytes(snapshot: Snapshot, search: SearchName) -> int:
+    """Return the bytes of what negatives are searched in.
+
+    Raises:
+        UsageError: the snapshot has no index that `search` asks.
+    """
+    if search == "snapshot":
+        return index_bytes(snapshot, "hnsw")
+    return _HELD * snapshot.n if search == "bm25" else 0
 
 
 def _search(snapshot: Snapshot, recipe: NegativesRecipe, index: str) -> Search:

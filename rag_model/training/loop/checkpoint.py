@@ -37,6 +37,14 @@ class Best:
 
 
 @dataclass(frozen=True, slots=True)
+class Asked:
+    """A snapshot that a training asked."""
+
+    step: int  # the first one that asked it; 0: the evaluation before training did
+    snapshot: str  # full id
+
+
+@dataclass(frozen=True, slots=True)
 class Standing:
     """What a training knows after a step; learning rate, batches and dropout follow from the step."""
 
@@ -44,11 +52,13 @@ class Standing:
     before: Mapping[str, float]  # the measures of step 0
     best: Best
     scaler: Mapping[str, Any] = field(default_factory=dict)  # fp16's loss scale
+    asked: tuple[Asked, ...] = ()  # snapshots, by step; the last one is asked now
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:
         """Read back what `asdict` gave."""
-        return cls(value["step"], value["before"], Best(**value["best"]), value["scaler"])
+        asked = tuple(Asked(**one) for one in value.get("asked", ()))  # checkpoints of 0.1 have none
+        return cls(value["step"], value["before"], Best(**value["best"]), value["scaler"], asked)
 
 
 def save_checkpoint(root: Path, module: nn.Module, optimizer: torch.optim.Optimizer, standing: Standing) -> Path:

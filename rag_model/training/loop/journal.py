@@ -29,10 +29,11 @@ class Journal:
         self._file = path.open("a", encoding="utf-8")
         self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1)
 
-    def write(self, kind: str, step: int, values: Mapping[str, float]) -> None:
-        """Append a row; `kind` (`train`, `dev`) groups the curves."""
+    def write(self, kind: str, step: int, values: Mapping[str, float], snapshot: str | None = None) -> None:
+        """Append a row; `kind` (`train`, `dev`) groups the curves; `snapshot`: the id of the one that was asked."""
         finite = {name: value if math.isfinite(value) else None for name, value in values.items()}  # JSON has no NaN
-        self._file.write(json.dumps({"kind": kind, "step": step, **finite}) + "\n")
+        asked = {"snapshot": snapshot} if snapshot else {}
+        self._file.write(json.dumps({"kind": kind, "step": step, **asked, **finite}) + "\n")
         self._file.flush()  # a killed process loses nothing
         for name, value in values.items():
             self._board.add_scalar(f"{kind}/{name}", value, step)

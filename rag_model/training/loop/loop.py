@@ -22,12 +22,12 @@ from torch import Tensor, nn
 
 from rag_model.digest import digest_json
 from rag_model.errors import RefusedError, UsageError
-from rag_model.training.loop.checkpoint import Best, Standing, checkpoints, new_folder
+from rag_model.training.loop.checkpoint import Asked, Best, Standing, checkpoints, new_folder
 from rag_model.training.loop.folder import TrainingFolder
 from rag_model.training.loop.journal import Journal
 from rag_model.training.loop.schedule import learning_rate
 from rag_model.training.loop.settings import LoopSettings
-from rag_model.training.loop.task import Batch, Measures, Task
+from rag_model.training.loop.task import AskingTask, Batch, Measures, Task
 
 Report = Callable[[str, int, int, Measures], None]  # kind (train, dev), step, of so many steps, values
 _NEVER = 1e30  # a gradient norm that clips nothing
@@ -42,6 +42,7 @@ class Trained:
     after: Measures
     best: Path  # what `Task.save` wrote
     best_step: int  # 0 where no step made it better
+    asked: tuple[Asked, ...] = ()  # snapshots, by step; of a task that asks any
 
 
 def train(task: Task[Batch], settings: LoopSettings, workdir: Path, report: Report | None = None) -> Trained:
@@ -60,16 +61,17 @@ def train(task: Task[Batch], settings: LoopSettings, workdir: Path, report: Repo
 
         def write(kind: str, step: int, values: Measures) -> None:
             if journal is not None:
-                journal.write(kind, step, values)
+                journal.write(kind, step, values, run.asked[-1].snapshot if run.asked else None)
             if report is not None and run.first:
                 report(kind, step, run.steps, values)
 
         if standing is None:
             before = run.evaluate()
             write("dev", 0, before)
-            standing = run.keep(Standing(0, before, run.save_best(0, before)))
+            standing = run.keep(Standing(0, before, run.save_best(0, before), asked=run.asked))
         for step in range(standing.step + 1, run.steps + 1):
-            write("train", step, run.step(step))
+            moved = run.move(step)
+            write("train", step, {**run.step(step), **moved})
             best = standing.best
             if evaluates := step % settings.evaluate_every == 0 or step == run.steps:
                 measures = run.evaluate()
@@ -77,9 +79,9 @@ def train(task: Task[Batch], settings: LoopSettings, workdir: Path, report: Repo
                 if task.goal.is_better(measures, best.measures):
                     best = run.save_best(step, measures)
             if evaluates or step % settings.checkpoint_every == 0:
-                standing = run.keep(Standing(step, standing.before, best))
+                standing = run.keep(Standing(step, standing.before, best, asked=run.asked))
     best = standing.best
-    return Trained(standing.step, standing.before, best.measures, workdir / best.folder, best.step)
+    return Trained(standing.step, standing.before, best.measures, workdir / best.folder, best.step, standing.asked)
 
 
 class _Learner(nn.Module):
@@ -104,6 +106,7 @@ class _Run(Generic[Batch]):
     accelerator: Accelerator
     steps: int = field(init=False)
     first: bool = field(init=False)  # of the processes: the one that writes
+    asked: tuple[Asked, ...] = ()  # snapshots, by step
 
     def __post_init__(self) -> None:
         processes = self.accelerator.num_processes
@@ -118,6 +121,22 @@ class _Run(Generic[Batch]):
         self.steps = self.settings.steps(len(self.epoch[1]), processes)
         with self.accelerator.main_process_first():
             self.folder.claim({**self.settings.deciding(), "processes": processes}, self.task.recipe())
+        self.asked = self.now_asked(0)
+
+    def move(self, step: int) -> Measures:
+        """Let a task that asks a snapshot turn to another one before a step; return what it says of that."""
+        if not isinstance(self.task, AskingTask):
+            return {}
+        said = self.task.move(step)
+        self.asked = self.now_asked(step)
+        return said
+
+    def now_asked(self, step: int) -> tuple[Asked, ...]:
+        """Return the snapshots that were asked, with the one that is asked from `step` on where it is another."""
+        now = self.task.asked if isinstance(self.task, AskingTask) else None
+        if now is None or (self.asked and self.asked[-1].snapshot == now):
+            return self.asked
+        return (*self.asked, Asked(step, now))
 
     def step(self, step: int) -> Measures:
         """Change the weights once; return what there is to say of it."""
@@ -194,6 +213,9 @@ class _Run(Generic[Batch]):
         standing = self.folder.resume(self.task.module, self.optimizer)
         if standing is not None and self.accelerator.scaler is not None:
             self.accelerator.scaler.load_state_dict(dict(standing.scaler))
+        if standing is not None and standing.asked and isinstance(self.task, AskingTask):
+            self.task.ask(standing.asked[-1].snapshot)
+            self.asked = standing.asked
         self.accelerator.wait_for_everyone()
         return standing
 

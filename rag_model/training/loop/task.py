@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from torch import Tensor, nn
 
@@ -63,4 +63,35 @@ class Task(Protocol[Batch]):
 
     def save(self, folder: Path) -> None:
         """Write what was learned to `folder`, which exists and is empty."""
+        ...
+
+
+@runtime_checkable
+class AskingTask(Protocol):
+    """What a `Task` has as well if it asks a snapshot while it is trained: the loop records which one, step by step.
+
+    The id stands beside every step in the journal and in every checkpoint. Among several processes all are called, at
+    the same steps, and must ask the same snapshot.
+    """
+
+    @property
+    def asked(self) -> str:
+        """Return the id of the snapshot that is asked now."""
+        ...
+
+    def move(self, step: int) -> Measures:
+        """Ask another snapshot from `step` on, or do nothing: called before the batches of the step are taken.
+
+        The weights are those after the step before. Returns what to write down beside the step, such as the snapshot's
+        age; same names every time. The decision should follow from the step and the weights: then a run that was killed
+        goes on to the same losses.
+        """
+        ...
+
+    def ask(self, snapshot: str) -> None:
+        """Ask the snapshot with this id again: a checkpoint says that it was asked, and its weights are in place.
+
+        Raises:
+            BookwheelError: it is no longer there, or cannot be asked.
+        """
         ...

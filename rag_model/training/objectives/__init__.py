@@ -1,1 +1,1 @@
-"""What is learned: one file an objective."""
+"""The objectives: `dpr`, `rag-sequence`, `rag-token`, what others are made of, and the registry that finds them."""

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from rag_model.corpus.records import Passage
 from rag_model.encoders.encoder import Vectors
-from rag_model.encoders.space import Space, space_of
+from rag_model.encoders.space import Space
 from rag_model.encoders.trainable import TrainableEncoder
 from rag_model.encoders.weights import digest_weights
 from rag_model.errors import UsageError
@@ -68,8 +68,7 @@ class BiEncoder(nn.Module):
     def read(self, passages: Sequence[Passage]) -> Tensor:
         """Return (m, d) float32 vectors of passages, with gradient; of a frozen encoder without, and made once."""
         if not self.frozen:
-            vectors: Tensor = self.passage([(one.title, one.text) for one in passages], "passage")
-            return vectors
+            return self.passage.read(passages)
         if new := list({one.hash: one for one in passages if one.hash not in self._known}.values()):
             encoded = torch.from_numpy(self.encode_passages(new)).to(self.passage.device)
             self._known.update(zip([one.hash for one in new], encoded, strict=True))
@@ -91,7 +90,6 @@ class BiEncoder(nn.Module):
 
     def save(self, folder: Path) -> Space:
         """Write `folder/passage` and `folder/question`, which asks into the space of the first; return that space."""
-        self.passage.save(folder / "passage")
-        space = space_of(folder / "passage", self.passage.spec, self.passage.folder.name)
+        space = self.passage.save_passages(folder / "passage")
         self.question.save(folder / "question", asks=space)
         return space

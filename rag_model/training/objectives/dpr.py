@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
@@ -11,13 +11,31 @@ from torch import Tensor
 
 from rag_model.corpus.records import Passage
 from rag_model.digest import digest_json
+from rag_model.encoders.architecture import Architecture
 from rag_model.encoders.encoder import Vectors
 from rag_model.errors import InputError, UsageError
+from rag_model.needs.reading import PASSAGE, QUESTION, weights
+from rag_model.store.store import Store
+from rag_model.store.versions.snapshot import Snapshot
+from rag_model.training.data.batches import DprBatch, dpr_batch, other_positives, passage_keys
 from rag_model.training.data.examples import Example, digest_examples
+from rag_model.training.data.negatives import NegativesRecipe, mining_bytes, ranked_passages, with_negatives
+from rag_model.training.loop.settings import LoopSettings
 from rag_model.training.loop.task import Goal, Measures
 from rag_model.training.objectives.biencoder import BiEncoder
 from rag_model.training.objectives.contrastive import in_batch_loss, of_all_processes
+from rag_model.training.objectives.objective import (
+    BACKWARD,
+    LEARNED,
+    UNIT_TEMPERATURE,
+    Costs,
+    Examples,
+    Job,
+    Objective,
+    Result,
+)
 from rag_model.training.objectives.ranking import Ranking
+from rag_model.training.origins import Origins, pair_of
 
 GoalName = Literal["average_rank", "loss", "Success@20"]
 Missing = Literal["drop", "refuse"]
@@ -48,12 +66,12 @@ class DprRecipe:
 
 
 @dataclass(frozen=True, slots=True)
-class DprBatch:
-    """Questions and the passages that they are told apart from, each passage once."""
+class DprTraining:
+    """How a pair of encoders is trained."""
 
-    examples: tuple[Example, ...]
-    passages: tuple[Passage, ...]
-    gold: tuple[int, ...]  # the passage of each question
+    loop: LoopSettings = field(default_factory=LoopSettings)
+    dpr: DprRecipe = field(default_factory=DprRecipe)
+    negatives: NegativesRecipe = field(default_factory=NegativesRecipe)
 
 
 class DprTask:
@@ -160,37 +178,6 @@ class DprTask:
         return torch.from_numpy(asked[list(places)]), torch.from_numpy(read[rows]), gold, ignored
 
 
-def dpr_batch(examples: Sequence[Example], hard_negatives: int, dice: random.Random | None) -> DprBatch:
-    """Make a batch: the first positive of each example and so many of its negatives, drawn, or else the first ones.
-
-    An example that has fewer negatives brings what it has. Equal passages are one.
-    """
-    positives = [example.positives[0] for example in examples]
-    drawn = [
-        dice.sample(example.negatives, min(hard_negatives, len(example.negatives)))
-        if dice
-        else example.negatives[:hard_negatives]
-        for example in examples
-    ]
-    every = {one.hash: one for one in (*positives, *(one for some in drawn for one in some))}
-    places = {key: place for place, key in enumerate(every)}
-    return DprBatch(tuple(examples), tuple(every.values()), tuple(places[one.hash] for one in positives))
-
-
-def passage_keys(passages: Sequence[Passage]) -> Tensor:
-    """Return a (m,) int64 key of each passage: equal for equal title and text."""
-    return torch.tensor([int(passage.hash[:15], 16) for passage in passages], dtype=torch.int64)
-
-
-def other_positives(examples: Sequence[Example], keys: Tensor, gold: Tensor) -> Tensor:
-    """Return (b, m) bool: passages of the batch that hold an answer of the question but are not its row `gold`.
-
-    They would be false negatives; among several processes the gold passage itself may stand there twice.
-    """
-    ignored = torch.stack([torch.isin(keys, passage_keys(one.positives).to(keys.device)) for one in examples])
-    return ignored.scatter(1, gold[:, None], False)
-
-
 def _with_positives(examples: Sequence[Example], missing: Missing) -> list[Example]:
     found = [example for example in examples if example.positives]
     if missing == "refuse" and len(found) < len(examples):
@@ -203,3 +190,58 @@ def _with_positives(examples: Sequence[Example], missing: Missing) -> list[Examp
 
 def _parts(places: Sequence[int], size: int) -> list[Sequence[int]]:
     return [places[start : start + size] for start in range(0, len(places), size)]
+
+
+class Dpr(Objective[DprTraining]):
+    """A question and a passage encoder in one space."""
+
+    name = "dpr"
+    summary = "a question and a passage encoder"
+    options = frozenset({"encoder"})
+    settings = DprTraining
+    result = Result(
+        says="A pair of encoders, for questions and for passages, trained to tell each question's passage from others "
+        "(DPR, Karpukhin et al. 2020).",
+        uses="bookwheel reindex --encoder model:NAME --dump DUMP --store STORE",
+        role="sentence-similarity",
+        parts=frozenset({"question", "passage"}),
+    )
+
+    def defaults(self, *, unit_vectors: bool) -> Mapping[str, Mapping[str, Any]]:
+        """Return a temperature for vectors of unit length."""
+        return {"dpr": {"temperature": UNIT_TEMPERATURE}} if unit_vectors else {}
+
+    def origins(self, store: Store, snapshot: Snapshot, encoder: str | None, generator: str | None) -> Origins:
+        """Return the encoders of a name, else the one that the snapshot carries; see `pair_of`."""
+        return pair_of(store, snapshot, encoder)
+
+    def prepare(self, job: Job[DprTraining]) -> Examples:
+        """Return the examples with the negatives, and the positives, that they lack; see `with_negatives`."""
+        return {name: with_negatives(some, job.snapshot, job.settings.negatives) for name, some in job.examples.items()}
+
+    def task(self, job: Job[DprTraining]) -> DprTask:
+        """Load the encoders; dev questions are asked of passages of the snapshot as well."""
+        names, settings = job.origins.names, job.settings
+        corpus = ranked_passages(job.snapshot, settings.negatives.ranked)
+        examples = job.examples["train"], job.examples["dev"]
+        return DprTask.load(names["question"], names.get("passage"), *examples, settings.dpr, corpus)
+
+    def costs(self, job: Job[DprTraining], models: Mapping[str, Architecture]) -> Costs:
+        """Return what encoding the questions and passages of a batch takes, and mining them."""
+        recipe, question = job.settings.dpr, models["question"]
+        passage = models.get("passage", question)
+        learned = [question] if recipe.shared or recipe.freeze_passages else [question, passage]
+        read = recipe.batch_size * (1 + recipe.hard_negatives)
+        kept = question.activations(recipe.batch_size, QUESTION)
+        kept += 0 if recipe.freeze_passages else passage.activations(read, PASSAGE)
+        ranked = min(job.settings.negatives.ranked, job.snapshot.n) + len(job.examples["dev"])
+        forward = recipe.batch_size * QUESTION * question.operations + read * PASSAGE * passage.operations
+        stages = {
+            "train": weights(question, passage) + (LEARNED - 1) * weights(*learned) + kept,
+            "mine": mining_bytes(job.snapshot, job.settings.negatives.search),
+        }
+        batches = max(1, len(job.examples["train"]) // recipe.batch_size)
+        return Costs(stages, batches, BACKWARD * forward, ranked * PASSAGE * passage.operations)
+
+
+DPR = Dpr()

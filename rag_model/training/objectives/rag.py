@@ -1,45 +1,24 @@
-"""RAG fine-tuning: question encoder and generator learn from answers alone; passages and index stay as they are.
+"""RAG-Sequence and RAG-Token: a question encoder and a generator learn from answers (Lewis et al. 2020)."""
 
-The loss is -log p(y|x) with the passages marginalised (Lewis et al. 2020, sections 2.1 and 2.4), over the k passages
-that the question encoder, as it is by then, finds. Which passages are found has no gradient; how much each of them
-weighs has, through the inner products of the question's vector with the vectors that the snapshot holds.
-"""
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
-import random
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any, Literal, get_args
-
-import torch
-from torch import Tensor
-
-from rag_model.encoders.encoder import Vectors
-from rag_model.encoders.space import Space
+from rag_model.encoders.architecture import Architecture
 from rag_model.encoders.trainable import TrainableEncoder
-from rag_model.errors import InputError, UsageError
-from rag_model.evaluation.ablation import deranged
-from rag_model.evaluation.answers import exact_match, token_f1
-from rag_model.evaluation.collapse import LIMITS, Collapse, Limits, measure, unchanged_share
-from rag_model.evaluation.match import Answers
-from rag_model.generate.decoding import Decoding
-from rag_model.generate.folder import save_rag
-from rag_model.generate.generator import Contexts, Targets
-from rag_model.generate.rag import Kind, Rag, RagSettings
-from rag_model.generate.reader import Reader
-from rag_model.retrieve.retriever import Hit
+from rag_model.generate.load import load_generator
+from rag_model.generate.rag import Kind, Rag
+from rag_model.needs.reading import NUMBER, PROMPT, QUESTION, decoding_bytes, index_bytes, weights
+from rag_model.store.store import Store
 from rag_model.store.versions.snapshot import Snapshot
-from rag_model.training.data.examples import Example, digest_examples
-from rag_model.training.data.memory import Memory, Recalled
 from rag_model.training.loop.settings import LoopSettings
-from rag_model.training.loop.task import Goal, Measures
+from rag_model.training.loop.task import Measures
+from rag_model.training.objectives.objective import BACKWARD, LEARNED, UNIT_TEMPERATURE, Costs, Job, Objective, Result
+from rag_model.training.objectives.rag_task import RagRecipe, RagTask
+from rag_model.training.origins import Origins, reader_of
 
-Retrieval = Literal["batch", "once"]
-Answered = Literal["each", "first"]
-Missing = Literal["drop", "refuse"]
-GoalName = Literal["nll", "EM", "F1"]
-
-_AT_ONCE = 256  # questions
+_ANSWER = 25  # tokens of an answer
+_LOGITS = 4  # copies of the logits: logits, their logarithms, and the gradients of both
 
 LOOP = LoopSettings(
     epochs=100,
@@ -53,228 +32,69 @@ steps, whatever their number; Adam's numbers and the linear schedule are `LoopSe
 
 
 @dataclass(frozen=True, slots=True)
-class RagRecipe:
-    """What is particular to RAG. "Code" is finetune_rag.sh, "paper" Lewis et al. 2020."""
+class RagTraining:
+    """How a question encoder and a generator are trained."""
 
-    k: int = 5  # passages a question; paper, section 3: 5 or 10 in training
-    temperature: float = 1.0  # of p(z|x); paper: 1. Where vectors have unit length take 0.05: cosines differ by little
-    label_smoothing: float = 0.1  # code: 0.1
-    exclude_bos: bool = False  # code: false
-    batch_size: int = 8  # questions a batch and process; code: train_batch_size 8
-    index: str = "hnsw"  # of the snapshot; paper, section 3: FAISS's HNSW
-    retrieve: Retrieval = "batch"  # paper, section 2.4: with the encoder as it is; once: as it was, the weights learn
-    targets: Answered = "each"  # of several answers; paper, appendix D: each question and answer is a pair of its own
-    without_answer: Missing = "drop"  # an example that nobody answered has nothing to learn from
-    goal: GoalName = "nll"  # which weights are the best, on the dev set; code: EM, which takes decoding
-    answered: int = 100  # dev questions that are answered at each evaluation, for EM and F1; 0: none
-    max_new_tokens: int = 25  # of those answers; code: val_max_target_length 25
-    refuse_collapse: bool = True  # when all questions are given the same passages, or the trained model reads none
-    limits: Limits = LIMITS  # where that is so
-    seed: int = 12345  # of the order
-
-    def __post_init__(self) -> None:
-        if self.batch_size < 1 or self.answered < 0 or self.max_new_tokens < 1:
-            raise UsageError(
-                f"batch_size {self.batch_size}, answered {self.answered} and max_new_tokens {self.max_new_tokens} "
-                "don't make a recipe: use at least 1, at least 0, and at least 1"
-            )
-        choices = {"retrieve": Retrieval, "targets": Answered, "without_answer": Missing, "goal": GoalName}
-        for name, known in choices.items():
-            if getattr(self, name) not in get_args(known):
-                raise UsageError(f"{name} {getattr(self, name)!r} is unknown: use one of {', '.join(get_args(known))}")
-        if self.goal != "nll" and not self.answered:
-            raise UsageError(f"goal {self.goal} needs answers: set answered above 0")
-
-    def settings(self, kind: Kind) -> RagSettings:
-        """Return the settings of the model to train."""
-        return RagSettings(kind, self.k, self.temperature, self.label_smoothing, self.exclude_bos)
+    loop: LoopSettings = LOOP
+    rag: RagRecipe = field(default_factory=RagRecipe)
 
 
-@dataclass(frozen=True, slots=True)
-class Pair:
-    """A question and one of its answers."""
+class RagObjective(Objective[RagTraining]):
+    """A question encoder and a generator, trained over the passages of a snapshot, which stay as they are."""
 
-    example: Example
-    answer: str
+    options = frozenset({"encoder", "generator"})
+    settings = RagTraining
 
+    def __init__(self, marginal: Kind, when: str) -> None:
+        """Name the objective after its marginal; `when`: passages are summed over, in the words of the card."""
+        self._marginal = marginal
+        self.name = f"rag-{marginal}"
+        self.summary = f"a question encoder and a generator, passages summed over {when}"
+        self.result = Result(
+            says="A question encoder and a generator, trained together over retrieved passages that are summed over "
+            f"{when} (RAG-{marginal.capitalize()}, Lewis et al. 2020).",
+            uses="bookwheel answer --model NAME --store STORE 'QUESTION'",
+            role="question-answering",
+            parts=frozenset({"question", "generator"}),
+        )
 
-RagBatch = tuple[Pair, ...]
+    def defaults(self, *, unit_vectors: bool) -> Mapping[str, Mapping[str, Any]]:
+        """Return a temperature for vectors of unit length."""
+        return {"rag": {"temperature": UNIT_TEMPERATURE}} if unit_vectors else {}
 
+    def origins(self, store: Store, snapshot: Snapshot, encoder: str | None, generator: str | None) -> Origins:
+        """Return the question encoder of a name, else the snapshot's, and the generator; see `reader_of`."""
+        return reader_of(store, snapshot, encoder, generator)
 
-class RagTask:
-    """Train a `Rag` on questions and answers over a snapshot."""
+    def task(self, job: Job[RagTraining]) -> RagTask:
+        """Load the question encoder and the generator."""
+        names, recipe = job.origins.names, job.settings.rag
+        question = TrainableEncoder.load(names["question"], "question", device="cpu")
+        rag = Rag(question, load_generator(names["generator"], device="cpu"), recipe.settings(self._marginal))
+        return RagTask(rag, job.snapshot, job.examples["train"], job.examples["dev"], recipe, job.digests)
 
-    def __init__(
-        self,
-        rag: Rag,
-        snapshot: Snapshot,
-        train: Sequence[Example],
-        dev: Sequence[Example],
-        recipe: RagRecipe,
-        began: Mapping[str, str] | None = None,
-    ) -> None:
-        """Take what to train on; `began`: digests of what question encoder and generator were, for the record.
+    def check(self, task: RagTask, trained: Measures) -> None:  # type: ignore[override]
+        """Refuse a model that does not read its passages; see `RagTask.check`."""
+        task.check(trained)
 
-        Raises:
-            InputError: no example to train on has an answer; or one has none, and the recipe refuses that.
-            RefusedError: the question encoder asks into another space than the snapshot's.
-            UsageError: no dev example has an answer, or the snapshot has no such index.
-        """
-        question = rag.question
-        if not isinstance(question, TrainableEncoder):
-            raise UsageError(f"a question encoder of type {type(question).__name__} can't learn: use TrainableEncoder")
-        self.module, self._question, self._recipe = rag, question, recipe
-        self.goal = Goal(recipe.goal, larger=recipe.goal != "nll")
-        self._train = _pairs(train, recipe)
-        self._dev = [Pair(one, one.answers[0]) for one in dev if one.answers]
-        if not self._dev:
-            raise UsageError("no dev example has an answer to choose the best weights by: give a dev file with answers")
-        self._memory = Memory(snapshot, question, recipe.index)
-        self._snapshot = snapshot
-        self._began = dict(began or {})
-        decoding = Decoding(max_new_tokens=recipe.max_new_tokens)
-        self._reader = Reader(None, rag, decoding, batch=recipe.batch_size)
-        self._first = self._first_recall() if recipe.retrieve == "once" else {}
-
-    def recipe(self) -> Mapping[str, Any]:
-        """Return the recipe, and the digests of data and models."""
-        return {
-            "kind": f"rag-{self.module.settings.kind}",
-            "settings": asdict(self._recipe),
-            "train": digest_examples(dict.fromkeys(pair.example for pair in self._train)),
-            "dev": digest_examples(pair.example for pair in self._dev),
-            "snapshot": self._snapshot.id,
-            "models": self._began,
+    def costs(self, job: Job[RagTraining], models: Mapping[str, Architecture]) -> Costs:
+        """Return what reading the passages of a batch takes, and answering dev questions."""
+        recipe, question, generator = job.settings.rag, models["question"], models["generator"]
+        k = min(recipe.k, job.snapshot.n)
+        texts = recipe.batch_size * k
+        kept = generator.activations(texts, PROMPT + _ANSWER) + question.activations(recipe.batch_size, QUESTION)
+        logits = _LOGITS * NUMBER * texts * _ANSWER * generator.vocabulary
+        held = LEARNED * weights(question, generator) + index_bytes(job.snapshot, recipe.index)
+        prompts = generator.operations * (PROMPT + _ANSWER)
+        pairs = sum(len(one.answers) if recipe.targets == "each" else 1 for one in job.examples["train"])
+        dev = len(job.examples["dev"]) + 2 * min(recipe.answered, len(job.examples["dev"]))
+        stages = {
+            "train": held + kept + logits,
+            "answer": held + decoding_bytes(generator, texts, recipe.max_new_tokens),
         }
-
-    def batches(self, epoch: int) -> Sequence[RagBatch]:
-        """Return an epoch's batches, shuffled by seed and epoch; the last one may be smaller."""
-        order = random.Random(f"{self._recipe.seed} {epoch}").sample(self._train, len(self._train))
-        size = self._recipe.batch_size
-        return [tuple(order[start : start + size]) for start in range(0, len(order), size)]
-
-    def ids(self, batch: RagBatch) -> Sequence[str]:
-        """Return the ids of the batch's examples."""
-        return [pair.example.id for pair in batch]
-
-    def loss(self, batch: RagBatch) -> tuple[Tensor, Mapping[str, Tensor | float]]:
-        """Return the mean loss of the questions, and the mean entropy of p(z|x) in nats: log k where it is uniform."""
-        questions = [pair.example.question for pair in batch]
-        asked = self.module.ask(questions)
-        recalled = self._recall(batch, asked)
-        scores = self._scores(asked, recalled)
-        losses = self.module.loss(scores, *self._read(batch, recalled))
-        prior = self.module.prior(scores.detach())
-        return losses.mean(), {"prior_entropy": -(prior.exp() * prior).sum(1).mean()}
-
-    def evaluate(self) -> Measures:
-        """Return `nll` (nats a question, its first answer), `Success@k`, `EM` and `F1` of some, and the collapse.
-
-        That is `distinct` and `spread` of the passages, and `unchanged`: the share of those answers that stay as they
-        are from another question's passages.
-
-        Raises:
-            CollapsedError: the questions are all given the same passages, and the recipe refuses that.
-        """
-        recalled = self._ask([pair.example.question for pair in self._dev])
-        collapse = measure([[hit.passage.id for hit in some] for some in recalled.hits], self._snapshot.n)
-        if self._recipe.refuse_collapse:
-            collapse.check(self._recipe.limits)
-        found = [
-            any(Answers(pair.example.answers).are_in(hit.passage.text) for hit in some)
-            for pair, some in zip(self._dev, recalled.hits, strict=True)
-        ]
-        k = len(recalled.hits[0])
-        return {
-            "nll": self._nll(recalled),
-            f"Success@{k}": sum(found) / len(found),
-            **self._answers(recalled.hits),
-            "distinct": float(collapse.distinct),
-            "spread": collapse.spread,
-        }
-
-    def save(self, folder: Path) -> None:
-        """Write the model as a folder that `load_rag` opens; it asks into the snapshot's space."""
-        save_rag(self.module, folder, Space.from_json(self._snapshot.space or {}))
-
-    def check(self, trained: Measures) -> None:
-        """Do nothing if what was trained reads its passages; what has only begun to learn need not.
-
-        Raises:
-            CollapsedError: its answers do not depend on them, and the recipe refuses that.
-        """
-        asked = min(self._recipe.answered, len(self._dev))
-        if self._recipe.refuse_collapse and "unchanged" in trained:
-            Collapse(asked, 0.0, 0, 1.0, trained["unchanged"]).check(self._recipe.limits)
-
-    def _first_recall(self) -> dict[str, list[int]]:
-        """Return the rows that each question's passages have, found with the encoder as it is now."""
-        questions = list(dict.fromkeys(pair.example.question for pair in self._train))
-        rows: dict[str, list[int]] = {}
-        for start in range(0, len(questions), _AT_ONCE):
-            some = questions[start : start + _AT_ONCE]
-            found = self._ask(some).hits
-            rows |= {question: [hit.row for hit in hits] for question, hits in zip(some, found, strict=True)}
-        return rows
-
-    def _recall(self, batch: RagBatch, asked: Tensor) -> Recalled:
-        if self._recipe.retrieve == "batch":
-            return self._memory.recall(_array(asked), self._recipe.k)
-        return self._memory.recalled([self._first[pair.example.question] for pair in batch])
-
-    def _ask(self, questions: Sequence[str]) -> Recalled:
-        return self._memory.recall(self._question.encode_questions(questions), self._recipe.k)
-
-    def _scores(self, asked: Tensor, recalled: Recalled) -> Tensor:
-        """Return the (b, k) inner products in float32, with gradient to the questions.
-
-        Autocast would make a product of matrices bf16, too coarse to tell near passages apart.
-        """
-        return (torch.from_numpy(recalled.vectors).to(asked) * asked[:, None]).sum(-1)
-
-    def _read(self, batch: Sequence[Pair], recalled: Recalled) -> tuple[Contexts, Targets]:
-        generator = self.module.generator
-        contexts = generator.contexts([pair.example.question for pair in batch], recalled.passages)
-        return contexts, generator.targets([pair.answer for pair in batch])
-
-    def _nll(self, recalled: Recalled) -> float:
-        """Return the mean -log p(y|x) of the dev set's first answers, without label smoothing."""
-        size, total = self._recipe.batch_size, 0.0
-        for start in range(0, len(self._dev), size):
-            here = slice(start, start + size)
-            batch, part = self._dev[here], Recalled(recalled.hits[here], recalled.vectors[here])
-            asked = self.module.ask([pair.example.question for pair in batch])
-            given = self._scores(asked, part), *self._read(batch, part)
-            total -= float(self.module.log_likelihood(*given).log_p.sum().detach())
-        return total / len(self._dev)
-
-    def _answers(self, hits: Sequence[list[Hit]]) -> dict[str, float]:
-        asked = self._dev[: self._recipe.answered]
-        if not asked:
-            return {}
-        questions, given = [pair.example.question for pair in asked], hits[: len(asked)]
-        said = [answer.text for answer in self._reader.answer_from(questions, given)]
-        pairs = [(text, pair.example.answers) for text, pair in zip(said, asked, strict=True)]
-        measures = {
-            "EM": sum(exact_match(*pair) for pair in pairs) / len(pairs),
-            "F1": sum(token_f1(*pair) for pair in pairs) / len(pairs),
-        }
-        if len(asked) > 1:
-            shuffled = self._reader.answer_from(questions, deranged(given, self._recipe.seed))
-            measures["unchanged"] = unchanged_share(said, [answer.text for answer in shuffled])
-        return measures
+        batches = max(1, -(-pairs // recipe.batch_size))
+        return Costs(stages, batches, BACKWARD * texts * prompts, dev * k * prompts)
 
 
-def _pairs(examples: Sequence[Example], recipe: RagRecipe) -> list[Pair]:
-    if recipe.without_answer == "refuse" and (bare := next((one for one in examples if not one.answers), None)):
-        raise InputError(f"example {bare.id} has no answer to learn: give it one, or drop it")
-    most = None if recipe.targets == "each" else 1
-    pairs = [Pair(one, answer) for one in examples for answer in one.answers[:most]]
-    if not pairs:
-        raise InputError("no example to train on has an answer: give a file of questions with answers")
-    return pairs
-
-
-def _array(vectors: Tensor) -> Vectors:
-    found: Vectors = vectors.detach().float().cpu().numpy()
-    return found
+SEQUENCE = RagObjective("sequence", "once an answer")
+TOKEN = RagObjective("token", "at every token")

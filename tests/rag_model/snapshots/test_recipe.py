@@ -44,9 +44,9 @@ def read(folder: Path, text: str) -> Recipe:
     return read_recipe(path)
 
 
-def test_the_recipe_of_the_readme_is_a_recipe(tmp_path: Path) -> None:
-    readme = (Path(__file__).parents[3] / "README.md").read_text(encoding="utf-8")
-    (text,) = re.findall(r"```toml\n(.*?)```", readme, re.DOTALL)
+def test_the_recipe_of_the_documentation_is_a_recipe(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "howto" / "build.md").read_text(encoding="utf-8")
+    (text,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
     recipe = read(tmp_path, text)
     assert recipe.encode.spec == {"passage_prompt": "passage: ", "question_prompt": "query: "}
     assert set(recipe.index) == {"hnsw", "ivfpq"}

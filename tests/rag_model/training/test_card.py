@@ -1,16 +1,17 @@
 """Model cards: a head that the hub reads, and a body that says where a model comes from."""
 
 from dataclasses import replace
-from typing import get_args
 
 import pytest
 import yaml
 
 from rag_model.training.card import Card, write_card
-from rag_model.training.recipes import Kind
+from rag_model.training.loop.checkpoint import Asked
+from rag_model.training.objectives.registry import names, objective
 
 CARD = Card(
     kind="dpr",
+    result=objective("dpr").result,
     began={"question": "sha256:aa", "passage": "sha256:bb"},
     snapshot="f" * 64,
     text="https://en.wikipedia.org/wiki/Main_Page, CC BY-SA 4.0",
@@ -23,9 +24,9 @@ CARD = Card(
 )
 
 
-@pytest.mark.parametrize("kind", get_args(Kind))
+@pytest.mark.parametrize("kind", names())
 def test_the_head_is_yaml_and_the_body_has_the_lineage(kind: str) -> None:
-    text = write_card(replace(CARD, kind=kind))
+    text = write_card(replace(CARD, kind=kind, result=objective(kind).result))
     _, head, body = text.split("---\n", 2)
     read = yaml.safe_load(head)
     assert (read["library_name"], read["language"]) == ("bookwheel", "en")
@@ -39,6 +40,12 @@ def test_the_head_is_yaml_and_the_body_has_the_lineage(kind: str) -> None:
 def test_no_text_breaks_the_table() -> None:
     text = write_card(replace(CARD, text="a | b\nc"))
     assert "| its text | a \\| b c |" in text
+
+
+def test_snapshots_that_were_asked_later_are_named() -> None:
+    text = write_card(replace(CARD, asked=(Asked(0, CARD.snapshot), Asked(1500, "e" * 64))))
+    assert f"| asked from step 1,500 | {'e' * 64} |" in text
+    assert "asked from step 0" not in text
 
 
 def test_equal_cards_give_equal_texts() -> None:

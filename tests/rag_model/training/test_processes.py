@@ -21,7 +21,7 @@ from rag_model.training.data.examples import Example, passage_of
 from rag_model.training.loop.journal import read_metrics
 from rag_model.training.loop.loop import train
 from rag_model.training.objectives.dpr import DprRecipe, DprTask
-from rag_model.training.objectives.rag import RagRecipe, RagTask
+from rag_model.training.objectives.rag_task import RagRecipe, RagTask
 from tests.fixtures.learning import LineTask, settings
 from tests.fixtures.tiny_generators import save_bart
 from tests.fixtures.tiny_snapshot import publish_tiny

@@ -94,7 +94,6 @@ def test_no_stage_of_wikipedia_needs_a_large_machine() -> None:
     for factory in ("HNSW32", "HNSW32_SQ8", "IVF,PQ", "Flat"):
         cost = estimate(resolve(IndexRecipe(factory), *WIKIPEDIA))
         assert max(cost.stages.values()) == cost.build_bytes < 8 * 10**9
-        assert cost.side_by_side(4) <= 4 * cost.build_bytes
     assert estimate(resolve(IndexRecipe("HNSW32"), *WIKIPEDIA)).search_bytes > 64 * 10**9
 
 

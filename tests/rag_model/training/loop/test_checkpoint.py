@@ -1,4 +1,6 @@
+import json
 from contextlib import suppress
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -8,6 +10,7 @@ from torch import Tensor, nn
 from rag_model.errors import InputError
 from rag_model.landing import TEMPORARY
 from rag_model.training.loop.checkpoint import (
+    Asked,
     Best,
     Standing,
     checkpoints,
@@ -19,6 +22,14 @@ from rag_model.training.loop.checkpoint import (
 from rag_model.training.loop.folder import TrainingFolder
 
 STANDING = Standing(3, {"loss": 2.0}, Best(2, "best-00000002", {"loss": 1.0}), {"scale": 4.0})
+
+
+def test_what_was_asked_is_read_back_and_an_older_checkpoint_says_nothing_of_it() -> None:
+    asking = replace(STANDING, asked=(Asked(0, "a" * 64), Asked(3, "b" * 64)))
+    written = json.loads(json.dumps(asdict(asking)))
+    assert Standing.from_json(written) == asking
+    del written["asked"]
+    assert Standing.from_json(written) == STANDING
 
 
 class Tied(nn.Module):

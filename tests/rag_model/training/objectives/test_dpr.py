@@ -10,12 +10,13 @@ from rag_model.encoders.space import check_same_space
 from rag_model.encoders.spec import EncoderSpec
 from rag_model.encoders.trainable import TrainableEncoder
 from rag_model.errors import InputError, UsageError
+from rag_model.training.data.batches import dpr_batch, other_positives, passage_keys
 from rag_model.training.data.examples import Example, passage_of
 from rag_model.training.loop.journal import read_metrics
 from rag_model.training.loop.loop import Trained, train
 from rag_model.training.loop.settings import LoopSettings
 from rag_model.training.objectives.biencoder import BiEncoder
-from rag_model.training.objectives.dpr import DprRecipe, DprTask, dpr_batch, other_positives, passage_keys
+from rag_model.training.objectives.dpr import DprRecipe, DprTask
 from rag_model.training.objectives.ranking import Ranking
 from tests.fixtures.tiny import save_bert
 

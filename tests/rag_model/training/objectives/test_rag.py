@@ -22,7 +22,8 @@ from rag_model.store.versions.snapshot import Snapshot
 from rag_model.training.data.examples import Example
 from rag_model.training.loop.journal import read_metrics
 from rag_model.training.loop.loop import train
-from rag_model.training.objectives.rag import LOOP, RagRecipe, RagTask
+from rag_model.training.objectives.rag import LOOP
+from rag_model.training.objectives.rag_task import RagRecipe, RagTask
 from tests.fixtures.tiny import save_bert
 from tests.fixtures.tiny_generators import save_bart, save_llama
 from tests.fixtures.tiny_snapshot import publish_tiny

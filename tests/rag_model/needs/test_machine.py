@@ -6,14 +6,14 @@ from hypothesis import strategies as st
 
 from rag_model.encoders.architecture import Architecture
 from rag_model.errors import ResourceError
-from rag_model.generate.needs import PROCESS, decoding_bytes, one_process, weights
-from rag_model.machine import CORE, Limits
+from rag_model.needs.machine import CORE, PROCESS, Limits, Needs, Work, needs_of
+from rag_model.needs.reading import decoding_bytes, weights
 
 BART = Architecture(parameters=139_000_000, layers=12, hidden=768, heads=12, vocabulary=50_265)
 
 
 @given(
-    held=st.integers(1, 10**12),
+    held=st.integers(PROCESS, 10**12),
     seconds=st.floats(0, 1e7),
     memory=st.integers(1, 10**12),
     cores=st.integers(1, 64),
@@ -25,7 +25,7 @@ def test_what_is_given_is_within_the_limits(
 ) -> None:
     limits = Limits(memory, cores, gpus)
     try:
-        needs = one_process({}, {"train": held}, seconds * CORE, 0, limits, hours)
+        needs = needs_of(Work({}, {"train": held - PROCESS}, seconds * CORE), limits, hours)
     except ResourceError:
         assert 1.25 * held > memory - 1
         return
@@ -38,12 +38,12 @@ def test_what_is_given_is_within_the_limits(
 
 
 def test_a_night_on_cores_is_enough_or_a_gpu_is_asked_for() -> None:
-    night = {"stages": {"train": 4 * PROCESS}, "disk": 0, "limits": Limits(32 << 30, 8, 2), "hours": 6.0}
-    short = one_process({}, operations=3600 * CORE, **night)  # type: ignore[arg-type]
-    assert (short.cores, short.gpus) == (1, 0)
-    long = one_process({}, operations=24 * 3600 * CORE, **night)  # type: ignore[arg-type]
+    def given_a_night(hours: float) -> Needs:
+        return needs_of(Work({}, {"train": 3 * PROCESS}, 3600 * hours * CORE), Limits(32 << 30, 8, 2), 6.0)
+
+    assert (given_a_night(1).cores, given_a_night(1).gpus) == (1, 0)
+    long, endless = given_a_night(24), given_a_night(100)
     assert (long.cores, long.gpus) == (4, 0)
-    endless = one_process({}, operations=100 * 3600 * CORE, **night)  # type: ignore[arg-type]
     assert (endless.cores, endless.gpus) == (1, 1)
     assert endless.work["of them on the GPU"] == "3.2 GB"
     assert endless.hours < long.hours
@@ -51,7 +51,7 @@ def test_a_night_on_cores_is_enough_or_a_gpu_is_asked_for() -> None:
 
 def test_what_does_not_fit_says_how_much_would() -> None:
     with pytest.raises(ResourceError, match=r"takes 12\.5 GB of memory to train, and a run may have 4\.0 GB"):
-        one_process({}, {"train": 10**10, "mine": 1}, 1.0, 0, Limits(4 * 10**9, 1), 0)
+        needs_of(Work({}, {"train": 10**10 - PROCESS, "mine": 1}, 1.0), Limits(4 * 10**9, 1), 0)
 
 
 def test_more_is_held_of_more() -> None:

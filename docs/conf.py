@@ -1,0 +1,57 @@
+"""How Sphinx builds these pages (`make docs`). The reference is generated in each build, so it is never stale."""
+
+import sys
+from pathlib import Path
+
+from sphinx.application import Sphinx
+
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE), str(HERE.parent)]
+
+from generated import as_restructured_text, write_commands  # noqa: E402 - found by the line above
+
+project = "bookwheel"
+project_copyright = "the authors of bookwheel; Apache-2.0"
+html_theme = "furo"
+html_title = project
+exclude_patterns = ["_build"]
+extensions = [
+    "myst_parser",
+    "sphinx.ext.apidoc",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx_copybutton",
+]
+suppress_warnings = ["ref.python"]  # `bytes` of a signature may mean a field of that name, too: the type is meant
+
+myst_heading_anchors = 3
+copybutton_prompt_text = "$ "
+copybutton_line_continuation_character = "\\"
+
+PUBLIC = {"corpus", "encoders", "errors", "evaluation", "index", "retrieve", "store"}
+LIBRARY = HERE.parent / "rag_model"
+apidoc_modules = [
+    {
+        "path": LIBRARY,
+        "destination": "reference/python",
+        "exclude_patterns": [
+            *(f"{path}*" for path in LIBRARY.iterdir() if path.stem not in PUBLIC | {"__init__"}),
+            f"{LIBRARY}/corpus/markup/*",
+        ],
+        "separate_modules": False,
+        "module_first": True,
+        "max_depth": 1,
+        "automodule_options": {"members", "show-inheritance"},
+    }
+]
+autodoc_member_order = "bysource"
+autodoc_typehints = "description"
+default_role = "code"
+
+
+def setup(app: Sphinx) -> None:
+    """Generate the page of commands, and read docstrings as the Markdown that they are."""
+    app.connect(
+        "builder-inited", lambda app: write_commands(Path(app.srcdir) / "reference" / "commands.md"), priority=1
+    )
+    app.connect("autodoc-process-docstring", as_restructured_text, priority=1)  # before napoleon

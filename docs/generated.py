@@ -1,0 +1,68 @@
+"""What the pages take from the code: the help of each command, and docstrings."""
+
+import inspect
+import re
+from pathlib import Path
+from typing import Any
+
+from cyclopts.docs.markdown import generate_markdown_docs
+
+from flows.cli import app
+
+_HEAD = """# Commands
+
+This page is generated from the help texts of the command line: `bookwheel COMMAND --help` prints the same.
+
+Settings come from the flag, then the environment (`BOOKWHEEL_STORE`, …), then `bookwheel.toml` in the working folder
+or a parent folder, then the default. Every command takes `--json`: one JSON document on standard output, progress on
+standard error. Exit codes: 0 ok, 1 failure, 2 usage, 3 a gate or a verification said no.
+"""
+_CODE_SPAN = re.compile(r"(`+[^`]*`+)")
+_ITEM = re.compile(r"\s*([*-]|\d+\.)\s")
+
+
+def write_commands(path: Path) -> None:
+    """Write a page with the help of every command, each with the docstring of its function.
+
+    Args:
+        path: the Markdown file; it is not touched when nothing has changed, so that the next build reuses the page.
+    """
+    text = "\n".join([_HEAD, *(_help(verb) for verb in app if not verb.startswith("-"))])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if not path.exists() or path.read_text(encoding="utf-8") != text:
+        path.write_text(text, encoding="utf-8")
+
+
+def _help(verb: str) -> str:
+    command = app[verb]
+    told = generate_markdown_docs(command, heading_level=2, command_chain=["bookwheel", verb])
+    docstring = inspect.getdoc(command.default_command) or ""
+    more = docstring.partition("\n\n")[2].partition("Parameters\n---")[0].strip()
+    before, found, parameters = told.partition("\n**")
+    return f"{before}\n{more}\n{found}{parameters}" if more else told
+
+
+def as_restructured_text(app: Any, what: str, name: str, thing: object, options: Any, lines: list[str]) -> None:
+    """Rewrite a docstring, in place, from Markdown to the reStructuredText that autodoc reads.
+
+    Outside of code spans `|` and `*` are escaped, as in p(z|x); a list gets an empty line before it; the rows of a
+    table become lines of a line block.
+    """
+    made: list[str] = []
+    for line in lines:
+        item = _ITEM.match(line)
+        if item and made and made[-1].strip() and not _ITEM.match(made[-1]) and not made[-1].startswith(" "):
+            made.append("")
+        mark = item[0] if item else ""
+        made += _row(line) if line.startswith("|") else [mark + _escaped(line.removeprefix(mark))]
+    lines[:] = made
+
+
+def _row(line: str) -> list[str]:
+    cells = [_escaped(cell.strip()) for cell in line.strip("|").split("|")]
+    return [] if set(line) <= set("|-: ") else [f"| {': '.join(cells)}"]
+
+
+def _escaped(line: str) -> str:
+    pieces = _CODE_SPAN.split(line)
+    return "".join(piece if piece.startswith("`") else re.sub(r"([|*])", r"\\\1", piece) for piece in pieces)

@@ -1,0 +1,57 @@
+"""The form of a training's settings: what the Prefect UI asks for, and the server checks before a run starts.
+
+Each objective's settings are one choice of the form. A default stands in the description of its setting and is not
+sent: some depend on what is trained, such as a temperature on the length of the encoder's vectors.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from typing import Any
+
+from pydantic import PydanticUserError, TypeAdapter
+
+from rag_model.training.objectives.objective import Objective
+
+_DEFINED = "#/$defs/"
+
+
+def form_of(objectives: Iterable[Objective[Any]]) -> dict[str, Any]:
+    """Return the JSON schema of the tables of any of these objectives, or null; choices are titled by name."""
+    shared: dict[type[Any], list[str]] = {}
+    for one in objectives:
+        shared.setdefault(one.settings, []).append(one.name)
+    return {"anyOf": [*(_form(settings, names) for settings, names in shared.items()), {"type": "null"}]}
+
+
+def _form(settings: type[Any], names: list[str]) -> dict[str, Any]:
+    try:
+        schema = TypeAdapter(settings).json_schema()
+    except PydanticUserError:  # a package's own type that has no form: its tables are typed as JSON
+        return {"title": ", ".join(names), "type": "object"}
+    whole = _inlined({**schema, "title": ", ".join(names)}, schema.get("$defs", {}))
+    return _described(whole, asdict(settings()))
+
+
+def _inlined(node: Any, defined: Mapping[str, Any]) -> Any:
+    """Return a schema with its references replaced: the server's forms have no definitions of ours."""
+    if isinstance(node, list):
+        return [_inlined(one, defined) for one in node]
+    if not isinstance(node, dict):
+        return node
+    if "$ref" in node:
+        return _inlined(defined[node["$ref"].removeprefix(_DEFINED)], defined)
+    return {name: _inlined(value, defined) for name, value in node.items() if name != "$defs"}
+
+
+def _described(schema: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the schema of a table: unknown settings are refused, and defaults are told and not filled in."""
+    properties: dict[str, Any] = {}
+    for name, one in schema["properties"].items():
+        if isinstance(values[name], Mapping) and "properties" in one:
+            properties[name] = _described(one, values[name])
+        else:
+            properties[name] = {**one, "description": f"by default {json.dumps(values[name], default=str)}"}
+            properties[name].pop("default", None)
+    kept = {name: schema[name] for name in ("title", "type")}
+    return {**kept, "properties": properties, "additionalProperties": False}

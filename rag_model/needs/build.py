@@ -1,0 +1,105 @@
+"""What a build has to do, told by the size of its dump and of its encoder: no byte of either is read.
+
+The figures are bounds to plan by: a dump's share of prose is not known yet, so its passages are counted as if it held
+little else. Once they are cut, `snapshots.sizing` weighs the real ones.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import ceil
+from pathlib import Path
+
+from rag_model.corpus.multistream import is_index
+from rag_model.corpus.parts import LARGEST, SMALLEST
+from rag_model.corpus.source import basename, expand, size_of
+from rag_model.encoders.architecture import architecture_of
+from rag_model.encoders.files import vector_length
+from rag_model.encoders.weights import weight_files
+from rag_model.errors import ResourceError
+from rag_model.index.recipe import IndexRecipe, resolve
+from rag_model.index.sizing.amounts import gigabytes
+from rag_model.index.sizing.choice import fitted
+from rag_model.index.sizing.estimate import estimate
+from rag_model.needs.machine import CHUNKER, CUT, ENCODER, INDEXED, LAUNCHER, SPARE, Work
+
+WORDS = 100  # of a passage, in the figures below
+_ARTICLE = 60  # passages of an article at most, on average: 54 in the demo's long ones
+_TOKENS = 160  # of a passage and its title
+# Bytes of source a passage of 100 words, by what the file's name ends in: measured on the demo's dump, which is prose
+# for the most part, and on psgs_w100.tsv. A whole Wikipedia has twice as many bytes a passage.
+_BYTES = {".bz2": 324, ".gz": 400, ".parquet": 300, ".xml": 1165, "": 650}
+
+
+@dataclass(frozen=True, slots=True)
+class Bulk:
+    """How much a build has to do."""
+
+    passages: int
+    part: int  # passages of the largest part
+    dim: int  # of a vector
+    weights: int  # bytes of the encoder's
+    operations: float  # of encoding one passage
+
+
+def bulk_of(dump: str, encoder: Path, words: int, part_bytes: int | None = None, limit: int | None = None) -> Bulk:
+    """Return how much there is to do.
+
+    Args:
+        dump: URL, path or glob, as `reindex` takes it.
+        encoder: folder of the passage encoder.
+        words: of a passage, at most.
+        part_bytes: of compressed dump a part; None: by the dump's size.
+        limit: articles at most.
+
+    Raises:
+        InputError: there is no such dump, or the folder holds no encoder.
+    """
+    sizes = {url: size_of(url) for url in expand(dump) if not is_index(url)}
+    found = sum(size / _bytes_a_passage(url) for url, size in sizes.items())
+    count = max(1, ceil(min(found, found if limit is None else limit * _ARTICLE) * WORDS / words))
+    total = max(1, sum(sizes.values()))
+    part = part_bytes or min(LARGEST, max(SMALLEST, total // 16))
+    return Bulk(
+        passages=count,
+        part=max(1, min(count, ceil(count * part / total))),
+        dim=vector_length(encoder),
+        weights=sum(path.stat().st_size for path in weight_files(encoder)),
+        operations=_TOKENS * architecture_of(encoder).operations,
+    )
+
+
+def work_of(bulk: Bulk, indexes: Mapping[str, IndexRecipe], memory: int, *, local: bool = True) -> Work:
+    """Return what a build has to do.
+
+    Args:
+        bulk: how much there is.
+        indexes: what is built, by name.
+        memory: bytes that the run may have; indexes are cut so that they fit into it.
+        local: whether the workers run beside the launcher; else they are another machine's to count.
+
+    Raises:
+        ResourceError: the launcher or an index does not fit; the sentence says what would.
+    """
+    room = int(memory / SPARE) - LAUNCHER
+    if room <= 0:
+        raise ResourceError(
+            f"a run may have {gigabytes(memory)} of memory, and its launcher alone takes "
+            f"{gigabytes(SPARE * LAUNCHER)}: raise the limit"
+        )
+    n, d = bulk.passages, bulk.dim
+    plans = [fitted(one, n, d, room, bulk.part) if local else resolve(one, n, d) for one in indexes.values()]
+    costs = [estimate(plan, bulk.part) for plan in plans]
+    sizes = {"passages, about": f"{n:,}", "dimensions": f"{d:,}", "weights of the encoder": gigabytes(bulk.weights)}
+    disk = sum(cost.work_bytes for cost in costs)
+    if not local:
+        return Work(sizes, {"launcher": 0}, disk=disk, workers=True)
+    stages = {"chunk": CHUNKER, "embed": ENCODER + 2 * bulk.weights}
+    for cost in costs:
+        stages |= {stage: max(size, stages.get(stage, 0)) for stage, size in cost.stages.items()}
+    takes, seconds = f"about {n:,} passages of {d} dimensions need", n * (CUT + INDEXED * d)
+    return Work(sizes, stages, n * bulk.operations, seconds, disk, workers=True, takes=takes, instead="")
+
+
+def _bytes_a_passage(url: str) -> float:
+    name = basename(url).lower()
+    return next(size for ending, size in _BYTES.items() if name.endswith(ending))

@@ -1,0 +1,51 @@
+"""What an evaluation has to do, told by the sizes of its model, questions and snapshot before a weight is read."""
+
+from pathlib import Path
+
+from rag_model.encoders.architecture import Architecture, architecture_of
+from rag_model.encoders.files import CONFIG
+from rag_model.evaluation.settings import Evaluation
+from rag_model.generate.folder import GENERATOR, QUESTION
+from rag_model.index.sizing.amounts import gigabytes
+from rag_model.needs.machine import Work
+from rag_model.needs.reading import NUMBER, PROMPT, decoding_bytes, index_bytes, weights
+from rag_model.store.versions.snapshot import Snapshot
+
+_BATCH = 8  # questions decoded at once, as `Reader` has it
+_PASSAGE = 4000  # bytes of a passage that was found, as it is held
+_RESCORED = 1 << 26  # bytes of logits of RAG-Sequence's candidates
+
+
+def work_of(snapshot: Snapshot, model: Path, k: int, questions: int, settings: Evaluation) -> Work:
+    """Return what it takes to answer so many questions from `k` passages each with the RAG model in a folder.
+
+    Raises:
+        InputError: the model is incomplete.
+        UsageError: the snapshot has no such index.
+    """
+    k, depth = min(k, snapshot.n), min(settings.deepest(k), snapshot.n)
+    question, generator = halves(model)
+    beams, answer, read = settings.decoding.beams, settings.decoding.max_new_tokens, [k]
+    if settings.ablations:  # closed book, gold passage, shuffled passages, k swept
+        read += [1, 1, k, *(min(one, snapshot.n) for one in settings.ablations.sweep)]
+    found = NUMBER * snapshot.manifest.content.n  # a row number a passage, at most, while the index is searched
+    held = weights(question, generator) + index_bytes(snapshot, settings.index) + found + questions * depth * _PASSAGE
+    decoded = decoding_bytes(generator, _BATCH * max(read) * beams, answer) + _RESCORED
+    sizes = {
+        "questions": f"{questions:,}",
+        "conditions": f"{len(read):,}",
+        "weights": gigabytes(weights(question, generator)),
+    }
+    said = generator.operations * (PROMPT + answer * (beams + max(read)))
+    return Work(sizes, {"retrieve": held, "answer": held + decoded}, questions * sum(read) * said)
+
+
+def halves(model: Path) -> tuple[Architecture, Architecture]:
+    """Return the sizes of a RAG model's question encoder and generator, whichever layout its folder has.
+
+    Raises:
+        InputError: it is no RAG model, or is incomplete.
+    """
+    if (model / CONFIG).is_file():
+        return architecture_of(model, "question_encoder"), architecture_of(model, "generator")
+    return architecture_of(model / QUESTION), architecture_of(model / GENERATOR)

@@ -1,0 +1,285 @@
+"""RAG fine-tuning: question encoder and generator learn from answers alone; passages and index stay as they are.
+
+The loss is -log p(y|x) with the passages marginalised (Lewis et al. 2020, sections 2.1 and 2.4), over the k passages
+that the question encoder, as it is by then, finds. Which passages are found has no gradient; how much each of them
+weighs has, through the inner products of the question's vector with the vectors that the snapshot holds.
+"""
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from rag_model.encoders.encoder import Vectors
+from rag_model.encoders.space import Space
+from rag_model.encoders.trainable import TrainableEncoder
+from rag_model.errors import InputError, UsageError
+from rag_model.evaluation.collapse import LIMITS, Collapse, Limits, measure
+from rag_model.evaluation.match import Answers
+from rag_model.generate.folder import save_rag
+from rag_model.generate.generator import Contexts, Targets
+from rag_model.generate.rag import Kind, Rag, RagSettings
+from rag_model.store.versions.snapshot import Snapshot
+from rag_model.training.data.examples import Example, digest_examples
+from rag_model.training.data.memory import Memory, Recalled
+from rag_model.training.loop.task import Goal, Measures
+from rag_model.training.objectives.answering import Answering
+
+Retrieval = Literal["batch", "once"]
+Answered = Literal["each", "first"]
+Missing = Literal["drop", "refuse"]
+GoalName = Literal["nll", "EM", "F1"]
+
+_AT_ONCE = 256  # questions
+
+
+@dataclass(frozen=True, slots=True)
+class RagRecipe:
+    """What is particular to RAG. "Code" is finetune_rag.sh, "paper" Lewis et al. 2020."""
+
+    k: int = 5  # passages a question; paper, section 3: 5 or 10 in training
+    temperature: float = 1.0  # of p(z|x); paper: 1. Where vectors have unit length take 0.05: cosines differ by little
+    label_smoothing: float = 0.1  # code: 0.1
+    exclude_bos: bool = False  # code: false
+    batch_size: int = 8  # questions a batch and process; code: train_batch_size 8
+    index: str = "hnsw"  # of the snapshot; paper, section 3: FAISS's HNSW
+    retrieve: Retrieval = "batch"  # paper, section 2.4: with the encoder as it is; once: as it was, the weights learn
+    targets: Answered = "each"  # of several answers; paper, appendix D: each question and answer is a pair of its own
+    without_answer: Missing = "drop"  # an example that nobody answered has nothing to learn from
+    goal: GoalName = "nll"  # which weights are the best, on the dev set; code: EM, which takes decoding
+    answered: int = 100  # dev questions that are answered at each evaluation, for EM and F1; 0: none
+    max_new_tokens: int = 25  # of those answers; code: val_max_target_length 25
+    refuse_collapse: bool = True  # when all questions are given the same passages, or the trained model reads none
+    limits: Limits = LIMITS  # where that is so
+    seed: int = 12345  # of the order
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1 or self.answered < 0 or self.max_new_tokens < 1:
+            raise UsageError(
+                f"batch_size {self.batch_size}, answered {self.answered} and max_new_tokens {self.max_new_tokens} "
+                "don't make a recipe: use at least 1, at least 0, and at least 1"
+            )
+        choices = {"retrieve": Retrieval, "targets": Answered, "without_answer": Missing, "goal": GoalName}
+        for name, known in choices.items():
+            if getattr(self, name) not in get_args(known):
+                raise UsageError(f"{name} {getattr(self, name)!r} is unknown: use one of {', '.join(get_args(known))}")
+        if self.goal != "nll" and not self.answered:
+            raise UsageError(f"goal {self.goal} needs answers: set answered above 0")
+
+    def settings(self, kind: Kind) -> RagSettings:
+        """Return the settings of the model to train."""
+        return RagSettings(kind, self.k, self.temperature, self.label_smoothing, self.exclude_bos)
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A question and one of its answers."""
+
+    example: Example
+    answer: str
+
+
+RagBatch = tuple[Pair, ...]
+
+
+class RagTask:
+    """Train a `Rag` on questions and answers over a snapshot."""
+
+    def __init__(
+        self,
+        rag: Rag,
+        snapshot: Snapshot,
+        train: Sequence[Example],
+        dev: Sequence[Example],
+        recipe: RagRecipe,
+        began: Mapping[str, str] | None = None,
+    ) -> None:
+        """Take what to train on; `began`: digests of what question encoder and generator were, for the record.
+
+        Raises:
+            InputError: no example to train on has an answer; or one has none, and the recipe refuses that.
+            RefusedError: the question encoder asks into another space than the snapshot's.
+            UsageError: no dev example has an answer, or the snapshot has no such index.
+        """
+        question = rag.question
+        if not isinstance(question, TrainableEncoder):
+            raise UsageError(f"a question encoder of type {type(question).__name__} can't learn: use TrainableEncoder")
+        self.module, self._question, self._recipe = rag, question, recipe
+        self.goal = Goal(recipe.goal, larger=recipe.goal != "nll")
+        self._train = _pairs(train, recipe)
+        self._dev = [Pair(one, one.answers[0]) for one in dev if one.answers]
+        if not self._dev:
+            raise UsageError("no dev example has an answer to choose the best weights by: give a dev file with answers")
+        self._memory = Memory(snapshot, question, recipe.index)
+        self._snapshot = snapshot
+        self._began = {"snapshot": snapshot.id, "models": dict(began or {})}
+        answered = [pair.example for pair in self._dev[: recipe.answered]]
+        self._answering = Answering(rag, answered, recipe.max_new_tokens, recipe.batch_size, recipe.seed)
+        self._first = self._first_recall() if recipe.retrieve == "once" else {}
+
+    def recipe(self) -> Mapping[str, Any]:
+        """Return the recipe, and the digests of data and models."""
+        return {
+            "kind": f"rag-{self.module.settings.kind}",
+            "settings": asdict(self._recipe),
+            "train": digest_examples(dict.fromkeys(pair.example for pair in self._train)),
+            "dev": digest_examples(pair.example for pair in self._dev),
+            **self._began,
+        }
+
+    @property
+    def asked(self) -> str:
+        """The id of the snapshot that passages are found in now."""
+        return self._snapshot.id
+
+    def move(self, step: int) -> Measures:
+        """Stay with the snapshot; a training beside a moving index moves here, with `turn_to`."""
+        return {}
+
+    def ask(self, snapshot: str) -> None:
+        """Ask the snapshot with this id, of the same store; as `turn_to`."""
+        if snapshot != self.asked:
+            self.turn_to(Snapshot.open(str(self._snapshot.where), snapshot))
+
+    def turn_to(self, snapshot: Snapshot) -> None:
+        """Find passages in this snapshot from now on; on an error the one before is still asked.
+
+        Where a passage encoder learns, the snapshot's vectors are taken for ones that it made at an earlier step.
+
+        Raises:
+            RefusedError: no passage encoder learns, and the snapshot's passages are of another space.
+            UsageError: the recipe retrieves once, or the snapshot has no such index.
+        """
+        if self._recipe.retrieve == "once":
+            raise UsageError('passages that are retrieved once stay those of one snapshot: set retrieve = "batch"')
+        fixed = self._question if self.module.passage is None else None
+        self._memory, self._snapshot = Memory(snapshot, fixed, self._recipe.index), snapshot
+
+    def batches(self, epoch: int) -> Sequence[RagBatch]:
+        """Return an epoch's batches, shuffled by seed and epoch; the last one may be smaller."""
+        order = random.Random(f"{self._recipe.seed} {epoch}").sample(self._train, len(self._train))
+        size = self._recipe.batch_size
+        return [tuple(order[start : start + size]) for start in range(0, len(order), size)]
+
+    def ids(self, batch: RagBatch) -> Sequence[str]:
+        """Return the ids of the batch's examples."""
+        return [pair.example.id for pair in batch]
+
+    def loss(self, batch: RagBatch) -> tuple[Tensor, Mapping[str, Tensor | float]]:
+        """Return the mean loss of the questions, and the mean entropy of p(z|x) in nats: log k where it is uniform."""
+        questions = [pair.example.question for pair in batch]
+        asked = self.module.ask(questions)
+        recalled = self._recall(batch, asked)
+        scores = self._scores(asked, recalled)
+        losses = self.module.loss(scores, *self._read(batch, recalled))
+        prior = self.module.prior(scores.detach())
+        return losses.mean(), {"prior_entropy": -(prior.exp() * prior).sum(1).mean()}
+
+    def evaluate(self) -> Measures:
+        """Return `nll` (nats a question, its first answer), `Success@k`, `EM` and `F1` of some, and the collapse.
+
+        That is `distinct` and `spread` of the passages, and `unchanged`: the share of those answers that stay as they
+        are from another question's passages.
+
+        Raises:
+            CollapsedError: the questions are all given the same passages, and the recipe refuses that.
+        """
+        recalled = self._ask([pair.example.question for pair in self._dev])
+        collapse = measure([[hit.passage.id for hit in some] for some in recalled.hits], self._snapshot.n)
+        if self._recipe.refuse_collapse:
+            collapse.check(self._recipe.limits)
+        found = [
+            any(Answers(pair.example.answers).are_in(hit.passage.text) for hit in some)
+            for pair, some in zip(self._dev, recalled.hits, strict=True)
+        ]
+        k = len(recalled.hits[0])
+        return {
+            "nll": self._nll(recalled),
+            f"Success@{k}": sum(found) / len(found),
+            **self._answering.measure(recalled.hits),
+            "distinct": float(collapse.distinct),
+            "spread": collapse.spread,
+        }
+
+    def save(self, folder: Path) -> None:
+        """Write the model as a folder that `load_rag` opens; it asks into the snapshot's space."""
+        save_rag(self.module, folder, Space.from_json(self._snapshot.space or {}))
+
+    def check(self, trained: Measures) -> None:
+        """Do nothing if what was trained reads its passages; what has only begun to learn need not.
+
+        Raises:
+            CollapsedError: its answers do not depend on them, and the recipe refuses that.
+        """
+        asked = min(self._recipe.answered, len(self._dev))
+        if self._recipe.refuse_collapse and "unchanged" in trained:
+            Collapse(asked, 0.0, 0, 1.0, trained["unchanged"]).check(self._recipe.limits)
+
+    def _first_recall(self) -> dict[str, list[int]]:
+        """Return the rows that each question's passages have, found with the encoder as it is now."""
+        questions = list(dict.fromkeys(pair.example.question for pair in self._train))
+        rows: dict[str, list[int]] = {}
+        for start in range(0, len(questions), _AT_ONCE):
+            some = questions[start : start + _AT_ONCE]
+            found = self._ask(some).hits
+            rows |= {question: [hit.row for hit in hits] for question, hits in zip(some, found, strict=True)}
+        return rows
+
+    def _recall(self, batch: RagBatch, asked: Tensor) -> Recalled:
+        if self._recipe.retrieve == "batch":
+            return self._memory.recall(_array(asked), self._recipe.k)
+        return self._memory.recalled([self._first[pair.example.question] for pair in batch])
+
+    def _ask(self, questions: Sequence[str]) -> Recalled:
+        return self._memory.recall(self._question.encode_questions(questions), self._recipe.k)
+
+    def _scores(self, asked: Tensor, recalled: Recalled) -> Tensor:
+        """Return the (b, k) inner products in float32, with gradient to the questions.
+
+        Autocast would make a product of matrices bf16, too coarse to tell near passages apart.
+        """
+        return (self._vectors(recalled).to(asked) * asked[:, None]).sum(-1)  # (b, k, d) * (b, 1, d) -> (b, k)
+
+    def _vectors(self, recalled: Recalled) -> Tensor:
+        """Return (b, k, d): those of the snapshot; where a passage encoder learns, its own ones, with gradient."""
+        if self.module.passage is None:
+            return torch.from_numpy(recalled.vectors)
+        every = {passage.hash: passage for some in recalled.passages for passage in some}
+        places = {key: place for place, key in enumerate(every)}
+        rows = torch.tensor([[places[passage.hash] for passage in some] for some in recalled.passages])
+        return self.module.passage.read(list(every.values()))[rows]  # (m, d) -> (b, k, d)
+
+    def _read(self, batch: Sequence[Pair], recalled: Recalled) -> tuple[Contexts, Targets]:
+        generator = self.module.generator
+        contexts = generator.contexts([pair.example.question for pair in batch], recalled.passages)
+        return contexts, generator.targets([pair.answer for pair in batch])
+
+    def _nll(self, recalled: Recalled) -> float:
+        """Return the mean -log p(y|x) of the dev set's first answers, without label smoothing."""
+        size, total = self._recipe.batch_size, 0.0
+        for start in range(0, len(self._dev), size):
+            here = slice(start, start + size)
+            batch, part = self._dev[here], Recalled(recalled.hits[here], recalled.vectors[here])
+            asked = self.module.ask([pair.example.question for pair in batch])
+            given = self._scores(asked, part), *self._read(batch, part)
+            total -= float(self.module.log_likelihood(*given).log_p.sum().detach())
+        return total / len(self._dev)
+
+
+def _pairs(examples: Sequence[Example], recipe: RagRecipe) -> list[Pair]:
+    if recipe.without_answer == "refuse" and (bare := next((one for one in examples if not one.answers), None)):
+        raise InputError(f"example {bare.id} has no answer to learn: give it one, or drop it")
+    most = None if recipe.targets == "each" else 1
+    pairs = [Pair(one, answer) for one in examples for answer in one.answers[:most]]
+    if not pairs:
+        raise InputError("no example to train on has an answer: give a file of questions with answers")
+    return pairs
+
+
+def _array(vectors: Tensor) -> Vectors:
+    found: Vectors = vectors.detach().float().cpu().numpy()
+    return found

@@ -1,0 +1,83 @@
+"""The fenced blocks of the pages: which commands are shown, which files, and what a comment before them says.
+
+<!-- not run: needs a cluster -->        the block's commands are parsed and not run
+<!-- file: questions.jsonl -->           the block is a file that later commands of the page read
+"""
+
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+PAGES = sorted(path for path in DOCS.rglob("*.md") if path.relative_to(DOCS).parts[0] not in {"_build", "reference"})
+PAGES += [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "infra/README.md", "tests/benchmarks/README.md")]
+
+_FENCE = re.compile(
+    r"(?:^<!-- (?P<mark>not run|file): (?P<note>[^\n]+?) -->\n+)?"
+    r"^(?P<fence>```+)(?P<language>[^\n]*)\n(?P<text>.*?)^(?P=fence)$",
+    re.DOTALL | re.MULTILINE,
+)
+_END = {"|", ">", ">>", "<", "&&", "||", ";", "&"}  # where a shell ends the words of a command
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One fenced block of a page."""
+
+    page: Path
+    line: int  # of its fence, from 1
+    language: str
+    text: str
+    mark: str  # "not run", "file" or ""
+    note: str  # why it is not run, or the file's name
+
+    @property
+    def place(self) -> str:
+        return f"{self.page.relative_to(ROOT)}:{self.line}"
+
+    @property
+    def commands(self) -> list[str]:
+        """The commands after a prompt, each with its continued lines; other lines are what they print."""
+        if self.language != "console":
+            return []
+        lines = iter(self.text.splitlines())
+        return [_whole(line.removeprefix("$ "), lines) for line in lines if line.startswith("$ ")]
+
+
+def _whole(command: str, lines: Iterator[str]) -> str:
+    while command.endswith("\\"):
+        command = f"{command[:-1].rstrip()} {next(lines).strip()}"
+    return command
+
+
+def blocks(page: Path) -> list[Block]:
+    """Return the fenced blocks of a page, in order."""
+    text = page.read_text(encoding="utf-8")
+    return [
+        Block(
+            page,
+            text[: found.start("fence")].count("\n") + 1,
+            found["language"].strip(),
+            found["text"],
+            found["mark"] or "",
+            found["note"] or "",
+        )
+        for found in _FENCE.finditer(text)
+    ]
+
+
+def words(command: str) -> list[str]:
+    """Return the words of a command up to a pipe or a redirection, without comments and variables before it.
+
+    >>> words("STORE=x bookwheel log --store library > log.txt  # all moves")
+    ['bookwheel', 'log', '--store', 'library']
+    """
+    lexer = shlex.shlex(command, posix=True, punctuation_chars="|&;<>")
+    lexer.whitespace_split = True
+    found = list(lexer)
+    end = next((i for i, word in enumerate(found) if word in _END), len(found))
+    start = next((i for i, word in enumerate(found[:end]) if not re.match(r"\w+=", word)), end)
+    return found[start:end]

@@ -1,0 +1,38 @@
+"""A folder in which the pages' commands can be run: a small real dump and a tiny real encoder, by the pages' names."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from flows import cli
+from tests.docs.shell import Shell
+from tests.fixtures.tiny import save_bert
+
+DUMP = "simplewiki-latest-pages-articles-multistream.xml.bz2"
+ENCODER = "sentence-transformers/all-MiniLM-L6-v2"  # the default; a folder of this name comes before the hub
+
+
+@pytest.fixture(scope="session")
+def furnished(mini_dump: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the dump and the encoder, and a store `library` with two snapshots."""
+    folder = tmp_path_factory.mktemp("furnished")
+    shutil.copy(mini_dump, folder / DUMP)
+    save_bert(folder / ENCODER)
+    with pytest.MonkeyPatch.context() as here:
+        here.chdir(folder)
+        for limit in ("2", "3"):
+            assert cli.run(["reindex", "--dump", DUMP, "--store", "library", "--limit", limit]) == 0
+    return folder
+
+
+@pytest.fixture
+def shell(furnished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shell]:
+    """A shell in a copy of that folder, whose service ends with the test."""
+    folder = tmp_path / "work"
+    shutil.copytree(furnished, folder)
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("BOOKWHEEL_CACHE", str(tmp_path / "cache"))
+    with Shell(folder) as opened:
+        yield opened

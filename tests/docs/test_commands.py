@@ -1,0 +1,95 @@
+"""Every command that a page shows is run, or says why it is not; and every `bookwheel` command is parsed at least."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from cyclopts import CycloptsError
+
+from flows.cli import app
+from tests.docs.blocks import PAGES, ROOT, Block, blocks, words
+from tests.docs.shell import Shell
+
+pytestmark = pytest.mark.xdist_group("docs")  # one store for all of them
+
+LANGUAGES = {"console", "json", "python", "text", "toml"}
+COMMANDS = ("$ ", "bookwheel ", "make ", "pip ", "curl ", "docker ", "kubectl ", "prefect ")
+TUTORIAL = ROOT / "docs" / "tutorial.md"
+RUN = [
+    page
+    for page in PAGES
+    if any(block.mark != "not run" and (block.commands or block.language == "python") for block in blocks(page))
+]
+
+SHOWN = [
+    pytest.param(page, command, id=f"{block.place} {command[:60]}")
+    for page in PAGES
+    for block in blocks(page)
+    for command in block.commands
+    if words(command)[:1] == ["bookwheel"]
+]
+
+
+def named(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_commands_are_shown_where_this_test_looks(page: Path) -> None:
+    assert not re.search(r"^[ \t]+```", page.read_text(encoding="utf-8"), re.MULTILINE), "an indented block is not seen"
+    for block in blocks(page):
+        assert block.language in LANGUAGES or block.language.startswith("{"), f"{block.place} names no language"
+        if block.language == "console":
+            assert block.commands, f"{block.place} has no line with a prompt"
+        else:
+            found = [line for line in block.text.splitlines() if line.startswith(COMMANDS)]
+            assert not found, f"{block.place} shows a command outside of a console block"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_links_and_the_tests_that_are_named_lead_somewhere(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    links = [page.parent / link for link in re.findall(r"\]\((?!https?:)([^)#]+)", text)]
+    tests = [ROOT / name for block in blocks(page) for name in re.findall(r"tests/[\w/.]+\w", block.note)]
+    assert [path for path in [*links, *tests] if not path.exists()] == []
+
+
+@pytest.mark.parametrize(("page", "command"), SHOWN)
+def test_every_bookwheel_command_is_one(
+    page: Path, command: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for file in (block for block in blocks(page) if block.mark == "file"):  # a bookwheel.toml gives what is left out
+        Path(file.note).write_text(file.text, encoding="utf-8")
+    try:
+        app.parse_args(words(command)[1:], exit_on_error=False, print_error=False)
+    except CycloptsError as wrong:
+        pytest.fail(f"{command}: {wrong}")
+
+
+@pytest.mark.parametrize("page", [page for page in RUN if page != TUTORIAL], ids=named)
+def test_the_commands_of_a_page_run(page: Path, shell: Shell) -> None:
+    _run(blocks(page), shell)
+
+
+def test_the_tutorial_ends_with_an_encyclopedia_served(shell: Shell) -> None:
+    shutil.rmtree(shell.folder / "library")
+    printed = _run(blocks(TUTORIAL), shell)
+    assert printed
+    found, before, after = (json.loads(reply) for command, reply in printed if command.startswith("curl"))
+    assert len(found["results"][0]["hits"]) == 3
+    assert (before["number"], after["number"]) == (1, 2)
+    assert before["snapshot"] == found["snapshot"] != after["snapshot"]
+
+
+def _run(shown: list[Block], shell: Shell) -> list[tuple[str, str]]:
+    if any(command.startswith("curl") for block in shown for command in block.commands) and not shutil.which("curl"):
+        pytest.skip("this machine has no curl")
+    return [
+        pair
+        for block in shown
+        if block.mark != "not run"
+        for pair in zip(block.commands, shell.run(block), strict=True)
+    ]

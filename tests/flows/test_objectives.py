@@ -1,0 +1,188 @@
+"""An objective that another package registers: offered, deployed with a form, trained, resumed and kept, as our own."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prefect import get_client
+from prefect.client.schemas.actions import WorkPoolCreate
+from prefect.exceptions import ObjectAlreadyExists, PrefectHTTPStatusError
+
+from rag_model.store.store import Store
+from rag_model.store.versions.models import model_folder
+from rag_model.store.versions.snapshot import Snapshot
+from rag_model.training.loop.journal import read_metrics
+from tests.flows.conftest import Ran
+
+pytestmark = pytest.mark.xdist_group("flows")  # one server for all of them
+
+ROOT = Path(__file__).parents[2]
+TOY = """
+[loop]
+learning_rate = 0.05
+max_steps = 12
+evaluate_every = 4
+checkpoint_every = 2
+cpu = true
+
+[toy]
+batch_size = 2
+"""
+
+
+@pytest.fixture(scope="module")
+def registered(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """An environment in which a package `toy` is installed: a module, and the metadata that registers it."""
+    folder = tmp_path_factory.mktemp("installed")
+    shutil.copy(ROOT / "tests" / "fixtures" / "toy_objective.py", folder)
+    about = folder / "toy-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: toy\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text("[bookwheel.objectives]\ntoy = toy_objective:TOY\n")
+    return {"PYTHONPATH": str(folder)}
+
+
+@pytest.fixture(scope="module")
+def given(library: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Questions about real passages, as triples; the settings; and a store of their own."""
+    folder = tmp_path_factory.mktemp("given")
+    passages = Snapshot.open(str(library)).passages(range(0, 120, 10))
+    rows = [{"question": one.title, "answers": ["x"], "title": one.title, "context": one.text} for one in passages]
+    for name, some in (("train", rows[:8]), ("dev", rows[8:])):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in some))
+    (folder / "toy.toml").write_text(TOY)
+    store = Path(shutil.copytree(library, folder / "store"))
+    return {
+        "train": folder / "train.jsonl",
+        "dev": folder / "dev.jsonl",
+        "training": folder / "toy.toml",
+        "store": store,
+    }
+
+
+@pytest.fixture
+def toy(command: Callable[..., Ran], registered: dict[str, str], given: dict[str, Path]) -> Callable[..., Ran]:
+    """Run `finetune toy --json` in a process of its own, with the package installed."""
+
+    def run(*words: object, **environment: str) -> Ran:
+        named = [word for name, path in given.items() for word in (f"--{name}", path)]
+        return command("finetune", "toy", *named, *words, "--json", **registered, **environment)
+
+    return run
+
+
+def test_help_offers_it(command: Callable[..., Ran], registered: dict[str, str]) -> None:
+    assert "toy" not in command("finetune", "--help").out
+    told = " ".join(command("finetune", "--help", **registered).out.split())
+    assert "toy: a bag of words" in told
+    assert "dpr: a question and a passage encoder, --encoder; rag-sequence: " in told
+    refused = command("finetune", "toi", **registered)
+    assert (refused.code, '"rag-sequence", "rag-token", "toy"' in refused.complaint) == (2, True), refused.err
+
+
+def test_it_trains_resumes_after_a_kill_and_is_kept_with_a_card(
+    toy: Callable[..., Ran], given: dict[str, Path], tmp_path: Path
+) -> None:
+    killed = toy("--work", tmp_path / "work", TOY_KILLED_AT="8")
+    assert killed.code == -signal.SIGKILL, killed.err
+    assert [row["step"] for row in read_metrics(tmp_path / "work") if row["kind"] == "train"] == list(range(1, 8))
+    ran = toy("--work", tmp_path / "work")
+    assert ran.code == 0, ran.err
+    told = ran.json
+    assert (told["kind"], told["name"], told["steps"], told["trained"]) == ("toy", "toy", 12, True)
+    assert told["metrics"]["after"]["loss"] < told["metrics"]["before"]["loss"]
+
+    store = Store.open(str(given["store"]))
+    content = store.models.get(store.models.resolve("toy")).content
+    assert set(content.files) == {"README.md", "metrics.jsonl", "words/model.safetensors"}
+    card = (model_folder(store, "toy") / "README.md").read_text()
+    for said in ("# toy, trained by bookwheel", "A bag of words (an example, 2026).", "text-ranking", told["snapshot"]):
+        assert said in card
+
+    store.files.delete("memo/finetune")
+    whole = toy("--work", tmp_path / "whole", "--name", "twin").json
+    assert (whole["model"], whole["metrics"]) == (told["model"], told["metrics"])
+    assert read_metrics(tmp_path / "work") == read_metrics(tmp_path / "whole")
+    steps = [row for row in read_metrics(tmp_path / "work") if row["kind"] == "train"]
+    assert {row["snapshot"] for row in steps} == {told["snapshot"]}
+    assert [row["age"] for row in steps] == [row["step"] for row in steps]
+
+
+def test_an_option_that_it_does_not_take_changes_nothing(toy: Callable[..., Ran]) -> None:
+    """`bookwheel.toml` and the environment may set it for other verbs."""
+    ran = toy("--max-steps", 2, "--generator", "nowhere").json
+    again = toy("--max-steps", 2, BOOKWHEEL_ENCODER="model:none").json
+    assert (again["model"], ran["trained"], again["trained"]) == (ran["model"], True, False)
+
+
+@pytest.fixture(scope="module")
+def deployment(registered: dict[str, str], given: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> str:
+    """`finetune` as `infra/prefect.yaml` deploys it where the package is installed."""
+    with get_client(sync_client=True) as client, suppress(ObjectAlreadyExists):
+        client.create_work_pool(WorkPoolCreate(name="bookwheel-gpu", type="process", base_job_template={}))
+    words = ["--no-prompt", "deploy", "-n", "finetune/library", "--prefect-file", str(ROOT / "infra/prefect.yaml")]
+    done = subprocess.run(
+        [Path(sys.executable).with_name("prefect"), *words],
+        env={**os.environ, **registered, "BOOKWHEEL_STORE": str(given["store"])},
+        cwd=tmp_path_factory.mktemp("elsewhere"),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return "finetune/library"
+
+
+def test_a_deployment_has_a_form_for_it(deployment: str) -> None:
+    with get_client(sync_client=True) as client:
+        deployed = client.read_deployment_by_name(deployment)
+        schema: Any = deployed.parameter_openapi_schema
+        assert schema["properties"]["kind"]["enum"] == ["dpr", "rag-sequence", "rag-token", "toy"]
+        forms = {form.get("title"): form for form in schema["properties"]["recipe"]["anyOf"]}
+        assert list(forms) == ["dpr", "rag-sequence, rag-token", "toy", None]
+        width = forms["toy"]["properties"]["toy"]["properties"]["width"]
+        assert (width["type"], width["description"]) == ("integer", "by default 16")
+        assert forms["toy"]["properties"]["loop"]["properties"]["epochs"]["description"] == "by default 3"
+        assert forms["rag-sequence, rag-token"]["properties"]["loop"]["properties"]["epochs"]["description"].endswith(
+            "100"
+        )
+
+        run = {"kind": "toy", "store": "s", "train": "t", "dev": "d", "recipe": {"toy": {"width": 8}}}
+        started = client.create_flow_run_from_deployment(deployed.id, parameters=run)
+        assert started.parameters == run
+        for wrong in ({"toy": {"width": "wide"}}, {"toy": {"breadth": 8}}, {"words": {}}):
+            with pytest.raises(PrefectHTTPStatusError, match="recipe"):
+                client.create_flow_run_from_deployment(deployed.id, parameters={**run, "recipe": wrong})
+        with pytest.raises(PrefectHTTPStatusError, match="kind"):
+            client.create_flow_run_from_deployment(deployed.id, parameters={**run, "kind": "toi"})
+
+
+LAUNCH = """
+import json, sys
+from flows.launch_model import launch_finetune
+from flows.machine.pools import Most
+told = launch_finetune("toy", **json.loads(sys.argv[1]), most=Most("8GB", 2))
+print(json.dumps([told.run, dict(told.needs.work)]))
+"""
+
+
+def test_it_is_weighed_and_launched(registered: dict[str, str], given: dict[str, Path], deployment: str) -> None:
+    what = {name: str(given[name]) for name in ("store", "train", "dev")}
+    words = [json.dumps({**what, "max_steps": 5, "deployment": deployment})]
+    environment = {**os.environ, **registered}
+    done = subprocess.run(
+        [sys.executable, "-c", LAUNCH, *words], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    run, work = json.loads(done.stdout.splitlines()[-1])
+    assert work == {"steps": "5", "examples": "8", "weights": "0.0 GB"}
+    with get_client(sync_client=True) as client:
+        assert client.read_flow_run(run).parameters == {"kind": "toy", **what, "ref": "latest", "max_steps": 5}

@@ -1,0 +1,22 @@
+import pytest
+
+from rag_model.store.versions.model_parts import parts_of
+
+
+@pytest.mark.parametrize(
+    ("paths", "parts"),
+    [
+        (["README.md", "question/config.json", "passage/config.json"], {"question", "passage"}),
+        (["question/config.json", "generator/model.safetensors"], {"question", "generator"}),
+        (
+            ["model.safetensors", "question_encoder_tokenizer/a.json", "generator_tokenizer/b.json"],
+            {"question", "generator"},
+        ),
+        (["words/model.safetensors"], {"words"}),
+        (["model.safetensors"], set()),
+    ],
+)
+def test_folders_are_parts_and_halves_of_one_file_are_known_by_their_tokenizers(
+    paths: list[str], parts: set[str]
+) -> None:
+    assert parts_of(paths) == parts

@@ -1,0 +1,56 @@
+"""One fine-tuning by an objective of one file: its key, what it publishes, and an objective that breaks its word."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from rag_model.errors import UsageError
+from rag_model.store.store import Store
+from rag_model.training.data.examples import Example
+from rag_model.training.finetuning import Finetuning
+from rag_model.training.loop.settings import LoopSettings
+from rag_model.training.objectives.objective import Job
+from rag_model.training.origins import Origins
+from tests.fixtures.tiny_snapshot import publish_tiny
+from tests.fixtures.toy_objective import TOY, Toy, ToyTraining
+
+
+@pytest.fixture
+def job(tiny: Path, kings: list[Example], tmp_path: Path) -> Job[ToyTraining]:
+    (tmp_path / "work").mkdir()
+    articles = {one.positives[0].title: one.positives[0].text for one in kings}
+    store = Store.open(str(tmp_path / "store"), create=True)
+    snapshot = publish_tiny(store, tiny, articles, tmp_path / "work")
+    settings = ToyTraining(loop=LoopSettings(max_steps=2, cpu=True))
+    return Job(store, snapshot, Origins({}), settings, {"train": kings[:8], "dev": kings[8:]})
+
+
+def test_what_is_published_is_known_by_its_inputs(job: Job[ToyTraining], tmp_path: Path) -> None:
+    first = Finetuning(TOY, job)
+    assert first.known() is None
+    found, put = first.publish(first.run(tmp_path / "one"), tmp_path / "one", "toy", {})
+    assert Finetuning(TOY, job).known() == found
+    manifest = job.store.models.get(put.model)
+    assert (manifest.content.kind, manifest.content.space) == ("toy", None), "it has no question encoder"
+    assert [one["snapshot"] for one in manifest.provenance["asked"]] == [job.snapshot.id]
+    other = replace(job, settings=replace(job.settings, loop=LoopSettings(max_steps=3, cpu=True)))
+    assert Finetuning(TOY, other).known() is None
+
+
+def test_an_objective_whose_code_changed_looks_nothing_up(job: Job[ToyTraining]) -> None:
+    class Newer(Toy):
+        version = 1
+
+    assert Finetuning(Newer(), job).key != Finetuning(TOY, job).key
+
+
+def test_a_part_that_is_promised_and_not_saved_is_refused(job: Job[ToyTraining], tmp_path: Path) -> None:
+    class Boastful(Toy):
+        result = replace(Toy.result, parts=frozenset({"words", "question"}))
+
+    broken = Finetuning(Boastful(), job)
+    trained = broken.run(tmp_path / "one")
+    with pytest.raises(UsageError, match=r"objective 'toy' saved no question in .*: let its `save` write them"):
+        broken.publish(trained, tmp_path / "one", "toy", {})
+    assert job.store.models.list() == []
