@@ -2,7 +2,7 @@
 
 A package brings one by an entry point of a group (`[project.entry-points."bookwheel.index_kinds"]` in its
 `pyproject.toml`): no line of bookwheel changes. Installed packages are looked through only where a name is not built
-in, and nothing is imported before it is asked for.
+in, and nothing is imported before it is asked for. A package cannot replace what is built in.
 """
 
 from collections.abc import Iterator, Mapping
@@ -10,15 +10,17 @@ from importlib.metadata import EntryPoint, entry_points
 from threading import Lock
 from typing import Generic, TypeVar
 
+from rag_model.errors import InputError
+
 T = TypeVar("T")
 
 
 class Registry(Generic[T]):
     """Objects of one sort by name. Safe to share among threads."""
 
-    def __init__(self, group: str, built_in: Mapping[str, str]) -> None:
-        """Know `built_in`, names with `module:object`, and the entry points of `group`."""
-        self.group = group
+    def __init__(self, noun: str, group: str, built_in: Mapping[str, str]) -> None:
+        """Know `built_in`, names with `module:object`, and the entry points of `group`; `noun` is the word for one."""
+        self.noun, self.group = noun, group
         self._built_in = {name: EntryPoint(name, value, group) for name, value in built_in.items()}
         self._loaded: dict[str, T] = {}
         self._lock = Lock()
@@ -27,14 +29,14 @@ class Registry(Generic[T]):
         """Return the object of that name; None: there is none.
 
         Raises:
-            Exception: what its module raises on import.
+            InputError: the package that brings it cannot be imported, or two packages bring one of that name.
         """
         with self._lock:
             if name not in self._loaded:
-                found = self._built_in.get(name) or next(iter(entry_points(group=self.group, name=name)), None)
-                if found is None:
+                point = self._built_in.get(name) or self._brought(name)
+                if point is None:
                     return None
-                self._loaded[name] = found.load()
+                self._loaded[name] = self._load(point)
             return self._loaded[name]
 
     def built_in(self) -> Iterator[T]:
@@ -42,11 +44,33 @@ class Registry(Generic[T]):
         yield from (found for name in self._built_in if (found := self.find(name)) is not None)
 
     def brought(self) -> Iterator[T]:
-        """Yield the objects that installed packages bring, by name; one named as a built-in object is left out."""
-        names = {point.name for point in entry_points(group=self.group)} - self._built_in.keys()
-        yield from (found for name in sorted(names) if (found := self.find(name)) is not None)
+        """Yield the objects that installed packages bring, by name.
+
+        Raises:
+            InputError: as `find`.
+        """
+        others = self.names()[len(self._built_in) :]
+        yield from (found for name in others if (found := self.find(name)) is not None)
 
     def names(self) -> list[str]:
-        """Return all names: those built in first, in their order, then the others, sorted."""
+        """Return all names: those built in first, in their order, then the others, sorted; imports nothing."""
         brought = {point.name for point in entry_points(group=self.group)} - self._built_in.keys()
         return [*self._built_in, *sorted(brought)]
+
+    def _brought(self, name: str) -> EntryPoint | None:
+        found = {point.value: point for point in entry_points(group=self.group, name=name)}
+        if len(found) > 1:
+            raise InputError(
+                f"{self.noun} {name!r} is registered by {' and by '.join(sorted(found))}: uninstall one of them"
+            )
+        return next(iter(found.values()), None)
+
+    def _load(self, point: EntryPoint) -> T:
+        try:
+            loaded: T = point.load()
+        except Exception as broken:  # a package may raise anything when it is imported
+            raise InputError(
+                f"{self.noun} {point.name!r} ({point.value}) cannot be imported ({broken}): "
+                "repair or uninstall its package"
+            ) from broken
+        return loaded

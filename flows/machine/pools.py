@@ -51,13 +51,14 @@ class Launched:
 def launching(name: str, target: Flow[..., Any], weigh: Callable[..., Work], *left_out: str) -> Flow[..., Launched]:
     """Return a flow that sizes a run of `target`, and starts a deployment of it with what it needs.
 
-    It takes what `target` takes, described as there, but for what is left out; then `deployment`, `most` and `hours`.
+    Its parameters, and their descriptions in Prefect's form, are those of `target` without `left_out`; then
+    `deployment`, `most` and `hours` of `start`.
 
     Args:
         name: of the flow.
-        target: the flow whose runs are sized; what it takes is handed on to the run.
-        weigh: tells what a run has to do within its `Limits`, which come first; it names what else it wants to know.
-        left_out: what a launched run is not asked for.
+        target: the flow whose runs are sized; the run gets its parameters.
+        weigh: returns a run's work within its `Limits`, its first argument; its other arguments are the run's, by name.
+        left_out: parameters of `target` that a launch does not take.
     """
     asked = [one for one in signature(target.fn).parameters.values() if one.name not in left_out]
     own = [signature(start).parameters[one] for one in _OWN]
@@ -77,7 +78,7 @@ def launching(name: str, target: Flow[..., Any], weigh: Callable[..., Work], *le
         [f"Size a run of `{target.name}`, and start it with what it needs.\n\nArgs:", *described]
     )
     launch.__name__, launch.__module__ = name.replace("-", "_"), weigh.__module__
-    launch.__dict__["__signature__"] = taken
+    launch.__dict__["__signature__"] = taken  # which Prefect reads for the form and to check a call
     return deployed(name)(launch)
 
 
@@ -99,7 +100,7 @@ def start(
         hours: how long it may take, about: more cores, or a GPU, where fewer would take longer. Else 6, and as short as
             can be where runs share this machine.
         parameters: the run's; those that are None or empty are left to the deployment's own.
-        weigh: tells what the run has to do.
+        weigh: returns what the run has to do within its limits.
 
     Raises:
         ResourceError: it would not fit; nothing was started.

@@ -14,6 +14,7 @@ if TYPE_CHECKING:  # kinds import recipes, which ask here what their factory mea
     from rag_model.index.kind import IndexKind
 
 KINDS: "Registry[IndexKind]" = Registry(
+    "index kind",
     "bookwheel.index_kinds",
     {
         "exact": "rag_model.index.exact.kind:KIND",

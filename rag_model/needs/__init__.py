@@ -1,1 +1,1 @@
-"""What a run needs of a machine, told by sizes alone, before anything is read, trained or built."""
+"""What a run needs of a machine, estimated from sizes before anything is read, trained or built."""

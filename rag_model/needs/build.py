@@ -1,4 +1,4 @@
-"""What a build has to do, told by the size of its dump and of its encoder: no byte of either is read.
+"""What a build has to do, estimated from the sizes of its dump and its encoder; neither is read.
 
 The figures are bounds to plan by: a dump's share of prose is not known yet, so its passages are counted as if it held
 little else. Once they are cut, `snapshots.sizing` weighs the real ones.

@@ -1,4 +1,4 @@
-"""What an evaluation has to do, told by the sizes of its model, questions and snapshot before a weight is read."""
+"""What an evaluation has to do, estimated from the sizes of its model, questions and snapshot."""
 
 from pathlib import Path
 

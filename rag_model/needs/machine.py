@@ -1,6 +1,6 @@
 """What a run has to do (`Work`), what it may have (`Limits`), and what it is therefore given (`Needs`).
 
-All that is taken for granted of hardware and of processes stands here: each figure with its unit and where it is from.
+Every constant of hardware and of processes is here, each with its unit and its source.
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""What a fine-tuning has to do, told by the sizes of its models, examples and snapshot before a weight is read."""
+"""What a fine-tuning has to do, estimated from the sizes of its models, examples and snapshot."""
 
 from rag_model.encoders.architecture import architecture_of
 from rag_model.encoders.resolve import resolve_folder

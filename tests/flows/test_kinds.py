@@ -123,7 +123,7 @@ def test_it_is_pulled_and_searched_from_a_folder(plugin: Path, reindex: Any, boo
 def test_without_the_package_the_kind_is_named(plugin: Path, reindex: Any, tmp_path: Path, bookwheel: Any) -> None:
     store = tmp_path / "store"
     assert reindex(store).code == 0
-    without = Registry("bookwheel.none", dict.fromkeys(KINDS._built_in, ""))
+    without = Registry("index kind", "bookwheel.none", dict.fromkeys(KINDS._built_in, ""))
     without._built_in = KINDS._built_in
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(registry, "KINDS", without)

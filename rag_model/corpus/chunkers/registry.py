@@ -9,6 +9,7 @@ from rag_model.plugins import Registry
 from rag_model.toml import from_table
 
 CHUNKERS: Registry[type[Chunker]] = Registry(
+    "chunker",
     "bookwheel.chunkers",
     {"words": "rag_model.corpus.chunkers.windows:Words", "sections": "rag_model.corpus.chunkers.windows:Sections"},
 )
@@ -20,16 +21,14 @@ def build_chunker(name: str, settings: Mapping[str, Any]) -> Chunker:
     A name that is not built in is looked for among the entry points of installed packages.
 
     Raises:
+        InputError: the package that brings it cannot be imported.
         UsageError: there is no such chunker, or it refuses a setting; the sentence names it.
     """
     return from_table(_named(name), settings, f"the recipe's chunker {name!r}")
 
 
 def _named(name: str) -> type[Chunker]:
-    try:
-        found: Any = CHUNKERS.find(name)
-    except (ImportError, AttributeError) as missing:
-        raise UsageError(f"chunker {name!r} cannot be loaded ({missing}): install its package again") from missing
+    found: Any = CHUNKERS.find(name)
     if found is None:
         raise UsageError(f"no chunker {name!r} in the recipe: choose one of {', '.join(CHUNKERS.names())}")
     if not (isinstance(found, type) and {"__dataclass_fields__", "open", "version"} <= {*dir(found)}):

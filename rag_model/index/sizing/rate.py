@@ -3,7 +3,7 @@
 The small builds are real, of the plan's own factory and dimensions, over synthetic vectors. What they say of a large
 one is an estimate: real vectors are harder or easier, and other machines slower or faster.
 
-* A vector costs more to insert into a larger graph: by a power of its nodes that the two builds tell.
+* A vector costs more to insert into a larger graph: by a power of the nodes, measured between the two builds.
 * Training and assignment to centroids are products of matrices, whose rate is measured apart.
 * All else grows with the vectors.
 """

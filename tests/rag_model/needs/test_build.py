@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from rag_model.errors import InputError, ResourceError
 from rag_model.index.recipe import IndexRecipe
-from rag_model.needs.build import Bulk, bulk_of, work_of
+from rag_model.needs.build import WORDS, Bulk, bulk_of, work_of
 from rag_model.needs.machine import Limits, Needs
 from rag_model.needs.machine import needs_of as given_to
 from rag_model.snapshots.recipe import Recipe
@@ -20,7 +20,6 @@ SMALL = Bulk(passages=5_000, part=1_000, dim=384, weights=90_000_000, operations
 WIKIPEDIA = Bulk(passages=21_000_000, part=40_000, dim=768, weights=440_000_000, operations=2.7e10)
 GRAPH_AND_CODES = Recipe().index
 CODES = {"ivfpq": IndexRecipe("OPQ96_768,IVF16384_HNSW32,PQ96np")}
-WORDS = Recipe().chunk.words
 
 
 def needs_of(

@@ -7,7 +7,7 @@ import pytest
 
 from rag_model.errors import InputError, UsageError
 from rag_model.training.objectives.dpr import DPR
-from rag_model.training.objectives.registry import names, objective, objectives
+from rag_model.training.objectives.registry import OBJECTIVES, names, objective, objectives
 
 ROOT = Path(__file__).parents[4]
 OURS = ("dpr", "rag-sequence", "rag-token")
@@ -21,6 +21,12 @@ def install(folder: Path, package: str, monkeypatch: pytest.MonkeyPatch, **point
     lines = [f"{name.replace('_', '-')} = {value}" for name, value in points.items()]
     (about / "entry_points.txt").write_text("\n".join(["[bookwheel.objectives]", *lines, ""]))
     monkeypatch.syspath_prepend(str(folder / package))
+
+
+@pytest.fixture(autouse=True)
+def nothing_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What an earlier test's packages brought is forgotten."""
+    monkeypatch.setattr(OBJECTIVES, "_loaded", {})
 
 
 @pytest.fixture
@@ -61,7 +67,7 @@ def test_no_package_takes_the_place_of_ours(tmp_path: Path, monkeypatch: pytest.
 @pytest.mark.usefixtures("toy")
 def test_two_packages_with_one_name_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(tmp_path, "twin", monkeypatch, toy="another:TOY")
-    with pytest.raises(UsageError, match="registered by another:TOY and by toy_for_registry:TOY: uninstall one"):
+    with pytest.raises(InputError, match="registered by another:TOY and by toy_for_registry:TOY: uninstall one"):
         objective("toy")
 
 
