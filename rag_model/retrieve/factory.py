@@ -14,8 +14,9 @@ from rag_model.encoders.encoder import Encoder
 from rag_model.index.search import SearchIndex
 from rag_model.retrieve.composer import Build, Composer, builder_of
 from rag_model.retrieve.dense import DenseRetriever, carried_encoder, index_of, known_indexes, unknown_index
-from rag_model.retrieve.expression import Call, Word, parse
+from rag_model.retrieve.expression import parse
 from rag_model.retrieve.found import SnapshotRetriever
+from rag_model.retrieve.nodes import Call, Word
 from rag_model.retrieve.products import with_products
 from rag_model.retrieve.questions import QuestionEncoder
 from rag_model.retrieve.rerank import PairScorer
