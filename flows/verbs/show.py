@@ -50,11 +50,7 @@ def _lines(manifest: Manifest) -> list[str]:
         f"newest revision {content.corpus.get('newest_revision') or 'unknown'}",
         f"passages  {content.n:,} in {len(content.parts)} parts, {len(content.files)} files, {size / 1e6:,.1f} MB",
         f"encoder   {content.space['name'] if content.space else 'none'}",
-        *(
-            f"encoder   {name}: {_space(entry)}"
-            for name, entry in content.representations.items()
-            if name != EMBEDDINGS
-        ),
+        *(f"encoder   {name}: {_space(content, name)}" for name in content.representations if name != EMBEDDINGS),
         *(f"index     {name}: {_index(index)}" for name, index in content.indexes.items()),
         f"retriever {content.default_retriever}",
         *(f"parent    {parent}" for parent in manifest.parents),
