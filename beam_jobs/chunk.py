@@ -5,7 +5,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from beam_jobs.job import Facts, Launch, OnProgress, run_job
+from beam_jobs.job import run_job
+from beam_jobs.launch import Launch, OnProgress, Report
 from beam_jobs.libraries import versions
 from rag_model.corpus.chunk import VERSION, ChunkRecipe, chunk_part
 from rag_model.corpus.lineage import Inheritance
@@ -71,7 +72,7 @@ def tasks_of(store: Store, plan: Plan, chunker: StoredChunker, parent: Parent) -
     ]
 
 
-def chunk(task: ChunkTask, store: Store) -> Facts:
+def chunk(task: ChunkTask, store: Store) -> Report:
     """Cut one part into `passages`, once: the same bytes under the same recipe are never cut again."""
 
     def produce(workdir: Path) -> Produced:

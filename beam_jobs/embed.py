@@ -6,11 +6,13 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Self
 
-from beam_jobs.job import Facts, Launch, OnProgress, run_job
+from beam_jobs.job import run_job
+from beam_jobs.launch import Launch, OnProgress, Report
 from beam_jobs.libraries import versions
 from rag_model.encoders.embed import VERSION, Dtype, embed_changes
 from rag_model.encoders.encoder import Encoder
 from rag_model.snapshots.cut_part import CutPart
+from rag_model.snapshots.encoded_part import EncodedPart
 from rag_model.snapshots.encoding import StoredEncoder
 from rag_model.snapshots.parent import Earlier, local_files
 from rag_model.store.objects.blobs import BlobRef
@@ -54,7 +56,7 @@ class EmbedTask:
         }
 
 
-def embed(task: EmbedTask, store: Store) -> Facts:
+def embed(task: EmbedTask, store: Store) -> Report:
     """Encode one part into `embeddings`, once: the same passages in the same space are never encoded again."""
 
     def produce(workdir: Path) -> Produced:
@@ -65,7 +67,7 @@ def embed(task: EmbedTask, store: Store) -> Facts:
         return Produced({"embeddings": out}, asdict(facts))
 
     record, made = store.memo.once("embed", task.inputs(), produce)
-    return {**record.facts, "embeddings": record.outputs["embeddings"].to_json(), "made": made}
+    return EncodedPart.of(record, made=made).to_json()
 
 
 @lru_cache(maxsize=1)  # a worker loads the model once, for the first part that needs it
@@ -74,9 +76,10 @@ def _encoder(store_url: str, files: tuple[tuple[str, BlobRef], ...]) -> Encoder:
     return Encoder.load(linked_tree({name: blobs.local(ref) for name, ref in files}))
 
 
-def run(tasks: Sequence[EmbedTask], launch: Launch, on_progress: OnProgress | None = None) -> list[Facts]:
-    """Encode all parts; return each one's facts, in their order."""
-    return run_job("embed", embed, tasks, launch, on_progress, _seconds, memoised=True)
+def run(tasks: Sequence[EmbedTask], launch: Launch, on_progress: OnProgress | None = None) -> list[EncodedPart]:
+    """Encode all parts; return each one's report, in their order."""
+    reports = run_job("embed", embed, tasks, launch, on_progress, _seconds, memoised=True)
+    return [EncodedPart.from_json(report) for report in reports]
 
 
 def _seconds(task: EmbedTask) -> float:

@@ -12,17 +12,18 @@ reads what it does not need.
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-from beam_jobs.job import Facts, Launch, OnProgress, run_job
+from beam_jobs.job import run_job
+from beam_jobs.launch import Launch, OnProgress, Report
 from beam_jobs.libraries import versions
 from beam_jobs.threads import limit_threads
 from rag_model.digest import digest_json
 from rag_model.index.files.pieces import Opener, opener
-from rag_model.index.plan import IndexPlan
+from rag_model.index.plan import Facts, IndexPlan
 from rag_model.index.quality import fit
 from rag_model.index.quality.fit import Fit, Trained
 from rag_model.index.registry import kind_named
@@ -68,6 +69,27 @@ class Shard:
     slices: str  # digest of what it is built of
 
 
+@dataclass(frozen=True, slots=True)
+class StageOutput:
+    """What a task of an index's stage reports."""
+
+    out: BlobRef | None  # the stage's file; None: the inherited one stays
+    facts: Facts  # what the kind says of its work
+    made: bool = False  # by this run, and not by an earlier one
+    note: str = ""  # of the plan: why it was trained; empty: nothing to say
+
+    def to_json(self) -> Report:
+        """Return the record as JSON values."""
+        out = self.out.to_json() if self.out else None
+        return {"out": out, "facts": self.facts, "made": self.made, "note": self.note}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Self:
+        """Read back what `to_json` wrote."""
+        out = BlobRef.from_json(value["out"]) if value["out"] else None
+        return cls(out, value["facts"], value["made"], value["note"])
+
+
 def start(
     store: Store, name: str, plan: IndexPlan, rows: Sequence[BlobRef], inherited: Heirloom | None = None
 ) -> IndexBuild:
@@ -81,20 +103,20 @@ def train(builds: Sequence[IndexBuild], launch: Launch, on_progress: OnProgress 
     Where no vector is new, what is inherited is used without a look, and no job is run.
     """
     asked = [build for build in builds if not _settled(build)]
-    reports = iter(run_job("train", train_one, asked, launch, on_progress, _to_train, memoised=True))
-    return [_kept(build) if _settled(build) else _trained(build, next(reports)) for build in builds]
+    told = iter(run_job("train", train_one, asked, launch, on_progress, _to_train, memoised=True))
+    return [_kept(one) if _settled(one) else _trained(one, StageOutput.from_json(next(told))) for one in builds]
 
 
 def _settled(build: IndexBuild) -> bool:
     return build.inherited is not None and build.inherited.settled(build.plan.drift)
 
 
-def _trained(build: IndexBuild, report: Facts) -> IndexBuild:
-    if "out" not in report:
+def _trained(build: IndexBuild, made: StageOutput) -> IndexBuild:
+    if made.out is None:
         return _kept(build)
-    noted = _noted(build, report["note"]) if report["note"] else build
-    fitted = Trained(report["facts"]["losses"]) if kind_named(build.plan.kind).learns else None
-    return replace(noted, trained=_out(report), fitted=fitted)
+    noted = _noted(build, made.note) if made.note else build
+    fitted = Trained(made.facts["losses"]) if kind_named(build.plan.kind).learns else None
+    return replace(noted, trained=made.out, fitted=fitted)
 
 
 def _kept(build: IndexBuild) -> IndexBuild:
@@ -116,8 +138,8 @@ def scatter(builds: Sequence[IndexBuild], launch: Launch, on_progress: OnProgres
     roomy = _with_room(builds, "scatter", launch)
     done = _grouped("scatter", scatter_one, parts, roomy, on_progress, _to_scatter)
     return [
-        replace(build, scattered=_put_list(store, map(_out, reports)), cells=_put_cells(store, build.plan, reports))
-        for build, reports in zip(builds, done, strict=True)
+        replace(build, scattered=_put_outputs(store, made), cells=_put_cells(store, build.plan, made))
+        for build, made in zip(builds, done, strict=True)
     ]
 
 
@@ -132,18 +154,16 @@ def build_shards(
     ]
     roomy = _with_room(builds, "shard", launch)
     done = _grouped("shard", build_shard, shards, roomy, on_progress, _to_link)
-    return [
-        replace(build, shards=_put_list(store, map(_out, reports))) for build, reports in zip(builds, done, strict=True)
-    ]
+    return [replace(build, shards=_put_outputs(store, made)) for build, made in zip(builds, done, strict=True)]
 
 
 def merge(builds: Sequence[IndexBuild], launch: Launch, on_progress: OnProgress | None = None) -> list[BuiltIndex]:
     """Merge all indexes."""
     store = Store.open(launch.store_url)
-    reports = run_job("merge", merge_one, builds, launch, on_progress, _to_merge, memoised=True)
+    told = run_job("merge", merge_one, builds, launch, on_progress, _to_merge, memoised=True)
     return [
-        BuiltIndex(build.name, build.plan, _out(report), report["facts"], _passed_on(store, build))
-        for build, report in zip(builds, reports, strict=True)
+        BuiltIndex(build.name, build.plan, _made(made.out), made.facts, _passed_on(store, build))
+        for build, made in zip(builds, map(StageOutput.from_json, told), strict=True)
     ]
 
 
@@ -154,7 +174,7 @@ def _passed_on(store: Store, build: IndexBuild) -> tuple[BlobRef, Trained] | Non
     return (_made(build.trained), build.fitted.used(imbalance)) if build.fitted else None
 
 
-def train_one(build: IndexBuild, store: Store) -> Facts:
+def train_one(build: IndexBuild, store: Store) -> Report:
     """Learn what the workers of one index share, once; with a trained file that fits, only say so."""
     plan, heirloom = build.plan, build.inherited
     why = heirloom and heirloom.trained.reason(plan.drift)
@@ -162,16 +182,16 @@ def train_one(build: IndexBuild, store: Store) -> Facts:
         found = _fit_of(build, heirloom, store)
         why, missed = found.reason(plan.drift), found.missed()
         if not why:
-            return _moved(build, heirloom, missed, store) if missed else {"made": False}
+            return (_moved(build, heirloom, missed, store) if missed else StageOutput(None, {})).to_json()
 
     def make(out: Path) -> Facts:
         return kind_named(plan.kind).train(plan, _local(store, build.rows), out)
 
     made = _once(store, "train", deciding(plan), make, vectors=build.rows.id)
-    return {"note": f"trained anew: {why}" if why else None, **made}
+    return replace(made, note=f"trained anew: {why}" if why else "").to_json()
 
 
-def _moved(build: IndexBuild, heirloom: Heirloom, missed: str, store: Store) -> Facts:
+def _moved(build: IndexBuild, heirloom: Heirloom, missed: str, store: Store) -> StageOutput:
     """Move the lists of an inherited trained file to the vectors there are now, once."""
     plan = build.plan
 
@@ -179,7 +199,7 @@ def _moved(build: IndexBuild, heirloom: Heirloom, missed: str, store: Store) -> 
         return kind_named(plan.kind).follow(plan, store.blobs.local(heirloom.blob), _local(store, build.rows), out)
 
     made = _once(store, "follow", deciding(plan), make, vectors=build.rows.id, trained=heirloom.blob.id)
-    return {"note": f"trained as in snapshot {heirloom.snapshot[:12]}, lists moved: {missed}", **made}
+    return replace(made, note=f"trained as in snapshot {heirloom.snapshot[:12]}, lists moved: {missed}")
 
 
 def _fit_of(build: IndexBuild, heirloom: Heirloom, store: Store) -> Fit:
@@ -198,7 +218,7 @@ def _fit_of(build: IndexBuild, heirloom: Heirloom, store: Store) -> Fit:
     return Fit.of(store.memo.once("fit", inputs, measured)[0].facts)
 
 
-def scatter_one(part: Part, store: Store) -> Facts:
+def scatter_one(part: Part, store: Store) -> Report:
     """Sort one part's vectors, once."""
     plan, trained = part.build.plan, _made(part.build.trained)
 
@@ -206,10 +226,12 @@ def scatter_one(part: Part, store: Store) -> Facts:
         files = store.blobs.local(trained), store.blobs.local(part.rows)
         return kind_named(plan.kind).scatter(plan, *files, part.number, out)
 
-    return _once(store, "scatter", sharing(plan), make, vectors=part.rows.id, trained=trained.id, number=part.number)
+    return _once(
+        store, "scatter", sharing(plan), make, vectors=part.rows.id, trained=trained.id, number=part.number
+    ).to_json()
 
 
-def build_shard(shard: Shard, store: Store) -> Facts:
+def build_shard(shard: Shard, store: Store) -> Report:
     """Build one shard from its slices of all parts, once."""
     plan, trained, scattered = shard.build.plan, _made(shard.build.trained), _made(shard.build.scattered)
 
@@ -217,10 +239,12 @@ def build_shard(shard: Shard, store: Store) -> Facts:
         slices = _openers(store, scattered)
         return kind_named(plan.kind).shard(plan, store.blobs.local(trained), slices, shard.number, out)
 
-    return _once(store, "shard", sharing(plan), make, slices=shard.slices, trained=trained.id, number=shard.number)
+    return _once(
+        store, "shard", sharing(plan), make, slices=shard.slices, trained=trained.id, number=shard.number
+    ).to_json()
 
 
-def merge_one(build: IndexBuild, store: Store) -> Facts:
+def merge_one(build: IndexBuild, store: Store) -> Report:
     """Join what was scattered and built for one index, once."""
     plan, trained = build.plan, _made(build.trained)
     scattered, shards = _made(build.scattered), _made(build.shards)
@@ -233,22 +257,22 @@ def merge_one(build: IndexBuild, store: Store) -> Facts:
         return kind_named(plan.kind).merge(plan, store.blobs.local(trained), rows, pieces, whole, out)
 
     made_of = {"vectors": build.rows.id, "scattered": scattered.id, "shards": shards.id}
-    return _once(store, "merge", deciding(plan), make, trained=trained.id, **made_of)
+    return _once(store, "merge", deciding(plan), make, trained=trained.id, **made_of).to_json()
 
 
 def _grouped(
     stage: str,
-    work: Callable[[Any, Store], Facts],
+    work: Callable[[Any, Store], Report],
     tasks: Sequence[Sequence[Any]],
     launch: Launch,
     on_progress: OnProgress | None,
     seconds: Callable[[Any], float],
-) -> Iterator[list[Facts]]:
-    """Run the tasks of all indexes as one job; yield the reports index by index."""
+) -> Iterator[list[StageOutput]]:
+    """Run the tasks of all indexes as one job; yield what they made index by index."""
     flat = [task for own in tasks for task in own]
-    reports = iter(run_job(stage, work, flat, launch, on_progress, seconds, memoised=True))
+    told = iter(run_job(stage, work, flat, launch, on_progress, seconds, memoised=True))
     for own in tasks:
-        yield [next(reports) for _ in own]
+        yield [StageOutput.from_json(next(told)) for _ in own]
 
 
 def _to_train(build: IndexBuild) -> float:
@@ -290,7 +314,9 @@ def _stages(plan: IndexPlan) -> Mapping[str, int]:
     return kind_named(plan.kind).estimate(plan).stages
 
 
-def _once(store: Store, stage: str, decides: Mapping[str, Any], make: Callable[[Path], Facts], **inputs: Any) -> Facts:
+def _once(
+    store: Store, stage: str, decides: Mapping[str, Any], make: Callable[[Path], Facts], **inputs: Any
+) -> StageOutput:
     def produce(workdir: Path) -> Produced:
         limit_threads(1)
         out = workdir / stage
@@ -298,7 +324,7 @@ def _once(store: Store, stage: str, decides: Mapping[str, Any], make: Callable[[
         return Produced({"out": out}, facts)
 
     record, made = store.memo.once(stage, {**decides, **inputs}, produce)
-    return {"facts": dict(record.facts), "out": asdict(record.outputs["out"]), "made": made}
+    return StageOutput(record.outputs["out"], dict(record.facts), made)
 
 
 def _made(blob: BlobRef | None) -> BlobRef:
@@ -311,9 +337,13 @@ def _put_list(store: Store, refs: Iterable[BlobRef]) -> BlobRef:
     return store.blobs.put_bytes(json.dumps([ref.to_json() for ref in refs]).encode())
 
 
-def _put_cells(store: Store, plan: IndexPlan, reports: Sequence[Facts]) -> BlobRef:
+def _put_outputs(store: Store, made: Iterable[StageOutput]) -> BlobRef:
+    return _put_list(store, (_made(one.out) for one in made))
+
+
+def _put_cells(store: Store, plan: IndexPlan, made: Sequence[StageOutput]) -> BlobRef:
     """Store how many rows of all parts went to each shard, and a digest of what it reads of them."""
-    facts = [report["facts"] for report in reports]
+    facts = [one.facts for one in made]
     cells = [
         {
             "rows": sum(own["cells"][number] for own in facts),
@@ -334,7 +364,3 @@ def _local(store: Store, listed: BlobRef) -> list[Path]:
 
 def _openers(store: Store, listed: BlobRef) -> list[Opener]:
     return [partial(store.blobs.open, ref) for ref in _listed(store, listed)]
-
-
-def _out(report: Facts) -> BlobRef:
-    return BlobRef.from_json(report["out"])

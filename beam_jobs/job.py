@@ -4,46 +4,13 @@ An element is a task of a few hundred bytes. `Work` does it against the store an
 worker reports to `runs/<run>/<stage>/`: so results come home, and progress is seen, on any runner alike.
 """
 
-import secrets
-import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime
-from typing import Any, Self
 
 from beam_jobs.here import START, Task, Work, recorded
+from beam_jobs.launch import Launch, OnProgress, Report, done
 from beam_jobs.threads import own_threads
-from beam_jobs.workers import here, named, side_by_side
-from rag_model import errors
+from beam_jobs.workers import here, named
 from rag_model.store.store import Store
-
-Facts = dict[str, Any]
-OnProgress = Callable[[int, int], None]  # (elements done, elements in all)
-
-
-@dataclass(frozen=True, slots=True)
-class Launch:
-    """Where and how a run's jobs are launched."""
-
-    store_url: str
-    run: str  # name of the run, unique; reports lie under it
-    flags: tuple[str, ...] = ()  # Beam's and the runner's own
-    poll_seconds: float = 1.0  # between two looks at the reports
-    memory: int | None = None  # bytes for all local workers; None: what is free
-
-    @classmethod
-    def new(cls, store_url: str, flags: Sequence[str] = (), memory: int | None = None) -> Self:
-        """Return a launch under a run name of its own, which sorts by time.
-
-        Raises:
-            UsageError: Beam cannot read its flags.
-        """
-        run = f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{secrets.token_hex(4)}"
-        return cls(store_url, run, _checked(flags) if flags else (), memory=memory)
-
-    def for_tasks(self, task_bytes: int) -> Self:
-        """Return this launch with no more local workers than have room for tasks of so many bytes."""
-        return replace(self, flags=side_by_side(self.flags, task_bytes, self.memory))
 
 
 def run_job(
@@ -55,7 +22,7 @@ def run_job(
     seconds: Callable[[Task], float] | None = None,
     *,
     memoised: bool = False,
-) -> list[Facts]:
+) -> list[Report]:
     """Do every task; return their facts in the order of `tasks`.
 
     Tasks go to Beam's workers, but for those of `memoised` work that are recorded, and for the rest of a job that is
@@ -94,39 +61,11 @@ def run_job(
     return [done_now[number] if known is None else known for number, known in enumerate(facts)]
 
 
-def done(work: Work[Task], task: Task, store: Store) -> Facts:
-    """Do one task.
-
-    Raises:
-        BookwheelError: what the work raised; a `ResourceError` for a file that cannot be read or written, or for want
-        of memory.
-    """
-    try:
-        return work(task, store)
-    except MemoryError as full:
-        raise errors.ResourceError(
-            f"a worker ran out of memory ({str(full) or 'no more was to be had'}): give each worker more, run fewer "
-            "side by side, or make parts smaller (part_bytes of the recipe), and run the same command again"
-        ) from full
-    except OSError as refused:
-        where = refused.filename or tempfile.gettempdir()
-        raise errors.ResourceError(
-            f"a worker could not read or write {where} ({refused.strerror or refused}): free space or give access "
-            "there, and run the same command again"
-        ) from refused
-
-
-def _by_itself(work: Work[Task], tasks: Sequence[Task], store: Store, tell: OnProgress) -> list[Facts]:
+def _by_itself(work: Work[Task], tasks: Sequence[Task], store: Store, tell: OnProgress) -> list[Report]:
     """Do a small job in this process, one task after another."""
-    facts: list[Facts] = []
+    facts: list[Report] = []
     with own_threads():
         for task in tasks:
             facts.append(done(work, task, store))
             tell(len(facts), len(tasks))
     return facts
-
-
-def _checked(flags: Sequence[str]) -> tuple[str, ...]:
-    from beam_jobs.options import checked  # noqa: PLC0415 - as above
-
-    return checked(flags)

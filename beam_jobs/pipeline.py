@@ -19,7 +19,7 @@ from apache_beam.options.pipeline_options import GoogleCloudOptions, PipelineOpt
 from beam_jobs.failure import FAILED, WORKER_DIED, told
 from beam_jobs.flink import cancel, reach
 from beam_jobs.here import Task, Work
-from beam_jobs.job import Facts, Launch, OnProgress, done
+from beam_jobs.launch import Launch, OnProgress, Report, done
 from beam_jobs.lease import held_lease, leave_with
 from beam_jobs.options import is_local, local_runner, pipeline_options, worker_threads
 from beam_jobs.threads import limit_threads
@@ -88,7 +88,7 @@ def by_workers(
     launch: Launch,
     tell: OnProgress,
     seconds: Callable[[Task], float] | None,
-) -> list[Facts]:
+) -> list[Report]:
     """Do tasks on Beam's workers; return their facts in order. As `run_job`, of at least one task.
 
     Raises:
@@ -176,8 +176,8 @@ class _Running:
             self.finished.set()
 
 
-def _collect(store: Store, run: str, stage: str, expected: int) -> list[Facts]:
-    reports: list[Facts] = store.runs.read_all(run, stage)
+def _collect(store: Store, run: str, stage: str, expected: int) -> list[Report]:
+    reports: list[Report] = store.runs.read_all(run, stage)
     if len(reports) != expected:
         raise errors.StoreError(
             f"{expected - len(reports)} of {expected} reports of the {stage} job are missing under runs/{run}/{stage} "

@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from beam_jobs.job import Facts, Launch, OnProgress, run_job
+from beam_jobs.job import run_job
+from beam_jobs.launch import Launch, OnProgress, Report
 from rag_model.corpus.redact import PartFiles, redact_part
-from rag_model.snapshots.takedown import ARTICLES
+from rag_model.snapshots.takedown import ARTICLES, RedactedPart
 from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.store import Store
 from rag_model.store.versions.paths import TEXT
@@ -30,17 +31,20 @@ class RedactTask:
         return dict(self.files)[TEXT]
 
 
-def redact(task: RedactTask, store: Store) -> Facts:
+def redact(task: RedactTask, store: Store) -> Report:
     """Write one part's files again without the pages."""
     local = {name: store.blobs.local(ref) for name, ref in task.files}
     passages, articles = local.pop(TEXT), local.pop(ARTICLES, None)
     with tempfile.TemporaryDirectory(prefix="bookwheel-redact-") as folder:
         made, rows = redact_part(PartFiles(passages, local, articles), {*task.pages}, Path(folder))
         paths = {TEXT: made.passages, ARTICLES: made.articles, **made.vectors}
-        files = {name: store.blobs.put_file(path).to_json() for name, path in paths.items() if path}
-    return {"rows": rows, "files": files}
+        files = {name: store.blobs.put_file(path) for name, path in paths.items() if path}
+    return RedactedPart(rows, files).to_json()
 
 
-def run(tasks: Sequence[RedactTask], launch: Launch, on_progress: OnProgress | None = None) -> list[Facts]:
+def run(tasks: Sequence[RedactTask], launch: Launch, on_progress: OnProgress | None = None) -> list[RedactedPart]:
     """Redact all parts; return each one's rows and files, in their order."""
-    return run_job("redact", redact, tasks, launch, on_progress, lambda task: task.passages.size)
+    return [
+        RedactedPart.from_json(report)
+        for report in run_job("redact", redact, tasks, launch, on_progress, lambda task: task.passages.size)
+    ]

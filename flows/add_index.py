@@ -8,11 +8,10 @@ Requires: a store that this machine and the workers both reach.
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import partial
-from typing import Any
 
 from prefect import flow
 
-from beam_jobs.job import Launch
+from beam_jobs.launch import Launch
 from beam_jobs.workers import worker_memory
 from flows.finish import Build, finish
 from flows.outcome import Reindexed
@@ -22,6 +21,7 @@ from rag_model.errors import UsageError
 from rag_model.index.recipe import IndexRecipe
 from rag_model.snapshots.content import with_indexes
 from rag_model.snapshots.cut_part import CutPart
+from rag_model.snapshots.encoded_part import EncodedPart
 from rag_model.snapshots.existing import carried, facts_of, recipe_of, widths_of
 from rag_model.snapshots.recipe import Recipe
 from rag_model.snapshots.sizing import plan_indexes
@@ -87,7 +87,7 @@ def choose(recipe: Recipe, names: Sequence[str]) -> dict[str, IndexRecipe]:
 
 
 @stage
-def look(store: Store, content: Content) -> tuple[list[CutPart], dict[str, list[dict[str, Any]]]]:
+def look(store: Store, content: Content) -> tuple[list[CutPart], dict[str, list[EncodedPart]]]:
     """Say of the snapshot's parts what the jobs said that made them."""
     return facts_of(store, content)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from prefect import flow
 
-from beam_jobs.job import Launch, OnProgress
+from beam_jobs.launch import Launch, OnProgress
 from beam_jobs.workers import worker_memory
 from flows.finish import Build, finish
 from flows.outcome import Reindexed

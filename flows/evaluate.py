@@ -12,7 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from beam_jobs.job import OnProgress
+from beam_jobs.launch import OnProgress
 from flows import artifacts
 from flows.outcome import CollapseRefusedError, Evaluated
 from flows.progress import StageClock

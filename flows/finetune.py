@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from beam_jobs.job import OnProgress
+from beam_jobs.launch import OnProgress
 from flows import artifacts
 from flows.machine.workplace import alone
 from flows.progress import StageClock

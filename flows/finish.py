@@ -7,7 +7,7 @@ from typing import Any
 
 from beam_jobs import index
 from beam_jobs.index import IndexBuild
-from beam_jobs.job import Facts, Launch, OnProgress
+from beam_jobs.launch import Launch, OnProgress
 from flows import artifacts
 from flows.outcome import GateRefusedError, Reindexed
 from flows.progress import StageClock
@@ -16,6 +16,7 @@ from rag_model.evaluation.gate import judge
 from rag_model.index.plan import IndexPlan
 from rag_model.snapshots.content import BuiltIndex, counts, provenance, rows_of
 from rag_model.snapshots.cut_part import CutPart
+from rag_model.snapshots.encoded_part import EncodedPart
 from rag_model.snapshots.heritage import Heirloom
 from rag_model.snapshots.measure import Measured, measure
 from rag_model.snapshots.publish import Published, publish, vitals
@@ -40,7 +41,7 @@ class Build:
     source: str  # where the passages come from
     encoder: str  # as the user named it
     passages: Sequence[CutPart]  # what the jobs report of each part
-    embeddings: Mapping[str, Sequence[Facts]]  # the same by representation
+    embeddings: Mapping[str, Sequence[EncodedPart]]  # the same by representation
     plans: Mapping[str, IndexPlan]
     assembled: Callable[[Sequence[BuiltIndex]], Content]  # the snapshot's content, with these indexes
     derived: Mapping[str, Any] = field(default_factory=dict)  # what the provenance says of a snapshot made from another
@@ -92,7 +93,7 @@ def embed_stage(representation: str) -> str:
     return "embed" if representation == EMBEDDINGS else f"embed {representation}"
 
 
-def embed_reports(embeddings: Mapping[str, Sequence[Facts]]) -> dict[str, Sequence[Facts]]:
+def embed_reports(embeddings: Mapping[str, Sequence[EncodedPart]]) -> dict[str, Sequence[EncodedPart]]:
     """Return the embed job's reports by the name of their stage."""
     return {embed_stage(name): reports for name, reports in embeddings.items()}
 

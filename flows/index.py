@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from beam_jobs import index
-from beam_jobs.job import Launch, OnProgress
+from beam_jobs.launch import Launch, OnProgress
 from beam_jobs.workers import worker_memory
 from flows.machine.workplace import workplace
 from flows.progress import StageClock

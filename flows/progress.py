@@ -10,7 +10,7 @@ from uuid import UUID
 
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
 
-from beam_jobs.job import OnProgress
+from beam_jobs.launch import OnProgress
 from flows.command.console import shown
 from flows.stage import in_run
 

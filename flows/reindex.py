@@ -13,7 +13,7 @@ from functools import partial
 
 from beam_jobs import chunk, embed
 from beam_jobs.embed import EmbedTask
-from beam_jobs.job import Facts, Launch, OnProgress
+from beam_jobs.launch import Launch, OnProgress
 from beam_jobs.workers import worker_memory
 from flows.finish import Build, embed_stage, finish
 from flows.outcome import Reindexed
@@ -25,6 +25,7 @@ from rag_model.index.plan import IndexPlan
 from rag_model.snapshots.chunking import StoredChunker, store_chunker
 from rag_model.snapshots.content import assemble
 from rag_model.snapshots.cut_part import CutPart
+from rag_model.snapshots.encoded_part import EncodedPart
 from rag_model.snapshots.encoders import store_encoders
 from rag_model.snapshots.encoding import StoredEncoder, store_encoder
 from rag_model.snapshots.heritage import Heirloom, inherit, noted, obstacles
@@ -82,7 +83,7 @@ def reindex(
             passages = chunk_parts(target, plan, chunker, parent, launch, tell)
         widths = {name: its.space.dim for name, its in encoders.items()}
         plans = plan_indexes(recipe.index, passages, widths, worker_memory(beam_options), parent)
-        embeddings: dict[str, Sequence[Facts]] = {}
+        embeddings: dict[str, Sequence[EncodedPart]] = {}
         for name, its in encoders.items():
             with clock(embed_stage(name)) as tell:
                 embeddings[name] = embed_parts(plan, passages, its, recipe.dtype_of(name), parent, launch, tell)
@@ -140,7 +141,7 @@ def embed_parts(
     parent: Parent,
     launch: Launch,
     tell: OnProgress,
-) -> list[Facts]:
+) -> list[EncodedPart]:
     """Encode every part's passages; those that are as they were keep the parent's vectors."""
     tasks = [
         EmbedTask.of(cut, encoding, dtype, parent.encoded(part, encoding.space.digest))
@@ -155,7 +156,7 @@ def inherit_trained(
     parent: Parent,
     plans: Mapping[str, IndexPlan],
     plan: Plan,
-    embeddings: Mapping[str, Sequence[Facts]],
+    embeddings: Mapping[str, Sequence[EncodedPart]],
     encoders: Mapping[str, StoredEncoder],
 ) -> tuple[dict[str, IndexPlan], dict[str, Heirloom]]:
     """Find what the parent's indexes were trained to; note in the plans of others why nothing is inherited."""

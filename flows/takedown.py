@@ -28,7 +28,7 @@ from typing import Any
 from prefect import flow
 
 from beam_jobs import redact
-from beam_jobs.job import Launch, OnProgress
+from beam_jobs.launch import Launch, OnProgress
 from beam_jobs.redact import RedactTask
 from beam_jobs.workers import worker_memory
 from flows.finish import Build, embed_reports, indexed

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -26,9 +25,9 @@ from rag_model.index.files.arrays import Block
 from rag_model.index.files.intake import PART_BYTES, Intake, cut
 from rag_model.snapshots.content import BuiltIndex, assemble
 from rag_model.snapshots.cut_part import CutPart
+from rag_model.snapshots.encoded_part import EncodedPart
 from rag_model.snapshots.encoding import StoredEncoder
 from rag_model.snapshots.recipe import Recipe
-from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.objects.trees import linked_tree
 from rag_model.store.store import Store
 from rag_model.store.versions.manifest import Content
@@ -45,7 +44,7 @@ class Adopted:
     """Passages and vectors in the store: one report a part each, as the chunk and embed jobs give them."""
 
     passages: tuple[CutPart, ...]
-    embeddings: tuple[dict[str, Any], ...]
+    embeddings: tuple[EncodedPart, ...]
     dtype: str  # of the vectors
 
 
@@ -66,7 +65,7 @@ def adopt(store: Store, passages: str, vectors: Intake, part_bytes: int = PART_B
     """
     rows = _ready(passages)
     cuts: list[CutPart] = []
-    embeddings: list[dict[str, Any]] = []
+    embeddings: list[EncodedPart] = []
 
     gone, seen = store.takedowns.pages(""), 0
 
@@ -85,7 +84,7 @@ def adopt(store: Store, passages: str, vectors: Intake, part_bytes: int = PART_B
             whole = len(kept) == len(block)
             np.save(file := Path(name) / "vectors.npy", block if whole else block[kept], allow_pickle=False)
             ref = store.blobs.put_file(file)
-        embeddings.append({"embeddings": ref.to_json(), "rows": len(kept), "encoded": 0, "made": True})
+        embeddings.append(EncodedPart(ref, len(kept), made=True))
 
     cut(vectors, put, "refuse", part_bytes)
     if next(rows, None) is not None:
@@ -101,9 +100,7 @@ def check_encoder(store: Store, adopted: Adopted, encoding: StoredEncoder) -> No
     Raises:
         RefusedError: the vectors are not those that the encoder makes.
     """
-    first = np.load(
-        store.blobs.local(BlobRef.from_json(adopted.embeddings[0]["embeddings"])), mmap_mode="r", allow_pickle=False
-    )
+    first = np.load(store.blobs.local(adopted.embeddings[0].vectors), mmap_mode="r", allow_pickle=False)
     if first.shape[1] != encoding.space.dim:
         raise _foreign(encoding, f"they have {first.shape[1]} dimensions and its own {encoding.space.dim}")
     rows = np.unique(np.linspace(0, len(first) - 1, _TRIED, dtype=np.int64)).tolist()

@@ -16,6 +16,7 @@ from rag_model.index.plan import IndexPlan
 from rag_model.index.quality.fit import Trained
 from rag_model.index.registry import kind_named
 from rag_model.snapshots.cut_part import CutPart
+from rag_model.snapshots.encoded_part import EncodedPart
 from rag_model.snapshots.encoding import StoredEncoder
 from rag_model.snapshots.heritage import trained_entry
 from rag_model.snapshots.recipe import Recipe
@@ -33,7 +34,6 @@ from rag_model.store.versions.paths import (
 )
 
 WIKIPEDIA_LICENCE = "CC BY-SA 4.0"
-Facts = Mapping[str, Any]  # what a job reports of one part
 _DECIDING = ("bookwheel", "faiss-cpu", "numpy", "pyarrow", "torch", "transformers", "tokenizers", "apache-beam")
 
 
@@ -44,7 +44,7 @@ class BuiltIndex:
     name: str
     plan: IndexPlan
     blob: BlobRef  # its file
-    facts: Facts = field(default_factory=dict)  # what its merge said
+    facts: Mapping[str, Any] = field(default_factory=dict)  # what its merge said
     trained: tuple[BlobRef, Trained] | None = None  # what its workers shared: later builds inherit it
 
 
@@ -53,7 +53,7 @@ def assemble(
     recipe: Recipe,
     encoders: Mapping[str, StoredEncoder],
     passages: Sequence[CutPart],
-    embeddings: Mapping[str, Sequence[Facts]],
+    embeddings: Mapping[str, Sequence[EncodedPart]],
     indexes: Sequence[BuiltIndex],
 ) -> Content:
     """Return the content of the snapshot: every file by its path, and all that its id depends on.
@@ -71,7 +71,7 @@ def assemble(
         name, cut = f"part-{len(parts):05d}", passages[place]
         files[passages_path(name)] = cut.passages
         for over, reports in embeddings.items():
-            files[embeddings_path(name, over)] = BlobRef.from_json(reports[place]["embeddings"])
+            files[embeddings_path(name, over)] = reports[place].vectors
         if cut.article_log is not None:
             files[articles_path(name)] = cut.article_log
         parts.append(PartEntry(name, first, last, cut.rows))
@@ -106,12 +106,9 @@ def _tiled(plan: Plan, passages: Sequence[CutPart]) -> list[tuple[int, int]]:
     return [(first, end - 1) for first, end in pairwise([*starts, plan.parts[-1].last_page + 1])]
 
 
-def rows_of(passages: Sequence[CutPart], embeddings: Mapping[str, Sequence[Facts]]) -> dict[str, list[BlobRef]]:
+def rows_of(passages: Sequence[CutPart], embeddings: Mapping[str, Sequence[EncodedPart]]) -> dict[str, list[BlobRef]]:
     """Return the row files of each representation that hold a row, in row order: what indexes are built over."""
-    vectors = {
-        over: [BlobRef.from_json(report["embeddings"]) for report in reports if report["rows"]]
-        for over, reports in embeddings.items()
-    }
+    vectors = {over: [report.vectors for report in reports if report.rows] for over, reports in embeddings.items()}
     return {TEXT: [cut.passages for cut in passages if cut.rows]} | vectors
 
 
@@ -129,7 +126,7 @@ def provenance(dump: str, encoder: str, indexes: Sequence[BuiltIndex], seconds: 
     }
 
 
-def counts(passages: Sequence[CutPart], embeddings: Mapping[str, Sequence[Facts]]) -> dict[str, Any]:
+def counts(passages: Sequence[CutPart], embeddings: Mapping[str, Sequence[EncodedPart]]) -> dict[str, Any]:
     """Return what a run counted: articles, passages, drops by reason.
 
     `embedded` are the passages that this run's encoder read for the representation `embeddings`; `reused` those whose
@@ -138,7 +135,7 @@ def counts(passages: Sequence[CutPart], embeddings: Mapping[str, Sequence[Facts]
     dropped: Counter[str] = Counter()
     for cut in passages:
         dropped.update(cut.facts.dropped)
-    embedded = sum(report["encoded"] for report in embeddings.get(EMBEDDINGS, ()) if report["made"])
+    embedded = sum(report.encoded for report in embeddings.get(EMBEDDINGS, ()) if report.made)
     rows = sum(cut.rows for cut in passages)
     return {
         "articles": sum(cut.facts.articles for cut in passages),

@@ -9,6 +9,7 @@ from rag_model.corpus.chunk import BUCKET, ChunkFacts
 from rag_model.errors import RefusedError
 from rag_model.index.recipe import IndexRecipe
 from rag_model.snapshots.cut_part import CutPart
+from rag_model.snapshots.encoded_part import EncodedPart
 from rag_model.snapshots.recipe import Recipe
 from rag_model.snapshots.recipe_text import given
 from rag_model.store.store import Store
@@ -41,7 +42,7 @@ def carried(manifest: Manifest) -> dict[str, Any]:
     return {name: manifest.provenance[name] for name in CARRIED if name in manifest.provenance}
 
 
-def facts_of(store: Store, content: Content) -> tuple[list[CutPart], dict[str, list[dict[str, Any]]]]:
+def facts_of(store: Store, content: Content) -> tuple[list[CutPart], dict[str, list[EncodedPart]]]:
     """Return one report a part, as the chunk job and, by representation, the embed job give them: nothing was made.
 
     Reads two columns of the passages, part by part.
@@ -69,9 +70,8 @@ def widths_of(snapshot: Snapshot) -> dict[str, int]:
     return {name: snapshot.dim_of(name) for name in content.representations if content.space_of(name) is not None}
 
 
-def _encoded(content: Content, part: PartEntry, representation: str) -> dict[str, Any]:
-    vectors = content.files[embeddings_path(part.name, representation)]
-    return {"embeddings": vectors.to_json(), "rows": part.rows, "encoded": 0, "made": False}
+def _encoded(content: Content, part: PartEntry, representation: str) -> EncodedPart:
+    return EncodedPart(content.files[embeddings_path(part.name, representation)], part.rows)
 
 
 def _cut(snapshot: Snapshot) -> Iterator[CutPart]:

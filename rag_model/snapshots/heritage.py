@@ -16,6 +16,7 @@ from rag_model.index.plan import IndexPlan
 from rag_model.index.quality.fit import Trained
 from rag_model.index.recipe import IndexRecipe
 from rag_model.index.registry import kind_named
+from rag_model.snapshots.encoded_part import EncodedPart
 from rag_model.snapshots.parent import Parent
 from rag_model.store.comparing.diff import differences
 from rag_model.store.objects.blobs import BlobRef
@@ -27,8 +28,6 @@ NO_RECORD = "no record"
 _LOOKED_AT = 8  # parts that changed, and as many that did not, in which new vectors and old ones are looked for
 
 _SAID = {"plan", "code", "losses", "imbalance", "imbalance_now"}  # of a trained file, by `trained_entry`
-
-Facts = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +74,7 @@ def inherit(
     plan: IndexPlan,
     space: str | None,
     parts: Sequence[Part],
-    embeddings: Sequence[Facts],
+    embeddings: Sequence[EncodedPart],
 ) -> Heirloom | None:
     """Return the parent's trained file of an index; None: there is none, or it is of another plan or space.
 
@@ -91,11 +90,7 @@ def inherit(
         return None
     over, entries = parent.manifest.content.over(name), parent.manifest.content.parts
     known = {files[path] for entry in entries if (path := rows_path(over, entry.name)) in files}
-    encoded = [
-        (part, BlobRef.from_json(made["embeddings"]))
-        for part, made in zip(parts, embeddings, strict=True)
-        if made["rows"]
-    ]
+    encoded = [(part, made.vectors) for part, made in zip(parts, embeddings, strict=True) if made.rows]
     changed = _some([(part, vectors) for part, vectors in encoded if vectors not in known], plan.seed)
     return Heirloom(
         parent.manifest.id,

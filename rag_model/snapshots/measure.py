@@ -18,7 +18,6 @@ from rag_model.index.quality.health import Effort, Health, Trial
 from rag_model.index.quality.recall import percentile5
 from rag_model.index.registry import kind_of
 from rag_model.retrieve.indexes import exact_index_of, files_of
-from rag_model.snapshots.content import Facts
 from rag_model.store.versions.paths import EMBEDDINGS, TEXT, question_encoder
 from rag_model.store.versions.snapshot import Snapshot
 
@@ -58,7 +57,7 @@ class Measured:
         return figures | dict(self.figures.get(index, {}))
 
 
-def measure(snapshot: Snapshot, recipe: GateRecipe, merges: Mapping[str, Facts] | None = None) -> Measured:
+def measure(snapshot: Snapshot, recipe: GateRecipe, merges: Mapping[str, Mapping[str, Any]] | None = None) -> Measured:
     """Ask each index of a snapshot the same sampled questions, and exact search for the truth; look into its file.
 
     The questions are sentences of sampled passages, encoded by the question encoder that the snapshot carries.
@@ -118,6 +117,6 @@ def _asked(snapshot: Snapshot, recipe: GateRecipe) -> tuple[list[int], list[str]
     return rows, sample_sentences(snapshot.passages(rows), recipe.seed)
 
 
-def _repaired(merges: Mapping[str, Facts]) -> dict[str, int]:
+def _repaired(merges: Mapping[str, Mapping[str, Any]]) -> dict[str, int]:
     known = "unreachable_repaired"
     return {name: facts[known] for name, facts in merges.items() if known in facts}

@@ -8,8 +8,8 @@ from itertools import islice
 from typing import Any
 
 from rag_model.evaluation.report import BuildReport, Stage, render
-from rag_model.snapshots.content import Facts
 from rag_model.snapshots.cut_part import CutPart
+from rag_model.snapshots.encoded_part import EncodedPart
 from rag_model.snapshots.measure import Measured
 from rag_model.snapshots.publish import Published
 from rag_model.store.store import Store
@@ -25,7 +25,7 @@ def write_report(
     measured: Measured,
     counts: Mapping[str, Any],
     passages: Sequence[CutPart],
-    embeddings: Mapping[str, Sequence[Facts]],
+    embeddings: Mapping[str, Sequence[EncodedPart]],
     seconds: Mapping[str, float],
 ) -> str:
     """Render a snapshot's report, store it, and return its URL.
@@ -34,7 +34,7 @@ def write_report(
     order.
     """
     made = {"chunk": [cut.made for cut in passages]}
-    made |= {stage: [bool(report["made"]) for report in its] for stage, its in embeddings.items()}
+    made |= {stage: [report.made for report in its] for stage, its in embeddings.items()}
     corpus = manifest.content.corpus
     report = BuildReport(
         title=f"{corpus['dbname'] or corpus['kind']} {corpus['newest_revision'][:10]}".strip(),

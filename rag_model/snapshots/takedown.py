@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 from rag_model.errors import RefusedError, StoreError, UsageError
 from rag_model.snapshots.publish import put_in_place, settle
@@ -119,7 +119,24 @@ def _paths(content: Content, part: str) -> dict[str, str]:
     return {name: rows_path(name, part) for name in named} | {ARTICLES: articles_path(part)}
 
 
-def redacted(content: Content, made: Mapping[str, Mapping[str, Any]]) -> Content:
+@dataclass(frozen=True, slots=True)
+class RedactedPart:
+    """A part without the pages: what the redact job reports."""
+
+    rows: int
+    files: Mapping[str, BlobRef]  # as `part_blobs`
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the record as JSON values."""
+        return {"rows": self.rows, "files": {name: ref.to_json() for name, ref in self.files.items()}}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Self:
+        """Read back what `to_json` wrote."""
+        return cls(value["rows"], {name: BlobRef.from_json(ref) for name, ref in value["files"].items()})
+
+
+def redacted(content: Content, made: Mapping[str, RedactedPart]) -> Content:
     """Return a snapshot's content with some parts made anew, by name, and without its indexes.
 
     As when a snapshot is built, a part without a passage is left out, and its range goes to the one before it.
@@ -127,7 +144,7 @@ def redacted(content: Content, made: Mapping[str, Mapping[str, Any]]) -> Content
     files = {path: ref for path, ref in content.files.items() if path.partition("/")[0] == _KEPT}
     parts: list[PartEntry] = []
     for part in content.parts:
-        rows = made[part.name]["rows"] if part.name in made else part.rows
+        rows = made[part.name].rows if part.name in made else part.rows
         if rows == 0:
             if parts:
                 parts[-1] = replace(parts[-1], last_page=part.last_page)
@@ -138,15 +155,13 @@ def redacted(content: Content, made: Mapping[str, Mapping[str, Any]]) -> Content
     return replace(content, parts=tuple(parts), files=files, indexes={})
 
 
-def _files(
-    content: Content, part: PartEntry, name: str, made: Mapping[str, Any] | None
-) -> Iterator[tuple[str, BlobRef]]:
+def _files(content: Content, part: PartEntry, name: str, made: RedactedPart | None) -> Iterator[tuple[str, BlobRef]]:
     kept = part_blobs(content, part)
     for kind, path in _paths(content, name).items():
         if made is None and kind in kept:
             yield path, kept[kind]
-        elif made is not None and kind in made["files"]:
-            yield path, BlobRef.from_json(made["files"][kind])
+        elif made is not None and kind in made.files:
+            yield path, made.files[kind]
 
 
 def _forget(store: Store, holder: Holder, place: str) -> None:

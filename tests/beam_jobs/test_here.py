@@ -8,7 +8,8 @@ import faiss
 import pytest
 
 from beam_jobs.here import START
-from beam_jobs.job import Launch, run_job
+from beam_jobs.job import run_job
+from beam_jobs.launch import Launch
 from rag_model.errors import InputError, ResourceError
 from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.store import Store

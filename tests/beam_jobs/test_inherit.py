@@ -10,7 +10,7 @@ import pytest
 
 from beam_jobs import index
 from beam_jobs.index import IndexBuild
-from beam_jobs.job import Launch
+from beam_jobs.launch import Launch
 from rag_model.index.exact.scan import ExactIndex
 from rag_model.index.recipe import IndexRecipe, resolve
 from rag_model.index.search import open_index

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from beam_jobs.failure import told
-from beam_jobs.job import Launch, run_job
+from beam_jobs.job import run_job
+from beam_jobs.launch import Launch
 from beam_jobs.options import is_local, pipeline_options, worker_threads
 from beam_jobs.pipeline import Worker
 from rag_model.errors import BookwheelError, InputError, ResourceError, StoreError, UsageError
@@ -109,7 +110,8 @@ def test_a_killed_worker_ends_the_job_instead_of_hanging_it(launch: Launch) -> N
 def test_workers_leave_when_their_launcher_is_killed(tmp_path: Path) -> None:
     store = Store.open(str(tmp_path / "store"), create=True)
     code = (
-        "from beam_jobs.job import Launch, run_job\n"
+        "from beam_jobs.job import run_job\n"
+        "from beam_jobs.launch import Launch\n"
         "from tests.beam_jobs import works\n"
         f"run_job('linger', works.linger, [1, 2], Launch({store.url!r}, 'run-1'))\n"
     )

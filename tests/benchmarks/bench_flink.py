@@ -22,7 +22,8 @@ from bench_workers import repeat_dump, small_encoder
 from flink_cluster import SLOTS, Flink, flink
 from processes import Cost, run
 
-from beam_jobs.job import Launch, run_job
+from beam_jobs.job import run_job
+from beam_jobs.launch import Launch
 from rag_model.store.objects.memo import Memo
 from rag_model.store.store import Store
 

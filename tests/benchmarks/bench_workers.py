@@ -26,7 +26,7 @@ from processes import run
 from beam_jobs import chunk, embed
 from beam_jobs.chunk import ChunkTask
 from beam_jobs.embed import EmbedTask
-from beam_jobs.job import Facts, Launch
+from beam_jobs.launch import Launch, Report
 from flows.demo import demo_dump, demo_encoder
 from rag_model.snapshots.cut_part import CutPart
 from rag_model.snapshots.encoding import EncodeRecipe, store_encoder
@@ -43,7 +43,7 @@ WORKER = "sdk_worker_main"  # on the command line of Beam's workers alone
 class Done:
     """A job that was run, and what its workers took."""
 
-    facts: list[Facts]
+    facts: list[Report]
     seconds: float  # of the job, start-up included
     cpu_seconds: float  # of the worker that had most to do
     peak_mb: float  # of the worker that held most
@@ -54,7 +54,7 @@ class Done:
         return sum(fact["rows"] for fact in self.facts)
 
 
-def chunk_job(dump: Path, store: Path, workers: int) -> list[Facts]:
+def chunk_job(dump: Path, store: Path, workers: int) -> list[Report]:
     """Cut a dump's parts with so many workers."""
     recipe = Recipe()
     plan = plan_parts(Store.open(str(store), create=True), str(dump), recipe)
@@ -62,7 +62,7 @@ def chunk_job(dump: Path, store: Path, workers: int) -> list[Facts]:
     return [{**cut.to_json(), "rows": cut.rows} for cut in chunk.run(tasks, launch(store, workers))]
 
 
-def embed_job(facts: Path, encoder: Path, store: Path, workers: int) -> list[Facts]:
+def embed_job(facts: Path, encoder: Path, store: Path, workers: int) -> list[Report]:
     """Encode the parts that a chunk job left its facts of."""
     encoding = store_encoder(Store.open(str(store)), str(encoder), EncodeRecipe())
     cuts = map(CutPart.from_json, json.loads(facts.read_text()))

@@ -9,6 +9,7 @@ import pytest
 from rag_model.corpus.records import Part
 from rag_model.index.quality.fit import Trained
 from rag_model.index.recipe import IndexRecipe, VectorPlan, resolve
+from rag_model.snapshots.encoded_part import EncodedPart
 from rag_model.snapshots.heritage import inherit, noted, obstacles, steady, trained_entry
 from rag_model.snapshots.parent import Parent
 from rag_model.store.store import Store
@@ -85,7 +86,7 @@ def test_the_vectors_that_changed_are_named_beside_those_that_did_not(store: Sto
     assert parent.manifest is not None
     same = parent.manifest.content.files["embeddings/part-00000.npy"]
     new = store.blobs.put_bytes(b"new")
-    made = [{"embeddings": ref.to_json(), "rows": 5} for ref in (same, new)]
+    made = [EncodedPart(ref, 5) for ref in (same, new)]
     found = inherit(store, parent, "hnsw", planned(), "space", parts, made)
     assert found is not None
     assert (found.snapshot, found.trained) == (parent.manifest.id, TRAINED)

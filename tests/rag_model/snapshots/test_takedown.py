@@ -22,6 +22,7 @@ from rag_model.evaluation.gate import Verdict
 from rag_model.snapshots.publish import publish
 from rag_model.snapshots.takedown import (
     Holder,
+    RedactedPart,
     carry_out,
     choose_wiki,
     holders,
@@ -72,7 +73,7 @@ def rebuild(store: Store, holder: Holder) -> Manifest | None:
     """Do as the flow does, but for the indexes."""
     old = holder.manifest.content
     made = {
-        part.name: redact(RedactTask(holder.pages, tuple(part_blobs(old, part).items())), store)
+        part.name: RedactedPart.from_json(redact(RedactTask(holder.pages, tuple(part_blobs(old, part).items())), store))
         for part in parts_to_redact(holder)
     }
     content = redacted(old, made)
