@@ -42,12 +42,19 @@ _ENVIRONMENT = {  # before Prefect, transformers and the like are imported; what
 }
 
 
+_RETRIEVER = {"--retriever", "--index"}
+
+
 def _settable(commands: tuple[str, ...], arguments: ArgumentCollection) -> ArgumentCollection:
-    """Leave out what settings mean otherwise: `index` there is a snapshot's, and no factory; `questions` are texts."""
-    if commands != ("index",):
-        return arguments
+    """Leave out what settings mean otherwise: `index` there is a snapshot's, and no factory; `questions` are texts.
+
+    And a retriever where one is given already, by either of its two names: a flag goes before a setting.
+    """
+    left_out = {"--index", "--questions"} if commands == ("index",) else set[str]()
+    if any(argument.tokens for argument in arguments if _RETRIEVER & set(argument.names)):
+        left_out |= _RETRIEVER
     settable = arguments.copy()
-    settable[:] = [argument for argument in arguments if not {"--index", "--questions"} & set(argument.names)]
+    settable[:] = [argument for argument in arguments if not left_out & set(argument.names)]
     return settable
 
 

@@ -10,6 +10,7 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from beam_jobs.job import OnProgress
 from flows import artifacts
@@ -51,7 +52,7 @@ def evaluate(
         model: a RAG model of the store (a ref, ref@number, an id, a unique prefix), or a folder of one.
         questions: DPR's CSV, JSONL with `question` and `answers`, or KILT's JSONL; a path or URL.
         ref: a ref, ref@number, an id or a unique prefix of a snapshot. Both are pinned by id before anything is asked.
-        settings: everything else; the default settings if none are given.
+        settings: everything else, the retriever among it; the default settings if none are given.
         rows: write one JSON object a question to this file.
         kilt: write KILT's prediction file to this one.
         report: write the HTML report to this one.
@@ -90,9 +91,10 @@ class NamedCondition:
 class Work:
     """What a run has pinned, and what it finds out; no record, for the same reason."""
 
-    def __init__(self, snapshot: Snapshot, model: str, folder: Path, examination: Examination) -> None:
+    def __init__(self, snapshot: Snapshot, model: str, folder: Path, retriever: str, examination: Examination) -> None:
         """Hold a snapshot and a model, each known by its id, the model's folder, and the questions put to them."""
         self.snapshot, self.model, self.folder, self.examination = snapshot, model, folder, examination
+        self.retriever = retriever  # an expression
 
     def outcome(self, seconds: dict[str, float], report: str | None) -> Evaluated:
         """Return what was found, as plain values."""
@@ -101,6 +103,7 @@ class Work:
         return Evaluated(
             snapshot=self.snapshot.id,
             model=self.model,
+            retriever=self.retriever,
             n=len(book.scored),
             k=examined.k,
             metrics={**examined.retrieval, **answered},
@@ -120,13 +123,13 @@ def prepare(store: Store, model: str, questions: str, ref: str, settings: Evalua
     asked = read_questions(questions)
     check_golds(asked.questions, settings.kind)  # before a model is fetched and loaded
     snapshot = Snapshot.from_store(store, ref)
-    named, reader = open_reader(snapshot, store.url, model, settings.index, settings.decoding, asks)
+    named, reader = open_reader(snapshot, store.url, model, settings.expression, settings.decoding, asks)
     if reader.retriever is None:
         raise InputError(f"model {model} finds no passages: give a RAG model with its question encoder")
-    inputs = {
+    inputs: dict[str, Any] = {
         "snapshot": snapshot.id,
         "model": _weights(named),
-        "index": settings.index,
+        "retriever": settings.expression or snapshot.manifest.content.default_retriever,
         "decoding": asdict(settings.decoding),
         "versions": {name: version(name) for name in ("torch", "transformers")},
     }
@@ -135,7 +138,7 @@ def prepare(store: Store, model: str, questions: str, ref: str, settings: Evalua
         reader.retriever, answering, asked, settings.k or reader.rag.settings.k, snapshot.n, settings
     )
     folder = Path(named) if Path(named).is_dir() else model_folder(store, named)
-    return Work(snapshot, named, folder, examination)
+    return Work(snapshot, named, folder, inputs["retriever"], examination)
 
 
 def _weights(named: str) -> object:

@@ -81,6 +81,7 @@ class Evaluated:
 
     snapshot: str  # full id
     model: str  # full id, or the folder that was named
+    retriever: str  # expression
     n: int  # questions
     k: int  # passages that each was answered from
     metrics: dict[str, float]  # Success@k first, then the answers' measures

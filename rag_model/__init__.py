@@ -3,7 +3,7 @@
 | to | take, below `rag_model` |
 | --- | --- |
 | open a store, a snapshot of it, or a pulled one | `store.Store.open`, `store.Snapshot.open` and `.from_folder` |
-| search by question or by vector | `retrieve.dense.DenseRetriever` |
+| search by question | `retrieve.factory.open_retriever`; by vector `retrieve.dense.DenseRetriever` |
 | turn texts into vectors | `encoders.encoder.Encoder.load` |
 | build an index over vectors | `index.recipe.resolve`, `index.stages.build`, `index.search.open_index` |
 | read, clean and cut a dump | `corpus.plan.plan_dump`, `corpus.wikitext.clean`, `corpus.chunk.chunk_part` |

@@ -39,6 +39,10 @@ class Registry(Generic[T]):
                 self._loaded[name] = self._load(point)
             return self._loaded[name]
 
+    def is_built_in(self, name: str) -> bool:
+        """Whether the object of that name is built in."""
+        return name in self._built_in
+
     def built_in(self) -> Iterator[T]:
         """Yield the objects that are built in, in their order."""
         yield from (found for name in self._built_in if (found := self.find(name)) is not None)

@@ -8,7 +8,16 @@ from cyclopts import Parameter
 
 StoreUrl = Annotated[str, Parameter(name="--store", help="Where snapshots live: file:///…, s3://… or a folder.")]
 SnapshotName = Annotated[str, Parameter(help="A ref, ref@number, an id, or a unique prefix of one.")]
-IndexName = Annotated[str, Parameter(help="An index of the snapshot, or `exact`.")]
+IndexName = Annotated[
+    str | None, Parameter(help="An index of the snapshot, or `exact`: the short form of --retriever.")
+]
+RetrieverName = Annotated[
+    str | None,
+    Parameter(
+        help="How to find passages: an index, rrf(A, B, k=60, weights=[1, 1]) of several, rerank(A, MODEL, 50); A:100 "
+        "asks A for 100. By default the snapshot's own."
+    ),
+]
 AnyName = Annotated[  # what is said of snapshots is said of models, too
     str, Parameter(help="A ref, ref@number, an id, or a unique prefix of one; with `model:` before it, of a model.")
 ]

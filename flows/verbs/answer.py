@@ -4,11 +4,12 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from flows.command.reply import AsksName, Common, IndexName, Reply, SnapshotName, StoreUrl
+from flows.command.reply import AsksName, Common, IndexName, Reply, RetrieverName, SnapshotName, StoreUrl
 from flows.verbs.search import asked_of
 from rag_model.generate.decoding import Decoding
 from rag_model.generate.named import open_reader
 from rag_model.generate.reader import Answer, answer_json
+from rag_model.retrieve.expression import one_of
 from rag_model.store.versions.snapshot import Snapshot
 
 ModelName = Annotated[
@@ -22,7 +23,8 @@ def answer(
     model: ModelName,
     ref: SnapshotName = "latest",
     k: Annotated[int | None, Parameter(alias="-k", help="Passages a question; by default as in training.")] = None,
-    index: IndexName = "hnsw",
+    retriever: RetrieverName = None,
+    index: IndexName = None,
     asks: AsksName = None,
     beams: Annotated[int, Parameter(help="Beams of the search for an answer; 1 is greedy.")] = 1,
     questions_file: Annotated[
@@ -38,10 +40,10 @@ def answer(
     question
         One or more questions, each one argument.
     """
-    asked = asked_of(question, questions_file)
+    asked, named_retriever = asked_of(question, questions_file), one_of(index, retriever)
     decoding = Decoding(beams=beams)
     snapshot = Snapshot.open(store, ref)
-    named, reader = open_reader(snapshot, store, model, index, decoding, asks)
+    named, reader = open_reader(snapshot, store, model, named_retriever, decoding, asks)
     answers = reader.answer(asked, k)
     document = {"snapshot": snapshot.id, "model": named, "answers": [answer_json(one) for one in answers]}
     return Reply(document, "\n\n".join(_words(one) for one in answers))

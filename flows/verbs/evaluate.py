@@ -6,14 +6,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from flows.command.reply import AsksName, Common, EncoderName, IndexName, Reply, SnapshotName, StoreUrl
-from flows.verbs.search import retriever_of
+from flows.command.reply import AsksName, Common, EncoderName, IndexName, Reply, RetrieverName, SnapshotName, StoreUrl
 from rag_model.errors import UsageError
 from rag_model.evaluation.ablation import Ablations
 from rag_model.evaluation.questions import read_questions
 from rag_model.evaluation.retrieval import ask, intervals_of, measures_of, ranks_of
 from rag_model.evaluation.run_files import write_dpr, write_jsonl, write_trec
 from rag_model.evaluation.scores import AnswerKind
+from rag_model.retrieve.expression import one_of
+from rag_model.retrieve.factory import open_retriever
 from rag_model.store.versions.snapshot import Snapshot
 
 if TYPE_CHECKING:
@@ -27,7 +28,8 @@ def evaluate(
     store: StoreUrl,
     questions: Annotated[str, Parameter(help="DPR's CSV, JSONL with `question` and `answers`, KILT's, a BEIR folder.")],
     ref: SnapshotName = "latest",
-    index: IndexName = "hnsw",
+    retriever: RetrieverName = None,
+    index: IndexName = None,
     k: Annotated[
         int | None, Parameter(alias="-k", help="Passages a question; 20, and to answer from as many as in training.")
     ] = None,
@@ -56,13 +58,16 @@ def evaluate(
     With a model also exact match, F1 and the like. Answers are kept in the store: the same questions to the same
     snapshot and model are not answered twice.
     """
+    named_retriever = one_of(index, retriever)
     if model is None:
         of_models = {"--ablations": ablations, "--report": report, "--kilt": kilt, "--asks": asks}
         _refuse(of_models, "needs a model: give one with --model")
-        return _retrieve(store, questions, ref, index, _DEPTH if k is None else k, encoder, answers, (trec, dpr, rows))
+        depth = _DEPTH if k is None else k
+        return _retrieve(store, questions, ref, named_retriever, depth, encoder, answers, (trec, dpr, rows))
     why = "is of retrieval alone: leave it out, or leave out --model"
     _refuse({"--question-encoder": encoder, "--trec": trec, "--dpr": dpr}, why)
-    settings: dict[str, Any] = {"kind": answers, "k": k, "depth": max(_DEPTH, k or 0), "index": index}
+    settings: dict[str, Any] = {"kind": answers, "k": k, "depth": max(_DEPTH, k or 0)}
+    settings["retriever"] = named_retriever
     settings["ablations"] = Ablations() if ablations else None
     named = {"rows": rows, "kilt": kilt, "report": report, "asks": asks}
     return _answer(store, model, questions, ref, settings, beams, named)
@@ -78,7 +83,7 @@ def _retrieve(
     store: str,
     questions: str,
     ref: str,
-    index: str,
+    named: str | None,
     k: int,
     encoder: str | None,
     answers: AnswerKind,
@@ -86,7 +91,8 @@ def _retrieve(
 ) -> Reply:
     asked = read_questions(questions)
     snapshot = Snapshot.open(store, ref)
-    retriever = retriever_of(snapshot, index, encoder)
+    named = named or snapshot.manifest.content.default_retriever
+    retriever = open_retriever(snapshot, named, encoder=encoder)
     outcomes = list(ask(retriever, asked.questions, k, patterns=answers == "patterns"))
     metrics = measures_of(asked, outcomes, k)
     for path, write in zip(files, (write_trec, write_dpr, write_jsonl), strict=True):
@@ -96,14 +102,15 @@ def _retrieve(
     intervals = {name: (one.low, one.high) for name, one in intervals_of(asked, outcomes, k).items()}
     document = {
         "snapshot": snapshot.id,
-        "index": index,
+        "retriever": named,
+        "index": named,  # as it was called when every retriever was an index
         "k": k,
         "n": len(outcomes),
         "metrics": metrics,
         "intervals": intervals,
         "ranks": ranks,
     }
-    lines = [f"{len(outcomes)} questions on snapshot {snapshot.id[:12]}, index {index}"]
+    lines = [f"{len(outcomes)} questions on snapshot {snapshot.id[:12]}, retriever {named}"]
     return Reply(document, "\n".join([*lines, *_figures({**metrics, **ranks}, intervals)]))
 
 
@@ -135,7 +142,7 @@ def _answer(
         outcome, refusal = run_flow(evaluate_flow, store, model, questions, ref, examined, **named), ""
     except CollapseRefusedError as refused:
         outcome, refusal = refused.outcome, str(refused)
-    return Reply({**outcome.to_json(), "index": examined.index}, _words(outcome), refusal)
+    return Reply({**outcome.to_json(), "index": outcome.retriever}, _words(outcome), refusal)
 
 
 def _words(outcome: "Evaluated") -> str:

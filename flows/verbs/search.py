@@ -6,11 +6,11 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from flows.command.reply import Common, EncoderName, IndexName, Reply, SnapshotName, StoreUrl
-from rag_model.encoders.encoder import Encoder
+from flows.command.reply import Common, EncoderName, IndexName, Reply, RetrieverName, SnapshotName, StoreUrl
 from rag_model.errors import UsageError
 from rag_model.evaluation.questions import read_questions
-from rag_model.retrieve.dense import DenseRetriever
+from rag_model.retrieve.expression import one_of
+from rag_model.retrieve.factory import open_retriever
 from rag_model.retrieve.retriever import Hit, hit_json
 from rag_model.store.versions.snapshot import Snapshot
 
@@ -20,7 +20,8 @@ def search(
     store: StoreUrl,
     ref: SnapshotName = "latest",
     k: Annotated[int, Parameter(alias="-k", help="Passages a question.")] = 5,
-    index: IndexName = "hnsw",
+    retriever: RetrieverName = None,
+    index: IndexName = None,
     questions_file: Annotated[
         str | None,
         Parameter(name="--questions", allow_leading_hyphen=True, help="A file of questions; `-` reads standard input."),
@@ -35,10 +36,9 @@ def search(
     question
         One or more questions, each one argument.
     """
-    asked = asked_of(question, questions_file)
+    asked, named = asked_of(question, questions_file), one_of(index, retriever)
     snapshot = Snapshot.open(store, ref)
-    retriever = retriever_of(snapshot, index, encoder)
-    found = retriever.search(asked, k)
+    found = open_retriever(snapshot, named, encoder=encoder).search(asked, k)
     results = [
         {"question": question, "hits": [hit_json(hit) for hit in hits]}
         for question, hits in zip(asked, found, strict=True)
@@ -58,13 +58,6 @@ def asked_of(arguments: Sequence[str], file: str | None) -> list[str]:
     if not asked:
         raise UsageError("there is no question: give one as an argument, --questions FILE, or --questions - for stdin")
     return asked
-
-
-def retriever_of(snapshot: Snapshot, index: str, encoder: str | None) -> DenseRetriever:
-    """Open a snapshot's index with the encoder it carries, or with another that asks into the same space."""
-    if encoder is None:
-        return DenseRetriever.of(snapshot, index)
-    return DenseRetriever(snapshot, Encoder.load(encoder, "question"), index)
 
 
 def _words(question: str, hits: Sequence[Hit]) -> str:

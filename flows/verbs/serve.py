@@ -11,6 +11,13 @@ from cyclopts import Parameter
 
 from flows.command.reply import AsksName, Common, SnapshotName, StoreUrl
 from rag_model.extras import require
+from rag_model.retrieve.expression import all_of
+
+
+def _whole(kind: object, value: str) -> list[str]:
+    """Return a setting's one value as it stands."""
+    return [value]
+
 
 _NEEDED = {"fastapi": "serve", "uvicorn": "serve", "prometheus_client": "serve", "torch": "model"}
 
@@ -25,10 +32,19 @@ def serve(
     asks: AsksName = None,
     host: Annotated[str, Parameter(help="Where to listen; 0.0.0.0 is reached from elsewhere.")] = "127.0.0.1",
     port: Annotated[int, Parameter(help="0 takes a free one.")] = 8000,
+    retriever: Annotated[
+        tuple[str, ...],
+        Parameter(
+            negative="",
+            env_var_split=_whole,  # an expression holds spaces
+            help="How to find passages: an index, rrf(A, B, k=60, weights=[1, 1]), rerank(A, MODEL, 50); again for one "
+            "more. The first is the default. Requests may compose others of their indexes. By default the snapshot's.",
+        ),
+    ] = (),
     index: Annotated[
         tuple[str, ...],
-        Parameter(negative="", help="What to search, or `exact`; again for one more. The first is the default."),
-    ] = ("hnsw",),
+        Parameter(negative="", help="An index, or `exact`; again for one more: the short form of --retriever."),
+    ] = (),
     low_memory: Annotated[
         bool, Parameter(negative="", help="Map indexes instead of loading them: slower where pages are cold.")
     ] = False,
@@ -57,7 +73,7 @@ def serve(
         require(package, extra)
     running: Any = import_module("rag_model.serving.run")
     settings = running.ServiceSettings(
-        indexes=index,
+        retrievers=all_of(index, retriever),
         embeddings=not no_embeddings,
         swap="low-memory" if low_memory else "blue-green",
         poll_seconds=poll,

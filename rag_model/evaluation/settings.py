@@ -8,6 +8,7 @@ from rag_model.evaluation.bootstrap import RESAMPLING, Resampling
 from rag_model.evaluation.collapse import LIMITS, Limits
 from rag_model.evaluation.scores import AnswerKind
 from rag_model.generate.decoding import Decoding
+from rag_model.retrieve.expression import one_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +18,8 @@ class Evaluation:
     kind: AnswerKind = "spans"  # of the answers: how they are compared
     k: int | None = None  # passages that a question is answered from; None: as many as in training
     depth: int = 20  # passages that retrieval is measured to
-    index: str = "hnsw"  # of the snapshot, or `exact`
+    retriever: str | None = None  # an expression, such as rrf(hnsw, ivfpq); None: the snapshot's default
+    index: str | None = None  # of the snapshot, or `exact`: the short form of `retriever`
     decoding: Decoding = field(default_factory=Decoding)
     ablations: Ablations | None = None  # None: the open book alone
     limits: Limits = LIMITS  # beyond which retrieval counts as collapsed
@@ -26,6 +28,13 @@ class Evaluation:
     def __post_init__(self) -> None:
         if min(self.depth, 1 if self.k is None else self.k) < 1:
             raise UsageError(f"an evaluation needs k and a depth of at least 1, not {self.k} and {self.depth}")
+
+        one_of(self.index, self.retriever)
+
+    @property
+    def expression(self) -> str | None:
+        """The retriever to measure, in one spelling; None: the snapshot's default."""
+        return one_of(self.index, self.retriever)
 
     def deepest(self, k: int) -> int:
         """Return how many passages a question have to be retrieved, where it is answered from `k`."""

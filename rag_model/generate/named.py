@@ -10,7 +10,8 @@ from rag_model.generate.decoding import Decoding
 from rag_model.generate.folder import load_rag
 from rag_model.generate.rag import Rag
 from rag_model.generate.reader import Reader
-from rag_model.retrieve.dense import DenseRetriever
+from rag_model.retrieve.factory import open_retriever
+from rag_model.retrieve.survey import survey
 from rag_model.store.store import MODEL, Store
 from rag_model.store.versions.model_parts import GENERATOR, parts_of
 from rag_model.store.versions.models import model_folder
@@ -54,18 +55,27 @@ def load_named(store: Store | None, identity: str, asks: str | None = None) -> R
 
 
 def open_reader(
-    snapshot: Snapshot, store: str, model: str, index: str, decoding: Decoding | None = None, asks: str | None = None
+    snapshot: Snapshot,
+    store: str,
+    model: str,
+    retriever: str | None = None,
+    decoding: Decoding | None = None,
+    asks: str | None = None,
 ) -> tuple[str, Reader]:
-    """Open a RAG model over a snapshot's index; return the model's id, or its folder, and what reads with it.
+    """Open a RAG model over a snapshot; return the model's id, or its folder, and what reads with it.
+
+    `retriever` is an expression, as `open_retriever` takes it; None: the snapshot's default.
 
     Raises:
-        UsageError: the model is of another kind, or the snapshot has no such index.
+        UsageError: the model is of another kind, or the retriever is wrong.
         RefusedError: its question encoder asks into another space than the snapshot's.
         StoreError: the store has no such model.
         InputError: the model is incomplete or corrupt, or nobody says whose passages it asks.
     """
+    survey(snapshot, retriever)  # before a model is loaded
     opened = Store.open(store)
     named = rag_id(opened, model)
     rag = load_named(opened, named, asks)
     encoder: Any = rag.question
-    return named, Reader(DenseRetriever(snapshot, encoder, index), rag, decoding, passages=snapshot.n)
+    found = open_retriever(snapshot, retriever, encoder=encoder, store=opened, products=True)
+    return named, Reader(found, rag, decoding, passages=found.most)

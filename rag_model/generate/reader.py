@@ -24,7 +24,7 @@ from rag_model.generate.sequence_beam import decode_sequence
 from rag_model.generate.token_beam import decode_token
 from rag_model.retrieve.retriever import Hit, Retriever, hit_json
 
-CLOSED_BOOK = Hit(1, 0.0, -1, Passage("", "", 0, "", "", "", 0, 0, Passage.hash_of("", "")), "", "")
+CLOSED_BOOK = Hit(1, 0.0, -1, Passage("", "", 0, "", "", "", 0, 0, Passage.hash_of("", "")), "", "", inner_product=0.0)
 """The empty passage: what is answered from it alone, the weights knew."""
 _UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # what a tokenizer makes of a part of a character
 _DECODE = {"token": decode_token, "sequence": decode_sequence}
@@ -73,7 +73,7 @@ class Reader:
         """Read with `rag` what `retriever` finds; without one, only what it is given.
 
         Args:
-            retriever: asks with the question encoder of `rag`, or p(z|x) means nothing.
+            retriever: asks with the question encoder of `rag`, or p(z|x) means nothing, and gives inner products.
             rag: says whether passages are marginalised by sequence or by token, and how many.
             decoding: how answers are looked for; none gets longer than the generator has room for.
             batch: questions decoded at once, with all their passages.
@@ -105,7 +105,7 @@ class Reader:
         """Return the answer of each question, in order, from the passages given; without any, closed book.
 
         Raises:
-            UsageError: there are not as many lists of passages as questions.
+            UsageError: there are not as many lists of passages as questions, or a passage has no inner product.
         """
         if len(questions) != len(hits):
             raise UsageError(f"{len(questions)} questions and {len(hits)} lists of passages: give one list a question")
@@ -122,8 +122,8 @@ class Reader:
         """Answer questions of as many passages each at once."""
         generator = self.rag.generator
         contexts = generator.contexts(questions, [[hit.passage for hit in some] for some in hits])
-        scores = torch.tensor([[hit.score for hit in some] for some in hits], device=contexts.tokens.device)
-        prior = self.rag.prior(scores)
+        products = torch.tensor([_products(some) for some in hits], device=contexts.tokens.device)  # (b, k)
+        prior = self.rag.prior(products)
         decode = _DECODE[self.rag.settings.kind]
         decoded = decode(generator, contexts, prior, self.decoding, [self._seed(question) for question in questions])
         weights = prior.exp().tolist()
@@ -147,6 +147,17 @@ def answer_json(answer: Answer) -> dict[str, Any]:
         "passages": passages,
         "tokens": [{"text": one.text, "posterior": list(one.posterior)} for one in answer.tokens],
     }
+
+
+def _products(hits: Sequence[Hit]) -> list[float]:
+    """Return the inner products that p(z|x) is made of; a retriever's own score may be another quantity."""
+    found = [hit.inner_product for hit in hits]
+    if None in found:
+        raise UsageError(
+            f"passage {hits[found.index(None)].passage.id} has no inner product to weigh it by: open the retriever "
+            "with products=True"
+        )
+    return [product for product in found if product is not None]
 
 
 def _answer(

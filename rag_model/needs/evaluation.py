@@ -8,7 +8,7 @@ from rag_model.evaluation.settings import Evaluation
 from rag_model.generate.folder import GENERATOR, QUESTION
 from rag_model.index.sizing.amounts import gigabytes
 from rag_model.needs.machine import Work
-from rag_model.needs.reading import NUMBER, PROMPT, decoding_bytes, index_bytes, weights
+from rag_model.needs.reading import NUMBER, PROMPT, decoding_bytes, retriever_bytes, weights
 from rag_model.store.versions.snapshot import Snapshot
 
 _BATCH = 8  # questions decoded at once, as `Reader` has it
@@ -29,7 +29,8 @@ def work_of(snapshot: Snapshot, model: Path, k: int, questions: int, settings: E
     if settings.ablations:  # closed book, gold passage, shuffled passages, k swept
         read += [1, 1, k, *(min(one, snapshot.n) for one in settings.ablations.sweep)]
     found = NUMBER * snapshot.manifest.content.n  # a row number a passage, at most, while the index is searched
-    held = weights(question, generator) + index_bytes(snapshot, settings.index) + found + questions * depth * _PASSAGE
+    held = weights(question, generator) + retriever_bytes(snapshot, settings.expression) + found
+    held += questions * depth * _PASSAGE
     decoded = decoding_bytes(generator, _BATCH * max(read) * beams, answer) + _RESCORED
     sizes = {
         "questions": f"{questions:,}",

@@ -4,7 +4,7 @@ Bounds to plan by: every passage counts as a long one, and each bound stands bes
 """
 
 from rag_model.encoders.architecture import Architecture
-from rag_model.errors import UsageError
+from rag_model.retrieve.survey import survey
 from rag_model.store.versions.paths import EXACT, embeddings_path
 from rag_model.store.versions.snapshot import Snapshot
 
@@ -20,20 +20,20 @@ def weights(*models: Architecture) -> int:
     return NUMBER * sum(model.parameters for model in models)
 
 
-def index_bytes(snapshot: Snapshot, index: str) -> int:
-    """Return the bytes of a snapshot's index in memory: its file's; of the exact one the vectors', which are mapped.
+def retriever_bytes(snapshot: Snapshot, retriever: str | None) -> int:
+    """Return the bytes of a retriever's indexes in memory: their files'; of `exact` the vectors', which are mapped.
+
+    `retriever` is an expression; None: the snapshot's default. A model that reranks is not counted.
 
     Raises:
-        UsageError: the snapshot has no such index.
+        UsageError: the expression is wrong, or the snapshot has no such index.
     """
     content = snapshot.manifest.content
-    files, indexes = content.files, content.indexes
-    if index != EXACT and index not in indexes:
-        raise UsageError(
-            f"snapshot {snapshot.id[:12]} has no index {index!r}: choose one of {', '.join(indexes)}, {EXACT}"
-        )
-    paths = [content.index_file(index)] if index != EXACT else [embeddings_path(part.name) for part in snapshot.parts]
-    return sum(files[path].size for path in paths if path in files)
+    paths: list[str] = []
+    for index in survey(snapshot, retriever).indexes:
+        exact = index == EXACT and EXACT not in content.indexes
+        paths += [embeddings_path(part.name) for part in snapshot.parts] if exact else [content.index_file(index)]
+    return sum(content.files[path].size for path in paths if path in content.files)
 
 
 def decoding_bytes(generator: Architecture, texts: int, answer: int) -> int:

@@ -40,10 +40,11 @@ class Source:
             return ""
         deed = _DEEDS.get(self.licence)
         licence = f"{self.licence} ({deed})" if deed else self.licence
-        if not self.url(passage):
+        url = self.url(passage)
+        if not url:
             return f"“{passage.title}”, {licence}; excerpt"
         authors = f"{self.script}?curid={passage.page_id}&action=history"
-        work = f"“{passage.title}” ({self.url(passage)})"
+        work = f"“{passage.title}” ({url})"
         return f"{work} by its authors ({authors}), {licence}; excerpt, markup removed"
 
 

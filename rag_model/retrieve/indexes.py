@@ -1,11 +1,12 @@
 """The indexes of a snapshot, opened by their names, whatever kind they are of."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from rag_model.errors import StoreError, UsageError
 from rag_model.index.exact.scan import ExactIndex
 from rag_model.index.files.engine import Metric
-from rag_model.index.kind import IndexFiles
+from rag_model.index.kind import IndexFiles, Represents
 from rag_model.index.registry import kind_of
 from rag_model.store.versions.paths import EMBEDDINGS, EXACT
 from rag_model.store.versions.snapshot import Snapshot
@@ -48,9 +49,30 @@ def entry_of(snapshot: Snapshot, name: str) -> dict[str, Any]:
     """
     entries = snapshot.manifest.content.indexes
     if name not in entries:
-        known = ", ".join(dict.fromkeys([*entries, EXACT]))
-        raise UsageError(f"snapshot {snapshot.id[:12]} has no index {name!r}: choose one of {known}")
+        raise UsageError(unknown_index(snapshot, name))
     return dict(entries[name])
+
+
+def known_indexes(snapshot: Snapshot) -> tuple[str, ...]:
+    """Return the names of the indexes that a snapshot can be searched by, `exact` among them."""
+    return tuple(dict.fromkeys([*snapshot.manifest.content.indexes, EXACT]))
+
+
+def unknown_index(snapshot: Snapshot, name: str) -> str:
+    """Return the sentence that refuses an index which a snapshot does not have."""
+    return f"snapshot {snapshot.id[:12]} has no index {name!r}: choose one of {', '.join(known_indexes(snapshot))}"
+
+
+def represents(snapshot: Snapshot, name: str) -> Represents:
+    """Return what an index is searched by: `vectors` of questions, or their `text`.
+
+    Raises:
+        StoreError: its kind is not installed.
+        UsageError: the snapshot has no such index.
+    """
+    if name == EXACT and name not in snapshot.manifest.content.indexes:
+        return "vectors"
+    return kind_of(entry_of(snapshot, name)).represents
 
 
 def files_of(snapshot: Snapshot, name: str) -> IndexFiles:
@@ -62,7 +84,11 @@ def files_of(snapshot: Snapshot, name: str) -> IndexFiles:
 
 def exact_index_of(snapshot: Snapshot, representation: str = EMBEDDINGS) -> ExactIndex:
     """Return exact search over the vectors of a representation, by the metric of the indexes over it."""
-    content = snapshot.manifest.content
-    over = [entry for name, entry in content.indexes.items() if content.over(name) == representation]
+    return ExactIndex(snapshot.row_files(representation), metric_of(snapshot.manifest.content.indexes, representation))
+
+
+def metric_of(indexes: Mapping[str, Mapping[str, Any]], representation: str) -> Metric:
+    """Return the metric of the indexes over a representation; inner product where there are none."""
+    over = (entry for entry in indexes.values() if entry.get("over", EMBEDDINGS) == representation)
     metric: Metric = next((entry["metric"] for entry in over if "metric" in entry), "ip")
-    return ExactIndex(snapshot.row_files(representation), metric)
+    return metric

@@ -1,10 +1,19 @@
-"""What every retriever is: questions in, ranked passages out."""
+"""What every retriever is: questions in, ranked passages out, each with where it was found."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from rag_model.corpus.records import Passage
+
+
+@dataclass(frozen=True, slots=True)
+class LegHit:
+    """How one leg of a retriever ranked a passage."""
+
+    leg: str  # as the expression names it: `hnsw`, `rrf(hnsw, ivfpq)`
+    rank: int  # from 1
+    score: float  # the leg's own; larger is better
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,12 +26,17 @@ class Hit:
     passage: Passage
     url: str  # of the article's revision; empty where the source has none
     licence: str  # the line of credit that showing the text asks for; empty if none is known
+    inner_product: float | None = None  # of the question's vector and the passage's, for p(z|x); None: not computed
+    legs: tuple[LegHit, ...] = ()  # the legs that found it, in the expression's order; an index alone is its only leg
 
 
 def hit_json(hit: Hit) -> dict[str, Any]:
-    """Return a hit as the command line and the service give it; its row means nothing outside the snapshot."""
+    """Return a hit as the command line and the service give it; its row means nothing outside the snapshot.
+
+    `legs` is there where a retriever has several steps: one index alone would only repeat rank and score.
+    """
     passage = hit.passage
-    return {
+    value: dict[str, Any] = {
         "rank": hit.rank,
         "score": hit.score,
         "id": passage.id,
@@ -33,10 +47,13 @@ def hit_json(hit: Hit) -> dict[str, Any]:
         "url": hit.url,
         "licence": hit.licence,
     }
+    if any((leg.rank, leg.score) != (hit.rank, hit.score) for leg in hit.legs):
+        value["legs"] = [{"leg": leg.leg, "rank": leg.rank, "score": leg.score} for leg in hit.legs]
+    return value
 
 
 class Retriever(Protocol):
-    """Finds passages; dense today, lexical, hybrid and reranking by the same call."""
+    """Finds passages, whatever it is composed of; `rag_model.retrieve.factory.open_retriever` opens one."""
 
     def search(self, questions: Sequence[str], k: int) -> list[list[Hit]]:
         """Return the best `k` passages of each question, best first, in the order of the questions.

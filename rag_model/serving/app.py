@@ -99,7 +99,7 @@ def _ask(app: _App, service: Service) -> None:
         """Find passages for questions, best first."""
 
         async def reply(asked: SearchRequest) -> bytes:
-            found = await service.search(asked.questions, asked.k, asked.index)
+            found = await service.search(asked.questions, asked.k, asked.expression)
             return messages.search_reply(asked.questions, found)
 
         return await _replied(service, "search", request, SearchRequest, reply)
@@ -109,7 +109,7 @@ def _ask(app: _App, service: Service) -> None:
         """Answer questions with the service's model, each answer with the passages it was read from."""
 
         async def reply(asked: AnswerRequest) -> bytes:
-            return messages.answer_reply(await service.answer(asked.questions, asked.k))
+            return messages.answer_reply(await service.answer(asked.questions, asked.k, asked.expression))
 
         return await _replied(service, "answer", request, AnswerRequest, reply)
 
@@ -150,6 +150,7 @@ def _snapshot(service: Service) -> dict[str, Any]:
             "created_at": named.created_at or None,
             "passages": edition.snapshot.n,
             "indexes": list(edition.indexes),
+            "retrievers": list(edition.retrievers),
             "model": edition.model.id if edition.model else None,
             "refused": None if refusal is None else {k: v for k, v in asdict(refusal).items() if k != "ref"},
             "store_problem": service.follower.problem or None,

@@ -12,12 +12,9 @@ from rag_model.encoders.encoder import Encoder
 from rag_model.encoders.space import Space
 from rag_model.generate.named import load_named
 from rag_model.generate.rag import Rag
-from rag_model.generate.reader import Reader
 from rag_model.index.files.engine import Vectors
-from rag_model.index.search import SearchIndex
-from rag_model.retrieve.dense import DenseRetriever, QuestionEncoder
+from rag_model.retrieve.questions import QuestionEncoder
 from rag_model.store.store import Store
-from rag_model.store.versions.snapshot import Snapshot
 
 
 class Asker:
@@ -64,11 +61,3 @@ class ReadingModel:
         rag = load_named(store, identity, asks)
         encoder: Any = rag.question
         return cls(identity, rag, Asker(encoder))
-
-    def reader(self, snapshot: Snapshot, index: SearchIndex) -> Reader:
-        """Return what answers from a snapshot.
-
-        Raises:
-            RefusedError: the model's questions ask into another space than the snapshot's.
-        """
-        return Reader(DenseRetriever(snapshot, self.asker, index), self.rag, passages=snapshot.n)

@@ -39,7 +39,7 @@ class Ask(Generic[_Reply]):
 
     questions: Sequence[str]
     k: int | None
-    index: str | None
+    retriever: str | None  # an expression in one spelling; None: the default
     loop: asyncio.AbstractEventLoop
     reply: "asyncio.Future[_Reply]"
 
@@ -92,7 +92,7 @@ class Batcher(Generic[_Reply]):
         self,
         questions: Sequence[str],
         k: int | None,
-        index: str | None,
+        retriever: str | None,
         seconds: float,
         entered: Callable[[int, int], None] = lambda questions, waiting: None,
     ) -> _Reply:
@@ -107,7 +107,7 @@ class Batcher(Generic[_Reply]):
             BookwheelError: what `work` says of this ask.
         """
         loop = asyncio.get_running_loop()
-        ask: Ask[_Reply] = Ask(questions, k, index, loop, loop.create_future())
+        ask: Ask[_Reply] = Ask(questions, k, retriever, loop, loop.create_future())
         self._enter(ask)
         entered(len(questions), self._questions)
         try:

@@ -1,22 +1,29 @@
-"""An edition: one snapshot, its indexes, the encoder that asks it and the model that reads it, opened together.
+"""An edition: one snapshot, its retrievers, the encoder that asks it and the model that reads it, opened together.
 
 It flips as one and is freed as one, so whoever answers from an edition never mixes two snapshots. What did not change
 from the one before, encoder or model, is shared with it: a monthly rebuild keeps both.
 """
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Self
 
-from rag_model.errors import RefusedError, UsageError
-from rag_model.generate.reader import Answer
-from rag_model.index.files.engine import Vectors
-from rag_model.index.search import SearchIndex
-from rag_model.retrieve.dense import DenseRetriever, index_of
+from rag_model.errors import RefusedError, StoreError, UsageError
+from rag_model.generate.reader import Answer, Reader
+from rag_model.retrieve.composer import Composer
+from rag_model.retrieve.dense import DenseRetriever
+from rag_model.retrieve.expression import parse
+from rag_model.retrieve.factory import Opened
+from rag_model.retrieve.found import SnapshotRetriever
+from rag_model.retrieve.products import with_products
+from rag_model.retrieve.questions import Questions
 from rag_model.retrieve.retriever import Hit
+from rag_model.retrieve.scorers import Scorers
 from rag_model.serving.asking import Asker, ReadingModel
+from rag_model.serving.offer import Composable, Offer
 from rag_model.serving.settings import ServiceSettings
 from rag_model.store.versions.paths import QUESTION_ENCODER
 from rag_model.store.versions.snapshot import Snapshot
@@ -40,22 +47,24 @@ class Edition:
     """Answers questions from one snapshot. Safe among threads; `Desk` says when it may be closed."""
 
     def __init__(
-        self,
-        named: Named,
-        snapshot: Snapshot,
-        asker: Asker,
-        indexes: Mapping[str, SearchIndex],
-        model: ReadingModel | None = None,
+        self, named: Named, offer: Offer, opened: Opened, settings: ServiceSettings, model: ReadingModel | None = None
     ) -> None:
-        """Hold what `open` opened.
+        """Compose what `open` opened.
 
         Raises:
             RefusedError: the model's questions, or the encoder's, ask into another space than the snapshot's.
+            StoreError: a file is missing or damaged.
         """
         self.named = named  # replaced, whole, where the ref moves and names the same snapshot
-        self.snapshot, self.asker, self.model = snapshot, asker, model
-        self._retrievers = {name: DenseRetriever(snapshot, asker, index) for name, index in indexes.items()}
-        self._reader = None if model is None else model.reader(snapshot, next(iter(indexes.values())))
+        self.snapshot, self.model = opened.snapshot, model
+        self._opened, self._most_depth = opened, settings.max_depth
+        self._retrievers = {str(parse(text)): opened.retriever(text) for text in offer.retrievers}
+        self._default = next(iter(self._retrievers))
+        self._asked_by_model = None if model is None else opened.asked_by(model.asker)
+        self._readers: dict[str, Reader] = {}
+        if self._asked_by_model is not None:
+            for text in self._retrievers:
+                self._readers[text] = self._reader(self._asked_by_model.retriever(text, products=True))
 
     @classmethod
     def open(
@@ -65,28 +74,31 @@ class Edition:
         settings: ServiceSettings,
         model: ReadingModel | None = None,
         before: Self | None = None,
+        scorers: Scorers | None = None,
     ) -> Self:
         """Open a pulled snapshot's folder.
 
         Args:
             folder: the snapshot's own, as `pull` reports it.
             named: what it is served as.
-            settings: which indexes, and whether they are loaded or mapped.
+            settings: which retrievers, and whether indexes are loaded or mapped.
             model: reads what is found; without one only passages are served.
             before: the edition that serves now: its encoder is kept where the new snapshot carries the same files.
+            scorers: the models that rerank, which editions share.
 
         Raises:
             MissingExtraError: the model extra is not installed.
             StoreError: a file is missing or damaged.
-            UsageError: the snapshot has no such index.
+            UsageError: a retriever is wrong, or the snapshot has no such index.
             RefusedError: the model's questions ask into another space than the snapshot's.
         """
         snapshot = Snapshot.from_folder(folder)
         try:
             _require_passages(snapshot)
+            offer = Offer.of(snapshot, settings, reads=model is not None)
             mapped = settings.swap == "low-memory"
-            indexes = {name: index_of(snapshot, name, mmap=mapped) for name in settings.indexes}
-            return cls(named, snapshot, _asker(snapshot, settings, before), indexes, model)
+            asker = partial(_asker, snapshot, settings, _kept(snapshot, before))
+            return cls(named, offer, Opened(snapshot, asker, scorers or Scorers(), mmap=mapped), settings, model)
         except BaseException:
             snapshot.close()
             raise
@@ -97,56 +109,86 @@ class Edition:
         return self.snapshot.id
 
     @property
+    def asker(self) -> Asker | None:
+        """What encodes questions for /search; None: no retriever wants vectors."""
+        encoder = self._opened.known_encoder
+        return encoder if isinstance(encoder, Asker) else None
+
+    @property
     def indexes(self) -> tuple[str, ...]:
-        """The indexes that can be searched; the first is searched where none is named."""
+        """The indexes that are open: requests may ask for any retriever that is made of them."""
+        return self._opened.indexes
+
+    @property
+    def retrievers(self) -> tuple[str, ...]:
+        """The retrievers that the service was started with, in one spelling; the first answers where none is named."""
         return tuple(self._retrievers)
 
-    def encode(self, questions: Sequence[str]) -> Vectors:
-        """Return the (n, d) float32 vectors of questions, as `search` takes them."""
-        return self.asker.encode_questions(questions)
+    @property
+    def dense(self) -> str | None:
+        """The index that the first retriever searches by vectors and alone; None: it does otherwise."""
+        default = self._retrievers[self._default]
+        return default.name if isinstance(default, DenseRetriever) else None
 
-    def search(self, vectors: Vectors, k: int, index: str | None = None) -> list[list[Hit]]:
-        """Return the best `k` passages of each vector, best first.
+    def search(self, asked: Questions, k: int, retriever: str | None = None) -> list[list[Hit]]:
+        """Return the best `k` passages of each question, best first.
+
+        `retriever` is an expression in one spelling: one of `retrievers`, or another one made of `indexes`.
 
         Raises:
-            UsageError: this edition has no such index open, or holds fewer passages.
+            UsageError: it is wrong, names what is not served here, or gives fewer passages.
         """
-        name = self.indexes[0] if index is None else index
-        if name not in self._retrievers:
-            raise UsageError(f"index {name!r} is not served here: choose one of {', '.join(self.indexes)}")
-        return self._retrievers[name].search_vectors(vectors, k)
+        known = self._retrievers.get(self._default if retriever is None else retriever)
+        return (known or self._composed(self._opened, retriever or "")).ask(asked, k)
 
-    def answer(self, questions: Sequence[str], k: int | None) -> list[Answer]:
+    def answer(self, questions: Sequence[str], k: int | None, retriever: str | None = None) -> list[Answer]:
         """Return each question's answer, from its best `k` passages; None: as many as in training.
 
         Raises:
-            UsageError: there is no model here, or the snapshot holds fewer passages.
+            UsageError: there is no model here, or the retriever is refused as by `search`.
         """
-        if self._reader is None:
+        if self._asked_by_model is None:
             raise UsageError("no model is served here, so there are passages and no answers: ask /search")
-        return self._reader.answer(questions, k)
+        reader = self._readers.get(self._default if retriever is None else retriever)
+        if reader is None:
+            found = self._composed(self._asked_by_model, retriever or "")
+            try:
+                reader = self._reader(with_products(found, self._asked_by_model.encoder))
+            except StoreError as missing:
+                raise UsageError(
+                    f"the retriever {found.name} cannot be answered from, since the service was started without the "
+                    "passages' vectors: ask for another one"
+                ) from missing
+        return reader.answer(questions, k)
 
     def warm(self) -> None:
         """Ask a few questions, so that the first who asks waits for no file and no kernel to be loaded.
 
         Raises:
-            RefusedError: an index finds nothing, or a vector or an answer can't be made.
+            RefusedError: a retriever finds nothing, or a vector or an answer can't be made.
         """
         rows = [self.snapshot.n * place // _WARMING for place in range(_WARMING)]
-        questions = [passage.title or passage.text[:100] or "?" for passage in self.snapshot.passages(rows)]
-        vectors = self.encode(questions)
-        for name in self.indexes:
-            found = self.search(vectors, min(_WARM_K, self.snapshot.n), name)
-            if not all(found):
+        asked = Questions([one.title or one.text[:100] or "?" for one in self.snapshot.passages(rows)])
+        for name, retriever in self._retrievers.items():
+            if not all(retriever.ask(asked, min(_WARM_K, retriever.most))):
                 raise RefusedError(f"index {name} of snapshot {self.id[:12]} finds nothing: build it again")
-        if self._reader is not None:
-            self.answer(questions[:1], None)
+        if self._readers:
+            self.answer(asked.texts[:1], None)
 
     def close(self) -> None:
         """Let go of files, maps and memory; nobody may ask it any more."""
         self._retrievers.clear()
-        self._reader = None
+        self._readers.clear()
+        self._opened.close()
+        self._asked_by_model = None
         self.snapshot.close()
+
+    def _composed(self, opened: Opened, expression: str) -> SnapshotRetriever:
+        return Composer(Composable(opened), self._most_depth).retriever(parse(expression))
+
+    def _reader(self, retriever: SnapshotRetriever) -> Reader:
+        assert self.model is not None
+        return Reader(retriever, self.model.rag, passages=retriever.most)
 
 
 def _require_passages(snapshot: Snapshot) -> None:
@@ -154,10 +196,15 @@ def _require_passages(snapshot: Snapshot) -> None:
         raise RefusedError(f"snapshot {snapshot.id[:12]} holds no passage: build one that does")
 
 
-def _asker(snapshot: Snapshot, settings: ServiceSettings, before: Edition | None) -> Asker:
-    if before is not None and _encoder_files(before.snapshot) == _encoder_files(snapshot):
-        return before.asker
-    return Asker.load(snapshot.folder(QUESTION_ENCODER), threads_of(settings))
+def _kept(snapshot: Snapshot, before: Edition | None) -> Asker | None:
+    """Return the encoder of the edition before, if the snapshot carries the same."""
+    if before is None or _encoder_files(before.snapshot) != _encoder_files(snapshot):
+        return None
+    return before.asker
+
+
+def _asker(snapshot: Snapshot, settings: ServiceSettings, kept: Asker | None) -> Asker:
+    return kept or Asker.load(snapshot.folder(QUESTION_ENCODER), threads_of(settings))
 
 
 def _encoder_files(snapshot: Snapshot) -> list[tuple[str, str]]:

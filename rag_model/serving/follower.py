@@ -18,19 +18,20 @@ from pathlib import Path
 
 from rag_model.errors import BookwheelError, InputError, MissingExtraError, RefusedError, UsageError
 from rag_model.generate.named import rag_id
+from rag_model.retrieve.scorers import Scorers
 from rag_model.serving.asking import ReadingModel
 from rag_model.serving.desk import Desk
 from rag_model.serving.edition import Edition, Named
 from rag_model.serving.memory import check_memory
 from rag_model.serving.observer import Observer, Refusal, tell
+from rag_model.serving.offer import Offer
 from rag_model.serving.secrets import without_secrets
 from rag_model.serving.settings import ServiceSettings
 from rag_model.store.pulling.kinds import chosen
 from rag_model.store.pulling.pull import pull
 from rag_model.store.pulling.pulled import CURRENT
 from rag_model.store.store import Store
-from rag_model.store.versions.manifest import Content
-from rag_model.store.versions.paths import EXACT
+from rag_model.store.versions.snapshot import Snapshot
 
 _LOG = logging.getLogger(__name__)
 _FINAL = (InputError, MissingExtraError, RefusedError, UsageError)  # it is the version's own fault and stays so
@@ -72,6 +73,7 @@ class Follower:
         """Prepare to follow; `hopeless` is told why the very first version can never be served."""
         self._followed, self._desk, self._settings, self._observer = followed, desk, settings, observer
         self._hopeless = hopeless
+        self._scorers = Scorers(followed.url)
         self._store: Store | None = None
         self._stopping = threading.Event()
         self._refused: tuple[_Target | None, Refusal] | None = None
@@ -191,8 +193,10 @@ class Follower:
 
     def _brought(self, store: Store, target: _Target, serving: Edition | None) -> tuple[Path, ReadingModel | None]:
         """Pull a snapshot beside what serves, and load the model unless it serves already."""
-        content = store.snapshots.get(target.named.snapshot).content
-        check_memory(content, self._settings)
+        snapshot = Snapshot.of(store, store.snapshots.get(target.named.snapshot))
+        content = snapshot.manifest.content
+        offer = Offer.of(snapshot, self._settings, reads=target.model is not None)
+        check_memory(content, offer.indexes, self._settings)
         model = serving.model if serving is not None else None
         if target.model is not None and (model is None or model.id != target.model):
             model = ReadingModel.load(store, target.model, self._followed.asks)
@@ -200,7 +204,7 @@ class Follower:
             store,
             target.named.snapshot,
             self._followed.dest,
-            select=chosen(content, indexes=self._settings.indexes, embeddings=_embeddings(content, self._settings)),
+            select=chosen(content, indexes=offer.indexes, embeddings=offer.embeddings),
             keep=self._settings.keep,
             on_progress=self._goes_on,
         )
@@ -210,7 +214,7 @@ class Follower:
         self, folder: Path, named: Named, model: ReadingModel | None, serving: Edition | None, began: float
     ) -> None:
         """Open a pulled snapshot, try it, and only then put it on the desk."""
-        edition = Edition.open(folder, named, self._settings, model, serving)
+        edition = Edition.open(folder, named, self._settings, model, serving, self._scorers)
         try:
             edition.warm()
         except BaseException:
@@ -239,9 +243,3 @@ class Follower:
         tell(self._observer.refused, refusal)
         if final and self._desk.current is None and isinstance(error, BookwheelError):
             self._hopeless(error)
-
-
-def _embeddings(content: Content, settings: ServiceSettings) -> bool:
-    """Whether the embeddings are wanted, or an index can't do without them."""
-    ranks = any(content.indexes.get(name, {}).get("refine") == "vectors" for name in settings.indexes)
-    return settings.embeddings or ranks or EXACT in settings.indexes

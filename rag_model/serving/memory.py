@@ -1,5 +1,6 @@
 """Whether an edition fits into memory beside the one that serves: a service killed for memory serves nothing."""
 
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from rag_model.store.versions.manifest import Content
 _GROUP = Path("/sys/fs/cgroup")  # what a container may use, version 2
 
 
-def check_memory(content: Content, settings: ServiceSettings) -> None:
+def check_memory(content: Content, indexes: Sequence[str], settings: ServiceSettings) -> None:
     """Refuse to load indexes that do not fit into what is free; mapped ones need no room.
 
     Raises:
@@ -20,7 +21,7 @@ def check_memory(content: Content, settings: ServiceSettings) -> None:
     free = free_bytes()
     if settings.swap == "low-memory" or free is None:
         return
-    files = [content.files.get(content.index_file(name)) for name in settings.indexes]
+    files = [content.files.get(content.index_file(name)) for name in indexes]
     needed = sum(file.size for file in files if file is not None)
     if needed > free:
         raise ResourceError(

@@ -12,7 +12,8 @@ from pydantic_core import to_json
 
 from rag_model.errors import UsageError
 from rag_model.generate.reader import answer_json
-from rag_model.retrieve.dense import check_questions
+from rag_model.retrieve.expression import one_of
+from rag_model.retrieve.questions import check_questions
 from rag_model.retrieve.retriever import hit_json
 from rag_model.serving.settings import ServiceSettings
 from rag_model.serving.work import Answered, Found
@@ -28,13 +29,23 @@ class Request(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     questions: list[str] = Field(min_length=1, examples=[["Who wrote Animal Farm?"]])
+    retriever: str | None = Field(
+        None,
+        description="How to find passages: a retriever of the service, or another one made of its indexes, such as "
+        "rrf(hnsw, ivfpq); by default its first.",
+    )
 
 
 class SearchRequest(Request):
     """Questions to find passages for."""
 
     k: int = Field(5, description="Passages a question.")
-    index: str | None = Field(None, description="One of the service's indexes; by default its first.")
+    index: str | None = Field(None, description="One of the service's indexes: the short form of `retriever`.")
+
+    @property
+    def expression(self) -> str | None:
+        """The retriever that is asked for, in one spelling; None: the service's first."""
+        return one_of(self.index, self.retriever)
 
 
 class AnswerRequest(Request):
@@ -42,12 +53,25 @@ class AnswerRequest(Request):
 
     k: int | None = Field(None, description="Passages a question; by default as in training.")
 
+    @property
+    def expression(self) -> str | None:
+        """The retriever that is asked for, in one spelling; None: the service's first."""
+        return one_of(None, self.retriever)
+
+
+class LegHit(BaseModel):
+    """How one leg of a retriever ranked a passage."""
+
+    leg: str
+    rank: int = Field(description="From 1.")
+    score: float = Field(description="The leg's own.")
+
 
 class Hit(BaseModel):
     """One passage."""
 
     rank: int = Field(description="From 1.")
-    score: float = Field(description="Larger is better; comparable within one snapshot and index.")
+    score: float = Field(description="Larger is better; comparable within one snapshot and retriever.")
     id: str
     page_id: str
     title: str
@@ -55,6 +79,9 @@ class Hit(BaseModel):
     text: str
     url: str = Field(description="Of the article's revision.")
     licence: str = Field(description="The line of credit that showing the text asks for.")
+    legs: list[LegHit] | None = Field(
+        None, description="Which legs found it; where a retriever has several.", exclude_if=lambda legs: legs is None
+    )
 
 
 class Result(BaseModel):
@@ -123,7 +150,8 @@ class SnapshotReply(BaseModel):
     number: int | None = Field(description="Of the ref's move; null where no ref is followed.")
     created_at: str | None = Field(description="When the ref was moved.")
     passages: int
-    indexes: list[str]
+    indexes: list[str] = Field(description="That requests may ask for, and compose retrievers of.")
+    retrievers: list[str] = Field(description="That the service was started with; the first is the default.")
     model: str | None
     refused: Refused | None
     store_problem: str | None = Field(description="Why the store could not be asked last time.")

@@ -80,18 +80,12 @@ class Metrics(Observer):
         self._requests.labels(verb, str(status)).observe(seconds)
 
     def searched(self, batch: Batch) -> None:
-        """Note a batch's size and times, and what was asked and found in the index that is watched."""
+        """Note a batch's size and times, and what was asked and found by the retriever that is watched."""
         self._sizes.observe(len(batch.questions))
         self._encoding.observe(batch.encode_seconds)
         self._searching.observe(batch.search_seconds)
-        watched = [place for place, index in enumerate(batch.indexes) if index == batch.edition.indexes[0]]
-        self.quality.saw(
-            batch.edition.id,
-            [batch.questions[place] for place in watched],
-            batch.vectors[watched],
-            [batch.ks[place] for place in watched],
-            [batch.hits[place] for place in watched],
-        )
+        if batch.retriever == batch.edition.retrievers[0]:
+            self.quality.saw(batch.edition.id, batch.questions, batch.vectors, batch.ks, batch.hits)
 
     def answered(self, edition: Edition, answers: Sequence[Answer]) -> None:
         """Note which passages answers were read from."""
@@ -103,12 +97,13 @@ class Metrics(Observer):
             self._swaps.labels("ok").inc()
         self._taking.observe(seconds)
         self._editions.inc()
-        self.quality.follow(edition.snapshot, edition.indexes[0], edition.asker.encode_questions)
+        encode = None if edition.asker is None else edition.asker.encode_questions
+        self.quality.follow(edition.snapshot, edition.dense, encode)
         self.renamed(edition, edition.named)
 
     def renamed(self, edition: Edition, named: Named) -> None:
         """Note by which move of the ref it is served."""
-        self.served = Served.of(edition.snapshot.manifest, named, edition.indexes[0])
+        self.served = Served.of(edition.snapshot.manifest, named, edition.retrievers[0])
         self.refusal = None
 
     def freed(self, snapshot: str) -> None:

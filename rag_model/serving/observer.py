@@ -19,16 +19,16 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Questions that were encoded and searched together, on one edition."""
+    """Questions that were asked of one retriever together, on one edition."""
 
     edition: Edition  # open while the call lasts; for longer, take its `snapshot`
+    retriever: str  # expression
     questions: Sequence[str]
-    vectors: Vectors  # (q, d) float32, of `questions`
-    indexes: Sequence[str]  # which index each was searched in
+    vectors: Vectors | None  # (q, d) float32, of `questions`; None: the retriever wants none
     ks: Sequence[int]
     hits: Sequence[Sequence[Hit]]  # of each question, best first
     encode_seconds: float
-    search_seconds: float  # passages included
+    search_seconds: float  # all but encoding: passages included
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,7 +38,7 @@ class _Watch:
     """One edition under watch."""
 
     snapshot: Snapshot
-    index: str
+    index: str | None  # None: exact search is no truth for what is searched otherwise
     encode: Encode | None
     windows: Windows
     unread: list[str]  # questions of the evaluation that are not encoded yet
@@ -82,8 +82,11 @@ class Quality:
         self._thread = threading.Thread(target=self._work, name="quality", daemon=True)
         self._thread.start()
 
-    def follow(self, snapshot: Snapshot, index: str, encode: Encode | None) -> None:
-        """Watch another edition from now on, searched by `index` and asked through `encode`: windows begin anew."""
+    def follow(self, snapshot: Snapshot, index: str | None, encode: Encode | None) -> None:
+        """Watch another edition from now on, searched by `index` and asked through `encode`: windows begin anew.
+
+        Without an `index` recall is not measured, as of a fused list; without `encode` no drift.
+        """
         windows = Windows(self._settings, snapshot.n)
         with self._changed:
             self._watch = _Watch(snapshot, index, encode, windows, list(self._questions) if encode else [])
@@ -93,19 +96,20 @@ class Quality:
         self,
         snapshot: str,
         questions: Sequence[str],
-        vectors: Vectors,
+        vectors: Vectors | None,
         ks: Sequence[int],
         hits: Sequence[Sequence[Hit]],
     ) -> None:
-        """Take questions that were served by a snapshot: their (n, d) vectors, depths and passages, in order.
+        """Take questions that were served by a snapshot: their (n, d) vectors, if any, depths and passages, in order.
 
         Those of a snapshot that is not watched, as of one that is being drained, are left out.
         """
         with self._changed:
             if self._watch is None or self._watch.snapshot.id != snapshot:
                 return
-            for question, vector, k, found in zip(questions, vectors, ks, hits, strict=True):
-                self._watch.windows.add_searched(question, vector.copy(), k, found)
+            known = [None] * len(questions) if vectors is None else [vector.copy() for vector in vectors]
+            for question, vector, k, found in zip(questions, known, ks, hits, strict=True):
+                self._watch.windows.add_searched(question, vector, k, found, sampled=self._watch.index is not None)
             if self._watch.due:
                 self._changed.notify()
 
@@ -167,7 +171,7 @@ class Quality:
     def _check(self, watch: _Watch) -> None:
         """Ask sampled questions again of all vectors."""
         if not watch.opened:
-            watch.truth, watch.opened = Truth.of(watch.snapshot, watch.index), True
+            watch.truth, watch.opened = None if watch.index is None else Truth.of(watch.snapshot, watch.index), True
         with self._changed:
             asked = watch.windows.take_waiting()
         began = time.thread_time()

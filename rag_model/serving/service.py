@@ -56,25 +56,25 @@ class Service:
         """Begin to follow the ref."""
         self.follower.start()
 
-    async def search(self, questions: Sequence[str], k: int, index: str | None = None) -> Found:
+    async def search(self, questions: Sequence[str], k: int, retriever: str | None = None) -> Found:
         """Return passages for questions.
 
         Raises:
             BusyError, LateError, ClosingError: see `Batcher.ask`.
             NotReadyError: nothing is served yet.
-            UsageError: there is no such index, or the snapshot holds fewer passages than `k`.
+            UsageError: the retriever is wrong or not served here, or it gives fewer passages than `k`.
         """
-        return await self._searches.ask(questions, k, index, self.settings.request_seconds, self._asked("search"))
+        return await self._searches.ask(questions, k, retriever, self.settings.request_seconds, self._asked("search"))
 
-    async def answer(self, questions: Sequence[str], k: int | None = None) -> Answered:
+    async def answer(self, questions: Sequence[str], k: int | None = None, retriever: str | None = None) -> Answered:
         """Return answers to questions, as `search` returns passages.
 
         Raises:
-            UsageError: there is no model, or the snapshot holds fewer passages than `k`.
+            UsageError: there is no model, or `search` would refuse the retriever or `k`.
         """
         if self.followed.model is None:
             raise UsageError("no model is served here, so there are passages and no answers: ask /search")
-        return await self._answers.ask(questions, k, None, self.settings.request_seconds, self._asked("answer"))
+        return await self._answers.ask(questions, k, retriever, self.settings.request_seconds, self._asked("answer"))
 
     def close(self) -> None:
         """Answer what was asked, then let go of everything."""

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from rag_model.errors import UsageError
+from rag_model.retrieve.expression import parse
 
 Swap = Literal["blue-green", "low-memory"]
 
@@ -13,13 +14,14 @@ class ServiceSettings:
     """How a service works; every bound is there so that nobody's request costs the others theirs."""
 
     # what is served
-    indexes: tuple[str, ...] = ("hnsw",)  # of the snapshot, or `exact`; the first answers where a request names none
+    retrievers: tuple[str, ...] = ()  # expressions; the first answers where a request names none. None: the snapshot's
     embeddings: bool = True  # pulled too: the recall of live questions is measured by them; disk, not memory
     swap: Swap = "blue-green"  # indexes in memory, of two editions for a moment; "low-memory": mapped, and paged in
     # requests
     max_questions: int = 64  # a request: one batch
     max_question_chars: int = 2_000  # encoders read some hundred tokens, and what is longer is cut
     max_k: int = 100  # passages a question: DPR's depth
+    max_depth: int = 1_000  # passages that a request may ask a leg for, as in hnsw:1000
     max_body_bytes: int = 1 << 20  # 64 questions of 2,000 characters, each escaped as \uXXXX
     body_seconds: float = 10.0  # from a request's head to the end of its body: a slow sender holds no place for longer
     request_seconds: float = 30.0  # from the whole body to the answer; then 504, and nobody works on it any more
@@ -45,14 +47,15 @@ class ServiceSettings:
         """Refuse what cannot work.
 
         Raises:
-            UsageError: a bound is not positive, or there is no index.
+            UsageError: a bound is not positive, or a retriever is no expression.
         """
-        if not self.indexes:
-            raise UsageError("there is no index to serve: name one")
+        for expression in self.retrievers:
+            parse(expression)
         least = {
             name: getattr(self, name)
             for name in (
-                *("max_questions", "max_question_chars", "max_k", "max_body_bytes", "body_seconds", "request_seconds"),
+                *("max_questions", "max_question_chars", "max_k", "max_depth", "max_body_bytes", "body_seconds"),
+                "request_seconds",
                 *("queue_questions", "queue_answers", "batch_questions", "batch_answers", "poll_seconds"),
                 *("retry_seconds", "keep", "connections", "idle_seconds"),
             )

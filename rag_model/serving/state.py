@@ -25,7 +25,7 @@ class Served:
     snapshot: str
     ref: str
     number: int  # of the ref's move that named it
-    index: str
+    index: str  # the first retriever: an index, or an expression
     created: float | None  # Unix time, by its builder's clock
     recall_mean: float | None  # that the gate measured of the index
     recall_p5: float | None

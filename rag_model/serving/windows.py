@@ -70,13 +70,20 @@ class Windows:
         """Take a question and the ids of the passages that it was given."""
         self._keep(self._given.setdefault(verb, OrderedDict()), question, list(passages))
 
-    def add_searched(self, question: str, vector: Vectors, k: int, hits: Sequence[Hit]) -> None:
-        """Take a question, its (d,) vector, how many passages it asked for, and those it was given, best first."""
+    def add_searched(
+        self, question: str, vector: Vectors | None, k: int, hits: Sequence[Hit], *, sampled: bool = True
+    ) -> None:
+        """Take a question, its (d,) vector, how many passages it asked for, and those it was given, best first.
+
+        Without a vector, only what it was given counts; not `sampled`, it is not asked again of exact search.
+        """
         self.add_given("search", question, [hit.passage.id for hit in hits])
+        if vector is None:
+            return
         self._keep(self._vectors, question, vector)
         self._since += 1
         self._tally += 1
-        if self._tally % self.settings.sample_every == 0 and len(self._waiting) < _WAITING:
+        if sampled and self._tally % self.settings.sample_every == 0 and len(self._waiting) < _WAITING:
             rows = np.full(k, -1, np.int64)
             rows[: len(hits)] = [hit.row for hit in hits]
             self._waiting.append(Asked(vector, rows))

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from rag_model.errors import BookwheelError, UsageError
 from rag_model.generate.reader import Answer
-from rag_model.index.files.engine import Vectors
+from rag_model.retrieve.questions import Questions
 from rag_model.retrieve.retriever import Hit
 from rag_model.serving.batcher import Ask
 from rag_model.serving.desk import Desk
@@ -37,25 +37,23 @@ class Answered:
 
 
 def search(desk: Desk, observer: Observer, asks: Sequence[Ask[Found]]) -> list[Found | BookwheelError]:
-    """Encode all questions of a batch together, then search those of one index and depth together."""
+    """Find passages for all questions of a batch, those that ask one retriever together."""
     with desk.edition() as edition:
-        began = time.perf_counter()
-        vectors = edition.encode(_questions(asks))
-        encoded = time.perf_counter()
-        replies = _searched(edition, asks, vectors)
-        seconds = encoded - began, time.perf_counter() - encoded
-        tell(observer.searched, _batch(edition, asks, vectors, replies, *seconds))
-        return replies
+        replies: dict[int, Found | BookwheelError] = {}
+        for retriever, places in _alike([ask.retriever for ask in asks]).items():
+            found = _searched(edition, observer, retriever, [asks[place] for place in places])
+            replies.update(zip(places, found, strict=True))
+        return [replies[place] for place in range(len(asks))]
 
 
 def answer(desk: Desk, observer: Observer, asks: Sequence[Ask[Answered]]) -> list[Answered | BookwheelError]:
-    """Answer all questions of a batch, those of one depth together."""
+    """Answer all questions of a batch, those of one retriever and depth together."""
     with desk.edition() as edition:
         model = "" if edition.model is None else edition.model.id
         replies: dict[int, Answered | BookwheelError] = {}
-        for k, places in _alike([ask.k for ask in asks]).items():
+        for (retriever, k), places in _alike([(ask.retriever, ask.k) for ask in asks]).items():
             try:
-                found = edition.answer(_questions([asks[place] for place in places]), k)
+                found = edition.answer(_questions([asks[place] for place in places]), k, retriever)
             except UsageError as wrong:
                 replies.update(dict.fromkeys(places, wrong))
                 continue
@@ -66,50 +64,60 @@ def answer(desk: Desk, observer: Observer, asks: Sequence[Ask[Answered]]) -> lis
         return [replies[place] for place in range(len(asks))]
 
 
-def _searched(edition: Edition, asks: Sequence[Ask[Found]], vectors: Vectors) -> list[Found | BookwheelError]:
+def _searched(
+    edition: Edition, observer: Observer, retriever: str | None, asks: Sequence[Ask[Found]]
+) -> list[Found | BookwheelError]:
+    """Search with one retriever: what it encodes is encoded for all asks at once, and searched by depth."""
+    began = time.perf_counter()
+    asked = Questions(_questions(asks))
     starts = [0, *accumulate(len(ask.questions) for ask in asks)]
     replies: dict[int, Found | BookwheelError] = {}
-    for (index, k), places in _alike([(_index(edition, ask), ask.k or 1) for ask in asks]).items():
+    for k, places in _alike([ask.k or 1 for ask in asks]).items():
         rows = [row for place in places for row in range(starts[place], starts[place + 1])]
         try:
-            hits = iter(edition.search(vectors[rows], k, index))
-        except UsageError as wrong:  # no such index, or a snapshot of fewer passages
+            hits = iter(edition.search(asked if len(rows) == len(asked) else asked.some(rows), k, retriever))
+        except UsageError as wrong:  # no such retriever, or one that gives fewer passages
             replies.update(dict.fromkeys(places, wrong))
             continue
         for place in places:
             replies[place] = Found(edition.id, [next(hits) for _ in asks[place].questions])
-    return [replies[place] for place in range(len(asks))]
+    told = [replies[place] for place in range(len(asks))]
+    if batch := _batch(edition, retriever, asks, asked, told, time.perf_counter() - began):
+        tell(observer.searched, batch)
+    return told
 
 
 def _batch(
     edition: Edition,
+    retriever: str | None,
     asks: Sequence[Ask[Found]],
-    vectors: Vectors,
+    asked: Questions,
     replies: Sequence[Found | BookwheelError],
-    encode_seconds: float,
-    search_seconds: float,
-) -> Batch:
-    """Describe what was found; asks that were refused are left out."""
+    seconds: float,
+) -> Batch | None:
+    """Describe what was found; asks that were refused are left out. None: all were."""
     found = [(ask, reply) for ask, reply in zip(asks, replies, strict=True) if isinstance(reply, Found)]
-    kept = [isinstance(reply, Found) for ask, reply in zip(asks, replies, strict=True) for _ in ask.questions]
+    if not found:
+        return None
+    vectors = asked.known(edition.asker)
+    if vectors is not None and len(found) < len(asks):
+        vectors = vectors[
+            [isinstance(one, Found) for ask, one in zip(asks, replies, strict=True) for _ in ask.questions]
+        ]
     return Batch(
         edition=edition,
+        retriever=edition.retrievers[0] if retriever is None else retriever,
         questions=_questions([ask for ask, _ in found]),
-        vectors=vectors if all(kept) else vectors[kept],
-        indexes=[_index(edition, ask) for ask, _ in found for _ in ask.questions],
+        vectors=vectors,
         ks=[ask.k or 1 for ask, _ in found for _ in ask.questions],
         hits=[hits for _, reply in found for hits in reply.hits],
-        encode_seconds=encode_seconds,
-        search_seconds=search_seconds,
+        encode_seconds=asked.seconds,
+        search_seconds=seconds - asked.seconds,
     )
 
 
 def _questions(asks: Sequence[Ask[Any]]) -> list[str]:
     return list(chain.from_iterable(ask.questions for ask in asks))
-
-
-def _index(edition: Edition, ask: Ask[Found]) -> str:
-    return ask.index or edition.indexes[0]
 
 
 def _alike(keys: Sequence[_Key]) -> dict[_Key, list[int]]:

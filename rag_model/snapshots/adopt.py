@@ -24,7 +24,7 @@ from rag_model.encoders.encoder import Encoder
 from rag_model.errors import InputError, RefusedError, UsageError
 from rag_model.index.files.arrays import Block
 from rag_model.index.files.intake import PART_BYTES, Intake, cut
-from rag_model.snapshots.content import BuiltIndex, Facts, assemble
+from rag_model.snapshots.content import BuiltIndex, assemble
 from rag_model.snapshots.cut_part import CutPart
 from rag_model.snapshots.encoding import StoredEncoder
 from rag_model.snapshots.recipe import Recipe
@@ -101,7 +101,9 @@ def check_encoder(store: Store, adopted: Adopted, encoding: StoredEncoder) -> No
     Raises:
         RefusedError: the vectors are not those that the encoder makes.
     """
-    first = np.load(store.blobs.local(_ref(adopted.embeddings[0], "embeddings")), mmap_mode="r", allow_pickle=False)
+    first = np.load(
+        store.blobs.local(BlobRef.from_json(adopted.embeddings[0]["embeddings"])), mmap_mode="r", allow_pickle=False
+    )
     if first.shape[1] != encoding.space.dim:
         raise _foreign(encoding, f"they have {first.shape[1]} dimensions and its own {encoding.space.dim}")
     rows = np.unique(np.linspace(0, len(first) - 1, _TRIED, dtype=np.int64)).tolist()
@@ -156,10 +158,6 @@ def _put_passages(store: Store, rows: Iterator[Passage], gone: int, path: Path) 
         lengths={str(length): count for length, count in sorted(lengths.items())},
     )
     return CutPart(store.blobs.put_file(path), facts, made=True)
-
-
-def _ref(facts: Facts, name: str) -> BlobRef:
-    return BlobRef.from_json(facts[name])
 
 
 def _unequal(passages: str, count: str, vectors: Intake) -> InputError:

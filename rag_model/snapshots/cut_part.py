@@ -30,13 +30,12 @@ class CutPart:
 
     def to_json(self) -> dict[str, Any]:
         """Return the record as JSON values."""
-        log = self.article_log.to_json() if self.article_log else None
-        return {"passages": self.passages.to_json(), "facts": asdict(self.facts), "log": log, "made": self.made}
+        return asdict(self)
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:
         """Read back what `to_json` wrote."""
-        log = BlobRef.from_json(value["log"]) if value["log"] else None
+        log = BlobRef.from_json(value["article_log"]) if value["article_log"] else None
         return cls(BlobRef.from_json(value["passages"]), _facts(value["facts"]), log, value["made"])
 
 

@@ -33,7 +33,8 @@ def write_report(
     `passages` and, by stage, `embeddings` are what the jobs report of each part; `seconds` the stages' times, in their
     order.
     """
-    made = {"chunk": [cut.made for cut in passages], **_made(embeddings)}
+    made = {"chunk": [cut.made for cut in passages]}
+    made |= {stage: [bool(report["made"]) for report in its] for stage, its in embeddings.items()}
     corpus = manifest.content.corpus
     report = BuildReport(
         title=f"{corpus['dbname'] or corpus['kind']} {corpus['newest_revision'][:10]}".strip(),
@@ -56,10 +57,6 @@ def write_report(
     path = f"reports/{manifest.id}.html"
     store.files.put(path, render(report).encode())
     return store.files.url_of(path)
-
-
-def _made(reports: Mapping[str, Sequence[Facts]]) -> dict[str, list[bool]]:
-    return {stage: [bool(report["made"]) for report in its] for stage, its in reports.items()}
 
 
 def _stage(name: str, seconds: float, made: Sequence[bool]) -> Stage:

@@ -40,7 +40,7 @@ from rag_model.corpus.plan import plan_dump
 from rag_model.evaluation.bootstrap import difference_interval
 from rag_model.evaluation.gate import GateRecipe
 from rag_model.index.quality.recall import recall_at
-from rag_model.retrieve.dense import index_of
+from rag_model.retrieve.indexes import open_index_of
 from rag_model.snapshots.measure import trial_of
 from rag_model.store.versions.paths import passages_path
 from rag_model.store.versions.snapshot import Snapshot
@@ -149,7 +149,7 @@ def recalls_of(snapshot: Snapshot) -> dict[str, npt.NDArray[np.float64]]:
     trial = trial_of(snapshot, GateRecipe(queries=QUERIES))
     found = {}
     for name in snapshot.manifest.content.indexes:
-        rows = index_of(snapshot, name).search(trial.vectors, trial.k)[1]
+        rows = open_index_of(snapshot, name).search(trial.vectors, trial.k)[1]
         found[name] = recall_at(rows, trial.rows, trial.scores, trial.k)
     return found
 

@@ -181,6 +181,17 @@ def library(built: Built) -> Path:
     return built.store
 
 
+@pytest.fixture(scope="session")
+def lists_only(mini_dump: Path, tiny: Path, tmp_path_factory: pytest.TempPathFactory, prefect_server: None) -> Path:
+    """A store whose snapshot has no graph: its one index is `ivfpq`; tests only read it."""
+    store = tmp_path_factory.mktemp("lists")
+    recipe = store.with_name("lists.toml")
+    recipe.write_text(RECIPE.replace("[index.hnsw]", "[index.ivfpq]").replace("HNSW8", "IVF,PQ"))
+    given = ["--dump", mini_dump, "--encoder", tiny, "--recipe", recipe, "--store", store]
+    assert cli.run(["reindex", *map(str, given), "--", IN_PROCESS]) == 0
+    return store
+
+
 @pytest.fixture
 def on_a_disk_of() -> Callable[[str, Path], list[str]]:
     """Return the words before a command that give it a disk of a size at a folder, in a namespace of its own."""

@@ -111,6 +111,26 @@ def test_it_serves_follows_and_ends_when_what_is_under_way_is_answered(
     assert "Traceback" not in log
 
 
+def test_a_snapshot_without_a_graph_is_served_by_what_it_has(lists_only: Path, tmp_path: Path) -> None:
+    with service(tmp_path, "--store", lists_only, "--dest", tmp_path / "dest") as served:
+        served.until(lambda: served.get("/readyz")[0] == 200)
+        told = json.loads(served.get("/snapshot")[1])
+        assert (told["retrievers"], told["indexes"]) == (["ivfpq"], ["ivfpq"])
+        served.process.send_signal(signal.SIGTERM)
+        assert served.process.wait(PATIENCE) == 0
+
+
+def test_an_expression_is_served_and_composed_of(copy: Path, tmp_path: Path) -> None:
+    named = ("--retriever", "rrf(hnsw, exact)", "--retriever", "exact:5")
+    with service(tmp_path, "--store", copy, "--dest", tmp_path / "dest", *named) as served:
+        served.until(lambda: served.get("/readyz")[0] == 200)
+        assert json.loads(served.get("/snapshot")[1])["retrievers"] == ["rrf(hnsw, exact)", "exact:5"]
+        body = json.dumps({"questions": ["Who?"], "retriever": "rrf(exact:2,hnsw:2)", "k": 1}).encode()
+        with urllib.request.urlopen(f"{served.url}/search", body, timeout=PATIENCE) as reply:
+            (hit,) = json.loads(reply.read())["results"][0]["hits"]
+        assert {leg["leg"] for leg in hit["legs"]} == {"exact", "hnsw"}
+
+
 def test_an_interrupt_ends_it_at_once(copy: Path, tmp_path: Path) -> None:
     with service(tmp_path, "--store", copy, "--dest", tmp_path / "dest") as served:
         served.process.send_signal(signal.SIGINT)
@@ -124,6 +144,9 @@ def test_an_interrupt_ends_it_at_once(copy: Path, tmp_path: Path) -> None:
         (["--store", "{nothing}"], 1, "there is no bookwheel store"),
         (["--store", "{store}", "--ref", "nobody"], 1, "no snapshot or ref 'nobody'"),
         (["--store", "{store}", "--index", "nonesuch"], 2, "no index 'nonesuch'"),
+        (["--store", "{store}", "--retriever", "rrf(hnsw, nonesuch)"], 2, "no index 'nonesuch'"),
+        (["--store", "{store}", "--retriever", "rrf(hnsw, exact"], 2, "is not closed"),
+        (["--store", "{store}", "--retriever", "exact", "--index", "hnsw"], 2, "are both given"),
         (["--store", "{store}", "--model", "nonesuch"], 1, "nonesuch"),
         (["--store", "{store}", "--port", "{taken}"], 2, "give another --port"),
         (["--store", "{store}", "--keep", "0"], 2, "keep is 0"),

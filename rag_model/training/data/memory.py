@@ -8,9 +8,11 @@ import numpy.typing as npt
 
 from rag_model.corpus.records import Passage
 from rag_model.encoders.encoder import Vectors
+from rag_model.encoders.space import Space
 from rag_model.errors import UsageError
 from rag_model.partition import Partition
-from rag_model.retrieve.dense import DenseRetriever, QuestionEncoder
+from rag_model.retrieve.factory import open_retriever
+from rag_model.retrieve.questions import QuestionEncoder, Questions
 from rag_model.retrieve.retriever import Hit
 from rag_model.store.versions.snapshot import Snapshot
 
@@ -31,15 +33,22 @@ class Recalled:
 class Memory:
     """Finds passages for questions' vectors, and gives the passages' vectors with them."""
 
-    def __init__(self, snapshot: Snapshot, encoder: QuestionEncoder | None, index: str) -> None:
-        """Open an index of a snapshot for the questions of an encoder; None: whatever space they ask into.
+    def __init__(self, snapshot: Snapshot, encoder: QuestionEncoder | None, retriever: str | None = None) -> None:
+        """Open a retriever over a snapshot.
+
+        Args:
+            snapshot: that is searched.
+            encoder: whose vectors will be given to `recall`; None: of any space, as of an encoder that learns beside
+                the passages' own.
+            retriever: an expression; None: the snapshot's default.
 
         Raises:
             RefusedError: the encoder asks into another space than the snapshot's.
-            UsageError: the snapshot has no vectors or no such index, or its metric is not the inner product.
+            UsageError: the snapshot has no vectors, the retriever is wrong, or a metric is not the inner product.
         """
         self.snapshot = snapshot
-        self._retriever = DenseRetriever(snapshot, encoder, index)
+        self._encoder: QuestionEncoder = _OfAnySpace(snapshot) if encoder is None else encoder
+        self._retriever = open_retriever(snapshot, retriever, encoder=self._encoder)
         metrics = {entry.get("metric", "ip") for entry in snapshot.manifest.content.indexes.values()}
         if metrics - {"ip"}:
             raise UsageError(
@@ -49,14 +58,15 @@ class Memory:
         self._partition = Partition(part.rows for part in snapshot.parts)
         self._parts = [snapshot.embeddings(part.name) for part in snapshot.parts]  # mapped, not read
 
-    def recall(self, asked: Vectors, k: int) -> Recalled:
-        """Find the best `k` passages of each question, (b, d) float32 in; of a corpus with fewer, all of them.
+    def recall(self, questions: Sequence[str], asked: Vectors, k: int) -> Recalled:
+        """Find the best `k` passages of each question, its (b, d) float32 vector given; of a small corpus, all of them.
 
-        Scores are inner products with the vectors themselves, whatever the index says. Where an approximate index
-        reaches fewer than k, passages from the first row on fill up, so that every question has as many.
+        Scores are inner products with the vectors themselves, whatever the retriever says. Where it finds fewer than
+        k, passages from the first row on fill up, so that every question has as many.
         """
         k = min(k, self.snapshot.n)
-        hits = [self._filled(some, k) for some in self._retriever.search_vectors(asked, k)]
+        found = self._retriever.ask(Questions.encoded(questions, self._encoder, asked), k)
+        hits = [self._filled(some, k) for some in found]
         vectors = self.vectors(_rows(hits))
         scores = np.einsum("bd,bkd->bk", asked, vectors).tolist()
         return Recalled([_scored(*pair) for pair in zip(hits, scores, strict=True)], vectors)
@@ -84,8 +94,21 @@ class Memory:
         return [*hits, *more]
 
 
+class _OfAnySpace:
+    """Stands for an encoder whose vectors are always given."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self._snapshot = snapshot
+
+    def space(self) -> Space:
+        return Space.from_json(self._snapshot.space or {})
+
+    def encode_questions(self, questions: Sequence[str]) -> Vectors:
+        raise UsageError("no encoder is known here: give the questions' vectors")
+
+
 def _scored(hits: Sequence[Hit], scores: Sequence[float]) -> list[Hit]:
-    return [replace(hit, score=score) for hit, score in zip(hits, scores, strict=True)]
+    return [replace(hit, score=score, inner_product=score) for hit, score in zip(hits, scores, strict=True)]
 
 
 def _rows(hits: Sequence[Sequence[Hit]]) -> npt.NDArray[np.int64]:

@@ -8,8 +8,8 @@ import numpy as np
 
 from rag_model.corpus.records import Passage
 from rag_model.errors import ResourceError, UsageError
-from rag_model.needs.reading import index_bytes
-from rag_model.retrieve.dense import DenseRetriever
+from rag_model.needs.reading import retriever_bytes
+from rag_model.retrieve.factory import open_retriever
 from rag_model.store.versions.snapshot import Snapshot
 from rag_model.training.data.examples import Example
 from rag_model.training.data.mine import Bm25, Mining, Search, mine, searching
@@ -23,7 +23,8 @@ _HELD = 2000  # bytes of a passage in BM25
 class NegativesRecipe:
     """Where a DPR training's passages come from; examples that bring negatives of their own keep them."""
 
-    search: SearchName = "bm25"  # DPR, section 5: BM25; snapshot: by the encoder that it carries; own: the file's alone
+    search: SearchName = "bm25"  # DPR, section 5: BM25; snapshot: by `retriever`; own: the file's negatives alone
+    retriever: str | None = None  # of the snapshot, asked by the encoder that it carries; None: its default
     mining: Mining = field(default_factory=Mining)
     ranked: int = 10_000  # passages of the snapshot that dev questions are asked of, beside the dev set's own
 
@@ -35,18 +36,17 @@ class NegativesRecipe:
             )
 
 
-def with_negatives(
-    examples: Sequence[Example], snapshot: Snapshot, recipe: NegativesRecipe, index: str = "hnsw"
-) -> list[Example]:
+def with_negatives(examples: Sequence[Example], snapshot: Snapshot, recipe: NegativesRecipe) -> list[Example]:
     """Return the examples, in order, those without positives or negatives with what is found in the snapshot.
 
     Raises:
         ResourceError: BM25 would hold more passages than fit.
+        UsageError: the retriever is wrong.
     """
     lacking = [one for one in examples if not (one.positives and one.negatives)]
     if recipe.search == "own" or not lacking:
         return list(examples)
-    mined = {one.id: one for one in mine(lacking, _search(snapshot, recipe, index), recipe.mining)}
+    mined = {one.id: one for one in mine(lacking, _search(snapshot, recipe), recipe.mining)}
     return [mined.get(one.id, one) for one in examples]
 
 
@@ -56,20 +56,21 @@ def ranked_passages(snapshot: Snapshot, count: int) -> list[Passage]:
     return snapshot.passages(rows.tolist())
 
 
-def mining_bytes(snapshot: Snapshot, search: SearchName) -> int:
+def mining_bytes(snapshot: Snapshot, recipe: NegativesRecipe) -> int:
     """Return the bytes of what negatives are searched in.
 
     Raises:
-        UsageError: the snapshot has no index that `search` asks.
+        UsageError: the recipe's retriever is wrong.
     """
-    if search == "snapshot":
-        return index_bytes(snapshot, "hnsw")
-    return _HELD * snapshot.n if search == "bm25" else 0
-
-
-def _search(snapshot: Snapshot, recipe: NegativesRecipe, index: str) -> Search:
     if recipe.search == "snapshot":
-        return searching(DenseRetriever.of(snapshot, index), snapshot.n)
+        return retriever_bytes(snapshot, recipe.retriever)
+    return _HELD * snapshot.n if recipe.search == "bm25" else 0
+
+
+def _search(snapshot: Snapshot, recipe: NegativesRecipe) -> Search:
+    if recipe.search == "snapshot":
+        retriever = open_retriever(snapshot, recipe.retriever)
+        return searching(retriever, retriever.most)
     if snapshot.n > _MOST:
         raise ResourceError(
             f"BM25 would hold the {snapshot.n:,} passages of snapshot {snapshot.id[:12]} in memory: mine with "

@@ -238,7 +238,7 @@ class Dpr(Objective[DprTraining]):
         forward = recipe.batch_size * QUESTION * question.operations + read * PASSAGE * passage.operations
         stages = {
             "train": weights(question, passage) + (LEARNED - 1) * weights(*learned) + kept,
-            "mine": mining_bytes(job.snapshot, job.settings.negatives.search),
+            "mine": mining_bytes(job.snapshot, job.settings.negatives),
         }
         batches = max(1, len(job.examples["train"]) // recipe.batch_size)
         return Costs(stages, batches, BACKWARD * forward, ranked * PASSAGE * passage.operations)

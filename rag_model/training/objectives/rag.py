@@ -8,7 +8,7 @@ from rag_model.encoders.architecture import Architecture
 from rag_model.encoders.trainable import TrainableEncoder
 from rag_model.generate.load import load_generator
 from rag_model.generate.rag import Kind, Rag
-from rag_model.needs.reading import NUMBER, PROMPT, QUESTION, decoding_bytes, index_bytes, weights
+from rag_model.needs.reading import NUMBER, PROMPT, QUESTION, decoding_bytes, retriever_bytes, weights
 from rag_model.store.store import Store
 from rag_model.store.versions.snapshot import Snapshot
 from rag_model.training.loop.settings import LoopSettings
@@ -84,7 +84,7 @@ class RagObjective(Objective[RagTraining]):
         texts = recipe.batch_size * k
         kept = generator.activations(texts, PROMPT + _ANSWER) + question.activations(recipe.batch_size, QUESTION)
         logits = _LOGITS * NUMBER * texts * _ANSWER * generator.vocabulary
-        held = LEARNED * weights(question, generator) + index_bytes(job.snapshot, recipe.index)
+        held = LEARNED * weights(question, generator) + retriever_bytes(job.snapshot, recipe.expression)
         prompts = generator.operations * (PROMPT + _ANSWER)
         pairs = sum(len(one.answers) if recipe.targets == "each" else 1 for one in job.examples["train"])
         dev = len(job.examples["dev"]) + 2 * min(recipe.answered, len(job.examples["dev"]))

@@ -23,6 +23,7 @@ from rag_model.evaluation.match import Answers
 from rag_model.generate.folder import save_rag
 from rag_model.generate.generator import Contexts, Targets
 from rag_model.generate.rag import Kind, Rag, RagSettings
+from rag_model.retrieve.expression import one_of
 from rag_model.store.versions.snapshot import Snapshot
 from rag_model.training.data.examples import Example, digest_examples
 from rag_model.training.data.memory import Memory, Recalled
@@ -46,7 +47,8 @@ class RagRecipe:
     label_smoothing: float = 0.1  # code: 0.1
     exclude_bos: bool = False  # code: false
     batch_size: int = 8  # questions a batch and process; code: train_batch_size 8
-    index: str = "hnsw"  # of the snapshot; paper, section 3: FAISS's HNSW
+    retriever: str | None = None  # an expression; None: the snapshot's default. Paper, section 3: FAISS's HNSW
+    index: str | None = None  # of the snapshot: the short form of `retriever`
     retrieve: Retrieval = "batch"  # paper, section 2.4: with the encoder as it is; once: as it was, the weights learn
     targets: Answered = "each"  # of several answers; paper, appendix D: each question and answer is a pair of its own
     without_answer: Missing = "drop"  # an example that nobody answered has nothing to learn from
@@ -63,12 +65,18 @@ class RagRecipe:
                 f"batch_size {self.batch_size}, answered {self.answered} and max_new_tokens {self.max_new_tokens} "
                 "don't make a recipe: use at least 1, at least 0, and at least 1"
             )
+        one_of(self.index, self.retriever)
         choices = {"retrieve": Retrieval, "targets": Answered, "without_answer": Missing, "goal": GoalName}
         for name, known in choices.items():
             if getattr(self, name) not in get_args(known):
                 raise UsageError(f"{name} {getattr(self, name)!r} is unknown: use one of {', '.join(get_args(known))}")
         if self.goal != "nll" and not self.answered:
             raise UsageError(f"goal {self.goal} needs answers: set answered above 0")
+
+    @property
+    def expression(self) -> str | None:
+        """The retriever that finds passages, in one spelling; None: the snapshot's default."""
+        return one_of(self.index, self.retriever)
 
     def settings(self, kind: Kind) -> RagSettings:
         """Return the settings of the model to train."""
@@ -114,7 +122,7 @@ class RagTask:
         self._dev = [Pair(one, one.answers[0]) for one in dev if one.answers]
         if not self._dev:
             raise UsageError("no dev example has an answer to choose the best weights by: give a dev file with answers")
-        self._memory = Memory(snapshot, question, recipe.index)
+        self._memory = Memory(snapshot, question, recipe.expression)
         self._snapshot = snapshot
         self._began = {"snapshot": snapshot.id, "models": dict(began or {})}
         answered = [pair.example for pair in self._dev[: recipe.answered]]
@@ -157,7 +165,7 @@ class RagTask:
         if self._recipe.retrieve == "once":
             raise UsageError('passages that are retrieved once stay those of one snapshot: set retrieve = "batch"')
         fixed = self._question if self.module.passage is None else None
-        self._memory, self._snapshot = Memory(snapshot, fixed, self._recipe.index), snapshot
+        self._memory, self._snapshot = Memory(snapshot, fixed, self._recipe.expression), snapshot
 
     def batches(self, epoch: int) -> Sequence[RagBatch]:
         """Return an epoch's batches, shuffled by seed and epoch; the last one may be smaller."""
@@ -231,11 +239,12 @@ class RagTask:
 
     def _recall(self, batch: RagBatch, asked: Tensor) -> Recalled:
         if self._recipe.retrieve == "batch":
-            return self._memory.recall(_array(asked), self._recipe.k)
+            questions = [pair.example.question for pair in batch]
+            return self._memory.recall(questions, _array(asked), self._recipe.k)
         return self._memory.recalled([self._first[pair.example.question] for pair in batch])
 
     def _ask(self, questions: Sequence[str]) -> Recalled:
-        return self._memory.recall(self._question.encode_questions(questions), self._recipe.k)
+        return self._memory.recall(questions, self._question.encode_questions(questions), self._recipe.k)
 
     def _scores(self, asked: Tensor, recalled: Recalled) -> Tensor:
         """Return the (b, k) inner products in float32, with gradient to the questions.

@@ -44,7 +44,10 @@ class Shelf:
             return len(set(question) & set(self.passages[row].text)) / 4
 
         order = sorted(range(len(self.passages)), key=score, reverse=True)
-        return [Hit(rank, score(row), row, self.passages[row], "", "") for rank, row in enumerate(order, start=1)]
+        return [
+            Hit(rank, -rank, row, self.passages[row], "", "", inner_product=score(row))  # as a fused list's scores do
+            for rank, row in enumerate(order, start=1)
+        ]
 
 
 SHELF = Shelf(
@@ -63,9 +66,9 @@ def test_an_answer_names_its_passages_and_how_they_weigh(kind: str) -> None:
     for question, answer, found in zip(QUESTIONS, reader(kind, temperature=0.5).answer(QUESTIONS), hits, strict=True):
         assert answer.question == question
         assert [one.hit for one in answer.support] == found
-        total = sum(math.exp(hit.score / 0.5) for hit in found)
+        total = sum(math.exp((hit.inner_product or 0) / 0.5) for hit in found)
         assert [one.weight for one in answer.support] == pytest.approx(
-            [math.exp(hit.score / 0.5) / total for hit in found], abs=1e-6
+            [math.exp((hit.inner_product or 0) / 0.5) / total for hit in found], abs=1e-6
         )
         assert sum(one.posterior for one in answer.support) == pytest.approx(1, abs=1e-5)
         assert answer.log_likelihood < 0
@@ -80,7 +83,7 @@ def test_likelihood_and_posterior_are_those_that_the_model_gives_the_answer(kind
         assert answer.ended
         generator = asked.rag.generator
         contexts = generator.contexts([answer.question], [[hit.passage for hit in found]])
-        scores = torch.tensor([[hit.score for hit in found]])
+        scores = torch.tensor([[hit.inner_product for hit in found]])
         likelihood = asked.rag.log_likelihood(scores, contexts, generator.targets([answer.text]))
         assert answer.log_likelihood == pytest.approx(float(likelihood.log_p), abs=1e-5)
         expected = likelihood.posterior[0].exp().tolist()

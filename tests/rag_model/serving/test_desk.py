@@ -8,10 +8,13 @@ from pathlib import Path
 import pytest
 
 from rag_model.encoders.encoder import Encoder
-from rag_model.retrieve.dense import index_of
+from rag_model.retrieve.factory import Opened
+from rag_model.retrieve.questions import Questions
+from rag_model.retrieve.scorers import Scorers
 from rag_model.serving.asking import Asker
 from rag_model.serving.desk import Desk, NotReadyError
 from rag_model.serving.edition import Edition, Named
+from rag_model.serving.offer import Offer
 from rag_model.store.pulling.pull import pull
 from rag_model.store.versions.paths import QUESTION_ENCODER
 from rag_model.store.versions.snapshot import Snapshot
@@ -29,7 +32,8 @@ def mapped(library: Library, dest: Path, snapshot: str, dtype: str) -> Edition:
     folder = pull(library.store, snapshot, dest).path
     found = Snapshot.from_folder(folder)
     asker = Asker(Encoder.load(folder / QUESTION_ENCODER, "question", dtype=dtype))
-    return Edition(Named("latest", 1, snapshot, ""), found, asker, {"hnsw": index_of(found, "hnsw", mmap=True)})
+    offer, opened = Offer.of(found, QUICK, reads=False), Opened(found, lambda: asker, Scorers(), mmap=True)
+    return Edition(Named("latest", 1, snapshot, ""), offer, opened, QUICK, None)
 
 
 def mapped_inodes(folder: Path) -> set[int]:
@@ -61,7 +65,7 @@ def test_the_last_reader_frees_an_old_edition(shared_library: Library, dest: Pat
         assert current is blue
     first.__exit__(None, None, None)
     assert (desk.held, freed, desk.drained(0)) == (2, [], False)
-    assert red.search(red.encode(["who?"]), 3)[0][0].passage.title.startswith("red")
+    assert red.search(Questions(["who?"]), 3)[0][0].passage.title.startswith("red")
     second.__exit__(None, None, None)
     assert (desk.held, freed, desk.drained(PATIENCE)) == (1, [shared_library.red], True)
     desk.close()

@@ -149,7 +149,7 @@ def test_a_poisoned_ref_is_refused_and_the_old_one_serves_on(
     poison: Callable[[Library], None], words: str, final: bool, library: Library, dest: Path
 ) -> None:
     log = Log()
-    with serving(library.url, dest, observer=log) as found:
+    with serving(library.url, dest, with_limits(retrievers=("hnsw",)), log) as found:
         poison(library)
         told = found.until_refused(words)
         assert (told["final"], "\n" in told["reason"]) == (final, False)
@@ -166,7 +166,7 @@ def test_a_poisoned_ref_is_refused_and_the_old_one_serves_on(
 
 
 def test_the_next_move_ends_a_refusal(library: Library, dest: Path) -> None:
-    with serving(library.url, dest) as found:
+    with serving(library.url, dest, with_limits(retrievers=("hnsw",))) as found:
         name_one_without_the_index(library)
         found.until_refused("no index")
         library.move(library.blue)

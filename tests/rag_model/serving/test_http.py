@@ -30,7 +30,7 @@ def model(made_library: Library, tmp_path_factory: pytest.TempPathFactory) -> Pa
 @pytest.fixture(scope="module")
 def served(made_library: Library, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     bounds = with_limits(
-        indexes=("hnsw", "exact"), body_seconds=1.0, max_body_bytes=5000, max_questions=4, max_question_chars=300
+        retrievers=("hnsw", "exact"), body_seconds=1.0, max_body_bytes=5000, max_questions=4, max_question_chars=300
     )
     with serving(made_library.url, tmp_path_factory.mktemp("dest"), bounds, model=str(model)) as found:
         yield found
@@ -77,7 +77,7 @@ def test_the_models_describe_what_is_sent(served: Serving) -> None:
     schema = served.client.get("/openapi.json").json()
     assert {"/search", "/answer", "/snapshot", "/healthz", "/readyz"} <= set(schema["paths"])
     body = schema["paths"]["/search"]["post"]["requestBody"]["content"]["application/json"]["schema"]
-    assert set(body["properties"]) == {"questions", "k", "index"}
+    assert set(body["properties"]) == {"questions", "k", "index", "retriever"}
 
 
 def test_the_state_is_told(served: Serving, made_library: Library) -> None:

@@ -13,10 +13,18 @@ from tests.fixtures.serving import Library, with_limits
 
 
 @pytest.mark.parametrize(
-    "bounds", [{"indexes": ()}, {"max_k": 0}, {"poll_seconds": 0.0}, {"keep": -1}, {"batch_wait_ms": -1.0}]
+    "bounds",
+    [
+        {"retrievers": ("rrf(hnsw",)},
+        {"max_depth": 0},
+        {"max_k": 0},
+        {"poll_seconds": 0.0},
+        {"keep": -1},
+        {"batch_wait_ms": -1.0},
+    ],
 )
 def test_settings_that_cannot_work_are_refused(bounds: dict[str, object]) -> None:
-    with pytest.raises(UsageError, match=r"give|name"):
+    with pytest.raises(UsageError, match=r"give|not closed"):
         ServiceSettings(**bounds)  # type: ignore[arg-type]
 
 
@@ -24,11 +32,11 @@ def test_what_does_not_fit_is_refused_unless_it_is_mapped(
     shared_library: Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     content = shared_library.store.snapshots.get(shared_library.red).content
-    check_memory(content, ServiceSettings())
+    check_memory(content, ["hnsw"], ServiceSettings())
     monkeypatch.setattr(memory, "free_bytes", lambda: content.files["index/hnsw.faiss"].size - 1)
     with pytest.raises(ResourceError, match="--low-memory"):
-        check_memory(content, ServiceSettings())
-    check_memory(content, with_limits(swap="low-memory"))
+        check_memory(content, ["hnsw"], ServiceSettings())
+    check_memory(content, ["hnsw"], with_limits(swap="low-memory"))
 
 
 def test_a_container_may_use_less_than_its_machine_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from rag_model.errors import StoreError
+from rag_model.index.registry import kind_of
 from rag_model.retrieve.dense import DenseRetriever
 from rag_model.store import Snapshot, Store
 from rag_model.store.comparing.diff import diff
@@ -17,15 +18,29 @@ from rag_model.store.upkeep.verify import verify
 from rag_model.store.versions.moves import rollback
 
 STORES = Path(__file__).parents[2] / "fixtures" / "stores"  # written by `tests/fixtures/stores/make.py`
-FIRST = "03f05beca1e881da985fc291a3ddbd5f93e22164ad8784ff17c8bcb8c3dac54e"
-LATEST = "233634747049c5e866fc00edf0a6818e0dc01b05e7504d84998dba4d38a53924"
+WRITTEN = {  # the first snapshot of each store, and the latest
+    1: (
+        "03f05beca1e881da985fc291a3ddbd5f93e22164ad8784ff17c8bcb8c3dac54e",
+        "233634747049c5e866fc00edf0a6818e0dc01b05e7504d84998dba4d38a53924",
+    ),
+    2: (
+        "95786886b9b74b54d60e9f3ca99746db9f5c8657c36558622eccf8090b20f3fa",
+        "c648cd227e373a597fe989b5ffc47bf080c5565e828f7ba80060bd2b24f680c6",
+    ),
+}
 RIVER = "The river runs to the sea."
 
 
-@pytest.fixture(params=["format-1"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+@pytest.fixture(params=WRITTEN)
+def written(request: pytest.FixtureRequest) -> int:
+    """The format of a store."""
+    return int(request.param)
+
+
+@pytest.fixture
+def store(written: int, tmp_path: Path) -> Store:
     """A copy of a committed store."""
-    return Store.open(str(shutil.copytree(STORES / request.param, tmp_path / "store")))
+    return Store.open(str(shutil.copytree(STORES / f"format-{written}", tmp_path / "store")))
 
 
 @pytest.fixture
@@ -34,13 +49,21 @@ def latest(store: Store) -> Iterator[Snapshot]:
         yield snapshot
 
 
-def test_it_is_whole(store: Store) -> None:
-    assert [store.snapshots.resolve(name) for name in ("latest", "latest@1", "2026-11", FIRST[:4])] == [
-        LATEST,
-        *[FIRST] * 3,
-    ]
+def test_it_is_whole(store: Store, written: int) -> None:
+    first, latest = WRITTEN[written]
+    named = [store.snapshots.resolve(name) for name in ("latest", "latest@1", "2026-11", first[:4])]
+    assert named == [latest, *[first] * 3]
     assert [move.note for move in store.refs.history("2026-11")] == ["the first"]
-    assert verify(store, FIRST) == verify(store, LATEST) == []
+    assert verify(store, first) == verify(store, latest) == []
+    assert {store.snapshots.get(one).format for one in (first, latest)} == {written}
+
+
+def test_its_indexes_are_of_todays_kinds(latest: Snapshot) -> None:
+    content = latest.manifest.content
+    assert {name: kind_of(entry).name for name, entry in content.indexes.items()} == {"hnsw": "hnsw", "lists": "ivf"}
+    assert {content.over(name) for name in content.indexes} == {"embeddings"}
+    assert content.default_retriever == "hnsw"
+    assert latest.space == content.space_of("embeddings") is not None
 
 
 def test_its_passages_are_read(latest: Snapshot) -> None:
@@ -58,12 +81,13 @@ def test_it_is_searched_by_vector(latest: Snapshot, index: str) -> None:
     assert hits[0].score == pytest.approx(1.0, abs=2e-3)
 
 
-def test_it_is_compared_rolled_back_and_swept(store: Store) -> None:
+def test_it_is_compared_rolled_back_and_swept(store: Store, written: int) -> None:
+    first, latest = WRITTEN[written]
     with Snapshot.from_store(store, "latest@1") as before, Snapshot.from_store(store) as after:
         assert diff(before, after).articles == {"added": 1, "changed": 0, "removed": 0}
-    assert rollback(store, "latest").snapshot == FIRST
+    assert rollback(store, "latest").snapshot == first
     assert sum(tally.files for tally in gc(store, 0.0).values()) == 0
-    assert verify(store, LATEST) == []
+    assert verify(store, latest) == []
 
 
 def test_it_is_pulled(store: Store, tmp_path: Path) -> None:
@@ -72,12 +96,13 @@ def test_it_is_pulled(store: Store, tmp_path: Path) -> None:
         assert RIVER in {passage.text for passage in pulled.passages(range(pulled.n))}
 
 
-def test_a_snapshot_of_a_later_format_is_refused_and_the_others_are_read(store: Store) -> None:
-    path = f"snapshots/{LATEST}.json"
-    store.files.put(path, (store.files.read(path) or b"").replace(b'"format": 1', b'"format": 3', 1))
-    with pytest.raises(StoreError, match=r"snapshots/2336.* of format 3, this bookwheel reads up to 2: upgrade"):
+def test_a_snapshot_of_a_later_format_is_refused_and_the_others_are_read(store: Store, written: int) -> None:
+    first, latest = WRITTEN[written]
+    path = f"snapshots/{latest}.json"
+    store.files.put(path, (store.files.read(path) or b"").replace(f'"format": {written}'.encode(), b'"format": 3', 1))
+    with pytest.raises(StoreError, match=rf"{path[:14]}.* of format 3, this bookwheel reads up to 2: upgrade"):
         Snapshot.from_store(store)
-    assert verify(store, FIRST) == []
+    assert verify(store, first) == []
     with pytest.raises(StoreError, match="upgrade bookwheel"):
         gc(store, 0.0)
 

@@ -135,6 +135,7 @@ def test_passages_are_found_by_the_encoder_as_it_is_by_then(task_of: Any, snapsh
     vectors = snapshot.embeddings("part-00000")
     assert np.array_equal(recalled.vectors[0], vectors[[hit.row for hit in recalled.hits[0]]])
     assert recalled.hits[0][0].score == pytest.approx(float(vectors[recalled.hits[0][0].row].sum()), rel=1e-3)
+    assert recalled.hits[0][0].inner_product == recalled.hits[0][0].score
 
 
 def questions_of(batch: Any) -> list[str]:
@@ -152,7 +153,7 @@ def test_more_passages_than_there_are_are_all_of_them(task_of: Any) -> None:
 
 def test_what_an_index_does_not_reach_is_filled_up(task_of: Any, snapshot: Snapshot) -> None:
     task = task_of()
-    found = task._memory.recall(np.ones((1, 32), np.float32), 3).hits[0]
+    found = task._memory.recall(["who"], np.ones((1, 32), np.float32), 3).hits[0]
     filled = task._memory._filled(found[:1], 3)
     assert [hit.row for hit in filled[1:]] == [row for row in range(3) if row != found[0].row][:2]
     assert filled[1].passage == snapshot.passages([filled[1].row])[0]
@@ -257,6 +258,22 @@ def test_what_cannot_be_learned_from_is_refused(task_of: Any) -> None:
         task_of(dev=bare)
     with pytest.raises(UsageError, match="no index 'ivf'"):
         task_of(replace(RECIPE, index="ivf"))
+    with pytest.raises(UsageError, match="no index 'ivf'"):
+        task_of(replace(RECIPE, retriever="rrf(hnsw, ivf)"))
+    with pytest.raises(UsageError, match="are both given"):
+        replace(RECIPE, index="hnsw", retriever="exact")
+
+
+def test_a_fused_list_is_weighed_by_inner_products(task_of: Any, snapshot: Snapshot) -> None:
+    task = task_of(replace(RECIPE, retriever="rrf(hnsw, exact)"))
+    given = task.batches(0)[0]
+    recalled = task._recall(given, torch.ones(4, 32))
+    vectors = snapshot.embeddings("part-00000")
+    for hits in recalled.hits:
+        products = [float(vectors[hit.row].astype(np.float32).sum()) for hit in hits]
+        assert [hit.inner_product for hit in hits] == pytest.approx(products, rel=1e-3)
+    with torch.no_grad():
+        assert 0 <= task.evaluate()["EM"] <= 1
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,113 @@
+"""How an expression becomes a retriever: each call by its own builder, each name by what there is to search.
+
+A new way of finding is a file with a `build(call, composer)`, and a line in `CALLS`. Another package brings its own by
+an entry point of the group `bookwheel.retrievers`.
+"""
+
+from collections.abc import Callable
+from typing import Protocol
+
+from rag_model.plugins import Registry
+from rag_model.retrieve.expression import Call, Node, Word
+from rag_model.retrieve.found import SnapshotRetriever
+from rag_model.retrieve.leg import Deep, Leg
+from rag_model.retrieve.rerank import PairScorer
+
+Build = Callable[[Call, "Composer"], SnapshotRetriever]
+CALLS: Registry[Build] = Registry(
+    "retriever",
+    "bookwheel.retrievers",
+    {"rerank": "rag_model.retrieve.rerank:build", "rrf": "rag_model.retrieve.fusion:build"},
+)
+MOST_LEGS = 16  # indexes that one expression searches
+
+
+class Materials(Protocol):
+    """What retrievers of one snapshot are composed of."""
+
+    def names(self) -> tuple[str, ...]:
+        """Return the indexes that may be named."""
+        ...
+
+    def unknown(self, name: str) -> str:
+        """Return the sentence that refuses another name."""
+        ...
+
+    def leg(self, name: str) -> SnapshotRetriever:
+        """Open an index to search it."""
+        ...
+
+    def scorer(self, model: Word) -> PairScorer:
+        """Open a model that scores pairs."""
+        ...
+
+    def build(self, call: Call) -> Build | None:
+        """Return what builds a call; None: there is no such call."""
+        ...
+
+
+class Composer:
+    """Composes one expression: what a `build` asks for its legs and models."""
+
+    def __init__(self, materials: Materials, most_depth: int | None = None) -> None:
+        """Compose of `materials`; nothing may be asked for more than `most_depth` passages."""
+        self._materials, self._most_depth, self._legs = materials, most_depth, 0
+
+    def retriever(self, tree: Word | Call) -> SnapshotRetriever:
+        """Return what a whole expression says.
+
+        Raises:
+            UsageError: it names what is not known, or a builder refuses it.
+        """
+        leg = self.leg(tree)
+        return leg.retriever if leg.depth is None else Deep(leg)
+
+    def leg(self, node: Node) -> Leg:
+        """Return a leg: an index or a call, either with a depth.
+
+        Raises:
+            UsageError: it is neither, or unknown here.
+        """
+        if isinstance(node, Call):
+            return Leg(self._called(node), self._checked(node, node.depth))
+        if not isinstance(node, Word):
+            raise node.wrong(f"{node} is no retriever: name an index, or a call")
+        name, depth = node.with_depth()
+        if name not in self._materials.names():
+            raise node.wrong(self._materials.unknown(name))
+        self._legs += 1
+        if self._legs > MOST_LEGS:
+            raise node.wrong(f"more than {MOST_LEGS} indexes are searched: take some out")
+        return Leg(self._materials.leg(name), self._checked(node, depth))
+
+    def scorer(self, node: Node) -> tuple[str, PairScorer]:
+        """Return a model's name as it stands there, and what scores pairs with it.
+
+        Raises:
+            UsageError: it is no name, or models may not be named here.
+            InputError: it is no cross-encoder.
+        """
+        if not isinstance(node, Word):
+            raise node.wrong(f"{node} is no model: give a folder, or model:NAME of the store")
+        return str(node), self._materials.scorer(node)
+
+    def _called(self, call: Call) -> SnapshotRetriever:
+        build = self._materials.build(call)
+        if build is None:
+            known = ", ".join(CALLS.names())
+            raise call.wrong(f"there is no call {call.name!r}: choose one of {known}, or name an index")
+        return build(call, self)
+
+    def _checked(self, node: Node, depth: int | None) -> int | None:
+        if depth is not None and self._most_depth is not None and depth > self._most_depth:
+            raise node.wrong(f"{node} asks for {depth:,} passages: ask for at most {self._most_depth:,} here")
+        return depth
+
+
+def builder_of(call: Call) -> Build | None:
+    """Return what builds a call, of this package or of another one; None: there is no such call.
+
+    Raises:
+        InputError: another package brings such a call, and it cannot be imported.
+    """
+    return CALLS.find(call.name)

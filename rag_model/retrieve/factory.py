@@ -1,0 +1,165 @@
+"""The one place that opens retrievers: a name or an expression in, a `Retriever` out.
+
+| expression | finds |
+| --- | --- |
+| `hnsw` | by an index of the snapshot; `exact` compares every vector |
+| `hnsw:100` | the same, asked for 100 passages however few of them are given |
+| `rrf(A, B, …, k=60, weights=[…])` | by the ranks of several lists (`fusion`) |
+| `rerank(A, MODEL, 50)` | by a model that reads the first 50 of A (`rerank`) |
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from rag_model.encoders.encoder import Encoder
+from rag_model.retrieve.composer import Build, Composer, builder_of
+from rag_model.retrieve.dense import DenseRetriever, carried_encoder
+from rag_model.retrieve.expression import Call, Word, parse
+from rag_model.retrieve.found import SnapshotRetriever
+from rag_model.retrieve.indexes import known_indexes, open_index_of, represents, unknown_index
+from rag_model.retrieve.lexical import TextRetriever
+from rag_model.retrieve.products import with_products
+from rag_model.retrieve.questions import QuestionEncoder
+from rag_model.retrieve.rerank import PairScorer
+from rag_model.retrieve.scorers import Scorers
+from rag_model.retrieve.survey import survey
+from rag_model.store.store import Store
+from rag_model.store.versions.paths import EMBEDDINGS
+from rag_model.store.versions.snapshot import Snapshot
+
+
+def open_retriever(
+    snapshot: Snapshot,
+    expression: str | None = None,
+    *,
+    encoder: QuestionEncoder | str | None = None,
+    store: Store | None = None,
+    products: bool = False,
+) -> SnapshotRetriever:
+    """Open what an expression says; all of it is checked before an encoder or a model is loaded.
+
+    >>> open_retriever(snapshot, "rrf(hnsw, ivfpq)").search(["who wrote animal farm?"], 5)  # doctest: +SKIP
+
+    Args:
+        snapshot: that is searched.
+        expression: a name or a composition; None: the snapshot's default retriever.
+        encoder: of the questions, or its name; None: what the snapshot carries, loaded if a leg wants vectors.
+        store: where `model:NAME` is looked up; None: where the snapshot was opened from.
+        products: give each hit its `inner_product`, which readers need; reads the snapshot's vectors where the index
+            does not give it.
+
+    Raises:
+        InputError: an encoder or a model is incomplete, or a model is no cross-encoder.
+        MissingExtraError: the model extra is not installed, and something is to be encoded.
+        RefusedError: the encoder asks into another space than the snapshot's.
+        StoreError: a file is missing or damaged.
+        UsageError: the expression is wrong; the sentence says what, where, and what is known.
+    """
+    named = snapshot.manifest.content.default_retriever if expression is None else expression
+    survey(snapshot, named)
+    where = snapshot.where if isinstance(snapshot.where, str) else None
+    opened = Opened(snapshot, _loading(snapshot, encoder), Scorers(store or where))
+    return opened.retriever(named, products=products)
+
+
+class Opened:
+    """Indexes, encoder and models of one snapshot, each opened once and shared by all that is composed of them."""
+
+    def __init__(
+        self, snapshot: Snapshot, encoder: Callable[[], QuestionEncoder], scorers: Scorers, *, mmap: bool = True
+    ) -> None:
+        """Open nothing yet.
+
+        Args:
+            snapshot: whose they are.
+            encoder: called once, when a leg wants vectors.
+            scorers: where models are loaded.
+            mmap: map index files, instead of loading them.
+        """
+        self.snapshot, self.scorers = snapshot, scorers
+        self._load, self._encoder, self._mmap = encoder, list[QuestionEncoder](), mmap
+        self._indexes: dict[str, Any] = {}  # a `SearchIndex` or a `TextIndex`, by name
+        self._others: dict[str, QuestionEncoder] = {}  # encoders of further representations, by name
+
+    @property
+    def encoder(self) -> QuestionEncoder:
+        """The encoder of the questions."""
+        if not self._encoder:
+            self._encoder.append(self._load())
+        return self._encoder[0]
+
+    def encoder_of(self, representation: str) -> QuestionEncoder:
+        """Return the encoder of questions to a representation: for a further one, the one that the snapshot carries."""
+        if representation == EMBEDDINGS:
+            return self.encoder
+        if representation not in self._others:
+            self._others[representation] = carried_encoder(self.snapshot, representation)
+        return self._others[representation]
+
+    @property
+    def known_encoder(self) -> QuestionEncoder | None:
+        """The encoder of the questions, if a leg has wanted it."""
+        return self._encoder[0] if self._encoder else None
+
+    @property
+    def indexes(self) -> tuple[str, ...]:
+        """The names of the indexes that are open."""
+        return tuple(self._indexes)
+
+    def asked_by(self, encoder: QuestionEncoder) -> "Opened":
+        """Return the same indexes and models, asked by another encoder."""
+        other = Opened(self.snapshot, lambda: encoder, self.scorers, mmap=self._mmap)
+        other._indexes, other._others = self._indexes, self._others
+        return other
+
+    def retriever(self, expression: str, *, products: bool = False) -> SnapshotRetriever:
+        """Open what an expression says, as `open_retriever` does."""
+        found = Composer(self).retriever(parse(expression))
+        return with_products(found, self.encoder) if products else found
+
+    def close(self) -> None:
+        """Let go of what is open."""
+        self._indexes.clear()
+        self._others.clear()
+        self._encoder.clear()
+
+    def names(self) -> tuple[str, ...]:
+        """Return the snapshot's indexes."""
+        return known_indexes(self.snapshot)
+
+    def unknown(self, name: str) -> str:
+        """Return the sentence that refuses another name."""
+        return unknown_index(self.snapshot, name)
+
+    def leg(self, name: str) -> SnapshotRetriever:
+        """Return what searches an index."""
+        return _leg(self, name)
+
+    def index(self, name: str) -> Any:
+        """Open an index, or return it where it is open."""
+        if name not in self._indexes:
+            self._indexes[name] = open_index_of(self.snapshot, name, mmap=self._mmap)
+        return self._indexes[name]
+
+    def scorer(self, model: Word) -> PairScorer:
+        """Load a model, or return it where it is loaded."""
+        return self.scorers.load(model.text)
+
+    def build(self, call: Call) -> Build | None:
+        """Return what builds a call."""
+        return builder_of(call)
+
+
+def _leg(opened: Opened, name: str) -> SnapshotRetriever:
+    """Return what searches the index `name`, by vectors or by text."""
+    index = opened.index(name)  # first: a name that is wrong is told before an encoder is loaded
+    if represents(opened.snapshot, name) == "text":
+        return TextRetriever(opened.snapshot, name, index)
+    encoder = opened.encoder_of(opened.snapshot.manifest.content.over(name))
+    return DenseRetriever(opened.snapshot, encoder, name, index)
+
+
+def _loading(snapshot: Snapshot, encoder: QuestionEncoder | str | None) -> Callable[[], QuestionEncoder]:
+    if encoder is None:
+        return lambda: carried_encoder(snapshot)
+    return lambda: Encoder.load(encoder, "question") if isinstance(encoder, str) else encoder

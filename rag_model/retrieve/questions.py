@@ -1,0 +1,86 @@
+"""The questions of one batch, and their vectors, which are made only where a leg wants them."""
+
+import time
+from collections.abc import Sequence
+from typing import Protocol, Self
+
+from rag_model.encoders.space import Space
+from rag_model.errors import UsageError
+from rag_model.index.files.engine import Vectors
+
+
+class QuestionEncoder(Protocol):
+    """What dense retrieval asks of an encoder; `Encoder` is one."""
+
+    def space(self) -> Space:
+        """Return the space that its questions ask into."""
+        ...
+
+    def encode_questions(self, questions: Sequence[str]) -> Vectors:
+        """Return (n, d) float32 vectors, in order."""
+        ...
+
+
+class Questions:
+    """Texts that are asked together. Each encoder encodes all of them once, when a leg first asks for its vectors."""
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        """Hold `texts`, in order."""
+        self.texts = texts
+        self.seconds = 0.0  # that encoders took
+        self._vectors: list[tuple[QuestionEncoder, Vectors]] = []
+        self._whole: tuple[Questions, Sequence[int]] | None = None
+
+    @classmethod
+    def encoded(cls, texts: Sequence[str], encoder: QuestionEncoder, vectors: Vectors) -> Self:
+        """Hold `texts` whose (n, d) vectors by `encoder` are known already."""
+        asked = cls(texts)
+        asked._vectors.append((encoder, vectors))
+        return asked
+
+    def __len__(self) -> int:
+        """Return how many questions there are."""
+        return len(self.texts)
+
+    def vectors(self, encoder: QuestionEncoder) -> Vectors:
+        """Return the (n, d) float32 vectors of the questions by `encoder`, in order."""
+        known = self.known(encoder)
+        if known is None:
+            known = self._made(encoder)
+            self._vectors.append((encoder, known))
+        return known
+
+    def known(self, encoder: QuestionEncoder | None) -> Vectors | None:
+        """Return the vectors that `encoder` has made already; None: it has made none."""
+        return next((vectors for by, vectors in self._vectors if by is encoder), None)
+
+    def some(self, places: Sequence[int]) -> "Questions":
+        """Return the questions at `places`; what is encoded for them is encoded for all."""
+        part = Questions([self.texts[place] for place in places])
+        part._whole = self, places
+        return part
+
+    def _made(self, encoder: QuestionEncoder) -> Vectors:
+        if self._whole is not None:
+            whole, places = self._whole
+            found: Vectors = whole.vectors(encoder)[list(places)]
+            return found
+        began = time.perf_counter()
+        vectors = encoder.encode_questions(self.texts)
+        self.seconds += time.perf_counter() - began
+        return vectors
+
+
+def check_questions(questions: Sequence[str]) -> None:
+    """Check that every question is a text that can be encoded.
+
+    Raises:
+        UsageError: one is empty or no text; the sentence gives its number, from 1.
+    """
+    for number, question in enumerate(questions, start=1):
+        if not question.strip():
+            raise UsageError(f"question {number} is empty: ask something")
+        try:
+            question.encode()
+        except UnicodeEncodeError as broken:
+            raise UsageError(f"question {number} is not UTF-8 text ({broken.reason}): check the terminal") from broken

@@ -1,0 +1,106 @@
+"""Expressions: what is read, and what is refused in one sentence that says where."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rag_model.errors import UsageError
+from rag_model.retrieve.expression import MOST_CHARACTERS, MOST_NESTING, Call, Word, one_of, parse
+
+
+@pytest.mark.parametrize(
+    ("text", "spelt"),
+    [
+        ("hnsw", "hnsw"),
+        (" hnsw:100 ", "hnsw:100"),
+        ("rrf( hnsw,ivfpq )", "rrf(hnsw, ivfpq)"),
+        ("rrf(hnsw:100, ivfpq:100, k=60)", "rrf(hnsw:100, ivfpq:100, k=60)"),
+        ("rrf(a, b, weights=[2,.5])", "rrf(a, b, weights=[2, .5])"),
+        ("rrf(a,b):50", "rrf(a, b):50"),
+        ("rerank(rrf(hnsw:100,bm25:100),model:ce,50)", "rerank(rrf(hnsw:100, bm25:100), model:ce, 50)"),
+        ("rerank(hnsw, '/a folder/m (1)', 5)", "rerank(hnsw, '/a folder/m (1)', 5)"),
+        ('rerank(hnsw, "it\'s", 5)', 'rerank(hnsw, "it\'s", 5)'),
+        ("rerank(hnsw, ../models/ce-v1.2)", "rerank(hnsw, ../models/ce-v1.2)"),
+        ("anything()", "anything()"),
+    ],
+)
+def test_an_expression_is_read_and_spelt_in_one_way(text: str, spelt: str) -> None:
+    assert str(parse(text)) == spelt
+    assert parse(spelt) == parse(text)
+
+
+def test_depths_belong_to_legs() -> None:
+    leg, call = parse("hnsw:100"), parse("rrf(a, b):7")
+    assert isinstance(leg, Word)
+    assert leg.with_depth() == ("hnsw", 100)
+    assert isinstance(call, Call)
+    assert call.depth == 7
+    assert [argument.with_depth() for argument in call.arguments if isinstance(argument, Word)] == [
+        ("a", None),
+        ("b", None),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("", "is empty: name an index"),
+        (" \t\n", "is empty: name an index"),
+        ("rrf(hnsw, ivfpq", r"character 4: the bracket '\(' is not closed: add '\)'"),
+        ("rrf(hnsw, ivfpq, weights=[1, 2", r"character 26: the bracket '\[' is not closed: add '\]'"),
+        ("rrf(hnsw, [1", r"the bracket '\[' is not closed"),
+        ("rrf hnsw", "character 5: the retriever should end here"),
+        ("rrf(hnsw))", r"character 10: the retriever should end here"),
+        ("rrf(hnsw ivfpq)", "character 10: a comma or a closing bracket is missing"),
+        ("rrf(,hnsw)", "character 5: ',' stands where a name should"),
+        ("rrf(hnsw,)", r"character 10: '\)' stands where a name should"),
+        ("(hnsw)", r"character 1: '\(' stands where a name should"),
+        ("[hnsw]", "a list is no retriever"),
+        ("rrf(hnsw, k=)", r"character 13: '\)' stands where a name should"),
+        ("rrf(a, b, k=1, k=2)", "character 16: the option 'k' stands there twice"),
+        ("rrf(a, k=1, b)", "character 13: an argument stands behind an option"),
+        ("rrf(a, b):many", "character 10: ':many' is no depth"),
+        ("rrf(a, b):0", "asked for 0 passages"),
+        ("rerank(hnsw, 'ce", "character 13: a quote is not closed"),
+        ("rrf(", r"character 4: the bracket '\(' is not closed"),
+        ("h" * 10_000, r"'h+…' has 10,000 characters: write it in up to 1,000"),
+        ("rrf(" * 1_000 + ")" * 1_000, "has 5,000 characters"),
+        ("f(" * 100 + "a" + ")" * 100, f"calls stand more than {MOST_NESTING} deep"),
+        ("[" * 900, r"'\[' stands where a name should"),
+    ],
+)
+def test_what_is_no_expression_is_refused_with_its_place(text: str, sentence: str) -> None:
+    with pytest.raises(UsageError, match=sentence) as refused:
+        parse(text)
+    assert len(str(refused.value)) < 250
+    assert "\n" not in str(refused.value)
+
+
+def test_a_depth_below_one_is_refused() -> None:
+    word = parse("hnsw:-5")
+    assert isinstance(word, Word)
+    with pytest.raises(UsageError, match="'hnsw' is asked for -5 passages: ask for at least 1"):
+        word.with_depth()
+
+
+def test_calls_nest_as_deep_as_is_said() -> None:
+    assert str(parse("f(" * MOST_NESTING + "a" + ")" * MOST_NESTING)).startswith("f(f(")
+
+
+@given(text=st.text(alphabet="rf()[],=:'\" 1a-\n\x00é\udc80", max_size=MOST_CHARACTERS + 5))
+def test_any_text_is_read_or_refused(text: str) -> None:
+    try:
+        tree = parse(text)
+    except UsageError as refused:
+        said = str(refused)
+    else:
+        said = ""
+        assert parse(str(tree)) == tree
+    assert "\n" not in said
+
+
+def test_index_is_the_short_form_of_retriever() -> None:
+    assert one_of(None, None) is None
+    assert one_of("hnsw", None) == one_of(None, " hnsw ") == one_of("hnsw", "hnsw ") == "hnsw"
+    with pytest.raises(UsageError, match=r"index 'hnsw' and the retriever 'rrf\(a, b\)' are both given"):
+        one_of("hnsw", "rrf(a,b)")

@@ -1,0 +1,277 @@
+"""The one factory: what it opens, what it loads and when, and what it refuses."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from importlib.metadata import entry_points
+from itertools import permutations
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rag_model.encoders.encoder import Encoder
+from rag_model.encoders.space import Space
+from rag_model.errors import InputError, StoreError, UsageError
+from rag_model.index.files.engine import Vectors
+from rag_model.retrieve import composer
+from rag_model.retrieve.dense import DenseRetriever, gives_products
+from rag_model.retrieve.expression import Call
+from rag_model.retrieve.factory import Opened, open_retriever
+from rag_model.retrieve.found import Found, SnapshotRetriever
+from rag_model.retrieve.leg import Leg
+from rag_model.retrieve.questions import Questions
+from rag_model.retrieve.retriever import hit_json
+from rag_model.retrieve.scorers import Scorers
+from rag_model.retrieve.survey import survey
+from rag_model.store.pulling.kinds import chosen
+from rag_model.store.pulling.pull import pull
+from rag_model.store.store import Store
+from rag_model.store.versions.manifest import Content, Manifest
+from rag_model.store.versions.snapshot import Snapshot
+from tests.fixtures.tiny import save_bert, save_cross_encoder
+
+MANY = ", ".join(f"rrf({', '.join(some)})" for n in (2, 3) for some in permutations(("hnsw", "ivfpq", "exact"), n))
+ASKED = ["who wrote animal farm?", "which unit measures electric current"]
+KEYS = ["rank", "score", "id", "page_id", "title", "section", "text", "url", "licence"]
+
+
+class Counted:
+    """A real encoder that counts how often it is called."""
+
+    def __init__(self, encoder: Encoder) -> None:
+        self._encoder = encoder
+        self.calls = list[int]()
+
+    def space(self) -> Space:
+        return self._encoder.space()
+
+    def encode_questions(self, questions: Sequence[str]) -> Vectors:
+        self.calls.append(len(questions))
+        return self._encoder.encode_questions(questions)
+
+
+def test_a_name_is_the_index_of_that_name(snapshot: Snapshot, encoder: Encoder) -> None:
+    for name in ("hnsw", "ivfpq", "exact"):
+        found = open_retriever(snapshot, name, encoder=encoder).search(ASKED, 3)
+        assert found == DenseRetriever(snapshot, encoder, name).search(ASKED, 3)
+        for hits in found:
+            for hit in hits:
+                assert [(leg.leg, leg.rank, leg.score) for leg in hit.legs] == [(name, hit.rank, hit.score)]
+                assert list(hit_json(hit)) == KEYS
+
+
+def test_none_is_the_default_of_the_snapshot(content: tuple[Store, Content], snapshot: Snapshot) -> None:
+    store, what = content
+    assert open_retriever(snapshot).search(ASKED, 3) == open_retriever(snapshot, "hnsw").search(ASKED, 3)
+    lists = replace(what, indexes={"ivfpq": what.indexes["ivfpq"]})
+    assert lists.default_retriever == "ivfpq"
+    assert replace(what, indexes={"b": {}, "a": {}}).default_retriever == "a"
+    assert replace(what, indexes={}).default_retriever == "exact"
+    only = Snapshot.from_store(store, store.snapshots.put(Manifest(lists)))
+    assert open_retriever(only).search(ASKED, 1)[0][0].legs[0].leg == "ivfpq"
+
+
+def test_a_batch_is_encoded_once_whatever_asks(snapshot: Snapshot, encoder: Encoder) -> None:
+    counted = Counted(encoder)
+    retriever = open_retriever(snapshot, "rrf(rrf(hnsw, ivfpq), exact:5)", encoder=counted, products=True)
+    assert counted.calls == []
+    retriever.search(ASKED, 3)
+    assert counted.calls == [2]
+
+
+def test_parts_of_a_batch_are_encoded_together(snapshot: Snapshot, encoder: Encoder) -> None:
+    counted = Counted(encoder)
+    asked = Questions([*ASKED, "what relieves pain?"])
+    retriever = open_retriever(snapshot, "hnsw", encoder=counted)
+    apart = [*retriever.ask(asked.some([2, 0]), 2), *retriever.ask(asked.some([1]), 2)]
+    assert counted.calls == [3]
+    whole = open_retriever(snapshot, "hnsw", encoder=encoder).search(asked.texts, 2)
+    assert [[hit.row for hit in hits] for hits in apart] == [[hit.row for hit in whole[place]] for place in (2, 0, 1)]
+
+
+def test_what_is_wrong_is_told_before_an_encoder_is_loaded(snapshot: Snapshot, tmp_path: Path) -> None:
+    nowhere = str(tmp_path / "nowhere")
+    with pytest.raises(UsageError, match="'bm52'"):
+        open_retriever(snapshot, f"rerank(rrf(hnsw, bm52), {nowhere})", encoder=nowhere)
+    with pytest.raises(InputError, match="nowhere"):
+        open_retriever(snapshot, "hnsw", encoder=nowhere)
+
+
+def test_a_depth_asks_for_more_and_gives_as_many(snapshot: Snapshot, encoder: Encoder) -> None:
+    deep = open_retriever(snapshot, "exact:8", encoder=encoder)
+    assert deep.search(ASKED, 3) == open_retriever(snapshot, "exact", encoder=encoder).search(ASKED, 3)
+    with pytest.raises(UsageError, match="k is 9 but exact gives 8 passages"):
+        deep.search(ASKED, 9)
+    beyond = open_retriever(snapshot, "exact:1000000000", encoder=encoder)
+    assert len(beyond.search(ASKED, snapshot.n)[0]) == snapshot.n
+
+
+@pytest.mark.parametrize(
+    ("expression", "sentence"),
+    [
+        ("bm25", r"has no index 'bm25': choose one of hnsw, ivfpq, exact"),
+        ("rrf(hnsw, bm52)", r"character 11: snapshot \w+ has no index 'bm52': choose one of hnsw, ivfpq, exact"),
+        ("fuse(hnsw, ivfpq)", "character 1: there is no call 'fuse': choose one of rerank, rrf, or name an index"),
+        ("hnsw(ivfpq)", "there is no call 'hnsw'"),
+        ("rrf(hnsw, __import__)", "has no index '__import__'"),
+        (f"rrf({MANY})", "more than 16 indexes are searched"),
+        ("rerank(hnsw)", "rerank takes a retriever, a model and how many"),
+        ("rerank(hnsw, ce, 0)", "argument 3 of rerank is 0: give a whole number from 1 to 1,000"),
+        ("rerank(hnsw, ce, many)", "argument 3 of rerank is many"),
+        ("rerank(hnsw, [ce])", r"\[ce\] is no model"),
+        ("rerank(hnsw, ce, 50, 3)", "rerank takes a retriever"),
+        ("rerank(hnsw, ce, k=3)", "rerank has no option 'k': it takes none"),
+    ],
+)
+def test_unknown_words_are_refused_with_those_that_are_known(
+    snapshot: Snapshot, expression: str, sentence: str
+) -> None:
+    with pytest.raises(UsageError, match=sentence):
+        open_retriever(snapshot, expression)
+
+
+def test_products_are_those_of_the_stored_vectors(snapshot: Snapshot, encoder: Encoder, tmp_path: Path) -> None:
+    model = save_cross_encoder(tmp_path / "cross")
+    rows = np.concatenate([snapshot.embeddings(part.name) for part in snapshot.parts]).astype(np.float32)
+    products = encoder.encode_questions(ASKED) @ rows.T
+    for expression in ("hnsw", "exact", "rrf(hnsw, ivfpq)", f"rerank(hnsw, {model}, 6)"):
+        found = open_retriever(snapshot, expression, encoder=encoder, products=True).search(ASKED, 5)
+        for number, hits in enumerate(found):
+            for hit in hits:
+                assert hit.inner_product == pytest.approx(float(products[number, hit.row]), abs=1e-5)
+    fused = open_retriever(snapshot, "rrf(hnsw, ivfpq)", encoder=encoder).search(ASKED, 5)
+    assert fused[0][0].inner_product is None, "nobody asked for it"
+    reranked = open_retriever(snapshot, f"rerank(hnsw, {model}, 6)", encoder=encoder).search(ASKED, 5)[0]
+    assert all(hit.inner_product == hit.legs[0].score for hit in reranked), "the leg's is at hand"
+
+
+def test_products_need_the_vectors_only_where_no_index_gives_them(
+    content: tuple[Store, Content], snapshot: Snapshot, encoder: Encoder, tmp_path: Path
+) -> None:
+    store, what = content
+    pull(store, snapshot.id, tmp_path, select=chosen(what, embeddings=False))
+    pulled = Snapshot.from_folder(tmp_path)
+    hit = open_retriever(pulled, "hnsw", encoder=encoder, products=True).search(ASKED, 1)[0][0]
+    assert hit.inner_product == hit.score
+    assert len(open_retriever(pulled, "rrf(hnsw, ivfpq)", encoder=encoder).search(ASKED, 3)[0]) == 3
+    with pytest.raises(StoreError, match="was not pulled"):
+        open_retriever(pulled, "rrf(hnsw, ivfpq)", encoder=encoder, products=True)
+    assert survey(pulled, "rrf(hnsw, ivfpq)").needs_vectors
+    assert not survey(pulled, "hnsw:5").needs_vectors
+
+
+@pytest.mark.parametrize(
+    ("entry", "exact"),
+    [
+        ({"factory": "Flat", "metric": "ip"}, True),
+        ({"factory": "HNSW32", "metric": "ip"}, True),
+        ({"factory": "HNSW32", "metric": "l2"}, False),
+        ({"factory": "HNSW32_SQ8", "metric": "ip"}, False),
+        ({"factory": "IVF4,Flat", "metric": "ip"}, True),
+        ({"factory": "IVF4,PQ4np", "metric": "ip"}, False),
+        ({"factory": "IVF4,PQ4np", "metric": "ip", "refine": "vectors"}, True),
+        ({"factory": "IVF4,PQ4np,Refine(Flat)", "metric": "ip"}, True),
+        ({"factory": "IVF4,PQ4np,Refine(SQ8)", "metric": "ip"}, False),
+        ({"kind": "bm25"}, False),
+    ],
+)
+def test_codes_and_distances_are_no_inner_products(entry: dict[str, str], exact: bool) -> None:
+    assert gives_products({"one": entry}, "one") == exact
+
+
+def test_a_survey_opens_nothing(content: tuple[Store, Content], tmp_path: Path) -> None:
+    store, what = content
+    bare = Snapshot.of(store, Manifest(replace(what, files={})))
+    seen = survey(bare, "rerank(rrf(ivfpq, exact:5), model:ce, 5)")
+    assert (seen.indexes, seen.models) == (["ivfpq", "exact"], ["model:ce"])
+    assert survey(bare, None).indexes == ["hnsw"]
+
+
+def test_one_index_is_opened_once(snapshot: Snapshot, encoder: Encoder) -> None:
+    opened = Opened(snapshot, lambda: encoder, Scorers())
+    opened.retriever("rrf(hnsw, rrf(hnsw, exact))")
+    first = opened.index("hnsw")
+    opened.retriever("hnsw:3")
+    assert opened.index("hnsw") is first
+    assert opened.asked_by(Counted(encoder)).index("hnsw") is first
+    assert opened.indexes == ("hnsw", "exact")
+
+
+class Reversed(SnapshotRetriever):
+    """A way of finding of somebody else's: the worst of a leg first."""
+
+    def __init__(self, leg: Leg) -> None:
+        super().__init__(leg.retriever.snapshot, f"reversed({leg.name})")
+        self._leg = leg
+
+    def find(self, asked: Questions, k: int) -> Found:
+        below = self._leg.find(asked, self.snapshot.n)
+        return Found(self.name, below.rows[:, ::-1], -below.scores[:, ::-1], below=(below,)).cut(k)
+
+
+def build_reversed(call: Call, made: composer.Composer) -> SnapshotRetriever:
+    call.check_options()
+    return Reversed(made.leg(call.arguments[0]))
+
+
+def test_a_package_can_offer_a_call(
+    snapshot: Snapshot, encoder: Encoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "others-1.0.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: others\nVersion: 1.0\n")
+    named = "worst = others_retrieve:build_reversed\nrrf = others_retrieve:build_reversed\nlost = others_gone:build\n"
+    (package / "entry_points.txt").write_text(f"[{composer.CALLS.group}]\n{named}")
+    (tmp_path / "others_retrieve.py").write_text(f"from {__name__} import build_reversed\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setitem(__import__("sys").modules, __name__, __import__("sys").modules[__name__])
+    monkeypatch.setattr(composer.CALLS, "_loaded", {})
+    assert {point.name for point in entry_points(group=composer.CALLS.group)} == {"worst", "rrf", "lost"}
+    hits = open_retriever(snapshot, "rrf(worst(exact), hnsw)", encoder=encoder).search(ASKED, 12)[0]
+    ranks = {leg.leg: leg.rank for leg in hits[0].legs}
+    assert ranks["exact"] + ranks["reversed(exact)"] == 13
+    with pytest.raises(InputError, match=r"retriever 'lost' \(others_gone:build\) cannot be imported"):
+        open_retriever(snapshot, "lost(hnsw)")
+    with pytest.raises(UsageError, match="choose one of rerank, rrf, lost, worst"):
+        open_retriever(snapshot, "found(hnsw)")
+
+
+def test_reranking_orders_by_the_models_scores(snapshot: Snapshot, encoder: Encoder, tmp_path: Path) -> None:
+    model = save_cross_encoder(tmp_path / "cross")
+    scorer = Scorers().load(str(model))
+    read = open_retriever(snapshot, "hnsw", encoder=encoder).search(ASKED, 6)
+    found = open_retriever(snapshot, f"rerank(hnsw, {model}, 6)", encoder=encoder).search(ASKED, 4)
+    for question, before, hits in zip(ASKED, read, found, strict=True):
+        passages = [hit.passage for hit in before]
+        told = scorer.scores([question] * 6, [one.title for one in passages], [one.text for one in passages])
+        order = np.argsort(-told)[:4]
+        assert [hit.row for hit in hits] == [before[place].row for place in order]
+        assert [hit.score for hit in hits] == pytest.approx(told[order].tolist(), abs=1e-5)
+        assert [[(leg.leg, leg.rank) for leg in hit.legs] for hit in hits] == [
+            [("hnsw", place + 1)] for place in order.tolist()
+        ]
+        assert list(hit_json(hits[0])) == [*KEYS, "legs"]
+    with pytest.raises(UsageError, match=r"k is 7 but rerank\(hnsw, .*\) gives 6 passages"):
+        open_retriever(snapshot, f"rerank(hnsw, {model}, 6)", encoder=encoder).search(ASKED, 7)
+    deep = open_retriever(snapshot, f"rerank(rrf(hnsw, ivfpq), {model}, 3)", encoder=encoder).search(ASKED, 3)
+    assert [leg.leg for leg in deep[0][0].legs] == ["hnsw", "ivfpq", "rrf(hnsw, ivfpq)"]
+
+
+def test_a_model_that_scores_no_pairs_is_refused(snapshot: Snapshot, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="is a BertModel, which scores no pairs: give a cross-encoder"):
+        open_retriever(snapshot, f"rerank(hnsw, {save_bert(tmp_path / 'bi')})")
+    with pytest.raises(StoreError, match="nowhere"):
+        open_retriever(snapshot, "rerank(hnsw, model:nowhere)")
+    broken = save_cross_encoder(tmp_path / "broken")
+    _spoil(broken)
+    with pytest.raises(InputError, match="score that is not finite"):
+        open_retriever(snapshot, f"rerank(hnsw, {broken}, 3)").search(ASKED, 1)
+
+
+def _spoil(folder: Path) -> None:
+    from safetensors.numpy import load_file, save_file  # noqa: PLC0415
+
+    tensors = load_file(folder / "model.safetensors")
+    tensors["classifier.bias"][:] = math.nan
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})

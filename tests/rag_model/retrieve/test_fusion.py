@@ -1,0 +1,117 @@
+"""Reciprocal rank fusion: against the equation written out, and over a real snapshot."""
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rag_model.encoders.encoder import Encoder
+from rag_model.errors import UsageError
+from rag_model.retrieve.dense import DenseRetriever
+from rag_model.retrieve.factory import open_retriever
+from rag_model.retrieve.fusion import fuse
+from rag_model.store.versions.snapshot import Snapshot
+
+ASKED = ["who wrote animal farm?", "which unit measures electric current", "what relieves pain?"]
+LISTS = st.lists(st.lists(st.integers(0, 9), unique=True, max_size=6), min_size=2, max_size=4)
+
+
+def _restated(lists: list[list[int]], k: int, weights: list[int]) -> list[tuple[int, Fraction]]:
+    """RRF(d) = sum over lists of w / (k + rank), by fractions; best first, ties by row."""
+    total: dict[int, Fraction] = {}
+    for rows, weight in zip(lists, weights, strict=True):
+        for rank, row in enumerate(rows, start=1):
+            total[row] = total.get(row, Fraction(0)) + Fraction(weight, k + rank)
+    return sorted(total.items(), key=lambda one: (-one[1], one[0]))
+
+
+@given(questions=st.lists(LISTS, min_size=1, max_size=3), k=st.sampled_from([1, 60, 1000]), data=st.data())
+def test_the_sum_of_reciprocal_ranks_orders(questions: list[list[list[int]]], k: int, data: st.DataObject) -> None:
+    legs = min(map(len, questions))
+    weights = data.draw(st.lists(st.integers(1, 3), min_size=legs, max_size=legs))
+    lines = [np.array([(question[leg] + [-1] * 6)[:6] for question in questions], np.int64) for leg in range(legs)]
+    rows, scores = fuse(lines, k, [float(weight) for weight in weights])
+    for number, question in enumerate(questions):
+        expected = _restated(question[:legs], k, weights)
+        kept = rows[number] >= 0
+        assert rows[number][kept].tolist() == [row for row, _ in expected]
+        assert scores[number][kept] == pytest.approx([float(score) for _, score in expected])
+        assert not kept[len(expected) :].any(), "what was not found stands behind the last"
+
+
+def test_fused_hits_say_what_each_leg_said(snapshot: Snapshot, encoder: Encoder) -> None:
+    legs = {name: DenseRetriever(snapshot, encoder, name).search(ASKED, 12) for name in ("hnsw", "exact")}
+    fused = open_retriever(snapshot, "rrf(hnsw, exact:3, k=10, weights=[1, 2])", encoder=encoder).search(ASKED, 5)
+    for number, hits in enumerate(fused):
+        assert [hit.rank for hit in hits] == [1, 2, 3, 4, 5]
+        for hit in hits:
+            told = {leg.leg: (leg.rank, leg.score) for leg in hit.legs}
+            expected = {}
+            for name, most in (("hnsw", 12), ("exact", 3)):
+                found = {one.row: (one.rank, one.score) for one in legs[name][number][:most]}
+                if hit.row in found:
+                    expected[name] = found[hit.row]
+            assert told.keys() == expected.keys()
+            assert all(told[name][0] == rank for name, (rank, _) in expected.items())
+            assert [told[name][1] for name in told] == pytest.approx([expected[name][1] for name in told])
+            weights = {"hnsw": 1, "exact": 2}
+            assert hit.score == pytest.approx(sum(weights[name] / (10 + rank) for name, (rank, _) in told.items()))
+        assert any(len(hit.legs) == 1 for hit in hits), "the fourth of one leg is not among three of the other"
+
+
+def test_a_leg_is_asked_deeper_than_what_is_given(snapshot: Snapshot, encoder: Encoder) -> None:
+    hit = open_retriever(snapshot, "rrf(hnsw, exact)", encoder=encoder).search(ASKED, 1)[0][0]
+    assert [leg.rank for leg in hit.legs] == [1, 1]
+    deep = open_retriever(snapshot, "rrf(hnsw, exact:1)", encoder=encoder).search(ASKED, snapshot.n)[0]
+    assert len(deep) == snapshot.n
+    assert [len(one.legs) for one in deep] == [2] + [1] * (snapshot.n - 1)
+
+
+def test_fusion_of_fusions_names_every_step(snapshot: Snapshot, encoder: Encoder) -> None:
+    nested = open_retriever(snapshot, "rrf(rrf(hnsw, ivfpq):4, exact)", encoder=encoder)
+    hit = nested.search(ASKED, 1)[0][0]
+    assert [leg.leg for leg in hit.legs] == ["hnsw", "ivfpq", "rrf(hnsw, ivfpq)", "exact"]
+
+
+@pytest.mark.parametrize(
+    ("expression", "k", "sentence"),
+    [
+        ("rrf(hnsw:2, exact:3)", 6, r"k is 6 but rrf\(hnsw, exact\) gives 5 passages"),
+        ("rrf(hnsw, exact)", 13, "k is 13 but the snapshot holds 12 passages"),
+        ("rrf(hnsw, exact)", 0, "k is 0: ask for at least 1"),
+    ],
+)
+def test_more_than_there_is_is_refused(
+    snapshot: Snapshot, encoder: Encoder, expression: str, k: int, sentence: str
+) -> None:
+    with pytest.raises(UsageError, match=sentence):
+        open_retriever(snapshot, expression, encoder=encoder).search(ASKED, k)
+
+
+@pytest.mark.parametrize(
+    ("expression", "sentence"),
+    [
+        ("rrf(hnsw)", "character 1: rrf fuses the lists of two legs or more"),
+        ("rrf()", "two legs or more"),
+        ("rrf(hnsw, hnsw)", "character 11: the leg hnsw stands there twice"),
+        ("rrf(hnsw:5, hnsw:50)", "character 13: the leg hnsw stands there twice"),
+        ("rrf(hnsw, exact, k=0)", "character 20: k of rrf is 0: give a whole number from 1"),
+        ("rrf(hnsw, exact, k=-3)", "k of rrf is -3"),
+        ("rrf(hnsw, exact, k=1.5)", "k of rrf is 1.5"),
+        ("rrf(hnsw, exact, k=[1])", r"k of rrf is \[1\]"),
+        ("rrf(hnsw, exact, weights=[1])", "weights of rrf has 1 numbers for 2 legs: give one a leg"),
+        ("rrf(hnsw, exact, weights=[1, 2, 3])", "weights of rrf has 3 numbers for 2 legs"),
+        ("rrf(hnsw, exact, weights=2)", r"weights of rrf is 2: give a list, as in weights=\[1, 1\]"),
+        ("rrf(hnsw, exact, weights=[1, 0])", "character 30: weights holds 0: give numbers above 0"),
+        ("rrf(hnsw, exact, weights=[1, nan])", "weights holds nan"),
+        ("rrf(hnsw, exact, weights=[1, inf])", "weights holds inf"),
+        ("rrf(hnsw, exact, depth=5)", "rrf has no option 'depth': it takes k and weights"),
+        ("rrf(hnsw, [exact])", r"\[exact\] is no retriever"),
+        ("rrf(hnsw:-1, exact)", "character 5: 'hnsw' is asked for -1 passages"),
+    ],
+)
+def test_wrong_fusions_are_refused(snapshot: Snapshot, expression: str, sentence: str) -> None:
+    with pytest.raises(UsageError, match=sentence):
+        open_retriever(snapshot, expression)

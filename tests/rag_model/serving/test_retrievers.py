@@ -1,0 +1,194 @@
+"""Retrievers over HTTP: those that the service was started with, those that requests compose, and those refused."""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rag_model.generate.named import open_reader
+from rag_model.generate.reader import answer_json
+from rag_model.retrieve.factory import open_retriever
+from rag_model.retrieve.retriever import hit_json
+from rag_model.serving import messages
+from rag_model.serving.metrics import Metrics
+from rag_model.serving.quality import Quality
+from rag_model.serving.settings import ServiceSettings
+from rag_model.serving.windows import WatchSettings
+from rag_model.store.versions.snapshot import Snapshot
+from tests.fixtures.serving import Gate, Library, Serving, serving, until, with_limits
+from tests.fixtures.tiny import save_cross_encoder
+from tests.fixtures.tiny_rag import save_tiny_rag
+
+ASKED = ["who was the king of the river?", "born in city number 7"]
+FUSED = "rrf(hnsw, exact:7, k=10)"
+
+
+@pytest.fixture(scope="module")
+def cross(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_cross_encoder(tmp_path_factory.mktemp("cross") / "model")
+
+
+@pytest.fixture(scope="module")
+def model(made_library: Library, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_rag(tmp_path_factory.mktemp("rag"), made_library.encoder, "token")
+
+
+@pytest.fixture(scope="module")
+def served(
+    made_library: Library, model: Path, cross: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Serving]:
+    bounds = with_limits(retrievers=(FUSED, f"rerank(hnsw, {cross}, 6)", "hnsw"), max_depth=50)
+    with serving(made_library.url, tmp_path_factory.mktemp("dest"), bounds, model=str(model)) as found:
+        yield found
+
+
+def rounded(value: Any) -> Any:
+    """Leave out the last digits, in which vectors that were encoded beside others differ."""
+    if isinstance(value, float):
+        return pytest.approx(value, abs=1e-4)
+    if isinstance(value, dict):
+        return {key: rounded(one) for key, one in value.items()}
+    return [rounded(one) for one in value] if isinstance(value, list) else value
+
+
+@pytest.mark.parametrize("asked", [None, FUSED, "hnsw", "exact", " rrf(exact:3,hnsw , weights=[2,1]) ", "hnsw:50"])
+def test_a_request_may_ask_for_what_is_served_or_made_of_it(
+    asked: str | None, served: Serving, made_library: Library
+) -> None:
+    body = {"questions": ASKED, "k": 4, **({} if asked is None else {"retriever": asked})}
+    reply = served.client.post("/search", json=body).json()
+    with Snapshot.open(made_library.url) as snapshot:
+        found = open_retriever(snapshot, asked or FUSED).search(ASKED, 4)
+    hits = [[hit_json(hit) for hit in some] for some in found]
+    assert [one["hits"] for one in reply["results"]] == rounded(hits)
+    assert messages.SearchReply.model_validate(reply).model_dump(mode="json") == reply
+    assert ("legs" in hits[0][0]) == (asked is None or "rrf" in asked)
+
+
+def test_what_was_started_with_a_model_reranks(served: Serving, made_library: Library, cross: Path) -> None:
+    named = f"rerank(hnsw,{cross},6)"
+    reply = served.client.post("/search", json={"questions": ASKED, "k": 4, "retriever": named}).json()
+    with Snapshot.open(made_library.url) as snapshot:
+        found = open_retriever(snapshot, named).search(ASKED, 4)
+    assert [one["hits"] for one in reply["results"]] == rounded([[hit_json(hit) for hit in some] for some in found])
+
+
+@pytest.mark.parametrize("asked", [None, "hnsw", "rrf(hnsw, exact)", "rerank"])
+def test_answers_are_weighed_by_inner_products_whatever_finds(
+    asked: str | None, served: Serving, made_library: Library, model: Path, cross: Path
+) -> None:
+    named = f"rerank(hnsw, {cross}, 6)" if asked == "rerank" else asked
+    body = {"questions": ASKED, "k": 4, **({} if named is None else {"retriever": named})}
+    reply = served.client.post("/answer", json=body).json()
+    with Snapshot.open(made_library.url) as snapshot:
+        _, reader = open_reader(snapshot, made_library.url, str(model), named or FUSED)
+        assert reply["answers"] == rounded([answer_json(one) for one in reader.answer(ASKED, 4)])
+        _, plain = open_reader(snapshot, made_library.url, str(model), "exact")
+        weights = {one.hit.passage.id: one.weight for one in plain.answer(ASKED[:1], snapshot.n)[0].support}
+    given = {one["id"]: one["weight"] for one in reply["answers"][0]["passages"]}
+    total = sum(weights[passage] for passage in given)
+    assert given == {passage: pytest.approx(weights[passage] / total, abs=1e-3) for passage in given}
+
+
+def test_the_state_names_what_is_served(served: Serving, cross: Path) -> None:
+    told = served.snapshot()
+    assert told["retrievers"] == [FUSED, f"rerank(hnsw, {cross}, 6)", "hnsw"]
+    assert told["indexes"] == ["hnsw", "exact"]
+
+
+@pytest.mark.parametrize("path", ["/search", "/answer"])
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ("", "the retriever is empty"),
+        ("bm25", "index 'bm25' is not served here: choose one of hnsw, exact"),
+        ("rrf(hnsw, ivfpq)", "at character 11: index 'ivfpq' is not served here"),
+        ("fuse(hnsw, exact)", "there is no call 'fuse': choose one of rerank, rrf"),
+        ("rerank(hnsw, /etc, 5)", "a request may not name a model"),
+        ("rrf(hnsw, exact", "at character 4: the bracket '(' is not closed: add ')'"),
+        ("hnsw)", "should end here"),
+        ("x" * 4_000, "has 4,000 characters: write it in up to 1,000"),
+        ("rrf(" * 240, "more than 8 deep"),
+        ("rrf(" * 20 + "hnsw" + ")" * 20, "more than 8 deep"),
+        ("hnsw:-1", "'hnsw' is asked for -1 passages"),
+        ("hnsw:51", "hnsw:51 asks for 51 passages: ask for at most 50 here"),
+        ("rrf(hnsw, exact:1000000)", "ask for at most 50 here"),
+        ("rrf(hnsw, exact, k=0)", "k of rrf is 0"),
+        ("rrf(hnsw, exact, weights=[1])", "weights of rrf has 1 numbers for 2 legs"),
+        ("rrf(hnsw, hnsw)", "the leg hnsw stands there twice"),
+        ("hnsw:2", "k is 4 but hnsw gives 2 passages"),
+        ("\ud800", "no JSON"),
+    ],
+    ids=range(18),
+)
+def test_a_wrong_retriever_is_told_in_one_sentence(served: Serving, path: str, asked: str, words: str) -> None:
+    reply = served.client.post(path, content=json.dumps({"questions": ["a"], "k": 4, "retriever": asked}))
+    assert reply.status_code == 400, reply.text
+    assert words in reply.json()["detail"]
+    assert "\n" not in reply.json()["detail"]
+    assert len(reply.json()["detail"]) < 300
+
+
+def test_an_index_is_the_short_form(served: Serving) -> None:
+    for body in ({"index": "exact"}, {"index": "exact", "retriever": "exact "}):
+        assert served.client.post("/search", json={"questions": ["a"], **body}).status_code == 200
+    reply = served.client.post("/search", json={"questions": ["a"], "index": "exact", "retriever": "hnsw"})
+    assert (reply.status_code, "are both given" in reply.text) == (400, True)
+    reply = served.client.post("/search", json={"questions": ["a"], "retriever": 5})
+    assert (reply.status_code, "retriever" in reply.json()["detail"]) == (422, True)
+
+
+def test_questions_of_one_batch_are_grouped_by_retriever(shared_library: Library, dest: Path) -> None:
+    gate = Gate()
+    with serving(shared_library.url, dest, with_limits(retrievers=("hnsw", "exact")), gate) as found:
+        service = found.service
+        gate.open.clear()
+
+        async def asked() -> list[Any]:
+            first = asyncio.ensure_future(service.search(["held"], 1))
+            await asyncio.to_thread(gate.held.wait)
+            more = [
+                asyncio.ensure_future(service.search([text], k, retriever))
+                for text, k, retriever in [
+                    ("a", 1, None),
+                    ("b", 2, "exact"),
+                    ("c", 3, None),
+                    ("d", 4, "rrf(hnsw, exact)"),
+                    ("e", 5, "none"),
+                ]
+            ]
+            while service._searches.waiting < len(more):
+                await asyncio.sleep(0)
+            gate.open.set()
+            return list(await asyncio.gather(first, *more, return_exceptions=True))
+
+        _, a, b, c, d, e = asyncio.run(asked())
+        assert [len(one.hits[0]) for one in (a, b, c, d)] == [1, 2, 3, 4]
+        assert str(e).startswith("index 'none' is not served here")
+        assert gate.batches[1:] == [["a", "c"], ["b"], ["d"]]
+        assert [leg.leg for leg in d.hits[0][0].legs] == ["hnsw", "exact"]
+
+
+def test_without_vectors_only_answers_that_need_them_are_refused(
+    shared_library: Library, dest: Path, tmp_path: Path
+) -> None:
+    model = str(save_tiny_rag(tmp_path / "rag", shared_library.encoder))
+    with serving(shared_library.url, dest, with_limits(embeddings=False), model=model) as found:
+        assert found.client.post("/answer", json={"questions": ["a"]}).status_code == 200
+        reply = found.client.post("/search", json={"questions": ["a"], "retriever": "exact"})
+        assert (reply.status_code, "not served here" in reply.text) == (400, True)
+
+
+def test_a_fused_default_is_watched_for_collapse_and_not_for_recall(shared_library: Library, dest: Path) -> None:
+    watched = Quality(WatchSettings(window=8, least=2, sample_every=1, samples=2, share=1))
+    metrics = Metrics(ServiceSettings(), watched)
+    with serving(shared_library.url, dest, with_limits(retrievers=("rrf(hnsw, exact)",)), metrics) as found:
+        found.search("who?", "the king", "a river", "born")
+        until(lambda: "search" in metrics.quality.figures().collapse)
+        assert not watched._watch or not watched._watch.due
+        assert metrics.quality.figures().recall_mean is None
+        assert metrics.served is not None
+        assert metrics.served.index == "rrf(hnsw, exact)"
