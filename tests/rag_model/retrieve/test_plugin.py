@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from rag_model.encoders.encoder import Encoder
 from rag_model.errors import UsageError
-from rag_model.retrieve import composer
+from rag_model.retrieve.composer import CALLS
 from rag_model.retrieve.factory import open_retriever
 from rag_model.retrieve.survey import survey
 from rag_model.store.versions.snapshot import Snapshot
@@ -31,9 +31,8 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     (about / "entry_points.txt").write_text("[bookwheel.retrievers]\ninterleave = interleaving:build\n")
     shutil.copy(interleaving.__file__, tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    composer._plugins.cache_clear()
+    monkeypatch.setattr(CALLS, "_loaded", {})
     yield
-    composer._plugins.cache_clear()
     sys.modules.pop("interleaving", None)
 
 
