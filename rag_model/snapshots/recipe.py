@@ -28,8 +28,11 @@ from rag_model.errors import UsageError
 from rag_model.evaluation.gate import GateRecipe
 from rag_model.index.recipe import IndexRecipe, over_of
 from rag_model.index.registry import kind_for
+from rag_model.retrieve.survey import survey
 from rag_model.snapshots.encoding import EncodeRecipe, RepresentRecipe
+from rag_model.store.versions.manifest import Content, Manifest
 from rag_model.store.versions.paths import EMBEDDINGS, EXACT, TEXT
+from rag_model.store.versions.snapshot import Snapshot
 from rag_model.toml import from_table, read_toml
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -66,6 +69,8 @@ class Recipe:
                     f"an index named {EXACT} compares with every vector: give {index.factory} another name"
                 )
             self._check_over(name, index)
+        if self.retriever:
+            self._check_retriever()
 
     @property
     def answering(self) -> str:
@@ -75,6 +80,14 @@ class Recipe:
     def dtype_of(self, representation: str) -> Dtype:
         """Return the dtype in which a representation's vectors are stored."""
         return self.encode.dtype if representation == EMBEDDINGS else self.represent[representation].dtype
+
+    def _check_retriever(self) -> None:
+        indexes = {name: {"factory": its.factory, "over": over_of(its)} for name, its in self.index.items()}
+        drafted = Snapshot(Manifest(Content({}, (), {}, indexes=indexes)), Path, Path, "the recipe")
+        try:
+            survey(drafted, self.retriever)
+        except UsageError as wrong:
+            raise UsageError(f"the recipe's retriever {self.retriever!r} does not fit its indexes: {wrong}") from wrong
 
     def _check_over(self, name: str, index: IndexRecipe) -> None:
         over, wanted = over_of(index), kind_for(index.factory).represents

@@ -6,6 +6,7 @@ published, pulled, searched, served, inherited and taken down.
 
 import json
 import os
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from rag_model.retrieve.indexes import open_index_of
 from rag_model.store.store import Store
 from rag_model.store.versions.snapshot import Snapshot
 from tests.fixtures import word_kind
+from tests.flows.test_serve import PATIENCE, service
 
 pytestmark = pytest.mark.xdist_group("flows")  # one server for all of them
 
@@ -118,6 +120,69 @@ def test_it_is_pulled_and_searched_from_a_folder(plugin: Path, reindex: Any, boo
         scores, rows = index.search([QUESTION, "zzzz"], 3)
         assert scores[0][0] >= 2
         assert rows[1].tolist() == [-1, -1, -1]
+
+
+def test_it_is_searched_fused_and_evaluated(plugin: Path, reindex: Any, bookwheel: Any, tmp_path: Path) -> None:
+    """As the recorded default, under fusion with vectors, and by the questions of a file."""
+    store, questions = tmp_path / "store", tmp_path / "questions.jsonl"
+    assert reindex(store).code == 0
+    plain = bookwheel("search", QUESTION, "--store", store, "-k", 3, "--json")
+    assert plain.code == 0, plain.err
+    hits = plain.json["results"][0]["hits"]
+    assert hits[0]["title"] == "Anarchism"
+    assert hits[0]["score"] >= 2
+    fused = bookwheel("search", QUESTION, "--store", store, "--retriever", "rrf(words:50, hnsw:50)", "--json")
+    assert fused.code == 0, fused.err
+    legs = {leg["leg"] for hit in fused.json["results"][0]["hits"] for leg in hit["legs"]}
+    assert legs == {"words", "hnsw"}
+    questions.write_text(json.dumps({"question": QUESTION, "answers": ["political philosophy"]}) + "\n")
+    asked = bookwheel("evaluate", "--store", store, "--questions", questions, "--json")
+    assert asked.code == 0, asked.err
+    assert asked.json["metrics"]["Success@5"] == 1.0
+
+
+def test_it_is_served(plugin: Path, reindex: Any, tmp_path: Path) -> None:
+    """By a service that encodes no question: nothing wants a vector."""
+    store = tmp_path / "store"
+    assert reindex(store).code == 0
+    asked = json.dumps({"questions": [QUESTION], "k": 2}).encode()
+    with service(tmp_path, "--store", store, "--poll", 1) as served:
+        served.until(lambda: served.get("/readyz")[0] == 200)
+        request = urllib.request.Request(
+            served.url + "/search", asked, {"Content-Type": "application/json"}, method="POST"
+        )
+        with urllib.request.urlopen(request, timeout=PATIENCE) as reply:
+            (found,) = json.load(reply)["results"]
+    assert found["hits"][0]["title"] == "Anarchism"
+
+
+@pytest.mark.parametrize(
+    ("retriever", "said"),
+    [
+        ("wrods", "has no index 'wrods': choose one of words, hnsw, exact"),
+        ("rrf(words, hnsw", "does not fit its indexes"),
+        ("rrf(words)", "two legs or more"),
+    ],
+)
+def test_a_recorded_retriever_fits_the_recipe(
+    retriever: str, said: str, plugin: Path, reindex: Any, recipe: Path, tmp_path: Path
+) -> None:
+    recipe.write_text(f'retriever = "{retriever}"\n{RECIPE}')
+    ran = reindex(tmp_path / "store")
+    assert ran.code == 2
+    assert said in ran.complaint
+    assert not (tmp_path / "store").exists()
+
+
+def test_a_fused_retriever_can_be_recorded(
+    plugin: Path, reindex: Any, bookwheel: Any, recipe: Path, tmp_path: Path
+) -> None:
+    recipe.write_text(f'retriever = "rrf(words:50, hnsw:50, k=30)"\n{RECIPE}')
+    store = tmp_path / "store"
+    assert reindex(store).code == 0
+    ran = bookwheel("search", QUESTION, "--store", store, "--json")
+    assert {leg["leg"] for leg in ran.json["results"][0]["hits"][0]["legs"]} <= {"words", "hnsw"}
+    assert bookwheel("show", "--store", store, "--json").json["content"]["retriever"].startswith("rrf(")
 
 
 def test_without_the_package_the_kind_is_named(plugin: Path, reindex: Any, tmp_path: Path, bookwheel: Any) -> None:
