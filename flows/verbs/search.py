@@ -11,7 +11,7 @@ from rag_model.errors import UsageError
 from rag_model.evaluation.questions import read_questions
 from rag_model.retrieve.expression import one_of
 from rag_model.retrieve.factory import open_retriever
-from rag_model.retrieve.retriever import Hit, hit_json
+from rag_model.retrieve.retriever import Hit, hit_json, shown_legs
 from rag_model.store.versions.snapshot import Snapshot
 
 
@@ -64,5 +64,10 @@ def _words(question: str, hits: Sequence[Hit]) -> str:
     lines = [question]
     for hit in hits:
         title = hit.passage.title + (f" § {hit.passage.section}" if hit.passage.section else "")
-        lines += [f"{hit.rank:3}. {hit.score:.3f}  {title}", f"     {hit.passage.text}", f"     {hit.licence}"]
+        legs = ", ".join(f"{leg.leg} {leg.rank}" for leg in shown_legs(hit))
+        lines += [
+            f"{hit.rank:3}. {hit.score:.3f}  {title}" + (f"  ({legs})" if legs else ""),
+            f"     {hit.passage.text}",
+            f"     {hit.licence}",
+        ]
     return "\n".join(line for line in lines if line.strip())

@@ -8,8 +8,9 @@ from cyclopts import Parameter
 from flows.command.reply import AnyName, Common, Reply, StoreUrl
 from rag_model.snapshots.recipe_text import recipe_text
 from rag_model.store.store import Store
-from rag_model.store.versions.manifest import Manifest
+from rag_model.store.versions.manifest import Content, Manifest
 from rag_model.store.versions.model_manifest import ModelManifest
+from rag_model.store.versions.paths import EMBEDDINGS
 
 
 def show(
@@ -35,7 +36,8 @@ def show(
     if isinstance(manifest, ModelManifest):
         return _model(manifest, recipe)
     if recipe:
-        return Reply(dict(manifest.content.recipe), recipe_text(manifest.content.recipe).rstrip("\n"))
+        settings = _recipe(manifest.content)
+        return Reply(settings, recipe_text(settings).rstrip("\n"))
     return Reply(manifest.to_json(), "\n".join(_lines(manifest)))
 
 
@@ -48,13 +50,24 @@ def _lines(manifest: Manifest) -> list[str]:
         f"newest revision {content.corpus.get('newest_revision') or 'unknown'}",
         f"passages  {content.n:,} in {len(content.parts)} parts, {len(content.files)} files, {size / 1e6:,.1f} MB",
         f"encoder   {content.space['name'] if content.space else 'none'}",
+        *(f"encoder   {name}: {_space(content, name)}" for name in content.representations if name != EMBEDDINGS),
         *(f"index     {name}: {_index(index)}" for name, index in content.indexes.items()),
+        f"retriever {content.default_retriever}",
         *(f"parent    {parent}" for parent in manifest.parents),
         f"built     {built.get('created_at', 'unknown')} from {built.get('dump', 'unknown')}",
         *(f"made of   {one['of'][:12]}: {made} {', '.join(one[what])}" for made, what, one in _derived(built)),
         *(f"note      {note}" for note in built.get("notes", ())),
-        *(f"recipe    [{name}] {_settings(values)}" for name, values in content.recipe.items()),
+        *(f"recipe    [{name}] {_settings(values)}" for name, values in content.recipe.items() if values != {}),
     ]
+
+
+def _recipe(content: Content) -> dict[str, Any]:
+    """Return the settings that rebuild a snapshot: the encoders of further representations must be named again."""
+    return ({"retriever": content.retriever} if content.retriever else {}) | dict(content.recipe)
+
+
+def _space(content: Content, representation: str) -> str:
+    return str((content.space_of(representation) or {}).get("name", "none"))
 
 
 def _model(manifest: ModelManifest, recipe: bool) -> Reply:

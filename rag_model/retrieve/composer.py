@@ -1,16 +1,17 @@
 """How an expression becomes a retriever: each call by its own builder, each name by what there is to search.
 
 A new way of finding is a file with a `build(call, composer)`, and a line in `CALLS`. Another package brings its own by
-an entry point of the group `bookwheel.retrievers`.
+an entry point of the group `bookwheel.retrievers`. A builder is called twice: first on legs that open nothing, so that
+the whole expression is checked before anything is loaded.
 """
 
 from collections.abc import Callable
 from typing import Protocol
 
 from rag_model.plugins import Registry
-from rag_model.retrieve.expression import Call, Node, Word
 from rag_model.retrieve.found import SnapshotRetriever
 from rag_model.retrieve.leg import Deep, Leg
+from rag_model.retrieve.nodes import Call, Node, Word
 from rag_model.retrieve.rerank import PairScorer
 
 Build = Callable[[Call, "Composer"], SnapshotRetriever]

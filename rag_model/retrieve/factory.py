@@ -14,10 +14,11 @@ from typing import Any
 from rag_model.encoders.encoder import Encoder
 from rag_model.retrieve.composer import Build, Composer, builder_of
 from rag_model.retrieve.dense import DenseRetriever, carried_encoder
-from rag_model.retrieve.expression import Call, Word, parse
+from rag_model.retrieve.expression import parse
 from rag_model.retrieve.found import SnapshotRetriever
 from rag_model.retrieve.indexes import known_indexes, open_index_of, represents, unknown_index
 from rag_model.retrieve.lexical import TextRetriever
+from rag_model.retrieve.nodes import Call, Word
 from rag_model.retrieve.products import with_products
 from rag_model.retrieve.questions import QuestionEncoder
 from rag_model.retrieve.rerank import PairScorer

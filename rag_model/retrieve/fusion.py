@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rag_model.retrieve.expression import Call
 from rag_model.retrieve.found import Found, Scores, SnapshotRetriever
 from rag_model.retrieve.leg import Leg
+from rag_model.retrieve.nodes import Call
 from rag_model.retrieve.questions import Questions
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ import numpy as np
 
 from rag_model.errors import InputError
 from rag_model.index.files.engine import Vectors
-from rag_model.retrieve.expression import Call
 from rag_model.retrieve.found import Found, SnapshotRetriever
 from rag_model.retrieve.leg import Leg
+from rag_model.retrieve.nodes import Call
 from rag_model.retrieve.questions import Questions
 
 if TYPE_CHECKING:

@@ -47,9 +47,14 @@ def hit_json(hit: Hit) -> dict[str, Any]:
         "url": hit.url,
         "licence": hit.licence,
     }
-    if any((leg.rank, leg.score) != (hit.rank, hit.score) for leg in hit.legs):
-        value["legs"] = [{"leg": leg.leg, "rank": leg.rank, "score": leg.score} for leg in hit.legs]
+    if legs := shown_legs(hit):
+        value["legs"] = [{"leg": leg.leg, "rank": leg.rank, "score": leg.score} for leg in legs]
     return value
+
+
+def shown_legs(hit: Hit) -> tuple[LegHit, ...]:
+    """Return the legs of a hit that say more than its own rank and score; none of an index that is asked alone."""
+    return hit.legs if any((leg.rank, leg.score) != (hit.rank, hit.score) for leg in hit.legs) else ()
 
 
 class Retriever(Protocol):

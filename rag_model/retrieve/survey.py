@@ -6,9 +6,10 @@ from rag_model.errors import UsageError
 from rag_model.index.files.engine import Vectors
 from rag_model.retrieve.composer import Build, Composer, builder_of
 from rag_model.retrieve.dense import gives_products
-from rag_model.retrieve.expression import Call, Word, parse
+from rag_model.retrieve.expression import parse
 from rag_model.retrieve.found import Found, SnapshotRetriever
 from rag_model.retrieve.indexes import known_indexes, unknown_index
+from rag_model.retrieve.nodes import Call, Word
 from rag_model.retrieve.questions import Questions
 from rag_model.retrieve.rerank import PairScorer
 from rag_model.store.versions.snapshot import Snapshot

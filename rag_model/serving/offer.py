@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from typing import Self
 
 from rag_model.retrieve.composer import CALLS, Build
-from rag_model.retrieve.expression import Call, Word
 from rag_model.retrieve.factory import Opened
 from rag_model.retrieve.found import SnapshotRetriever
+from rag_model.retrieve.nodes import Call, Word
 from rag_model.retrieve.rerank import PairScorer
 from rag_model.retrieve.survey import Survey
 from rag_model.serving.settings import ServiceSettings

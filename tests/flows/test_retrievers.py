@@ -60,6 +60,8 @@ def test_search_shows_where_each_leg_found_a_hit(library: Path, bookwheel: Bookw
         ranks = {leg["leg"]: leg["rank"] for leg in hit["legs"]}
         assert set(ranks) <= {"hnsw", "exact"}
         assert hit["score"] == pytest.approx(sum(1 / (60 + rank) for rank in ranks.values()))
+    told = bookwheel("search", ASKED, "--store", library, "--retriever", "rrf(hnsw, exact)").out
+    assert "(hnsw 1, exact 1)" in told, "people read the ranks of the legs"
     cross = save_cross_encoder(tmp_path / "cross")
     for hit in hits("--retriever", f"rerank(rrf(hnsw, exact), {cross}, 9)"):
         assert [leg["leg"] for leg in hit["legs"]][-1] == "rrf(hnsw, exact)"

@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rag_model.errors import UsageError
-from rag_model.retrieve.expression import MOST_CHARACTERS, MOST_NESTING, Call, Word, one_of, parse
+from rag_model.retrieve.expression import MOST_CHARACTERS, MOST_NESTING, one_of, parse
+from rag_model.retrieve.nodes import Call, Word
 
 
 @pytest.mark.parametrize(

@@ -16,10 +16,10 @@ from rag_model.errors import InputError, StoreError, UsageError
 from rag_model.index.files.engine import Vectors
 from rag_model.retrieve import composer
 from rag_model.retrieve.dense import DenseRetriever, gives_products
-from rag_model.retrieve.expression import Call
 from rag_model.retrieve.factory import Opened, open_retriever
 from rag_model.retrieve.found import Found, SnapshotRetriever
 from rag_model.retrieve.leg import Leg
+from rag_model.retrieve.nodes import Call
 from rag_model.retrieve.questions import Questions
 from rag_model.retrieve.retriever import hit_json
 from rag_model.retrieve.scorers import Scorers
