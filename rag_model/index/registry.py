@@ -6,7 +6,7 @@ A package brings one by an entry point of the group `bookwheel.index_kinds`, who
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from rag_model.errors import StoreError
+from rag_model.errors import StoreError, UsageError
 from rag_model.index.factory import parse
 from rag_model.plugins import Registry
 
@@ -48,7 +48,10 @@ def kind_for(factory: str) -> "IndexKind":
         for kind in kinds():
             if kind.takes(factory):
                 return kind
-    parse(factory)
+    try:
+        parse(factory)
+    except UsageError as wrong:
+        raise UsageError(f"{wrong}; a factory of another kind needs the package that brings the kind") from wrong
     raise AssertionError(f"no index kind takes {factory!r}")  # pragma: no cover - the parser takes what faiss does
 
 

@@ -34,7 +34,7 @@ def recipe_of(content: Content) -> Recipe:
     whole = from_table(Recipe, given(others), "the snapshot's recipe")
     named = content.recipe.get("index") or {}
     indexes = {name: _index(named.get(name), entry) for name, entry in content.indexes.items()}
-    return replace(whole, index=indexes, retriever=content.retriever)
+    return replace(whole, index=indexes)
 
 
 def carried(manifest: Manifest) -> dict[str, Any]:
