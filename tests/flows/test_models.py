@@ -140,7 +140,7 @@ def test_it_answers_when_somebody_says_whose_passages_it_asks(
     wrong = bookwheel(*given, "--asks", other_tiny)
     assert (wrong.code, "weights differ" in wrong.complaint) == (3, True)
 
-    space = bookwheel("show", "latest", "--store", library, "--json").json["content"]["space"]
+    space = bookwheel("show", "latest", "--store", library, "--json").json["content"]["representations"]["embeddings"]["space"]
     declared = Path(shutil.copytree(foreign, tmp_path / "declared"))
     (declared / "question_encoder_tokenizer" / "bookwheel.json").write_text(json.dumps({"asks": space}))
     given[-1] = declared
