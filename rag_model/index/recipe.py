@@ -51,7 +51,8 @@ class IndexRecipe:
     seed: int = 0
     search: Mapping[str, Any] = field(default_factory=dict)  # efSearch, or nprobe and refine; the default is chosen
     recall_target: float | None = None  # the tuner sets efSearch or nprobe for it; None: the default setting
-    drift: float = 1.2  # largest ratio of the errors of new rows and training rows before
+    drift: float = 1.2  # largest ratio of the errors of new and training rows; above it cells, lists and codes
+    # are trained again. Other samples of the same corpus stay below 1.1, another topic exceeds 1.3
 
     over: str = ""  # name of the representation; empty: `embeddings`, or `text` for a kind over text
     settings: Mapping[str, Any] = field(default_factory=dict)  # what only this kind of index knows

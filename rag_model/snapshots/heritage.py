@@ -40,7 +40,7 @@ class Heirloom:
     trained: Trained
     changed: tuple[
         tuple[BlobRef, tuple[BlobRef, ...]], ...
-    ] = ()  # vectors of changed parts; the parent's of their ranges
+    ] = ()  # vectors of changed parts; the parent's
     same: tuple[BlobRef, ...] = ()  # vectors of unchanged parts
 
     def settled(self, drift: float) -> bool:

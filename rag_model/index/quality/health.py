@@ -30,7 +30,8 @@ class Effort:
     recall_mean: float
     recall_p5: float  # the fifth percentile over the queries: the recall of the worst 5 %
     milliseconds: float  # per query, all queries searched as one batch
-    distances: float  # computed per query, mean: equal on every machine; for lists: compared codes and vectors
+    distances: float  # computed per query, mean: equal on every machine; for lists the compared codes, and
+    # the vectors of a refinement, without the centroids
 
 
 @dataclass(frozen=True, slots=True)
