@@ -38,9 +38,7 @@ class Heirloom:
     snapshot: str  # id of the parent
     blob: BlobRef
     trained: Trained
-    changed: tuple[
-        tuple[BlobRef, tuple[BlobRef, ...]], ...
-    ] = ()  # vectors of changed parts; the parent's
+    changed: tuple[tuple[BlobRef, tuple[BlobRef, ...]], ...] = ()  # vectors of changed parts; the parent's
     same: tuple[BlobRef, ...] = ()  # vectors of unchanged parts
 
     def settled(self, drift: float) -> bool:

@@ -133,8 +133,8 @@ class Finetuning:
         saved = parts_of(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
         if missing := self.objective.result.parts - saved:
             raise UsageError(
-                f"the task of objective {self.objective.name!r} saved no {', '.join(sorted(missing))} in {folder}: write " 
-                "them in its `save`, or remove them from `result.parts`"
+                f"the task of objective {self.objective.name!r} saved no {', '.join(sorted(missing))} in {folder}: "
+                "write them in its `save`, or remove them from `result.parts`"
             )
 
     def _lineage(self) -> dict[str, Any]:

@@ -43,7 +43,7 @@ class Memory:
         metrics = {entry.get("metric", "ip") for entry in snapshot.manifest.content.indexes.values()}
         if metrics - {"ip"}:
             raise UsageError(
-                f"snapshot {snapshot.id[:12]} uses metric {min(metrics - {'ip'})}, and p(z|x) needs inner " 
+                f"snapshot {snapshot.id[:12]} uses metric {min(metrics - {'ip'})}, and p(z|x) needs inner "
                 'products: reindex it with metric = "ip"'
             )
         self._partition = Partition(part.rows for part in snapshot.parts)

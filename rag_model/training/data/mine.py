@@ -37,7 +37,7 @@ class Mining:
     def __post_init__(self) -> None:
         if not 0 <= self.skip < self.depth or self.negatives < 0:
             raise UsageError(
-                f"depth {self.depth}, skip {self.skip} and negatives {self.negatives} of a mining: need 0 <= skip < depth " 
+                f"depth {self.depth}, skip {self.skip} and negatives {self.negatives}: need 0 <= skip < depth "
                 "and negatives >= 0"
             )
 

@@ -65,7 +65,7 @@ class TrainingFolder:
             except InputError as broken:
                 _log.warning("%s", broken)
         if found:
-            raise InputError(f"no checkpoint in {self.checkpoints} is undamaged: train from the start in another folder")
+            raise InputError(f"no checkpoint in {self.checkpoints} is undamaged: train again in another folder")
         return None
 
     def keep(self, module: nn.Module, optimizer: torch.optim.Optimizer, standing: Standing, count: int) -> None:

@@ -27,7 +27,7 @@ class BiEncoder(nn.Module):
         super().__init__()
         if question.dim != passage.dim:
             raise UsageError(
-                f"question encoder {question.folder} has {question.dim} dimensions and passage encoder {passage.folder} "
+                f"question encoder {question.folder} has {question.dim} dimensions, passage encoder {passage.folder} "
                 f"{passage.dim}: use encoders of equal dimension"
             )
         if frozen and question is passage:
@@ -66,7 +66,7 @@ class BiEncoder(nn.Module):
         return vectors
 
     def read(self, passages: Sequence[Passage]) -> Tensor:
-        """Return (m, d) float32 vectors of passages, with gradient; from a frozen encoder without gradient, and computed once."""
+        """Return (m, d) float32 vectors of passages, with gradient; a frozen encoder's without, and computed once."""
         if not self.frozen:
             return self.passage.read(passages)
         if new := list({one.hash: one for one in passages if one.hash not in self._known}.values()):

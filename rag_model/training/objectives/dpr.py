@@ -145,7 +145,7 @@ class DprTask:
         return [example.id for example in batch.examples]
 
     def loss(self, batch: DprBatch) -> tuple[Tensor, Mapping[str, Tensor | float]]:
-        """Return the loss over the passages of all processes, and the share of questions whose positive has the best score."""
+        """Return the loss over the passages of all processes, and the share of questions whose positive is best."""
         passages, start = of_all_processes(self.module.read(batch.passages))  # (m, d) -> (m of all, d)
         keys, _ = of_all_processes(passage_keys(batch.passages).to(passages.device))
         gold = torch.tensor(batch.gold, device=passages.device) + start  # (b,) rows of all passages

@@ -107,7 +107,7 @@ class RagTask:
         """
         question = rag.question
         if not isinstance(question, TrainableEncoder):
-            raise UsageError(f"a question encoder of type {type(question).__name__} cannot be trained: use TrainableEncoder")
+            raise UsageError(f"question encoder {type(question).__name__} cannot be trained: use TrainableEncoder")
         self.module, self._question, self._recipe = rag, question, recipe
         self.goal = Goal(recipe.goal, larger=recipe.goal != "nll")
         self._train = _pairs(train, recipe)
