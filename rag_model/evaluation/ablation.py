@@ -3,7 +3,8 @@
 * *open book*: the k retrieved passages: the whole system;
 * *closed book*: no passage: the knowledge in the weights alone; open minus closed is the gain from reading;
 * *gold passage*: one that holds the answer: 1 minus this is the generator's loss, and this minus
-* *shuffled passages*: another question's: a model that answers as well does not read (`collapse`);
+  open book the retriever's;
+* *shuffled passages*: another question's: a model that answers equally well does not use its passages (`collapse`);
 * *k swept*: how many passages are needed (Lewis et al. 2020, figure 3).
 """
 

@@ -99,7 +99,7 @@ def load_rag(folder: Path, device: str | None = None, dtype: str | None = None) 
     because its vectors are compared with passage vectors. The model is in evaluation mode.
 
     Raises:
-        InputError: a file is missing, pickled or corrupt, or it is no RAG model.
+        InputError: a file is missing, pickled or corrupt, or it is not a RAG model.
     """
     record = optional_object(folder / RECORD_FILE)
     if not (folder / CONFIG).is_file():
@@ -125,7 +125,7 @@ def rag_settings(folder: Path) -> RagSettings:
     """Return the settings of a RAG model without loading its weights.
 
     Raises:
-        InputError: a file is missing or corrupt, or it is no RAG model.
+        InputError: a file is missing or corrupt, or it is not a RAG model.
     """
     if record := optional_object(folder / RECORD_FILE):
         return _recorded(record, folder)[1]

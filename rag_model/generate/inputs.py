@@ -224,11 +224,11 @@ def form_of_json(value: Mapping[str, Any]) -> Form:
     given = dict(value)
     kind = _FORMS.get(given.pop("form", ""))
     if kind is None or set(given) - {field.name for field in fields(kind)}:
-        raise InputError(f"{value} is no form of a generator's input: save the generator again")
+        raise InputError(f"{value} is not a form of a generator's input: save the generator again")
     try:
         return kind(**given)
     except UsageError as wrong:
-        raise InputError(f"{value} is no form of a generator's input ({wrong}): save the generator again") from wrong
+        raise InputError(f"{value} is not a form of a generator's input ({wrong}): save the generator again") from wrong
 
 
 _FORMS: dict[str, type[PaperForm] | type[PromptForm]] = {"paper": PaperForm, "prompt": PromptForm}

@@ -81,7 +81,7 @@ class Lists:
     coarse: int | None  # M of a graph over the centroids; None = all centroids are compared
     codes: Codes
     refine: str | None = (
-        None  # Flat, SQfp16, SQ8: kept behind the lists; vectors: the corpus's own; None: no second look
+        None  # Flat, SQfp16, SQ8: kept behind the lists; vectors: the corpus's own; None: no refinement
     )
 
     def __str__(self) -> str:

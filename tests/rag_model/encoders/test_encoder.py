@@ -191,7 +191,7 @@ def test_a_device_that_is_not_here_is_named(tiny_bert: Path) -> None:
     with pytest.raises(UsageError, match="device 'gpu' is unknown"):
         Encoder.load(tiny_bert, device="gpu")
     if not torch.cuda.is_available():
-        with pytest.raises(UsageError, match="device cuda:0 is not here"):
+        with pytest.raises(UsageError, match="this machine has no cuda:0"):
             Encoder.load(tiny_bert, device="cuda:0")
 
 

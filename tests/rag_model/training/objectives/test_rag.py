@@ -190,7 +190,7 @@ def test_odd_questions_and_answers_do_no_harm(task_of: Any) -> None:
 def test_retrieval_collapse_is_refused(task_of: Any) -> None:
     dev = [replace(DEV[0], id=str(number)) for number in range(20)]  # one question, and so one set of passages
     assert task_of(dev=dev).evaluate()["spread"] == 0.0
-    with pytest.raises(CollapsedError, match="20 questions were given 3 distinct passages"):
+    with pytest.raises(CollapsedError, match="20 questions got 3 distinct passages"):
         task_of(replace(RECIPE, refuse_collapse=True), dev=dev).evaluate()
     task_of(replace(RECIPE, refuse_collapse=True, limits=Limits(least_spread=0.0)), dev=dev).evaluate()
 
@@ -243,13 +243,13 @@ def test_a_snapshot_of_another_space_is_refused(task_of: Any, tmp_path: Path) ->
 def test_a_snapshot_that_compares_by_distance_is_refused(task_of: Any, encoder: Path, tmp_path: Path) -> None:
     store = Store.open(str(tmp_path / "store"), create=True)
     (tmp_path / "work").mkdir()
-    with pytest.raises(UsageError, match="compares by l2"):
+    with pytest.raises(UsageError, match="uses metric l2"):
         task_of(over=publish_tiny(store, encoder, ARTICLES, tmp_path / "work", "l2"))
 
 
 def test_what_cannot_be_learned_from_is_refused(task_of: Any) -> None:
     bare = [Example("bare", "why?")]
-    with pytest.raises(InputError, match="no example to train on has an answer"):
+    with pytest.raises(InputError, match="no training example has an answer"):
         task_of(examples=bare)
     with pytest.raises(InputError, match="example bare has no answer"):
         task_of(replace(RECIPE, without_answer="refuse"), examples=[*EXAMPLES, *bare])
