@@ -41,7 +41,7 @@ class _Grown:
 
 
 def best_first(beams: int) -> Propose:
-    """Propose the most likely tokens: 2 beams of them, because up to `beams` of them may be the end token."""
+    """Propose the 2 x `beams` most likely tokens (1 if greedy), because up to half of them may end answers."""
     breadth = 1 if beams == 1 else 2 * beams
 
     def propose(log_p: Tensor, groups: Sequence[int]) -> tuple[Tensor, Tensor]:

@@ -199,7 +199,7 @@ def test_wrong_questions_are_refused(factory: str, make_vectors: Make, write_par
     with pytest.raises(UsageError, match="efsearch is not a search parameter"):
         index.search(good, 5, efsearch=10)
     good[1, 3] = np.nan
-    with pytest.raises(UsageError, match="vector 1 of the question"):
+    with pytest.raises(UsageError, match="vector 1 of the query"):
         index.search(good, 5)
 
 
@@ -228,7 +228,7 @@ def test_what_is_no_index_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="only inner product and L2"):
         open_index(tmp_path / "l1.faiss")
     faiss.write_index(faiss.IndexLSH(8, 16), str(tmp_path / "lsh.faiss"))
-    with pytest.raises(InputError, match="IndexLSH, which is not searched here"):
+    with pytest.raises(InputError, match="IndexLSH, which bookwheel cannot search"):
         open_index(tmp_path / "lsh.faiss")
 
 

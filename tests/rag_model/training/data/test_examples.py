@@ -100,7 +100,7 @@ def test_beir_folders(tmp_path: Path) -> None:
     corpus = lines(*({"_id": f"d{n}", "title": f"T{n}", "text": f"text {n}"} for n in range(5)))
     (example,) = read_examples(beir(tmp_path / "nq", corpus))
     assert [(one.id, one.page_id, one.title) for one in example.positives] == [("d3", "d3", "T3"), ("d2", "d2", "T2")]
-    with pytest.raises(InputError, match=r"corpus.jsonl lacks document 'd2', which train.tsv judges"):
+    with pytest.raises(InputError, match=r"corpus.jsonl lacks document 'd2', which train.tsv lists"):
         read_examples(beir(tmp_path / "short", lines({"_id": "d3", "text": ""})))
     with pytest.raises(InputError, match=r"corpus.jsonl, line 1 is not a document in BEIR's format \(it has no 'text'\)"):
         read_examples(beir(tmp_path / "bare", lines({"_id": "d3"})))
@@ -114,11 +114,11 @@ def test_beir_folders(tmp_path: Path) -> None:
         (lines(TRIPLE, {**TRIPLE, "question": "  "}), r"line 2 .*its question is empty"),
         (lines(TRIPLE, {**TRIPLE, "answers": "x"}), r"line 2 .*its answers are 'x', not a list of strings"),
         (lines(TRIPLE, {**TRIPLE, "context": 3}), r"line 2 .*3 is not a string"),
-        (lines(TRIPLE, {**TRIPLE, "context": "\ud83d"}), r"line 2 holds half a character"),
+        (lines(TRIPLE, {**TRIPLE, "context": "\ud83d"}), r"line 2 holds half of a character"),
         (lines(TRIPLE, [1]), r"line 2 is no example"),
         (lines({**TRIPLE, "id": 1}, {**TRIPLE, "id": 1}), r"two examples with the id '1'"),
         (json.dumps(DPR, indent=1)[:-3], r"line \d+: "),
-        ("[" + json.dumps(DPR[0]) + "\n" + json.dumps(DPR[1]) + "]", r"line 2: want a comma"),
+        ("[" + json.dumps(DPR[0]) + "\n" + json.dumps(DPR[1]) + "]", r"line 2: there is no comma"),
         ("[" + json.dumps(DPR[0]) + ",\n {]", r"line 2: no JSON value"),
         (lines(KILT, {**KILT, "output": None}), r"line 2 is no example"),
         ("[]", "need one JSON object per line"),

@@ -110,13 +110,13 @@ def test_examples_without_a_passage_are_dropped_or_refused(tiny: Path, kings: li
     bare = Example("bare", "who?", ("x",))
     task = DprTask(encoder, [*kings, bare], kings, RECIPE)
     assert (len(task.train), task.dropped) == (24, 1)
-    with pytest.raises(InputError, match="example bare names no passage that answers it: find one by mining"):
+    with pytest.raises(InputError, match="example bare has no positive passage: find one by mining"):
         DprTask(encoder, [*kings, bare], kings, dataclasses.replace(RECIPE, without_positive="refuse"))
     with pytest.raises(InputError, match="no example has a positive passage"):
         DprTask(encoder, [bare], kings, RECIPE)
     with pytest.raises(UsageError, match="give a dev file"):
         DprTask(encoder, kings, [], RECIPE)
-    with pytest.raises(UsageError, match="goal average_rank needs dev examples that name passages"):
+    with pytest.raises(UsageError, match="goal average_rank needs dev examples with passages"):
         DprTask(encoder, kings, [bare], RECIPE, [kings[0].positives[0]])
     task = DprTask(encoder, kings, [bare], dataclasses.replace(RECIPE, goal="Success@20"), [kings[0].positives[0]])
     assert task.evaluate() == {"Success@1": 0.0, "Success@5": 0.0, "Success@20": 0.0}
