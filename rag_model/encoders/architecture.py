@@ -1,4 +1,4 @@
-"""How large a transformer is, told by its config and the headers of its weights: no tensor is read."""
+"""The sizes of a transformer, read from its config and the headers of its weights, without tensors."""
 
 import math
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from rag_model.encoders.weights import stored_tensors
 from rag_model.errors import InputError
 from rag_model.extras import require
 
-# The names that model families have for one number; where an encoder-decoder counts two halves, they are added.
+# The names of one number in different model families; the two halves of an encoder-decoder are added.
 _LAYERS = ("encoder_layers", "num_layers", "num_hidden_layers", "n_layer", "n_layers")
 _MORE_LAYERS = ("decoder_layers", "num_decoder_layers")
 _HIDDEN = ("hidden_size", "d_model", "n_embd", "dim")
@@ -20,26 +20,26 @@ _VOCABULARY = ("vocab_size",)
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """The sizes of a model that memory and time follow from."""
+    """The sizes of a model that determine its memory and time."""
 
     parameters: int  # numbers in its weights
-    layers: int  # of an encoder-decoder both halves'
+    layers: int  # both halves of an encoder-decoder
     hidden: int  # width of a layer
     heads: int
     vocabulary: int
 
     @property
     def operations(self) -> float:
-        """Operations of one token's way through it: two a weight, and a token looks its embedding up."""
+        """Operations per token: two per weight; embeddings need none, because they are looked up."""
         return 2.0 * max(0, self.parameters - self.vocabulary * self.hidden)
 
     def activations(self, texts: int, tokens: int) -> int:
-        """Return about how many bytes a backward pass keeps of `texts` of so many tokens, in float32.
+        """Estimate the bytes that a float32 backward pass keeps for `texts` texts of `tokens` tokens.
 
         A layer keeps s b h (34 + 5 a s / h) bytes in 16 bits (Korthikanti et al. 2022, "Reducing Activation
-        Recomputation in Large Transformer Models", equation 2). Three times that, and a layer more for the gradients
-        that pass by, bounds what was measured in 32 bits: MiniLM 156 to 203 bytes a number of s b h, SmolLM2, which has
-        no dropout, 75.
+        Recomputation in Large Transformer Models", equation 2). Three times that, and one more layer for gradients in
+        flight, is an upper bound of measurements in 32 bits: MiniLM 156 to 203 bytes per number of s b h, SmolLM2,
+        which has no dropout, 75.
         """
         a_number = 3 * (34 + 5 * self.heads * tokens / self.hidden)
         return math.ceil(texts * tokens * self.hidden * (self.layers + 1) * a_number)
@@ -48,11 +48,11 @@ class Architecture:
 def architecture_of(folder: Path, part: str | None = None) -> Architecture:
     """Read the sizes of the model in a folder: safetensors with a config, or one GGUF file.
 
-    `part`: of a RAG model in transformers' layout, whose one file holds both, `question_encoder` or `generator`.
+    `part`: `question_encoder` or `generator` of a RAG model in transformers' layout, whose one file holds both.
 
     Raises:
         InputError: a file is missing or corrupt, or the config does not name the sizes.
-        MissingExtraError: it is a GGUF file, and what reads them is not installed.
+        MissingExtraError: it is a GGUF file, and the package that reads GGUF is not installed.
     """
     files = sorted(folder.glob("*.gguf"))
     if files and not (folder / CONFIG).is_file():
@@ -101,5 +101,5 @@ def _of_gguf(path: Path) -> Architecture:
             heads=field("attention.head_count"),
             vocabulary=int(embedded.n_elements) // hidden,
         )
-    except Exception as broken:  # a corrupt file raises what its reader happens to raise
+    except Exception as broken:  # a corrupt file may raise any exception of its reader
         raise InputError(f"model file {path} is corrupt ({broken}): fetch the model again") from broken

@@ -1,9 +1,8 @@
-"""Vectors for a part: row i of the array is the vector of row i of the passages.
+"""Vectors of a part: row i of the array is the vector of row i of the passages.
 
-A passage that an earlier build embedded keeps its vector: what lies in the array is decided by title and text, which
-its `hash` names, and by the encoder. Only the others are encoded, a window at a time, over the whole part, in batches
-that decide no bit of a vector: what a month adds is what a full build would have made. No more than a window of texts
-and vectors is held in memory, however long the part.
+A passage that an earlier build embedded keeps its vector: a vector depends on title and text, which `hash` identifies,
+and on the encoder. Only the other passages are encoded, one window at a time, in batches that do not change a vector:
+an incremental build gives the same vectors as a full one. At most one window of texts and vectors is held in memory.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -22,20 +21,20 @@ from rag_model.encoders.encoder import Encoder
 from rag_model.encoders.spec import TextInput
 from rag_model.errors import InputError
 
-VERSION = 1  # raise it when the same passages would give other vectors: none is then taken over
+VERSION = 1  # increase it when the same passages would give other vectors: earlier vectors are then not reused
 Dtype = Literal["float16", "float32"]
 _BLOCK = 8192  # vectors copied at a time
 
 
 @dataclass(frozen=True, slots=True)
 class EmbedFacts:
-    """What became of one part; how it was computed is recorded, and compared by nobody."""
+    """What was done for one part; device and arithmetic are recorded, but never compared."""
 
     rows: int
     dim: int
-    encoded: int  # rows that went through the encoder; the others were taken over
-    tokens: int  # real ones that were encoded, padding apart
-    device: str  # cpu, cuda:0; empty where nothing was encoded
+    encoded: int  # rows that were encoded; the others were reused
+    tokens: int  # encoded tokens, without padding
+    device: str  # cpu, cuda:0; empty if nothing was encoded
     arithmetic: str  # bfloat16
 
 
@@ -43,7 +42,7 @@ def embed_part(passages: Path, out: Path, encoder: Encoder, dtype: Dtype = "floa
     """Write the vectors of the passages in Parquet file `passages` to `out`: an (n, d) `.npy` of `dtype`.
 
     Raises:
-        InputError: `passages` is missing, corrupt or short of rows, or a vector is not finite.
+        InputError: `passages` is missing, corrupt or has too few rows, or a vector is not finite.
     """
     return embed_changes(passages, out, lambda: encoder, encoder.dim, dtype, ())
 
@@ -56,10 +55,10 @@ def embed_changes(
     dtype: Dtype,
     earlier: Sequence[tuple[Path, Path]],
 ) -> EmbedFacts:
-    """Do as `embed_part`, but take over the vectors of passages whose hash `earlier` holds.
+    """Do as `embed_part`, but reuse the vectors of passages whose hash is in `earlier`.
 
-    `earlier` are pairs of passages and their vectors, of the same encoder space; vectors of another `dtype` are left
-    aside. `encoder` is asked for only if there is something to encode.
+    `earlier` are pairs of passages and their vectors, of the same encoder space; vectors of another `dtype` are
+    ignored. `encoder` is called only if there is something to encode.
 
     Raises:
         InputError: as `embed_part`.
@@ -75,13 +74,13 @@ def embed_changes(
             done += len(vectors)
             tokens += count
     if done != len(missing):
-        raise InputError(f"passages file {passages} has {done} rows and promises {len(missing)}: make it again")
+        raise InputError(f"passages file {passages} has {done} rows to encode, not {len(missing)}: make it again")
     arithmetic = str(loaded.model.dtype).removeprefix("torch.")
     return EmbedFacts(table.rows, dim, done, tokens, str(loaded.model.device), arithmetic)
 
 
 class _Rows:
-    """A `.npy` file that is filled row by row; each takes its place as soon as it is known."""
+    """A `.npy` file that is filled row by row, in any order."""
 
     def __init__(self, file: BinaryIO, rows: int, dim: int, dtype: np.dtype[Any]) -> None:
         self.rows, self.dim, self.dtype, self._file = rows, dim, dtype, file
@@ -90,7 +89,7 @@ class _Rows:
         self._start = file.tell()
 
     def write(self, rows: NDArray[np.int64], vectors: NDArray[Any]) -> None:
-        """Write the vectors of ascending rows, those of rows that follow each other in one go."""
+        """Write the vectors of ascending rows; consecutive rows in one write."""
         data = vectors.astype(self.dtype, copy=False)
         bounds = [0, *(np.flatnonzero(np.diff(rows) != 1) + 1).tolist(), len(rows)]
         for first, end in pairwise(bounds):
@@ -108,7 +107,7 @@ def count_known(passages: Path, earlier: Sequence[tuple[Path, Path]], dim: int, 
 
 
 def _take_over(passages: Path, earlier: Sequence[tuple[Path, Path]], table: _Rows) -> NDArray[np.int64]:
-    """Write the vectors that are known, and return the rows of the others."""
+    """Write the known vectors, and return the rows of the others."""
     missing = np.ones(table.rows, dtype=bool)
     for vectors, rows, places in _known(passages, earlier, table.dim, table.dtype):
         missing[rows] = False
@@ -120,7 +119,7 @@ def _take_over(passages: Path, earlier: Sequence[tuple[Path, Path]], table: _Row
 def _known(
     passages: Path, earlier: Sequence[tuple[Path, Path]], dim: int, dtype: np.dtype[Any] | Dtype
 ) -> Iterator[tuple[NDArray[Any], NDArray[np.int64], NDArray[np.int64]]]:
-    """Yield arrays of vectors, the rows of `passages` that are in each, and where; no row comes twice."""
+    """Yield (vectors, rows of `passages` that they hold, positions of these rows in the vectors); no row twice."""
     hashes = _hashes(passages)
     missing = np.arange(len(hashes))
     for known, file in earlier:
@@ -151,14 +150,14 @@ def _vectors(file: Path) -> NDArray[Any]:
     try:
         vectors: NDArray[Any] = np.load(file, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError) as broken:
-        raise InputError(f"vectors {file} can not be read ({broken}): make them again") from broken
+        raise InputError(f"vectors {file} cannot be read ({broken}): make them again") from broken
     return vectors
 
 
 def _inputs(
     source: pq.ParquetFile, rows: NDArray[np.int64], encoder: Encoder, passages: Path
 ) -> Iterator[list[TextInput]]:
-    """Yield what the encoder reads of `rows`, which ascend: a window at a time, the last as long as it is."""
+    """Yield the encoder inputs of ascending `rows`, one window at a time; the last may be shorter."""
     held, start = list[TextInput](), 0
     try:
         for batch in source.iter_batches(encoder.window, columns=["title", "text"], use_threads=False):
@@ -177,4 +176,4 @@ def _inputs(
 
 
 def _unreadable(passages: Path, broken: Exception) -> InputError:
-    return InputError(f"passages file {passages} can not be read ({broken}): make it again")
+    return InputError(f"passages file {passages} cannot be read ({broken}): make it again")

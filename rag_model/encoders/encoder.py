@@ -1,7 +1,7 @@
-"""Text to vectors: the bi-encoder that every stage uses.
+"""Text to vectors: the bi-encoder of all stages.
 
 `Encoder.load` takes a folder or a hub name; `encode_passages` and `encode_questions` return float32 vectors,
-row for row. Texts are tokenised and sorted by length a window at a time: more texts take no more memory.
+row for row. Texts are tokenised and sorted by length one window at a time, so memory does not grow with the texts.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 Role = Literal["passage", "question"]
 Vectors = npt.NDArray[np.float32]
 _WINDOW = 4096  # inputs tokenised and sorted together on a CPU
-_CUDA_WINDOW = 32_768  # a GPU's batches are bigger, and so must be what they are sorted from
+_CUDA_WINDOW = 32_768  # a GPU has larger batches, and so needs a larger window to sort
 _WRONG_ROLE = {"passage": "DPRQuestionEncoder", "question": "DPRContextEncoder"}
 _T = TypeVar("_T")
 
@@ -58,14 +58,14 @@ class Encoder:
     ) -> Self:
         """Load the encoder in folder `name`, or of that hub name.
 
-        `overrides` replace fields of the spec. `device` (`cpu`, `cuda:1`): by default a GPU, another one for
-        each worker of a machine, else the CPU. `dtype`: by default bf16 on GPUs and on CPUs that multiply it
-        fast, else float32. `threads` sets torch's and tokenizers' for the whole process; None leaves them.
+        `overrides` replace fields of the spec. `device` (`cpu`, `cuda:1`): by default a GPU, a different one for each
+        worker of a machine, else the CPU. `dtype`: by default bf16 on GPUs and on CPUs with fast bf16, else float32.
+        `threads` sets torch's and tokenizers' for the whole process; None does not change them.
 
         Raises:
-            InputError: it is not to be found, a file is missing or corrupt, or it is another kind of model.
+            InputError: it is not found, a file is missing or corrupt, or it is another kind of model.
             MissingExtraError: the model extra is not installed.
-            UsageError: an override is no field of the spec, or this machine has no such device.
+            UsageError: an override is not a field of the spec, or this machine has no such device.
         """
         folder = resolve_folder(name)
         _check_role(folder, role)
@@ -84,11 +84,11 @@ class Encoder:
 
     @property
     def window(self) -> int:
-        """Return how many inputs are sorted together: what `stream` is best fed at a time."""
+        """Return how many inputs are sorted together: the best window size for `stream`."""
         return _CUDA_WINDOW if self.model.device.type == "cuda" else _WINDOW
 
     def space(self) -> Space:
-        """Return the space that its questions ask into: as its folder declares, else its own passages'.
+        """Return the space of its question vectors: the one that its folder declares, else that of its own passages.
 
         Raises:
             InputError: the declaration or a file of the encoder is corrupt.
@@ -115,7 +115,7 @@ class Encoder:
         """Yield each window's (n, d) float32 vectors and its number of tokens.
 
         Holds one window; on CUDA a second, which is read and tokenised while the GPU works. `steady` vectors do not
-        depend on what else is encoded (`Model.encode`), which costs a few inputs' worth more.
+        depend on the other inputs (`Model.encode`), which costs a few more inputs.
 
         Raises:
             InputError: a vector is not finite; the sentence names its row.
@@ -141,7 +141,7 @@ class Encoder:
         if len(bad):
             row = first_row + int(bad[0])
             raise InputError(
-                f"encoder {self.name} made a vector of row {row} that is not finite: its weights are broken, "
+                f"encoder {self.name} made a vector that is not finite, of row {row}: its weights are damaged,  "
                 "fetch the model again"
             )
 
@@ -149,11 +149,11 @@ class Encoder:
 def passage_space(name: str | Path) -> Space:
     """Return the space of the encoder in folder `name`, or of that hub name, without loading the model.
 
-    As its folder declares, else that of the passages it makes.
+    It is the one that its folder declares, else that of its own passages.
 
     Raises:
-        InputError: it is not to be found, a file is missing or corrupt, or it is DPR's question encoder and declares
-            nothing.
+        InputError: it is not found, a file is missing or corrupt, or it is DPR's question encoder and declares no
+        space.
     """
     folder = resolve_folder(name)
     if (declared := asked_space(folder)) is not None:
@@ -167,7 +167,7 @@ def _windows(inputs: Sequence[TextInput], size: int) -> Iterator[Sequence[TextIn
 
 
 def one_ahead(items: Iterator[_T]) -> Iterator[_T]:
-    """Yield `items`, the next one being made in a thread while this one is used."""
+    """Yield `items`; a thread computes the next item while the current one is used."""
     end = object()
     with ThreadPoolExecutor(1) as thread:
         coming = thread.submit(next, items, end)

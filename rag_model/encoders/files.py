@@ -7,7 +7,7 @@ from typing import Any
 from rag_model.errors import InputError
 
 CONFIG = "config.json"
-_DEFAULT_MAX_LENGTH = 512  # tokens, where no file names a limit
+_DEFAULT_MAX_LENGTH = 512  # tokens, if no file names a limit
 _UNBOUNDED = 100_000  # tokens; tokenizers write 1e30 for "no limit"
 
 
@@ -19,7 +19,7 @@ def read_object(path: Path) -> dict[str, Any]:
     """
     value = read_json(path)
     if not isinstance(value, dict):
-        raise InputError(f"model file {path} is corrupt (no JSON object): fetch the model again")
+        raise InputError(f"model file {path} is corrupt (not a JSON object): fetch the model again")
     return value
 
 
@@ -40,12 +40,12 @@ def read_json(path: Path) -> Any:
 
 
 def optional_object(path: Path) -> dict[str, Any]:
-    """Read a JSON object, or return an empty one where there is no such file."""
+    """Read a JSON object; return an empty one if there is no such file."""
     return read_object(path) if path.is_file() else {}
 
 
 def longest_input(folder: Path) -> int:
-    """Return how many tokens the model of `folder` can read: the least of the limits that its files name."""
+    """Return how many tokens the model of `folder` can read: the smallest limit that its files name."""
     limits = [
         read_object(folder / CONFIG).get("max_position_embeddings"),
         optional_object(folder / "tokenizer_config.json").get("model_max_length"),

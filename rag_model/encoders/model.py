@@ -1,4 +1,4 @@
-"""The model itself: token ids in, vectors out, on one device. The only module here that needs torch."""
+"""The model: token ids in, vectors out, on one device."""
 
 import os
 from collections.abc import Sequence
@@ -21,11 +21,11 @@ from rag_model.encoders.tokens import TokenIds
 from rag_model.encoders.weights import stored_tensors
 from rag_model.errors import InputError, UsageError
 
-# Tokens of a batch, padding included. On two cores with AMX 2,048 to 4,096 are the fastest (bigger ones leave
-# the cache); a GPU wants enough that launching kernels costs nothing beside running them.
+# Tokens of a batch, padding included. On two cores with AMX 2,048 to 4,096 are the fastest (larger batches do not fit
+# the cache); a GPU needs batches so large that kernel launches cost little.
 CPU_BATCH_TOKENS = 4096
 CUDA_BATCH_TOKENS = 65_536
-_WITHOUT_AVX512 = ("DEFAULT", "AVX2")  # of what torch names the instructions that it uses
+_WITHOUT_AVX512 = ("DEFAULT", "AVX2")  # torch's names of CPU capabilities
 _DPR_ENCODERS = {"DPRContextEncoder": "ctx_encoder", "DPRQuestionEncoder": "question_encoder"}
 _GENERATORS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 _OTHER_TASKS = ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
@@ -37,12 +37,12 @@ logging.disable_progress_bar()  # type: ignore[no-untyped-call]
 class Model:
     """A loaded encoder on its device."""
 
-    whole: nn.Module  # as transformers loads and saves it
-    body: nn.Module  # of it: ids and mask to hidden states
+    whole: nn.Module  # the model as transformers loads and saves it
+    body: nn.Module  # its part from ids and mask to hidden states
     projection: nn.Module | None  # DPR's `encode_proj`
     spec: EncoderSpec
     dim: int
-    pad_id: int  # RoBERTa counts positions by it
+    pad_id: int  # RoBERTa derives positions from it
     device: torch.device
     dtype: torch.dtype
     batch_tokens: int
@@ -51,40 +51,41 @@ class Model:
     def encode(self, tokens: Sequence[TokenIds], *, steady: bool = False) -> npt.NDArray[np.float32]:
         """Return the (n, d) float32 vectors of inputs, in order; on CUDA the host waits once, at the end.
 
-        `steady` ones are the same whatever else is encoded with them: bit for bit on a CPU, to rounding on a GPU.
+        `steady` vectors do not depend on the other inputs: equal bits on a CPU, equal up to rounding on a GPU.
         """
         out = torch.empty((len(tokens), self.dim), device=self.device)
         lengths, least = [len(ids) for ids in tokens], min(STEADY_TOKENS, self.batch_tokens) if steady else 0
         for rows in by_length(lengths, self.batch_tokens, least):
             place = _to(torch.from_numpy(rows), self.device)
-            out[place] = self.vectors([tokens[row] for row in rows])
+            out[place] = self.vectors([tokens[row] for row in rows])  # (b,) positions; (b, d)
         found: npt.NDArray[np.float32] = out.cpu().numpy()
         return found
 
     def vectors(self, batch: Sequence[TokenIds]) -> Tensor:
-        """Return the (b, d) float32 vectors of inputs that go through the model together, with gradient."""
+        """Return the (b, d) float32 vectors of one batch of inputs, with gradient."""
         lengths = np.array([len(ids) for ids in batch])
-        real = np.arange(padded(int(lengths.max()))) < lengths[:, None]
+        real = np.arange(padded(int(lengths.max()))) < lengths[:, None]  # (t,) < (b, 1) -> (b, t)
         ids = np.full(real.shape, self.pad_id, np.int64)
-        ids[real] = np.concatenate(batch)
+        ids[real] = np.concatenate(batch)  # ragged -> (b, t), padded at the end
         mask = None if real.all() else _to(torch.from_numpy(real), self.device)
         hidden = self.body(
             input_ids=_to(torch.from_numpy(ids), self.device),
             attention_mask=None if mask is None else mask.long(),
         )[0]
-        vectors = self._pool(hidden, mask, _to(torch.from_numpy(lengths), self.device))
+        vectors = self._pool(hidden, mask, _to(torch.from_numpy(lengths), self.device))  # (b, t, h) -> (b, h)
         if self.projection is not None:
-            vectors = self.projection(vectors.to(self.dtype)).float()
+            vectors = self.projection(vectors.to(self.dtype)).float()  # (b, h) -> (b, d)
         return nn.functional.normalize(vectors) if self.spec.normalize else vectors
 
     def _pool(self, hidden: Tensor, mask: Tensor | None, lengths: Tensor) -> Tensor:
         if self.spec.pooling == "cls":
-            return hidden[:, 0].float()
+            return hidden[:, 0].float()  # (b, t, h) -> (b, h)
         if self.spec.pooling == "last":
+            # (b, t, h) -> (b, h): the last real token
             return hidden[torch.arange(len(hidden), device=self.device), lengths - 1].float()
         if mask is not None:
-            hidden = hidden.masked_fill(~mask[..., None], 0)
-        return hidden.sum(1, dtype=torch.float32) / lengths[:, None]
+            hidden = hidden.masked_fill(~mask[..., None], 0)  # (b, t) -> (b, t, 1)
+        return hidden.sum(1, dtype=torch.float32) / lengths[:, None]  # (b, t, h) -> (b, h), divided by (b, 1)
 
 
 def load_model(folder: Path, spec: EncoderSpec, device: str | None = None, dtype: str | None = None) -> Model:
@@ -95,7 +96,7 @@ def load_model(folder: Path, spec: EncoderSpec, device: str | None = None, dtype
         UsageError: this machine has no such device.
     """
     check_kind(folder)
-    stored_tensors(folder)  # says which file is truncated; transformers does not
+    stored_tensors(folder)  # names a truncated file; transformers does not
     where = device_named(device)
     kind = getattr(torch, dtype) if dtype else fastest_dtype(where)
     try:
@@ -104,14 +105,14 @@ def load_model(folder: Path, spec: EncoderSpec, device: str | None = None, dtype
         )
     except (OSError, ValueError, RuntimeError, KeyError) as broken:
         sentence = str(broken).partition("\n")[0]
-        raise InputError(f"encoder {folder} can not be loaded ({sentence}): give a bi-encoder") from broken
+        raise InputError(f"encoder {folder} cannot be loaded ({sentence}): give a bi-encoder") from broken
     if missing := sorted(name for name in loading["missing_keys"] if "pooler" not in name):
-        raise InputError(f"encoder {folder} lacks {len(missing)} tensors, {missing[0]} first: fetch it again")
+        raise InputError(f"encoder {folder} lacks {len(missing)} tensors, the first is {missing[0]}: fetch it again")
     return model_of(whole, spec, where)
 
 
 def model_of(whole: Any, spec: EncoderSpec, device: torch.device, batch_tokens: int | None = None) -> Model:
-    """Make a `Model` of a transformers model in memory; its dtype stays."""
+    """Make a `Model` from a transformers model in memory; its dtype does not change."""
     whole.to(device).eval()
     inner = getattr(whole, _DPR_ENCODERS.get(type(whole).__name__, ""), None)
     body, projection = (inner.bert_model, getattr(inner, "encode_proj", None)) if inner else (whole, None)
@@ -122,7 +123,7 @@ def model_of(whole: Any, spec: EncoderSpec, device: torch.device, batch_tokens: 
 
 
 def check_kind(folder: Path) -> None:
-    """Check by its config that `folder` holds an encoder.
+    """Check that `folder` holds an encoder, by its config.
 
     Raises:
         InputError: it holds a generator, a classifier, or a model of another task.
@@ -134,13 +135,13 @@ def check_kind(folder: Path) -> None:
     other_dpr = config.get("model_type") == "dpr" and architecture not in _DPR_ENCODERS
     if generates or other_dpr or architecture.endswith(_OTHER_TASKS):
         raise InputError(
-            f"encoder {folder} is a {architecture or config.get('model_type')}, which makes no vectors to "
+            f"encoder {folder} is a {architecture or config.get('model_type')}, which makes no vectors for "
             "search: give a bi-encoder such as BERT, MPNet, DPR, E5 or BGE"
         )
 
 
 def device_of(turn: int) -> str:
-    """Name the device of the `turn`-th part or worker: the GPUs in turn, else the CPU."""
+    """Return the device of part or worker number `turn`: the GPUs in rotation, else the CPU."""
     return f"cuda:{turn % torch.cuda.device_count()}" if torch.cuda.is_available() else "cpu"
 
 
@@ -150,7 +151,7 @@ def _class_of(folder: Path) -> Any:
 
 
 def device_named(name: str | None) -> torch.device:
-    """Return that device (`cpu`, `cuda:1`); None is one of the GPUs, else the CPU.
+    """Return the named device (`cpu`, `cuda:1`); None: one of the GPUs, else the CPU.
 
     Raises:
         UsageError: this machine has no such device.
@@ -158,7 +159,7 @@ def device_named(name: str | None) -> torch.device:
     if name is None:
         name = device_of(os.getpid())  # workers started together have consecutive ids
     if name.startswith("cuda") and not torch.cuda.is_available():
-        raise UsageError(f"device {name} is not here: install a CUDA build of torch, or use cpu")
+        raise UsageError(f"this machine has no {name}: install a CUDA build of torch, or use cpu")
     try:
         return torch.device(name)
     except RuntimeError as unknown:
@@ -166,9 +167,9 @@ def device_named(name: str | None) -> torch.device:
 
 
 def fastest_dtype(device: torch.device) -> torch.dtype:
-    """Return bfloat16 where `device` multiplies it fast: GPUs, and CPUs with AVX512-BF16 or AMX.
+    """Return bfloat16 if `device` has fast bfloat16: GPUs, and CPUs with AVX512-BF16 or AMX.
 
-    A process that `ATEN_CPU_CAPABILITY=avx2` keeps from AVX512 gets float32, as a processor without AVX512 does.
+    A process with `ATEN_CPU_CAPABILITY=avx2` gets float32, like a processor without AVX512.
     """
     restricted = torch.backends.cpu.get_cpu_capability() in _WITHOUT_AVX512
     fast = device.type == "cuda" or (torch.cpu._is_avx512_bf16_supported() and not restricted)

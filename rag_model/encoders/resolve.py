@@ -1,4 +1,4 @@
-"""Where an encoder's files are, and which of them make a question encoder.
+"""Find the files of an encoder, and those of its question encoder.
 
 An encoder is named by a folder, or by a hub name, which is fetched once into the hub's own cache.
 """
@@ -21,24 +21,24 @@ def resolve_folder(name: str | Path) -> Path:
     """Return the local folder of model `name`: a folder, or a hub name such as `intfloat/e5-small-v2`.
 
     Raises:
-        InputError: it is no folder, and the hub has none of that name or can not be reached.
+        InputError: it is not a folder, and the hub has no such model or cannot be reached.
     """
     if Path(name).is_dir():
         return Path(name).resolve()
     if isinstance(name, Path) or name.count("/") != 1 or name.startswith((".", "/", "~")) or name.endswith("/"):
-        raise InputError(f"model folder {name} is not here: give a folder, or a hub name as intfloat/e5-small-v2")
+        raise InputError(f"there is no model folder {name}: give a folder, or a hub name such as intfloat/e5-small-v2")
     hub = require("huggingface_hub", "model")
     try:
         return Path(hub.snapshot_download(name, allow_patterns=_FETCHED, ignore_patterns=_OTHER_RUNTIMES))
-    except Exception as failed:  # the hub raises what its HTTP library raises, too
+    except Exception as failed:  # the hub may also raise any exception of its HTTP library
         raise InputError(
-            f"model {name} is no folder here, and the hub did not give it ({type(failed).__name__}): "
+            f"model {name} is not a local folder, and cannot be fetched from the hub ({type(failed).__name__}):  "
             "check the name and the network, or give a local folder"
         ) from failed
 
 
 def question_sibling(name: str) -> str:
-    """Return the name of the question encoder that belongs to passage encoder `name`; most read both.
+    """Return the name of the question encoder that belongs to passage encoder `name`; most are the same encoder.
 
     >>> question_sibling("facebook/dpr-ctx_encoder-single-nq-base")
     'facebook/dpr-question_encoder-single-nq-base'
@@ -48,9 +48,9 @@ def question_sibling(name: str) -> str:
 
 
 def question_files(folder: Path, spec: EncoderSpec, space: Space, workdir: Path) -> dict[str, Path]:
-    """Return, by name, the files which in one flat folder load as a question encoder that asks into `space`.
+    """Return, by name, the files that form, in one flat folder, a question encoder for `space`.
 
-    Its record, `bookwheel.json`, is written into `workdir`; the others are files of `folder`, where they lie.
+    Its record, `bookwheel.json`, is written into `workdir`; the others are files of `folder`.
 
     Raises:
         InputError: `folder` has no weights or no tokenizer.

@@ -28,7 +28,7 @@ def read_sentence_transformers(folder: Path) -> dict[str, Any]:
     """Return the fields of `EncoderSpec` that the folder sets.
 
     Raises:
-        InputError: a file is missing or corrupt, or the model has a part that is not supported here.
+        InputError: a file is missing or corrupt, or the model has an unsupported part.
     """
     modules = _modules(folder)
     prompts = optional_object(folder / "config_sentence_transformers.json")
@@ -53,7 +53,7 @@ def _modules(folder: Path) -> dict[str, str]:
             "use a model of Transformer, Pooling and Normalize"
         )
     if "Pooling" not in modules or modules.get("Transformer") != "":
-        raise InputError(f"encoder {folder} has no Transformer at its top, or no Pooling: use a model that has both")
+        raise InputError(f"encoder {folder} has no Transformer in its top folder, or no Pooling: use one that has both")
     return modules
 
 

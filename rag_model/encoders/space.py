@@ -1,8 +1,8 @@
-"""Which questions may ask which vectors: the space of an encoder, named by one digest.
+"""The vector space of an encoder, identified by one digest: only vectors of one space may be compared.
 
-Vectors compare only when passages and questions were made for each other. What must match is everything that
-decides a passage's vector. The question prompt is no part of it: two prompts ask into one space, one better
-than the other. Neither are dtype and device: they move a vector by rounding only.
+Question and passage vectors can be compared only if their encoders were trained together. The space covers everything
+that determines a passage's vector. It does not cover the question prompt, because several prompts may be used with one
+space, nor dtype and device, which change a vector only by rounding.
 """
 
 from collections.abc import Mapping
@@ -18,16 +18,16 @@ from rag_model.errors import InputError, RefusedError
 
 TOKENIZER = "tokenizer.json"
 _OLD_TOKENIZERS = ("vocab.txt", "vocab.json", "merges.txt", "sentencepiece.bpe.model", "spiece.model")
-_SETTINGS_OF_USE = {"truncation", "padding", "version"}  # of tokenizer.json: the spec decides these
+_SETTINGS_OF_USE = {"truncation", "padding", "version"}  # of tokenizer.json: the spec sets these
 
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """What decides a passage's vector, and the digest of it."""
+    """Everything that determines a passage's vector, and its digest."""
 
-    name: str  # for people: the encoder's folder or hub name; no part of the digest
+    name: str  # for people: the encoder's folder or hub name; not part of the digest
     weights: str  # digest of the canonical tensors
-    tokenizer: str  # digest of its rules
+    tokenizer: str  # digest of the tokenizer's rules
     pooling: str
     normalize: bool
     max_length: int  # tokens
@@ -37,7 +37,7 @@ class Space:
 
     @property
     def digest(self) -> str:
-        """Return the id that questions and snapshots are compared by."""
+        """Return the id by which the spaces of questions and snapshots are compared."""
         return digest_json({key: value for key, value in asdict(self).items() if key != "name"})
 
     def to_json(self) -> dict[str, Any]:
@@ -49,16 +49,16 @@ class Space:
         """Read back what `to_json` wrote.
 
         Raises:
-            InputError: a field is missing, or the digest is not that of the fields.
+            InputError: a field is missing, or the digest does not match the fields.
         """
         try:
             space = cls(**{field.name: value[field.name] for field in fields(cls)})
         except KeyError as missing:
             raise InputError(
-                f"an encoder space has no field {missing}: it was written by another version of bookwheel"
+                f"an encoder space has no field {missing}: another version of bookwheel wrote it, so use that version"
             ) from missing
         if space.digest != value.get("digest"):
-            raise InputError(f"the space of encoder {space.name} is corrupt: its digest is not that of its fields")
+            raise InputError(f"the space of encoder {space.name} is corrupt: its digest does not match its fields")
         return space
 
 
@@ -82,7 +82,7 @@ def space_of(folder: Path, spec: EncoderSpec, name: str = "") -> Space:
 
 
 def asked_space(folder: Path) -> Space | None:
-    """Return the space that the encoder in `folder` declares its questions ask into, or None.
+    """Return the space that the encoder in `folder` declares for its questions, or None.
 
     Raises:
         InputError: the declaration is corrupt.
@@ -92,10 +92,10 @@ def asked_space(folder: Path) -> Space | None:
 
 
 def check_same_space(question: Space, snapshot: Space) -> None:
-    """Return when questions that ask into `question` may ask the vectors of `snapshot`.
+    """Check that question vectors of space `question` may be compared with vectors of space `snapshot`.
 
     Raises:
-        RefusedError: they may not; one sentence names both encoders and what differs.
+        RefusedError: they may not; the message names both encoders and the differences.
     """
     if question.digest == snapshot.digest:
         return
@@ -105,13 +105,13 @@ def check_same_space(question: Space, snapshot: Space) -> None:
         if field.name != "name" and getattr(question, field.name) != getattr(snapshot, field.name)
     ]
     raise RefusedError(
-        f"questions of encoder {question.name} can not ask a snapshot of encoder {snapshot.name}, whose "
-        f"{' and '.join(differ)} differ: ask with the encoder that the snapshot carries, or reindex"
+        f"questions of encoder {question.name} cannot search a snapshot of encoder {snapshot.name}, whose "
+        f"{' and '.join(differ)} differ: use the encoder that the snapshot carries, or reindex"
     )
 
 
 def digest_tokenizer(folder: Path) -> str:
-    """Return the digest of how `folder` cuts text into tokens, length limits and padding aside.
+    """Return the digest of the tokenizer rules of `folder`, without length limits and padding.
 
     Raises:
         InputError: there are no tokenizer files.
@@ -124,7 +124,7 @@ def digest_tokenizer(folder: Path) -> str:
 
 
 def tokenizer_files(folder: Path) -> list[Path]:
-    """List the files that decide how `folder` cuts text: `tokenizer.json` alone where there is one.
+    """List the files that determine how `folder` tokenises text: only `tokenizer.json` if it exists.
 
     Raises:
         InputError: there are none.

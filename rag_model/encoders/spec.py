@@ -1,6 +1,6 @@
-"""What a model's files leave open: how text becomes input, and how hidden states become one vector.
+"""The settings around a model: how text becomes input, and how hidden states become one vector.
 
-`EncoderSpec` is the whole of it, read from what the folder says of itself: `bookwheel.json` (ours), else
+`EncoderSpec` holds all of them, read from the files of the folder: `bookwheel.json`, else
 `modules.json` (sentence-transformers), else DPR's `config.json`, else a plain Hugging Face folder.
 """
 
@@ -17,11 +17,11 @@ from rag_model.errors import UsageError
 RECORD_FILE = "bookwheel.json"
 Pooling = Literal["cls", "mean", "last"]
 Layout = Literal["joined", "pair", "text"]
-TextInput = str | tuple[str, str]  # what the tokenizer reads: one text, or a pair
+TextInput = str | tuple[str, str]  # the tokenizer's input: one text, or a pair
 DPR_MAX_LENGTH = 256  # tokens: `sequence_length` of github.com/facebookresearch/DPR
 _SHORTEST = 3  # tokens: two special ones and one of text
 _BGE_QUESTION = "Represent this sentence for searching relevant passages: "
-# Families whose folders do not carry the prompts that their model cards ask for, by hub name.
+# Families, by hub name, whose folders lack the prompts of their model cards.
 _KNOWN_PROMPTS = (
     (
         r"intfloat/(multilingual-)?e5-(small|base|large)(-v2)?",
@@ -33,14 +33,14 @@ _KNOWN_PROMPTS = (
 
 @dataclass(frozen=True, slots=True)
 class EncoderSpec:
-    """How an encoder reads text and makes a vector; all but `question_prompt` is part of its space."""
+    """How an encoder reads text and makes a vector; all fields except `question_prompt` are part of its space."""
 
     pooling: Pooling = "mean"  # of the last layer: the first token, the mean, or the last token
     normalize: bool = True  # to unit length: the inner product is then the cosine
     max_length: int = 256  # tokens of one input, special ones included; longer inputs are cut
     layout: Layout = "joined"  # of a passage: `title text`, `[CLS] title [SEP] text [SEP]`, or the text alone
-    passage_prompt: str = ""  # put before a passage as it is: E5's `passage: `
-    question_prompt: str = ""  # put before a question as it is: E5's `query: `, BGE's instruction
+    passage_prompt: str = ""  # inserted unchanged before a passage: E5's `passage: `
+    question_prompt: str = ""  # inserted unchanged before a question: E5's `query: `, BGE's instruction
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -64,12 +64,12 @@ class EncoderSpec:
         """Read back what `to_json` wrote.
 
         Raises:
-            UsageError: a field is unknown, or its value is none of the choices.
+            UsageError: a field is unknown, or its value is not one of the choices.
         """
         return cls(**_checked(value))
 
     def passage(self, title: str, text: str) -> TextInput:
-        """Return what the tokenizer reads for a passage: one string, or a pair."""
+        """Return the tokenizer's input for a passage: one string, or a pair."""
         if not title or self.layout == "text":
             return self.passage_prompt + text
         if self.layout == "pair":
@@ -77,7 +77,7 @@ class EncoderSpec:
         return f"{self.passage_prompt}{title} {text}"
 
     def question(self, question: str) -> str:
-        """Return what the tokenizer reads for a question."""
+        """Return the tokenizer's input for a question."""
         return self.question_prompt + question
 
 
@@ -85,8 +85,8 @@ def read_spec(folder: Path, overrides: Mapping[str, Any] | None = None) -> Encod
     """Read the spec that `folder` implies; `overrides` replace single fields.
 
     Raises:
-        InputError: a file is missing or corrupt, or the model has a part that is not supported here.
-        UsageError: an override is no field of the spec, or longer than the model reads.
+        InputError: a file is missing or corrupt, or the model has an unsupported part.
+        UsageError: an override is not a field of the spec, or `max_length` exceeds the model's limit.
     """
     spec = replace(_own_spec(folder), **_checked(overrides or {}))
     limit = read_object(folder / CONFIG).get("max_position_embeddings")
@@ -96,7 +96,7 @@ def read_spec(folder: Path, overrides: Mapping[str, Any] | None = None) -> Encod
 
 
 def known_prompts(name: str) -> dict[str, str]:
-    """Return the prompts that the model card of hub name `name` asks for and its files lack; else nothing.
+    """Return the prompts of the model card of hub name `name` that its files lack; else an empty dict.
 
     >>> known_prompts("intfloat/e5-small-v2")["question_prompt"]
     'query: '
@@ -119,5 +119,5 @@ def _checked(values: Mapping[str, Any]) -> dict[str, Any]:
     names = [field.name for field in fields(EncoderSpec)]
     for name in values:
         if name not in names:
-            raise UsageError(f"{name!r} is no setting of an encoder: use one of {', '.join(names)}")
+            raise UsageError(f"{name!r} is not a setting of an encoder: use one of {', '.join(names)}")
     return dict(values)

@@ -1,6 +1,6 @@
 """Text to token ids by the model's fast tokenizer: cut at `max_length`, not padded.
 
-`tokenizer.json` alone decides where there is one, so what is digested is what is used.
+If there is a `tokenizer.json`, only it is used, so the digest covers the rules that are used.
 """
 
 import os
@@ -19,7 +19,7 @@ from rag_model.extras import require
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-_AT_ONCE = 256  # inputs; the tokenizer's own result takes 20 times the memory of the ids that are kept
+_AT_ONCE = 256  # inputs; the tokenizer's result takes 20 times the memory of the ids
 TokenIds = npt.NDArray[np.int32]
 
 
@@ -32,9 +32,9 @@ def load_tokenizer(folder: Path, max_length: int) -> "Tokenizer":
     files = tokenizer_files(folder)
     try:
         tokenizer = _fast(files[0]) if files[0].name == TOKENIZER else _converted(folder)
-    except Exception as broken:  # tokenizers raises nothing narrower
+    except Exception as broken:  # tokenizers raises only Exception
         raise InputError(
-            f"the tokenizer of encoder {folder} can not be read ({broken}): fetch the model again"
+            f"the tokenizer of encoder {folder} cannot be read ({broken}): fetch the model again"
         ) from broken
     tokenizer.enable_truncation(max_length)
     tokenizer.no_padding()
@@ -50,7 +50,7 @@ def tokenize(tokenizer: "Tokenizer", inputs: Sequence[TextInput]) -> list[TokenI
 
 
 def limit_tokenizer(threads: int) -> None:
-    """Keep tokenizers to one thread where the caller has one; its pool is else as wide as the machine."""
+    """Limit tokenizers to one thread if `threads` is 1; otherwise its pool uses all cores."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false" if threads == 1 else "true"
 
 

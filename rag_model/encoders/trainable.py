@@ -1,7 +1,7 @@
-"""An encoder that learns: the weights, tokenizer and spec of `Encoder.load`, with gradient, and a folder back.
+"""A trainable encoder: the weights, tokenizer and spec of `Encoder.load`, with gradient, and saving to a folder.
 
-What it computes is what `Encoder` computes: both run `Model.vectors`. So a vector seen in training is the vector that
-retrieval will see, dropout apart.
+It computes the same as `Encoder`: both run `Model.vectors`. So training and retrieval see the same vectors, except for
+dropout.
 """
 
 import json
@@ -24,8 +24,8 @@ from rag_model.encoders.spec import RECORD_FILE, EncoderSpec, TextInput
 from rag_model.encoders.tokens import tokenize
 from rag_model.errors import InputError
 
-Text = str | tuple[str, str]  # a question or a bare passage; or a passage's title and text
-_UNUSED = "pooler"  # BERT's: no vector depends on it, and several GPUs would wait for its gradient
+Text = str | tuple[str, str]  # a question or a passage without title; or a passage's title and text
+_UNUSED = "pooler"  # BERT's: vectors do not depend on it, and several GPUs would wait for its gradient
 _COPIED = ("tokenizer_config.json", "special_tokens_map.json", "vocab.txt", "vocab.json", "merges.txt")
 
 
@@ -38,7 +38,7 @@ class TrainableEncoder(nn.Module):
         self.whole = encoder.model.whole
         self.role = role
         self.folder = encoder.folder
-        self.asks: Space | None = None  # whose passages its questions ask, where its folder does not say
+        self.asks: Space | None = None  # the passage space, if its folder does not declare it
         self.spec: EncoderSpec = encoder.spec
         self.tokenizer: Tokenizer = encoder.tokenizer
         self._model: Model = encoder.model
@@ -49,7 +49,7 @@ class TrainableEncoder(nn.Module):
     def load(
         cls, folder: str | Path, role: Role = "question", spec: EncoderSpec | None = None, device: str | None = None
     ) -> Self:
-        """Load the encoder of a folder or hub name in float32, ready to learn; `spec` replaces what the folder says.
+        """Load the encoder of a folder or hub name in float32, for training; `spec` replaces the folder's.
 
         Raises:
             InputError: as `Encoder.load`.
@@ -65,14 +65,14 @@ class TrainableEncoder(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Return where the weights are now."""
+        """Return the current device of the weights."""
         return next(self.parameters()).device
 
     def forward(self, texts: Sequence[Text], role: Role | None = None) -> Tensor:
-        """Return (b, d) float32 vectors with gradient, in order; the whole batch goes through the model together.
+        """Return (b, d) float32 vectors with gradient, in order; the texts are one batch.
 
-        A tuple is a passage's title and text. `role`, by default the encoder's own, decides prompt and layout. What is
-        longer than the model is cut, an empty text is its special tokens alone.
+        A tuple is a passage's title and text. `role`, by default the encoder's own, determines prompt and layout.
+        Longer texts are cut; an empty text has only special tokens.
         """
         return self._here().vectors(tokenize(self.tokenizer, self._inputs(texts, role)))
 
@@ -90,21 +90,21 @@ class TrainableEncoder(nn.Module):
             self.train(learning)
 
     def encode_questions(self, questions: Sequence[str]) -> Vectors:
-        """Return (n, d) float32 vectors of questions, as retrieval asks for them."""
+        """Return (n, d) float32 vectors of questions, for retrieval."""
         return self.encode(questions, "question")
 
     def space(self) -> Space:
-        """Return the space that its questions ask into, as when it was loaded: learning changes no passages.
+        """Return the space of its question vectors, unchanged by training: the passages do not change.
 
         Raises:
-            InputError: its folder neither declares one nor holds an encoder whose own passages they could ask.
+            InputError: its folder neither declares a space nor holds an encoder of passages.
         """
         if (declared := asked_space(self.folder) or self.asks) is not None:
             return declared
         if not (self.folder / CONFIG).is_file():
             raise InputError(
-                f"question encoder {self.folder} does not say whose passages it asks, and its architecture can't: name "
-                f"their encoder with --asks, or put its space, as `show --json` prints it, into {RECORD_FILE} there as "
+                f"question encoder {self.folder} does not declare its passage encoder: name "
+                f"it with --asks, or put its space, as `show --json` prints it, into {RECORD_FILE} there as "
                 "`asks`"
             )
         return space_of(self.folder, self.spec, self.folder.name)
@@ -124,7 +124,7 @@ class TrainableEncoder(nn.Module):
         return space_of(folder, self.spec, self.folder.name)
 
     def save_reading(self, folder: Path, asks: Space | None = None) -> None:
-        """Write all but config and weights: tokenizer, spec, and the space that is asked."""
+        """Write everything except config and weights: tokenizer, spec, and the passage space."""
         folder.mkdir(parents=True, exist_ok=True)
         for path in [*tokenizer_files(self.folder), *(self.folder / name for name in _COPIED)]:
             if path.is_file() and path.resolve() != (folder / path.name).resolve():
@@ -134,7 +134,7 @@ class TrainableEncoder(nn.Module):
         (folder / RECORD_FILE).write_text(text, encoding="utf-8")
 
     def _here(self) -> Model:
-        """Return the model with the device that the weights have been moved to since."""
+        """Return the model on the current device of the weights."""
         return replace(self._model, device=self.device)
 
     def _inputs(self, texts: Sequence[Text], role: Role | None) -> list[TextInput]:

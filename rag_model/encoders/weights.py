@@ -1,4 +1,4 @@
-"""The identity of an encoder's weights: its tensors, not its files.
+"""The identity of an encoder's weights: a digest of its tensors, not its files.
 
 Two folders that hold equal tensors have one digest, whatever the file names, shards, order, dtype (fp16 or
 bf16 values that equal the fp32 ones) or the class that saved them. Pure numpy: no torch is needed to check.
@@ -23,17 +23,17 @@ WEIGHTS_INDEX = "model.safetensors.index.json"
 _CHUNK = 1 << 22  # values cast and hashed at a time
 _STORED_AS = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 _MAX_HEADER = 100_000_000  # bytes; safetensors' own bound
-# Tensors that never reach a vector: other tasks' heads, BERT's pooler (its tanh layer), saved buffers.
+# Tensors that do not affect a vector: other tasks' heads, BERT's pooler (its tanh layer), saved buffers.
 _UNUSED = frozenset({"pooler", "cls", "lm_head", "classifier", "qa_outputs", "position_ids", "inv_freq"})
 _OLD_NAMES = {"gamma": "weight", "beta": "bias"}
 
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """Where one tensor lies in a safetensors file."""
+    """The place of one tensor in a safetensors file."""
 
     path: Path
-    dtype: str  # safetensors' name of it: F32
+    dtype: str  # safetensors' name: F32
     shape: tuple[int, ...]
     offset: int  # bytes from the start of the file
 
@@ -41,7 +41,7 @@ class StoredTensor:
         """Return the digest of the values as little-endian fp32, cast some megabytes at a time.
 
         Raises:
-            InputError: the dtype is no float, as in a quantised model.
+            InputError: the dtype is not a float, as in a quantised model.
         """
         if self.dtype not in _STORED_AS:
             raise InputError(f"model file {self.path} holds {self.dtype} tensors: save the model as fp32, fp16 or bf16")
@@ -58,7 +58,7 @@ class StoredTensor:
 
 
 def digest_weights(folder: Path) -> str:
-    """Return the digest of those tensors of `folder` that decide its vectors.
+    """Return the digest of the tensors of `folder` that determine its vectors.
 
     Canonical form: fp32 values by name, names without the prefix of the wrapping class (`bert.`,
     `ctx_encoder.bert_model.`), without task heads, pooler and buffers.
@@ -71,10 +71,10 @@ def digest_weights(folder: Path) -> str:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """List the weight files of `folder`; of a sharded model the index first, then the shards by name.
+    """List the weight files of `folder`; for a sharded model first the index, then the shards by name.
 
     Raises:
-        InputError: there are none; the sentence says what to do where there are pickled ones.
+        InputError: there are none; for pickled ones the message says what to do.
     """
     if (folder / WEIGHTS).is_file():
         return [folder / WEIGHTS]
@@ -83,14 +83,14 @@ def weight_files(folder: Path) -> list[Path]:
         return [folder / WEIGHTS_INDEX, *(folder / Path(shard).name for shard in sorted(shards))]
     if any(folder.glob("*.bin")):
         raise InputError(
-            f"model {folder} has only pickled weights, which can run code when read: write {WEIGHTS} with "
-            "`model.save_pretrained(folder)` of a transformers that you trust it to"
+            f"model {folder} has only pickled weights, which can execute code when read: write {WEIGHTS} with "
+            "`model.save_pretrained(folder)` on a machine where you trust them"
         )
     raise InputError(f"model {folder} has no {WEIGHTS}: give the folder of a Hugging Face model")
 
 
 def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
-    """Return where every tensor of `folder` lies, by its name in the files; reads headers only.
+    """Return the place of every tensor of `folder`, by its name in the files; reads only headers.
 
     Raises:
         InputError: a weight file is missing, truncated or corrupt.

@@ -1,1 +1,1 @@
-"""How good retrieval, indexes and answers are: questions, matches, measures, ablations, gate, run files, reports."""
+"""Evaluation of retrieval, indexes and answers: questions, matches, measures, ablations, gate, run files, reports."""

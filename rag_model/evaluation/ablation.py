@@ -1,11 +1,11 @@
-"""Where the loss is: the same questions and model, with other passages or none.
+"""Ablations: the same questions and model, with other passages or none, to find where answers are lost.
 
-* *open book*: the k passages retrieved: the system as it is;
-* *closed book*: no passage: what the weights know alone, so that open minus closed is what reading adds;
-* *gold passage*: one that holds the answer: what is lost between here and 1 is the generator's, and between the open
-  book and here the retriever's;
-* *shuffled passages*: another question's: a model that answers as well does not read (`collapse`);
-* *k swept*: how many passages it takes (Lewis et al. 2020, figure 3).
+* *open book*: the k retrieved passages: the whole system;
+* *closed book*: no passage: the knowledge in the weights alone; open minus closed is the gain from reading;
+* *gold passage*: one that holds the answer: 1 minus this is the generator's loss, and this minus
+  open book the retriever's;
+* *shuffled passages*: another question's: a model that answers equally well does not use its passages (`collapse`);
+* *k swept*: how many passages are needed (Lewis et al. 2020, figure 3).
 """
 
 import random
@@ -27,29 +27,29 @@ OPEN, CLOSED, GOLD, SHUFFLED = "open book", "closed book", "gold passage", "shuf
 
 @dataclass(frozen=True, slots=True)
 class Ablations:
-    """Which conditions are asked; each costs as much as answering all the questions from its passages."""
+    """Which conditions to measure; each costs as much as answering all the questions from its passages."""
 
-    sweep: tuple[int, ...] = (1, 2, 5, 10, 20)  # passages; the paper's figure 3 goes on to 50
-    gold_depth: int = 100  # how far down a passage with the answer is looked for, as DPR does for its positives
+    sweep: tuple[int, ...] = (1, 2, 5, 10, 20)  # passages; the paper's figure 3 goes up to 50
+    gold_depth: int = 100  # depth of the search for a passage with the answer, as for DPR's positives
     seed: int = 0  # of the shuffle
 
     def __post_init__(self) -> None:
         if min([*self.sweep, self.gold_depth]) < 1:
-            raise UsageError(f"ablations need depths of at least 1, not {self}")
+            raise UsageError(f"ablations are {self}: give depths of at least 1")
 
     def depth(self, k: int) -> int:
-        """Return how many passages a question have to be retrieved for these ablations beside `k`."""
+        """Return how many passages per question must be retrieved for these ablations and for `k`."""
         return max(k, self.gold_depth, *self.sweep)
 
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """Questions, and the passages that each is to be answered from."""
+    """Questions, and the passages for each answer."""
 
     name: str
-    k: int  # passages a question; 0: closed book
+    k: int  # passages per question; 0: closed book
     questions: tuple[Question, ...]
-    hits: tuple[tuple[Hit, ...], ...]  # one row of k a question
+    hits: tuple[tuple[Hit, ...], ...]  # one row of k per question
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Row:
     k: int
     scored: tuple[Scored, ...]
     figures: dict[str, Estimate]
-    against: dict[str, Estimate]  # minus the open book, over the questions of both; empty for the open book
+    against: dict[str, Estimate]  # difference to the open book, over the questions of both; empty for the open book
 
     def to_json(self) -> dict[str, Any]:
         """Return the row as JSON values, without the single questions."""
@@ -70,18 +70,18 @@ class Row:
 
 
 def open_book(outcomes: Sequence[Retrieved], k: int) -> Condition:
-    """Return the questions with the first `k` passages retrieved, or all where the corpus has fewer."""
+    """Return the questions with the first `k` retrieved passages, or all if the corpus has fewer."""
     deepest = min([k, *(len(outcome.hits) for outcome in outcomes)])
     return _condition(OPEN, [(outcome.question, outcome.hits[:deepest]) for outcome in outcomes])
 
 
 def conditions(outcomes: Sequence[Retrieved], k: int, ablations: Ablations) -> Iterator[Condition]:
-    """Yield the conditions beside the open book at `k`; one without a question is left out.
+    """Yield the conditions other than the open book at `k`; one without questions is left out.
 
     Args:
-        outcomes: what was retrieved, to the depth of `ablations.depth(k)` or as deep as the corpus is.
+        outcomes: the retrieved passages, to the depth `ablations.depth(k)` or the whole corpus.
         k: passages of the open book and of the shuffled one.
-        ablations: which, and how.
+        ablations: their settings.
     """
     yield _condition(CLOSED, [(outcome.question, ()) for outcome in outcomes])
     golds = [(outcome.question, _gold(outcome, ablations.gold_depth)) for outcome in outcomes]
@@ -102,7 +102,7 @@ def _condition(name: str, pairs: Sequence[tuple[Question, tuple[Hit, ...]]]) -> 
 
 
 def _gold(outcome: Retrieved, depth: int) -> Hit | None:
-    """Return the best passage of a page of the evidence, or, without evidence, the best that holds an answer."""
+    """Return the best passage of an evidence page, or, without evidence, the best that holds an answer."""
     pages = frozenset[str]().union(*outcome.question.evidence)
     for hit, found in zip(outcome.hits[:depth], outcome.has_answer, strict=False):
         if hit.passage.page_id in pages if pages else found:
@@ -111,9 +111,9 @@ def _gold(outcome: Retrieved, depth: int) -> Hit | None:
 
 
 def deranged(hits: Sequence[Some], seed: int) -> list[Some]:
-    """Give each question another's passages: one cycle through all of them, in an order drawn with the seed.
+    """Give each question the passages of another one: one cycle through all questions, in an order drawn by seed.
 
-    Drawn, since neighbours in a file often are about one article, and share their passages.
+    The order is drawn because neighbours in a file are often about one article, and share passages.
     """
     order = random.Random(seed).sample(range(len(hits)), len(hits))
     other = dict(zip(order, [*order[1:], order[0]], strict=True))
@@ -130,10 +130,10 @@ def measure(
     """Answer a condition's questions and measure the answers.
 
     Args:
-        condition: what to ask.
+        condition: questions and passages.
         answer: answers all of its questions, in order.
         kind: of the answers.
-        book: the open book's row, to be compared with.
+        book: the open book's row, for comparison.
         resampling: how the intervals are drawn.
     """
     readings = answer(condition)

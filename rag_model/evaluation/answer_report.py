@@ -1,7 +1,5 @@
-"""One page that tells a person how a model answers: how well, where the loss is, and which questions went wrong.
-
-A wrong answer is shown with the passages it was made from and what each of them weighed, since that is what tells
-whether the retriever, the generator or the gold answer is to blame.
+"""The report page of a model's answers: measures, ablations, and wrong answers. A wrong answer is shown with its
+passages and their weights, which show whether the retriever, the generator or the gold answer is the cause.
 """
 
 import json
@@ -21,7 +19,7 @@ from rag_model.evaluation.readings import Shown
 from rag_model.evaluation.scores import AnswerKind, Scored, right_by
 
 _SHOWN_TEXT = 400  # characters of a passage
-_POINTS = 300  # of a curve: more than a screen is wide shows nothing more
+_POINTS = 300  # points of a curve: a screen shows no more
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,18 +33,18 @@ class AnswerReport:
     rows: Sequence[Row]  # the open book first, then ablations
     retrieval: Mapping[str, float]  # Success@k and the like
     collapse: Collapse
-    intervals: Mapping[str, Estimate] = field(default_factory=dict)  # of those, where there are
-    collapsed: str = ""  # one sentence, where retrieval has collapsed or passages are not read
-    courses: Mapping[str, Sequence[tuple[float, float]]] = field(default_factory=dict)  # of training: step and value
+    intervals: Mapping[str, Estimate] = field(default_factory=dict)  # intervals of these, if known
+    collapsed: str = ""  # one sentence, if retrieval has collapsed or passages are not used
+    courses: Mapping[str, Sequence[tuple[float, float]]] = field(default_factory=dict)  # curves: step and value
     lineage: Mapping[str, str] = field(default_factory=dict)
-    most_wrong: int = 100  # wrong answers shown: enough to see what is the matter, few enough to be read
+    most_wrong: int = 100  # wrong answers shown
 
 
 def read_courses(path: Path) -> dict[str, list[tuple[float, float]]]:
-    """Return the curves of a training's `metrics.jsonl`: by kind and name the values by step; none without the file.
+    """Return the curves of a training's `metrics.jsonl`: values by step, by kind and name; empty without the file.
 
-    A curve of more than 300 points is thinned evenly. Lines and values that are not as a training writes them are left
-    out: they are a picture beside the figures, and no figure.
+    A curve of more than 300 points is thinned evenly. Lines and values in another format are left out: the curves are
+    only an illustration.
     """
     found: dict[str, list[tuple[float, float]]] = {}
     lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
@@ -100,10 +98,10 @@ def _verdict(report: AnswerReport) -> tuple[str, Node]:
     seen = report.collapse
     facts = (
         f"{seen.distinct:,} distinct passages for {seen.questions:,} questions, spread {seen.spread:.2f} "
-        "(0: all questions share theirs, 1: as even as can be)"
+        "(0: all questions have the same, 1: evenly spread)"
     )
     if seen.unchanged is not None:
-        facts += f"; {seen.unchanged:.0%} of the answers stay as they are under another question's passages"
+        facts += f"; {seen.unchanged:.0%} of the answers do not change with another question's passages"
     said = f"{report.collapsed}." if report.collapsed else "no collapse was found."
     return said[0].upper() + said[1:], tag("p", f"{facts}.", class_="note")
 
@@ -134,8 +132,8 @@ def _ablations(report: AnswerReport) -> Node:
         table(titles, rows),
         tag(
             "p",
-            "Closed book is what the weights know alone. What the gold passage lacks of 1 is the generator's loss, "
-            "what the open book lacks of the gold passage the retriever's. In brackets 95 % intervals; differences "
+            "Closed book is the knowledge of the weights alone. 1 minus gold passage is the generator's loss,  "
+            "gold passage minus open book is the retriever's. In brackets: 95 % intervals; differences "
             "are over the questions of both.",
             class_="note",
         ),
@@ -163,7 +161,7 @@ def _sweep(rows: Sequence[Row]) -> tuple[Node, Node]:
         name: [Point(row.k, one.value, one.low, one.high) for row in rows for one in [row.figures[name]]]
         for name in names
     }
-    return legend(series), pair(courses(series, "measures", "passages a question", log=True))
+    return legend(series), pair(courses(series, "measures", "passages per question", log=True))
 
 
 def _training(found: Mapping[str, Sequence[tuple[float, float]]]) -> Node:

@@ -1,7 +1,6 @@
-"""Answers made once: every batch of questions is kept in the store under its exact inputs.
-
-Answering is what costs in an evaluation. A run that died goes on where it was, and one that asks the same questions of
-the same snapshot and model for other measures, or for ablations besides, answers nothing twice.
+"""Answer every batch of questions once: the answers are kept in the store under their exact inputs. Answering is the
+main cost of an evaluation. A run that died resumes, and a run with the same questions, snapshot and model but other
+measures or more ablations reuses the answers.
 """
 
 import json
@@ -20,20 +19,20 @@ from rag_model.store.objects.memo import Produced, Record
 from rag_model.store.store import Store
 
 STAGE = "answer"
-VERSION = 1  # of what decides an answer in this code; a new number answers anew
-_BATCH = 32  # questions a record: what a kill loses at most, and enough to fill a generator's batch
+VERSION = 1  # of the code that determines an answer; a new number discards earlier answers
+_BATCH = 32  # questions per record: at most lost by a kill, and enough to fill a generator's batch
 _FILE = "readings.jsonl"
 
-Tell = Callable[[int, int], None]  # questions done, of so many
+Tell = Callable[[int, int], None]  # questions done, number of questions
 
 
 @dataclass(frozen=True, slots=True)
 class Answering:
-    """Has questions answered, or finds that they were."""
+    """Answers questions, or reuses earlier answers."""
 
     store: Store
-    reader: Callable[[], Reads]  # called when there is something to answer; remembers what it opened
-    inputs: Mapping[str, Any]  # what decides the answers beside questions and passages: snapshot, model, decoding
+    reader: Callable[[], Reads]  # called when there is something to answer; caches what it opened
+    inputs: Mapping[str, Any]  # what determines the answers besides questions and passages: snapshot, model, decoding
 
     def __call__(self, condition: Condition, tell: Tell = lambda done, total: None) -> list[Reading]:
         """Return the answer to every question of a condition, in order."""
@@ -57,7 +56,7 @@ class Answering:
         return self._load(record)
 
     def _key(self, questions: Sequence[Question], hits: Sequence[Sequence[Hit]]) -> dict[str, Any]:
-        """Return what a batch's answers depend on; the scores follow from model, snapshot and question."""
+        """Return the inputs of a batch's answers; the scores are functions of model, snapshot and question."""
         asked = [
             [question.id, question.text, [hit.passage.hash for hit in found]]
             for question, found in zip(questions, hits, strict=True)

@@ -1,9 +1,9 @@
-"""How good one answer is: exact match and token F1, patterns, labels, BLEU and ROUGE-L.
+"""Measure one answer: exact match and token F1, patterns, labels, BLEU and ROUGE-L.
 
-An answer is measured against every accepted one and the best counts. Exact match and F1 are SQuAD's (Rajpurkar et
-al. 2016), its normalisation included, as DPR's and RAG's papers report them; CuratedTREC's answers are regular
-expressions (Chen et al. 2017, DrQA); FEVER's are labels (Thorne et al. 2018). BLEU and ROUGE-L come from sacrebleu
-and rouge-score. All are shares in [0, 1], where sacrebleu itself says percent.
+An answer is compared with every accepted answer, and the best value counts. Exact match and F1 are SQuAD's (Rajpurkar
+et al. 2016), with its normalisation, as in DPR's and RAG's papers; CuratedTREC's answers are regular
+expressions (Chen et al. 2017, DrQA); FEVER's are labels (Thorne et al. 2018). BLEU and ROUGE-L come from sacrebleu and
+rouge-score. All are shares in [0, 1]; sacrebleu itself uses percent.
 """
 
 import re
@@ -20,18 +20,18 @@ from rag_model.errors import InputError
 from rag_model.extras import require
 
 FEVER_3WAY = ("SUPPORTS", "REFUTES", "NOT ENOUGH INFO")
-FEVER_2WAY = FEVER_3WAY[:2]  # the RAG paper's second figure: claims that the encyclopedia decides
+FEVER_2WAY = FEVER_3WAY[:2]  # the RAG paper's second figure: claims that the encyclopedia supports or refutes
 
 Counts: TypeAlias = npt.NDArray[np.float64]
 
-_PUNCTUATION = str.maketrans("", "", string.punctuation)  # ASCII's alone, as in SQuAD's script
+_PUNCTUATION = str.maketrans("", "", string.punctuation)  # only ASCII, as in SQuAD's script
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
-_LONGEST_PATTERN = 10_000  # characters; CuratedTREC's longest has some hundreds
-_PATIENCE = 5.0  # seconds for one pattern on one answer; a sane one takes microseconds
+_LONGEST_PATTERN = 10_000  # characters; CuratedTREC's longest has a few hundred
+_PATIENCE = 5.0  # seconds for one pattern on one answer; normal patterns take microseconds
 
 
 def normalise(text: str) -> str:
-    """Return `text` as SQuAD compares it: lower case, no ASCII punctuation, no article, single blanks.
+    """Return `text` in SQuAD's normal form: lower case, no ASCII punctuation, no article, single spaces.
 
     >>> normalise("The  Eiffel-Tower, a landmark!")
     'eiffeltower landmark'
@@ -52,8 +52,8 @@ def exact_match(prediction: str, golds: Iterable[str]) -> float:
 def token_f1(prediction: str, golds: Iterable[str]) -> float:
     """Return the best F1 of the normalised words, as bags, over the golds; 0.0 without golds.
 
-    F1 = 2 P R / (P + R) with P the share of the prediction's words that the gold has and R the reverse. Where one
-    side has no word left, F1 is 1.0 if neither has (SQuAD 2.0's rule), so that it is never below exact match.
+    F1 = 2 P R / (P + R) with P the share of the prediction's words that the gold has and R the reverse. If one side has
+    no words, F1 is 1.0 if both have none (SQuAD 2.0's rule), else 0.0, so that it is never below exact match.
 
     >>> round(token_f1("born in Paris", ["Paris, France"]), 3)
     0.4
@@ -66,17 +66,17 @@ def _f1(said: Sequence[str], gold: Sequence[str]) -> float:
     if not said or not gold:
         return float(said == gold)
     same = (Counter(said) & Counter(gold)).total()
-    return 2 * same / (len(said) + len(gold))  # what 2PR/(P+R) comes to
+    return 2 * same / (len(said) + len(gold))  # equal to 2PR/(P+R)
 
 
 def pattern_match(prediction: str, patterns: Iterable[str]) -> float:
     """Return 1.0 if any regular expression matches from the prediction's start, else 0.0.
 
-    DrQA's rule for CuratedTREC: letters of either case, `^` and `$` at every line, and no need to match to the end.
+    DrQA's rule for CuratedTREC: case is ignored, `^` and `$` match at every line, and the match need not reach the end.
 
     Raises:
-        InputError: a pattern is malformed, or takes seconds on one answer: it backtracks without end.
-        MissingExtraError: `regex` is not installed (`re` can't be stopped).
+        InputError: a pattern is malformed, or takes seconds on one answer, by excessive backtracking.
+        MissingExtraError: `regex` is not installed (`re` has no timeout).
     """
     return float(any(_holds(pattern, "match", prediction) for pattern in patterns))
 
@@ -97,7 +97,7 @@ def _holds(pattern: str, how: str, text: str) -> bool:
     except TimeoutError:
         raise InputError(
             f"the answer pattern {pattern[:80]!r} takes more than {_PATIENCE:g} s on {text[:80]!r}: "
-            "write it without a repetition inside a repetition"
+            "write it without nested repetitions"
         ) from None
 
 
@@ -111,18 +111,18 @@ def compile_pattern(pattern: str) -> Any:
     """
     regex = require("regex", "train")
     if len(pattern) > _LONGEST_PATTERN:
-        raise InputError(f"an answer pattern of {len(pattern):,} characters is no pattern: {pattern[:80]!r}…")
+        raise InputError(f"an answer pattern has {len(pattern):,} characters, which is too long: {pattern[:80]!r}…")
     try:
         return regex.compile(pattern, regex.IGNORECASE | regex.MULTILINE)
     except (regex.error, RecursionError, OverflowError, MemoryError) as broken:
         raise InputError(
-            f"the answer {pattern[:80]!r} is not a regular expression ({broken}): mend it, "
+            f"the answer {pattern[:80]!r} is not a regular expression ({broken}): correct it, "
             "or measure the answers as plain text"
         ) from broken
 
 
 def label_of(prediction: str, labels: Sequence[str]) -> str | None:
-    """Return the label that the prediction says, SQuAD's normalisation aside; None if it is none of them.
+    """Return the label that equals the prediction after SQuAD's normalisation; None if there is none.
 
     >>> label_of("not enough info.", FEVER_3WAY)
     'NOT ENOUGH INFO'
@@ -132,9 +132,9 @@ def label_of(prediction: str, labels: Sequence[str]) -> str | None:
 
 
 def label_match(prediction: str, golds: Iterable[str], labels: Sequence[str]) -> float | None:
-    """Return 1.0 if the prediction says a label that is gold, else 0.0; None if no gold is one of `labels`.
+    """Return 1.0 if the prediction is a gold label, else 0.0; None if no gold is one of `labels`.
 
-    None keeps a question out of the mean: FEVER's two-way accuracy is over the claims labelled with one of the two.
+    None excludes a question from the mean: FEVER's two-way accuracy is over the claims labelled with one of the two.
     """
     wanted = {label_of(gold, labels) for gold in golds} - {None}
     return float(label_of(prediction, labels) in wanted) if wanted else None
@@ -143,7 +143,7 @@ def label_match(prediction: str, golds: Iterable[str], labels: Sequence[str]) ->
 def rouge_l(prediction: str, golds: Iterable[str]) -> float:
     """Return the best ROUGE-L F-measure over the golds (rouge-score, no stemming); 0.0 without golds.
 
-    rouge-score knows ASCII letters and digits only: of a text in another script nothing is compared.
+    rouge-score uses only ASCII letters and digits: text in other scripts is ignored.
 
     Raises:
         MissingExtraError: `rouge-score` is not installed.
@@ -158,10 +158,10 @@ def _rouge() -> Any:
 
 
 def bleu_counts(prediction: str, golds: Sequence[str], order: int = 4) -> Counts:
-    """Return what one answer adds to a corpus's BLEU, (2 order + 2,): zeros without golds.
+    """Return one answer's counts for corpus BLEU, (2 order + 2,): zeros without golds.
 
-    The n-grams it has in common with the golds, by n and clipped as BLEU clips; those it has; its tokens; those of
-    the gold closest in length. Counted as sacrebleu does (tokenizer 13a, case kept).
+    In order: the n-grams shared with the golds, by n, clipped; all its n-grams, by n; its length; the length of the
+    closest gold. Counted as sacrebleu does (tokenizer 13a, case kept).
 
     Raises:
         MissingExtraError: `sacrebleu` is not installed.
@@ -173,10 +173,10 @@ def bleu_counts(prediction: str, golds: Sequence[str], order: int = 4) -> Counts
 
 
 def bleu(counts: Counts) -> float:
-    """Return the corpus BLEU in [0, 1] of `bleu_counts` added up over the answers, (2 order + 2,).
+    """Return the corpus BLEU in [0, 1] from `bleu_counts` summed over the answers, (2 order + 2,).
 
-    BLEU = min(1, exp(1 - r/c)) (Π_n p_n)^(1/N) (Papineni et al. 2002), an order without a match smoothed as
-    sacrebleu's default smooths it. It is of a set of answers, and not the mean of its answers' BLEU.
+    BLEU = min(1, exp(1 - r/c)) (Π_n p_n)^(1/N) (Papineni et al. 2002), an order without a match smoothed by sacrebleu's
+    default. It is a measure of a set of answers, not the mean of single BLEU scores.
     """
     order = len(counts) // 2 - 1
     whole = counts.astype(int).tolist()

@@ -1,8 +1,8 @@
-"""How sure a figure is: percentile bootstrap intervals over the questions (Efron & Tibshirani 1993, chapter 13).
+"""Percentile bootstrap intervals over the questions (Efron & Tibshirani 1993, chapter 13).
 
-The questions are drawn anew with replacement, the figure is taken of each draw, and the interval holds the middle
-95 % of them. The draws come from a seed, so that a report repeats. Two models on the same questions are compared
-pair by pair: the interval of the mean difference is narrower than the two intervals apart.
+The questions are drawn again with replacement, the figure is computed for each draw, and the interval holds the middle
+95 % of them. The draws come from a seed, so that a report is reproducible. Two models on the same questions are
+compared pair by pair: the interval of the mean difference is narrower than two separate intervals.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -19,15 +19,15 @@ _BLOCK = 1 << 22  # numbers drawn at once: 32 MB
 
 @dataclass(frozen=True, slots=True)
 class Resampling:
-    """How an interval is drawn."""
+    """Settings of an interval."""
 
-    draws: int = 2000  # the ends of a 95 % interval are then steady to a few percent of its width
+    draws: int = 2000  # gives the ends of a 95 % interval to a few percent of its width
     level: float = 0.95
     seed: int = 0
 
     def __post_init__(self) -> None:
         if self.draws < 1 or not 0 < self.level < 1 or self.seed < 0:
-            raise UsageError(f"an interval needs draws of at least 1, a level between 0 and 1 and a seed, not {self}")
+            raise UsageError(f"an interval has {self}: need draws >= 1, 0 < level < 1 and seed >= 0")
 
 
 RESAMPLING = Resampling()
@@ -40,15 +40,15 @@ class Estimate:
     value: float
     low: float
     high: float
-    n: int  # questions it is of
+    n: int  # number of questions
 
     def __str__(self) -> str:
-        """Return the figure as people read it: `0.412 [0.388, 0.436]`."""
+        """Return the figure as text: `0.412 [0.388, 0.436]`."""
         return f"{self.value:.3f} [{self.low:.3f}, {self.high:.3f}]"
 
 
 def mean_interval(values: Sequence[float] | Numbers, resampling: Resampling = RESAMPLING) -> Estimate:
-    """Return the mean of one value a question, with its percentile interval.
+    """Return the mean of one value per question, with its percentile interval.
 
     Raises:
         UsageError: there is no value, or one is not a finite number.
@@ -63,10 +63,10 @@ def difference_interval(
 ) -> Estimate:
     """Return the mean of `after` minus `before`, question by question in the same order, with its interval.
 
-    An interval that leaves out 0 says that the two differ by more than the choice of questions explains.
+    If the interval does not contain 0, the difference is larger than the choice of questions explains.
 
     Raises:
-        UsageError: the two are not of the same questions, are empty, or hold what is no finite number.
+        UsageError: they differ in length, are empty, or hold a number that is not finite.
     """
     if len(after) != len(before):
         raise UsageError(f"a paired difference needs the same questions twice, not {len(after)} and {len(before)}")
@@ -76,17 +76,18 @@ def difference_interval(
 def interval_of_sums(
     counts: Numbers, figure: Callable[[Numbers], float], resampling: Resampling = RESAMPLING
 ) -> Estimate:
-    """Return a figure of counts added up over the questions, such as corpus BLEU, with its percentile interval.
+    """Return a figure of counts summed over the questions, such as corpus BLEU, with its percentile interval.
 
     Args:
-        counts: (n, c), one row a question.
-        figure: of (c,) sums; called once a draw.
+        counts: (n, c), one row per question.
+        figure: a function of (c,) sums; called once per draw.
         resampling: how the interval is drawn.
 
     Raises:
         UsageError: there is no row, or a count is not a finite number.
     """
     numbers = _finite(counts)
+    # (r, n) -> (r, n, c) -> (r, c)
     sums = [numbers[block].sum(axis=1) for block in _draws(len(numbers), resampling, numbers.shape[1])]
     low, high = _ends(np.array([figure(one) for one in np.concatenate(sums)]), resampling.level)
     return Estimate(figure(numbers.sum(axis=0)), low, high, len(numbers))
@@ -97,16 +98,16 @@ def _finite(values: Sequence[float] | Numbers) -> Numbers:
     if not numbers.size:
         raise UsageError("an interval needs at least one question")
     if not np.isfinite(numbers).all():
-        raise UsageError("an interval of figures that are not finite numbers says nothing: look for NaN among them")
+        raise UsageError("an interval needs finite numbers: look for NaN in the figures")
     return numbers
 
 
 def _means(numbers: Numbers, resampling: Resampling) -> Numbers:
-    return np.concatenate([numbers[block].mean(axis=1) for block in _draws(len(numbers), resampling)])
+    return np.concatenate([numbers[block].mean(axis=1) for block in _draws(len(numbers), resampling)])  # (r, n) -> (r,)
 
 
 def _draws(n: int, resampling: Resampling, columns: int = 1) -> Iterator[npt.NDArray[np.int64]]:
-    """Yield blocks of draws, each row n places with replacement; the same for the same n and seed."""
+    """Yield blocks of draws, (r, n): each row has n places, drawn with replacement; equal for equal n and seed."""
     random = np.random.default_rng(resampling.seed)
     rows = max(1, _BLOCK // (n * columns))
     for start in range(0, resampling.draws, rows):

@@ -1,7 +1,6 @@
-"""The report's pictures as inline SVG and plain bars: no script, no font, no colour but the page's own.
+"""The report's charts as inline SVG and plain bars: no script, no font, only the page's colours.
 
-Every mark carries a `<title>`, so a pointer shows its value; the report prints the same numbers as tables
-beside them.
+Every mark has a `<title>`, so a pointer shows its value; the report prints the same numbers in tables.
 """
 
 import math
@@ -13,22 +12,22 @@ from typing import Literal
 from rag_model.evaluation.markup import Node, join, tag
 from rag_model.index.quality.health import Effort
 
-_WIDTH, _HEIGHT = 460.0, 280.0  # the viewBox: half the page, a telephone's whole width
-_LEFT, _RIGHT, _TOP, _BOTTOM = 64.0, 16.0, 16.0, 48.0  # margins that hold the labels
+_WIDTH, _HEIGHT = 460.0, 280.0  # the viewBox: half the page, or the whole width of a phone
+_LEFT, _RIGHT, _TOP, _BOTTOM = 64.0, 16.0, 16.0, 48.0  # margins for the labels
 _X0, _X1 = _LEFT, _WIDTH - _RIGHT
 _Y0, _Y1 = _HEIGHT - _BOTTOM, _TOP
-_SHADES = 4  # colours that the page has for lines; then they come again
-_FEET = 6  # labels below a picture
+_SHADES = 4  # colours of the page for lines, then repeated
+_FEET = 6  # labels below a chart
 _GAP = 0.5  # on either side of a column
-_RECALLS = (0.0, 0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999)  # levels of recall; beyond the last all is one
-_PRICES = {"distances": "distance computations a question", "milliseconds": "milliseconds a question"}
+_RECALLS = (0.0, 0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999)  # levels of recall; higher ones are not distinguished
+_PRICES = {"distances": "distance computations per query", "milliseconds": "milliseconds per query"}
 
 Price = Literal["distances", "milliseconds"]
 Place = Callable[[Effort], tuple[float, float, float]]  # across, mean, 5th percentile
 
 
 class Scale:
-    """Maps data to the picture: a line through two points, on a linear or logarithmic axis."""
+    """Maps data to the chart: a line through two points, on a linear or logarithmic axis."""
 
     def __init__(self, low: float, high: float, start: float, end: float, *, log: bool = False) -> None:
         """Map `low` to `start` and `high` to `end`."""
@@ -37,7 +36,7 @@ class Scale:
         self._slope = (end - start) / ((self._shape(high) - self._low) or 1.0)
 
     def __call__(self, value: float) -> float:
-        """Return the place of `value`."""
+        """Return the position of `value`."""
         return self._start + (self._shape(value) - self._low) * self._slope
 
 
@@ -61,7 +60,7 @@ def _bar(label: str, share: float, text: str) -> Node:
 def histogram(buckets: Mapping[int, int], things: str, unit: str) -> Node:
     """Return a histogram: how many of `things` fall into each bucket of `unit`.
 
-    A bucket is named by its lower bound, and all are as wide as the closest two.
+    A bucket is named by its lower bound; all have the smallest distance between two bounds as width.
     """
     lows = sorted(buckets)
     width = min((b - a for a, b in pairwise(lows)), default=max(1, lows[-1] if lows else 1))
@@ -108,10 +107,10 @@ def _columns(bars: Sequence[tuple[float, float, int, str]], feet: Sequence[Node]
 def trade_offs(
     curves: Mapping[str, Sequence[Effort]], k: int, price: Price, settings: Mapping[str, Effort] | None = None
 ) -> Node:
-    """Return recall@k against a price a question, one line an index; both axes are logarithmic.
+    """Return recall@k against the cost per query, one line per index; both axes are logarithmic.
 
-    A point is the mean over the queries; its whisker goes to their 5th percentile. Recall is drawn by what is missed,
-    so that .99 and .999 are as far apart as .9 and .99. A ring marks the setting that an index is searched with.
+    A point is the mean over the queries; its whisker goes to their 5th percentile. The axis is 1 - recall, so that .99
+    and .999 are as far apart as .9 and .99. A ring marks the default setting of an index.
     """
     points = [effort for efforts in curves.values() for effort in efforts] + list((settings or {}).values())
     prices = [_price(effort, price) for effort in points] or [1.0]
@@ -169,7 +168,7 @@ def _shade(number: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A value at a place, with the interval that it is known to."""
+    """A value at a position, with its interval."""
 
     x: float
     y: float
@@ -178,13 +177,13 @@ class Point:
 
 
 def courses(series: Mapping[str, Sequence[Point]], what: str, across: str, *, log: bool = False) -> Node:
-    """Return how values go with a quantity, one line a series in the order of `legend`; a whisker is the interval.
+    """Return values against a quantity, one line per series in the order of `legend`; a whisker is the interval.
 
     Args:
         series: by name, any number of points in any order; y finite.
         what: the values' name.
         across: the quantity's name.
-        log: whether the quantity doubles rather than adds; it is above 0 then.
+        log: whether the axis is logarithmic; the quantity must be above 0 then.
     """
     points = [point for some in series.values() for point in some] or [Point(1, 0, 0, 1)]
     left, right = min(p.x for p in points), max(p.x for p in points)
@@ -223,7 +222,7 @@ def _ticks(low: float, high: float, about: int = 5) -> list[float]:
 
 
 def _log_ticks(low: float, high: float) -> list[float]:
-    """Return round values in [low, high], evenly spread: as many a power of ten as leave room for their labels."""
+    """Return round values in [low, high], evenly spread: up to three per power of ten if the labels fit."""
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     for steps in ((1, 2, 5), (1, 3), (1,)):
         ticks = [m * 10.0**p for p in powers for m in steps if low <= m * 10.0**p <= high]
@@ -251,7 +250,7 @@ def _figure(label: str, content: Node) -> Node:
 
 
 def legend(names: Iterable[str]) -> Node:
-    """Return the key of the lines: a swatch and a name each, in the order of `trade_offs`."""
+    """Return the legend of the lines: a swatch and a name each, in the order of `trade_offs`."""
     return tag("div", *(_key(number, name) for number, name in enumerate(names, start=1)), class_="legend")
 
 

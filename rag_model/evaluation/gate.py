@@ -1,8 +1,7 @@
-"""The gate: what a new snapshot must show before a ref moves to it.
-
-Four questions: does each index find what exact search finds, is most of the parent still there, may the same
-questions ask it, and is it no older than what it replaces? Every check says what was observed and what was
-wanted, so that a refusal can be acted on. Judging is pure: the flow measures, this module decides.
+"""The gate: the checks of a new snapshot before a ref moves to it. Four checks: each index has enough recall against
+exact search, most of the parent's passages are still there, the encoder space is the same, and the snapshot is not
+older than the one it replaces. Every check reports the observed and the wanted value. This module only decides; the
+flow measures.
 """
 
 from collections.abc import Iterator, Mapping
@@ -15,20 +14,20 @@ from rag_model.index.registry import kind_for
 
 @dataclass(frozen=True, slots=True)
 class GateRecipe:
-    """How a snapshot is examined; the defaults are what a nightly run on real dumps can hold to."""
+    """How a snapshot is checked; the defaults suit a nightly run on real dumps."""
 
     k: int = 20  # DPR reports its retrievers at 20
-    queries: int = 256  # the mean recall is then known to about .01
+    queries: int = 256  # gives the mean recall to about .01
     seed: int = 0
-    floors: Mapping[str, Floor] = field(default_factory=dict)  # by index name, where the defaults don't fit
-    max_passage_loss: float = 0.1  # share of the parent's; a month of Wikipedia edits loses far less
-    same_space: bool = True  # a ref's readers ask with the encoder they already have
+    floors: Mapping[str, Floor] = field(default_factory=dict)  # by index name, to replace the defaults
+    max_passage_loss: float = 0.1  # share of the parent's passages; a month of Wikipedia edits loses far less
+    same_space: bool = True  # a ref's readers keep the encoder they already have
 
     def __post_init__(self) -> None:
         if self.k < 1 or self.queries < 1:
-            raise UsageError(f"the gate needs k and queries of at least 1, not {self.k} and {self.queries}")
+            raise UsageError(f"k is {self.k} and queries {self.queries}: the gate needs at least 1 of each")
         if not 0 <= self.max_passage_loss <= 1:
-            raise UsageError(f"max_passage_loss is a share from 0 to 1, not {self.max_passage_loss}")
+            raise UsageError(f"max_passage_loss is {self.max_passage_loss}: give a share from 0 to 1")
 
     def floor(self, index: str, factory: str) -> Floor:
         """Return the floor of an index: its own if one is set, else that of its kind."""
@@ -37,7 +36,7 @@ class GateRecipe:
 
 @dataclass(frozen=True, slots=True)
 class Vitals:
-    """What the gate compares between a snapshot and its parent."""
+    """The values of a snapshot that the gate compares with its parent."""
 
     passages: int
     space: str | None  # digest of the encoder space; None = no embeddings
@@ -46,21 +45,21 @@ class Vitals:
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What one index showed on the sampled queries."""
+    """The results of one index on the sampled queries."""
 
     factory: str  # HNSW32
-    recalls: Recalls  # of each query, as the index is searched by default
+    recalls: Recalls  # of each query, with the default search setting
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One question put to the snapshot, with its answer."""
+    """One check of the snapshot, with its result."""
 
     name: str
     passed: bool
     observed: str
     wanted: str
-    why: str  # what it means that it failed, and what to do
+    why: str  # what a failure means, and what to do
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +83,7 @@ def judge(recipe: GateRecipe, now: Vitals, found: Mapping[str, Findings], parent
         recipe: thresholds.
         now: the new snapshot.
         found: of each index, by name, the recall@k of each sampled query against exact search.
-        parent: what the ref names today; None for the first snapshot, of which only the recall is examined.
+        parent: the ref's current snapshot; None for the first snapshot, for which only passages and recall are checked.
     """
     checks = [_holds_passages(now), *_finds(recipe, found)]
     if parent is not None:
@@ -98,7 +97,7 @@ def _holds_passages(now: Vitals) -> Check:
         now.passages > 0,
         f"{now.passages:,}",
         "at least 1",
-        "Nothing came out of the dump: look at the drop reasons.",
+        "The dump gave no passages: see the reasons of the dropped pages.",
     )
 
 
@@ -106,7 +105,7 @@ def _finds(recipe: GateRecipe, found: Mapping[str, Findings]) -> Iterator[Check]
     for index, findings in found.items():
         floor = recipe.floor(index, findings.factory)
         why = (
-            f"The {index} index misses passages that exact search finds: search it harder, "
+            f"The {index} index misses passages that exact search finds: raise efSearch or nprobe, "
             "or build it with more links, more cells or longer codes."
         )
         for name, seen, wanted in (
@@ -146,7 +145,7 @@ def _continues(recipe: GateRecipe, now: Vitals, parent: Vitals) -> Iterator[Chec
         now.newest_revision >= parent.newest_revision,
         now.newest_revision or "none",
         f"{parent.newest_revision or 'none'} or later",
-        "The dump is older than the one it would replace: move the ref by hand if that is meant.",
+        "The dump is older than the one it would replace: move the ref by hand if you want this.",
     )
 
 

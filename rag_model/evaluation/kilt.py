@@ -1,7 +1,7 @@
-"""KILT's scores: whether the answer is right, and whether it came from the right pages (Petroni et al. 2021).
+"""KILT's scores: whether the answer is correct, and whether it came from the correct pages (Petroni et al. 2021).
 
 A question names *evidence sets*: each is a set of pages (Wikipedia page ids) that together suffice. Provenance is
-measured over the distinct pages that were retrieved, best first; KILT's own variants of the answer measures count an
+measured over the distinct retrieved pages, best first; KILT's own variants of the answer measures count an
 answer only where R-precision is 1.
 """
 
@@ -11,12 +11,12 @@ Evidence = Sequence[frozenset[str]]  # any one set suffices; none is empty
 
 
 def distinct_pages(pages: Iterable[str]) -> list[str]:
-    """Return the pages in order, each where it comes first: several passages of a page are one."""
+    """Return the distinct pages in order of their first occurrence."""
     return list(dict.fromkeys(pages))
 
 
 def r_precision(pages: Sequence[str], evidence: Evidence) -> float:
-    """Return the best share of an evidence set of R pages found among the first R distinct pages; 0.0 without.
+    """Return the best share of an evidence set of R pages found among the first R distinct pages; 0.0 without evidence.
 
     >>> r_precision(["7", "9", "8"], [frozenset({"7", "8"}), frozenset({"1"})])
     0.5
@@ -26,10 +26,11 @@ def r_precision(pages: Sequence[str], evidence: Evidence) -> float:
 
 
 def recall_at(pages: Sequence[str], evidence: Evidence, k: int) -> float:
-    """Return the share of evidence sets that are complete among the first k places of the ranking; 0.0 without.
+    """Return the share of evidence sets that are complete among the first k places of the ranking; 0.0 without
+    evidence.
 
-    An evidence set takes one place, that of its last page: the pages of a set that came before leave theirs to
-    those behind. A page in no set takes one place; equal sets count once.
+    An evidence set takes one place, that of its last page: its earlier pages take no place. A page in no set takes one
+    place; equal sets count once.
     """
     sets = list(dict.fromkeys(evidence))
     places = _places(distinct_pages(pages), sets)
@@ -37,7 +38,7 @@ def recall_at(pages: Sequence[str], evidence: Evidence, k: int) -> float:
 
 
 def _places(ranked: Sequence[str], sets: Sequence[frozenset[str]]) -> list[bool | int]:
-    """Return what stands at each place: True a complete set, False a page of no set, n the incomplete n-th set."""
+    """Return the item at each place: True for a complete set, False for a page of no set, n for the open set n - 2."""
     places: list[bool | int] = []
     missing = [set(wanted) for wanted in sets]
     for page in ranked:
@@ -53,7 +54,7 @@ def _places(ranked: Sequence[str], sets: Sequence[frozenset[str]]) -> list[bool 
 
 
 def strict_match(prediction: str, golds: Iterable[str]) -> float:
-    """Return KILT's accuracy: 1.0 if the prediction is a gold answer letter by letter, outer blanks aside.
+    """Return KILT's accuracy: 1.0 if the prediction equals a gold answer exactly, except for outer whitespace.
 
     >>> strict_match("SUPPORTS ", ["SUPPORTS"]), strict_match("supports", ["SUPPORTS"])
     (1.0, 0.0)

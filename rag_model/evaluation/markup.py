@@ -1,10 +1,10 @@
-"""HTML that is escaped by construction: plain text can't become markup, whatever a title holds."""
+"""HTML that is escaped by construction: plain text cannot become markup."""
 
 from html import escape
 
 
 class Node:
-    """A piece of finished markup; text becomes one through `tag` and `join` alone."""
+    """A piece of finished markup; text becomes a node only through `tag` and `join`."""
 
     __slots__ = ("html",)
 
@@ -33,7 +33,7 @@ def tag(name: str, *children: Child, **attributes: str | float | None) -> Node:
 
 
 def join(*children: Child) -> Node:
-    """Return the children one after the other."""
+    """Return the concatenated children."""
     return Node("".join(c.html if isinstance(c, Node) else escape(str(c)) for c in children))
 
 

@@ -1,10 +1,10 @@
-r"""Does a passage hold an answer? DPR's token match, exactly, with nothing but the standard library.
+r"""Test whether a passage holds an answer: DPR's token match, exactly, with the standard library alone.
 
 DPR (Karpukhin et al. 2020) inherits DrQA's tokenizer: a token is a run of letters, numbers and marks
 (`[\p{L}\p{N}\p{M}]+`), or else any single character that is neither separator nor control (`[^\p{Z}\p{C}]`),
-taken from the NFD form and lowered. A passage holds an answer if the answer's tokens stand in it one after
-the other. `re` has no `\p{…}`, so the classes are spelled out once from `unicodedata`: the same tokens as the
-`regex` module for every character that both know.
+taken from the NFD form in lower case. A passage holds an answer if it contains the answer's tokens consecutively. `re`
+has no `\p{…}`, so the classes are built once from `unicodedata`: the same tokens as the `regex` module for every
+character that both know.
 """
 
 import re
@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from functools import cache
 from itertools import groupby
 
-_BETWEEN = "\n"  # a control character: never inside a token, and lowering stops at it
+_BETWEEN = "\n"  # a control character: never inside a token, and lower-casing does not cross it
 
 
 @cache
@@ -24,7 +24,7 @@ def _token_pattern() -> re.Pattern[str]:
 
 
 def _character_class(majors: str) -> str:
-    """Spell the characters whose general category begins with one of `majors` as ranges of a `re` class."""
+    """Return the characters whose general category begins with one of `majors`, as ranges of a `re` class."""
     codes = (code for code in range(0x110000) if unicodedata.category(chr(code))[0] in majors)
     ranges = []
     for _, run in groupby(enumerate(codes), key=lambda pair: pair[1] - pair[0]):
@@ -43,20 +43,20 @@ def tokens(text: str) -> list[str]:
 
 
 def _fence(text: str) -> str:
-    """Return the lower-case tokens with a fence around each: a run of tokens is then a substring."""
+    """Return the lower-case tokens with a separator around each, so that consecutive tokens are a substring."""
     found = _token_pattern().findall(unicodedata.normalize("NFD", text))
     return "".join([_BETWEEN, *(f"{token}{_BETWEEN}" for token in found)]).lower()
 
 
 class Answers:
-    """The accepted answers of one question, made ready once for many passages."""
+    """The accepted answers of one question, prepared once for many passages."""
 
     def __init__(self, answers: Iterable[str]) -> None:
         """Tokenize `answers`; an answer without a token (an empty string) is in every passage, as in DPR."""
         self._needles = [_fence(answer) for answer in answers]
 
     def are_in(self, text: str) -> bool:
-        """Return whether the tokens of any answer stand in `text`, in order and without a gap.
+        """Return whether `text` contains the tokens of any answer, consecutively.
 
         >>> Answers(["New York"]).are_in("in new  york, 1900"), Answers(["York"]).are_in("Yorkshire")
         (True, False)

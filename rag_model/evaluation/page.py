@@ -1,6 +1,6 @@
-"""What every report is built of: one self-contained page of sections, tables and tiles.
+"""The parts of every report: one self-contained page of sections, tables and tiles.
 
-No script, no font and nothing fetched (a content policy forbids it besides), so a page can be read in ten years. Text
+It has no script and no font and fetches nothing (a content policy also forbids it), so a page stays readable. Text
 is escaped by construction (`markup`).
 """
 
@@ -23,7 +23,7 @@ def document(title: str, content: Iterable[Node]) -> str:
         tag("style", style),
     )
     page = tag("html", head, tag("body", tag("main", *content)), lang="en")
-    return f"<!doctype html>\n{page.html}\n".encode(errors="replace").decode()  # titles may hold half characters
+    return f"<!doctype html>\n{page.html}\n".encode(errors="replace").decode()  # titles may hold lone surrogates
 
 
 def section(title: str, *content: Child, class_: str | None = None) -> Node:
@@ -32,17 +32,17 @@ def section(title: str, *content: Child, class_: str | None = None) -> Node:
 
 
 def pair(*pictures: Node) -> Node:
-    """Return pictures side by side, where there is room."""
+    """Return charts side by side, if there is room."""
     return tag("div", *pictures, class_="pair")
 
 
 def columns(*sections: Node | None) -> Node:
-    """Return sections in two columns, where there is room; those that are None are left out."""
+    """Return sections in two columns, if there is room; None is left out."""
     return tag("div", *(one for one in sections if one is not None), class_="columns")
 
 
 def tiles(values: Iterable[tuple[str, str]]) -> Node:
-    """Return figures to be seen first, as (name, value)."""
+    """Return the main figures, as (name, value)."""
     return tag("div", *(_tile(name, value) for name, value in values), class_="tiles")
 
 
@@ -51,7 +51,7 @@ def _tile(name: str, value: str) -> Node:
 
 
 def table(titles: Sequence[str], rows: Iterable[Sequence[Child]]) -> Node:
-    """Return a table; without a head where no column has a title."""
+    """Return a table; without a head if no column has a title."""
     head = [tag("tr", *(tag("th", title) for title in titles))] if any(titles) else []
     body = (tag("tr", *(tag("td", cell) for cell in row)) for row in rows)
     return tag("div", tag("table", *head, *body), class_="scroll")  # a narrow screen scrolls the table, not the page

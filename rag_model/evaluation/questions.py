@@ -1,8 +1,8 @@
-"""Questions with their answers, from every file that people already have.
+"""Questions with their answers, from common file formats.
 
 DPR's `question<tab>['answer', …]` files, JSONL with `question` and `answers`, KILT's JSONL, a BEIR folder, or one
-question a line; a path, a URL, or an open stream such as standard input. A malformed line is refused with its number:
-an evaluation that silently skips questions measures something else.
+question per line; a path, a URL, or an open stream such as standard input. A malformed line is refused with its number,
+because an evaluation must not skip questions silently.
 """
 
 import ast
@@ -19,15 +19,15 @@ import fsspec
 
 from rag_model.errors import InputError
 
-_LONGEST_LINE = 1 << 20  # characters; a longer line is no question
-_LONGEST_LIST = 1 << 16  # characters of a Python list of answers that the parser is trusted with
+_LONGEST_LINE = 1 << 20  # most characters of a line
+_LONGEST_LIST = 1 << 16  # most characters of a Python list of answers for the parser
 
 Reader = Callable[[Iterator[str], str], Iterator["Question"]]
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One question; `answers` are alternatives, and empty where only relevance judgements exist."""
+    """One question; `answers` are alternatives, empty if there are only relevance judgements."""
 
     id: str
     text: str
@@ -37,7 +37,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class QuestionSet:
-    """The questions of one source, in its order; `grades` is empty where answers are matched instead."""
+    """The questions of one source, in its order; `grades` is empty if answers are matched instead."""
 
     questions: tuple[Question, ...]
     grades: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # question -> document -> grade, 0 = no
@@ -46,15 +46,14 @@ class QuestionSet:
 def read_questions(source: str | Path | TextIO, split: str = "test") -> QuestionSet:
     """Read the questions of a file, a URL, an open text stream, or a BEIR folder.
 
-    A file's kind is its ending (`.csv` and `.tsv`: DPR's; `.jsonl`; `.txt`: one a line) or, elsewhere and on
-    a stream, what its first line looks like. `.gz` and the like are unpacked. Ids are those of the file (`id`
-    or `_id` in JSONL), else the question's number from 0. Of a BEIR folder, the questions that
-    `qrels/<split>.tsv` judges.
+    The format is given by the ending (`.csv` and `.tsv`: DPR's; `.jsonl`; `.txt`: one per line) or, for other endings
+    and streams, by the first line. `.gz` and other compressed files are unpacked. Ids are those of the file (`id` or
+    `_id` in JSONL), else the question's number from 0. From a BEIR folder it reads the questions in
+    `qrels/<split>.tsv`.
 
     Raises:
-        InputError: unreadable, not UTF-8, a malformed line (its number is named), two questions with one id,
-        or
-            none at all.
+        InputError: unreadable, not UTF-8, a malformed line (its number is named), two questions with one id, or no
+        questions.
     """
     if not isinstance(source, str | Path):
         return QuestionSet(_all_of(source, getattr(source, "name", "the input")))
@@ -68,7 +67,7 @@ def _read_file(url: str) -> tuple[Question, ...]:
         with fsspec.open(url, "rt", encoding="utf-8", newline="", compression="infer") as file:
             return _all_of(file, url)
     except (OSError, EOFError, ImportError, ValueError) as broken:
-        raise InputError(f"{url} can't be read as a question file: {broken}") from broken
+        raise InputError(f"{url} cannot be read as a question file ({broken}): check the file") from broken
 
 
 def _read_beir(folder: Path, split: str) -> QuestionSet:
@@ -80,7 +79,7 @@ def _read_beir(folder: Path, split: str) -> QuestionSet:
             grades.setdefault(question, {})[document] = grade
     questions = tuple(q for q in _read_file(str(folder / "queries.jsonl")) if q.id in grades)
     if not questions:
-        raise InputError(f"{path} judges no question of queries.jsonl: take the qrels of the same data set")
+        raise InputError(f"{path} has no question of queries.jsonl: use the qrels of the same data set")
     return QuestionSet(questions, {question.id: grades[question.id] for question in questions})
 
 
@@ -89,7 +88,7 @@ def _lines_of(path: Path) -> Iterator[str]:
         with path.open(encoding="utf-8") as file:
             yield from file
     except (OSError, UnicodeDecodeError) as broken:
-        raise InputError(f"{path} can't be read: {broken}") from broken
+        raise InputError(f"{path} cannot be read ({broken}): fetch it again") from broken
 
 
 def _judgement(line: str, where: str) -> tuple[str, str, int]:
@@ -97,7 +96,7 @@ def _judgement(line: str, where: str) -> tuple[str, str, int]:
         question, document, grade = line.split("\t")
         return question, document, int(grade)
     except ValueError:
-        raise InputError(f"{where}: want query-id, corpus-id and a whole grade between tabs") from None
+        raise InputError(f"{where}: need query-id, corpus-id and an integer grade, separated by tabs") from None
 
 
 def _all_of(file: TextIO, name: str) -> tuple[Question, ...]:
@@ -107,16 +106,16 @@ def _all_of(file: TextIO, name: str) -> tuple[Question, ...]:
         reader = _READERS.get(_ending(name)) or _reader_for(first)
         questions = tuple(reader(chain([first], lines), name))
     except UnicodeDecodeError as broken:
-        raise InputError(f"{name} is not UTF-8 text: {broken}") from broken
+        raise InputError(f"{name} is not UTF-8 text ({broken}): convert it") from broken
     if not questions:
-        raise InputError(f"{name} holds no question: give a file with at least one")
+        raise InputError(f"{name} holds no questions: give a file with at least one")
     _refuse_twins(questions, name)
     _refuse_broken_text(questions, name)
     return questions
 
 
 def _bounded(file: TextIO, name: str) -> Iterator[str]:
-    """Yield the lines, each short enough to be one: a binary file or a database dump has no line ends."""
+    """Yield the lines, and refuse lines that are too long: a binary file or a database dump has no line ends."""
     number = 0
     while line := file.readline(_LONGEST_LINE):
         number += 1
@@ -146,12 +145,12 @@ def _refuse_twins(questions: Iterable[Question], name: str) -> None:
 
 
 def _refuse_broken_text(questions: Iterable[Question], name: str) -> None:
-    """Refuse lone surrogates (from JSON escapes, or stray bytes on standard input): no encoder reads them."""
+    """Refuse lone surrogates (from JSON escapes, or invalid bytes on standard input): encoders cannot read them."""
     for question in questions:
         try:
             "".join([question.text, *question.answers]).encode()
         except UnicodeEncodeError as broken:
-            raise InputError(f"{name}: question {question.id!r} holds half a character: {broken}") from broken
+            raise InputError(f"{name}: question {question.id!r} is not valid text ({broken}): correct it") from broken
 
 
 def _from_lines(lines: Iterator[str], name: str) -> Iterator[Question]:
@@ -174,7 +173,7 @@ def _from_dpr(lines: Iterator[str], name: str) -> Iterator[Question]:
 
 def _dpr_question(row: list[str], identity: str, where: str) -> Question:
     if len(row) < 2 or not row[0].strip():
-        raise InputError(f"{where}: want a question, a tab and a list of answers such as ['Paris']")
+        raise InputError(f"{where}: need a question, a tab and a list of answers such as ['Paris']")
     return Question(identity, row[0].strip(), _python_list(row[1], where))
 
 
@@ -204,13 +203,13 @@ def _json_question(line: str, number: int, where: str) -> Question:
     try:
         value = json.loads(line)
     except (ValueError, RecursionError) as broken:
-        raise InputError(f"{where}: not a JSON object: {broken}") from broken
+        raise InputError(f"{where}: not a JSON object ({broken}): correct it") from broken
     if not isinstance(value, dict):
-        raise InputError(f"{where}: want one JSON object a line, got {line[:80]!r}")
+        raise InputError(f"{where}: need one JSON object per line, got {line[:80]!r}")
     kilt = "input" in value and "question" not in value
     text = value["input"] if kilt else value.get("question", value.get("text"))
     if not isinstance(text, str) or not text.strip():
-        raise InputError(f"{where}: want `question` (BEIR's `text`, KILT's `input`) to be a string that is not empty")
+        raise InputError(f"{where}: need `question` (BEIR's `text`, KILT's `input`), a string that is not empty")
     identity = str(value.get("id", value.get("_id", number - 1)))
     if kilt:
         return Question(identity, text.strip(), *_kilt_outputs(value.get("output", []), where))
@@ -218,13 +217,13 @@ def _json_question(line: str, number: int, where: str) -> Question:
 
 
 def _kilt_outputs(outputs: Any, where: str) -> tuple[tuple[str, ...], tuple[frozenset[str], ...]]:
-    """Return the answers and the evidence of KILT's `output`: one answer, one set of pages, or both an item."""
+    """Return the answers and the evidence of KILT's `output`: each item has an answer, a set of pages, or both."""
     try:
         answers = [output["answer"] for output in outputs if output.get("answer")]
         pages = [{str(page["wikipedia_id"]) for page in output.get("provenance", ())} for output in outputs]
     except (TypeError, KeyError, AttributeError):
         raise InputError(
-            f"{where}: want KILT's `output` to be a list of objects with `answer`, and `provenance` with `wikipedia_id`"
+            f"{where}: need KILT's `output`, a list of objects with `answer`, and `provenance` with `wikipedia_id`"
         ) from None
     return tuple(dict.fromkeys(_answers(answers, where))), tuple(frozenset(some) for some in pages if some)
 

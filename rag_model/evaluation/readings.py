@@ -1,7 +1,5 @@
-"""What a model said to each question, and the passages it said it from: the record that everything is measured on.
-
-A reading is kept as one JSON object, so that answers made once are measured, compared and shown as often as one likes
-without the model.
+"""A model's answer to each question, with its passages: the record for all measures. A reading is kept as one JSON
+object, so that answers can be measured, compared and shown again without the model.
 """
 
 import math
@@ -17,16 +15,16 @@ if TYPE_CHECKING:
 
 
 class Reads(Protocol):
-    """Answers questions from the passages it is given; `rag_model.generate.reader.Reader` does."""
+    """Answers questions from given passages, such as `rag_model.generate.reader.Reader`."""
 
     def answer_from(self, questions: Sequence[str], hits: Sequence[Sequence[Hit]]) -> "Sequence[Answer]":
-        """Return one answer a question, in order, from the passages given; closed book where there are none."""
+        """Return one answer per question, in order, from the given passages; closed book if there are none."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """One passage that a question was answered from."""
+    """One passage of an answer."""
 
     id: str
     page_id: str
@@ -39,17 +37,17 @@ class Shown:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One question's answer and the passages that it was made from, in the order of their rank."""
+    """One question's answer and its passages, in the order of their rank."""
 
     question: str  # its id
     answer: str
-    log_likelihood: float  # log p(y|x), nats; -inf where the model gives its own answer no probability
+    log_likelihood: float  # log p(y|x), nats; -inf if the model gives its own answer no probability
     passages: tuple[Shown, ...]
-    ended: bool = True  # False: cut at as many tokens as decoding allows
+    ended: bool = True  # False: cut at the most tokens of decoding
 
     @property
     def pages(self) -> tuple[str, ...]:
-        """The pages of the passages, in the order of their rank, a page as often as it was shown."""
+        """The pages of the passages, in the order of their rank, with repetitions."""
         return tuple(passage.page_id for passage in self.passages)
 
     def to_json(self) -> dict[str, Any]:
@@ -58,7 +56,7 @@ class Reading:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:
-        """Read back what `to_json` returned."""
+        """Read back the result of `to_json`."""
         likelihood = value["log_likelihood"]
         return cls(
             value["question"],
@@ -70,7 +68,7 @@ class Reading:
 
 
 def read(reader: Reads, questions: Sequence[Question], hits: Sequence[Sequence[Hit]]) -> list[Reading]:
-    """Have the reader answer each question from its hits; return what it said, in order."""
+    """Let the reader answer each question from its hits; return the answers, in order."""
     answers = reader.answer_from([question.text for question in questions], hits)
     return [_reading(question.id, answer) for question, answer in zip(questions, answers, strict=True)]
 

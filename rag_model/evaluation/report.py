@@ -1,7 +1,4 @@
-"""One page that tells a person what a build made.
-
-The page takes a record of plain values and nothing else, so any run that can fill it gets the same page.
-"""
+"""The report page of a build. The page is made from a record of plain values alone, so any run can fill it."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,15 +16,15 @@ class Stage:
 
     name: str
     seconds: float
-    made: int  # parts or shards worked on
-    reused: int  # and those taken from an earlier run
+    made: int  # parts or shards made
+    reused: int  # parts or shards reused from an earlier run
 
 
 @dataclass(frozen=True, slots=True)
 class BuildReport:
     """Everything that the page shows; a section whose values are empty is left out."""
 
-    title: str  # of the library: enwiki, 2026-11-01
+    title: str  # of the corpus: enwiki, 2026-11-01
     snapshot: str
     created_at: str  # ISO 8601 UTC
     verdict: Verdict
@@ -37,8 +34,8 @@ class BuildReport:
     quarantined: Sequence[tuple[str, str, str]] = ()  # page id, title, reason
     lengths: Mapping[int, int] = field(default_factory=dict)  # words, lower bound of a bucket -> passages
     curves: Mapping[str, Sequence[Effort]] = field(default_factory=dict)  # index -> its trade-off
-    settings: Mapping[str, Effort] = field(default_factory=dict)  # index -> how it is searched
-    health: Mapping[str, Health] = field(default_factory=dict)  # index -> what its file shows
+    settings: Mapping[str, Effort] = field(default_factory=dict)  # index -> its default setting
+    health: Mapping[str, Health] = field(default_factory=dict)  # index -> statistics of its file
     repaired: Mapping[str, int] = field(default_factory=dict)  # index -> nodes unreachable before repair
     stages: Sequence[Stage] = ()
     sizes: Mapping[str, int] = field(default_factory=dict)  # kind of file -> bytes
@@ -72,7 +69,7 @@ def _header(report: BuildReport) -> Node:
 
 
 def _verdict(verdict: Verdict) -> Node:
-    said = "The gate passed it." if verdict.passed else f"The gate said no: {verdict.reason}."
+    said = "The gate passed it." if verdict.passed else f"The gate refused it: {verdict.reason}."
     whys = (tag("p", check.name, ": ", check.why, class_="note") for check in verdict.checks if not check.passed)
     checks = table(("check", "", "observed", "wanted"), [_check(check) for check in verdict.checks])
     return section(said, *whys, checks, class_="verdict" if verdict.passed else "verdict no")
@@ -90,15 +87,15 @@ def _indexes(curves: Mapping[str, Sequence[Effort]], settings: Mapping[str, Effo
         for name, efforts in curves.items()
         for e in efforts
     ]
-    titles = ("index", "setting", f"recall@{k}, mean", "5th percentile", "distances a question", "ms a question")
-    rings = " A ring is the setting that the index is searched with." if settings else ""
+    titles = ("index", "setting", f"recall@{k}, mean", "5th percentile", "distances per query", "ms per query")
+    rings = " A ring is the default setting of the index." if settings else ""
     return section(
-        "What each index finds of exact search, and at what price",
+        "Recall of each index against exact search, and its cost",
         legend(curves),
         pair(trade_offs(curves, k, "distances", settings), trade_offs(curves, k, "milliseconds", settings)),
         tag(
             "p",
-            f"A point is the mean recall@{k} of the sampled questions, its whisker their 5th percentile.{rings} "
+            f"A point is the mean recall@{k} of the sampled queries, its whisker their 5th percentile.{rings} "
             "Distance computations are the same on every machine; of lists they count the codes compared.",
             class_="note",
         ),
@@ -108,17 +105,17 @@ def _indexes(curves: Mapping[str, Sequence[Effort]], settings: Mapping[str, Effo
 
 _FIGURES: Mapping[str, str] = {  # of Health.metrics and of the merge, in the page's order
     "degree": "links of a node, mean",
-    "unlinked": "nodes that no other links to",
+    "unlinked": "nodes without a link from another node",
     "repaired": "nodes unreachable before repair",
     "unreachable": "nodes unreachable",
     "imbalance": "imbalance of the lists (1: all equal)",
     "largest_list": "vectors in the largest list",
-    "quantization_error": "what codes lose, |x - x̂|² / |x|²",
+    "quantization_error": "error of the codes, |x - x̂|² / |x|²",
 }
 
 
 def _health(health: Mapping[str, Health], repaired: Mapping[str, int]) -> Node:
-    """Show what each index file is made of: its figures, then the spread of its links or lists."""
+    """Show the statistics of each index file: its figures, then the distribution of its links or lists."""
     seen = {name: one.metrics() for name, one in health.items()}
     seen = {name: seen[name] | ({"repaired": repaired[name]} if name in repaired else {}) for name in seen}
     rows = [

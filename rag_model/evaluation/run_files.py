@@ -1,7 +1,6 @@
-"""What a run leaves behind, in the formats that other tools read.
-
-Of a search: a TREC run file, DPR's retrieval JSON (what its reader and FiD train on), and one JSON object a question.
-Of answers: one JSON object a question, and KILT's predictions. Each file appears whole or not at all.
+"""Results of a run in the formats of other tools. For a search: a TREC run file, DPR's retrieval JSON (the training
+data of its reader and of FiD), and one JSON object per question. For answers: one JSON object per question, and KILT's
+predictions. Each file appears complete or not at all.
 """
 
 import json
@@ -18,7 +17,7 @@ from rag_model.landing import landing
 
 
 def write_trec(outcomes: Sequence[Retrieved], path: Path, tag: str = "bookwheel") -> None:
-    """Write a TREC run, `question Q0 passage rank score tag`; blanks in ids are percent-encoded."""
+    """Write a TREC run, `question Q0 passage rank score tag`; spaces in ids are percent-encoded."""
     _write_whole(path, (line for outcome in outcomes for line in _trec_lines(outcome, tag)))
 
 
@@ -32,14 +31,14 @@ def write_dpr(outcomes: Sequence[Retrieved], path: Path) -> None:
 
 
 def write_jsonl(outcomes: Sequence[Retrieved], path: Path) -> None:
-    """Write one JSON object a question: `id`, `question`, `answers`, `first` rank with an answer, `hits`."""
+    """Write one JSON object per question: `id`, `question`, `answers`, `first` rank with an answer, `hits`."""
     _write_whole(path, (json.dumps(_row(outcome), ensure_ascii=False) + "\n" for outcome in outcomes))
 
 
 def write_answers(scored: Sequence[Scored], path: Path) -> None:
-    """Write one JSON object a question: what was asked, said and wanted, the measures, and the passages' weights.
+    """Write one JSON object per question: question, prediction, gold answers, measures, and the passages' weights.
 
-    `id`, `question`, `answers`, `prediction`, whether it `ended` or was cut, `log_likelihood`, `metrics`, and of each
+    `id`, `question`, `answers`, `prediction`, whether it `ended` or was cut, `log_likelihood`, `metrics`, and for each
     of `passages` its `rank`, `id`, `page_id`, `title`, `text`, `score`, `weight` p(z|x) and `posterior` p(z|x,y).
     """
     _write_whole(path, (json.dumps(_answer_row(one), ensure_ascii=False) + "\n" for one in scored))
@@ -131,4 +130,4 @@ def _write_whole(path: Path, pieces: Iterable[str]) -> None:
         with landing(path) as temporary, temporary.open("w", encoding="utf-8") as file:
             file.writelines(pieces)
     except OSError as broken:
-        raise InputError(f"{path} can't be written ({broken.strerror}): choose another place") from broken
+        raise InputError(f"{path} cannot be written ({broken.strerror}): choose another path") from broken

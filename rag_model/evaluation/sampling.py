@@ -1,8 +1,7 @@
-"""Questions that a snapshot can ask itself: one sentence of each of some of its passages, drawn with a seed.
+"""Questions drawn from a snapshot: one sentence from each of some sampled passages, drawn by seed.
 
-The gate needs queries that fall where the passages lie, for any corpus and language and without a question
-file. A sentence taken out of a passage is asked as a question would be, so that the encoder's question side
-is in the loop.
+The gate needs queries close to the passages, for any corpus and language and without a question file. A sentence of a
+passage is encoded as a question, so that the question encoder is tested too.
 """
 
 import random
@@ -16,7 +15,7 @@ _SHORTEST = 20  # characters; below it a sentence is a fragment such as "See p. 
 
 
 def sample_rows(n: int, count: int, seed: int) -> list[int]:
-    """Return `min(count, n)` distinct rows of `range(n)`, ascending; the same for the same three numbers."""
+    """Return `min(count, n)` distinct rows of `range(n)`, ascending; equal for equal arguments."""
     return sorted(random.Random(seed).sample(range(n), min(count, n)))
 
 

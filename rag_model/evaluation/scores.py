@@ -1,8 +1,7 @@
-"""A set of answers in figures: every measure that fits the kind of answer, each with its interval.
+"""The measures of a set of answers: every measure for the kind of answer, each with its interval.
 
-What is compared depends on what the answers are: spans (Natural Questions, TriviaQA, WebQuestions), patterns
-(CuratedTREC), labels (FEVER) or texts (MS MARCO, Jeopardy). Where the questions name evidence, KILT's scores come
-besides.
+The measures depend on the kind of answers: spans (Natural Questions, TriviaQA, WebQuestions), patterns
+(CuratedTREC), labels (FEVER) or texts (MS MARCO, Jeopardy). If the questions name evidence, KILT's scores are added.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -39,7 +38,7 @@ from rag_model.evaluation.readings import Reading
 
 AnswerKind = Literal["spans", "patterns", "labels", "texts"]
 _Measure = Callable[[str, Sequence[str]], float | None]
-_MEASURES: Mapping[AnswerKind, Mapping[str, _Measure]] = {  # the first is the one that says whether an answer is right
+_MEASURES: Mapping[AnswerKind, Mapping[str, _Measure]] = {  # the first one decides whether an answer is correct
     "spans": {"EM": exact_match, "F1": token_f1},
     "patterns": {"EM": pattern_match},
     "labels": {
@@ -50,13 +49,13 @@ _MEASURES: Mapping[AnswerKind, Mapping[str, _Measure]] = {  # the first is the o
     "texts": {"ROUGE-L": rouge_l, "F1": token_f1},
 }
 KINDS: tuple[AnswerKind, ...] = get_args(AnswerKind)
-_BLEU_ORDERS = (1, 4)  # of texts; BLEU is of the set, no answer has one
+_BLEU_ORDERS = (1, 4)  # of texts; BLEU is a measure of the set, not of one answer
 _RECALL_AT = 5  # KILT's own depth
 
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """One question, what was said to it, and the measures of that."""
+    """One question, its answer, and the answer's measures."""
 
     question: Question
     reading: Reading
@@ -64,10 +63,10 @@ class Scored:
 
 
 def score(question: Question, reading: Reading, kind: AnswerKind = "spans") -> Scored:
-    """Measure one answer against the question's, and its passages against the question's evidence.
+    """Measure one answer against the gold answers, and its passages against the question's evidence.
 
     Raises:
-        InputError: a pattern is malformed or never ends.
+        InputError: a pattern is malformed or takes too long.
         MissingExtraError: what measures this kind is not installed.
     """
     found = {name: measure(reading.answer, question.answers) for name, measure in _MEASURES[kind].items()}
@@ -85,16 +84,16 @@ def _provenance(question: Question, reading: Reading, measures: Mapping[str, flo
 
 
 def right_by(kind: AnswerKind) -> str:
-    """Return the measure that says whether an answer of that kind is right."""
+    """Return the measure that decides whether an answer of that kind is correct."""
     return next(iter(_MEASURES[kind]))
 
 
 def check_golds(questions: Sequence[Question], kind: AnswerKind) -> None:
-    """Do nothing if the questions have answers of that kind: asked before a model answers for hours.
+    """Check that the questions have answers of that kind, before a model answers for hours.
 
     Raises:
-        UsageError: no question has an answer; or, of labels, none that is FEVER's.
-        InputError: of patterns, one is malformed.
+        UsageError: no question has an answer; or, for labels, no answer is one of FEVER's.
+        InputError: for patterns, one is malformed.
         MissingExtraError: what measures this kind is not installed.
     """
     golds = [gold for question in questions for gold in question.answers]
@@ -113,10 +112,10 @@ def check_golds(questions: Sequence[Question], kind: AnswerKind) -> None:
 def estimate(
     scored: Sequence[Scored], kind: AnswerKind = "spans", resampling: Resampling = RESAMPLING
 ) -> dict[str, Estimate]:
-    """Return each measure of the set, in [0, 1], with its interval; of texts BLEU-1 and BLEU-4 as well.
+    """Return each measure of the set, in [0, 1], with its interval; for texts also BLEU-1 and BLEU-4.
 
-    A measure is of the questions it applies to (`Estimate.n`): FEVER's two-way accuracy of those with one of the two
-    labels, KILT's scores of those with evidence.
+    A measure covers the questions it applies to (`Estimate.n`): FEVER's two-way accuracy those with one of the two
+    labels, KILT's scores those with evidence.
 
     Raises:
         UsageError: there is no answer.
@@ -140,9 +139,9 @@ def _bleus(scored: Sequence[Scored], resampling: Resampling) -> dict[str, Estima
 def compare(
     after: Sequence[Scored], before: Sequence[Scored], resampling: Resampling = RESAMPLING
 ) -> dict[str, Estimate]:
-    """Return the mean difference of each measure, `after` minus `before`, over the questions that both answered.
+    """Return the mean difference of each measure, `after` minus `before`, over the questions in both.
 
-    Questions are joined by id. Corpus measures such as BLEU are not differences of questions and are left out.
+    Questions are joined by id. Corpus measures such as BLEU have no value per question and are left out.
     """
     earlier = {one.question.id: one.measures for one in before}
     shared = [(one.measures, earlier[one.question.id]) for one in after if one.question.id in earlier]

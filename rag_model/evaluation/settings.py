@@ -1,4 +1,4 @@
-"""How a model is examined: one record of settings."""
+"""The settings of an evaluation."""
 
 from dataclasses import dataclass, field
 
@@ -13,21 +13,21 @@ from rag_model.retrieve.expression import one_of
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """How a model is examined on a set of questions; the defaults are those of the RAG paper's open-domain tables."""
+    """The settings of an evaluation on a set of questions; defaults as in the RAG paper's open-domain tables."""
 
-    kind: AnswerKind = "spans"  # of the answers: how they are compared
-    k: int | None = None  # passages that a question is answered from; None: as many as in training
-    depth: int = 20  # passages that retrieval is measured to
+    kind: AnswerKind = "spans"  # of the answers: selects the measures
+    k: int | None = None  # passages per answer; None: as many as in training
+    depth: int = 20  # passages to which retrieval is measured
     retriever: str | None = None  # an expression, such as rrf(hnsw, ivfpq); None: the snapshot's default
     index: str | None = None  # of the snapshot, or `exact`: the short form of `retriever`
     decoding: Decoding = field(default_factory=Decoding)
-    ablations: Ablations | None = None  # None: the open book alone
+    ablations: Ablations | None = None  # None: only the open book
     limits: Limits = LIMITS  # beyond which retrieval counts as collapsed
     resampling: Resampling = RESAMPLING  # of the intervals
 
     def __post_init__(self) -> None:
         if min(self.depth, 1 if self.k is None else self.k) < 1:
-            raise UsageError(f"an evaluation needs k and a depth of at least 1, not {self.k} and {self.depth}")
+            raise UsageError(f"k is {self.k} and depth {self.depth}: an evaluation needs at least 1 of each")
 
         one_of(self.index, self.retriever)
 
@@ -37,5 +37,5 @@ class Evaluation:
         return one_of(self.index, self.retriever)
 
     def deepest(self, k: int) -> int:
-        """Return how many passages a question have to be retrieved, where it is answered from `k`."""
+        """Return how many passages per question must be retrieved to answer from `k`."""
         return max(self.depth, self.ablations.depth(k) if self.ablations else k)

@@ -1,8 +1,8 @@
-"""Beam search over a marginal: hypotheses that several passages carry together.
+"""Beam search over a marginal: one hypothesis is scored by the sum over several passages.
 
-A *group* is what one answer is sought for: RAG-Token's group is a question, whose d = k passages are summed at every
-step; RAG-Sequence's is a question beside one passage, d = 1. A hypothesis owns d rows of the generator's state, which
-are chosen together. Only hypotheses that can still win keep rows: a group that is done costs nothing more.
+A *group* is one search for an answer. In RAG-Token a group is a question, whose d = k passages are summed at every
+step. In RAG-Sequence a group is a question with one passage, d = 1. A hypothesis owns d rows of the generator's state,
+which are selected together. Only hypotheses that can still win keep rows: a finished group costs nothing more.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,14 +21,14 @@ Propose = Callable[[Tensor, Sequence[int]], tuple[Tensor, Tensor]]
 
 @dataclass(frozen=True, slots=True)
 class Hypothesis:
-    """An answer, or its beginning."""
+    """A complete or partial answer."""
 
     tokens: tuple[int, ...]
     log_p: float  # Σ_i log p(y_i | x, y_<i), nats
     shares: tuple[tuple[float, ...], ...]  # p(z_i | x, y_≤i) of every token; empty where d = 1
 
     def score(self, penalty: float) -> float:
-        """Return what hypotheses are ranked by: log p / tokens^penalty."""
+        """Return the score that ranks hypotheses: log p / tokens^penalty."""
         return self.log_p / float(len(self.tokens) ** penalty)
 
 
@@ -41,11 +41,11 @@ class _Grown:
 
 
 def best_first(beams: int) -> Propose:
-    """Propose the likeliest tokens: twice as many as beams, since as many as there are beams may end."""
+    """Propose the 2 x `beams` most likely tokens (1 if greedy), because up to half of them may end answers."""
     breadth = 1 if beams == 1 else 2 * beams
 
     def propose(log_p: Tensor, groups: Sequence[int]) -> tuple[Tensor, Tensor]:
-        found = log_p.topk(min(breadth, log_p.shape[-1]), dim=-1)
+        found = log_p.topk(min(breadth, log_p.shape[-1]), dim=-1)  # (h, v) -> (h, c)
         return found.values, found.indices
 
     return propose
@@ -62,18 +62,18 @@ def search(
     """Return the best `wanted` answers of each group, best first; fewer where the beams found fewer.
 
     A candidate counts as an answer when it ends and is among the first `beams` of its group, or when it has
-    `max_new_tokens`. The search of a group ends when no live hypothesis can come to rank among the best.
+    `max_new_tokens`. The search of a group ends when no live hypothesis can still reach the best `wanted` answers.
 
     Args:
-        generator: what goes on from a state.
-        opening: what `generator.begin` returned, (g d, v) logits and the state; `choose` leaves it as it is.
+        generator: computes the next logits from a state.
+        opening: what `generator.begin` returned, (g d, v) logits and the state; `choose` does not change it.
         log_prior: (g, d) log p(z|x); zeros where d = 1.
         settings: `beams`, `max_new_tokens`, `length_penalty`.
-        propose: which tokens may come next.
-        wanted: answers a group, at most `beams`.
+        propose: selects the candidate next tokens.
+        wanted: answers per group, at most `beams`.
 
     Raises:
-        InputError: the logits of a group are not numbers.
+        InputError: the logits of a group are NaN or -infinity.
     """
     logits, state = opening
     del opening
@@ -91,23 +91,24 @@ def search(
             tokens = [one.tokens[-1] for hypotheses in live for one in hypotheses]
             logits, state = _step(generator, state, parents, tokens, log_prior)
     if not all(done):
-        raise InputError("the generator gives no token a probability: its weights are broken, fetch or train it again")
+        raise InputError("the generator gives no token a probability: its weights are damaged, fetch or train it again")
     return done
 
 
 def log_marginal(logits: Tensor, log_prior: Tensor) -> tuple[Tensor, Tensor]:
-    """Sum the passages out of the next token: log Σ_z p(z|x) p(y_i | x, z, y_<i).
+    """Marginalise the next token over the passages: log Σ_z p(z|x) p(y_i | x, z, y_<i).
 
     Args:
-        logits: (h d, v), the d rows of a hypothesis side by side.
+        logits: (h d, v), the d rows of a hypothesis adjacent.
         log_prior: (h, d) log p(z|x).
 
     Returns:
         (h, d, v) log p(z|x) p(y_i|x,z,y_<i), and (h, v) their sum over z.
     """
     h, d = log_prior.shape
+    # (h d, v) -> (h, d, v), plus (h, d) -> (h, d, 1)
     joint = logits.log_softmax(-1).view(h, d, -1).add_(log_prior.unsqueeze(-1))
-    return joint, joint.logsumexp(1) if d > 1 else joint[:, 0]
+    return joint, joint.logsumexp(1) if d > 1 else joint[:, 0]  # (h, d, v) -> (h, v)
 
 
 def _grow(
@@ -119,7 +120,7 @@ def _grow(
     unsayable: int | None,
 ) -> list[list[_Grown]]:
     """Return every proposed continuation of every live hypothesis, by group."""
-    joint, marginal = log_marginal(logits, log_prior[groups])
+    joint, marginal = log_marginal(logits, log_prior[groups])  # log_prior: (g, d) -> (h, d)
     if unsayable is not None:
         marginal[:, unsayable] = -torch.inf
     gains, tokens = propose(marginal, groups)
@@ -130,7 +131,7 @@ def _grow(
         zip(groups, parents, gains.tolist(), tokens.tolist(), strict=True)
     ):
         for way, (gain, token) in enumerate(zip(ways, said, strict=True)):
-            if not gain > -float("inf"):  # not a number is no probability either
+            if not gain > -float("inf"):  # NaN is excluded as well
                 continue
             share = (*parent.shares, tuple(shares[row][way])) if shares else ()
             grown[group].append(_Grown(Hypothesis((*parent.tokens, token), parent.log_p + gain, share), row))
@@ -139,7 +140,8 @@ def _grow(
 
 def _shares(joint: Tensor, gains: Tensor, tokens: Tensor) -> list[list[list[float]]]:
     """Return p(z_i | x, y_≤i) of the proposed tokens, (h, c, d)."""
-    chosen = joint.gather(2, tokens.unsqueeze(1).expand(-1, joint.shape[1], -1))
+    chosen = joint.gather(2, tokens.unsqueeze(1).expand(-1, joint.shape[1], -1))  # (h, c) -> (h, d, c)
+    # (h, d, c) -> (h, c, d)
     shares: list[list[list[float]]] = chosen.sub(gains.unsqueeze(1)).exp().transpose(1, 2).tolist()
     return shares
 
@@ -147,7 +149,7 @@ def _shares(joint: Tensor, gains: Tensor, tokens: Tensor) -> list[list[list[floa
 def _sort_out(
     candidates: list[_Grown], done: list[Hypothesis], end: int, settings: Decoding, wanted: int
 ) -> list[_Grown]:
-    """Move the answers among a group's candidates to `done`, and return the hypotheses that go on."""
+    """Move the answers among a group's candidates to `done`, and return the live hypotheses."""
     candidates.sort(key=lambda one: one.hypothesis.log_p, reverse=True)
     live: list[_Grown] = []
     for rank, one in enumerate(candidates[: 2 * settings.beams]):
@@ -163,7 +165,7 @@ def _sort_out(
 
 
 def _reach(hypothesis: Hypothesis, settings: Decoding) -> float:
-    """Return the best score that a live hypothesis can still come to: no more log p, at the kindest length."""
+    """Return an upper bound of a live hypothesis's final score: log p unchanged, at the most favourable length."""
     longest = settings.max_new_tokens if settings.length_penalty > 0 else len(hypothesis.tokens) + 1
     return hypothesis.log_p / float(longest**settings.length_penalty)
 
@@ -171,13 +173,13 @@ def _reach(hypothesis: Hypothesis, settings: Decoding) -> float:
 def _step(
     generator: Generator, state: State, parents: Sequence[int], tokens: Sequence[int], log_prior: Tensor
 ) -> tuple[Tensor, State]:
-    """Say one token in each live hypothesis, in all its d rows."""
+    """Append one token to each live hypothesis, in all its d rows."""
     d, device = log_prior.shape[1], log_prior.device
-    rows = torch.tensor(parents, device=device)[:, None] * d + torch.arange(d, device=device)
+    rows = torch.tensor(parents, device=device)[:, None] * d + torch.arange(d, device=device)  # (h, 1) + (d,) -> (h, d)
     state = generator.choose(state, rows.flatten())
-    return generator.step(state, torch.tensor(tokens, device=device).repeat_interleave(d))
+    return generator.step(state, torch.tensor(tokens, device=device).repeat_interleave(d))  # (h,) -> (h d,)
 
 
 def _unsayable(generator: Generator) -> int | None:
-    """Return the token that is no part of any answer: what fills up, unless it ends answers too."""
+    """Return the padding token, which no answer may contain; None where it is also the end token."""
     return generator.pad if generator.pad != generator.end else None

@@ -1,4 +1,4 @@
-"""Keys and values of the tokens read so far: rows of them chosen anew, with those they came from left as they were."""
+"""Key-value caches: select rows into a new cache and leave the source unchanged."""
 
 from copy import copy
 from typing import Any, TypeVar
@@ -10,10 +10,10 @@ _AnyCache = TypeVar("_AnyCache", bound=Cache)
 
 
 def chosen(cache: _AnyCache, rows: Tensor, *, same_contexts: bool = False) -> _AnyCache:
-    """Return a cache of `rows`, (m,) int64; going on from it changes nothing in `cache`.
+    """Return a cache of `rows`, (m,) int64; continuing from it does not change `cache`.
 
-    `same_contexts`: row i of the result reads the context that row i reads now, as when a beam is put in order. What a
-    decoder has read of its context, which is most of a cache, then stays in place.
+    `same_contexts`: row i of the result has the same context as row i has now, as when a beam is reordered. The
+    cross-attention keys and values, which are most of a cache, are then not copied.
     """
     found: Any = _copied(cache)
     (found.self_attention_cache if same_contexts else found).reorder_cache(rows)
@@ -21,7 +21,7 @@ def chosen(cache: _AnyCache, rows: Tensor, *, same_contexts: bool = False) -> _A
 
 
 def _copied(cache: Any) -> Any:
-    """Return a cache that holds the same tensors; a layer that grows makes new ones."""
+    """Return a cache that holds the same tensors; a layer that appends tokens allocates new tensors."""
     found = copy(cache)
     if isinstance(cache, EncoderDecoderCache):
         found.self_attention_cache = _copied(cache.self_attention_cache)

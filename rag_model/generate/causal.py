@@ -1,7 +1,7 @@
-"""Decoder-only generators: Llama, SmolLM, GPT-2 and whatever else `AutoModelForCausalLM` opens.
+"""Decoder-only generators: Llama, SmolLM, GPT-2 and every other model that `AutoModelForCausalLM` opens.
 
-A context is a prompt that holds passage and question, an answer is what is said after it. Prompts are filled up on
-their left, so that all answers begin in one column; positions are counted from each prompt's first token.
+A context is a prompt with the passage and the question; an answer is its continuation. Prompts are padded on
+the left, so that all answers begin in the same column; positions are counted from each prompt's first token.
 """
 
 from collections.abc import Sequence
@@ -21,10 +21,10 @@ from rag_model.generate.inputs import PromptForm, encode, padded, with_end, writ
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """Where decoding stands: the m prompts and what has been said after them."""
+    """Decoding state: the m prompts and the tokens generated after them."""
 
     cache: Cache
-    mask: Tensor  # (m, s + tokens said) int64, 0 where padded
+    mask: Tensor  # (m, s + generated tokens) int64, 0 where padded
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +35,9 @@ class CausalGenerator:
     tokenizer: Any
     form: PromptForm
     end: int
-    pad: int  # the end token where the tokenizer has none to pad with: masks say what is real
-    longest: int  # tokens that the model reads, prompt and answer together
-    first: int | None = field(default=None, init=False)  # an answer begins with its own first word
+    pad: int  # the end token if the tokenizer has no padding token: the masks tell them apart
+    longest: int  # maximum tokens of prompt and answer together
+    first: int | None = field(default=None, init=False)  # no token precedes every answer
 
     @property
     def vocabulary(self) -> int:
@@ -46,14 +46,14 @@ class CausalGenerator:
 
     @property
     def max_answer(self) -> int:
-        """Return how many tokens an answer may have, its end included."""
+        """Return the maximum tokens of an answer, the end token included."""
         return self.form.max_answer
 
     def contexts(self, questions: Sequence[str], passages: Sequence[Sequence[Passage]]) -> Contexts:
-        """Tokenise each question beside each of its passages, which are k for every question.
+        """Tokenise each question with each of its k passages.
 
         Raises:
-            UsageError: not all questions have as many, or the form alone is too long.
+            UsageError: the number of passages differs between questions, or the form alone is too long.
         """
         written, k = write_all(self.form, questions, passages)
         room = min(self.form.max_length, self.longest - self.form.max_answer)
@@ -62,7 +62,7 @@ class CausalGenerator:
         return Contexts(tokens, mask, k).to(self.module.device)
 
     def targets(self, answers: Sequence[str]) -> Targets:
-        """Tokenise one answer a question."""
+        """Tokenise one answer per question."""
         texts = [self.form.answer_prefix + answer for answer in answers]
         rows = self.tokenizer(texts, add_special_tokens=False)["input_ids"]
         ended = [with_end(row, self.form.max_answer, self.end) for row in rows]
@@ -71,57 +71,59 @@ class CausalGenerator:
     def logits(self, contexts: Contexts, targets: Targets) -> Tensor:
         """Return (b, k, t, v) logits with gradient, by teacher forcing."""
         prompts, mask = _left(contexts)
+        # (b, t) -> (b, t - 1) -> (b k, t - 1)
         said, real = (part[:, :-1].repeat_interleave(contexts.k, 0) for part in (targets.tokens, targets.mask))
-        mask = torch.cat([mask, real.long()], 1)
+        mask = torch.cat([mask, real.long()], 1)  # (b k, s) + (b k, t - 1) -> (b k, s + t - 1)
         found = self._run(torch.cat([prompts, said], 1), mask, targets.tokens.shape[1], use_cache=False)
-        logits: Tensor = found.logits.unflatten(0, (-1, contexts.k))
+        logits: Tensor = found.logits.unflatten(0, (-1, contexts.k))  # (b k, t, v) -> (b, k, t, v)
         return logits
 
     @torch.no_grad()
     def begin(self, contexts: Contexts) -> tuple[Tensor, Reading]:
-        """Read the prompts; return (n, v) float32 logits of the first token, and where to go on from."""
+        """Read the prompts; return (n, v) float32 logits of the first token, and the state to continue from."""
         prompts, mask = _left(contexts)
         found = self._run(prompts, mask, 1, use_cache=True)
         return found.logits[:, 0].float(), Reading(found.past_key_values, mask)
 
     @torch.no_grad()
     def step(self, state: Reading, tokens: Tensor) -> tuple[Tensor, Reading]:
-        """Append one token a row, (m,) int64; return (m, v) float32 logits of the next, and where to go on from."""
-        mask = torch.cat([state.mask, torch.ones_like(tokens)[:, None]], 1)
+        """Append one token per row, (m,) int64; return (m, v) float32 logits of the next token, and the new state."""
+        mask = torch.cat([state.mask, torch.ones_like(tokens)[:, None]], 1)  # (m, s) + (m, 1) -> (m, s + 1)
+        # (m,) -> (m, 1); logits (m, 1, v)
         found = self._run(tokens[:, None], mask, 1, past_key_values=state.cache, use_cache=True)
         return found.logits[:, 0].float(), Reading(found.past_key_values, mask)
 
     @torch.no_grad()
     def follow(self, state: Reading, tokens: Tensor) -> Tensor:
         """Append whole continuations in one pass, (m, t) int64; return (m, t, v) float32 logits."""
-        mask = torch.cat([state.mask, torch.ones_like(tokens)], 1)
+        mask = torch.cat([state.mask, torch.ones_like(tokens)], 1)  # (m, s) + (m, t) -> (m, s + t)
         found = self._run(tokens, mask, tokens.shape[1], past_key_values=state.cache, use_cache=True)
         logits: Tensor = found.logits.float()
         return logits
 
     @torch.no_grad()
     def choose(self, state: Reading, rows: Tensor) -> Reading:
-        """Return the state of `rows`, (m,) int64, as one of its own."""
+        """Return an independent state of `rows`, (m,) int64."""
         return Reading(chosen(state.cache, rows), state.mask[rows])
 
     def text(self, tokens: Sequence[int]) -> str:
-        """Return the words of an answer's tokens, special ones left out."""
+        """Return the text of an answer's tokens, without special tokens."""
         return str(self.tokenizer.decode(list(tokens), skip_special_tokens=True)).strip()
 
     def _run(self, tokens: Tensor, mask: Tensor, last: int, **going_on: Any) -> Any:
-        """Run the model for the logits of the `last` tokens; the others' are not computed where it can be told so."""
+        """Run the model for the logits of the `last` tokens; the others are not computed if the model supports that."""
         given: dict[str, Any] = {
-            "position_ids": (mask.cumsum(1) - 1).clamp(min=0)[:, -tokens.shape[1] :],
+            "position_ids": (mask.cumsum(1) - 1).clamp(min=0)[:, -tokens.shape[1] :],  # (m, s + t) -> (m, t)
             "logits_to_keep": last,
         }
-        known = signature(self.module.forward).parameters  # models with ALiBi take no positions
+        known = signature(self.module.forward).parameters  # models with ALiBi take no position_ids
         given = {name: value for name, value in given.items() if name in known}
         found = self.module(input_ids=tokens, attention_mask=mask, **given, **going_on)
-        found.logits = found.logits[:, -last:]
+        found.logits = found.logits[:, -last:]  # (m, t, v) -> (m, last, v)
         return found
 
 
 def _left(contexts: Contexts) -> tuple[Tensor, Tensor]:
-    """Return tokens and int64 mask of contexts, whatever their padding, with the padding first."""
-    order = contexts.mask.long().argsort(dim=1, stable=True)
+    """Return tokens and int64 mask of contexts, both (n, s), with all padding moved to the left."""
+    order = contexts.mask.long().argsort(dim=1, stable=True)  # (n, s): padding first, then the tokens in order
     return contexts.tokens.gather(1, order), contexts.mask.gather(1, order).long()

@@ -1,4 +1,4 @@
-"""A RAG model as a folder: transformers' own layout where that can say all of it, else a plain one; safetensors only.
+"""A RAG model as a folder: transformers' own layout where it can hold everything, else a plain one; safetensors only.
 
 ```
 config.json, model.safetensors           what `RagTokenForGeneration.from_pretrained` opens, as facebook/rag-token-nq:
@@ -6,12 +6,12 @@ question_encoder_tokenizer/              a DPR question encoder and an encoder-d
 generator_tokenizer/
 bookwheel.json                           settings and form
 ---
-question/  generator/                    anything else: each a folder that `from_pretrained` opens
-passage/                                 where the passage encoder learned as well; answering does not read it
+question/  generator/                    all other models: each a folder that `from_pretrained` opens
+passage/                                 if the passage encoder was trained as well; answering does not read it
 bookwheel.json
 ```
-transformers' layout knows neither pooling nor prompts nor a temperature. A BERT that takes its first token's vector is
-what DPR's question encoder is without its projection, so it is written as one.
+transformers' layout stores neither pooling nor prompts nor a temperature. A BERT with CLS pooling equals
+DPR's question encoder without its projection, so it is written as one.
 """
 
 import json
@@ -48,7 +48,7 @@ _PREFIXES = {QUESTION: ("rag.question_encoder.", "question_encoder."), GENERATOR
 
 
 class Kept(Generator, Protocol):
-    """A generator that can be written down: every one that `load_generator` gives."""
+    """A generator that can be saved: every one that `load_generator` returns."""
 
     @property
     def module(self) -> Any:
@@ -69,10 +69,11 @@ class Kept(Generator, Protocol):
 def save_rag(rag: Rag, folder: Path, asks: Space | None = None) -> None:
     """Write a RAG model to `folder`; `asks`: the space of the passages that its question encoder was trained against.
 
-    Where its passage encoder learned too, the questions ask into the space of that one, and `asks` is not used.
+    If its passage encoder was trained as well, the question encoder belongs to that encoder's space, and `asks` is not
+    used.
 
     Raises:
-        UsageError: its question encoder is no `TrainableEncoder`, or its form is unknown.
+        UsageError: its question encoder is not a `TrainableEncoder`, or its form is unknown.
     """
     question, generator = rag.question, _kept(rag.generator)
     if not isinstance(question, TrainableEncoder):
@@ -92,13 +93,13 @@ def save_rag(rag: Rag, folder: Path, asks: Space | None = None) -> None:
 
 
 def load_rag(folder: Path, device: str | None = None, dtype: str | None = None) -> Rag:
-    """Load what `save_rag` wrote, or a folder as facebook/rag-token-nq and facebook/rag-sequence-nq; ready to answer.
+    """Load a folder that `save_rag` wrote, or one like facebook/rag-token-nq or facebook/rag-sequence-nq.
 
-    `device` and `dtype` as `load_generator`'s. The question encoder is float32, as passages' vectors are compared with
-    what it learned in.
+    `device` and `dtype` as in `load_generator`. The question encoder is float32, the precision it was trained in,
+    because its vectors are compared with passage vectors. The model is in evaluation mode.
 
     Raises:
-        InputError: a file is missing, pickled or corrupt, or it is no RAG model.
+        InputError: a file is missing, pickled or corrupt, or it is not a RAG model.
     """
     record = optional_object(folder / RECORD_FILE)
     if not (folder / CONFIG).is_file():
@@ -116,15 +117,15 @@ def load_rag(folder: Path, device: str | None = None, dtype: str | None = None) 
         question = TrainableEncoder.load(Path(name) / QUESTION, QUESTION, device=device)
         form, settings = _recorded(record, folder) if record else (_paper_form(config), _paper_settings(config))
         generator = load_generator(Path(name) / GENERATOR, form, device, dtype)
-    question.folder = folder / _TOKENIZERS[QUESTION]  # its tokenizer, and the record of what it asks
+    question.folder = folder / _TOKENIZERS[QUESTION]  # its tokenizer, and the record of its passage space
     return Rag(question, generator, settings).eval()
 
 
 def rag_settings(folder: Path) -> RagSettings:
-    """Return the settings of what `load_rag` would load, without its weights.
+    """Return the settings of a RAG model without loading its weights.
 
     Raises:
-        InputError: a file is missing or corrupt, or it is no RAG model.
+        InputError: a file is missing or corrupt, or it is not a RAG model.
     """
     if record := optional_object(folder / RECORD_FILE):
         return _recorded(record, folder)[1]
@@ -137,7 +138,7 @@ def _kept(generator: Any) -> Kept:
 
 
 def _as_dpr(rag: Rag, question: TrainableEncoder, generator: Kept) -> DPRQuestionEncoder | None:
-    """Return the question encoder as transformers' layout has it; None where that layout cannot say all."""
+    """Return the question encoder in transformers' layout; None where that layout cannot hold all settings."""
     spec = question.spec
     plain = spec.pooling == "cls" and not spec.normalize and not spec.question_prompt and rag.settings.temperature == 1
     if (
@@ -180,11 +181,11 @@ def _save_whole(rag: Rag, asking: DPRQuestionEncoder, generator: Kept, folder: P
 
 
 def _split(folder: Path, config: Mapping[str, Any], part: str, dest: Path) -> None:
-    """Write one half of a RAG folder as a folder of its own."""
+    """Write the question encoder or the generator of a RAG folder as a separate folder."""
     half = config.get("question_encoder" if part == QUESTION else "generator")
     tokenizer = folder / _TOKENIZERS[part]
     if not isinstance(half, Mapping) or not tokenizer.is_dir():
-        raise InputError(f"{folder} is no whole RAG model: its config wants a {part}, and {tokenizer.name}/ its files")
+        raise InputError(f"{folder} is not a complete RAG model: it lacks {part} in its config, or {tokenizer.name}/")
     shutil.copytree(tokenizer, dest)
     if part == QUESTION and half.get("model_type") == "dpr":
         half = {**half, "architectures": ["DPRQuestionEncoder"]}
@@ -193,12 +194,12 @@ def _split(folder: Path, config: Mapping[str, Any], part: str, dest: Path) -> No
 
 
 def _half_of(folder: Path, prefixes: tuple[str, ...]) -> dict[str, torch.Tensor]:
-    stored_tensors(folder)  # says which file is truncated, or pickled
+    stored_tensors(folder)  # raises an error that names a truncated or pickled file
     found: dict[str, torch.Tensor] = {}
     try:
         for path in (path for path in weight_files(folder) if path.suffix == ".safetensors"):
             with safe_open(str(path), "pt") as file:
-                for name in file.keys():  # noqa: SIM118 - it is no mapping
+                for name in file.keys():  # noqa: SIM118 - it is not a mapping
                     if prefix := next((prefix for prefix in prefixes if name.startswith(prefix)), ""):
                         found[name.removeprefix(prefix)] = file.get_tensor(name)
     except SafetensorError as broken:

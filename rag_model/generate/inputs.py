@@ -1,8 +1,8 @@
-"""How a question and a passage become what a generator reads, and which of their tokens go where there are too many.
+"""How a question and a passage become a generator's input, and which tokens are cut if there are too many.
 
-Both forms write one text whose parts are known by their place. Where it is longer than the model, the passage is cut
-at its end first, then its title, then the question; separators and instructions stay. So a long passage never takes
-the question away, as cutting the whole text at its end would.
+Both forms write one text and record the span of each part. If it is too long for the model, the passage is cut
+at its end first, then its title, then the question; separators and instructions stay. So a long passage never displaces
+the question, as it would if the whole text were cut at its end.
 """
 
 import re
@@ -23,7 +23,7 @@ PROMPT = (
     "Answer the question in a few words, from the passage.\n\n"
     "Title: {title}\nPassage: {text}\n\nQuestion: {question}\nAnswer:"
 )
-Span = tuple[int, int]  # characters: the first, and the one after the last
+Span = tuple[int, int]  # characters [first, end)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,27 +39,28 @@ class Form(Protocol):
 
     @property
     def max_length(self) -> int:
-        """Return the tokens of a context, special ones included."""
+        """Return the maximum tokens of a context, special tokens included."""
         ...
 
     @property
     def max_answer(self) -> int:
-        """Return the tokens of an answer, its end included."""
+        """Return the maximum tokens of an answer, the end token included."""
         ...
 
     def write(self, question: str, passage: Passage) -> Written:
-        """Write a question beside a passage."""
+        """Write a question with a passage."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class PaperForm:
-    """`title / passage // question`: what the generators of Lewis et al. 2020 were trained on.
+    """`title / passage // question`: the input format of the generators of Lewis et al. 2020.
 
-    Defaults are those of transformers' `RagConfig`; it also takes quotes off titles and makes two blanks one.
+    Defaults are those of transformers' `RagConfig`; like it, this form removes quotes around titles and replaces two
+    spaces by one.
     """
 
-    prefix: str = ""  # put before the title as it is: a task's name for T5, `answer: `
+    prefix: str = ""  # inserted unchanged before the title: a task name for T5, `answer: `
     title_sep: str = " / "
     doc_sep: str = " // "
     max_length: int = 300  # tokens of a context, special ones included
@@ -77,16 +78,16 @@ class PaperForm:
 
 @dataclass(frozen=True, slots=True)
 class PromptForm:
-    """An instruction with places for a passage and a question: what decoder-only models read.
+    """An instruction with places for a passage and a question, for decoder-only models.
 
-    `before` and `after` stand around it: what a tokenizer's chat template says before the user's words and after them.
+    `before` and `after` surround it: the text of a tokenizer's chat template before and after the user's message.
     """
 
-    template: str = PROMPT  # with {title}, {text} and {question}; braces as such are doubled
+    template: str = PROMPT  # with {title}, {text} and {question}; literal braces are doubled
     before: str = ""
     after: str = ""
-    answer_prefix: str = " "  # put before an answer as it is; a chat's answers begin at once
-    special: bool = True  # the tokenizer adds its own special tokens; a chat template names them itself
+    answer_prefix: str = " "  # inserted unchanged before an answer; empty for chat templates
+    special: bool = True  # the tokenizer adds special tokens; a chat template already contains them
     max_length: int = 512  # tokens of a context, special ones included
     max_answer: int = 128  # tokens of an answer, its end included; what is longer is cut
 
@@ -96,11 +97,11 @@ class PromptForm:
             places = [field for _, field, _, _ in Formatter().parse(self.template) if field is not None]
         except ValueError as broken:
             raise UsageError(
-                f"prompt template {self.template!r} is broken ({broken}): double a brace as such"
+                f"prompt template {self.template!r} is invalid ({broken}): write a literal brace twice"
             ) from broken
         if "question" not in places or set(places) - set(_CUT_ORDER):
             raise UsageError(
-                f"prompt template {self.template!r} wants {{question}}, and may have {{title}} and {{text}}"
+                f"prompt template {self.template!r} needs {{question}}, and may use only {{title}} and {{text}} too"
             )
 
     def write(self, question: str, passage: Passage) -> Written:
@@ -116,7 +117,7 @@ def _check(form: "PaperForm | PromptForm") -> None:
     for field in fields(form):
         value = getattr(form, field.name)
         if type(value) is not type(field.default) or (type(value) is int and value < 1):
-            raise UsageError(f"{field.name} {value!r} of a form does not do: give another as {field.default!r}")
+            raise UsageError(f"{field.name} {value!r} of a form is invalid: give a value like {field.default!r}")
 
 
 def _joined(parts: Sequence[tuple[str, str]]) -> Written:
@@ -130,23 +131,23 @@ def _joined(parts: Sequence[tuple[str, str]]) -> Written:
 
 
 def _squeezed(written: Written) -> Written:
-    """Make two blanks one, as `str.replace` does."""
+    """Replace two spaces by one, as `str.replace` does, and shift the spans."""
     dropped = [found.end() - 1 for found in re.finditer("  ", written.text)]
     cuts = tuple((at - bisect_left(dropped, at), to - bisect_left(dropped, to)) for at, to in written.cuts)
     return Written(written.text.replace("  ", " "), cuts)
 
 
 def write_all(form: Form, questions: Sequence[str], passages: Sequence[Sequence[Passage]]) -> tuple[list[Written], int]:
-    """Write each question beside each of its passages, question by question; return also how many each has.
+    """Write each question with each of its passages, question by question; return also the passages per question.
 
     Raises:
-        UsageError: not all questions have as many, or some have none.
+        UsageError: the number of passages differs between questions, or some have none.
     """
     counts = {len(beside) for beside in passages}
     if len(questions) != len(passages) or len(counts) != 1 or 0 in counts:
         raise UsageError(
-            f"{len(questions)} questions with {sorted(counts)} passages can not be read together: give all as many, "
-            "an empty one where there is none"
+            f"{len(questions)} questions with {sorted(counts)} passages cannot be read together: give equally many, "
+            "an empty one where there is no passage"
         )
     pairs = zip(questions, passages, strict=True)
     return [form.write(question, passage) for question, beside in pairs for passage in beside], counts.pop()
@@ -156,7 +157,7 @@ def encode(tokenizer: Any, written: Sequence[Written], longest: int, *, special:
     """Return each text's tokens, at most `longest` of them; `tokenizer` is a fast one of transformers.
 
     Raises:
-        UsageError: a text is too long even with passage and question cut away.
+        UsageError: a text is too long even after passage, title and question are cut.
     """
     found = tokenizer([one.text for one in written], add_special_tokens=special, return_attention_mask=False)
     rows: list[list[int]] = found["input_ids"]
@@ -167,7 +168,7 @@ def encode(tokenizer: Any, written: Sequence[Written], longest: int, *, special:
 
 
 def _kept(encoding: Any, cuts: Sequence[Span], longest: int) -> list[int]:
-    """Return which tokens stay: of each span the last ones go, all tokens of a character together."""
+    """Return the tokens that stay: each span loses its last tokens; the tokens of one character go together."""
     kept = list(range(len(encoding.ids)))
     for span in cuts:
         excess = len(kept) - longest
@@ -179,7 +180,7 @@ def _kept(encoding: Any, cuts: Sequence[Span], longest: int) -> list[int]:
         gone = {*going, *(place for place in inside if encoding.offsets[place][0] == first)}
         kept = [place for place in kept if place not in gone]
     if len(kept) > longest:
-        raise UsageError(f"max_length {longest} has no room for the form alone: use {len(kept) + 1} or more")
+        raise UsageError(f"max_length {longest} is too small for the form alone: use {len(kept) + 1} or more")
     return kept
 
 
@@ -190,7 +191,7 @@ def _inside(encoding: Any, span: Span) -> Iterator[int]:
 
 
 def padded(rows: Sequence[Sequence[int]], pad: int, *, left: bool = False) -> tuple[Tensor, Tensor]:
-    """Return (n, s) int64 tokens and their (n, s) bool mask, shorter rows filled up at their end or at their start."""
+    """Return (n, s) int64 tokens and their (n, s) bool mask; shorter rows are padded at the end or start."""
     lengths = torch.tensor([len(row) for row in rows])
     longest = max(len(row) for row in rows)
     fill = [[pad] * (longest - len(row)) for row in rows]
@@ -198,12 +199,12 @@ def padded(rows: Sequence[Sequence[int]], pad: int, *, left: bool = False) -> tu
         [[*(rest if left else ()), *row, *(() if left else rest)] for row, rest in zip(rows, fill, strict=True)]
     )
     places = torch.arange(longest)
-    mask = places >= longest - lengths[:, None] if left else places < lengths[:, None]
+    mask = places >= longest - lengths[:, None] if left else places < lengths[:, None]  # (s,) and (n, 1) -> (n, s)
     return tokens.long(), mask
 
 
 def with_end(tokens: Sequence[int], most: int, end: int) -> list[int]:
-    """Return at most `most` tokens of an answer, the last of them `end`."""
+    """Return at most `most` tokens of an answer; the last one is `end`."""
     said = list(tokens[:-1] if tokens and tokens[-1] == end else tokens)
     return [*said[: most - 1], end]
 
@@ -218,16 +219,16 @@ def form_of_json(value: Mapping[str, Any]) -> Form:
     """Read back what `form_to_json` wrote.
 
     Raises:
-        InputError: it is no form, a field is unknown, or its value does not do.
+        InputError: it is not a form, a field is unknown, or a value is invalid.
     """
     given = dict(value)
     kind = _FORMS.get(given.pop("form", ""))
     if kind is None or set(given) - {field.name for field in fields(kind)}:
-        raise InputError(f"{value} is no form of a generator's input: save the generator again")
+        raise InputError(f"{value} is not a form of a generator's input: save the generator again")
     try:
         return kind(**given)
     except UsageError as wrong:
-        raise InputError(f"{value} is no form of a generator's input ({wrong}): save the generator again") from wrong
+        raise InputError(f"{value} is not a form of a generator's input ({wrong}): save the generator again") from wrong
 
 
 _FORMS: dict[str, type[PaperForm] | type[PromptForm]] = {"paper": PaperForm, "prompt": PromptForm}

@@ -1,8 +1,8 @@
-"""Opening a generator: a Hugging Face folder, a hub name, or a folder with one GGUF file.
+"""Load a generator: a Hugging Face folder, a hub name, or a folder with one GGUF file.
 
-The family is read from the config. The form is the folder's own where it was saved with one, else the paper's for an
-encoder-decoder, else a prompt: in the tokenizer's chat template where it has one (`chat_form`). Only safetensors and
-GGUF are read: pickled weights can run code.
+The family is read from the config. The form is the one saved in the folder, else the paper's for an
+encoder-decoder, else a prompt, in the tokenizer's chat template if it has one (`chat_form`). Only safetensors and
+GGUF are read, because pickled weights can execute code.
 """
 
 from dataclasses import replace
@@ -28,21 +28,21 @@ from rag_model.generate.seq2seq import Seq2SeqGenerator
 _UNBOUNDED = 100_000  # tokens; tokenizers write 1e30 for "no limit"
 _LENGTHS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len")
 _CUE = "Answer:"  # the prompt's last word
-_MARK = "\N{BLACK STAR}"  # stands for the user's words while a chat template is asked what it puts around them
+_MARK = "\N{BLACK STAR}"  # replaces the user's message to find the text of a chat template around it
 
 
 def load_generator(
     name: str | Path, form: Form | None = None, device: str | None = None, dtype: str | None = None
 ) -> Generator:
-    """Load the generator in folder `name`, or of that hub name: ready to answer; `.module.train()` lets it learn.
+    """Load the generator in folder `name`, or of that hub name, in evaluation mode; train it after `.module.train()`.
 
-    `form` replaces the folder's own. `device` (`cpu`, `cuda:1`): by default a GPU, else the CPU. `dtype`: by default
-    float32, in which a generator learns.
+    `form` replaces the folder's own. `device` (`cpu`, `cuda:1`): by default a GPU if there is one, else the CPU.
+    `dtype`: by default float32, as training needs.
 
     Raises:
-        InputError: it is not to be found, a file is missing, pickled or corrupt, or it is no generator.
-        UsageError: this machine has no such device, torch has no such dtype, or the form is of the other family.
-        MissingExtraError: it is a GGUF file, and what reads them is not installed.
+        InputError: it is not found, a file is missing, pickled or corrupt, or it is not a generator.
+        UsageError: this machine has no such device, torch has no such dtype, or the form belongs to the other family.
+        MissingExtraError: it is a GGUF file, and the package that reads GGUF is not installed.
     """
     folder, where = resolve_folder(name), device_named(device)
     source = _source(folder)
@@ -58,12 +58,12 @@ def load_generator(
 
 
 def chat_form(tokenizer: Any, form: PromptForm | None = None) -> PromptForm:
-    """Return `form` with what the chat template of `tokenizer` puts around the user's words and before its own.
+    """Return `form` inside the chat template of `tokenizer`: the text before and after the user's message.
 
-    Without a form it is the prompt, whose last word, `Answer:`, is put into the model's mouth: a small chat model then
-    reads, and chats less. SmolLM2-135M-Instruct beside the gold passage, 24 questions: F1 .22 and 13.5 nats an answer;
-    with the template alone .17 and 17.8 (it says "The answer to this question is:"), with the prompt alone .05 and 16.4
-    (it says nothing to half of them).
+    Without a form it is `PROMPT`, whose last word, `Answer:`, begins the model's reply: a small chat model then
+    answers from the passage more often. SmolLM2-135M-Instruct with the gold passage, 24 questions: F1 .22 and 13.5 nats
+    per answer; with the template alone .17 and 17.8 (it begins "The answer to this question is:"), with the prompt
+    alone .05 and 16.4 (half of the answers are empty).
 
     Raises:
         UsageError: the template leaves no place for a prompt.
@@ -73,7 +73,7 @@ def chat_form(tokenizer: Any, form: PromptForm | None = None) -> PromptForm:
     before, mark, after = whole.partition(_MARK)
     if not mark or _MARK in after:
         raise UsageError(
-            f"a chat template makes {whole!r} of one message, which has no place for a prompt: give a form"
+            f"the chat template turns one message into {whole!r}, which has no place for a prompt: give a form"
         )
     if form is None:
         asked = PromptForm(PROMPT.removesuffix(f"\n{_CUE}"), special=False)
@@ -82,13 +82,11 @@ def chat_form(tokenizer: Any, form: PromptForm | None = None) -> PromptForm:
 
 
 def _source(folder: Path) -> dict[str, Any]:
-    """Return what transformers has to be told to read the weights; see that they are there, whole, and no pickles."""
+    """Return the arguments with which transformers reads the weights; check that they are complete and not pickled."""
     files = sorted(folder.glob("*.gguf"))
     if files and not (folder / CONFIG).is_file():
         if len(files) > 1:
-            raise InputError(
-                f"model {folder} has {len(files)} GGUF files: leave the one to be read in a folder of its own"
-            )
+            raise InputError(f"model {folder} has {len(files)} GGUF files: move the one to read into a separate folder")
         for module in ("gguf", "accelerate"):
             require(module, "train")
         return {"gguf_file": files[0].name}
@@ -100,10 +98,10 @@ def _source(folder: Path) -> dict[str, Any]:
 def _opened(folder: Path, kind: Any, given: dict[str, Any]) -> Any:
     try:
         return kind.from_pretrained(str(folder), local_files_only=True, **given)
-    except Exception as broken:  # a corrupt file raises what its reader happens to raise
+    except Exception as broken:  # a corrupt file may raise any exception of its reader
         sentence = str(broken).strip().partition("\n")[0]
         raise InputError(
-            f"generator {folder} can not be loaded ({sentence}): give an encoder-decoder or a decoder-only model"
+            f"generator {folder} cannot be loaded ({sentence}): give an encoder-decoder or a decoder-only model"
         ) from broken
 
 
@@ -111,7 +109,7 @@ def _check_kind(folder: Path, config: Any) -> None:
     kinds = config.architectures or []
     if kinds and not config.is_encoder_decoder and not set(kinds) & set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()):
         raise InputError(
-            f"generator {folder} is a {kinds[0]}, which says nothing: give an encoder-decoder or a decoder-only model"
+            f"generator {folder} is a {kinds[0]}, not a generator: give an encoder-decoder or a decoder-only model"
         )
 
 
@@ -120,7 +118,7 @@ def _tokenizer(folder: Path, source: dict[str, Any]) -> Any:
     if not tokenizer.is_fast:
         raise InputError(f"generator {folder} has no fast tokenizer: save one with `AutoTokenizer.save_pretrained`")
     if tokenizer.eos_token_id is None:
-        raise InputError(f"the tokenizer of generator {folder} names no eos_token: no answer of it would ever end")
+        raise InputError(f"the tokenizer of generator {folder} names no eos_token, so no answer would end: set one")
     return tokenizer
 
 
@@ -128,8 +126,8 @@ def _module(folder: Path, family: Any, given: dict[str, Any]) -> Any:
     weights = {} if "gguf_file" in given else {"use_safetensors": True}
     module, loading = _opened(folder, family, {**given, **weights, "output_loading_info": True})
     if missing := sorted(loading["missing_keys"]):
-        raise InputError(f"generator {folder} lacks {len(missing)} tensors, {missing[0]} first: fetch it again")
-    if "gguf_file" in given:  # its values are plain floats by now, which can learn and be saved
+        raise InputError(f"generator {folder} lacks {len(missing)} tensors, the first is {missing[0]}: fetch it again")
+    if "gguf_file" in given:  # its values are now plain floats, which can be trained and saved
         module.hf_quantizer = None
         if hasattr(module.config, "quantization_config"):
             del module.config.quantization_config
@@ -155,7 +153,7 @@ def _seq2seq(folder: Path, module: Any, tokenizer: Any, form: Form) -> Generator
     starts = (module.config.decoder_start_token_id, tokenizer.bos_token_id, tokenizer.pad_token_id)
     start = next((token for token in starts if token is not None), None)
     if start is None:
-        raise InputError(f"generator {folder} names no decoder_start_token_id: give a model that says how it begins")
+        raise InputError(f"generator {folder} names no decoder_start_token_id: set it in the model's config")
     special = tokenizer("")["input_ids"]
     first = special[0] if len(special) > 1 else None
     end = tokenizer.eos_token_id
@@ -167,7 +165,7 @@ def _causal(folder: Path, module: Any, tokenizer: Any, form: Form) -> Generator:
         raise UsageError(f"generator {folder} is decoder-only, which reads a prompt: give a PromptForm")
     longest = _longest(module.config)
     if form.max_answer >= longest:
-        raise UsageError(f"max_answer {form.max_answer} leaves generator {folder} no room for a prompt: use less")
+        raise UsageError(f"max_answer {form.max_answer} leaves no room for a prompt in generator {folder}: use less")
     return CausalGenerator(module, tokenizer, form, tokenizer.eos_token_id, _pad(tokenizer), longest)
 
 
@@ -176,7 +174,7 @@ def _pad(tokenizer: Any) -> int:
 
 
 def _longest(config: Any) -> int:
-    """Return how many tokens the model reads; where positions are relative, as T5's, it has no limit of its own."""
+    """Return the maximum tokens that the model reads; with relative positions, as in T5, there is no limit."""
     if hasattr(config, "relative_attention_num_buckets"):
         return _UNBOUNDED
     return min((int(limit) for name in _LENGTHS if (limit := getattr(config, name, None))), default=_UNBOUNDED)

@@ -1,4 +1,4 @@
-"""The RAG model that a name means, of the store or of a folder, and what reads a snapshot with it."""
+"""Find a RAG model by name, in the store or in a folder, and open a reader with it."""
 
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from rag_model.store.versions.snapshot import Snapshot
 
 
 def rag_id(store: Store, model: str) -> str:
-    """Return the id that the name of a RAG model in the store means now, or the full path of a folder that is one.
+    """Return the current id of a named RAG model in the store, or the full path if `model` is a folder.
 
     Raises:
         StoreError: the store has no such model.
@@ -30,21 +30,21 @@ def rag_id(store: Store, model: str) -> str:
     found = store.models.resolve(model.removeprefix(MODEL))
     content = store.models.get(found).content
     if GENERATOR not in parts_of(content.files):
-        raise UsageError(f"model {model} is a {content.kind}, which finds passages and says nothing: give a RAG model")
+        raise UsageError(f"model {model} is a {content.kind}, which generates no answers: give a RAG model")
     return found
 
 
 def load_named(store: Store | None, identity: str, asks: str | None = None) -> Rag:
-    """Load what `rag_id` found; a folder needs no store.
+    """Load the model that `rag_id` found; a folder needs no store.
 
-    `asks` names the passage encoder whose passages the model's questions ask: what a model that was trained elsewhere
-    does not say, and what no weights show, since DPR's encoders for other data look alike. A model that says it, too,
-    must say the same.
+    `asks` names the passage encoder that the model's question encoder was trained with. A model that was trained
+    elsewhere does not record it, and its weights do not show it: DPR's encoders for other data look alike. If the model
+    records it, both must agree.
 
     Raises:
         StoreError: a file of the model is missing or damaged.
         InputError: the model is incomplete or corrupt.
-        RefusedError: it says that it asks into another space than `asks`.
+        RefusedError: the model records another passage space than `asks`.
     """
     rag = load_rag(Path(identity) if store is None or Path(identity).is_dir() else model_folder(store, identity))
     if asks is not None:
@@ -62,15 +62,15 @@ def open_reader(
     decoding: Decoding | None = None,
     asks: str | None = None,
 ) -> tuple[str, Reader]:
-    """Open a RAG model over a snapshot; return the model's id, or its folder, and what reads with it.
+    """Open a RAG model over a snapshot; return the model's id or folder, and the reader.
 
     `retriever` is an expression, as `open_retriever` takes it; None: the snapshot's default.
 
     Raises:
         UsageError: the model is of another kind, or the retriever is wrong.
-        RefusedError: its question encoder asks into another space than the snapshot's.
+        RefusedError: its question encoder belongs to another vector space than the snapshot.
         StoreError: the store has no such model.
-        InputError: the model is incomplete or corrupt, or nobody says whose passages it asks.
+        InputError: the model is incomplete or corrupt, or neither it nor `asks` names the passage encoder.
     """
     survey(snapshot, retriever)  # before a model is loaded
     opened = Store.open(store)

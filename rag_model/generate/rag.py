@@ -1,9 +1,9 @@
-"""A RAG model: a question encoder, a generator, and how passages are marginalised; the index stays as it is.
+"""A RAG model: a question encoder, a generator, and how passages are marginalised; the index does not change.
 
-Beside an index that is built again and again a passage encoder may learn as well: p(z|x) is then computed with it.
+If the index is rebuilt during training, a passage encoder may be trained as well: p(z|x) is then computed with it.
 
 The gradient of log p(y|x) reaches the generator through p(y|x,z) and the question encoder through p(z|x): a passage
-that made the answer likelier than the others did is drawn nearer to the question.
+that makes the answer more likely than the other passages do moves nearer to the question.
 """
 
 from collections.abc import Sequence
@@ -31,13 +31,13 @@ Kind = Literal["sequence", "token"]
 
 @dataclass(frozen=True, slots=True)
 class RagSettings:
-    """How passages are marginalised, and what the loss is; defaults are Lewis et al.'s and transformers'."""
+    """How passages are marginalised, and the loss; defaults are those of Lewis et al. and transformers."""
 
     kind: Kind = "sequence"
-    k: int = 5  # passages a question; the paper trains with 5 or 10
-    temperature: float = 1.0  # of p(z|x); encoders that normalise want less: cosines lie within 1 of each other
+    k: int = 5  # passages per question; the paper trains with 5 or 10
+    temperature: float = 1.0  # of p(z|x); normalised encoders need less, because cosines lie in [-1, 1]
     label_smoothing: float = 0.0  # ε; fairseq's RAG and BART fine-tuning use .1
-    exclude_bos: bool = False  # leave out the token that begins every target, as BART's <s>
+    exclude_bos: bool = False  # do not count the token that begins every target, such as BART's <s>
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(Kind):
@@ -47,7 +47,7 @@ class RagSettings:
 
 
 class Rag(nn.Module):
-    """p(y|x) over retrieved passages; how many there are is read from the scores, `settings.k` is what is asked for."""
+    """p(y|x) over retrieved passages; their number is read from the scores, `settings.k` is the number requested."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class Rag(nn.Module):
     ) -> None:
         """Join a question encoder, whose forward takes b questions and gives (b, d) vectors, and a generator.
 
-        `passage`: the encoder of the passages, where it learns too; else p(z|x) takes the vectors of a snapshot.
+        `passage`: the encoder of the passages, if it is trained too; else p(z|x) uses the vectors of a snapshot.
         """
         super().__init__()
         self.question, self.passage = question, passage
@@ -76,15 +76,15 @@ class Rag(nn.Module):
         return log_prior(scores, self.settings.temperature)
 
     def log_likelihood(self, scores: Tensor, contexts: Contexts, targets: Targets) -> Likelihood:
-        """Return log p(y|x) of the targets, with gradient, and the passages' posterior, without.
+        """Return log p(y|x) of the targets, with gradient, and the passages' posterior, without gradient.
 
         Raises:
-            UsageError: scores, contexts and targets are not of the same questions and passages.
+            UsageError: scores, contexts and targets do not belong to the same questions and passages.
         """
         return self._read(scores, contexts, targets)[0]
 
     def loss(self, scores: Tensor, contexts: Contexts, targets: Targets) -> Tensor:
-        """Return -log p(y|x) of each question, (b,), at least float32, labels smoothed as the settings say.
+        """Return -log p(y|x) of each question, (b,), at least float32, with the label smoothing of the settings.
 
         Raises:
             UsageError: as `log_likelihood`.
@@ -119,6 +119,6 @@ def _check(scores: Tensor, contexts: Contexts, targets: Targets) -> None:
     b, k = scores.shape
     if (contexts.k, len(contexts.tokens), len(targets.tokens)) != (k, b * k, b):
         raise UsageError(
-            f"{b} questions with {k} scores do not go with {len(contexts.tokens)} contexts, {contexts.k} a question, "
-            f"and {len(targets.tokens)} targets: give those of the same questions and passages"
+            f"{b} questions with {k} scores do not match {len(contexts.tokens)} contexts, {contexts.k} per question,  "
+            f"and {len(targets.tokens)} targets: give all three for the same questions and passages"
         )

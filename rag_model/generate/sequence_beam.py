@@ -1,6 +1,6 @@
-"""Decode RAG-Sequence: a beam a passage, then candidates weighed by p(y|x) = Σ_z p(z|x) p(y|x,z).
+"""Decode RAG-Sequence: one beam per passage, then candidates ranked by p(y|x) = Σ_z p(z|x) p(y|x,z).
 
-*Thorough* scores every candidate under every passage: the exact marginal. *Fast* takes p(y|x,z) as zero where y was
+*Thorough* scores every candidate under every passage: the exact marginal. *Fast* sets p(y|x,z) to zero where y was
 not among the candidates of z's own beam (Lewis et al. 2020, section 2.5).
 """
 
@@ -14,7 +14,7 @@ from rag_model.generate.decoding import Decoded, Decoding, Sampling
 from rag_model.generate.generator import Contexts, Generator, State
 from rag_model.generate.sampling import drawn, streams, uniform
 
-Candidates = dict[tuple[int, ...], list[float]]  # y -> log p(y|x,z) of the k passages; -inf: not known
+Candidates = dict[tuple[int, ...], list[float]]  # y -> log p(y|x,z) of the k passages; -inf: unknown
 _UNKNOWN = -float("inf")
 _LOGITS = 1 << 24  # scored at once: 64 MB
 
@@ -23,14 +23,14 @@ _LOGITS = 1 << 24  # scored at once: 64 MB
 def decode_sequence(
     generator: Generator, contexts: Contexts, log_prior: Tensor, settings: Decoding, seeds: Sequence[int]
 ) -> list[Decoded]:
-    """Return the candidate of the highest p(y|x) for each question, or an answer drawn, in order.
+    """Return the candidate with the highest p(y|x) for each question, or a drawn answer, in order.
 
     Args:
         generator: says p(y_i | x, z, y_<i).
-        contexts: b questions beside k passages each.
+        contexts: b questions with k passages each.
         log_prior: (b, k) log p(z|x).
         settings: beams, lengths and mode; the length penalty ranks within a beam, never the candidates.
-        seeds: one a question, for sampling.
+        seeds: one per question, for sampling.
     """
     opening = generator.begin(contexts)
     if settings.sampling:
@@ -43,9 +43,9 @@ def decode_sequence(
 
 
 def _propose(generator: Generator, opening: tuple[Tensor, State], k: int, settings: Decoding) -> list[Candidates]:
-    """Search a beam for each passage; return the union of what a question's beams found."""
+    """Run one beam search per passage; return the union of the candidates of each question's beams."""
     logits = opening[0]
-    prior = logits.new_zeros(len(logits), 1)
+    prior = logits.new_zeros(len(logits), 1)  # (b k, 1)
     beams = search(generator, opening, prior, settings, best_first(settings.beams), wanted=settings.beams)
     found: list[Candidates] = [{} for _ in range(len(beams) // k)]
     for row, hypotheses in enumerate(beams):
@@ -64,12 +64,12 @@ def _sample(
 ) -> list[Candidates]:
     """Draw a passage from p(z|x), then an answer from p(y|x,z): together a draw from p(y|x)."""
     k, generators = log_prior.shape[1], streams(seeds)
-    total = log_prior.double().softmax(-1).cumsum(-1).cpu()
-    drawn_passages = (total <= uniform(generators)[:, None]).sum(-1).clamp(max=k - 1)
-    rows = torch.arange(len(log_prior)) * k + drawn_passages
+    total = log_prior.double().softmax(-1).cumsum(-1).cpu()  # (b, k)
+    drawn_passages = (total <= uniform(generators)[:, None]).sum(-1).clamp(max=k - 1)  # (b, k) -> (b,)
+    rows = torch.arange(len(log_prior)) * k + drawn_passages  # (b,) rows of the b k contexts
     logits, state = opening
     rows = rows.to(logits.device)
-    chosen = (logits[rows], generator.choose(state, rows))
+    chosen = (logits[rows], generator.choose(state, rows))  # (b k, v) -> (b, v)
     propose = drawn(sampling, generators)
     answers = search(generator, chosen, torch.zeros_like(log_prior[:, :1]), settings, propose, wanted=1)
     found: list[Candidates] = []
@@ -79,7 +79,7 @@ def _sample(
 
 
 def _rescore(generator: Generator, opening: tuple[Tensor, State], found: Sequence[Candidates], k: int) -> None:
-    """Fill in log p(y|x,z) wherever a passage's own beam did not come to y; about 64 MB of logits at once."""
+    """Fill in log p(y|x,z) where a passage's own beam did not find y; about 64 MB of logits at once."""
     missing = [
         (question * k + z, tokens, known, z)
         for question, candidates in enumerate(found)
@@ -87,7 +87,7 @@ def _rescore(generator: Generator, opening: tuple[Tensor, State], found: Sequenc
         for z in range(k)
         if known[z] == _UNKNOWN
     ]
-    missing.sort(key=lambda one: len(one[1]))  # together with their like, to pad little
+    missing.sort(key=lambda one: len(one[1]))  # similar lengths together, to pad little
     while missing:
         count = max(1, _LOGITS // (len(missing[-1][1]) * generator.vocabulary))
         chunk = missing[-count:]
@@ -100,36 +100,38 @@ def _rescore(generator: Generator, opening: tuple[Tensor, State], found: Sequenc
 def log_likelihoods(
     generator: Generator, opening: tuple[Tensor, State], rows: Sequence[int], answers: Sequence[Sequence[int]]
 ) -> Tensor:
-    """Return log p(y|x,z) of one answer a row, (m,): one pass over contexts that were read before.
+    """Return log p(y|x,z) of one answer per row, (m,): one pass, with contexts that `begin` has read.
 
     Args:
         generator: says p(y_i | x, z, y_<i).
-        opening: what `generator.begin` returned; left as it is.
-        rows: which of its contexts each answer is said in.
+        opening: what `generator.begin` returned; unchanged.
+        rows: the context of each answer.
         answers: their tokens, at least one each.
     """
     logits, state = opening
     where = torch.tensor(rows, device=logits.device)
     longest = max(map(len, answers))
+    # (m, t)
     tokens = torch.tensor([[*one, *[generator.pad] * (longest - len(one))] for one in answers], device=logits.device)
-    scores = _log_p(logits[where], tokens[:, 0])
+    scores = _log_p(logits[where], tokens[:, 0])  # (n, v) -> (m, v) -> (m,)
     if longest > 1:
         lengths = torch.tensor([len(one) for one in answers], device=logits.device)
+        # (m, t - 1, v) -> (m, t - 1)
         rest = _log_p(generator.follow(generator.choose(state, where), tokens[:, :-1]), tokens[:, 1:])
-        said = torch.arange(1, longest, device=logits.device) < lengths[:, None]
-        scores = scores + rest.where(said, 0).sum(-1)
+        said = torch.arange(1, longest, device=logits.device) < lengths[:, None]  # (t - 1,) and (m, 1) -> (m, t - 1)
+        scores = scores + rest.where(said, 0).sum(-1)  # (m, t - 1) -> (m,)
     return scores
 
 
 def _log_p(logits: Tensor, tokens: Tensor) -> Tensor:
-    """Return the log softmax of (…, v) logits at one token each, without a second tensor of their size."""
-    return logits.gather(-1, tokens.unsqueeze(-1)).squeeze(-1) - logits.logsumexp(-1)
+    """Return the log softmax of (…, v) logits at (…) tokens, without a second tensor of the logits' size."""
+    return logits.gather(-1, tokens.unsqueeze(-1)).squeeze(-1) - logits.logsumexp(-1)  # (…, v) -> (…, 1) -> (…)
 
 
 def _best(candidates: Candidates, log_prior: Tensor) -> Decoded:
     """Return the candidate of the highest marginal, with the posterior of its passages."""
-    joint = torch.tensor(list(candidates.values()), dtype=torch.float64) + log_prior
-    marginal = joint.logsumexp(-1)
+    joint = torch.tensor(list(candidates.values()), dtype=torch.float64) + log_prior  # (c, k) + (k,) -> (c, k)
+    marginal = joint.logsumexp(-1)  # (c, k) -> (c,)
     place = int(marginal.argmax())
     posterior = (joint[place] - marginal[place]).exp()
     return Decoded(list(candidates)[place], float(marginal[place]), tuple(posterior.tolist()))

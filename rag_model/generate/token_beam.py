@@ -1,7 +1,7 @@
 """Decode RAG-Token: one search over the marginal of all passages.
 
-p'(y_i | x, y_<i) = Σ_z p(z|x) p(y_i | x, z, y_<i) (Lewis et al. 2020, section 2.5). Every token has a passage of its
-own, so that its posterior p(z_i | x, y) is the share that each passage has in that sum.
+p'(y_i | x, y_<i) = Σ_z p(z|x) p(y_i | x, z, y_<i) (Lewis et al. 2020, section 2.5). Every token has its own
+passage z_i; its posterior p(z_i | x, y) is the share of each passage in that sum.
 """
 
 from collections.abc import Sequence
@@ -19,14 +19,14 @@ from rag_model.generate.sampling import drawn, streams
 def decode_token(
     generator: Generator, contexts: Contexts, log_prior: Tensor, settings: Decoding, seeds: Sequence[int]
 ) -> list[Decoded]:
-    """Return the best answer of each question, or one drawn, in order.
+    """Return the best answer of each question, or a drawn one, in order.
 
     Args:
-        generator: says p(y_i | x, z, y_<i).
-        contexts: b questions beside k passages each.
+        generator: computes p(y_i | x, z, y_<i).
+        contexts: b questions with k passages each.
         log_prior: (b, k) log p(z|x).
-        settings: beams and lengths; `mode` has no meaning here.
-        seeds: one a question, for sampling.
+        settings: beams and lengths; `mode` is not used.
+        seeds: one per question, for sampling.
     """
     sampling = settings.sampling
     propose = drawn(sampling, streams(seeds)) if sampling else best_first(settings.beams)
@@ -36,5 +36,5 @@ def decode_token(
 
 def _decoded(answer: Hypothesis, k: int) -> Decoded:
     shares = answer.shares if k > 1 else ((1.0,),) * len(answer.tokens)
-    posterior = tuple(sum(column) / len(shares) for column in zip(*shares, strict=True))
+    posterior = tuple(sum(column) / len(shares) for column in zip(*shares, strict=True))  # (t, k) -> (k,)
     return Decoded(answer.tokens, answer.log_p, posterior, shares)

@@ -1,8 +1,8 @@
-"""An index in one call, in this process: vectors in, a plain faiss file out.
+"""Build an index in one call, in this process: vectors in, a plain faiss file out.
 
 >>> build_index(["vectors.npy"], Path("index.faiss"), IndexRecipe("HNSW32", metric="l2"))  # doctest: +SKIP
 
-`bookwheel index` does the same on many processes or machines, goes on where it was killed, and measures what it made.
+`bookwheel index` does the same on many processes or machines, resumes after it was killed, and measures the index.
 """
 
 import shutil
@@ -30,21 +30,21 @@ def build_index(
     column: str | None = None,
     invalid: Invalid = "refuse",
 ) -> VectorPlan:
-    """Build an index file; return the plan that the recipe came to.
+    """Build an index file; return the plan that the recipe was resolved to.
 
-    Works in a folder beside `out`, which goes in the end. faiss uses the threads that it is set to; with one
+    Works in a folder beside `out`, which is deleted at the end. faiss uses as many threads as it is set to; with one
     (`faiss.omp_set_num_threads(1)`) equal vectors give equal bytes.
 
     Args:
         vectors: (n, d) float16 or float32, or `.npy` and Parquet files and folders of them, in row order.
-        out: the file to write; it appears whole, and replaces what was there.
+        out: the file to write; it is replaced in one step.
         recipe: what to build.
         column: of Parquet files; None: the only one that holds lists of floats.
         invalid: what to do with rows that hold a NaN or an infinity: `refuse`, or `drop`. Then `out` + `.rows.npy` says
-            which row of the vectors each id of the index stands for.
+            the row of the vectors for each id of the index.
 
     Raises:
-        InputError: the vectors cannot be indexed; the sentence names file and row.
+        InputError: the vectors cannot be indexed; the message names file and row.
         UsageError: the recipe does not fit them.
         ResourceError: memory or disk ran out.
     """
@@ -66,14 +66,14 @@ def build_index(
 
 
 def plan_of(recipe: IndexRecipe, n: int, d: int) -> VectorPlan:
-    """Resolve a recipe for a file that stands alone.
+    """Resolve a recipe for a standalone index file.
 
     Raises:
-        UsageError: it asks for a second look at vectors that lie outside the file.
+        UsageError: it ranks again by vectors outside the file.
     """
     plan = resolve(recipe, n, d)
     if plan.refine is not None:
-        raise UsageError(f"{recipe.factory} ranks by vectors that no index file holds: use Refine(SQfp16) instead")
+        raise UsageError(f"{recipe.factory} ranks by vectors outside the index file: use Refine(SQfp16) instead")
     return plan
 
 
@@ -81,17 +81,17 @@ def place(index: Path, out: Path, search: Mapping[str, int], kept: Rows | None) 
     """Move a finished index to `out` in one step, its search parameters set.
 
     Args:
-        index: the file; it is gone afterwards where both lie on one disk.
-        out: where it shall be.
+        index: the file; it is moved, or copied if `out` is on another disk.
+        out: the destination.
         search: efSearch, or nprobe and refine.
-        kept: the row of the vectors that each id stands for; None: they are the same, and no file says so.
+        kept: the row of the vectors for each id; None: ids are rows, and no `.rows.npy` file is written.
 
     Raises:
         ResourceError: the file cannot be written.
     """
     try:
         if kept is None:
-            rows_path(out).unlink(missing_ok=True)  # of an index that was here before
+            rows_path(out).unlink(missing_ok=True)  # of an earlier index
         else:
             with landing(rows_path(out)) as temporary, temporary.open("wb") as file:
                 np.save(file, kept, allow_pickle=False)
@@ -106,7 +106,7 @@ def place(index: Path, out: Path, search: Mapping[str, int], kept: Rows | None) 
 
 
 def rows_path(out: Path) -> Path:
-    """Return where it is said which row each id of an index stands for, if rows were dropped."""
+    """Return the path of the file with the row of each id, which exists if rows were dropped."""
     return out.with_name(f"{out.name}.rows.npy")
 
 

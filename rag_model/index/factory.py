@@ -1,12 +1,12 @@
-"""Factory strings: faiss's own language for an index, read and checked before any work starts.
+"""Factory strings: faiss's description of an index, parsed and checked before any work starts.
 
-Known are `Flat`; `HNSW32` with storage `Flat`, `SQ8` or `SQfp16` (`HNSW32_SQ8`); and inverted lists,
-optionally behind a transform, with a graph over the centroids and with a second look at what the codes find:
-`IVF1024,PQ48np`, `OPQ48_192,IVF65536_HNSW32,PQ48np`, `IVF4096,SQ8`, `IVF4096,RaBitQ4,Refine(SQfp16)`. A number
-left out (`HNSW`, `IVF,PQ`) is chosen for the corpus by `recipe.resolve`.
+Supported are `Flat`; `HNSW32` with storage `Flat`, `SQ8` or `SQfp16` (`HNSW32_SQ8`); and inverted lists,
+optionally with a transform, a graph over the centroids, and a refinement that ranks candidates again:
+`IVF1024,PQ48np`, `OPQ48_192,IVF65536_HNSW32,PQ48np`, `IVF4096,SQ8`, `IVF4096,RaBitQ4,Refine(SQfp16)`. left out (`HNSW`,
+`IVF,PQ`) is chosen by `recipe.resolve` for the corpus.
 
-One word is ours: `Refine(vectors)` takes the second look at the vectors themselves, where they lie. No byte of the
-index depends on it, so `without_vectors` is the string for faiss.
+bookwheel adds one word: `Refine(vectors)` ranks again by the snapshot's own vector files. No byte of the
+index depends on it, and `without_vectors` removes it for faiss.
 """
 
 import re
@@ -29,7 +29,7 @@ _EXAMPLES = "for example HNSW32, IVF1024,PQ48np or OPQ48_192,IVF65536_HNSW32,PQ4
 class Graph:
     """`HNSW<links>_<storage>`."""
 
-    links: int | None  # M: links a node and level, twice that at the bottom; None = to be chosen
+    links: int | None  # M: links per node and level, twice that at the bottom; None = to be chosen
     storage: str  # Flat, SQ8, SQfp16
 
     def __str__(self) -> str:
@@ -40,11 +40,11 @@ class Graph:
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """A linear transform in front of the lists: `OPQ<m>_<out>` or `PCA<out>`."""
+    """A linear transform before the lists: `OPQ<m>_<out>` or `PCA<out>`."""
 
     name: str  # OPQ, PCA, PCAR
-    pieces: int | None  # of OPQ; None = as many as the codes'
-    out: int | None  # dimensions behind it; None = those before it
+    pieces: int | None  # of OPQ; None = as many as the codes have
+    out: int | None  # output dimensions; None = the input dimensions
 
     def __str__(self) -> str:
         """Return the factory piece."""
@@ -60,7 +60,7 @@ class Codes:
     name: str  # Flat, SQ8, RaBitQ, PQ …
     pieces: int | None = None  # of PQ; None = to be chosen
     bits: int = 8  # of a PQ piece, or of a RaBitQ dimension
-    fast: bool = True  # PQ without polysemous training, which costs far more than it returns
+    fast: bool = True  # PQ without polysemous training, which costs far more than it gains
 
     def __str__(self) -> str:
         """Return the factory piece."""
@@ -78,10 +78,10 @@ class Lists:
 
     rotation: Rotation | None
     lists: int | None  # None = to be chosen
-    coarse: int | None  # M of a graph over the centroids; None = they are scanned
+    coarse: int | None  # M of a graph over the centroids; None = all centroids are compared
     codes: Codes
     refine: str | None = (
-        None  # Flat, SQfp16, SQ8: kept behind the lists; vectors: the corpus's own; None: no second look
+        None  # Flat, SQfp16, SQ8: kept behind the lists; vectors: the corpus's own; None: no refinement
     )
 
     def __str__(self) -> str:
@@ -98,7 +98,7 @@ class Lists:
 
 @dataclass(frozen=True, slots=True)
 class Exact:
-    """`Flat`: the vectors themselves, every one compared."""
+    """`Flat`: the vectors themselves; a search compares all of them."""
 
     def __str__(self) -> str:
         """Return the factory string."""
@@ -115,7 +115,7 @@ def parse(text: str) -> Factory:
     Codes(name='PQ', pieces=48, bits=8, fast=True)
 
     Raises:
-        UsageError: a piece is unknown, missing or out of place; the sentence names it.
+        UsageError: a piece is unknown, missing or misplaced; the message names it.
     """
     if text == "Flat":
         return Exact()
@@ -137,7 +137,7 @@ def structure_of(text: str) -> Structure:
 
 
 def without_vectors(factory: Factory) -> Factory:
-    """Return the factory as faiss knows it: without `Refine(vectors)`."""
+    """Return the factory in faiss's form, without `Refine(vectors)`."""
     return replace(factory, refine=None) if isinstance(factory, Lists) and factory.refine == "vectors" else factory
 
 
@@ -145,12 +145,12 @@ def check(factory: Factory, d: int) -> None:
     """Check that a factory fits vectors of `d` dimensions.
 
     Raises:
-        UsageError: a number does not fit; the sentence holds one that does.
+        UsageError: a number does not fit; the message gives one that does.
     """
     if isinstance(factory, Lists):
         rotation = factory.rotation
         if rotation is not None and rotation.out is not None and rotation.out > d and rotation.name != "OPQ":
-            raise UsageError(f"{rotation} cannot give {rotation.out} of {d} dimensions: ask for no more than {d}")
+            raise UsageError(f"{rotation} cannot turn {d} dimensions into {rotation.out}: use at most {d}")
         width = factory.code_dim(d)
         _check_divides(str(factory), factory.codes.pieces, width, "PQ")
         if rotation is not None:
@@ -178,11 +178,11 @@ def _graph(text: str) -> Graph:
     found = _GRAPH.fullmatch(text)
     if found is None:
         raise UsageError(
-            f"{text!r} is not a factory string: HNSW<M> takes Flat, SQ8 or SQfp16 behind it, as in HNSW32_SQ8"
+            f"{text!r} is not a factory string: HNSW<M> may be followed by Flat, SQ8 or SQfp16, as in HNSW32_SQ8"
         )
     links = _positive(text, found[1])
     if links is not None and links < 2:
-        raise UsageError(f"{text!r} gives a node {links} link: HNSW needs at least 2, and 16 to 64 is usual")
+        raise UsageError(f"{text!r} gives a node {links} link: use at least 2, usually 16 to 64")
     return Graph(links, found[2] or "Flat")
 
 
@@ -197,7 +197,7 @@ def _lists(text: str) -> Lists:
         raise UsageError(f"{text!r} is not a factory string: it has {wrong!r} where IVF<lists> belongs; {_EXAMPLES}")
     if len(pieces) == 1:
         raise UsageError(
-            f"{text!r} says not how its lists keep a vector: add Flat, SQ8, PQ<m>np or RaBitQ4, {_EXAMPLES}"
+            f"{text!r} does not say how its lists store a vector: add Flat, SQ8, PQ<m>np or RaBitQ4, {_EXAMPLES}"
         )
     codes = _CODES.fullmatch(pieces[1])
     if codes is None:
@@ -213,7 +213,7 @@ def _refine(text: str, pieces: list[str]) -> str | None:
     found = _REFINE.fullmatch(pieces[0])
     if found is None or len(pieces) > 1:
         raise UsageError(
-            f"{text!r} is not a factory string: {','.join(pieces)!r} is unknown; behind the codes may stand "
+            f"{text!r} is not a factory string: {','.join(pieces)!r} is unknown; after the codes use "
             "Refine(Flat), Refine(SQfp16), Refine(SQ8) or Refine(vectors)"
         )
     return found[1]
@@ -235,15 +235,15 @@ def _codes(text: str, piece: str, found: re.Match[str]) -> Codes:
         return Codes(piece)
     pieces, bits = _positive(text, found[2]), _positive(text, found[3] or "") or 8
     if bits > 8:
-        raise UsageError(f"{text!r} asks for {bits} bits a piece: faiss's lists take at most 8, the usual number")
+        raise UsageError(f"{text!r} asks for {bits} bits per piece: use at most 8, the usual number")
     return Codes("PQ", pieces, bits, fast=pieces is None or found[4] is not None)
 
 
 def _positive(text: str, digits: str) -> int | None:
     if len(digits) > 9:
-        raise UsageError(f"{text!r} is not a factory string: {digits} is more than any index holds")
+        raise UsageError(f"{text!r} is not a factory string: {digits} is too large")
     if digits and int(digits) == 0:
-        raise UsageError(f"{text!r} is not a factory string: it holds a 0 where a positive number belongs")
+        raise UsageError(f"{text!r} is not a factory string: it has a 0 where a positive number belongs")
     return int(digits) if digits else None
 
 

@@ -1,10 +1,10 @@
-"""The steps that a GPU takes over where faiss sees one: k-means, nearest centroids, and the graph of a cell.
+"""The steps that run on a GPU if faiss sees one: k-means, nearest centroids, and the graph of a cell.
 
-The first two compare vectors with all centroids, which is most of the work of training and adding. Codes are written
-on the CPU all the same, so every factory works, and the file is one that any machine reads. A cell's graph is CAGRA's,
-turned into an HNSW; it is stitched as any other is. Nothing is asked for: a faiss
-built with GPUs (`faiss-gpu-cuvs`, `faiss-gpu`) that sees one uses all it sees. Sums of float32 differ there in their
-last bits, so an index's bytes repeat on machines of one kind and not from one kind to the other.
+The first two compare vectors with all centroids, which is most of the work of training and adding. Codes are still
+computed on the CPU, so every factory works, and any machine can read the file. A cell's graph is CAGRA's, converted to
+an HNSW; it is stitched like any other. It needs no setting: a faiss built for GPUs (`faiss-gpu-cuvs`, `faiss-gpu`) uses
+all GPUs that it sees. float32 sums differ there in their last bits, so the bytes of an index are reproducible on
+machines with a GPU or on those without, not across the two.
 
 Source: https://github.com/facebookresearch/faiss/wiki/Faiss-on-the-GPU; Ootomo et al. CAGRA: highly parallel graph
 construction and approximate nearest neighbor search for GPUs. ICDE 2024.
@@ -14,7 +14,7 @@ from typing import Any
 
 from rag_model.index.files.engine import FaissIndex, Metric, Rows, Vectors, faiss, metric_code
 
-_LEAST = 1_024  # vectors of a graph built there: of three or four, faiss's conversion never ends (its issue 4260)
+_LEAST = 1_024  # vectors of a graph built there: with three or four, faiss's conversion never ends (faiss issue 4260)
 
 
 def present() -> bool:
@@ -23,7 +23,7 @@ def present() -> bool:
 
 
 def lend_to_kmeans(lists: FaissIndex) -> list[Any]:
-    """Let `train` of inverted lists find centroids on the GPUs; return what must outlive the training."""
+    """Let `train` of inverted lists find centroids on the GPUs; return objects to keep until training ends."""
     if not present():
         return []
     lists.clustering_index = comparer(lists)
@@ -31,7 +31,7 @@ def lend_to_kmeans(lists: FaissIndex) -> list[Any]:
 
 
 def comparer(lists: FaissIndex) -> FaissIndex:
-    """Return an empty flat index of the lists' metric, on the GPUs if there are any: what k-means compares with."""
+    """Return an empty flat index of the lists' metric, on the GPUs if there are any: k-means compares with it."""
     flat = faiss.IndexFlat(lists.d, lists.metric_type)
     return faiss.index_cpu_to_all_gpus(flat) if present() else flat
 
@@ -47,13 +47,13 @@ class Assigner:
             self._quantizer.add(lists.quantizer.reconstruct_n(0, lists.nlist))
 
     def __call__(self, vectors: Vectors) -> Rows:
-        """Return (m,) int64: the list of each of (m, d) float32 vectors, as the lists see them."""
-        found: Rows = self._quantizer.search(vectors, 1)[1].ravel()
+        """Return (m,) int64: the list of each of (m, d) float32 vectors, which are already transformed."""
+        found: Rows = self._quantizer.search(vectors, 1)[1].ravel()  # (m, 1) -> (m,)
         return found
 
 
 def builds_graphs(vectors: int) -> bool:
-    """Return whether the graph of so many vectors is built on a GPU: with cuVS, and where it is worth the way."""
+    """Return whether the graph of this many vectors is built on a GPU: with cuVS, and from 1,024 vectors on."""
     return present() and hasattr(faiss, "GpuIndexCagra") and vectors >= _LEAST
 
 

@@ -1,18 +1,18 @@
-"""What an index kind is: everything that bookwheel asks of a searchable structure, so that a new one is one folder.
+"""The protocol of an index kind: everything that bookwheel needs from a searchable structure; a new kind is one folder.
 
-A kind stands over a *representation* of the passages, row i of passage i: `vectors` (one vector a passage, float16 or
-float32 `.npy`, one file a part) or `text` (the passages themselves, one Parquet file a part). It is built in four
-stages, each a function of files:
+A kind is built over a *representation* of the passages, row i for passage i: `vectors` (one vector per passage, float16
+or float32 `.npy`, one file per part) or `text` (the passages themselves, one Parquet file per part). It is built in
+four stages, each a function of files:
 
     train(rows)                        -> one small file, the same for every worker
-    scatter(rows of one part)          -> one piece a part
-    shard(scattered, number)           -> one piece a shard; only of kinds whose plans have shards
+    scatter(rows of one part)          -> one piece per part
+    shard(scattered, number)           -> one piece per shard; only for kinds whose plans have shards
     merge(scattered, shards, rows)     -> the index file
 
-A piece depends on the trained file and its own part alone, never on how many rows there are: so a rebuild finds the
-pieces of unchanged parts. The entry in the manifest is the plan's (`IndexPlan.entry`): it says `kind`, `over`, `file`
-and how the index is searched. A takedown builds an index again from rows without the page, and inherits nothing. A pull
-fetches only new rows of a file whose entry says `row_bytes`: it ends in one row of so many bytes a passage.
+A piece depends only on the trained file and its own part, never on the number of rows, so a rebuild reuses the pieces
+of unchanged parts. The entry in the manifest is the plan's (`IndexPlan.entry`): it holds `kind`, `over`, `file` and how
+the index is searched. A takedown builds an index again from rows without the page, and inherits nothing. A pull fetches
+only new rows of a file whose entry says `row_bytes`: it ends in one row of that many bytes per passage.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -36,16 +36,16 @@ Entry = Mapping[str, Any]  # an index's entry in a manifest
 
 @dataclass(frozen=True, slots=True)
 class IndexFiles:
-    """Where an index lies, and the rows that it was built over."""
+    """The file of an index, and the rows that it was built over."""
 
     index: Path
-    rows: Callable[[], list[Path]]  # of the representation, in row order; called only where they are read
+    rows: Callable[[], list[Path]]  # of the representation, in row order; called only if they are read
     n: int  # passages of the snapshot
 
 
 @dataclass(frozen=True, slots=True)
 class TextTrial:
-    """Questions whose source is known: each is a sentence of one passage."""
+    """Questions whose passage is known: each is a sentence of one passage."""
 
     questions: Sequence[str]
     k: int  # depth of recall
@@ -54,26 +54,27 @@ class TextTrial:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """What the gate and the report are told of an index."""
+    """Measurements of an index for the gate and the report."""
 
     recalls: (
-        Recalls  # (q,) in [0, 1]: recall@k of each question against exhaustive search, as it is searched by default
+        Recalls  # (q,) in [0, 1]: recall@k of each question against exhaustive search, with the default search setting
     )
     curve: Sequence[Effort] = ()  # recall against work
-    setting: Effort | None = None  # how it is searched by default, as a point of the curve
-    health: Health | None = None  # what a faiss file shows of itself
-    figures: Mapping[str, float | int] = field(default_factory=dict)  # further ones, by name, for the manifest
+    setting: Effort | None = None  # the default search setting, as a point of the curve
+    health: Health | None = None  # statistics of a faiss file
+    figures: Mapping[str, float | int] = field(default_factory=dict)  # more figures, by name, for the manifest
 
 
 class TextIndex(Protocol):
-    """What can be searched by a question's text."""
+    """An index that is searched by a question's text."""
 
     n: int  # passages held; rows are 0 … n-1
 
     def search(self, questions: Sequence[str], k: int, **parameters: Any) -> tuple[Vectors, Rows]:
         """Return the k best rows of each question, best first: (q, k) float32 scores, (q, k) int64 rows.
 
-        Larger is better; ties by row. Where fewer than k are found, the rest is row -1 with score -inf.
+        Larger is better; equal scores are ordered by row. If fewer than k are found, the rest is row -1 with score
+        -inf.
 
         Raises:
             UsageError: `k` or a parameter does not fit the index.
@@ -85,21 +86,21 @@ class IndexKind(Protocol):
     """One kind of index."""
 
     name: ClassVar[str]  # in manifests
-    represents: ClassVar[Represents]  # the sort of representation that it is built over
+    represents: ClassVar[Represents]  # the type of representation that it is built over
     suffix: ClassVar[str]  # of its file
-    learns: ClassVar[bool]  # whether it trains something that later builds inherit
-    libraries: ClassVar[tuple[str, ...]]  # packages whose versions decide its bytes
-    VERSION: ClassVar[int]  # raised when the same plan and rows would give other bytes
+    learns: ClassVar[bool]  # whether later builds inherit its trained file
+    libraries: ClassVar[tuple[str, ...]]  # packages whose versions affect its bytes
+    VERSION: ClassVar[int]  # increased when the same plan and rows would give other bytes
 
     def takes(self, factory: str) -> bool:
         """Whether a recipe's `factory` asks for this kind."""
         ...
 
     def check(self, recipe: Any) -> None:
-        """Check an `IndexRecipe` of this kind before any row is there.
+        """Check an `IndexRecipe` of this kind before any row exists.
 
         Raises:
-            UsageError: a setting is unknown or wrong; the sentence names it.
+            UsageError: a setting is unknown or wrong; the message names it.
         """
         ...
 
@@ -112,8 +113,8 @@ class IndexKind(Protocol):
             recipe: what to build.
             n: rows, at least 1.
             width: components of a vector; 0 over text.
-            memory: bytes that one machine has for the largest stage; None: not known.
-            part_rows: of the largest part.
+            memory: bytes that one machine has for the largest stage; None: unknown.
+            part_rows: rows of the largest part.
 
         Raises:
             UsageError: the recipe does not fit.
@@ -122,18 +123,18 @@ class IndexKind(Protocol):
         ...
 
     def steady(self, recipe: Any, plan: IndexPlan, before: Mapping[str, Any]) -> IndexPlan:
-        """Return the plan with the numbers of the parent's index (`before`, its `shared()`) that are worth keeping."""
+        """Return the plan with numbers kept from the parent's index (`before`, its `shared()`) to allow reuse."""
         ...
 
     def train(self, plan: IndexPlan, rows: Sequence[Path], out: Path) -> Facts:
-        """Learn from all parts' rows what the workers share, and write it; the facts hold its `losses`."""
+        """Train on all parts' rows and write the file that all workers share; the facts hold its `losses`."""
         ...
 
     def scatter(self, plan: IndexPlan, trained: Path, rows: Path, number: int, out: Path) -> Facts:
         """Write the piece of part `number`.
 
-        Where there are shards, the facts' `cells` are the rows that go to each of them, and `slices` the digests of all
-        that it reads of this piece: shards are equal whose slices are.
+        If there are shards, the facts' `cells` are the rows that go to each of them, and `slices` the digests of what
+        each reads of this piece: shards with equal slices are equal.
         """
         ...
 
@@ -154,7 +155,7 @@ class IndexKind(Protocol):
         ...
 
     def losses(self, plan: IndexPlan, trained: Path, vectors: Vectors) -> dict[str, float]:
-        """Return how far vectors, (m, d) float32, lie from what was learnt, by what it is: cells, lists, codes."""
+        """Return how far vectors, (m, d) float32, lie from the trained values, by name: cells, lists, codes."""
         ...
 
     def fit(
@@ -165,11 +166,11 @@ class IndexKind(Protocol):
         changed: Sequence[tuple[Path, Sequence[Path]]],
         same: Sequence[Path],
     ) -> Fit:
-        """Measure how an inherited trained file fits the rows of parts that `changed`, with those of before."""
+        """Measure how an inherited trained file fits the rows of parts that `changed`, against their earlier rows."""
         ...
 
     def follow(self, plan: IndexPlan, trained: Path, rows: Sequence[Path], out: Path) -> Facts:
-        """Move an inherited trained file to the rows there are now: asked where `Fit.missed` says so."""
+        """Adapt an inherited trained file to the current rows; called if `Fit.missed` requires it."""
         ...
 
     def open(self, files: IndexFiles, entry: Entry, *, mmap: bool = True) -> Any:
@@ -181,15 +182,15 @@ class IndexKind(Protocol):
         ...
 
     def measure(self, files: IndexFiles, entry: Entry, trial: Any) -> Measurement:
-        """Ask an index questions whose answers are known: a `Trial` over vectors, a `TextTrial` over text."""
+        """Measure an index with questions whose answers are known: a `Trial` over vectors, a `TextTrial` over text."""
         ...
 
     def tune(self, files: IndexFiles, entry: Entry, trial: Any, target: float) -> Tuned:
-        """Return the cheapest search that finds `target` of exhaustive search."""
+        """Return the cheapest search setting whose recall against exhaustive search is `target`."""
         ...
 
     def floor(self, factory: str) -> Floor:
-        """Return the least recall that the gate accepts unless a recipe says otherwise."""
+        """Return the least recall that the gate accepts if the recipe sets none."""
         ...
 
     def estimate(self, plan: IndexPlan, part_rows: int | None = None) -> Estimate:
@@ -197,12 +198,12 @@ class IndexKind(Protocol):
         ...
 
     def seconds(self, plan: IndexPlan, stage: str, rows: int, size: int, *, inherited: bool = False) -> float:
-        """Return about how many seconds of one core a task of a stage takes, over so many rows or bytes of them."""
+        """Estimate the seconds that a task of a stage takes on one core, for `rows` rows of `size` bytes."""
         ...
 
 
 class UntrainedKind:
-    """What a kind over text need not say for itself: it learns nothing, has no shards and is built part by part."""
+    """Defaults for a kind over text: it trains nothing, has no shards and is built part by part."""
 
     represents: ClassVar[Represents] = "text"
     learns: ClassVar[bool] = False
@@ -211,14 +212,14 @@ class UntrainedKind:
     suffix: ClassVar[str]
 
     def check(self, recipe: Any) -> None:
-        """Accept a recipe of common settings; extend it for settings of one's own."""
+        """Accept a recipe with the common settings; override it for further settings."""
         if recipe.recall_target is not None:
             raise UsageError(f"recall_target does not apply to {recipe.factory}: leave it out")
 
     def plan(
         self, recipe: Any, n: int, width: int, *, memory: int | None = None, part_rows: int | None = None
     ) -> IndexPlan:
-        """Return a plan of the recipe's own words."""
+        """Return a plan with the recipe's own settings."""
         settings, search = dict(recipe.settings), dict(recipe.search)
         return IndexPlan(
             kind=self.name, factory=recipe.factory, n=n, search=search, over=recipe.over, settings=settings
@@ -229,7 +230,7 @@ class UntrainedKind:
         return plan
 
     def train(self, plan: IndexPlan, rows: Sequence[Path], out: Path) -> Facts:
-        """Write an empty file: nothing is learnt."""
+        """Write an empty file: nothing is trained."""
         out.write_bytes(b"")
         return {"losses": {}}
 
@@ -239,10 +240,10 @@ class UntrainedKind:
         Raises:
             ValueError: always.
         """
-        raise ValueError(f"{plan.factory} has no shards: merge what was scattered")
+        raise ValueError(f"{plan.factory} has no shards: merge the scattered pieces")
 
     def losses(self, plan: IndexPlan, trained: Path, vectors: Vectors) -> dict[str, float]:
-        """Return nothing: nothing is learnt."""
+        """Return no losses: nothing is trained."""
         return {}
 
     def fit(
@@ -253,7 +254,7 @@ class UntrainedKind:
         changed: Sequence[tuple[Path, Sequence[Path]]],
         same: Sequence[Path],
     ) -> Fit:
-        """Return that it fits: nothing is learnt."""
+        """Return a perfect fit: nothing is trained."""
         return Fit(0, {})
 
     def follow(self, plan: IndexPlan, trained: Path, rows: Sequence[Path], out: Path) -> Facts:
@@ -261,18 +262,18 @@ class UntrainedKind:
         return self.train(plan, rows, out)
 
     def tune(self, files: IndexFiles, entry: Entry, trial: Any, target: float) -> Tuned:
-        """Return the search that the entry has: `check` refuses a target."""
+        """Return the entry's own search setting: `check` refuses a target."""
         return Tuned(dict(entry["search"]), 1.0)
 
     def floor(self, factory: str) -> Floor:
-        """Return the floor of an index that loses next to nothing."""
+        """Return the floor of an index that loses almost nothing."""
         return FLOOR
 
     def estimate(self, plan: IndexPlan, part_rows: int | None = None) -> Estimate:
-        """Return that nothing grows with the corpus but the file: 1 KB a passage."""
+        """Return an estimate in which only the file grows with the corpus: 1 KB per passage."""
         size = plan.n << 10
         return Estimate(dict.fromkeys(("train", "scatter", "merge"), PROCESS), size + PROCESS, size, 2 * size)
 
     def seconds(self, plan: IndexPlan, stage: str, rows: int, size: int, *, inherited: bool = False) -> float:
-        """Return the seconds to read so many bytes at 20 MB a second."""
+        """Return the seconds to read `size` bytes at 20 MB per second."""
         return 0.01 if stage == "train" else size / 2e7

@@ -1,31 +1,31 @@
-"""What an index is for the rows there are: a small, plain record that travels to every worker.
+"""The plan of an index for a number of rows: a small record that is sent to every worker.
 
-A kind of index that has more to decide extends `IndexPlan` with fields of its own, as `VectorPlan` does.
+An index kind that needs more fields extends `IndexPlan`, as `VectorPlan` does.
 """
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-_BESIDE = ("search", "refine", "recall_target", "drift", "notes")  # change no byte of the index
-_ALL_ROWS = ("n", "train_sample")  # a piece does not depend on them, once there is a trained file
+_BESIDE = ("search", "refine", "recall_target", "drift", "notes")  # do not change the bytes of the index
+_ALL_ROWS = ("n", "train_sample")  # a piece depends on the trained file, not on these
 
-Facts = dict[str, Any]  # what a stage of a build says of its work: JSON values
+Facts = dict[str, Any]  # what a build stage reports of its work: JSON values
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexPlan:
-    """A recipe made concrete for the n rows of a representation."""
+    """A recipe resolved for the n rows of a representation."""
 
     kind: str  # name of the index kind that builds it
-    factory: str  # complete: nothing in it is left open
+    factory: str  # complete: every number is set
     n: int  # rows
-    search: Mapping[str, Any]  # what a search uses unless told otherwise
+    search: Mapping[str, Any]  # default search parameters
     seed: int = 0
-    over: str = ""  # name of the representation; empty: the one that every snapshot has of the kind's sort
-    recall_target: float | None = None  # the tuner sets the search for it
-    drift: float = 1.2  # times the error of old rows that new ones may have under an inherited trained file
-    notes: tuple[str, ...] = ()  # sentences: what was asked for, and why it is not what is built
+    over: str = ""  # name of the representation; empty: the default representation of the kind's type
+    recall_target: float | None = None  # the tuner sets the search parameters for it
+    drift: float = 1.2  # largest ratio of the errors of new and old rows under an inherited trained file
+    notes: tuple[str, ...] = ()  # sentences: requested settings that were changed, and why
     settings: Mapping[str, Any] = field(default_factory=dict)  # the recipe's own settings of this kind
 
     @property
@@ -34,7 +34,7 @@ class IndexPlan:
         return 0
 
     def entry(self) -> dict[str, Any]:
-        """Return what the plan says in the index's entry of a manifest."""
+        """Return the plan's fields for the index's entry in a manifest."""
         entry = {"kind": self.kind, "over": self.over, "factory": self.factory, "n": self.n}
         return entry | {"search": dict(self.search)} | ({"settings": dict(self.settings)} if self.settings else {})
 
@@ -45,7 +45,7 @@ class IndexPlan:
     def shared(self) -> dict[str, Any]:
         """Return the plan fields that, with the trained file, determine a part's piece and a shard, as JSON values.
 
-        They do not hold the number of rows: so a corpus grows, and what did not change in it is not made again.
+        They do not contain the number of rows, so that unchanged parts of a growing corpus are not built again.
         """
         return {name: value for name, value in self.built().items() if name not in _ALL_ROWS}
 

@@ -1,8 +1,7 @@
-"""What an index should be (`IndexRecipe`), and what it therefore is for n vectors (`IndexPlan`).
+"""The requested index (`IndexRecipe`), and the resolved one for n vectors (`VectorPlan`).
 
 A recipe may leave numbers open: `HNSW`, `IVF,PQ`, `cells = None`. `resolve` fills them in from n and d, so
-that the same recipe builds a demo of a thousand passages and the whole of Wikipedia, and it says what it had
-to change.
+that the same recipe builds a demo of a thousand passages and the whole of Wikipedia, and notes what it had to change.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,32 +27,32 @@ from rag_model.index.plan import IndexPlan
 from rag_model.index.registry import kind_for
 
 LINKS = 32  # M of HNSW: faiss's and most papers' choice for text vectors; 16 halves the graph and loses ~1 point
-ONE_CELL = 100_000  # up to so many vectors one graph takes a core minutes: not worth cutting
-CELL_ROWS = 62_500  # of a larger corpus, a cell: measured at 1M / 16 cells, cheaper than one graph at its recall
+ONE_CELL = 100_000  # up to this size one graph takes one core minutes: not worth splitting
+CELL_ROWS = 62_500  # vectors per cell of a larger corpus: measured at 1M / 16 cells, cheaper than one graph
 POINTS_PER_LIST = 39  # faiss calls a centroid of fewer points badly trained
-EMBEDDINGS, TEXT = "embeddings", "text"  # what indexes over vectors, and over text, stand over unless told otherwise
-MANY_LISTS = 8_192  # from here on finding the nearest centroids costs more than the lists: search them by a graph
-REFINE = 10  # times k candidates are ranked anew: 4 lost 7 points with codes of a bit a dimension, 10 two
-FEW_VECTORS = 1_024  # fewer cannot train the 256 centroids of a code's piece; they need no compression either
+EMBEDDINGS, TEXT = "embeddings", "text"  # default representations of indexes over vectors, and over text
+MANY_LISTS = 8_192  # from here on finding centroids costs more than reading lists: use a graph over the centroids
+REFINE = 10  # times k candidates are ranked again: with codes of one bit per dimension, 4 lost 7 points, 10 two
+FEW_VECTORS = 1_024  # fewer cannot train 256 centroids per code piece, and need no compression
 PQ_SAMPLE = 65_536  # training points of a product quantizer: 256 for each of 256 centroids
 
 
 @dataclass(frozen=True, slots=True)
 class IndexRecipe:
-    """One index of a snapshot; the defaults are what a build publishes when nobody says otherwise."""
+    """One index of a snapshot; the defaults are those of a build."""
 
-    factory: str  # decides the kind; faiss's factory strings (`HNSW` and `IVF,PQ` leave the numbers open) and others
-    metric: Metric = "ip"  # inner product: cosine where the encoder normalises, DPR's score where it doesn't
-    ef_construction: int = 100  # candidates while a node is linked; 200 costs twice the time for < 1 point
-    cells: int | None = None  # HNSW shards; None: 1 up to 100,000 vectors, then one for 62,500
-    border: float = 0.0  # further cells a vector whose graph holds it too: linking finds as much for less
-    linked: float = 1.2  # further cells a vector that it is linked into; 1.0 loses .001 of recall in small cells
-    train_sample: int | None = None  # vectors that train centroids and codes; None: 39 a list, at least 65,536
+    factory: str  # determines the kind; a faiss factory string (`HNSW` and `IVF,PQ`: numbers open), or another
+    metric: Metric = "ip"  # inner product: cosine for encoders that normalise, else DPR's score
+    ef_construction: int = 100  # candidates while a node is inserted; 200 takes twice the time for < 1 point
+    cells: int | None = None  # HNSW shards; None: 1 up to 100,000 vectors, then one per 62,500
+    border: float = 0.0  # further cells per vector whose graph it joins: `linked` has the same recall at lower cost
+    linked: float = 1.2  # further cells per vector that it is linked into; 1.0 loses .001 of recall in small cells
+    train_sample: int | None = None  # vectors that train centroids and codes; None: 39 per list, at least 65,536
     seed: int = 0
-    search: Mapping[str, Any] = field(default_factory=dict)  # efSearch, or nprobe and refine; left out: chosen
-    recall_target: float | None = None  # the tuner picks efSearch or nprobe for it; None: the default setting
-    drift: float = 1.2  # times the error of the rows that cells, lists and codes were learnt from that new rows may
-    # have before all are learnt anew: other samples of the same corpus stay below 1.1, another topic exceeds 1.3
+    search: Mapping[str, Any] = field(default_factory=dict)  # efSearch, or nprobe and refine; the default is chosen
+    recall_target: float | None = None  # the tuner sets efSearch or nprobe for it; None: the default setting
+    drift: float = 1.2  # largest ratio of the errors of new and training rows; above it cells, lists and codes
+    # are trained again. Other samples of the same corpus stay below 1.1, another topic exceeds 1.3
 
     over: str = ""  # name of the representation; empty: `embeddings`, or `text` for a kind over text
     settings: Mapping[str, Any] = field(default_factory=dict)  # what only this kind of index knows
@@ -71,9 +70,7 @@ def check_vectors(recipe: IndexRecipe) -> None:
     if recipe.metric not in ("ip", "l2"):
         raise UsageError(f"metric is {recipe.metric!r}: choose ip (inner product) or l2")
     if not 0 <= recipe.border <= 1 or recipe.linked < 0:
-        raise UsageError(
-            f"border is a share from 0 to 1 and linked one of 0 or more, not {recipe.border} and {recipe.linked}"
-        )
+        raise UsageError(f"border is {recipe.border} and linked {recipe.linked}: need 0 <= border <= 1 and linked >= 0")
     for name in ("ef_construction", "cells", "train_sample"):
         value = getattr(recipe, name)
         if value is not None and value < 1:
@@ -81,18 +78,18 @@ def check_vectors(recipe: IndexRecipe) -> None:
     if recipe.recall_target is not None and not 0 < recipe.recall_target < 1:
         raise UsageError(
             f"recall_target is {recipe.recall_target}: it is a share between 0 and 1, for example 0.95; "
-            "the index that finds all is Flat"
+            "Flat is the index with recall 1"
         )
     if recipe.drift < 1:
         raise UsageError(f"drift is {recipe.drift}: it is a factor of 1 or more; 1 trains again with every build")
     if recipe.settings:
-        raise UsageError(f"settings do not apply to {recipe.factory}: its settings stand in the table itself")
+        raise UsageError(f"settings do not apply to {recipe.factory}: put them in the index table itself")
     check_search(recipe.search, parameters_of(parse(recipe.factory)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VectorPlan(IndexPlan):
-    """A recipe made concrete for n vectors of d dimensions."""
+    """A recipe resolved for n vectors of d dimensions."""
 
     metric: Metric
     d: int
@@ -101,17 +98,18 @@ class VectorPlan(IndexPlan):
     border: float
     linked: float
     train_sample: int
-    refine: str | None = None  # vectors: what the codes find is ranked again by the corpus's vectors
+    refine: str | None = None  # vectors: candidates are ranked again by the corpus's vectors
 
     @property
     def shards(self) -> int:
-        """Return how many shards are built between scattering and merging: one a cell of a graph."""
+        """Return how many shards are built between scattering and merging: one per cell of a graph."""
         return self.cells if self.kind == "hnsw" else 0
 
     def entry(self) -> dict[str, Any]:
-        """Return what the plan says in a manifest: kind, over, factory, metric, n, d, search.
+        """Return the plan's fields in a manifest: kind, over, factory, metric, n, d, search.
 
-        Further `refine` and `row_bytes` if any: the file then ends in vectors of so many bytes, one a row in row order.
+        If they apply, also `refine` and `row_bytes`: the file then ends in one vector of that many bytes per row, in
+        row order.
         """
         entry: dict[str, Any] = {
             "kind": self.kind,
@@ -125,7 +123,7 @@ class VectorPlan(IndexPlan):
 
 
 def _row_bytes(factory: Factory, d: int) -> int:
-    """Return the bytes of a vector as the file ends in them; 0 where it ends in none."""
+    """Return the bytes per vector at the end of the file; 0 if it does not end in vectors."""
     if isinstance(factory, Lists):
         return 0
     storage = factory.storage if isinstance(factory, Graph) else "Flat"
@@ -142,7 +140,7 @@ def parameters_of(factory: Factory) -> tuple[str, ...]:
 
 
 def over_of(recipe: IndexRecipe) -> str:
-    """Return the name of the representation that an index stands over."""
+    """Return the name of the representation that an index is built over."""
     return recipe.over or (TEXT if kind_for(recipe.factory).represents == TEXT else EMBEDDINGS)
 
 
@@ -153,10 +151,10 @@ def lists_in(plan: VectorPlan) -> int:
 
 
 def check_search(search: Mapping[str, Any], known: Sequence[str]) -> None:
-    """Check that search parameters are among those that an index knows, each a whole number of at least 1.
+    """Check that search parameters apply to an index, each an integer of at least 1.
 
     Raises:
-        UsageError: one is unknown, too small or no whole number.
+        UsageError: one is unknown, too small or not an integer.
     """
     for name, value in search.items():
         if name not in known:
@@ -177,7 +175,7 @@ def resolve(recipe: IndexRecipe, n: int, d: int) -> VectorPlan:
         UsageError: the factory does not fit `d` dimensions.
     """
     if n < 1 or d < 1:
-        raise InputError(f"an index over {n} vectors of {d} dimensions is not possible: give at least one vector")
+        raise InputError(f"an index over {n} vectors of {d} dimensions is impossible: give at least one vector")
     notes: list[str] = []
     factory = _complete(parse(recipe.factory), n, d, notes)
     check(factory, d)
@@ -209,7 +207,7 @@ def resolve(recipe: IndexRecipe, n: int, d: int) -> VectorPlan:
 
 
 def _chosen_search(recipe: IndexRecipe, factory: Factory) -> dict[str, int]:
-    """Return the recipe's settings over the default ones; `refine` goes with a second look that n did not allow."""
+    """Return the recipe's settings over the default ones; `refine` is dropped if n is too small for a refinement."""
     known = parameters_of(factory)
     return default_search(str(factory)) | {name: value for name, value in recipe.search.items() if name in known}
 
@@ -223,7 +221,7 @@ def _complete(factory: Factory, n: int, d: int, notes: list[str]) -> Factory:
 
 
 def _complete_lists(factory: Lists, n: int, d: int, notes: list[str]) -> Lists:
-    check(factory, d)  # a wrong number is wrong for any n: say so before a small n hides it
+    check(factory, d)  # a wrong number is refused for every n, also where a small n would replace it
     if n < FEW_VECTORS and (factory.codes.name == "PQ" or factory.rotation is not None):
         notes.append(f"{n} vectors are too few to train {factory}: the lists keep the vectors themselves")
         factory = replace(factory, rotation=None, codes=Codes("Flat"), refine=None)
@@ -231,7 +229,7 @@ def _complete_lists(factory: Lists, n: int, d: int, notes: list[str]) -> Lists:
 
 
 def _with_codes(factory: Lists, d: int) -> Lists:
-    """Choose a byte for 4 dimensions: 192 at 768, so 21 million passages in 4 GB; rotate an indivisible d."""
+    """Choose one byte per 4 dimensions: 192 at 768, so 21 million passages in 4 GB; rotate if d is not divisible."""
     rotation, codes = factory.rotation, factory.codes
     width = factory.code_dim(d)
     if codes.name == "PQ" and codes.pieces is None:
@@ -259,7 +257,7 @@ def _cells(recipe: IndexRecipe, factory: Factory, n: int, notes: list[str]) -> i
     if not isinstance(factory, Graph):
         return 1
     wanted = recipe.cells or (1 if n <= ONE_CELL else -(-n // CELL_ROWS))
-    most = max(1, n // (4 * (factory.links or LINKS)))  # a smaller cell has fewer nodes than a node could use
+    most = max(1, n // (4 * (factory.links or LINKS)))  # a smaller cell has too few nodes to choose links from
     if wanted > most:
         notes.append(f"{n} vectors are too few for {wanted} cells: there are {most}")
     return min(wanted, most)
@@ -271,7 +269,7 @@ def _sample(factory: Factory) -> int:
 
 
 def _least_sample(factory: Factory) -> int:
-    """Return the vectors without which k-means has fewer points than centroids."""
+    """Return the vectors that k-means needs to have as many points as centroids."""
     if not isinstance(factory, Lists):
         return 1
     bits = 8 if factory.rotation is not None else factory.codes.bits if factory.codes.name == "PQ" else 0
@@ -279,10 +277,10 @@ def _least_sample(factory: Factory) -> int:
 
 
 def default_search(text: str) -> dict[str, int]:
-    """Return the search parameters of a complete factory string where nobody says otherwise.
+    """Return the default search parameters of a complete factory string.
 
-    efSearch is 128 (recall@20 of .99 at a million); nprobe a sixteenth of the lists, 16 to 128 of them; refine how
-    many times k candidates of the codes are ranked anew.
+    efSearch is 128 (recall@20 of .99 at a million); nprobe a sixteenth of the lists, 16 to 128 of them; refine is 10:
+    ten times k candidates are ranked again.
     """
     factory = parse(text)
     if isinstance(factory, Graph):

@@ -1,8 +1,8 @@
-"""A second look: rank what an index found anew, by the vectors themselves where they lie.
+"""Refinement: rank an index's candidates again by the vectors themselves.
 
-Codes find the right passages but confuse their order: of 60,000 real passages coded in a byte for 4 dimensions the
-first 20 held .82 of the true 20, the first 80 .996, the first 200 all. Vectors are read from the memory-mapped
-embeddings, so nothing is added to the index, and a question reads as many rows as it ranks.
+Codes find the right passages but not in the right order: with 60,000 passages at one byte per 4 dimensions the first 20
+held .82 of the true 20, the first 80 .996, the first 200 all. Vectors are read from the memory-mapped embeddings, so
+nothing is added to the index, and a query reads as many rows as it ranks.
 """
 
 import numpy as np
@@ -13,15 +13,15 @@ from rag_model.index.files.vectors import BLOCK_BYTES, VectorFiles
 
 
 def rank_again(files: VectorFiles, metric: Metric, vectors: Vectors, rows: Rows, k: int) -> tuple[Vectors, Rows]:
-    """Return the k best of each question's candidates: (q, k) float32 exact scores, best first, and (q, k) rows.
+    """Return the k best of each query's candidates: (q, k) float32 exact scores, best first, and (q, k) rows.
 
-    Reads the candidates of so many questions at once as 32 MiB hold.
+    Reads the candidates of as many queries at once as fit in 32 MiB.
 
     Args:
-        files: the corpus.
-        metric: scores are inner products, or squared distances negated.
+        files: the corpus's vectors.
+        metric: scores are inner products, or negated squared distances.
         vectors: (q, d) float32.
-        rows: (q, >= k) candidates, -1 where there is none; those rank last, with -inf.
+        rows: (q, >= k) candidates, -1 where there is none; -1 ranks last, with -inf.
         k: how many to keep.
 
     Raises:
@@ -31,7 +31,7 @@ def rank_again(files: VectorFiles, metric: Metric, vectors: Vectors, rows: Rows,
     scores = [np.empty((0, rows.shape[1]), np.float32)]
     for first in range(0, len(rows), step):
         scores.append(_scores(files, metric, vectors[first : first + step], rows[first : first + step]))
-    return best_of(np.concatenate(scores), rows, k)
+    return best_of(np.concatenate(scores), rows, k)  # (q, w) -> (q, k)
 
 
 def _scores(files: VectorFiles, metric: Metric, vectors: Vectors, rows: Rows) -> Vectors:
@@ -39,9 +39,9 @@ def _scores(files: VectorFiles, metric: Metric, vectors: Vectors, rows: Rows) ->
     taken = files.take(wanted)
     scores = np.full(rows.shape, -np.inf, np.float32)
     for vector, found, filled in zip(vectors, rows, scores, strict=True):
-        candidates = taken[np.searchsorted(wanted, found[found >= 0])]
+        candidates = taken[np.searchsorted(wanted, found[found >= 0])]  # (c, d)
         if metric == "ip":
-            filled[found >= 0] = candidates @ vector
+            filled[found >= 0] = candidates @ vector  # (c, d) @ (d,) -> (c,)
         else:
             filled[found >= 0] = -np.square(candidates - vector).sum(axis=1)
     return scores

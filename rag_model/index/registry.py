@@ -1,6 +1,6 @@
-"""Which index kinds there are: those built in, and those that installed packages bring.
+"""The registry of index kinds: built-in kinds, and those of installed packages.
 
-A package brings one by an entry point of the group `bookwheel.index_kinds`, whose name is the kind's `name`.
+A package adds one by an entry point of the group `bookwheel.index_kinds`, whose name is the kind's `name`.
 """
 
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from rag_model.errors import StoreError, UsageError
 from rag_model.index.factory import parse
 from rag_model.plugins import Registry
 
-if TYPE_CHECKING:  # kinds import recipes, which ask here what their factory means
+if TYPE_CHECKING:  # kinds import recipes, which import this module
     from rag_model.index.kind import IndexKind
 
 KINDS: "Registry[IndexKind]" = Registry(
@@ -32,9 +32,7 @@ def kind_named(name: str) -> "IndexKind":
     """
     kind = KINDS.find(name)
     if kind is None:
-        raise StoreError(
-            f"there is no index kind {name!r} here, only {', '.join(KINDS.names())}: install the package that brings it"
-        )
+        raise StoreError(f"there is no index kind {name!r} here, only {', '.join(KINDS.names())}: install its package")
     return kind
 
 
@@ -42,7 +40,7 @@ def kind_for(factory: str) -> "IndexKind":
     """Return the kind that a factory string asks for.
 
     Raises:
-        UsageError: no kind takes it; the sentence says what is wrong with it as a faiss factory string.
+        UsageError: no kind takes it; the message says what is wrong with it as a faiss factory string.
     """
     for kinds in (KINDS.built_in, KINDS.brought):
         for kind in kinds():
@@ -56,7 +54,7 @@ def kind_for(factory: str) -> "IndexKind":
 
 
 def kind_of(entry: Mapping[str, Any]) -> "IndexKind":
-    """Return the kind of an index by its entry in a manifest; entries of format 1 say it by their factory.
+    """Return the kind of an index by its entry in a manifest; in format 1 the factory determines it.
 
     Raises:
         StoreError: no installed package brings it.

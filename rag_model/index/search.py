@@ -1,6 +1,6 @@
-"""Search: one call for every index, safe to make from many threads with different settings.
+"""Search: one call for every index, safe from many threads with different settings.
 
-Settings travel with the call (faiss's `SearchParameters`), never by changing the index.
+Settings are arguments of the call (faiss's `SearchParameters`); the index is not changed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ from rag_model.index.refine import rank_again
 
 
 class SearchIndex(Protocol):
-    """What can be searched by vector: an index file, or the vectors themselves."""
+    """An index that is searched by vectors: an index file, or the vectors themselves."""
 
     n: int  # vectors held; rows are 0 … n-1
     dim: int
@@ -31,14 +31,14 @@ class SearchIndex(Protocol):
     def search(self, vectors: Vectors, k: int, **parameters: int) -> tuple[Vectors, Rows]:
         """Return the k best rows of each vector, best first: (q, k) float32 scores, (q, k) int64 rows.
 
-        Scores are inner products, or squared distances negated: larger is better. Where an approximate index
-        finds fewer than k, the rest is row -1 with score -inf.
+        Scores are inner products, or negated squared distances: larger is better. If an approximate index finds fewer
+        than k, the rest is row -1 with score -inf.
 
         Args:
             vectors: (q, dim) float32, finite.
             k: 1 <= k <= n.
-            parameters: `efSearch` of a graph; of lists `nprobe`, and `refine` where there is a second look; left
-                out, the index's own default.
+            parameters: `efSearch` of a graph; of lists `nprobe`, and `refine` if there is a refinement; the default is
+            the index's own.
 
         Raises:
             UsageError: the vectors, `k` or a parameter do not fit the index.
@@ -68,12 +68,12 @@ class IndexFile:
         own = _settings_of(self._index, self._lists) | ({"refine": REFINE} if vectors else {})
         check_search(defaults or {}, tuple(own))
         self.defaults = {**own, **(defaults or {})}
-        self._made: dict[tuple[int, ...], Any] = {}  # faiss's parameters by ours: making them costs as much as a hop
+        self._made: dict[tuple[int, ...], Any] = {}  # faiss's parameter objects, which are costly to create
         if mmap and self._lists is not None and not isinstance(self._index, faiss.IndexRefine):
             _check_tail(path, self._lists)
 
     def search(self, vectors: Vectors, k: int, **parameters: int) -> tuple[Vectors, Rows]:
-        """Return the k best rows of each vector, as `SearchIndex.search` says."""
+        """Return the k best rows of each vector; see `SearchIndex.search`."""
         vectors = check_question(vectors, k, self.n, self.dim)
         if parameters:
             check_search(parameters, tuple(self.defaults))
@@ -88,13 +88,13 @@ class IndexFile:
         settings = self._made.get(asked)
         if settings is None:
             settings = self._made[asked] = self._settings(parameters)
-        with engine.guarded(InputError, f"{self._path} cannot be searched: it is damaged, so fetch or build it again"):
+        with engine.guarded(InputError, f"{self._path} cannot be searched: it is damaged, fetch or build it again"):
             scores, rows = self._index.search(vectors, k, params=settings)
         scores = scores if self.metric == "ip" else -scores
         return (np.where(rows < 0, np.float32(-np.inf), scores) if rows.min(initial=0) < 0 else scores), rows
 
     def _settings(self, parameters: Mapping[str, int]) -> Any:
-        """Return faiss's search parameters, nested as the index is; they keep each other alive."""
+        """Return faiss's search parameters, nested like the index; each keeps a reference to the inner one."""
         if self.kind == "hnsw":
             return faiss.SearchParametersHNSW(efSearch=parameters["efSearch"])
         if self._lists is None:
@@ -117,26 +117,26 @@ def open_index(
     Args:
         path: any faiss file of a graph, of inverted lists, or of plain vectors.
         mmap: map the file: it opens at once, and processes that search it share its memory.
-        defaults: search parameters for calls that give none; without them, those written in the file.
-        vectors: the corpus's `.npy` files, in row order: what the index finds is ranked anew by them, `refine` times k
-            candidates of each question. Without them the index's own scores rank.
+        defaults: search parameters for calls without any; by default those written in the file.
+        vectors: the corpus's `.npy` files, in row order: they rank the index's candidates again, `refine` times k for
+        each query. Without them the index's own scores rank.
 
     Raises:
-        InputError: the file is missing, truncated, or no index that can be searched by inner product or L2; or the
-            vectors are not those it was built over.
-        UsageError: a default is no parameter of this index.
+        InputError: the file is missing, truncated, or not an index that can be searched by inner product or L2; or the
+        vectors are not those that it was built from.
+        UsageError: a default does not apply to this index.
     """
     return IndexFile(path, mmap=mmap, defaults=defaults, vectors=vectors)
 
 
 def set_default(path: Path, parameters: Mapping[str, int]) -> None:
-    """Write search parameters into an index file, in place: with them plain faiss searches it from now on.
+    """Write search parameters into an index file, in place: plain faiss then uses them as defaults.
 
-    Do it before anyone else sees the file, whose bytes change.
+    Call it before the file is published, because its bytes change.
 
     Raises:
-        InputError: the file is damaged, or laid out in a way that is not known here.
-        UsageError: a parameter is none of this index.
+        InputError: the file is damaged, or has an unknown layout.
+        UsageError: a parameter does not apply to this index.
     """
     index = engine.read(path, mmap=True)
     _kind(path, index)
@@ -156,7 +156,7 @@ def _kind(path: Path, index: FaissIndex) -> Structure:
     if isinstance(index, faiss.IndexFlat):
         return "exact"
     name = type(index).__name__
-    raise InputError(f"{path} is an {name}, which is not searched here: build HNSW, IVF or Flat")
+    raise InputError(f"{path} is an {name}, which bookwheel cannot search: build HNSW, IVF or Flat")
 
 
 def _settings_of(index: FaissIndex, lists: FaissIndex | None) -> dict[str, int]:
@@ -171,9 +171,9 @@ def _settings_of(index: FaissIndex, lists: FaissIndex | None) -> dict[str, int]:
 
 
 def _check_tail(path: Path, lists: FaissIndex) -> None:
-    """Check that the file ends with its last list's ids: mapped, one that lacks a few bytes still opens."""
+    """Check that the file ends with its last list's ids: a mapped file that lacks a few bytes still opens."""
     if not isinstance(faiss.downcast_InvertedLists(lists.invlists), faiss.ArrayInvertedLists):
-        return  # laid out otherwise
+        return  # another layout
     sizes = [lists.invlists.list_size(number) for number in range(lists.nlist)]
     last = max((number for number, size in enumerate(sizes) if size), default=None)
     if last is None:

@@ -1,4 +1,4 @@
-"""All stages of an index in this process, one after another."""
+"""Run all stages of an index build in this process, one after another."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +14,7 @@ def build(plan: IndexPlan, rows: Sequence[Path], out: Path, workdir: Path) -> di
     Leaves the stages' files in `workdir`, which must exist.
 
     Raises:
-        InputError: a row file is missing, damaged, or not what the plan was made for.
+        InputError: a row file is missing, damaged, or does not match the plan.
         ResourceError: a file cannot be written, or memory ran out.
     """
     kind, trained = kind_named(plan.kind), workdir / "trained"

@@ -1,4 +1,4 @@
-"""What the kinds over vectors share: recipes of faiss factory strings, faiss files, exact search as the truth."""
+"""The common part of kinds over vectors: faiss factory strings, faiss files, exact search as the reference."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -20,9 +20,9 @@ from rag_model.index.search import IndexFile, open_index
 from rag_model.index.sizing.choice import fitted
 from rag_model.index.sizing.estimate import Estimate, estimate
 
-PRODUCTS = 5e9  # multiplications and additions a second of one core, in products of narrow matrices
-MOVED = 5e7  # bytes of vectors a second of one core that are read, sorted and written
-ROUNDS, CODES = 20, 256  # of k-means; centroids that codes have beside those of lists
+PRODUCTS = 5e9  # multiplications and additions per second of one core, in products of narrow matrices
+MOVED = 5e7  # bytes of vectors per second that one core reads, sorts and writes
+ROUNDS, CODES = 20, 256  # rounds of k-means; centroids of the codes, in addition to the lists'
 
 
 class VectorKind:
@@ -32,7 +32,7 @@ class VectorKind:
     suffix: ClassVar[str] = "faiss"
     learns: ClassVar[bool] = True
     libraries: ClassVar[tuple[str, ...]] = ("faiss-cpu",)
-    factories: ClassVar[re.Pattern[str]]  # how the factory strings of this kind begin
+    factories: ClassVar[re.Pattern[str]]  # the beginning of this kind's factory strings
 
     def takes(self, factory: str) -> bool:
         """Whether a factory string asks for this kind."""
@@ -45,19 +45,19 @@ class VectorKind:
     def plan(
         self, recipe: IndexRecipe, n: int, width: int, *, memory: int | None = None, part_rows: int | None = None
     ) -> VectorPlan:
-        """Resolve a recipe; where memory is short, with more cells or a smaller sample."""
+        """Resolve a recipe; with limited memory, use more cells or a smaller sample."""
         return resolve(recipe, n, width) if memory is None else fitted(recipe, n, width, memory, part_rows)
 
     def steady(self, recipe: IndexRecipe, plan: VectorPlan, before: Mapping[str, Any]) -> VectorPlan:
-        """Return the plan as it is."""
+        """Return the plan unchanged."""
         return plan
 
     def losses(self, plan: VectorPlan, trained: Path, vectors: Vectors) -> dict[str, float]:
-        """Return how far vectors lie from what was learnt; each kind says it."""
+        """Return how far vectors lie from the trained values; each kind implements it."""
         raise NotImplementedError
 
     def recalls(self, plan: VectorPlan, trained: Path, new: Vectors, old: Vectors) -> tuple[float, float] | None:
-        """Return what a trained file finds of the neighbours of new vectors and of old ones; None: it cannot tell."""
+        """Return the recall of new vectors and of old ones under a trained file; None: not measured."""
         return None
 
     def fit(
@@ -68,33 +68,33 @@ class VectorKind:
         changed: Sequence[tuple[Path, Sequence[Path]]],
         same: Sequence[Path],
     ) -> Fit:
-        """Look at a sample of new vectors and of old ones."""
+        """Measure the fit on samples of new and old vectors."""
         sampled = fit.sample(changed, same, plan.seed)
         return fit.measure(self, plan, trained, losses, sampled)
 
     def shard(self, plan: VectorPlan, trained: Path, scattered: Sequence[Opener], number: int, out: Path) -> Facts:
-        """Refuse: there are no shards, since what is scattered by list is what merges.
+        """Refuse: there are no shards, because the scattered pieces are merged directly.
 
         Raises:
             ValueError: always.
         """
-        raise ValueError(f"{plan.factory} has no shards: merge what was scattered")
+        raise ValueError(f"{plan.factory} has no shards: merge the scattered pieces")
 
     def follow(self, plan: VectorPlan, trained: Path, rows: Sequence[Path], out: Path) -> Facts:
-        """Refuse: `recalls` never says that this kind misses new vectors.
+        """Refuse: `recalls` never reports misses for this kind.
 
         Raises:
             ValueError: always.
         """
-        raise ValueError(f"{plan.factory} cannot be moved to new vectors: train it again")
+        raise ValueError(f"{plan.factory} cannot be adapted to new vectors: train it again")
 
     def open(self, files: IndexFiles, entry: Entry, *, mmap: bool = True) -> IndexFile:
-        """Open a faiss file, with the vectors where they rank what its codes find."""
+        """Open a faiss file, with the vectors if they rank its candidates again."""
         vectors = files.rows() if entry.get("refine") == "vectors" else []
         return open_index(files.index, mmap=mmap, defaults=entry["search"], vectors=vectors)
 
     def measure(self, files: IndexFiles, entry: Entry, trial: Trial) -> Measurement:
-        """Compare with exact search over a range of settings, and look into the file."""
+        """Compare with exact search over a range of settings, and examine the file."""
         index = self.open(files, entry)
         rows = index.search(trial.vectors, trial.k)[1]
         curve = sweep(index, trial)
@@ -106,24 +106,24 @@ class VectorKind:
         )
 
     def tune(self, files: IndexFiles, entry: Entry, trial: Trial, target: float) -> Tuned:
-        """Find the smallest efSearch or nprobe that is enough."""
+        """Find the smallest efSearch or nprobe that reaches the target."""
         return tune(self.open(files, entry), trial, target)
 
     def floor(self, factory: str) -> Floor:
-        """Return the floor of an index whose storage loses next to nothing."""
+        """Return the floor of an index whose storage loses almost nothing."""
         return FLOOR
 
     def estimate(self, plan: VectorPlan, part_rows: int | None = None) -> Estimate:
-        """Return memory by stage, and disk."""
+        """Return memory by stage, and bytes on disk."""
         return estimate(plan, part_rows)
 
 
 def steady_cells(plan: VectorPlan, cells: int, most: float) -> VectorPlan:
-    """Return the plan with so many cells, if that is within `most` times its own, or a part."""
+    """Return the plan with `cells` cells if the ratio to its own is from 1/`most` to `most`."""
     return replace(plan, cells=cells) if 1 / most <= cells / plan.cells <= most else plan
 
 
 def _setting(index: IndexFile, trial: Trial, search: Mapping[str, int], curve: Sequence[Effort]) -> Effort:
-    """Return the effort of an index's own setting: a point of its curve if it lies on it."""
+    """Return the effort of an index's default setting, taken from its curve if it is there."""
     known = {point.setting: point for point in curve}
     return known.get(setting_name(search)) or effort(index, trial, search)

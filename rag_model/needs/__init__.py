@@ -1,1 +1,1 @@
-"""What a run needs of a machine, estimated from sizes before anything is read, trained or built."""
+"""The resources that a run needs, estimated from sizes before the run starts."""

@@ -1,7 +1,7 @@
-"""What a build has to do, estimated from the sizes of its dump and its encoder; neither is read.
+"""Estimate the work of a build from the sizes of its dump and its encoder, without reading them.
 
-The figures are bounds to plan by: a dump's share of prose is not known yet, so its passages are counted as if it held
-little else. Once they are cut, `snapshots.sizing` weighs the real ones.
+The figures are upper bounds: the dump's share of prose is unknown, so it is assumed to be almost all of the dump. After
+the passages are cut, `snapshots.sizing` uses their real number.
 """
 
 from collections.abc import Mapping
@@ -22,34 +22,34 @@ from rag_model.index.sizing.choice import fitted
 from rag_model.index.sizing.estimate import estimate
 from rag_model.needs.machine import CHUNKER, CUT, ENCODER, INDEXED, LAUNCHER, SPARE, Work
 
-WORDS = 100  # of a passage, in the figures below
-_ARTICLE = 60  # passages of an article at most, on average: 54 in the demo's long ones
-_TOKENS = 160  # of a passage and its title
-# Bytes of source a passage of 100 words, by what the file's name ends in: measured on the demo's dump, which is prose
-# for the most part, and on psgs_w100.tsv. A whole Wikipedia has twice as many bytes a passage.
+WORDS = 100  # words of a passage, in the figures below
+_ARTICLE = 60  # upper bound of the mean passages per article: 54 in the demo's long articles
+_TOKENS = 160  # tokens of a passage and its title
+# Bytes of source per passage of 100 words, by the ending of the file name: measured on the demo's dump, which is mostly
+# prose, and on psgs_w100.tsv. A whole Wikipedia has twice as many bytes per passage.
 _BYTES = {".bz2": 324, ".gz": 400, ".parquet": 300, ".xml": 1165, "": 650}
 
 
 @dataclass(frozen=True, slots=True)
 class Bulk:
-    """How much a build has to do."""
+    """The amount of work of a build."""
 
     passages: int
     part: int  # passages of the largest part
-    dim: int  # of a vector
-    weights: int  # bytes of the encoder's
-    operations: float  # of encoding one passage
+    dim: int  # dimensions of a vector
+    weights: int  # bytes of the encoder's weights
+    operations: float  # operations to encode one passage
 
 
 def bulk_of(dump: str, encoder: Path, words: int, part_bytes: int | None = None, limit: int | None = None) -> Bulk:
-    """Return how much there is to do.
+    """Return the amount of work.
 
     Args:
         dump: URL, path or glob, as `reindex` takes it.
         encoder: folder of the passage encoder.
-        words: of a passage, at most.
-        part_bytes: of compressed dump a part; None: by the dump's size.
-        limit: articles at most.
+        words: most words of a passage.
+        part_bytes: bytes of compressed dump per part; None: by the dump's size.
+        limit: most articles.
 
     Raises:
         InputError: there is no such dump, or the folder holds no encoder.
@@ -69,16 +69,16 @@ def bulk_of(dump: str, encoder: Path, words: int, part_bytes: int | None = None,
 
 
 def work_of(bulk: Bulk, indexes: Mapping[str, IndexRecipe], memory: int, *, local: bool = True) -> Work:
-    """Return what a build has to do.
+    """Return the work of a build, by stage.
 
     Args:
-        bulk: how much there is.
-        indexes: what is built, by name.
-        memory: bytes that the run may have; indexes are cut so that they fit into it.
-        local: whether the workers run beside the launcher; else they are another machine's to count.
+        bulk: the amount of work.
+        indexes: the recipes of the indexes, by name.
+        memory: bytes that the run may use; indexes are planned to fit.
+        local: whether the workers run on the launcher's machine; else they are not counted.
 
     Raises:
-        ResourceError: the launcher or an index does not fit; the sentence says what would.
+        ResourceError: the launcher or an index does not fit; the message says what would.
     """
     room = int(memory / SPARE) - LAUNCHER
     if room <= 0:

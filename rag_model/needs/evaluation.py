@@ -1,4 +1,4 @@
-"""What an evaluation has to do, estimated from the sizes of its model, questions and snapshot."""
+"""Estimate the work of an evaluation from the sizes of its model, questions and snapshot."""
 
 from pathlib import Path
 
@@ -11,13 +11,13 @@ from rag_model.needs.machine import Work
 from rag_model.needs.reading import NUMBER, PROMPT, decoding_bytes, retriever_bytes, weights
 from rag_model.store.versions.snapshot import Snapshot
 
-_BATCH = 8  # questions decoded at once, as `Reader` has it
-_PASSAGE = 4000  # bytes of a passage that was found, as it is held
+_BATCH = 8  # questions decoded at once, as in `Reader`
+_PASSAGE = 4000  # bytes of a retrieved passage in memory
 _RESCORED = 1 << 26  # bytes of logits of RAG-Sequence's candidates
 
 
 def work_of(snapshot: Snapshot, model: Path, k: int, questions: int, settings: Evaluation) -> Work:
-    """Return what it takes to answer so many questions from `k` passages each with the RAG model in a folder.
+    """Return the work of answering `questions` questions from `k` passages each with the RAG model in a folder.
 
     Raises:
         InputError: the model is incomplete.
@@ -45,7 +45,7 @@ def halves(model: Path) -> tuple[Architecture, Architecture]:
     """Return the sizes of a RAG model's question encoder and generator, whichever layout its folder has.
 
     Raises:
-        InputError: it is no RAG model, or is incomplete.
+        InputError: it is not a RAG model, or is incomplete.
     """
     if (model / CONFIG).is_file():
         return architecture_of(model, "question_encoder"), architecture_of(model, "generator")

@@ -1,4 +1,4 @@
-"""What a run has to do (`Work`), what it may have (`Limits`), and what it is therefore given (`Needs`).
+"""The work of a run (`Work`), its limits (`Limits`), and the resources it gets (`Needs`).
 
 Every constant of hardware and of processes is here, each with its unit and its source.
 """
@@ -10,22 +10,22 @@ from math import ceil
 from rag_model.errors import ResourceError
 from rag_model.index.sizing.amounts import gigabytes
 
-SPARE = 1.25  # times the memory of the largest stage: what the bounds below leave out
-CORE = 1.5e11  # operations a second of a core in a transformer in fp32: measured, MiniLM at 47 passages a second
-GPU = 2e13  # the same of a GPU of the last years: a fifth of what its vendor says
+SPARE = 1.25  # factor on the memory of the largest stage, for what the bounds below leave out
+CORE = 1.5e11  # operations per second of a core in a transformer in fp32: measured, MiniLM at 47 passages per second
+GPU = 2e13  # the same for a recent GPU: a fifth of its vendor's figure
 PROCESS = 1 << 30  # bytes of a process with Prefect, torch, transformers and faiss: 700 MB measured
-LAUNCHER = 700 << 20  # bytes of a process with Prefect, Beam and faiss, which runs a flow whose work is its workers'
+LAUNCHER = 700 << 20  # bytes of a process with Prefect, Beam and faiss, which runs a flow while its workers do the work
 CHUNKER = 256 << 20  # bytes of a worker that cuts pages: 209 MB measured
-ENCODER = 600 << 20  # bytes of a worker that encodes, beside twice its weights: 720 MB measured with MiniLM's 90
+ENCODER = 600 << 20  # bytes of a worker that encodes, without twice its weights: 720 MB measured with MiniLM's 90
 CUT = 2e-4  # seconds of a core to cut a passage: measured on the demo's dump
-INDEXED = 180e-6 / 96  # seconds of a core to put a dimension of a vector into the indexes: measured at 96 dimensions
+INDEXED = 180e-6 / 96  # seconds of a core per vector and dimension to build the indexes: measured at 96 dimensions
 
-_ALONE = ("launcher", "train", "merge")  # stages of one task; of all others a core each does one
+_ALONE = ("launcher", "train", "merge")  # stages of one task; in other stages each core runs one task
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one run may have at most."""
+    """The largest resources that one run may use."""
 
     memory: int  # bytes
     cores: int
@@ -34,45 +34,45 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a run has to do."""
+    """The work of a run."""
 
-    sizes: Mapping[str, str]  # as people read them
-    stages: Mapping[str, int]  # bytes of one task of each stage, beside its process's own
-    operations: float = 0.0  # of floating point, which a GPU can take over
-    seconds: float = 0.0  # of a core, for all else
-    disk: int = 0  # bytes beside the store's
-    workers: bool = False  # whether worker processes share it, on a core each; else it is one process, on one GPU
+    sizes: Mapping[str, str]  # as text for people
+    stages: Mapping[str, int]  # bytes of one task of each stage, without its process
+    operations: float = 0.0  # floating-point operations, which a GPU can do
+    seconds: float = 0.0  # of a core, for the rest
+    disk: int = 0  # bytes, without the store
+    workers: bool = False  # whether worker processes share it, one per core; else one process with at most one GPU
     takes: str = "it takes"  # the beginning of the refusal
     instead: str = ", or take smaller batches, fewer passages or a smaller model"  # its end
 
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What a run is given, and what for."""
+    """The resources of a run, and its work."""
 
-    work: Mapping[str, str]  # what there is to do, as people read it
-    stages: Mapping[str, int]  # bytes of memory that each takes, its workers side by side
+    work: Mapping[str, str]  # the work, as text for people
+    stages: Mapping[str, int]  # bytes of memory of each stage, all its workers together
     memory: int  # bytes, launcher and workers together
     cores: int
     gpus: int
-    disk: int  # bytes beside the store's
+    disk: int  # bytes, without the store
     hours: float
-    env: Mapping[str, str] = field(default_factory=dict)  # variables of its environment that say so to libraries
+    env: Mapping[str, str] = field(default_factory=dict)  # environment variables that limit libraries accordingly
 
 
 def needs_of(work: Work, limits: Limits, hours: float) -> Needs:
-    """Return what a run is given so that it takes about `hours`, or as near to it as the limits allow.
+    """Return the resources with which a run takes about `hours`, or as close to it as the limits allow.
 
-    A GPU is asked for only where cores alone would take longer. Cores that memory has no room for are not asked for,
-    nor one for less than a second's work.
+    A GPU is requested only if cores alone would take longer. Cores are limited by memory, and a core is not requested
+    for less than a second of work.
 
     Args:
-        work: what there is to do.
-        limits: what the run may have.
-        hours: the time it may take; 0: as little as possible.
+        work: the work of the run.
+        limits: the limits of the run.
+        hours: the target time; 0: as little as possible.
 
     Raises:
-        ResourceError: it does not fit into the limits; the sentence says how much would.
+        ResourceError: it does not fit into the limits; the message gives the memory needed.
     """
     wanted, on_cores, gpus = max(1.0, 3600 * hours), work.operations / CORE + work.seconds, 0
     if on_cores / limits.cores > wanted:
@@ -90,7 +90,7 @@ def needs_of(work: Work, limits: Limits, hours: float) -> Needs:
         )
     if gpus and not work.workers:
         sizes["of them on the GPU"] = gigabytes(work.stages[worst])
-    threads = {} if work.workers else {"OMP_NUM_THREADS": str(cores)}  # torch would take every core that it sees
+    threads = {} if work.workers else {"OMP_NUM_THREADS": str(cores)}  # torch would use every core that it sees
     seconds = left / cores + (work.operations / GPU / gpus if gpus else 0)
     return Needs(sizes, stages, memory, cores, gpus, work.disk, seconds / 3600, threads)
 

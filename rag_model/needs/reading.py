@@ -1,6 +1,6 @@
-"""What reading passages with a model takes: the sums that trainings and evaluations share.
+"""The cost of reading passages with a model: formulas that trainings and evaluations share.
 
-Bounds to plan by: every passage counts as a long one, and each bound stands beside what was measured.
+They are upper bounds: every passage counts as a long one.
 """
 
 from rag_model.encoders.architecture import Architecture
@@ -9,10 +9,10 @@ from rag_model.store.versions.paths import EXACT, embeddings_path
 from rag_model.store.versions.snapshot import Snapshot
 
 QUESTION = 32  # tokens of a question
-PASSAGE = 160  # of a passage and its title
-PROMPT = QUESTION + PASSAGE + 32  # of all that a generator reads beside an answer
+PASSAGE = 160  # tokens of a passage and its title
+PROMPT = QUESTION + PASSAGE + 32  # tokens of a generator's input without the answer
 NUMBER = 4  # bytes of a float32
-_KEPT = 2  # numbers that a layer keeps of a token and a unit of its width while it decodes: key and value
+_KEPT = 2  # numbers that a layer keeps per token and hidden unit while it decodes: key and value
 
 
 def weights(*models: Architecture) -> int:
@@ -37,6 +37,6 @@ def retriever_bytes(snapshot: Snapshot, retriever: str | None) -> int:
 
 
 def decoding_bytes(generator: Architecture, texts: int, answer: int) -> int:
-    """Return about how many bytes it takes to decode answers of `answer` tokens after so many prompts at once."""
+    """Estimate the bytes to decode answers of `answer` tokens for `texts` prompts at once."""
     kept = _KEPT * generator.layers * generator.hidden * (PROMPT + answer)
     return NUMBER * texts * (2 * kept + 2 * generator.vocabulary + 8 * generator.hidden * PROMPT)

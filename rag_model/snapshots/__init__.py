@@ -1,1 +1,1 @@
-"""What a build decides, apart from where it runs: recipe, content, measurement, publication."""
+"""The parts of a build that do not depend on where it runs: recipe, content, measurement, publication."""

@@ -1,7 +1,7 @@
-"""Adopt passages and vectors that exist already: cut them into parts as a build leaves them, so that it can go on.
+"""Adopt existing passages and vectors: cut them into parts like those of a build, from which a build can continue.
 
-The vectors' encoder is named by whoever brings them, and believed only after some passages were encoded again: with
-another encoder's vectors every answer would be wrong, and none would look it.
+The user names the vectors' encoder, and it is verified by encoding some passages again: with another encoder's vectors
+every search result would be wrong without any error.
 """
 
 import re
@@ -33,15 +33,15 @@ from rag_model.store.store import Store
 from rag_model.store.versions.manifest import Content
 from rag_model.store.versions.paths import EMBEDDINGS
 
-KIND = "imported"  # of such a corpus: no dump is behind it, and no later build takes its parts for its own
+KIND = "imported"  # of such a corpus: it has no dump, and later builds do not inherit its parts
 _SUFFIX = re.compile(r"\.(jsonl|ndjson|parquet|tsv)(\.gz|\.bz2)?$", re.IGNORECASE)
-_TRIED = 8  # passages that are encoded again
-_LEAST_COSINE = 0.98  # bf16 beside fp32 gives .999; another pooling, prompt or model much less
+_TRIED = 8  # passages that are encoded again to check the encoder
+_LEAST_COSINE = 0.98  # bf16 against fp32 gives .999; another pooling, prompt or model much less
 
 
 @dataclass(frozen=True, slots=True)
 class Adopted:
-    """Passages and vectors in the store: one report a part each, as the chunk and embed jobs give them."""
+    """Passages and vectors in the store: one report per part each, like those of the chunk and embed jobs."""
 
     passages: tuple[CutPart, ...]
     embeddings: tuple[EncodedPart, ...]
@@ -49,19 +49,18 @@ class Adopted:
 
 
 def adopt(store: Store, passages: str, vectors: Intake, part_bytes: int = PART_BYTES) -> Adopted:
-    """Put passages and, row for row, their vectors into the store as parts, without the pages that were taken down.
-
-    Holds one part.
+    """Put passages and, row for row, their vectors into the store as parts, without pages that were taken down. Holds
+    one part in memory.
 
     Args:
-        store: where to.
+        store: the destination.
         passages: path, URL or glob of `psgs_w100.tsv`, JSONL or Parquet with `id`, `title` and `text`.
         vectors: (n, d), row i of passage i.
-        part_bytes: of float32 vectors a part.
+        part_bytes: bytes of float32 vectors per part.
 
     Raises:
-        InputError: there are more of one than of the other, a vector is not finite, or a file is damaged.
-        UsageError: the passages are of no known kind.
+        InputError: their numbers differ, a vector is not finite, or a file is damaged.
+        UsageError: the passages are of an unknown kind.
     """
     rows = _ready(passages)
     cuts: list[CutPart] = []
@@ -95,10 +94,10 @@ def adopt(store: Store, passages: str, vectors: Intake, part_bytes: int = PART_B
 
 
 def check_encoder(store: Store, adopted: Adopted, encoding: StoredEncoder) -> None:
-    """Encode a few passages again and compare.
+    """Check an encoder: encode a few passages again and compare.
 
     Raises:
-        RefusedError: the vectors are not those that the encoder makes.
+        RefusedError: the vectors were made by another encoder.
     """
     first = np.load(store.blobs.local(adopted.embeddings[0].vectors), mmap_mode="r", allow_pickle=False)
     if first.shape[1] != encoding.space.dim:
@@ -110,13 +109,14 @@ def check_encoder(store: Store, adopted: Adopted, encoding: StoredEncoder) -> No
     again = encoder.encode_passages([one.title for one in tried], [one.text for one in tried])
     given = first[rows].astype(np.float32)
     lengths = np.linalg.norm(again, axis=1) * np.linalg.norm(given, axis=1)
+    # (m, d), (m, d) -> (m,) -> scalar
     cosine = float(np.mean((again * given).sum(axis=1) / np.maximum(lengths, 1e-12)))
     if cosine < _LEAST_COSINE:
         raise _foreign(encoding, f"of {len(rows)} passages that it encoded again the mean cosine is {cosine:.2f}")
 
 
 def content_of(adopted: Adopted, recipe: Recipe, encoding: StoredEncoder, indexes: Sequence[BuiltIndex]) -> Content:
-    """Return the content of the snapshot: as of a build, but of no dump and no chunker."""
+    """Return the content of the snapshot, as in a build, but without dump and chunker."""
     parts = tuple(Part(f"part-{i:05d}", "passages", i, i, ()) for i in range(len(adopted.passages)))
     kept = replace(recipe, encode=replace(recipe.encode, dtype=adopted.dtype))  # type: ignore[arg-type]
     plan = Plan("passages", Siteinfo("", "", ""), parts)
@@ -130,7 +130,7 @@ def _ready(source: str) -> Iterator[Passage]:
     for url in expand(source):
         found = _SUFFIX.search(url)
         if found is None:
-            raise UsageError(f"{url} is no file of passages: give psgs_w100.tsv, .jsonl or .parquet")
+            raise UsageError(f"{url} is not a file of passages: give psgs_w100.tsv, .jsonl or .parquet")
         yield from map(_passage, READERS[found[1].lower()](url))
 
 
@@ -158,7 +158,7 @@ def _put_passages(store: Store, rows: Iterator[Passage], gone: int, path: Path) 
 
 
 def _unequal(passages: str, count: str, vectors: Intake) -> InputError:
-    return InputError(f"{passages} holds {count} passages for {vectors.n} vectors: give one vector a passage")
+    return InputError(f"{passages} holds {count} passages for {vectors.n} vectors: give one vector per passage")
 
 
 def _foreign(encoding: StoredEncoder, why: str) -> RefusedError:

@@ -1,4 +1,4 @@
-"""The chunker of a build, put into the store: workers read from there the files that its settings name."""
+"""The chunker of a build in the store, from which workers read the files that its settings name."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -15,7 +15,7 @@ SettingFiles = tuple[tuple[str, tuple[tuple[str, BlobRef], ...]], ...]  # by set
 
 @dataclass(frozen=True, slots=True)
 class StoredChunker:
-    """A recipe in which digests stand for files, and those files in the store."""
+    """A recipe with digests in place of files, and these files in the store."""
 
     recipe: ChunkRecipe
     files: SettingFiles = ()
@@ -38,7 +38,7 @@ def store_chunker(store: Store, recipe: ChunkRecipe) -> StoredChunker:
 
 
 def local_paths(store: Store, files: SettingFiles) -> dict[str, Path]:
-    """Return where the files of each setting lie on this machine, fetched if need be.
+    """Return the local paths of the files of each setting; fetch them if needed.
 
     Raises:
         StoreError: a file is missing or damaged.

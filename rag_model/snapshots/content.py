@@ -1,4 +1,4 @@
-"""From what the stages report to what a snapshot holds."""
+"""Build a snapshot's content from the reports of the stages."""
 
 import platform
 from collections import Counter
@@ -39,13 +39,13 @@ _DECIDING = ("bookwheel", "faiss-cpu", "numpy", "pyarrow", "torch", "transformer
 
 @dataclass(frozen=True, slots=True)
 class BuiltIndex:
-    """An index that is finished."""
+    """A finished index."""
 
     name: str
     plan: IndexPlan
     blob: BlobRef  # its file
-    facts: Mapping[str, Any] = field(default_factory=dict)  # what its merge said
-    trained: tuple[BlobRef, Trained] | None = None  # what its workers shared: later builds inherit it
+    facts: Mapping[str, Any] = field(default_factory=dict)  # the report of its merge
+    trained: tuple[BlobRef, Trained] | None = None  # the file that its workers shared; later builds inherit it
 
 
 def assemble(
@@ -56,11 +56,11 @@ def assemble(
     embeddings: Mapping[str, Sequence[EncodedPart]],
     indexes: Sequence[BuiltIndex],
 ) -> Content:
-    """Return the content of the snapshot: every file by its path, and all that its id depends on.
+    """Return the content of the snapshot: every file by its path, and everything that its id depends on.
 
-    `passages` hold one report a part, in the plan's order, and so does each representation of `embeddings`, by name. A
-    part without a passage is left out, and its range goes to the one before it: so ranges tile the page ids, and a
-    later build finds the same ones.
+    `passages` hold one report per part, in the plan's order, and so does each representation of `embeddings`, by name.
+    A part without passages is left out, and its range is added to the part before it: so the ranges cover all page ids,
+    and a later build finds the same ranges.
     """
     files: dict[str, BlobRef] = {}
     for over, encoder in encoders.items():
@@ -81,7 +81,7 @@ def assemble(
 
 
 def with_indexes(content: Content, indexes: Sequence[BuiltIndex]) -> Content:
-    """Return a content with indexes beside those that it has, or in the place of those of the same name."""
+    """Return a content with indexes added; an index replaces the one of the same name."""
     made = {index.name for index in indexes}
     gone = {path for name in made for path in (trained_path(name), content.index_file(name))}
     files = {path: ref for path, ref in content.files.items() if path not in gone}
@@ -100,20 +100,20 @@ def _file(index: BuiltIndex) -> str:
 
 
 def _tiled(plan: Plan, passages: Sequence[CutPart]) -> list[tuple[int, int]]:
-    """Return the page range of each part that has passages, with those of the empty ones after it."""
+    """Return the page range of each part with passages, extended by those of the empty parts after it."""
     filled = [part.first_page for part, cut in zip(plan.parts, passages, strict=True) if cut.rows]
     starts = [plan.parts[0].first_page, *filled[1:]]
     return [(first, end - 1) for first, end in pairwise([*starts, plan.parts[-1].last_page + 1])]
 
 
 def rows_of(passages: Sequence[CutPart], embeddings: Mapping[str, Sequence[EncodedPart]]) -> dict[str, list[BlobRef]]:
-    """Return the row files of each representation that hold a row, in row order: what indexes are built over."""
+    """Return the row files of each representation that hold a row, in row order: indexes are built over them."""
     vectors = {over: [report.vectors for report in reports if report.rows] for over, reports in embeddings.items()}
     return {TEXT: [cut.passages for cut in passages if cut.rows]} | vectors
 
 
 def provenance(dump: str, encoder: str, indexes: Sequence[BuiltIndex], seconds: Mapping[str, float]) -> dict[str, Any]:
-    """Return where and how a snapshot was made, and what of the recipe could not be: nothing that its id depends on."""
+    """Return where and how a snapshot was made, and what differs from the recipe; its id does not depend on it."""
     return {
         "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "dump": dump,
@@ -127,10 +127,10 @@ def provenance(dump: str, encoder: str, indexes: Sequence[BuiltIndex], seconds: 
 
 
 def counts(passages: Sequence[CutPart], embeddings: Mapping[str, Sequence[EncodedPart]]) -> dict[str, Any]:
-    """Return what a run counted: articles, passages, drops by reason.
+    """Return the counts of a run: articles, passages, drops by reason.
 
-    `embedded` are the passages that this run's encoder read for the representation `embeddings`; `reused` those whose
-    vectors were there, in the parent or because an earlier run had come so far.
+    `embedded` are the passages that this run encoded for the representation `embeddings`; `reused` those whose vectors
+    came from the parent or from an earlier run.
     """
     dropped: Counter[str] = Counter()
     for cut in passages:

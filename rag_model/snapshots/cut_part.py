@@ -1,4 +1,4 @@
-"""What the chunk job reports of one part: a record, written as JSON at the store's border and nowhere else."""
+"""The chunk job's report of one part: a record, written as JSON only where it enters the store."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
@@ -11,12 +11,12 @@ from rag_model.store.objects.memo import Record
 
 @dataclass(frozen=True, slots=True)
 class CutPart:
-    """A part's passages in the store, and what became of its pages."""
+    """A part's passages in the store, and the counts of its pages."""
 
     passages: BlobRef
     facts: ChunkFacts
-    article_log: BlobRef | None = None  # of a wiki's part; None: no later build inherits from it
-    made: bool = False  # by this run, and not by an earlier one
+    article_log: BlobRef | None = None  # of a wiki's part; None: later builds do not inherit from it
+    made: bool = False  # by this run, not by an earlier one
 
     @property
     def rows(self) -> int:
@@ -25,7 +25,7 @@ class CutPart:
 
     @classmethod
     def of(cls, record: Record, *, made: bool = False) -> Self:
-        """Return what the memo has of a part."""
+        """Return the report of a part from its memo record."""
         return cls(record.outputs["passages"], _facts(record.facts), record.outputs.get("article_log"), made)
 
     def to_json(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The encoders of a build, one a representation."""
+"""The encoders of a build, one per representation."""
 
 from rag_model.errors import UsageError
 from rag_model.snapshots.encoding import StoredEncoder, store_encoder

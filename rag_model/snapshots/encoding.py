@@ -1,4 +1,4 @@
-"""The encoder of a build, put into the store: workers load it from there, and readers of the snapshot ask with it."""
+"""The encoder of a build in the store: workers load it from there, and readers encode questions with it."""
 
 import tempfile
 from collections.abc import Mapping
@@ -21,14 +21,14 @@ from rag_model.store.store import Store
 class EncodeRecipe:
     """How passages become vectors."""
 
-    dtype: Dtype = "float16"  # as stored: half the bytes, and 1e-3 is below what search sees
-    question_encoder: str = ""  # folder or hub name of a pair's other half; empty: DPR's sibling, or one reads both
-    spec: Mapping[str, Any] = field(default_factory=dict)  # fields of EncoderSpec that replace what the folder implies
+    dtype: Dtype = "float16"  # as stored: half the bytes; its rounding of 1e-3 does not affect search
+    question_encoder: str = ""  # folder or hub name of a pair's other half; empty: DPR's sibling, or the same encoder
+    spec: Mapping[str, Any] = field(default_factory=dict)  # fields of EncoderSpec that replace those of the folder
 
 
 @dataclass(frozen=True, slots=True)
 class RepresentRecipe:
-    """How passages become vectors of a further representation."""
+    """How passages become vectors of an additional representation."""
 
     encoder: str = ""  # folder or hub name of its passage encoder, or `model:NAME`; a build needs one
     dtype: Dtype = "float16"  # as stored
@@ -37,35 +37,35 @@ class RepresentRecipe:
 
     @property
     def encode(self) -> EncodeRecipe:
-        """The same as of the representation `embeddings`."""
+        """The same settings in the form of the representation `embeddings`."""
         return EncodeRecipe(self.dtype, self.question_encoder, self.spec)
 
 
 @dataclass(frozen=True, slots=True)
 class StoredEncoder:
-    """An encoder's files in the store, and what they make."""
+    """An encoder's files in the store, and the space of their vectors."""
 
     name: str  # as the user gave it
     spec: EncoderSpec
     space: Space
-    passage: tuple[tuple[str, BlobRef], ...]  # (file name, blob), hashable: a worker loads equal ones once
+    passage: tuple[tuple[str, BlobRef], ...]  # (file name, blob), hashable: a worker loads equal encoders once
     question: tuple[tuple[str, BlobRef], ...]
 
 
 def store_encoder(store: Store, name: str, recipe: EncodeRecipe, models: Store | None = None) -> StoredEncoder:
-    """Resolve the encoder `name`, and put what workers and readers need of it into the store.
+    """Resolve the encoder `name`, and put the files that workers and readers need into the store.
 
     A name is a folder, a hub name, or `model:NAME` of a DPR model, which is looked up in `models`, else in `store`.
 
     Raises:
-        InputError: it is not to be found, or a file of it is missing or corrupt.
-        RefusedError: the question encoder declares that it asks into another space.
+        InputError: it is not found, or a file of it is missing or corrupt.
+        RefusedError: the question encoder declares another space.
         StoreError: the store has no such model.
-        UsageError: `recipe.spec` names no field of the spec, or the model encodes no passages.
+        UsageError: `recipe.spec` names an unknown field, or the model encodes no passages.
     """
     names = encoder_names(models or store, name)
     if names.passage is None:
-        raise UsageError(f"{name} encodes no passages, it asks those of its snapshot: name a model of `finetune dpr`")
+        raise UsageError(f"{name} encodes only questions: name a model of `finetune dpr`")
     folder = resolve_folder(names.passage)
     settings = {**known_prompts(name), **recipe.spec}
     spec = read_spec(folder, settings)
@@ -81,7 +81,7 @@ def store_encoder(store: Store, name: str, recipe: EncodeRecipe, models: Store |
 
 
 def _named(space: Space, folder: Path) -> Space:
-    """Name a space by what it is, `BertModel-384-53aa5117`: a folder's name would make its snapshots differ."""
+    """Name a space by its content, `BertModel-384-53aa5117`: with folder names, equal snapshots would differ."""
     architecture = (read_object(folder / CONFIG).get("architectures") or ["encoder"])[0]
     return replace(space, name=f"{architecture}-{space.dim}-{space.weights.partition(':')[2][:8]}")
 

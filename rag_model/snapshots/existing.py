@@ -1,4 +1,4 @@
-"""Go on from a snapshot that exists: what the jobs would have said of its parts, and its recipe."""
+"""Continue from an existing snapshot: the reports that jobs would give of its parts, and its recipe."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -18,17 +18,17 @@ from rag_model.store.versions.paths import EMBEDDINGS, embeddings_path, passages
 from rag_model.store.versions.snapshot import Snapshot
 from rag_model.toml import from_table
 
-CARRIED = ("dump", "encoder", "code")  # of a provenance: what stays true of a snapshot made from another
+CARRIED = ("dump", "encoder", "code")  # fields of a provenance that stay true for a snapshot made from another
 
 
 def recipe_of(content: Content) -> Recipe:
     """Return the recipe of a snapshot, which may have been written without some of its settings.
 
-    Its indexes are those that the snapshot has; one that the recipe does not name is built as its factory says. Its
+    Its indexes are those that the snapshot has; an index that the recipe does not name is built by its factory. Its
     chunker is left out: nothing is cut again, and the chunker need not be installed here.
 
     Raises:
-        UsageError: a setting is unknown to this version; the sentence names it.
+        UsageError: a setting is unknown to this version; the message names it.
     """
     others = {name: value for name, value in content.recipe.items() if name not in {"chunk", "index"}}
     whole = from_table(Recipe, given(others), "the snapshot's recipe")
@@ -38,12 +38,12 @@ def recipe_of(content: Content) -> Recipe:
 
 
 def carried(manifest: Manifest) -> dict[str, Any]:
-    """Return what the provenance of a snapshot says that is true of one that is made of its passages and vectors."""
+    """Return the provenance fields of a snapshot that stay true for one made of its passages and vectors."""
     return {name: manifest.provenance[name] for name in CARRIED if name in manifest.provenance}
 
 
 def facts_of(store: Store, content: Content) -> tuple[list[CutPart], dict[str, list[EncodedPart]]]:
-    """Return one report a part, as the chunk job and, by representation, the embed job give them: nothing was made.
+    """Return one report per part, as of the chunk job and, by representation, of the embed job; `made` is False.
 
     Reads two columns of the passages, part by part.
 
@@ -61,7 +61,7 @@ def facts_of(store: Store, content: Content) -> tuple[list[CutPart], dict[str, l
 
 
 def widths_of(snapshot: Snapshot) -> dict[str, int]:
-    """Return the components of a vector of each representation of a snapshot, by name.
+    """Return the dimensions of the vectors of each representation of a snapshot, by name.
 
     Raises:
         StoreError: vectors are missing or damaged.

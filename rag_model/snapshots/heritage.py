@@ -1,8 +1,8 @@
-"""What an index inherits of the parent's: what was learnt of the corpus, while it is of the same plan and still fits.
+"""The trained file that an index inherits from the parent's index, if the plan is the same and it still fits.
 
-Cells and quantizers are inputs of all that is made of them, and files of the snapshot. A build that has a parent uses
-the parent's, so that what has not changed keeps its pieces: the same dump with the same parent gives the same snapshot
-again, while without that parent index files may differ, because others were learnt from another sample.
+Cells and quantizers are inputs of every piece, and files of the snapshot. A build with a parent uses the parent's, so
+that pieces of unchanged parts stay valid: the same dump with the same parent gives the same snapshot. Without that
+parent index files may differ, because cells and quantizers are trained on another sample.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,35 +25,34 @@ from rag_model.store.versions.paths import rows_path, trained_path
 
 NO_PARENT = "no parent"
 NO_RECORD = "no record"
-_LOOKED_AT = 8  # parts that changed, and as many that did not, in which new vectors and old ones are looked for
+_LOOKED_AT = 8  # changed parts, and as many unchanged ones, from which new and old vectors are sampled
 
-_SAID = {"plan", "code", "losses", "imbalance", "imbalance_now"}  # of a trained file, by `trained_entry`
+_SAID = {"plan", "code", "losses", "imbalance", "imbalance_now"}  # fields of `trained_entry`
 
 
 @dataclass(frozen=True, slots=True)
 class Heirloom:
-    """A trained file of the parent, and where to look whether it fits."""
+    """A trained file of the parent, and the vectors to check whether it fits."""
 
-    snapshot: str  # whose it was
+    snapshot: str  # id of the parent
     blob: BlobRef
     trained: Trained
-    changed: tuple[tuple[BlobRef, tuple[BlobRef, ...]], ...] = ()  # vectors of parts, with the parent's of their ranges
-    same: tuple[BlobRef, ...] = ()  # vectors of parts that are as they were
+    changed: tuple[tuple[BlobRef, tuple[BlobRef, ...]], ...] = ()  # vectors of changed parts; the parent's
+    same: tuple[BlobRef, ...] = ()  # vectors of unchanged parts
 
     def settled(self, drift: float) -> bool:
-        """Whether it fits without a look: nothing has changed, and it has not worn out."""
+        """Whether it fits without measurement: no part has changed, and its cells are still balanced."""
         return not self.changed and self.trained.reason(drift) is None
 
 
 def trained_entry(plan: IndexPlan, trained: Trained) -> dict[str, Any]:
-    """Return what an index's entry in a manifest says of its trained file: what a later build compares."""
+    """Return the entry of a trained file in a manifest, which a later build compares."""
     return {"plan": plan.shared(), "code": kind_named(plan.kind).VERSION, **trained.to_json()}
 
 
 def obstacles(parent: Parent, name: str, plan: IndexPlan, space: str | None) -> list[str]:
     """Return the settings in which the parent's index of that name differs, so that nothing is inherited; [] if none.
-
-    `no parent` and `no record` stand for themselves.
+    It is [`no parent`] or [`no record`] if there is nothing to compare.
     """
     if parent.manifest is None:
         return [NO_PARENT]
@@ -76,10 +75,10 @@ def inherit(
     parts: Sequence[Part],
     embeddings: Sequence[EncodedPart],
 ) -> Heirloom | None:
-    """Return the parent's trained file of an index; None: there is none, or it is of another plan or space.
+    """Return the parent's trained file of an index; None: there is none, or its plan or space differs.
 
-    `embeddings` are what the embed job reports of each of the `parts`. Of those that changed a few are named, drawn by
-    the plan's seed, in which new vectors can be told from old ones.
+    `embeddings` are the embed job's reports of the `parts`. Some changed and unchanged parts are drawn by the plan's
+    seed, to compare new vectors with old ones.
     """
     if parent.manifest is None or space is None or not kind_named(plan.kind).learns:
         return None
@@ -102,20 +101,20 @@ def inherit(
 
 
 def noted(plan: IndexPlan, lacking: Sequence[str]) -> IndexPlan:
-    """Return the plan with a note of the settings for which nothing is inherited, if a parent's index had others."""
+    """Return the plan with a note of the settings that differ from the parent's index and so prevent inheritance."""
     others = sorted({*lacking} - {NO_PARENT, NO_RECORD})
     if not others:
         return plan
-    return replace(plan, notes=(*plan.notes, f"trained anew: the parent's index differs in {', '.join(others)}"))
+    return replace(plan, notes=(*plan.notes, f"trained again: the parent's index differs in {', '.join(others)}"))
 
 
 def steady(recipe: IndexRecipe, plan: IndexPlan, parent: Parent, name: str) -> IndexPlan:
-    """Return the plan with what of the parent's index of that name the kind keeps, such as the number of cells."""
+    """Return the plan with the numbers that the kind keeps from the parent's index, such as the number of cells."""
     return kind_named(plan.kind).steady(recipe, plan, _entry(parent, name).get("plan", {}))
 
 
 def _entry(parent: Parent, name: str) -> Mapping[str, Any]:
-    """Return what the parent says of a trained file; nothing where it has none, or none that this version reads."""
+    """Return the parent's entry of a trained file; empty if it has none that this version can read."""
     content = parent.manifest.content if parent.manifest else None
     if content is None or trained_path(name) not in content.files:
         return {}
@@ -128,6 +127,6 @@ def _earlier(store: Store, parent: Parent, part: Part, space: str) -> tuple[Blob
 
 
 def _some(found: Sequence[Any], seed: int) -> list[Any]:
-    """Return at most so many as are looked at, in their order."""
+    """Return at most `_LOOKED_AT` items, drawn by seed, in their order."""
     chosen = np.random.default_rng(seed).choice(len(found), min(_LOOKED_AT, len(found)), replace=False, shuffle=False)
     return [found[place] for place in np.sort(chosen)]

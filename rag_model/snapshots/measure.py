@@ -1,6 +1,5 @@
-"""Measure a snapshot before it is published: each index against exact search, on questions the corpus asks itself.
-
-And each index file from within: what of its recall is owed to links, lists or codes.
+"""Measure a snapshot before it is published: each index against exact search, on questions drawn from the corpus. And
+examine each index file: links, lists and codes, which explain its recall.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,21 +23,21 @@ from rag_model.store.versions.snapshot import Snapshot
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What was seen of a snapshot's indexes, by the index's name."""
+    """The measurements of a snapshot's indexes, by the index's name."""
 
     k: int
     found: Mapping[str, Findings]  # each query's recall@k at the index's own setting
     curves: Mapping[str, Sequence[Effort]]  # recall against work and time
     settings: Mapping[str, Effort] = field(default_factory=dict)  # the index's own setting, as a point of its curve
     health: Mapping[str, Health] = field(default_factory=dict)
-    repaired: Mapping[str, int] = field(default_factory=dict)  # nodes that could not be reached until they were linked
-    figures: Mapping[str, Mapping[str, float | int]] = field(default_factory=dict)  # what else a kind says of its index
+    repaired: Mapping[str, int] = field(default_factory=dict)  # unreachable nodes that the merge linked
+    figures: Mapping[str, Mapping[str, float | int]] = field(default_factory=dict)  # further figures of a kind
 
     def metrics(self) -> dict[str, Any]:
-        """Return the figures that the manifest keeps by index: recall@k, mean and 5th percentile, price and health.
+        """Return the figures that the manifest keeps by index: recall@k, mean and 5th percentile, cost and health.
 
-        `distances` are computed a question; `repaired` counts the nodes of a graph that were unreachable before repair,
-        `unreachable` those that still are.
+        `distances` are computed per query; `repaired` counts the nodes of a graph that were unreachable before the
+        repair, `unreachable` those that still are.
         """
         return {index: self._figures(index) for index in self.found}
 
@@ -58,14 +57,14 @@ class Measured:
 
 
 def measure(snapshot: Snapshot, recipe: GateRecipe, merges: Mapping[str, Mapping[str, Any]] | None = None) -> Measured:
-    """Ask each index of a snapshot the same sampled questions, and exact search for the truth; look into its file.
+    """Search each index of a snapshot with the same sampled questions, compare with exact search, examine its file.
 
     The questions are sentences of sampled passages, encoded by the question encoder that the snapshot carries.
 
     Args:
         snapshot: published or not.
-        recipe: how many questions, to what depth, drawn by which seed.
-        merges: what the merge of each index said, by name; it alone knows what it had to repair.
+        recipe: number of questions, depth and seed.
+        merges: the report of each index's merge, by name, with the number of repaired nodes.
 
     Raises:
         InputError: an index or its vectors are damaged.
@@ -88,7 +87,7 @@ def measure(snapshot: Snapshot, recipe: GateRecipe, merges: Mapping[str, Mapping
 
 
 def trials_of(snapshot: Snapshot, recipe: GateRecipe) -> Callable[[str], Trial | TextTrial]:
-    """Return the trial of a representation by its name, each made once."""
+    """Return a function that gives the trial of a representation by name; each is made once."""
 
     @cache
     def made(representation: str) -> Trial | TextTrial:
@@ -101,7 +100,7 @@ def trials_of(snapshot: Snapshot, recipe: GateRecipe) -> Callable[[str], Trial |
 
 
 def trial_of(snapshot: Snapshot, recipe: GateRecipe, representation: str = EMBEDDINGS) -> Trial:
-    """Return the questions that the corpus asks itself, with their true neighbours to depth `recipe.k` or the corpus's.
+    """Return questions drawn from the corpus, with their true neighbours to depth min(`recipe.k`, n).
 
     Raises:
         InputError: the vectors are damaged.

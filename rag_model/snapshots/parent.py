@@ -1,9 +1,9 @@
-"""The parent of a build: the snapshot that its ref (else `latest`) names, from which it inherits what has not changed.
+"""The parent of a build: the snapshot of its ref (else of `latest`), from which it inherits unchanged parts.
 
-Boundaries of parts, passages of articles and vectors of passages are inherited, and what indexes were trained to
-(`snapshots.heritage`). Passages are what they would be without a parent, vectors to rounding, and no record's key
-knows of it; only indexes may be others, as good ones. It travels in the tasks of the parts whose pages it held, as a
-few names of blobs.
+Boundaries of parts, passages of articles, vectors of passages and trained files of indexes (`snapshots.heritage`) are
+inherited. Passages are the same as without a parent, vectors the same up to rounding, and memo keys do not contain the
+parent; only indexes may differ, at equal quality. Tasks get the parent as a few blob names of the parts that cover
+their pages.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -22,12 +22,12 @@ from rag_model.store.store import Store
 from rag_model.store.versions.manifest import Content, Manifest
 from rag_model.store.versions.paths import articles_path, embeddings_path, passages_path
 
-LATEST = "latest"  # where a build goes unless told otherwise
+LATEST = "latest"  # the default ref of a build
 
 
 @dataclass(frozen=True, slots=True)
 class Earlier:
-    """A part of the parent: its passages, and what lies beside them."""
+    """A part of the parent: its passages, and a file with the same rows."""
 
     passages: BlobRef
     beside: BlobRef  # the article log, or the vectors
@@ -35,13 +35,13 @@ class Earlier:
 
 @dataclass(frozen=True, slots=True)
 class Parent:
-    """What a build may inherit; without a manifest nothing."""
+    """The snapshot that a build may inherit from; without a manifest it inherits nothing."""
 
     manifest: Manifest | None = None
 
     @classmethod
     def of(cls, store: Store, ref: str) -> Self:
-        """Return the snapshot that `ref` names as the parent; of a ref that is new, the one that `latest` names.
+        """Return the current snapshot of `ref` as the parent; for a new ref that of `latest`.
 
         Raises:
             StoreError: the ref's log or the snapshot is damaged.
@@ -50,7 +50,7 @@ class Parent:
         return cls(store.snapshots.get(now.snapshot) if now else None)
 
     def fences(self, recipe: Recipe) -> Fences | None:
-        """Return the ranges of the parts; None where they overlap, or the recipe asks for parts of another size."""
+        """Return the ranges of the parts; None if they overlap, or the recipe sets another part size."""
         content = self._content
         if content is None or not content.parts or content.recipe.get("part_bytes") != recipe.part_bytes:
             return None
@@ -65,7 +65,7 @@ class Parent:
         return tuple(self._beside(part, articles_path))
 
     def encoded(self, part: Part, space: str) -> tuple[Earlier, ...]:
-        """Return the passages and vectors of the pages of a part, if they are of this space and of today's code."""
+        """Return the passages and vectors of the pages of a part, if space and code version are the same."""
         content = self._content
         if self.manifest is None or content is None:
             return ()
@@ -91,10 +91,10 @@ class Parent:
 
 
 def local_files(store: Store, earlier: Sequence[Earlier]) -> list[tuple[Path, Path]]:
-    """Return local paths of what is inherited; what is no longer in the store is left out, and so made anew.
+    """Return local paths of inherited files; those no longer in the store are left out, and so made again.
 
     Raises:
-        StoreError: a file of it is damaged: what is wrong is not taken over.
+        StoreError: a file is damaged; damaged files are not reused.
     """
     there = [known for known in earlier if store.blobs.exists(known.passages) and store.blobs.exists(known.beside)]
     return [(store.blobs.local(known.passages), store.blobs.local(known.beside)) for known in there]

@@ -1,4 +1,4 @@
-"""The plan of a build, kept in the store: a source that had to be split is not split again by the next run."""
+"""The plan of a build, kept in the store: the next run does not split a source again."""
 
 import tempfile
 from collections.abc import Mapping
@@ -17,25 +17,25 @@ from rag_model.snapshots.recipe import Recipe
 from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.store import Store
 
-CODE = 2  # raise it when the same files would give other parts
+CODE = 2  # increase it when the same files would give other parts
 
 
 def plan_parts(store: Store, dump: str, recipe: Recipe, limit: int | None = None, parent: Parent | None = None) -> Plan:
-    """Return the parts of `dump`; what workers cannot seek in is split once and put into the store.
+    """Return the parts of `dump`; files in which workers cannot seek are split once and put into the store.
 
-    The parent's ranges of pages are kept where they can be (`rag_model.corpus.parts`).
+    The parent's ranges of pages are kept where possible (`rag_model.corpus.parts`).
 
     Raises:
-        InputError: a file is missing, broken or not what its name says.
-        UsageError: the files are of no known kind or of several.
+        InputError: a file is missing, damaged or not of the kind that its name says.
+        UsageError: the files are of an unknown kind or of several kinds.
     """
     fences = parent.fences(recipe) if parent else None
     urls = [url for url in expand(dump) if not is_index(url)]
     if limit is not None or all(index_of(url) for url in urls):
         return _plan(store, dump, recipe, limit, fences, {})  # cheap: reads the index, or the first pages
     inputs = {
-        "files": [[url, digest_chunks(read_bytes(url))] for url in urls],  # plain XML is read where it lies
-        "store": store.url,  # a plan names its slices by URL: a store that moved needs new ones
+        "files": [[url, digest_chunks(read_bytes(url))] for url in urls],  # plain XML is not copied
+        "store": store.url,  # a plan names its slices by URL, which change if the store moves
         "part_bytes": recipe.part_bytes,
         "code": CODE,
     }
@@ -44,7 +44,7 @@ def plan_parts(store: Store, dump: str, recipe: Recipe, limit: int | None = None
         return Plan.from_json(known.facts)
     staged: dict[str, BlobRef] = {}
     facts: Mapping[str, Any] = _plan(store, dump, recipe, None, fences, staged).to_json()
-    own = _fences(Plan.from_json(facts))  # what the parent's will be when the same dump comes again
+    own = _fences(Plan.from_json(facts))  # the parent's ranges when the same dump is built again
     for its in (fences, own):
         made = _with(inputs, its)
         facts = store.memo.record("plan", store.memo.key(made), staged, facts, made).facts

@@ -1,10 +1,9 @@
-"""Publish a snapshot and move its ref: the manifest last, then the ref, and only past the gate.
+"""Publish a snapshot and move its ref: files first, then the manifest, then the ref, only if the gate passes.
 
-Whoever loses a race for the ref looks again: the winner is the new parent, and the gate is asked anew. An intent that
-names every file sees to it that what was there when the manifest was written is there when the ref has moved.
-
-No page that was taken down gets past: takedowns are read before the manifest is written and again after it. A takedown
-writes its record and *then* looks for snapshots, so of the two at least one sees the other.
+A publisher that loses a race for the ref tries again: the winner is the new parent, and the gate judges again. An
+intent that names every file keeps these files from deletion until the ref has moved. A page that was taken down is
+never published: takedowns are read before the manifest is written and again after it. A takedown writes its record and
+*then* looks for snapshots, so at least one of the two sees the other.
 """
 
 import secrets
@@ -25,15 +24,15 @@ _TRIES = 100  # races lost in a row before giving up; each costs a few small rea
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """A snapshot in the store, and where its ref stands."""
+    """A snapshot in the store, and the position of its ref."""
 
     snapshot: str
     verdict: Verdict
-    move: RefMove | None  # None: the gate said no, and the ref stays where it was
+    move: RefMove | None  # None: the gate refused, and the ref did not move
 
 
 def vitals(manifest: Manifest) -> Vitals:
-    """Return what the gate compares of a snapshot."""
+    """Return the values of a snapshot that the gate compares."""
     space = manifest.content.space
     return Vitals(
         passages=manifest.content.n,
@@ -43,13 +42,13 @@ def vitals(manifest: Manifest) -> Vitals:
 
 
 def publish(store: Store, manifest: Manifest, ref: str, judge: Callable[[Vitals | None], Verdict]) -> Published:
-    """Write a manifest, then move `ref` to it if `judge`, given the vitals of what the ref names, agrees.
+    """Write a manifest, then move `ref` to it if `judge`, given the vitals of the ref's current snapshot, agrees.
 
-    A ref that names the snapshot already is left alone, so a rerun adds nothing to its history.
+    A ref that already names the snapshot is not moved, so a rerun does not change its history.
 
     Raises:
-        RefConflictError: other writers won every one of many races.
-        StoreError: a file of the snapshot is gone, a page in it was taken down, or the store cannot exclude a second
+        RefConflictError: other writers won many races in a row.
+        StoreError: a file of the snapshot is missing, a page in it was taken down, or the store cannot exclude a second
         writer, or cannot be written.
     """
     with _held(store, manifest):
@@ -57,7 +56,7 @@ def publish(store: Store, manifest: Manifest, ref: str, judge: Callable[[Vitals 
 
 
 def put_in_place(store: Store, snapshot: str, manifest: Manifest) -> list[RefMove]:
-    """Write a manifest that stands in the place of a snapshot, and move the refs that name that one; return the moves.
+    """Write a manifest that replaces a snapshot, and move the refs of that snapshot; return the moves.
 
     Raises:
         StoreError: as `publish`.
@@ -68,10 +67,10 @@ def put_in_place(store: Store, snapshot: str, manifest: Manifest) -> list[RefMov
 
 
 def settle(store: Store, snapshot: str, place: str) -> list[RefMove]:
-    """Write down what stands in the place of a snapshot, move the refs that name that one, and return the moves.
+    """Record the replacement of a snapshot, move its refs, and return the moves.
 
-    `place` is the id of a snapshot that is there, or "" for nothing: refs then name nothing. Done already, or half, by
-    an earlier run, it goes on.
+    `place` is the id of an existing snapshot, or "" for none: refs are then deleted. It resumes if an earlier run has
+    done it or a part of it.
 
     Raises:
         StoreError: the store cannot be written.
@@ -81,26 +80,26 @@ def settle(store: Store, snapshot: str, place: str) -> list[RefMove]:
     moves: list[RefMove] = []
     while stands and (named := store.refs.naming(snapshot)):
         for ref, number in named:
-            with suppress(RefConflictError):  # it is looked at again
+            with suppress(RefConflictError):  # the loop tries again
                 moves.append(store.refs.move(ref, stands, number, f"takedown in {snapshot[:12]}"))
     return moves
 
 
 @contextmanager
 def _held(store: Store, manifest: Manifest) -> Iterator[None]:
-    """Hold an intent for all files of a snapshot, which are all there."""
+    """Hold an intent for all files of a snapshot, and check that all exist."""
     needs = {f"snapshots/{manifest.id}.json", *(blob.path for blob in manifest.content.files.values())}
     with store.intents.held(f"publish-{secrets.token_hex(8)}", needs):
         if problems := absent(store, manifest.content):
             raise StoreError(
                 f"snapshot {manifest.id[:12]} cannot be published in {store.url}: {len(problems)} of its files were "
-                f"deleted meanwhile (first {problems[0].path}): run the same command again, which makes them"
+                f"deleted meanwhile (first {problems[0].path}): run the same command again to make them"
             )
         yield
 
 
 def _put(store: Store, manifest: Manifest) -> str:
-    """Write a manifest, unless it holds a page that was taken down; one ordered meanwhile takes it back."""
+    """Write a manifest, unless it holds a page that was taken down; a takedown in the meantime removes it again."""
     wiki, path = wiki_of(manifest.content), f"snapshots/{manifest.id}.json"
     known = store.takedowns.pages(wiki)
     _refuse(store, manifest, known)
@@ -119,7 +118,7 @@ def _refuse(store: Store, manifest: Manifest, pages: Collection[str]) -> None:
     if found := held(store, manifest.content, pages):
         raise StoreError(
             f"snapshot {manifest.id[:12]} cannot be published in {store.url}: page {found[0].page} in it "
-            f"({found[0].title!r}) was taken down meanwhile: run the same command again, which leaves it out"
+            f"({found[0].title!r}) was taken down meanwhile: run the same command again to leave it out"
         )
 
 
@@ -134,7 +133,7 @@ def _publish(store: Store, manifest: Manifest, ref: str, judge: Callable[[Vitals
         except StoreError:
             if store.refs.current(ref) == now:
                 raise
-            continue  # the ref moved on, and what it named before has expired
+            continue  # the ref has moved, and its earlier snapshot has expired
         verdict = judge(parent)
         if not verdict.passed:
             return Published(snapshot, verdict, None)
@@ -144,4 +143,4 @@ def _publish(store: Store, manifest: Manifest, ref: str, judge: Callable[[Vitals
             return Published(snapshot, verdict, store.refs.move(ref, snapshot, now.number if now else 0))
         except RefConflictError:
             continue
-    raise RefConflictError(f"ref {ref} in {store.url} was moved by others {_TRIES} times in a row: try again")
+    raise RefConflictError(f"ref {ref} in {store.url} was moved by other writers {_TRIES} times in a row: try again")

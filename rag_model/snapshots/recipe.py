@@ -1,4 +1,4 @@
-"""The recipe of a snapshot: one frozen record a stage, read from a TOML file; the defaults are a working recipe.
+"""The recipe of a snapshot: one frozen record per stage, read from a TOML file; the defaults are a working recipe.
 
 ```toml
 [chunk]
@@ -39,21 +39,21 @@ _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 def default_indexes() -> dict[str, IndexRecipe]:
-    """Return the indexes of a snapshot whose recipe names none: a graph to search fast, and codes to hold in little."""
+    """Return the default indexes of a recipe: a graph for fast search, and codes for little memory."""
     return {"hnsw": IndexRecipe("HNSW"), "ivfpq": IndexRecipe("IVF,PQ")}
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """Everything a build decides beside its dump and its encoder."""
+    """All settings of a build except its dump and its encoder."""
 
     chunk: ChunkRecipe = field(default_factory=ChunkRecipe)
     encode: EncodeRecipe = field(default_factory=EncodeRecipe)  # of the representation `embeddings`
     represent: Mapping[str, RepresentRecipe] = field(default_factory=dict)  # further representations, by name
     index: Mapping[str, IndexRecipe] = field(default_factory=default_indexes)  # by name
     gate: GateRecipe = field(default_factory=GateRecipe)
-    part_bytes: int | None = None  # of compressed dump a part; None: by the dump's size
-    retriever: str = ""  # what answers a question where nobody names a retriever; empty: the first index
+    part_bytes: int | None = None  # bytes of compressed dump per part; None: by the dump's size
+    retriever: str = ""  # the default retriever; empty: the first index
 
     def __post_init__(self) -> None:
         if self.part_bytes is not None and self.part_bytes < 1:
@@ -65,9 +65,7 @@ class Recipe:
         for name, index in self.index.items():
             _check_name(name, "an index")
             if name == EXACT and index.factory != "Flat":
-                raise UsageError(
-                    f"an index named {EXACT} compares with every vector: give {index.factory} another name"
-                )
+                raise UsageError(f"an index named {EXACT} compares every vector: give {index.factory} another name")
             self._check_over(name, index)
         if self.retriever:
             self._check_retriever()
@@ -94,14 +92,14 @@ class Recipe:
         known = [TEXT] if wanted == TEXT else [EMBEDDINGS, *self.represent]
         if over not in known:
             raise UsageError(
-                f"index {name} stands over {over!r}, but {index.factory} takes {wanted}: choose from {', '.join(known)}"
+                f"index {name} is over {over!r}, but {index.factory} takes {wanted}: choose from {', '.join(known)}"
             )
 
     def content(self) -> dict[str, Any]:
-        """Return what belongs to a snapshot's identity.
+        """Return the settings that belong to a snapshot's identity.
 
-        The gate judges a snapshot and does not change one; encoders are among its files, wherever they were, and the
-        retriever has a field of its own. A file that a chunker's setting names is its digest.
+        The gate is not part of it: it judges a snapshot without changing it. Encoders are among the snapshot's files,
+        and the retriever has its own field. A file that a chunker's setting names is replaced by its digest.
         """
         values = asdict(self)
         del values["gate"], values["retriever"], values["encode"]["question_encoder"]
@@ -120,7 +118,7 @@ def read_recipe(path: Path | None) -> Recipe:
 
     Raises:
         InputError: the file is missing or is not TOML.
-        UsageError: a setting is unknown or has a wrong value; the sentence names it.
+        UsageError: a setting is unknown or has a wrong value; the message names it.
     """
     if path is None:
         return Recipe()

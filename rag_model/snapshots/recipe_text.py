@@ -1,4 +1,4 @@
-"""A recipe as the TOML that `read_recipe` reads: what a manifest keeps, written so that it rebuilds its snapshot."""
+"""A manifest's recipe as TOML for `read_recipe`, from which the snapshot can be rebuilt."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -21,7 +21,7 @@ def recipe_text(recipe: Mapping[str, Any]) -> str:
 
 
 def given(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a recipe without what is None, in tables of tables too: TOML has no None, and it is such a default."""
+    """Return a recipe without None values, also in nested tables: TOML has no None, and None is the default."""
     return {
         name: given(value) if isinstance(value, Mapping) else value
         for name, value in recipe.items()

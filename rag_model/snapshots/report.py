@@ -1,4 +1,4 @@
-"""Fill the build report from what a run knows, and put the page beside the snapshots: `reports/<snapshot id>.html`."""
+"""Fill the build report with the results of a run, and put the page into the store: `reports/<snapshot id>.html`."""
 
 import json
 from collections import Counter
@@ -15,7 +15,7 @@ from rag_model.snapshots.publish import Published
 from rag_model.store.store import Store
 from rag_model.store.versions.manifest import Manifest
 
-_LISTED = 50  # quarantined pages on the page; the manifest's counts have them all
+_LISTED = 50  # quarantined pages in the report; the manifest's counts include all
 
 
 def write_report(
@@ -30,7 +30,7 @@ def write_report(
 ) -> str:
     """Render a snapshot's report, store it, and return its URL.
 
-    `passages` and, by stage, `embeddings` are what the jobs report of each part; `seconds` the stages' times, in their
+    `passages` and, by stage, `embeddings` are the jobs' reports of each part; `seconds` are the stages' times, in
     order.
     """
     made = {"chunk": [cut.made for cut in passages]}
@@ -94,7 +94,7 @@ def _lineage(manifest: Manifest) -> dict[str, str]:
 
 
 def _settings(table: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, str]]:
-    """Yield each table of a recipe by its dotted name, its plain settings on one line, those left open left out."""
+    """Yield each table of a recipe by its dotted name, with its plain settings on one line, without None."""
     plain = {name: value for name, value in table.items() if not isinstance(value, Mapping) and value is not None}
     if plain:
         yield above, ", ".join(f"{name} = {json.dumps(value)}" for name, value in plain.items())

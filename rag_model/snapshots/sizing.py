@@ -1,4 +1,4 @@
-"""Will it fit? The indexes of a build, resolved and weighed before a single passage is encoded."""
+"""Resolve the indexes of a build and estimate their memory, before any passage is encoded."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -19,19 +19,19 @@ def plan_indexes(
     memory_bytes: int | None,
     parent: Parent | None = None,
 ) -> dict[str, IndexPlan]:
-    """Return what each recipe comes to for the passages that were cut.
+    """Return the plan of each recipe for the passages that were cut.
 
-    `widths` are the components of a vector of each representation, by name; `memory_bytes` is what a worker has, None
-    where that is not known here. As many cells as the parent has are kept while they will do.
+    `widths` are the dimensions of the vectors of each representation, by name; `memory_bytes` is the memory of a
+    worker, None if unknown. The parent's number of cells is kept if it is close enough.
 
     Raises:
         InputError: there are no passages.
         UsageError: a factory does not fit.
-        ResourceError: a build would not fit in memory; the sentence names a factory that would.
+        ResourceError: a build would not fit in memory; the message names a factory that would.
     """
     rows = [cut.rows for cut in passages]
     if not any(rows):
-        raise InputError("the dump came to no passages at all: look at what was dropped, and why")
+        raise InputError("the dump has no passages: see the reasons of the dropped pages")
     plans: dict[str, IndexPlan] = {}
     for name, recipe in recipes.items():
         kind, over = kind_for(recipe.factory), over_of(recipe)

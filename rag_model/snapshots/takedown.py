@@ -1,4 +1,4 @@
-"""Take pages down: which snapshots hold them, and what each of them is without them, up to its indexes."""
+"""Take pages down: find the snapshots that hold them, and make their content without pages and indexes."""
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -15,24 +15,24 @@ from rag_model.store.versions.holding import Held, held, wiki_of
 from rag_model.store.versions.manifest import Content, Manifest, PartEntry
 from rag_model.store.versions.paths import EMBEDDINGS, TEXT, articles_path, rows_path
 
-_MADE_ANEW = (
+_REBUILT = (
     "passages",
     "embeddings",
     "articles",
     "trained",
     "index",
-)  # first folders of the files that may hold a page
+)  # top folders of the files that may hold a page
 _KEPT = "encoder"
 ARTICLES = "articles"  # a part's article log among its files
 
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """A snapshot that holds pages that were taken down, or are about to be."""
+    """A snapshot that holds pages that are taken down."""
 
     manifest: Manifest
     held: tuple[Held, ...]
-    refs: tuple[str, ...]  # that name it now
+    refs: tuple[str, ...]  # the refs that name it now
 
     @property
     def pages(self) -> tuple[str, ...]:
@@ -41,18 +41,18 @@ class Holder:
 
     @property
     def passages(self) -> int:
-        """How many passages they have."""
+        """The number of passages of these pages."""
         return sum(one.passages for one in self.held)
 
 
 def carry_out(store: Store, rebuild: Callable[[Holder], Manifest | None]) -> tuple[dict[str, str], int]:
-    """Replace every snapshot that holds a page that was taken down; return what stands in its place, and count moves.
+    """Replace every snapshot that holds a page that was taken down; return the replacements, and the number of moves.
 
-    `rebuild` makes a snapshot without the pages, up to its manifest; None says that nothing is left of it, and then ""
-    stands in its place. An earlier run that died is gone on with. What is published meanwhile is looked at as well.
+    `rebuild` makes a snapshot without the pages, up to its manifest; None means that nothing is left of it, and then ""
+    is the replacement. It resumes an earlier run that died. Snapshots published meanwhile are checked as well.
 
     Raises:
-        StoreError: the store cannot be read or written; run again, it goes on.
+        StoreError: the store cannot be read or written; another run resumes.
     """
     places: dict[str, str] = {}
     moves = 0
@@ -68,12 +68,12 @@ def carry_out(store: Store, rebuild: Callable[[Holder], Manifest | None]) -> tup
 
 
 def holders(store: Store, wiki: str = "", pages: Collection[str] = ()) -> list[Holder]:
-    """Return the snapshots that hold a page that was taken down, or one of `pages` of `wiki`: what refs name first.
+    """Return the snapshots that hold a page that was taken down, or one of `pages` of `wiki`: those with refs first.
 
-    Every snapshot of the store is looked at, whether a ref names it or not.
+    Every snapshot of the store is checked, whether a ref names it or not.
 
     Raises:
-        RefusedError: a file of such a snapshot is of a kind of which nobody here knows whether it holds the page.
+        RefusedError: a file of such a snapshot is of an unknown kind, which may hold the page.
         StoreError: a manifest, a takedown or a passage file is missing or damaged.
     """
     refs, found = _refs(store), []
@@ -87,10 +87,10 @@ def holders(store: Store, wiki: str = "", pages: Collection[str] = ()) -> list[H
 
 
 def choose_wiki(store: Store, pages: Collection[str], wiki: str | None) -> str:
-    """Return the wiki that is meant by pages: the one given, else the one that has them, else the only one there is.
+    """Return the wiki of `pages`: the one given, else the one that has them, else the only one in the store.
 
     Raises:
-        UsageError: there is none of that name, or it takes a name to tell which is meant.
+        UsageError: there is no such wiki, or several are possible and none is named.
     """
     manifests = list(_manifests(store))
     known = {wiki_of(manifest.content) for manifest in manifests}
@@ -99,7 +99,7 @@ def choose_wiki(store: Store, pages: Collection[str], wiki: str | None) -> str:
     having = {wiki_of(manifest.content) for manifest in manifests if held(store, manifest.content, pages)}
     choice = {wiki} if wiki is not None else having or known
     if len(choice) != 1:
-        raise UsageError(f"{store.url} holds snapshots of {_listed(choice)}: say with --wiki whose pages are meant")
+        raise UsageError(f"{store.url} holds snapshots of {_listed(choice)}: name the wiki of the pages with --wiki")
     return next(iter(choice))
 
 
@@ -137,9 +137,9 @@ class RedactedPart:
 
 
 def redacted(content: Content, made: Mapping[str, RedactedPart]) -> Content:
-    """Return a snapshot's content with some parts made anew, by name, and without its indexes.
+    """Return a snapshot's content with some parts replaced, by name, and without its indexes.
 
-    As when a snapshot is built, a part without a passage is left out, and its range goes to the one before it.
+    As in a build, a part without passages is left out, and its range is added to the part before it.
     """
     files = {path: ref for path, ref in content.files.items() if path.partition("/")[0] == _KEPT}
     parts: list[PartEntry] = []
@@ -172,11 +172,11 @@ def _forget(store: Store, holder: Holder, place: str) -> None:
 
 
 def _check_kinds(manifest: Manifest) -> None:
-    unknown = {kind_of(path).partition("/")[0] for path in manifest.content.files} - {*_MADE_ANEW, _KEPT}
+    unknown = {kind_of(path).partition("/")[0] for path in manifest.content.files} - {*_REBUILT, _KEPT}
     if unknown:
         raise RefusedError(
             f"snapshot {manifest.id[:12]} has files below {min(unknown)}/, which may hold the page and cannot be made "
-            "anew here: upgrade bookwheel, or remove the snapshot with `tag --delete` and `expire`"
+            "again here: upgrade bookwheel, or remove the snapshot with `tag --delete` and `expire`"
         )
 
 

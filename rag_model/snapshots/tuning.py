@@ -1,7 +1,7 @@
-"""Set the search of each index for the recall its recipe asks for, before the manifest is made.
+"""Tune the search parameters of each index for its recall target, before the manifest is made.
 
-The setting is content: readers of a snapshot search as it says. So it is recorded in the memo under exactly what it
-depends on, and a rerun, here or on a machine whose sums round otherwise, gets the same setting and the same snapshot.
+The setting is content: readers of a snapshot search with it. So it is recorded in the memo under exactly its inputs,
+and a rerun, also on a machine with other rounding, gets the same setting and the same snapshot.
 """
 
 from collections.abc import Sequence
@@ -18,21 +18,21 @@ from rag_model.store.store import Store
 from rag_model.store.versions.manifest import Content, Manifest
 from rag_model.store.versions.snapshot import Snapshot
 
-CODE = 1  # raise it when the same index and questions would give another setting
-_ASKED = ("passages", "encoder", "embeddings")  # folders: the first two make the questions, the last the truth
+CODE = 1  # increase it when the same index and questions would give another setting
+_ASKED = ("passages", "encoder", "embeddings")  # folders of the questions' and the neighbours' inputs
 
 
 def tune_searches(store: Store, draft: Content, built: Sequence[BuiltIndex], recipe: GateRecipe) -> list[BuiltIndex]:
-    """Return the indexes with the search that reaches their recall target; one without a target is left as it is.
+    """Return the indexes with search parameters for their recall target; an index without a target is unchanged.
 
-    Questions are drawn as the gate draws them but by another seed, so that the gate judges a setting on questions that
-    did not choose it. A target that is out of reach becomes a note of the index.
+    Questions are drawn like those of the gate but with another seed, so that the gate judges a setting on other
+    questions. A target that cannot be reached becomes a note of the index.
 
     Args:
-        store: holds what the draft names.
-        draft: the content as it would be without tuning.
+        store: holds the files of the draft.
+        draft: the content without tuning.
         built: the indexes of the draft.
-        recipe: of the gate: the depth k and how many questions.
+        recipe: of the gate: the depth k and the number of questions.
 
     Raises:
         InputError: an index or its vectors are damaged.

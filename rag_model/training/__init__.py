@@ -1,11 +1,11 @@
-"""Training: one explicit loop, one file an objective.
+"""Training: one explicit loop, and one file per objective.
 
-objectives.registry.objective(name)     -> Objective: settings, task, costs and card of `dpr`, `rag-token` or another's
-data.examples.read_examples(file)       -> what to learn from, of every file that people already have
-data.mine.mine(examples, search)        -> the same with hard negatives, by BM25 or a snapshot
-objective.task(job)                     -> Task: what learns, its batches, its loss, its dev set
-loop.loop.train(task, settings, folder) -> Trained: goes on from where it was killed, keeps the best by dev
-finetuning.Finetuning(objective, job)   -> all of it once for the same inputs; the model lies in the store
+objectives.registry.objective(name)     -> Objective: settings, task, costs and card of `dpr`, `rag-token` or another
+data.examples.read_examples(file)       -> training examples, from many common file formats
+data.mine.mine(examples, search)        -> the same with hard negatives, from BM25 or a snapshot
+objective.task(job)                     -> Task: the module, its batches, its loss, its dev set
+loop.loop.train(task, settings, folder) -> Trained: resumes after it was killed, keeps the best by dev
+finetuning.Finetuning(objective, job)   -> the whole training, once for the same inputs; the model is in the store
 
-A task that asks a snapshot (`loop.task.AskingTask`) may move to another one between two steps.
+A task that searches a snapshot (`loop.task.AskingTask`) may move to another one between two steps.
 """

@@ -1,4 +1,4 @@
-"""A model's card: README.md with a head that the Hugging Face hub reads, and what the model comes from."""
+"""A model card: README.md with metadata for the Hugging Face hub, and the model's origins."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -11,20 +11,20 @@ from rag_model.training.objectives.objective import Result
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """What there is to say of a model."""
+    """The contents of a model card."""
 
     kind: str  # the objective's name
     result: Result
-    began: Mapping[str, str]  # what it began as, by part: a name and its digest
+    began: Mapping[str, str]  # its initial models, by part: the digest of their files
     snapshot: str  # full id
-    text: str  # whose passages those are, and their licence
+    text: str  # source of its passages, and their licence
     data: Mapping[str, str]  # digests of the examples
     recipe: Mapping[str, Any]
     before: Mapping[str, float]  # on the dev set, before training
     after: Mapping[str, float]
     steps: int
     language: str = ""
-    asked: Sequence[Asked] = ()  # the snapshots that the training asked, by step
+    asked: Sequence[Asked] = ()  # the snapshots that the training searched, by step
 
 
 def write_card(card: Card) -> str:

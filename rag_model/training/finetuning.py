@@ -1,7 +1,7 @@
-"""One fine-tuning from end to end: its exact inputs, the task, and the model that it leaves in the store.
+"""One fine-tuning from end to end: its exact inputs, the task, and the model that it puts into the store.
 
-Its inputs have a key, as a stage of a build has: the same snapshot, examples, models and settings are trained once, and
-the memo knows what came of it. Work lies in a folder named by the key, so that a run which died is gone on with.
+Its inputs have a key, like a stage of a build: the same snapshot, examples, models and settings are trained once, and
+the memo records the result. Work is in a folder named by the key, so that a run that died is resumed.
 """
 
 import json
@@ -30,32 +30,32 @@ from rag_model.training.loop.loop import Report, Trained, train
 from rag_model.training.objectives.objective import Job, Objective
 
 STAGE = "finetune"
-VERSION = 2  # raised when the same inputs would give another model
+VERSION = 2  # increased when the same inputs would give another model
 _DECIDING = ("bookwheel", "torch", "transformers", "tokenizers", "accelerate", "numpy", "faiss-cpu")
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a fine-tuning came to."""
+    """The result of a fine-tuning."""
 
     model: str  # full id
     steps: int
-    best_step: int  # whose weights these are; 0: no step made it better
+    best_step: int  # the step of these weights; 0: no step improved the goal
     before: Mapping[str, float]  # on the dev set
     after: Mapping[str, float]
 
 
 class Finetuning:
-    """One job of an objective, known by its exact inputs."""
+    """One job of an objective, identified by its exact inputs."""
 
     def __init__(self, objective: Objective[Any], job: Job[Any]) -> None:
-        """Take what is trained, and all that decides the model."""
+        """Take the objective, and everything that determines the model."""
         self.objective, self.job = objective, job
         self.store, self.snapshot = job.store, job.snapshot
 
     @cached_property
     def inputs(self) -> dict[str, Any]:
-        """All that the model follows from, as JSON values; reads the models' files once."""
+        """Everything that determines the model, as JSON values; reads the models' files once."""
         settings = self.job.settings
         return {
             "kind": self.objective.name,
@@ -69,7 +69,7 @@ class Finetuning:
 
     @cached_property
     def prepared(self) -> Job[Any]:
-        """The job with its examples as they are trained on; finds the negatives that they lack, or the like."""
+        """The job with its examples prepared for training, for example with mined negatives."""
         return replace(self.job, examples=self.objective.prepare(self.job), digests=self.inputs["models"])
 
     @property
@@ -78,7 +78,7 @@ class Finetuning:
         return Memo.key(self.inputs)
 
     def known(self) -> Outcome | None:
-        """Return what came of the same inputs before, if its model is still in the store."""
+        """Return the result of an earlier run with the same inputs, if its model is still in the store."""
         record = self.store.memo.get(STAGE, self.key)
         if record is None:
             return None
@@ -89,13 +89,13 @@ class Finetuning:
         return Outcome(**record.facts)
 
     def run(self, work: Path, report: Report | None = None) -> Trained:
-        """Train in the folder `work`, or go on with what is there.
+        """Train in the folder `work`, or resume the training there.
 
         Raises:
-            BookwheelError: as the objective, its task and the loop say; the checkpoints stay.
+            BookwheelError: as the objective, its task and the loop; the checkpoints stay.
         """
         loop, job = self.job.settings.loop, self.prepared
-        torch.manual_seed(loop.seed)  # of weights that a folder lacks, such as a pooler's
+        torch.manual_seed(loop.seed)  # for weights that a folder lacks, such as a pooler's
         task = self.objective.task(job)
         trained = train(task, loop, work, report)
         self.objective.check(task, trained.after)
@@ -104,11 +104,11 @@ class Finetuning:
     def publish(
         self, trained: Trained, work: Path, name: str, seconds: Mapping[str, float]
     ) -> tuple[Outcome, PutModel]:
-        """Put the best weights into the store, with card and curves, and name them; a record says what they came from.
+        """Put the best weights into the store, with card and curves, name them, and record the inputs in the memo.
 
         Raises:
             StoreError: the store cannot be written.
-            UsageError: the task did not save the parts that its objective names.
+            UsageError: the task did not save all parts of its objective.
         """
         folder = trained.best
         self._check_parts(folder)
@@ -126,15 +126,15 @@ class Finetuning:
         return found, put
 
     def name(self, outcome: Outcome, name: str) -> PutModel:
-        """Name a model that is in the store already."""
+        """Name a model that is already in the store."""
         return PutModel(outcome.model, tag(self.store, f"{MODEL}{outcome.model}", name))
 
     def _check_parts(self, folder: Path) -> None:
         saved = parts_of(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
         if missing := self.objective.result.parts - saved:
             raise UsageError(
-                f"the task of objective {self.objective.name!r} saved no {', '.join(sorted(missing))} in {folder}: let "
-                "its `save` write them, or take them out of `result.parts`"
+                f"the task of objective {self.objective.name!r} saved no {', '.join(sorted(missing))} in {folder}: "
+                "write them in its `save`, or remove them from `result.parts`"
             )
 
     def _lineage(self) -> dict[str, Any]:

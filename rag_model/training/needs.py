@@ -1,4 +1,4 @@
-"""What a fine-tuning has to do, estimated from the sizes of its models, examples and snapshot."""
+"""Estimate the work of a fine-tuning from the sizes of its models, examples and snapshot."""
 
 from rag_model.encoders.architecture import architecture_of
 from rag_model.encoders.resolve import resolve_folder
@@ -10,7 +10,7 @@ from rag_model.training.objectives.objective import LEARNED
 
 
 def work_of(finetuning: Finetuning) -> Work:
-    """Return what a fine-tuning has to do; no model of it is loaded, and nothing is mined.
+    """Return the work of a fine-tuning, without loading a model and without mining.
 
     Raises:
         InputError: a model's folder is incomplete.

@@ -1,4 +1,4 @@
-"""What a fine-tuning begins as: encoders and a generator by their names, and the digests of their files."""
+"""The initial models of a fine-tuning: encoders and a generator by their names, and the digests of their files."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,47 +17,47 @@ from rag_model.store.versions.snapshot import Snapshot
 
 @dataclass(frozen=True, slots=True)
 class Origins:
-    """The models that a training begins as: by part, a name that `Encoder.load` or `load_generator` takes."""
+    """The initial models of a training: by part, a name for `Encoder.load` or `load_generator`."""
 
-    names: Mapping[str, str]  # question, passage, generator, or a part of the training's own
+    names: Mapping[str, str]  # question, passage, generator, or another part of the training
 
     def digests(self) -> Mapping[str, str]:
         """Return the digest of the files of each part; reads all of them once.
 
         Raises:
-            InputError: one is not to be found.
+            InputError: one is not found.
         """
         return {part: _digest_folder(resolve_folder(name)) for part, name in self.names.items()}
 
     def unit_vectors(self) -> bool:
-        """Return whether questions' vectors have length 1; False where there is no question encoder."""
+        """Return whether question vectors have length 1; False if there is no question encoder."""
         return "question" in self.names and read_spec(resolve_folder(self.names["question"])).normalize
 
 
 def pair_of(store: Store, snapshot: Snapshot, encoder: str | None) -> Origins:
-    """Return the encoders that a DPR training begins as: those of a name, else the one that the snapshot carries.
+    """Return the initial encoders of a DPR training: the named ones, else the one that the snapshot carries.
 
     Raises:
         StoreError: the store has no such model, or the snapshot carries no encoder.
-        UsageError: what is named, or what the snapshot carries, encodes questions only.
+        UsageError: the named model, or the snapshot's, encodes only questions.
     """
     if encoder is not None:
         names = encoder_names(store, encoder)
         if names.passage is None:
-            raise UsageError(f"{encoder} has no passage encoder to begin as: name a folder, or a DPR model")
+            raise UsageError(f"{encoder} has no passage encoder to train: name a folder, or a DPR model")
         return Origins({"question": names.question, "passage": names.passage})
     folder = snapshot.folder(QUESTION_ENCODER)
     own = space_of(folder, read_spec(folder))
     if snapshot.space is None or own.digest != Space.from_json(snapshot.space).digest:
         raise UsageError(
-            f"snapshot {snapshot.id[:12]} carries the question encoder of a pair and not the other half: name the "
+            f"snapshot {snapshot.id[:12]} carries only the question encoder of a pair: name the "
             "passage encoder with --encoder"
         )
     return Origins({"question": str(folder), "passage": str(folder)})
 
 
 def reader_of(store: Store, snapshot: Snapshot, encoder: str | None, generator: str | None) -> Origins:
-    """Return what a RAG training begins as: the question encoder of a name, else the snapshot's, and a generator.
+    """Return the initial models of a RAG training: the named question encoder, else the snapshot's, and a generator.
 
     Raises:
         StoreError: the store has no such model, or the snapshot carries no encoder.

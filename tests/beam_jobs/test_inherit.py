@@ -146,7 +146,7 @@ def test_what_does_not_fit_is_learnt_anew_and_said(store: Store, months: Months,
         assert after.trained[0] != before.trained[0]
         (note,) = after.plan.notes
         assert note.startswith("trained anew: ")
-        assert "where 200 vectors are new" in note
+        assert "with 200 new vectors" in note
     rows = sum(SIZES)
     for built in second:
         found = open_index(store.blobs.local(built.blob)).search(strange[:50], 1)[1]

@@ -152,7 +152,7 @@ def repeat_dump(dump: Path, times: int, out: Path) -> Path:
 
 
 def cut(part: Part, siteinfo: Siteinfo) -> tuple[int, float]:
-    """Chunk one part into a file nobody keeps; return its rows and the CPU seconds it took."""
+    """Chunk one part into a temporary file; return its rows and the CPU seconds it took."""
     start = time.process_time()
     with tempfile.TemporaryDirectory() as folder:
         facts = chunk_part(part, siteinfo, ChunkRecipe(), Path(folder, "out.parquet"))

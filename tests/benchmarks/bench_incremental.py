@@ -1,7 +1,7 @@
 """A monthly rebuild: what a new dump costs in which 1 % of the articles were edited, 0.5 % are new and 0.5 % deleted.
 
 `bookwheel reindex` builds last month's dump, then today's in the same store (which inherits), then today's in a store
-of its own (which can not), each as a user types it. `embedded` is the share of today's passages that the encoder read
+of its own (which cannot), each as a user types it. `embedded` is the share of today's passages that the encoder read
 again, aim 0.025; `wall` is the seconds of the rebuild over those of the full build, aim 0.2, with stages beside it,
 since a fixed start-up weighs on small dumps. `words` is the share of the passages that would have to be embedded under
 that chunker. `equal` compares the rebuild with the full build: passages row for row, the largest difference of two

@@ -23,7 +23,7 @@ _HEAD = b"""<mediawiki xmlns="http://www.mediawiki.org/xml/export-0.11/" version
   <namespaces><namespace key="0" case="first-letter" /></namespaces></siteinfo>
 """
 _FOOT = b"</mediawiki>\n"
-_SENTENCE = b" In %d a sentence was put here that nobody had read before, for editor %d found it missing."
+_SENTENCE = b" In %d a sentence was put here that no one had read before, for editor %d found it missing."
 _STREAM = 100  # pages, as Wikimedia has them
 
 

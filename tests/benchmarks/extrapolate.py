@@ -1,7 +1,7 @@
 """What a corpus too large for this machine would take: Wikipedia's 21 million passages of 768 dimensions.
 
-Nothing here is measured at that size, and whoever prints it says so. The cells are as large as in the build that the
-figures come from, so a vector costs a shard as much there as here but for its dimensions; the stages whose cost a
+Nothing here is measured at that size, and programs that print it say so. The cells are as large as in the build that
+the figures come from, so a vector costs a shard as much there as here but for its dimensions; the stages whose cost a
 vector grows with the number of cells are run with that number.
 """
 

@@ -1,7 +1,7 @@
 """An HNSW index built both ways, every stage in a process of its own: in one shot by faiss, and by cells.
 
 One thread a process: a shard's bytes repeat with one thread only, and CPU seconds of threads that wait for each other
-would flatter whoever has fewer of them. Reading the vectors and writing the file count on both sides.
+would favour the way with fewer of them. Reading the vectors and writing the file count on both sides.
 """
 
 from collections.abc import Sequence

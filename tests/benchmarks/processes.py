@@ -1,7 +1,7 @@
 """What a command costs the machine: wall-clock and CPU seconds, and memory, of all the processes it starts.
 
 A reader of `/proc` (Linux), because no call of the system tells it: a parent's usage leaves out children that
-nobody waited for, and a peak is told of one process and never of several together.
+were not waited for, and a peak is reported for one process, not for several together.
 """
 
 import os

@@ -79,7 +79,7 @@ def test_a_model_of_the_store_is_named_as_snapshots_are(
         assert ran.json["model"] == put.model
     put_model(store, tiny, Made("dpr", None, {}), "asker")
     ran = bookwheel("answer", ASKED[0], "--store", url, "--model", "asker")
-    assert (ran.code, "is a dpr, which finds passages" in ran.complaint) == (2, True)
+    assert (ran.code, "is a dpr, which generates no answers" in ran.complaint) == (2, True)
 
 
 def test_a_model_of_another_space_is_refused(

@@ -101,7 +101,7 @@ def test_a_collapse_is_refused_when_all_is_measured(
     given = ["--store", shelf, "--model", tiny_rag, "-k", 1, "--questions", path, "--report", page]
     ran = bookwheel("evaluate", *given, "--json")
     assert ran.code == 3
-    assert "retrieval has collapsed: 20 questions were given 1 distinct passages" in ran.err
+    assert "retrieval has collapsed: 20 questions got 1 distinct passages" in ran.err
     assert ran.json["model"] == str(tiny_rag)  # a folder
     assert ran.json["metrics"]["EM"] == 0
     assert "Retrieval has collapsed" in parsed(page.read_text()).text

@@ -237,7 +237,7 @@ def test_a_reader_that_does_not_read_gets_no_name(
     limits = "\n[rag.limits]\nleast_spread = 0.0\nmost_unchanged = 0.0\n"  # one answer that stays is one too many
     (tmp_path / "rag.toml").write_text(strict + limits)
     ran = finetune("rag-token", generator=generator, work=tmp_path / "work")
-    assert (ran.code, "the model does not read" in ran.complaint) == (3, True)
+    assert (ran.code, "the model ignores its passages" in ran.complaint) == (3, True)
     assert Store.open(str(store)).models.list() == []
     assert list((tmp_path / "work" / "checkpoints").iterdir()), "to be looked at"
 

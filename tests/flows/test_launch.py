@@ -188,7 +188,7 @@ def test_what_cannot_fit_is_refused_and_nothing_is_started(
     ("most", "says"),
     [
         (None, "say how large in `most`"),
-        (Most("much", 4), "no amount of memory"),
+        (Most("much", 4), "not an amount of memory"),
         (Most("8GB", 0), "a run needs a core"),
     ],
 )

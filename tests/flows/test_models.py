@@ -132,7 +132,7 @@ def test_it_answers_when_somebody_says_whose_passages_it_asks(
 ) -> None:
     given = ["answer", ASKED, "--store", library, "--model", foreign]
     silent = bookwheel(*given)
-    assert (silent.code, "does not say whose passages it asks" in silent.complaint) == (1, True)
+    assert (silent.code, "does not declare its passage encoder" in silent.complaint) == (1, True)
     assert "--asks" in silent.complaint
     said = bookwheel(*given, "--asks", tiny, "--json")
     assert said.code == 0, said.err
@@ -140,7 +140,9 @@ def test_it_answers_when_somebody_says_whose_passages_it_asks(
     wrong = bookwheel(*given, "--asks", other_tiny)
     assert (wrong.code, "weights differ" in wrong.complaint) == (3, True)
 
-    space = bookwheel("show", "latest", "--store", library, "--json").json["content"]["representations"]["embeddings"]["space"]
+    space = bookwheel("show", "latest", "--store", library, "--json").json["content"]["representations"]["embeddings"][
+        "space"
+    ]
     declared = Path(shutil.copytree(foreign, tmp_path / "declared"))
     (declared / "question_encoder_tokenizer" / "bookwheel.json").write_text(json.dumps({"asks": space}))
     given[-1] = declared

@@ -79,7 +79,7 @@ def test_two_spaces_are_built_inherited_and_taken_down(reindex: Any, bookwheel: 
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ("[index.a]\nfactory = 'HNSW8'\nover = 'smal'", "index a stands over 'smal', but HNSW8 takes vectors"),
+        ("[index.a]\nfactory = 'HNSW8'\nover = 'smal'", "index a is over 'smal', but HNSW8 takes vectors"),
         ("[index.a]\nfactory = 'HNSW8'\nover = 'text'", "choose from embeddings"),
         ("[represent.text]\nencoder = 'x'", "every snapshot has a representation text"),
         ("[represent.'../x']\nencoder = 'x'", "is not a name for a representation"),

@@ -1,1 +1,1 @@
-"""Exact search: every vector is compared."""
+"""Exact search: every vector is compared with the query."""

@@ -1,4 +1,4 @@
-"""The kind `exact`: the vectors themselves behind a header, every one compared."""
+"""The kind `exact`: a header and the vectors; a search compares all of them."""
 
 import re
 from pathlib import Path
@@ -11,13 +11,13 @@ from rag_model.index.recipe import VectorPlan
 
 
 class ExactKind(ListKind):
-    """`Flat`: built as lists are, of one list without codes."""
+    """`Flat`: built like inverted lists, as one list without codes."""
 
     name: ClassVar[str] = "exact"
     factories = re.compile(r"Flat\Z")
 
     def recalls(self, plan: VectorPlan, trained: Path, new: Vectors, old: Vectors) -> tuple[float, float] | None:
-        """Return None: every vector is compared, so new ones are found as old ones are."""
+        """Return None: every vector is compared, so new ones are found like old ones."""
         return None
 
     def floor(self, factory: str) -> Floor:

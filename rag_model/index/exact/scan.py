@@ -1,7 +1,7 @@
-"""Exact search over memory-mapped vectors: the truth that every other index is measured against.
+"""Exact search over memory-mapped vectors: the reference for every other index.
 
-Blocks of the parts pass by one at a time, so memory is bounded by a block and by the best k so far, and a
-corpus larger than memory can be searched without having been indexed.
+Blocks of the parts are read one at a time, so memory is bounded by a block and the best k so far, and a
+corpus larger than memory can be searched without an index.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from rag_model.index.recipe import check_search
 
 
 class ExactIndex:
-    """A `SearchIndex` that compares a question with every vector."""
+    """A `SearchIndex` that compares a query with every vector."""
 
     def __init__(self, vectors: Sequence[Path], metric: Metric = "ip") -> None:
         """Map the parts' `.npy` files, in row order.
@@ -32,8 +32,8 @@ class ExactIndex:
     def search(self, vectors: Vectors, k: int, **parameters: int) -> tuple[Vectors, Rows]:
         """Return the k best rows of each vector: (q, k) float32 scores, best first, and (q, k) int64 rows.
 
-        Scores are inner products, or squared distances negated, so larger is better. Of rows that tie the
-        smaller come first, except at the k-th place, where any may be left out.
+        Scores are inner products, or negated squared distances, so larger is better. Of equal scores the
+        smaller row comes first, except at the k-th place, where any of the equal rows may be left out.
 
         Raises:
             UsageError: the vectors or `k` do not fit the index, or a search parameter is given.
@@ -45,16 +45,17 @@ class ExactIndex:
         rows = np.empty((len(vectors), 0), np.int64)
         for first, block in self._files.blocks():
             found, local = self._best(vectors, block, min(k, len(block)))
+            # (q, j + m) -> (q, k)
             scores, rows = best_of(np.hstack([scores, found]), np.hstack([rows, local + first]), k)
         return scores, rows
 
     def _best(self, vectors: Vectors, block: Vectors, k: int) -> tuple[Vectors, Rows]:
-        with engine.guarded(ResourceError, f"exact search of {len(vectors)} vectors failed: ask fewer at once"):
+        with engine.guarded(ResourceError, f"exact search of {len(vectors)} vectors failed: search fewer at once"):
             found, rows = faiss.knn(vectors, block, k, metric=engine.metric_code(self.metric))
         return (found if self.metric == "ip" else -found), rows
 
 
 def best_of(scores: Vectors, rows: Rows, k: int) -> tuple[Vectors, Rows]:
-    """Return the k best of each line of scores, best first; of those that tie the smaller row comes first."""
-    order = np.lexsort((rows, -scores), axis=1)[:, :k]
+    """Return the k best of each row of scores, best first; of equal scores the smaller row number comes first."""
+    order = np.lexsort((rows, -scores), axis=1)[:, :k]  # (q, w) -> (q, k)
     return np.take_along_axis(scores, order, 1), np.take_along_axis(rows, order, 1)

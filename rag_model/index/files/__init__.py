@@ -1,1 +1,1 @@
-"""Files that an index is built from and made of: vectors of any source, pieces between stages, faiss's own files."""
+"""Input and output files of an index build: vectors of any source, pieces between stages, faiss's own files."""

@@ -1,7 +1,7 @@
-"""What is inside a finished index file: its graph's links, its lists' sizes, what its codes lose.
+"""Statistics of a finished index file: graph links, list sizes, quantisation error.
 
-Everything is read off the file, which is mapped: so a file that anyone's faiss wrote is examined as ours is, and no
-more than a few bytes a node are held.
+Everything is read from the memory-mapped file, so any file that faiss wrote can be examined, and memory is
+a few bytes per node.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from rag_model.index.graphs.graph_file import GraphFile
 from rag_model.index.graphs.reach import Reach
 from rag_model.index.quality.losses import relative_error
 
-_SAMPLE = 1_000  # rows decoded: the mean error is then known to a few percent of itself
+_SAMPLE = 1_000  # rows decoded: gives the mean error to within a few percent
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +26,8 @@ class GraphAnatomy:
     """The bottom level of a graph, which holds every node."""
 
     degrees: tuple[int, ...]  # nodes with 0, 1, … 2M links
-    unlinked: int  # nodes that no other links to
-    unreachable: int  # nodes that no walk from the entry point comes to: passages that no question finds
+    unlinked: int  # nodes to which no other node links
+    unreachable: int  # nodes that no walk from the entry point reaches: passages that no query finds
 
     @property
     def degree(self) -> float:
@@ -43,14 +43,14 @@ class ListAnatomy:
     lists: int
     sizes: tuple[int, ...]  # lists of size 0, 1, 2-3, 4-7, …: bucket i > 0 holds [2^(i-1), 2^i)
     largest: int
-    imbalance: float  # L sum(size^2) / n^2: 1 where all L lists are equal; the factor by which a search reads more
+    imbalance: float  # L sum(size^2) / n^2: 1 if all L lists are equal; a search reads this factor more
 
 
 def graph_anatomy(path: Path) -> GraphAnatomy:
-    """Examine the graph of an HNSW file; holds five bytes a node.
+    """Examine the graph of an HNSW file; holds five bytes per node.
 
     Raises:
-        InputError: the file is no HNSW index.
+        InputError: the file is not an HNSW index.
     """
     graph = GraphFile.open(path)
     degrees = np.zeros(graph.width + 1, np.int64)
@@ -58,14 +58,14 @@ def graph_anatomy(path: Path) -> GraphAnatomy:
     for first in range(0, graph.n, BLOCK):
         nodes = np.arange(first, min(first + BLOCK, graph.n))
         links = graph.bottom(nodes)
-        degrees += np.bincount((links >= 0).sum(axis=1), minlength=len(degrees))
+        degrees += np.bincount((links >= 0).sum(axis=1), minlength=len(degrees))  # (m, 2M) -> (m,) -> (2M + 1,)
         linked[links[(links >= 0) & (links != nodes[:, None])]] = True
     unreachable = len(Reach(graph).missing()) if graph.n else 0
     return GraphAnatomy(tuple(degrees.tolist()), int(graph.n - linked.sum()), unreachable)
 
 
 def list_anatomy(index: FaissIndex) -> ListAnatomy:
-    """Examine the inverted lists of an open index; holds eight bytes a list."""
+    """Examine the inverted lists of an open index; holds eight bytes per list."""
     sizes = _sizes(faiss.extract_index_ivf(index))
     buckets = np.bincount([int(size).bit_length() for size in sizes])
     imbalance = len(sizes) * float(np.square(sizes, dtype=np.float64).sum()) / max(1, int(sizes.sum())) ** 2
@@ -73,17 +73,17 @@ def list_anatomy(index: FaissIndex) -> ListAnatomy:
 
 
 def quantization_error(index: FaissIndex, vectors: VectorFiles, seed: int = 0) -> float | None:
-    """Return the mean of |x - decode(code of x)|^2 / |x|^2 over a sample of rows: 0 where vectors are kept whole.
+    """Return the mean of |x - decode(code of x)|^2 / |x|^2 over a sample of rows: 0 if vectors are stored unquantised.
 
-    Rows of zeros are left out. None where codes don't decode to vectors: RaBitQ's estimate inner products alone.
+    Rows of zeros are left out. None if codes do not decode to vectors: RaBitQ's only estimate inner products.
 
     Args:
-        index: open, possibly mapped; its ids are rows of `vectors`.
-        vectors: what the index was built over.
+        index: open, possibly mapped; its ids are row numbers of `vectors`.
+        vectors: those that the index was built from.
         seed: of the sample, a thousand rows.
 
     Raises:
-        InputError: an id is no row of `vectors`, or the vectors hold a NaN or an infinity.
+        InputError: an id is not a row of `vectors`, or the vectors hold a NaN or an infinity.
     """
     count = int(index.ntotal)
     if count == 0:
@@ -98,15 +98,15 @@ def quantization_error(index: FaissIndex, vectors: VectorFiles, seed: int = 0) -
         rows, decoded = _decoded(index, lists, places)
     if int(rows.max()) >= vectors.n:
         raise InputError(
-            f"the index holds id {rows.max()} and there are {vectors.n} vectors: give those it was built of"
+            f"the index holds id {rows.max()} and there are {vectors.n} vectors: give those it was built from"
         )
     order = np.argsort(rows)
     true = vectors.take(rows[order])
-    return relative_error(true, decoded[order])
+    return relative_error(true, decoded[order])  # both (m, d)
 
 
 def _decoded(index: FaissIndex, lists: FaissIndex, places: Rows) -> tuple[Rows, Vectors]:
-    """Return the ids and the decoded vectors at `places`, counted through the lists from the first one on."""
+    """Return the ids and the decoded vectors at `places`, (m,) positions in all lists end to end."""
     sizes = _sizes(lists)
     ends = np.cumsum(sizes)
     numbers = np.searchsorted(ends, places, side="right")

@@ -1,4 +1,4 @@
-"""Vector files as people have them: a `.npy` array, or a Parquet column of lists. Opened by their headers alone."""
+"""Input vector files: a `.npy` array, or a Parquet column of lists. Opening reads only headers."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,33 +19,33 @@ _FLOATS = {pa.float16(): np.float16, pa.float32(): np.float32, pa.float64(): np.
 
 
 class VectorFile(Protocol):
-    """A file that was looked at: `n` rows of `d` dimensions of `dtype`, float16, float32 or float64."""
+    """An opened file: `n` rows of `d` dimensions of `dtype`, float16, float32 or float64."""
 
     @property
     def path(self) -> Path:
-        """Return where it lies."""
+        """Return the path."""
         ...
 
     @property
     def n(self) -> int:
-        """Return the rows."""
+        """Return the number of rows."""
         ...
 
     @property
     def d(self) -> int:
-        """Return the dimensions."""
+        """Return the number of dimensions."""
         ...
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Return the type of a number."""
+        """Return the dtype of the components."""
         ...
 
     def blocks(self, rows: int) -> Iterator[Block]:
         """Yield (m <= rows, d) in order, of the file's dtype.
 
         Raises:
-            InputError: a row is no vector of `d` dimensions; the sentence names it.
+            InputError: a row is not a vector of `d` dimensions; the message names it.
         """
         ...
 
@@ -64,7 +64,7 @@ class NpyFile:
         """Read the header.
 
         Raises:
-            InputError: it is truncated, no `.npy` file, or holds no (rows, d) array of floats.
+            InputError: it is truncated, not a `.npy` file, or holds no (rows, d) array of floats.
         """
         try:
             with path.open("rb") as file:
@@ -73,7 +73,7 @@ class NpyFile:
         except OSError as unreadable:
             raise InputError(f"cannot read {path}: {unreadable.strerror}") from unreadable
         except ValueError as broken:
-            raise InputError(f"{path} is not a whole .npy file: save it again with numpy.save") from broken
+            raise InputError(f"{path} is not a complete .npy file: save it again with numpy.save") from broken
         if len(shape) != 2 or shape[1] == 0 or dtype.kind != "f" or dtype.itemsize not in (2, 4, 8):
             raise InputError(
                 f"{path} holds {dtype} of shape {shape}: vectors are (rows, d) of float16, float32 or float64"
@@ -91,7 +91,7 @@ class NpyFile:
 
 @dataclass(frozen=True, slots=True)
 class ParquetFile:
-    """A column of a Parquet file that holds a list of floats a row."""
+    """A column of a Parquet file with a list of floats per row."""
 
     path: Path
     column: str
@@ -101,11 +101,11 @@ class ParquetFile:
 
     @classmethod
     def open(cls, path: Path, column: str | None) -> Self:
-        """Read the footer, and of lists without a fixed size the first row.
+        """Read the footer, and for lists of variable size the first row.
 
         Raises:
             InputError: it is damaged, or has no such column.
-            UsageError: it has several and none is named.
+            UsageError: it has several vector columns and none is named.
         """
         try:
             with pq.ParquetFile(path) as file:
@@ -116,7 +116,7 @@ class ParquetFile:
         except OSError as unreadable:
             raise InputError(f"cannot read {path}: {unreadable.strerror or unreadable}") from unreadable
         except pa.ArrowException as broken:
-            raise InputError(f"{path} is not a whole Parquet file: copy it again") from broken
+            raise InputError(f"{path} is not a complete Parquet file: copy it again") from broken
         if n and d == 0:
             raise InputError(f"row 0 of column {name} in {path} is empty: every row needs a vector")
         return cls(path, name, n, d, np.dtype(_FLOATS[kind.value_type]))
@@ -134,13 +134,14 @@ class ParquetFile:
             raise InputError(f"{self.path} cannot be read from row {first} on ({why}): write it again") from broken
 
     def _matrix(self, lists: Any, first: int) -> Block:
-        lengths = lists.value_lengths().to_numpy(zero_copy_only=False)  # a missing row's is NaN
+        lengths = lists.value_lengths().to_numpy(zero_copy_only=False)  # NaN for a missing row
         wrong = np.flatnonzero(lengths != self.d)
         if len(wrong):
             length = lengths[wrong[0]]
             what = "is missing" if np.isnan(length) else f"has {int(length)} dimensions where others have {self.d}"
-            raise InputError(f"row {first + wrong[0]} of {self.path} {what}: mend it, or leave it out of the file")
+            raise InputError(f"row {first + wrong[0]} of {self.path} {what}: correct it, or remove it from the file")
         values = lists.flatten()
+        # (rows d,) -> (rows, d)
         block: Block = values.to_numpy(zero_copy_only=False).astype(self.dtype, copy=False).reshape(-1, self.d)
         return block
 
@@ -160,7 +161,7 @@ def _column(path: Path, schema: pa.Schema, column: str | None) -> str:
             raise InputError(f"{path} has no column {column!r} of float lists: it has {listed or 'none'}")
         return column
     if not known:
-        raise InputError(f"{path} has no column that holds a list of floats a row: vectors are such lists")
+        raise InputError(f"{path} has no column with a list of floats per row: give a file that has one")
     if len(known) > 1:
         raise UsageError(f"{path} has several columns of vectors ({listed}): name one with --column")
     return str(known[0])

@@ -1,9 +1,9 @@
-"""The one seam around faiss: the rest of the package sees arrays, paths and our own errors.
+"""The only interface to faiss: the rest of the package sees arrays, paths and bookwheel's errors.
 
-faiss ships stubs that know a part of its C++ classes, so it enters here, once, as a name without types.
+faiss's type stubs cover only a part of its C++ classes, so it is imported here, once, as an untyped name.
 
-A faiss error is a paragraph with a C++ source line in it. `guarded` turns it into a sentence about the file
-or the request at hand; nothing outside this package catches a faiss exception.
+A faiss error is a paragraph that names a C++ source line. `guarded` turns it into a sentence about the file
+or the request; nothing outside this package catches a faiss exception.
 """
 
 import struct
@@ -22,31 +22,31 @@ Metric = Literal["ip", "l2"]
 Vectors = npt.NDArray[np.float32]
 Rows = npt.NDArray[np.int64]
 
-HEADER = struct.Struct("<4siqqq?i")  # fourcc, d, n, two unused, trained, metric: how the file of every index begins
-UNUSED = 1 << 20  # what faiss writes there
+HEADER = struct.Struct("<4siqqq?i")  # fourcc, d, n, two unused, trained, metric: the header of every index file
+UNUSED = 1 << 20  # faiss's value of the unused fields
 
-_BROKEN = (RuntimeError, AssertionError, ValueError, TypeError, OverflowError)  # what faiss and its wrapper raise
+_BROKEN = (RuntimeError, AssertionError, ValueError, TypeError, OverflowError)  # raised by faiss and its wrapper
 _METRICS: dict[str, int] = {"ip": faiss.METRIC_INNER_PRODUCT, "l2": faiss.METRIC_L2}
 
 
-class guarded:  # noqa: N801 - reads as the statement that it is; a generator would cost each question a microsecond
-    """Raise `error(sentence)` in place of whatever faiss raises inside the block; the cause stays attached.
+class guarded:  # noqa: N801 - used like a statement; a generator would cost each query a microsecond
+    """Raise `error(sentence)` instead of any faiss exception inside the block; the cause stays attached.
 
     Raises:
-        ResourceError: memory ran out inside the block, whatever `error` is.
+        ResourceError: memory ran out inside the block.
     """
 
     __slots__ = ("_error", "_sentence")
 
     def __init__(self, error: type[BookwheelError], sentence: str) -> None:
-        """Say what to raise."""
+        """Set the error to raise."""
         self._error, self._sentence = error, sentence
 
     def __enter__(self) -> None:
         """Enter the block."""
 
     def __exit__(self, kind: type[BaseException] | None, raised: BaseException | None, trace: object) -> None:
-        """Put one sentence in place of faiss's paragraph."""
+        """Replace faiss's paragraph by one sentence."""
         if isinstance(raised, MemoryError):
             raise ResourceError(f"memory ran out ({self._sentence}): use a smaller factory or more memory") from raised
         if isinstance(raised, _BROKEN):
@@ -73,17 +73,17 @@ def metric_of(index: FaissIndex) -> Metric:
 def read(path: Path, *, mmap: bool = False) -> FaissIndex:
     """Read an index file; `mmap` maps its arrays instead of loading them, and the result is then read-only.
 
-    `IO_FLAG_MMAP_IFC` is the flag that maps; `IO_FLAG_MMAP` loads most structures. Adding to mapped storage
-    aborts the process, so only search opens mapped files. A file cut short is found by its size: a mapped one
+    `IO_FLAG_MMAP_IFC` is the flag that maps; `IO_FLAG_MMAP` still loads most structures. Adding to mapped storage
+    aborts the process, so only search opens mapped files. A truncated file is not always detected: mapped, it
     may open.
 
     Raises:
-        InputError: the file is missing, truncated, or no faiss index.
+        InputError: the file is missing, truncated, or not a faiss index.
     """
     if not path.is_file():
         raise InputError(f"there is no index file {path}: build it first")
     flags = faiss.IO_FLAG_MMAP_IFC if mmap else 0
-    broken = f"{path} is not a whole faiss index: it is truncated or damaged, so fetch or build it again"
+    broken = f"{path} is not a complete faiss index: fetch or build it again"
     with guarded(InputError, broken):
         return faiss.read_index(str(path), flags)
 
@@ -105,7 +105,7 @@ def array_of(vector: Any) -> npt.NDArray[Any]:
 
 
 def view_of(vector: Any) -> npt.NDArray[Any]:
-    """Return a writable view of a C++ vector; it lives as long as the index that owns it, and not longer."""
+    """Return a writable view of a C++ vector; it is valid only while the index that owns it exists."""
     if vector.size() == 0:
         return np.empty(0, np.int32)
     view: npt.NDArray[Any] = faiss.rev_swig_ptr(vector.data(), vector.size())

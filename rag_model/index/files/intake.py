@@ -1,6 +1,6 @@
-"""Anyone's vectors: files and folders are looked at first, and then cut into parts of bounded size.
+"""Vectors from outside: files and folders are first inspected, then cut into parts of bounded size.
 
-Looking reads headers only, so that what cannot be indexed, or cannot fit, is told before any work. Cutting passes over
+Inspection reads only headers, so vectors that cannot be indexed are refused before any work. Cutting reads
 the rows once, in bounded memory, and finds those that hold a NaN or an infinity.
 """
 
@@ -17,38 +17,38 @@ from rag_model.index.files.engine import Rows
 
 Invalid = Literal["refuse", "drop"]
 
-PART_BYTES = 256 << 20  # of float32 a part: a scattering worker holds it about four times
-_BLOCK_BYTES = 16 << 20  # of float32 a block
+PART_BYTES = 256 << 20  # float32 bytes per part: a scattering worker holds it about four times
+_BLOCK_BYTES = 16 << 20  # float32 bytes per block
 
 
 @dataclass(frozen=True, slots=True)
 class Intake:
-    """Vectors that were looked at: (n, d) in all, row after row of the files in order."""
+    """Inspected vectors: (n, d) in all, the rows of the files in order."""
 
     files: tuple[VectorFile, ...]
 
     @property
     def n(self) -> int:
-        """Return the rows of all files."""
+        """Return the number of rows of all files."""
         return sum(file.n for file in self.files)
 
     @property
     def d(self) -> int:
-        """Return the dimensions."""
+        """Return the number of dimensions."""
         return self.files[0].d
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Return what the parts are kept as: float16 if all files are, else float32."""
+        """Return the dtype of the parts: float16 if all files are float16, else float32."""
         return np.dtype(np.float16 if all(file.dtype == np.float16 for file in self.files) else np.float32)
 
     def part_rows(self, part_bytes: int = PART_BYTES) -> int:
-        """Return the rows of a part: as many as `part_bytes` hold in float32, the parts about equal."""
+        """Return the rows per part: at most `part_bytes` in float32, the parts about equal."""
         most = max(1, part_bytes // (4 * self.d))
         return -(-self.n // -(-self.n // most))
 
     def identity(self) -> list[Any]:
-        """Return what tells these files from others, as JSON values: their names, sizes and times of change."""
+        """Return what identifies these files, as JSON values: paths, columns, sizes and modification times."""
         stats = [file.path.stat() for file in self.files]
         columns = [getattr(file, "column", None) for file in self.files]
         return [
@@ -58,7 +58,7 @@ class Intake:
 
 
 def look(paths: Sequence[Path], column: str | None = None) -> Intake:
-    """Look at vector files, and at those in folders, which come by name.
+    """Inspect vector files, and those in folders, sorted by name.
 
     Args:
         paths: `.npy` and Parquet files, or folders of them.
@@ -84,21 +84,21 @@ def look(paths: Sequence[Path], column: str | None = None) -> Intake:
 
 
 def cut(intake: Intake, put: Callable[[Block], None], invalid: Invalid, part_bytes: int = PART_BYTES) -> Rows | None:
-    """Cut vectors into parts, each given to `put` in turn: (m, d) float16 or float32, which `put` must not keep.
+    """Cut vectors into parts and pass each to `put`: (m, d) float16 or float32, which `put` must not keep.
 
-    Holds one part and one block.
+    Holds one part and one block in memory.
 
     Args:
         intake: the vectors.
-        put: takes a part.
+        put: stores a part.
         invalid: what to do with rows that hold a NaN or an infinity: `refuse` the vectors, or `drop` the rows.
-        part_bytes: of float32 a part.
+        part_bytes: float32 bytes per part.
 
     Returns:
-        (n,) the rows that were kept, ascending; None with `refuse`, where all are.
+        (n,) the kept rows, ascending; None with `refuse`, which keeps all.
 
     Raises:
-        InputError: a row that is refused, named; or no row is left; or a file is damaged.
+        InputError: a row is refused (the message names it), no row is left, or a file is damaged.
     """
     part, filled = np.empty((intake.part_rows(part_bytes), intake.d), intake.dtype), 0
     kept: list[Rows] = []
@@ -119,20 +119,20 @@ def cut(intake: Intake, put: Callable[[Block], None], invalid: Invalid, part_byt
 
 
 def _checked(intake: Intake, invalid: Invalid) -> Iterator[tuple[Rows, Block]]:
-    """Yield blocks of finite rows, and which rows of all files they are."""
+    """Yield blocks of finite rows, and their row numbers over all files."""
     start = 0
     for file in intake.files:
         first = 0
         for raw in file.blocks(max(1, _BLOCK_BYTES // (4 * intake.d))):
-            with np.errstate(over="ignore"):  # what float32 cannot hold becomes an infinity, and is found as one
+            with np.errstate(over="ignore"):  # a float64 out of range becomes an infinity, which the check below finds
                 block = np.ascontiguousarray(raw, dtype=intake.dtype)
-            good = np.flatnonzero(np.isfinite(block).all(axis=1))
+            good = np.flatnonzero(np.isfinite(block).all(axis=1))  # (m, d) -> (m,) -> indices
             if len(good) < len(block) and invalid == "refuse":
                 bad = np.setdiff1d(np.arange(len(block)), good)
                 raise InputError(
                     f"row {first + bad[0]} of {file.path} holds a NaN or an infinity"
                     + (f", and so do {len(bad) - 1} more near it" if len(bad) > 1 else "")
-                    + ": mend the file, or leave such rows out with --invalid drop"
+                    + ": correct the file, or drop such rows with --invalid drop"
                 )
             yield good + (start + first), block[good] if len(good) < len(block) else block
             first += len(block)
@@ -144,9 +144,9 @@ def _expanded(path: Path) -> list[Path]:
         return [path]
     found = sorted(inner for inner in path.iterdir() if inner.suffix in (".npy", ".parquet") and inner.is_file())
     if not found:
-        raise InputError(f"the folder {path} holds no .npy and no .parquet file: give the one that does")
+        raise InputError(f"the folder {path} holds no .npy and no .parquet file: give another folder")
     if len({inner.suffix for inner in found}) > 1:
-        raise InputError(f"the folder {path} holds both .npy and .parquet files: give it as one kind")
+        raise InputError(f"the folder {path} holds both .npy and .parquet files: give a folder with one of the two")
     return found
 
 

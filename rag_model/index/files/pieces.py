@@ -1,8 +1,8 @@
-"""The files that one stage of a build hands to the next: arrays end to end, stamped with what they are a piece of.
+"""The files that one build stage passes to the next: arrays end to end, with a stamp of the build.
 
-A piece is a sequence of `.npy` images in one file, the stamp first. Whoever reads it asks for ranges of rows, so a
-reader of one cell fetches that cell's bytes alone, from a disk or from object storage, and a piece that was cut short
-or belongs to another build is found before a number of it is used.
+A piece is a sequence of `.npy` images in one file, the stamp first. It is read in ranges of rows, so a
+reader of one cell fetches only that cell's bytes, from a disk or from object storage. A piece that is truncated
+or belongs to another build is detected before any of its numbers is used.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ Array = npt.NDArray[Any]
 
 
 def opener(path: Path) -> Opener:
-    """Return what opens a local piece."""
+    """Return a function that opens a local piece."""
     return partial(_open, path)
 
 
@@ -32,14 +32,14 @@ def _open(path: Path) -> BinaryIO:
 
 
 def stamp_of(plan: VectorPlan, trained: Path, role: str, number: int) -> str:
-    """Return what a piece is: the digest of its plan, of the trained file, of its role and its number."""
+    """Return the stamp of a piece: the digest of its plan, the trained file, its role and its number."""
     facts = trained.stat()
     return digest_json([plan.shared(), _digest(trained, facts.st_size, facts.st_mtime_ns), role, number])
 
 
 @lru_cache(maxsize=16)
 def _digest(trained: Path, size: int, changed: int) -> str:
-    """Digest a trained file once for its thousands of pieces; `size` and `changed` tell it from a later one."""
+    """Digest a trained file once for its thousands of pieces; `size` and `changed` distinguish it from a later one."""
     return digest_file(trained)
 
 
@@ -61,10 +61,10 @@ class Piece:
     """A piece that is open for reading; its arrays are numbered from 0, as they were written."""
 
     def __init__(self, file: BinaryIO, stamp: str, count: int, name: str) -> None:
-        """Read the arrays' headers; `name` stands for the piece in errors.
+        """Read the arrays' headers; `name` names the piece in errors.
 
         Raises:
-            InputError: it is not a whole piece of `count` arrays, or bears another stamp.
+            InputError: it is not a complete piece of `count` arrays, or has another stamp.
         """
         self._file, self._name = file, name
         broken = InputError(f"{name} is truncated or damaged: build it again")
@@ -107,7 +107,7 @@ class Piece:
         last = shape[0] if last is None else last
         width = dtype.itemsize * int(np.prod(shape[1:], dtype=np.int64))
         data = self._read(offset + first * width, (last - first) * width)
-        return np.frombuffer(data, dtype).reshape(last - first, *shape[1:])
+        return np.frombuffer(data, dtype).reshape(last - first, *shape[1:])  # flat -> (last - first, ...)
 
     def close(self) -> None:
         """Close the file."""
@@ -121,7 +121,7 @@ class Piece:
         """Close the file."""
         self.close()
 
-    _end = 0  # where the last header's data end
+    _end = 0  # where the data of the last header end
 
     def _header(self) -> tuple[tuple[int, ...], np.dtype[Any], int]:
         self._file.seek(self._end)
@@ -129,7 +129,7 @@ class Piece:
         read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
         shape, fortran, dtype = read(self._file)
         if fortran or dtype.hasobject or not shape:
-            raise ValueError("an array that no piece holds")
+            raise ValueError("an array that is not part of a piece")
         offset = self._file.tell()
         self._end = offset + dtype.itemsize * int(np.prod(shape, dtype=np.int64))
         return shape, dtype, offset

@@ -1,6 +1,6 @@
-"""Where an index file keeps its search parameters, so that one is changed without writing the file anew.
+"""Where an index file keeps its search parameters, so that one can be changed without rewriting the file.
 
-efSearch follows the graph's arrays, nprobe stands in the header of the lists, and the factor of a second look ends
+efSearch follows the graph's arrays, nprobe is in the header of the lists, and the refinement factor ends
 the file. Source: `faiss/impl/index_write.cpp`.
 """
 
@@ -12,7 +12,7 @@ from rag_model.errors import InputError
 from rag_model.index.files.engine import UNUSED, FaissIndex, faiss
 from rag_model.index.graphs.graph_file import GraphFile
 
-_LISTS = struct.Struct("<iqqq?iQ")  # d, n, two unused, trained, metric, lists: what precedes nprobe
+_LISTS = struct.Struct("<iqqq?iQ")  # d, n, two unused, trained, metric, lists: the bytes before nprobe
 
 
 def write_setting(path: Path, index: FaissIndex, name: str, value: int) -> None:
@@ -20,19 +20,19 @@ def write_setting(path: Path, index: FaissIndex, name: str, value: int) -> None:
 
     Args:
         path: the file.
-        index: what it holds, opened.
-        name: efSearch of a graph; nprobe of lists; refine of lists with a second look.
+        index: the index in it, opened.
+        name: efSearch of a graph; nprobe of lists; refine of lists with a refinement.
         value: at least 1.
 
     Raises:
-        InputError: the file is laid out otherwise.
+        InputError: the file has an unknown layout.
     """
     packing = {"efSearch": "<i", "nprobe": "<Q", "refine": "<f"}[name]
     size = struct.calcsize(packing)
     with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as data:
         offset = _place(path, data, index, name)
         if offset is None or struct.unpack(packing, data[offset : offset + size])[0] != _value(index, name):
-            raise InputError(f"{path} is laid out in an unknown way: {name} cannot be set in it, so build it again")
+            raise InputError(f"{path} has an unknown layout: {name} cannot be set in it, so build it again")
         data[offset : offset + size] = struct.pack(packing, value)
         data.flush()
 
@@ -44,14 +44,14 @@ def _value(index: FaissIndex, name: str) -> float:
 
 
 def _place(path: Path, data: mmap.mmap, index: FaissIndex, name: str) -> int | None:
-    """Return where a parameter stands in the file; None where it cannot be found."""
+    """Return the offset of a parameter in the file; None if it is not found."""
     if name == "efSearch":
-        return GraphFile.open(path).tail + 12  # behind the entry point, the top level, efConstruction
+        return GraphFile.open(path).tail + 12  # after the entry point, the top level and efConstruction
     return _nprobe(data, index) if name == "nprobe" else len(data) - struct.calcsize("<f")
 
 
 def _nprobe(data: mmap.mmap, index: FaissIndex) -> int | None:
-    """Look for the header of the lists: what precedes it, a transform, has many forms."""
+    """Search for the header of the lists: the transform before it has many forms."""
     lists = faiss.extract_index_ivf(index)
     head = _LISTS.pack(lists.d, lists.ntotal, UNUSED, UNUSED, lists.is_trained, lists.metric_type, lists.nlist)
     found = data.find(head)

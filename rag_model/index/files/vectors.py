@@ -1,7 +1,7 @@
 """The vectors that an index is built over: the parts' `.npy` files, in row order, as one matrix on disk.
 
-Files are memory-mapped and read block by block, so no stage's memory grows with a corpus it only passes over.
-Every row is checked as it is read: a NaN in an index answers no question and spoils those around it.
+Files are memory-mapped and read block by block, so a stage that reads the corpus once needs bounded memory.
+Every row is checked as it is read: a NaN in an index is never found and disturbs its neighbours.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,7 +15,7 @@ from rag_model.errors import InputError, UsageError
 from rag_model.index.files.engine import Rows, Vectors
 from rag_model.partition import Partition
 
-BLOCK_BYTES = 32 << 20  # of float32 a block: large enough for BLAS, small beside any index
+BLOCK_BYTES = 32 << 20  # float32 bytes per block: large enough for BLAS, small compared with any index
 
 
 class VectorFiles:
@@ -33,7 +33,7 @@ class VectorFiles:
         self.paths = tuple(paths)
         self._arrays = [_mapped(path) for path in self.paths]
         self.dim: int = self._arrays[0].shape[1]
-        self.dtype: np.dtype[Any] = np.result_type(*self._arrays)  # float16 where all files are
+        self.dtype: np.dtype[Any] = np.result_type(*self._arrays)  # float16 if all files are
         for path, array in zip(self.paths, self._arrays, strict=True):
             if array.shape[1] != self.dim:
                 raise InputError(
@@ -47,7 +47,7 @@ class VectorFiles:
         """Yield (first row, (m, d) float32, m >= 1) in row order, each within one file.
 
         Args:
-            rows: at most so many a block; default: as many as 32 MiB hold.
+            rows: at most this many per block; default: as many as 32 MiB hold.
 
         Raises:
             InputError: a row holds a NaN or an infinity; the sentence names it.
@@ -82,7 +82,7 @@ class VectorFiles:
 
     @classmethod
     def of(cls, paths: Sequence[Path], n: int, dim: int) -> Self:
-        """Map `paths` and check that they are the (n, dim) vectors a plan was made for.
+        """Map `paths` and check that they hold the (n, dim) vectors of a plan.
 
         Raises:
             InputError: they hold another number of rows or dimensions.
@@ -91,7 +91,7 @@ class VectorFiles:
         if (files.n, files.dim) != (n, dim):
             raise InputError(
                 f"the vectors from {paths[0]} on are {files.n} x {files.dim}, not the plan's {n} x {dim}: "
-                "plan the index anew"
+                "plan the index again"
             )
         return files
 
@@ -102,7 +102,7 @@ def _mapped(path: Path) -> npt.NDArray[Any]:
     except FileNotFoundError as missing:
         raise InputError(f"there is no vector file {path}: encode its part first") from missing
     except (OSError, ValueError, EOFError) as broken:
-        raise InputError(f"{path} is not a whole .npy file: encode its part again") from broken
+        raise InputError(f"{path} is not a complete .npy file: encode its part again") from broken
     if array.ndim != 2 or array.shape[1] == 0 or array.dtype not in (np.float16, np.float32):
         raise InputError(f"{path} holds {array.dtype} of shape {array.shape}: vectors are (rows, d) float16 or float32")
     return array

@@ -1,1 +1,1 @@
-"""HNSW graphs: cells, one graph a cell, links across their borders, the merge into one file, reachability."""
+"""HNSW graphs: cells, one graph per cell, links across their borders, the merge into one file, reachability."""

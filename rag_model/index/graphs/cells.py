@@ -1,8 +1,8 @@
-"""Cells: how a corpus is cut so that HNSW graphs can be built apart and still be stitched into one.
+"""Cells: partition a corpus so that HNSW graphs can be built separately and then stitched into one.
 
-k-means of a sample gives the centroids. Each vector belongs to its nearest cell. Of all pairs of a vector and one of
-the next cells, the nearest `border` (so many a vector) join that cell's graph too, and the next `linked` are linked
-into it without joining it: it is these two that tie neighbouring graphs together.
+k-means of a sample gives the centroids. Each vector belongs to its nearest cell. Of all pairs of a vector and another
+near cell, ordered by margin, the first `border` pairs per vector join that cell's graph too, and the next `linked`
+pairs per vector are linked into it without joining it. These two sets connect neighbouring graphs.
 """
 
 from dataclasses import dataclass
@@ -17,24 +17,24 @@ from rag_model.index.files.engine import FaissIndex, Vectors, faiss
 from rag_model.index.files.pieces import Array
 from rag_model.index.recipe import VectorPlan
 
-_POINTS = 1_000  # training points a cell: enough for borders to repeat from sample to sample
+_POINTS = 1_000  # training points per cell: enough for stable borders between samples
 _ROUNDS = 10
-_NEXT = 3  # cells beyond its own that a vector may join: one in seven neighbours lies beyond the second nearest cell
-_WHOLE = 0.75  # share of the cells that k-means makes; the rest come of splitting the largest
-_EVEN = 1.5  # times the mean that the largest cell may hold
-_SPLITS = 2  # tries a cell
+_NEXT = 3  # further cells that a vector may join: one in seven neighbours lies beyond the second nearest cell
+_WHOLE = 0.75  # share of the cells that k-means makes; the others come from splitting the largest
+_EVEN = 1.5  # largest allowed cell, as a multiple of the mean
+_SPLITS = 2  # at most, per cell
 
 CellIds = npt.NDArray[np.int64]
-Pairs = tuple[npt.NDArray[np.int64], CellIds]  # vectors, and a cell of each
+Pairs = tuple[npt.NDArray[np.int64], CellIds]  # vector numbers, and a cell for each
 
 
 @dataclass(frozen=True, slots=True)
 class Cells:
-    """What is learnt of a corpus before it is cut."""
+    """The learnt partition of a corpus."""
 
     centroids: Vectors  # (c, d) float32, c <= the plan's cells; the cells beyond c stay empty
-    border: float  # pairs of a margin below this one join: |similarity to the own centroid - to the other|
-    linked: float  # other pairs of a margin below this one are linked
+    border: float  # pairs with a smaller margin join: |similarity to the own centroid - to the other|
+    linked: float  # other pairs with a smaller margin are linked
 
     def arrays(self) -> list[Array]:
         """Return the cells as arrays."""
@@ -42,64 +42,65 @@ class Cells:
 
     @classmethod
     def of(cls, numbers: Array, centroids: Array) -> Self:
-        """Return the cells of what `arrays` gave."""
+        """Return the cells from the result of `arrays`."""
         border, linked = numbers.tolist()
         return cls(centroids, border, linked)
 
     def assign(self, metric: engine.Metric, vectors: Vectors) -> tuple[CellIds, Pairs, Pairs]:
-        """Return each vector's own cell, the further ones that it joins, and those that it is linked into.
+        """Return each vector's own cell, the other cells that it joins, and those that it is linked into.
 
         Args:
             metric: the plan's.
             vectors: (m, d) float32.
 
         Returns:
-            (m,) int64 cells; and twice two (p,) int64 of equal length: the vectors' numbers and their cells.
+            (m,) int64 cells; and twice two (p,) int64 arrays: vector numbers and their cells.
         """
         cells, margins = self._nearest(metric, vectors)
-        joins = margins < self.border
+        joins = margins < self.border  # (m, c - 1) bool
         links = (margins < self.linked) & ~joins
-        return cells[:, 0], _pairs(cells, joins), _pairs(cells, links)
+        return cells[:, 0], _pairs(cells, joins), _pairs(cells, links)  # (m, c) -> (m,)
 
     def _nearest(self, metric: engine.Metric, vectors: Vectors) -> tuple[CellIds, Vectors]:
-        """Return (m, c) cells, the nearest first, and the (m, c - 1) margins by which the others are farther."""
+        """Return (m, c) cells, the nearest first, and (m, c - 1) margins: how much farther the others are."""
         near, cells = _flat(self.centroids, metric).search(vectors, min(1 + _NEXT, len(self.centroids)))
-        return cells, np.abs(near[:, 1:] - near[:, :1])
+        return cells, np.abs(near[:, 1:] - near[:, :1])  # (m, c - 1) - (m, 1)
 
 
 def learn(plan: VectorPlan, sample: Vectors) -> Cells:
-    """Cut a sample, (m, d) float32, into `plan.cells` cells of about equal size, fewer where its points are few.
+    """Cut a sample, (m, d) float32, into `plan.cells` cells of about equal size, fewer if the sample is small.
 
     Raises:
         ResourceError: memory ran out.
     """
-    with engine.guarded(ResourceError, f"{len(sample)} vectors could not be cut into {plan.cells} cells: give fewer"):
+    with engine.guarded(ResourceError, f"{len(sample)} vectors could not be cut into {plan.cells} cells: use fewer"):
         centroids = _centroids(plan, sample) if plan.cells > 1 else np.zeros((1, plan.d), np.float32)
+        # (m, c - 1) -> (m (c - 1),)
         margins = np.sort(Cells(centroids, 0, 0)._nearest(plan.metric, sample)[1], axis=None)
     border, linked = (_threshold(margins, share * len(sample)) for share in (plan.border, plan.border + plan.linked))
     return Cells(centroids, border, linked)
 
 
 def _threshold(margins: Vectors, pairs: float) -> float:
-    """Return the margin that so many of the sample's pairs stay below, of `margins` in ascending order."""
+    """Return the margin below which `pairs` pairs of the sample lie; `margins` ascend."""
     return float(margins[min(round(pairs), len(margins) - 1)]) if pairs and len(margins) else 0.0
 
 
 def _pairs(cells: CellIds, chosen: npt.NDArray[np.bool_]) -> Pairs:
-    vectors, place = np.nonzero(chosen)
+    vectors, place = np.nonzero(chosen)  # (m, c - 1) -> (p,), (p,)
     return vectors, cells[vectors, place + 1]
 
 
 def sample_size(plan: VectorPlan) -> int:
-    """Return how many vectors `learn` wants to see."""
+    """Return the size of the sample for `learn`."""
     return min(plan.n, max(_POINTS * plan.cells, 4 * _POINTS))
 
 
 def _centroids(plan: VectorPlan, points: Vectors) -> Vectors:
-    """Return at most `plan.cells` centroids: k-means, then the largest cell split in two, again and again.
+    """Return at most `plan.cells` centroids: k-means, then repeated splits of the largest cell.
 
-    k-means alone leaves cells of two and three times the mean, and the largest one is what everybody waits for. Once
-    there are cells enough, the smallest is given up for each that is split.
+    k-means alone leaves cells of two and three times the mean, and the whole build waits for the largest. Once
+    there are enough cells, each split removes the smallest cell.
     """
     centroids = _kmeans(plan, points, max(2, round(_WHOLE * plan.cells)))
     cell = _nearest_of(plan, centroids, points)
@@ -111,9 +112,9 @@ def _centroids(plan: VectorPlan, points: Vectors) -> Vectors:
         own = np.flatnonzero(cell == largest)
         halves = _kmeans(plan, points[own], 2)
         second = own[_nearest_of(plan, halves, points[own]) == 1]
-        if len(second) in (0, len(own)):  # equal points, which nothing splits
+        if len(second) in (0, len(own)):  # equal points cannot be split
             break
-        centroids = np.vstack([centroids, halves[-1:]])
+        centroids = np.vstack([centroids, halves[-1:]])  # (c, d) -> (c + 1, d)
         centroids[largest], cell[second] = halves[0], len(centroids) - 1
         if len(centroids) > plan.cells:
             centroids, cell = _without_smallest(plan, centroids, cell, points)
@@ -122,7 +123,7 @@ def _centroids(plan: VectorPlan, points: Vectors) -> Vectors:
 
 def _without_smallest(plan: VectorPlan, centroids: Vectors, cell: CellIds, points: Vectors) -> tuple[Vectors, CellIds]:
     smallest = int(np.bincount(cell, minlength=len(centroids)).argmin())
-    left = np.delete(centroids, smallest, axis=0)
+    left = np.delete(centroids, smallest, axis=0)  # (c, d) -> (c - 1, d)
     orphans = cell == smallest
     cell = cell - (cell > smallest)
     cell[orphans] = _nearest_of(plan, left, points[orphans])
@@ -132,7 +133,7 @@ def _without_smallest(plan: VectorPlan, centroids: Vectors, cell: CellIds, point
 def _nearest_of(plan: VectorPlan, centroids: Vectors, points: Vectors) -> CellIds:
     if not len(points):
         return np.empty(0, np.int64)
-    cells: CellIds = _flat(centroids, plan.metric).search(points, 1)[1][:, 0]
+    cells: CellIds = _flat(centroids, plan.metric).search(points, 1)[1][:, 0]  # (p, 1) -> (p,)
     return cells
 
 

@@ -1,7 +1,7 @@
-"""The arrays of an HNSW graph: read out of faiss, ranked, and written in faiss's own file layout.
+"""The arrays of an HNSW graph: read from faiss, ranked, and written in faiss's own file layout.
 
 faiss keeps every node's links in one array: 2M slots at the bottom level, then M for each level above; -1 ends a list.
-Its `levels` count from 1: a node of level 1 is on the bottom only, and about one node in M is on more.
+Its `levels` count from 1: a node of level 1 is only on the bottom, and about one node in M is on more levels.
 
 Reference: Malkov, Yashunin. Efficient and robust approximate nearest neighbor search using hierarchical navigable
 small world graphs. PAMI 2020.
@@ -35,20 +35,21 @@ def bottom_links(index: FaissIndex, first: int, last: int) -> Links:
     """Return a copy of the bottom lists of nodes [first, last) of an index in memory: (m, 2M) int32, -1 where empty."""
     width = int(index.hnsw.nb_neighbors(0))
     starts = engine.view_of(index.hnsw.offsets)[first:last].astype(np.int64)
-    links: Links = engine.view_of(index.hnsw.neighbors)[starts[:, None] + np.arange(width)]
+    links: Links = engine.view_of(index.hnsw.neighbors)[starts[:, None] + np.arange(width)]  # (m, 1) + (2M,) -> (m, 2M)
     return links
 
 
 def similarities(sources: Vectors, vectors: Vectors, links: Rows | Links, metric: Metric) -> Vectors:
-    """Return (m, w) float32: how near each link's target is to its source, larger = nearer, -inf where there is none.
+    """Return (m, w) float32 similarities of link targets to their sources; larger = nearer, -inf where there is no
+    link.
 
-    The same two vectors give the same bits whichever is the source.
+    The result for two vectors has the same bits in both directions.
 
     Args:
         sources: (m, d) float32.
-        vectors: (n, d) float32, of the targets.
-        links: (m, w) rows of `vectors`, -1 where there is none.
-        metric: inner products, or squared distances negated.
+        vectors: (n, d) float32, the targets.
+        links: (m, w) rows of `vectors`, -1 where there is no link.
+        metric: inner products, or negated squared distances.
     """
     near = np.empty(links.shape, np.float32)
     if not near.size:
@@ -61,9 +62,9 @@ def similarities(sources: Vectors, vectors: Vectors, links: Rows | Links, metric
 
 
 def keys_of(near: Vectors, links: Rows | Links) -> Keys:
-    """Return links as keys of the same shape, to be compared as numbers: the nearest first, `NO_LINK` for -1."""
+    """Return links as sortable keys of the same shape: ascending keys are the nearest first, `NO_LINK` for -1."""
     bits = np.ascontiguousarray(near).view(np.uint32)
-    rising = np.where(bits >> 31, ~bits, bits | np.uint32(1 << 31))  # the order of floats as that of integers
+    rising = np.where(bits >> 31, ~bits, bits | np.uint32(1 << 31))  # integers in the order of the floats
     keys = (~rising).astype(np.uint64) << np.uint64(32) | links.astype(np.uint32)
     return np.where(links < 0, NO_LINK, keys)
 
@@ -78,15 +79,15 @@ def best_links(candidates: Keys, keep: int) -> Links:
 
     Args:
         candidates: (b, c >= keep) keys; a node may appear more than once, then with the same similarity.
-        keep: links a list has room for. The nearest are kept: pruning by the paper's heuristic instead loses recall
-            here, because the graphs that the lists come from were pruned already.
+        keep: links that fit in a list. The nearest are kept: pruning by the paper's heuristic instead loses recall
+            here, because the source graphs are already pruned.
     """
     ranked = np.sort(candidates, axis=1)
-    again = ranked[:, 1:] == ranked[:, :-1]
+    again = ranked[:, 1:] == ranked[:, :-1]  # (b, c) -> (b, c - 1) bool
     ranked[:, 1:][again] = NO_LINK
     repeats = np.flatnonzero(again[:, : 2 * keep].any(axis=1))
     ranked[repeats] = np.sort(ranked[repeats], axis=1)
-    return links_of(ranked[:, :keep])
+    return links_of(ranked[:, :keep])  # (b, c) -> (b, keep)
 
 
 def levels_of(n: int, links: int) -> Links:
@@ -94,7 +95,7 @@ def levels_of(n: int, links: int) -> Links:
     hnsw = faiss.HNSW(links)
     levels = np.empty(n, np.int32)
     for first in range(0, n, BLOCK):
-        hnsw.reset()  # keeps the random generator where it stands
+        hnsw.reset()  # does not reset the random generator
         count = min(BLOCK, n - first)
         hnsw.prepare_level_tab(count)
         levels[first : first + count] = engine.array_of(hnsw.levels)
@@ -106,8 +107,8 @@ class Upper:
     """The levels above the bottom: an HNSW of the nodes that reach them."""
 
     nodes: Rows  # those of level > 1, ascending
-    begins: Rows  # (len(nodes) + 1,): where the links of each begin
-    links: Links  # their lists of all upper levels, the lowest first
+    begins: Rows  # (len(nodes) + 1,): where the links of each node begin
+    links: Links  # their lists of all upper levels end to end, the lowest first
     entry: int  # the node at which every search starts
     top: int  # the highest level, from 0
 
@@ -118,9 +119,9 @@ class Upper:
         Args:
             levels: (n,) int32, from 1.
             links: M.
-            vectors: (u, d) float32: those of the nodes with level > 1, in order.
-            metric: by which they are near.
-            ef_construction: candidates while a node is linked.
+            vectors: (u, d) float32 of the nodes with level > 1, in order.
+            metric: of the similarities.
+            ef_construction: candidates while a node is inserted.
         """
         nodes = np.flatnonzero(levels > 1)
         if len(nodes) == 0:
@@ -135,39 +136,39 @@ class Upper:
         return cls(nodes, begins, named, int(nodes[small.hnsw.entry_point]), int(small.hnsw.max_level) + 1)
 
     def within(self, first: int, last: int) -> tuple[Rows, Links, Rows]:
-        """Return of the nodes in [first, last): which, their links end to end, and how many each has."""
+        """Return the upper nodes in [first, last), their links end to end, and the number of links of each."""
         low, high = np.searchsorted(self.nodes, (first, last))
         begins = self.begins[low : high + 1]
         return self.nodes[low:high], self.links[begins[0] : begins[-1]], np.diff(begins)
 
 
 def slots_of(levels: Links, links: int) -> Rows:
-    """Return how many slots each node's lists take, (n,) int64: 2M, and M for each level above the bottom."""
+    """Return the slots of each node's lists, (n,) int64: 2M, plus M for each level above the bottom."""
     return (np.int64(2 * links) + np.int64(links) * (levels.astype(np.int64) - 1)).astype(np.int64)
 
 
 def blocks(n: int, size: int = BLOCK) -> Iterator[tuple[int, int]]:
-    """Yield [first, last) over `n` nodes."""
+    """Yield ranges [first, last) over `n` nodes."""
     for first in range(0, n, size):
         yield first, min(n, first + size)
 
 
 def laid_out(bottom: Links, levels: Links, links: int, upper: tuple[Rows, Links, Rows], first: int) -> npt.NDArray[Any]:
-    """Return the slots of a block of nodes as the file holds them: each bottom list, then its node's upper ones.
+    """Return the slots of a block of nodes in file order: each node's bottom list, then its upper lists.
 
     Args:
         bottom: (b, 2M) int32.
         levels: (b,) of the block's nodes.
         links: M.
-        upper: what `Upper.within` says of the block.
+        upper: the result of `Upper.within` for the block.
         first: the block's first node.
     """
     slots = slots_of(levels, links)
     starts = np.cumsum(slots) - slots
     block = np.full(int(slots.sum()), -1, np.int32)
-    block[starts[:, None] + np.arange(bottom.shape[1])] = bottom
+    block[starts[:, None] + np.arange(bottom.shape[1])] = bottom  # (b, 1) + (2M,) -> (b, 2M)
     nodes, targets, counts = upper
-    begins = np.repeat(starts[nodes - first] + bottom.shape[1], counts)
+    begins = np.repeat(starts[nodes - first] + bottom.shape[1], counts)  # (u,) -> (sum of counts,)
     block[begins + _count_up(counts)] = targets
     return block
 

@@ -1,11 +1,11 @@
-"""An HNSW index as faiss lays it out in a file: written as a stream, and looked at without loading it.
+"""faiss's file layout of an HNSW index: written as a stream, and read without loading it.
 
     fourcc, d, n, …, metric                     the index's header
-    probabilities, slots a level, levels, offsets, links    the graph, each a count and its values
+    probabilities, slots a level, levels, offsets, links    the graph: each array is a count and its values
     entry point, top level, efConstruction, efSearch, 1
-    the storage: an index of its own, whose codes come last
+    the storage: a separate index, whose codes come last
 
-Source: `faiss/impl/index_write.cpp`, `write_HNSW`. Whether it still holds is a test: faiss reads the file and writes
+Source: `faiss/impl/index_write.cpp`, `write_HNSW`. A test checks that it still holds: faiss reads the file and writes
 the same bytes.
 """
 
@@ -28,11 +28,11 @@ _COUNT = struct.Struct("<Q")
 
 
 def write_head(file: BinaryIO, empty: FaissIndex, levels: Links) -> None:
-    """Write all that precedes the links.
+    """Write everything before the links.
 
     Args:
-        file: at its beginning.
-        empty: an HNSW index without vectors, its storage trained.
+        file: positioned at its beginning.
+        empty: an HNSW index without vectors, with trained storage.
         levels: (n,) int32, from 1.
     """
     links, n = int(empty.hnsw.nb_neighbors(1)), len(levels)
@@ -43,7 +43,7 @@ def write_head(file: BinaryIO, empty: FaissIndex, levels: Links) -> None:
     file.write(_COUNT.pack(n) + levels.tobytes())
     file.write(_COUNT.pack(n + 1) + bytes(8))
     total = 0
-    for first, last in blocks(n):  # the offsets of all nodes would be 8 bytes each
+    for first, last in blocks(n):  # block by block: all offsets would take 8 bytes per node
         ends = total + np.cumsum(slots_of(levels[first:last], links))
         file.write(ends.astype("<u8").tobytes())
         total = int(ends[-1])
@@ -51,20 +51,20 @@ def write_head(file: BinaryIO, empty: FaissIndex, levels: Links) -> None:
 
 
 def write_tail(file: BinaryIO, empty: FaissIndex, upper: Upper, ef_search: int) -> None:
-    """Write what stands between the links and the storage."""
+    """Write the part between the links and the storage."""
     file.write(_TAIL.pack(upper.entry, upper.top, empty.hnsw.efConstruction, ef_search, 1))
 
 
 def write_storage(file: BinaryIO, storage: FaissIndex, n: int, vectors: Iterable[npt.NDArray[np.float32]]) -> None:
-    """Write a flat or scalar-quantised storage over `n` vectors, which pass by block by block.
+    """Write a flat or scalar-quantised storage over `n` vectors, block by block.
 
     Args:
-        file: at the storage's place.
+        file: positioned at the storage.
         storage: trained, without vectors.
         n: vectors in all.
         vectors: blocks of (m, d) float32, in row order.
     """
-    head = bytearray(_serialised(storage)[: -_COUNT.size])  # what follows is the count of no codes
+    head = bytearray(_serialised(storage)[: -_COUNT.size])  # without the count of codes, which is 0
     head[8:16] = struct.pack("<q", n)
     file.write(head)
     values = int(storage.d) if isinstance(storage, faiss.IndexFlat) else int(storage.sa_code_size())  # floats, bytes
@@ -80,33 +80,33 @@ def _serialised(index: FaissIndex) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class GraphFile:
-    """The graph of an HNSW index file, mapped: its arrays are read where they lie."""
+    """The graph of an HNSW index file, memory-mapped."""
 
     n: int
     width: int  # slots of a bottom list: 2M
     entry: int
-    offsets: Rows  # (n + 1,) where each node's slots begin in `links`
+    offsets: Rows  # (n + 1,) start of each node's slots in `links`
     links: Links  # of every node and level, -1 where empty
-    tail: int  # where the entry point stands in the file, and three numbers behind it efSearch
+    tail: int  # offset of the entry point in the file; efSearch is three numbers after it
 
     @classmethod
     def open(cls, path: Path, *, writable: bool = False) -> Self:
         """Map the graph of an index file; `writable` lets links be changed in place.
 
         Raises:
-            InputError: it is missing, truncated, or no HNSW index.
+            InputError: it is missing, truncated, or not an HNSW index.
         """
         try:
             with path.open("rb") as file:
                 return cls._mapped(file, path, "r+" if writable else "r")
         except (OSError, ValueError, struct.error) as broken:
-            raise InputError(f"{path} is not a whole HNSW index: build or fetch it again") from broken
+            raise InputError(f"{path} is not a complete HNSW index: build or fetch it again") from broken
 
     @classmethod
     def _mapped(cls, file: BinaryIO, path: Path, mode: Any) -> Self:
         fourcc, _, n, *_ = HEADER.unpack(file.read(HEADER.size))
         if fourcc[:3] != b"IHN":
-            raise ValueError(f"{fourcc} is not an HNSW index's")
+            raise ValueError(f"{fourcc} is not the fourcc of an HNSW index")
         _skip(file, 8)
         (count,) = _COUNT.unpack(file.read(8))
         slots = np.frombuffer(file.read(4 * count), "<i4")
@@ -129,7 +129,7 @@ class GraphFile:
         self.links[self._slots(nodes)] = links
 
     def _slots(self, nodes: Rows) -> Rows:
-        slots: Rows = self.offsets[nodes][:, None] + np.arange(self.width)
+        slots: Rows = self.offsets[nodes][:, None] + np.arange(self.width)  # (m, 1) + (2M,) -> (m, 2M)
         return slots
 
 

@@ -1,16 +1,17 @@
-"""HNSW by cells: one graph a cell, built apart, stitched into one that plain faiss reads.
+"""HNSW by cells: one graph per cell, built separately and stitched into one that plain faiss reads.
 
-faiss cannot merge HNSW graphs. But a cell's graph already knows, for each of its vectors, good neighbours within the
-cell. Vectors near a border sit in two cells' graphs, or are linked into the second one. Union the lists of each
-vector, keep the best 2M, link the few nodes of the upper levels anew, check that every node can be reached: that is
-one HNSW graph over the corpus.
+faiss cannot merge HNSW graphs. But a cell's graph already holds good neighbours within the cell for each of its
+vectors. Vectors near a border are in two cells' graphs, or are linked into the second one. The merge unites the lists
+of each vector, keeps the best 2M, links the few nodes of the upper levels again, and checks that every node can be
+reached: the result is one HNSW graph over the corpus.
 
-The merge holds neither vectors nor graph: both pass by in blocks, into faiss's own file layout.
+The merge holds neither all vectors nor the graph: both are written in blocks, in faiss's own file layout.
 
-Inner products of vectors of unequal norm (DPR's) are linked as they are. The usual remedy, one more dimension that
+Vectors of unequal norm (DPR's) are linked by their inner products. The usual alternative, one more dimension that
 makes all norms equal (Bachrach et al., RecSys 2014), was measured at log-normal norms of sigma .05, .15 and .5 over
-40,000 x 96 in 4 cells: at equal distance computations and efSearch 64 it lost .03, .19 and .45 of recall@20 to one
-graph built in one go by inner product, while linking as they are, with the repair, gained .001, .009 and .004.
+40,000 x 96 in 4 cells: at equal distance computations and efSearch 64 it lost .03, .19 and .45 of recall@20 compared
+with one graph built at once by inner product, while links by inner product, with the repair, gained .001, .009 and
+.004.
 """
 
 from collections.abc import Iterator, Sequence
@@ -53,14 +54,14 @@ from rag_model.index.quality.losses import distance, relative_error
 from rag_model.index.recipe import VectorPlan, default_search
 
 VERSION = 4
-LOSSES = 4_096  # vectors of the sample, at most twice as many, that tell how far it lies from what it taught
+LOSSES = 4_096  # vectors of the sample, at most twice as many, on which `losses` are measured
 
 
 def train(plan: VectorPlan, vectors: Sequence[Path], out: Path) -> Facts:
-    """Learn from a sample how the corpus is cut into cells, and how its storage quantises.
+    """Learn the cells of the corpus and the storage's quantiser from a sample.
 
     Raises:
-        InputError: the vectors are not the plan's, or the sample holds a NaN or an infinity.
+        InputError: the vectors do not match the plan, or the sample holds a NaN or an infinity.
         ResourceError: memory ran out, or the file cannot be written.
     """
     files = VectorFiles.of(vectors, plan.n, plan.d)
@@ -77,9 +78,11 @@ def train(plan: VectorPlan, vectors: Sequence[Path], out: Path) -> Facts:
 
 
 def losses(plan: VectorPlan, trained: Path, vectors: Vectors) -> dict[str, float]:
-    """Return how far vectors, (m, d) float32, lie from their cells, how few `links` cross, what their `codes` lose.
+    """Return how far vectors, (m, d) float32, lie from their `cells`, how few `links` cross borders, and the error of
+    their `codes`.
 
-    `links` are those of a vector that the plan asks for over those that it has: graphs that few cross fall apart.
+    `links` is the number per vector that the plan asks for over the actual number: with few links, the graphs fall
+    apart.
 
     Raises:
         InputError: the trained file is damaged or of another plan.
@@ -96,7 +99,7 @@ def scatter(plan: VectorPlan, trained: Path, vectors: Path, number: int, out: Pa
     """
     part, (cells, _) = VectorFiles([vectors]), _load(plan, trained)
     if part.dim != plan.d:
-        raise InputError(f"{vectors} has {part.dim} dimensions where the plan says {plan.d}: plan the index anew")
+        raise InputError(f"{vectors} has {part.dim} dimensions, not the plan's {plan.d}: plan the index again")
     begins, slices = write_scattered(plan, trained, cells, part, number, out)
     members: list[int] = np.diff(begins)[::2].tolist()
     return {
@@ -109,7 +112,7 @@ def scatter(plan: VectorPlan, trained: Path, vectors: Path, number: int, out: Pa
 
 
 def shard(plan: VectorPlan, trained: Path, scattered: Sequence[Opener], number: int, out: Path) -> Facts:
-    """Build a cell's graph, link it across its border, and write its bottom lists with their similarities.
+    """Build a cell's graph, link it to vectors of other cells, and write its bottom lists with their similarities.
 
     Holds the cell's vectors twice, and its graph.
 
@@ -120,7 +123,7 @@ def shard(plan: VectorPlan, trained: Path, scattered: Sequence[Opener], number: 
     members = read_vectors(plan, trained, scattered, 2 * number)
     sources = read_vectors(plan, trained, scattered, 2 * number + 1)
     with engine.guarded(
-        ResourceError, f"cell {number} of {plan.factory} could not be built: see the cause with --debug"
+        ResourceError, f"cell {number} of {plan.factory} could not be built: run with --debug for the cause"
     ):
         graph = _graph(plan, members)
         lists = _lists(plan, graph, members)
@@ -139,7 +142,7 @@ def merge(
 ) -> Facts:
     """Stitch the cells' graphs into one index over all vectors.
 
-    Holds about 20 bytes a vector, and the vectors of the upper levels, one in M, twice.
+    Holds about 20 bytes per vector, and twice the vectors of the upper levels, which are one in M.
 
     Raises:
         InputError: a piece is missing, truncated, or of another build.
@@ -148,7 +151,7 @@ def merge(
     files, (_, empty) = VectorFiles.of(vectors, plan.n, plan.d), _load(plan, trained)
     with (
         _cells_of(plan, trained, scattered, shards) as stitched,
-        engine.guarded(ResourceError, f"the cells of {plan.factory} could not be merged: see the cause with --debug"),
+        engine.guarded(ResourceError, f"cells of {plan.factory} could not be merged: run with --debug for the cause"),
     ):
         levels = levels_of(plan.n, _links(plan))
         upper = _upper(plan, levels, files)
@@ -180,7 +183,7 @@ def _losses(plan: VectorPlan, cells: Cells, empty: FaissIndex, vectors: Vectors)
 def _links(plan: VectorPlan) -> int:
     factory = parse(plan.factory)
     if not isinstance(factory, Graph) or factory.links is None:
-        raise InputError(f"the plan names {plan.factory}, which is no HNSW graph: plan the index anew")
+        raise InputError(f"the plan names {plan.factory}, which is not an HNSW graph: plan the index again")
     return factory.links
 
 
@@ -189,7 +192,7 @@ def _stamp(plan: VectorPlan) -> str:
 
 
 def _load(plan: VectorPlan, trained: Path) -> tuple[Cells, FaissIndex]:
-    """Read what `train` wrote: the cells, and the index without vectors."""
+    """Read the file of `train`: the cells, and the index without vectors."""
     try:
         with Piece.open(opener(trained), _stamp(plan), 3, f"the trained file {trained}") as piece:
             return Cells.of(piece.read(0), piece.read(1)), faiss.deserialize_index(piece.read(2))
@@ -206,10 +209,10 @@ def _graph(plan: VectorPlan, members: Vectors) -> FaissIndex:
 
 
 def _lists(plan: VectorPlan, graph: FaissIndex, members: Vectors) -> Keys:
-    """Return (m, 2M) keys: each member's bottom list, the nearest first."""
+    """Return (m, 2M) keys: each member's bottom list, nearest first."""
     lists = np.empty((len(members), 2 * _links(plan)), np.uint64)
     for first, last in blocks(len(members)):
-        links = bottom_links(graph, first, last)
+        links = bottom_links(graph, first, last)  # (b, 2M)
         lists[first:last] = keys_of(similarities(members[first:last], members, links, plan.metric), links)
     lists.sort(axis=1)
     return lists
@@ -235,7 +238,7 @@ def _upper(plan: VectorPlan, levels: Links, files: VectorFiles) -> Upper:
 
 
 def _write_links(plan: VectorPlan, file: BinaryIO, cells: Sequence[Shard], levels: Links, upper: Upper) -> None:
-    """Write every node's lists: at the bottom the best of what its cells say."""
+    """Write every node's lists; the bottom list holds the best candidates of its cells."""
     links = _links(plan)
     for first, last in blocks(plan.n, BLOCK):
         bottom = best_links(candidates(cells, first, last, 2 * links), 2 * links)

@@ -13,8 +13,8 @@ from rag_model.index.plan import Facts
 from rag_model.index.recipe import IndexRecipe, VectorPlan
 from rag_model.index.vector_kind import CODES, MOVED, PRODUCTS, ROUNDS, VectorKind, steady_cells
 
-_LINKED = 1.5e-6  # seconds of one core, times dimensions, to link a vector into its cell's graph
-_STEADY = 1.25  # times as many cells as n would have now, or as few, are kept: for one more, all would be made again
+_LINKED = 1.5e-6  # seconds of one core per vector and dimension, to insert a vector into its cell's graph
+_STEADY = 1.25  # keep the parent's number of cells within this factor: another number would rebuild all cells
 
 
 class GraphKind(VectorKind):
@@ -25,21 +25,20 @@ class GraphKind(VectorKind):
     factories = re.compile("HNSW")
 
     def steady(self, recipe: IndexRecipe, plan: VectorPlan, before: Mapping[str, Any]) -> VectorPlan:
-        """Keep as many cells as the parent's index has, where that is the tool's choice and they will do.
+        """Keep the parent index's number of cells if the recipe does not set it and it is close enough.
 
-        A corpus grows by a little every month, and cells by their number: were there one more each time, none would
-        last.
+        A corpus grows a little every month. If the number of cells grew with it each time, no cell could be inherited.
         """
         cells = before.get("cells", 0)
         chosen = recipe.cells is None and min(cells, plan.cells) > 1
         return steady_cells(plan, cells, _STEADY) if chosen else plan
 
     def train(self, plan: VectorPlan, rows: Sequence[Path], out: Path) -> Facts:
-        """Learn from a sample how the corpus is cut into cells."""
+        """Learn the cells of the corpus from a sample."""
         return hnsw.train(plan, rows, out)
 
     def losses(self, plan: VectorPlan, trained: Path, vectors: Vectors) -> dict[str, float]:
-        """Return how far vectors lie from their cells, how few links cross, what codes lose."""
+        """Return how far vectors lie from their cells, how few links cross borders, and the error of the codes."""
         return hnsw.losses(plan, trained, vectors)
 
     def scatter(self, plan: VectorPlan, trained: Path, rows: Path, number: int, out: Path) -> Facts:

@@ -1,7 +1,7 @@
-"""Reachability: a node that no walk from the entry point finds is a passage that no question finds.
+"""Reachability: a node that no walk from the entry point reaches is a passage that no query finds.
 
-Duplicates, outliers and inner products of unequal norms leave such nodes, in a one-shot graph as in a
-stitched one. The graph is mapped and changed in its file, so that none of it needs to fit in memory.
+Duplicates, outliers and inner products of unequal norms leave such nodes, both in a graph built at once and in a
+stitched one. The graph is memory-mapped and changed in its file, so it need not fit in memory.
 """
 
 from pathlib import Path
@@ -15,15 +15,15 @@ from rag_model.index.files.vectors import VectorFiles
 from rag_model.index.graphs.graph import BLOCK, Links
 from rag_model.index.graphs.graph_file import GraphFile
 
-_NEAR = 16  # reachable nodes tried as the way in
-_EFFORT = 64  # efSearch with which they are looked for
+_NEAR = 16  # reachable nodes tried as the source of the new link
+_EFFORT = 64  # efSearch of the search for them
 
 
 class Reach:
-    """Which nodes a walk on the bottom level reaches from the entry point, and by which links: a tree."""
+    """The tree of nodes that a walk on the bottom level reaches from the entry point."""
 
     def __init__(self, graph: GraphFile) -> None:
-        """Walk a graph breadth first; holds 4 bytes a node."""
+        """Walk a graph breadth first; holds 4 bytes per node."""
         self._graph = graph
         self._parent = np.full(graph.n, -1, np.int32)
         self._last = graph.entry
@@ -40,11 +40,11 @@ class Reach:
         return reached
 
     def link(self, node: int, ways_in: Rows) -> None:
-        """Link `node` behind one of `ways_in` (reached, nearest first); walk on from it.
+        """Link `node` from one of `ways_in` (reached, nearest first); continue the walk from it.
 
-        That is the first with an empty slot, else the first with a link that the tree does not need: so no node is
-        ever lost by finding one, and few a link to a near one. The node walked to last is a leaf of the tree, whose
-        slots are all free: it is the way in when no other is.
+        The source is the first with an empty slot, else the first with a link outside the tree: so no other node
+        becomes unreachable, and few lose a link to a near one. The node reached last is a leaf of the tree, whose
+        links are all replaceable: it is the source if no other is.
         """
         ways = [*ways_in.tolist(), self._last]
         lists = self._graph.bottom(np.array(ways))
@@ -60,8 +60,8 @@ class Reach:
         raise AssertionError("a leaf of the walk has no room for a link")
 
     def _spare(self, ways: list[int], lists: Links) -> npt.NDArray[np.bool_]:
-        """Return which slots hold no link of the tree, of the bottom lists of `ways`."""
-        spare: npt.NDArray[np.bool_] = (lists < 0) | (self._parent[lists] != np.array(ways)[:, None])
+        """Return which slots of the bottom lists of `ways` hold no link of the tree: bool of the lists' shape."""
+        spare: npt.NDArray[np.bool_] = (lists < 0) | (self._parent[lists] != np.array(ways)[:, None])  # (w, 2M)
         return spare
 
     def _walk(self, front: Rows) -> None:
@@ -71,10 +71,10 @@ class Reach:
                 self._last = int(front[-1])
 
     def _step(self, front: Rows) -> Rows:
-        """Mark what `front` links to and nobody did before; return it, ascending."""
-        targets = self._graph.bottom(front)
+        """Mark the nodes that `front` links to and that were not reached before; return them, ascending."""
+        targets = self._graph.bottom(front)  # (f, 2M)
         new = (targets >= 0) & (self._parent[targets] < 0)
-        sources = np.broadcast_to(front[:, None], targets.shape)[new]
+        sources = np.broadcast_to(front[:, None], targets.shape)[new]  # (f, 1) -> (f, 2M) -> (new,)
         found, first = np.unique(targets[new], return_index=True)
         self._parent[found] = sources[first]
         return found.astype(np.int64)
@@ -83,11 +83,11 @@ class Reach:
 def repair(path: Path, vectors: VectorFiles) -> int:
     """Link every unreachable node of an index file into its graph, in place; return how many there were.
 
-    The way in is the nearest reachable node that a search of the graph finds. A graph without unreachable
-    nodes is left as it is, to the byte.
+    The new link comes from the nearest reachable node that a search finds. A graph without unreachable
+    nodes is not changed.
 
     Raises:
-        InputError: the file is no whole HNSW index, or a row of `vectors` holds a NaN or an infinity.
+        InputError: the file is not a complete HNSW index, or a row of `vectors` holds a NaN or an infinity.
     """
     reach = Reach(GraphFile.open(path, writable=True))
     missing = reach.missing()
@@ -97,14 +97,14 @@ def repair(path: Path, vectors: VectorFiles) -> int:
     for first in range(0, len(missing), BLOCK):
         nodes = missing[first : first + BLOCK]
         for node, near in zip(nodes.tolist(), _near(index, vectors.take(nodes)), strict=True):
-            if not reach.reached(node):  # one linked before may have led here
+            if not reach.reached(node):  # an earlier repair may have made it reachable
                 ways_in = near[near >= 0]
                 reach.link(node, ways_in[reach.reached(ways_in)])
     return len(missing)
 
 
 def _by_distance(path: Path) -> FaissIndex:
-    """Open an index to be searched by L2, whatever its metric: a small vector's inner products name only large ones."""
+    """Open an index for search by L2, whatever its metric: by inner product, a small vector finds only large ones."""
     index = engine.read(path, mmap=True)
     storage = faiss.downcast_index(index.storage)
     index.metric_type = storage.metric_type = faiss.METRIC_L2

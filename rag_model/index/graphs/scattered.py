@@ -1,7 +1,7 @@
-"""The vectors of one part, sorted by cell, so that a cell's worker reads its slice of every part and no more.
+"""The vectors of one part, sorted by cell, so that a cell's worker reads only its slice of every part.
 
-Groups 2c and 2c + 1 are cell c's members (its own vectors and those that join it from across a border) and the vectors
-that are linked into it. Within a group rows ascend, so parts in order give a cell's rows in order.
+Groups 2c and 2c + 1 are cell c's members (its own vectors and those that join it from neighbouring cells) and the
+vectors that are linked into it. Within a group rows ascend, so reading the parts in order gives a cell's rows in order.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,7 +25,7 @@ def write_scattered(
 ) -> tuple[Rows, list[str]]:
     """Sort a part's vectors by cell and write them in their own dtype.
 
-    Returns where each group begins, and the end; and of each cell a digest of both its groups, "" where they are empty.
+    Returns the start of each group, and the end; and for each cell a digest of both its groups, "" if they are empty.
 
     Holds the part's vectors two to three times.
 
@@ -44,12 +44,12 @@ def write_scattered(
 
 
 def _slice(vectors: Array, members: int) -> str:
-    """Return a digest of a cell's slice of a part: 128 bits, since there are as many as parts times cells."""
+    """Return a digest of a cell's slice of a part: 128 bits, because there are parts x cells of them."""
     return digest_bytes(b"%d %s" % (members, vectors.data.cast("B")))[-32:] if len(vectors) else ""
 
 
 def read_vectors(plan: VectorPlan, trained: Path, scattered: Sequence[Opener], group: int) -> Vectors:
-    """Return (m, d) float32: a group's vectors of all parts, in row order; fetches their bytes alone.
+    """Return (m, d) float32: a group's vectors of all parts, in row order; fetches only their bytes.
 
     Raises:
         InputError: a piece is missing, truncated, or of another build.
@@ -62,7 +62,7 @@ def read_vectors(plan: VectorPlan, trained: Path, scattered: Sequence[Opener], g
 
 
 def read_rows(plan: VectorPlan, trained: Path, scattered: Sequence[Opener]) -> list[Links]:
-    """Return the global rows of every group, ascending int32: 4 bytes a vector, copies included.
+    """Return the global rows of every group, ascending int32: 4 bytes per vector, copies included.
 
     Raises:
         InputError: a piece is missing, truncated, or of another build.
@@ -79,7 +79,7 @@ def read_rows(plan: VectorPlan, trained: Path, scattered: Sequence[Opener]) -> l
 
 def _sorted(plan: VectorPlan, cells: Cells, vectors: Vectors) -> tuple[Rows, Links]:
     own, (joining, joined), (linking, linked) = cells.assign(plan.metric, vectors)
-    groups = np.concatenate([2 * own, 2 * joined, 2 * linked + 1])
+    groups = np.concatenate([2 * own, 2 * joined, 2 * linked + 1])  # (m,), (p,), (l,) -> (m + p + l,)
     rows = np.concatenate([np.arange(len(vectors)), joining, linking])
     order = np.lexsort((rows, groups))
     begins = np.searchsorted(groups[order], np.arange(2 * plan.cells + 1))
@@ -87,7 +87,7 @@ def _sorted(plan: VectorPlan, cells: Cells, vectors: Vectors) -> tuple[Rows, Lin
 
 
 def _pieces(plan: VectorPlan, trained: Path, scattered: Sequence[Opener]) -> Iterator[Piece]:
-    """Open the pieces in turn: there may be more of them than files that can be open."""
+    """Open the pieces one after the other: there may be more pieces than the limit of open files."""
     for number, opener in enumerate(scattered):
         stamp = stamp_of(plan, trained, "scattered", number)
         with Piece.open(opener, stamp, 4, f"the scattered piece of part {number}") as piece:

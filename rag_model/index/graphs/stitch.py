@@ -1,4 +1,4 @@
-"""Stitching: what the cells' graphs say of a block of rows, as candidates for their bottom lists."""
+"""Stitching: candidates from the cells' graphs for the bottom lists of a block of rows."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,11 +15,11 @@ from rag_model.index.graphs.graph import NO_LINK, Keys, Links, links_of
 from rag_model.index.recipe import VectorPlan
 
 _LISTS, _OUT, _BEGINS, _INTO = range(4)  # the arrays of a shard
-_NEARNESS = np.uint64(0xFFFF_FFFF_0000_0000)  # the half of a key that is no node
+_NEARNESS = np.uint64(0xFFFF_FFFF_0000_0000)  # the half of a key that holds the similarity
 
 
 def write_shard(plan: VectorPlan, trained: Path, number: int, lists: Keys, crossings: Crossings, out: Path) -> None:
-    """Write a cell's shard: `lists` (m, 2M) of its members, numbered within the cell, and its crossings.
+    """Write a cell's shard: `lists`, (m, 2M) keys of its members, numbered within the cell, and its crossings.
 
     Raises:
         ResourceError: the file cannot be written.
@@ -32,14 +32,14 @@ def write_shard(plan: VectorPlan, trained: Path, number: int, lists: Keys, cross
 class Said:
     """Candidates for some rows of a block, from one cell."""
 
-    rows: npt.NDArray[np.int32]  # (r,) distinct, from the block's first
-    counts: Rows  # (r,) candidates of each
-    keys: Keys  # end to end
+    rows: npt.NDArray[np.int32]  # (r,) distinct, relative to the block's first row
+    counts: Rows  # (r,) number of candidates of each row
+    keys: Keys  # (sum of counts,) end to end
 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """A cell's graph, open for reading, and the rows that its numbers stand for."""
+    """A cell's graph, open for reading, and the global rows of its numbers."""
 
     piece: Piece
     members: Links  # (m,) global rows, ascending
@@ -58,26 +58,28 @@ class Shard:
         piece = Piece.open(opener, stamp_of(plan, trained, "shard", number), 4, name)
         if (piece.rows(_LISTS), piece.rows(_OUT)) != (len(members), len(sources)):
             piece.close()
-            raise InputError(f"{name} is of other vectors than were scattered: build it again")
+            raise InputError(f"{name} does not match the scattered vectors: build it again")
         return cls(piece, members, sources)
 
     def say(self, first: int, last: int) -> Iterator[Said]:
-        """Yield what this cell says of rows [first, last): lists of its members, and links across its border."""
+        """Yield this cell's candidates for rows [first, last): lists of its members, and links to other cells."""
         low, high = np.searchsorted(self.members, (first, last))
         if low < high:
-            lists, rows = self.piece.read(_LISTS, low, high), self.members[low:high] - first
+            lists, rows = self.piece.read(_LISTS, low, high), self.members[low:high] - first  # (r, 2M), (r,)
+            # (r, 2M) -> (r 2M,)
             yield Said(rows, np.full(len(rows), lists.shape[1]), _named(lists, self.members).ravel())
             begins = self.piece.read(_BEGINS, low, high + 1)
             into = self.piece.read(_INTO, int(begins[0]), int(begins[-1]))
             yield Said(rows, np.diff(begins), _named(into, self.sources))
         low, high = np.searchsorted(self.sources, (first, last))
         if low < high:
-            out, rows = self.piece.read(_OUT, low, high), self.sources[low:high] - first
+            out, rows = self.piece.read(_OUT, low, high), self.sources[low:high] - first  # (r, OUT), (r,)
+            # (r, OUT) -> (r OUT,)
             yield Said(rows, np.full(len(rows), out.shape[1]), _named(out, self.members).ravel())
 
 
 def candidates(shards: Sequence[Shard], first: int, last: int, width: int) -> Keys:
-    """Return (last - first, c >= width) keys of global rows: all that the shards say of rows [first, last)."""
+    """Return (last - first, c >= width) keys of global rows: all candidates of the shards for rows [first, last)."""
     said = [part for shard in shards for part in shard.say(first, last)]
     filled = np.zeros(last - first, np.int64)
     for part in said:
@@ -86,6 +88,7 @@ def candidates(shards: Sequence[Shard], first: int, last: int, width: int) -> Ke
     filled[:] = 0
     for part in said:
         before = np.cumsum(part.counts) - part.counts
+        # (r,) -> (sum of counts,)
         column = np.repeat(filled[part.rows] - before, part.counts) + np.arange(len(part.keys))
         keys[np.repeat(part.rows, part.counts), column] = part.keys
         filled[part.rows] += part.counts

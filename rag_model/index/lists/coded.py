@@ -1,6 +1,6 @@
-"""The codes of one part, sorted by list, so that the merge reads its slice of every part and no more.
+"""The codes of one part, sorted by list, so that the merge reads only its slice of every part.
 
-Within a list rows ascend, so parts in order give a list's rows in order.
+Within a list rows ascend, so reading the parts in order gives a list's rows in order.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,9 +15,9 @@ from rag_model.index.files.engine import Rows
 from rag_model.index.files.pieces import Opener, Piece, stamp_of, write_piece
 from rag_model.index.recipe import VectorPlan
 
-Codes = npt.NDArray[np.uint8]  # (m, bytes a code)
+Codes = npt.NDArray[np.uint8]  # (m, bytes per code)
 ListNumbers = npt.NDArray[np.uint32]
-_LISTS, _ENTRIES, _COUNT = range(3)  # the arrays of a piece: of each vector its list; its row in the part and its code
+_LISTS, _ENTRIES, _COUNT = range(3)  # the arrays of a piece: the list of each vector; its row in the part and its code
 
 
 def write_coded(plan: VectorPlan, trained: Path, number: int, lists: Rows, codes: Codes, out: Path) -> None:
@@ -28,13 +28,13 @@ def write_coded(plan: VectorPlan, trained: Path, number: int, lists: Rows, codes
         trained: what `train` wrote.
         number: of the part.
         lists: (rows,) int64, the list of each row.
-        codes: (rows, bytes a code).
+        codes: (rows, bytes per code).
         out: the piece.
 
     Raises:
         ResourceError: the file cannot be written.
     """
-    order = np.argsort(lists, kind="stable")
+    order = np.argsort(lists, kind="stable")  # (rows,)
     entries = np.empty(len(lists), _entry(codes.shape[1]))
     entries["row"], entries["code"] = order, codes[order]
     write_piece(out, _stamp(plan, trained, number), [lists[order].astype("<u4"), entries])
@@ -42,15 +42,15 @@ def write_coded(plan: VectorPlan, trained: Path, number: int, lists: Rows, codes
 
 @dataclass(frozen=True, slots=True)
 class Coded:
-    """The pieces of all parts, in order, opened in turn: there may be more of them than files that can be open."""
+    """The pieces of all parts, in order, opened one after the other: there may be more than the limit of open files."""
 
     plan: VectorPlan
     trained: Path
     openers: Sequence[Opener]
-    starts: Sequence[int]  # the first row of each part, then the number of all rows
+    starts: Sequence[int]  # the first row of each part, then the total number of rows
 
     def sizes(self, lists: int) -> Rows:
-        """Return (lists,) int64: how many vectors each list has in all parts.
+        """Return (lists,) int64: the number of vectors of each list in all parts.
 
         Raises:
             InputError: a piece is missing, truncated, of another build, or holds another number of rows than its part.
@@ -59,16 +59,17 @@ class Coded:
         for number, piece in self._pieces():
             held, rows = piece.rows(_LISTS), self.starts[number + 1] - self.starts[number]
             if held != rows:
-                raise InputError(f"{_name(number)} holds {held} vectors where the part has {rows}: build it again")
+                raise InputError(f"{_name(number)} holds {held} vectors and the part has {rows}: build it again")
             sizes += np.bincount(piece.read(_LISTS), minlength=lists)
         return sizes
 
     def cuts(self, borders: Rows) -> Rows:
-        """Return (parts, len(borders)) int64: where in each piece the lists from each border on begin."""
+        """Return (parts, len(borders)) int64: the position in each piece where the list at each border begins."""
+        # parts times (borders,) -> (parts, borders)
         return np.stack([np.searchsorted(piece.read(_LISTS), borders) for _, piece in self._pieces()])
 
     def block(self, cuts: Rows, width: int) -> tuple[ListNumbers, Rows, Codes]:
-        """Return what `slices` yields between two cuts, (parts, 2), at once; a code has `width` bytes."""
+        """Return all that `slices` yields between two cuts, (parts, 2), in one array each; a code has `width` bytes."""
         count, first = int((cuts[:, 1] - cuts[:, 0]).sum()), 0
         lists, rows, codes = np.empty(count, np.uint32), np.empty(count, np.int64), np.empty((count, width), np.uint8)
         for part_lists, part_rows, part_codes in self.slices(cuts, max(1, count)):
@@ -78,7 +79,7 @@ class Coded:
         return lists, rows, codes
 
     def slices(self, cuts: Rows, rows: int) -> Iterator[tuple[ListNumbers, Rows, Codes]]:
-        """Yield (list, row in the corpus, code) of all between two cuts, (parts, 2), at most `rows` of them at once."""
+        """Yield (lists, rows in the corpus, codes) between two cuts, (parts, 2), at most `rows` vectors at once."""
         for number, piece in self._pieces(np.flatnonzero(cuts[:, 1] > cuts[:, 0]).tolist()):
             low, high = cuts[number].tolist()
             for first in range(low, high, rows):

@@ -1,9 +1,9 @@
-"""Inverted lists (IVF-PQ and kin): trained once on a sample, coded by part, merged exactly.
+"""Inverted lists (IVF-PQ and similar): trained once on a sample, encoded by part, merged exactly.
 
-A part's codes are sorted by list. The merge writes the index as faiss lays it out, list by list, each with its slice of
+A part's codes are sorted by list. The merge writes the index in faiss's layout, list by list, each with its slice of
 every part in row order: the same codes and ids in the same places as in one index to which all parts were added in
-turn, so the same distances, the same ids, the same bytes. Neither the index nor a list passes through memory whole.
-`Flat` is built the same way: the vectors behind a header.
+turn, so the distances, ids and bytes are the same. Neither the index nor a list is held in memory as a whole.
+`Flat` is built in the same way: a header and the vectors.
 
 Reference: Jégou, Douze, Schmid. Product quantization for nearest neighbor search. PAMI 2011.
 """
@@ -30,9 +30,9 @@ from rag_model.index.quality.losses import distance, relative_error
 from rag_model.index.recipe import VectorPlan
 
 VERSION = 3
-LOSSES = 4_096  # vectors of the sample, at most twice as many, that tell how far it lies from what it taught
-BLOCK_BYTES = 32 << 20  # of lists that are written at once
-_TILE = 4096  # rows that faiss compares with centroids by one BLAS call: whole ones round as in one `add` of all
+LOSSES = 4_096  # vectors of the sample, at most twice as many, on which `losses` are measured
+BLOCK_BYTES = 32 << 20  # bytes of lists that are written at once
+_TILE = 4096  # rows per BLAS call of faiss: blocks of multiples of it round like one `add` of all rows
 
 
 def train(plan: VectorPlan, vectors: Sequence[Path], out: Path) -> Facts:
@@ -52,7 +52,7 @@ def train(plan: VectorPlan, vectors: Sequence[Path], out: Path) -> Facts:
 
 
 def follow(plan: VectorPlan, trained: Path, vectors: Sequence[Path], out: Path) -> Facts:
-    """Move a trained file's lists and codes to where the vectors lie now; a rotation stays as it was learnt.
+    """Adapt a trained file's lists and codes to the current vectors; a rotation is not changed.
 
     Holds the sample in memory, as `train` does.
 
@@ -64,7 +64,7 @@ def follow(plan: VectorPlan, trained: Path, vectors: Sequence[Path], out: Path) 
     sample = VectorFiles.of(vectors, plan.n, plan.d).sample(plan.train_sample, plan.seed)
     index = engine.read(trained)
     base = _base(index)
-    with engine.guarded(ResourceError, f"the lists of {plan.factory} could not be moved: see the cause with --debug"):
+    with engine.guarded(ResourceError, f"lists of {plan.factory} could not be moved: run with --debug for the cause"):
         move(lists_of(base), _transformed(base, sample), plan.seed)
     engine.write(index, out)
     lost = _losses(plan, index, sample[:: -(-len(sample) // LOSSES)])
@@ -72,9 +72,9 @@ def follow(plan: VectorPlan, trained: Path, vectors: Sequence[Path], out: Path) 
 
 
 def losses(plan: VectorPlan, trained: Path, vectors: Vectors) -> dict[str, float]:
-    """Return how far vectors, (m, d) float32, lie from their lists' centroids, and what their `codes` lose.
+    """Return how far vectors, (m, d) float32, lie from their lists' centroids, and the error of their `codes`.
 
-    Of RaBitQ the codes are left out: they estimate inner products and decode to nothing.
+    RaBitQ has no `codes` error: its codes estimate inner products and cannot be decoded.
 
     Raises:
         InputError: the trained file is damaged.
@@ -83,9 +83,9 @@ def losses(plan: VectorPlan, trained: Path, vectors: Vectors) -> dict[str, float
 
 
 def scatter(plan: VectorPlan, trained: Path, vectors: Path, number: int, out: Path) -> Facts:
-    """Code the vectors of part `number` block by block, and write them sorted by list.
+    """Encode the vectors of part `number` block by block, and write the codes sorted by list.
 
-    Holds the part's codes, twice. Of `Flat` only the vectors are checked: there is nothing to sort.
+    Holds the part's codes twice. For `Flat` the vectors are only checked: there is nothing to sort.
 
     Raises:
         InputError: a file is damaged, of another dimension, or a row holds a NaN or an infinity.
@@ -93,9 +93,9 @@ def scatter(plan: VectorPlan, trained: Path, vectors: Path, number: int, out: Pa
     """
     files, index = VectorFiles([vectors]), engine.read(trained)
     if files.dim != plan.d:
-        raise InputError(f"{vectors} has {files.dim} dimensions where the index has {plan.d}")
+        raise InputError(f"{vectors} has {files.dim} dimensions, the index has {plan.d}: encode both with one encoder")
     with engine.guarded(
-        ResourceError, f"part {number} of {plan.factory} could not be coded: see the cause with --debug"
+        ResourceError, f"part {number} of {plan.factory} could not be coded: run with --debug for the cause"
     ):
         coded = list(_coded(index, files))
     lists, codes = np.concatenate([lists for lists, _ in coded]), np.concatenate([codes for _, codes in coded])
@@ -104,12 +104,12 @@ def scatter(plan: VectorPlan, trained: Path, vectors: Path, number: int, out: Pa
 
 
 def shard(plan: VectorPlan, trained: Path, scattered: Sequence[Opener], number: int, out: Path) -> Facts:
-    """Refuse: `plan.shards` is 0, since what is scattered by list is what merges.
+    """Refuse: `plan.shards` is 0, because the scattered pieces are merged directly.
 
     Raises:
         ValueError: always.
     """
-    raise ValueError(f"{plan.factory} has no shards: merge what was scattered")
+    raise ValueError(f"{plan.factory} has no shards: merge the scattered pieces")
 
 
 def merge(
@@ -120,9 +120,9 @@ def merge(
     shards: Sequence[Opener],
     out: Path,
 ) -> Facts:
-    """Write the index: equal, to the byte, to adding all parts to the trained index in turn.
+    """Write the index: the same bytes as if all parts were added to the trained index in turn.
 
-    Holds the trained index twice, a block of `BLOCK_BYTES` and one part's slice of it, and 8 bytes a part and block.
+    Holds the trained index twice, a block of `BLOCK_BYTES`, one part's slice of it, and 8 bytes per part and block.
 
     Raises:
         InputError: a piece is missing, truncated, of another build, or holds another number of rows than its part.
@@ -140,7 +140,7 @@ def merge(
 
 
 def _base(index: FaissIndex) -> FaissIndex:
-    """Return what lies before a second look, if there is one."""
+    """Return the index without its refinement, if it has one."""
     return faiss.downcast_index(index.base_index) if isinstance(index, faiss.IndexRefine) else index
 
 
@@ -150,7 +150,7 @@ def _losses(plan: VectorPlan, index: FaissIndex, vectors: Vectors) -> dict[str, 
     if lists is None:
         return {}
     inner = _transformed(base, vectors)
-    centroids = faiss.downcast_index(lists.quantizer).reconstruct_batch(Assigner(lists)(inner))
+    centroids = faiss.downcast_index(lists.quantizer).reconstruct_batch(Assigner(lists)(inner))  # (m,) -> (m, d)
     found = {"lists": distance(inner, centroids, plan.metric)}
     if isinstance(lists, faiss.IndexIVFPQ | faiss.IndexIVFScalarQuantizer):
         found["codes"] = relative_error(vectors, base.sa_decode(base.sa_encode(vectors)))
@@ -158,7 +158,7 @@ def _losses(plan: VectorPlan, index: FaissIndex, vectors: Vectors) -> dict[str, 
 
 
 def _coded(index: FaissIndex, files: VectorFiles) -> Iterator[tuple[Rows, Codes]]:
-    """Yield the list and the code of each vector, block by block, as `index.add` would choose them."""
+    """Yield the list and the code of each vector, block by block, as `index.add` would compute them."""
     base = _base(index)
     lists = lists_of(base)
     yield np.empty(0, np.int64), np.empty((0, 0 if lists is None else lists.code_size), np.uint8)
@@ -179,7 +179,7 @@ def _encoded(lists: FaissIndex, vectors: Vectors, numbers: Rows) -> Codes:
 
 
 def _transformed(index: FaissIndex, vectors: Vectors) -> Vectors:
-    """Return the vectors as the lists see them: behind the rotation, if there is one."""
+    """Return the vectors after the index's transforms, if it has any: (m, d) -> (m, d')."""
     if isinstance(index, faiss.IndexPreTransform):
         for number in range(index.chain.size()):
             vectors = faiss.downcast_VectorTransform(index.chain.at(number)).apply(vectors)
@@ -208,14 +208,14 @@ def _write_base(file: BinaryIO, index: FaissIndex, coded: Coded, files: VectorFi
 
 
 def _write_lists(file: BinaryIO, coded: Coded, sizes: Rows, width: int) -> None:
-    """Write all lists in blocks of `BLOCK_BYTES`; a longer list is a block of its own, and passes in slices."""
+    """Write all lists in blocks of `BLOCK_BYTES`; a longer list is its own block, written in slices."""
     rows = max(1, BLOCK_BYTES // width)
     borders = _borders(sizes, rows)
     cuts = coded.cuts(borders)
-    for number, held in enumerate(np.add.reduceat(sizes, borders[:-1]).tolist()):
-        block = cuts[:, number : number + 2]
+    for number, held in enumerate(np.add.reduceat(sizes, borders[:-1]).tolist()):  # (lists,) -> (blocks,)
+        block = cuts[:, number : number + 2]  # (parts, 2)
         if held > rows:
-            for column in (2, 1):  # the codes of all, then the ids of all
+            for column in (2, 1):  # all codes, then all ids
                 for slices in coded.slices(block, rows):
                     file.write(np.ascontiguousarray(slices[column]).data)
         elif held:
@@ -223,7 +223,7 @@ def _write_lists(file: BinaryIO, coded: Coded, sizes: Rows, width: int) -> None:
 
 
 def _borders(sizes: Rows, rows: int) -> Rows:
-    """Return where blocks of at most `rows` vectors, or of one list, begin, and the end."""
+    """Return the starts of blocks of at most `rows` vectors, or of one list, and the end."""
     borders, held = [0], 0
     for number, size in enumerate(sizes.tolist()):
         if held and held + size > rows:

@@ -1,4 +1,4 @@
-"""The kind `ivf`: inverted lists of codes, with or without a second look at what the codes find."""
+"""The kind `ivf`: inverted lists of codes, with or without a refinement that ranks candidates again."""
 
 import re
 from collections.abc import Sequence
@@ -17,14 +17,14 @@ from rag_model.index.quality.recall import FLOOR, Floor, recall_at
 from rag_model.index.recipe import VectorPlan, lists_in
 from rag_model.index.vector_kind import CODES, MOVED, PRODUCTS, ROUNDS, VectorKind
 
-# Codes shuffle near neighbours even where every list is searched: .90 (p5 .80) of 5,227 passages of real Wikipedia at a
-# byte for 4 dimensions, .79 (p5 .60) at 8, and less in a large corpus. Codes trained on something else find next to
-# nothing.
+# Codes change the order of near neighbours even if every list is searched: recall .90 (p5 .80) over 5,227 passages of
+# Wikipedia at a byte for 4 dimensions, .79 (p5 .60) at 8, and less in a large corpus. Codes trained on other data find
+# almost nothing.
 QUANTISED_FLOOR = Floor(mean=0.60, p5=0.30)
-_QUANTISERS = ("PQ", "RaBitQ")  # in a factory string; scalar quantisers lose too little to count
-_ASKED = 256  # vectors that are looked for, of new ones and of old ones: they tell a recall to three points
-_FEWEST = 32  # of each, below which a recall is chance
-_K = 10  # neighbours of each that are looked for
+_QUANTISERS = ("PQ", "RaBitQ")  # in a factory string; scalar quantisers lose too little to matter
+_ASKED = 256  # vectors searched of the new and of the old ones: gives a recall to about .03
+_FEWEST = 32  # of each, below which a recall is too uncertain
+_K = 10  # neighbours searched for each
 
 
 class ListKind(VectorKind):
@@ -35,7 +35,7 @@ class ListKind(VectorKind):
     factories = re.compile("IVF|OPQ|PCA")
 
     def floor(self, factory: str) -> Floor:
-        """Return the floor that codes of this factory reach."""
+        """Return the floor for codes of this factory."""
         return QUANTISED_FLOOR if any(name in factory for name in _QUANTISERS) else FLOOR
 
     def train(self, plan: VectorPlan, rows: Sequence[Path], out: Path) -> Facts:
@@ -43,15 +43,15 @@ class ListKind(VectorKind):
         return ivf.train(plan, rows, out)
 
     def losses(self, plan: VectorPlan, trained: Path, vectors: Vectors) -> dict[str, float]:
-        """Return how far vectors lie from their lists' centroids, and what their codes lose."""
+        """Return how far vectors lie from their lists' centroids, and the error of their codes."""
         return ivf.losses(plan, trained, vectors)
 
     def recalls(self, plan: VectorPlan, trained: Path, new: Vectors, old: Vectors) -> tuple[float, float] | None:
-        """Return what lists that hold both find of the neighbours of new vectors and of old ones."""
+        """Return recall@10 of new vectors and of old ones, in lists that hold both; None if there are too few."""
         if min(len(new), len(old)) < _FEWEST:
             return None
         index, both, found = engine.read(trained), np.concatenate([new, old]), []
-        with engine.guarded(InputError, f"{trained} could not be asked: build it again"):
+        with engine.guarded(InputError, f"{trained} could not be searched: build it again"):
             index.add(both)
             for asked in (new[:_ASKED], old[:_ASKED]):
                 scores, exact = faiss.knn(asked, both, _K, metric=engine.metric_code(plan.metric))
@@ -60,11 +60,11 @@ class ListKind(VectorKind):
         return recalls[0], recalls[1]
 
     def follow(self, plan: VectorPlan, trained: Path, rows: Sequence[Path], out: Path) -> Facts:
-        """Move lists and codes to where the vectors lie now."""
+        """Adapt lists and codes to the current vectors."""
         return ivf.follow(plan, trained, rows, out)
 
     def scatter(self, plan: VectorPlan, trained: Path, rows: Path, number: int, out: Path) -> Facts:
-        """Code a part's vectors, sorted by list."""
+        """Encode a part's vectors, sorted by list."""
         return ivf.scatter(plan, trained, rows, number, out)
 
     def merge(

@@ -1,1 +1,1 @@
-"""How good an index is: recall, effort, health, what inherited centroids lose, and the setting that is enough."""
+"""The quality of an index: recall, effort, health, the fit of inherited centroids, and tuning."""

@@ -1,7 +1,7 @@
-"""A finished index asked in earnest: recall against latency over a range of settings, and the setting that is enough.
+"""Measure a finished index: recall against latency over a range of settings, and the setting that is sufficient.
 
-It is asked questions that are given, or its own vectors, and compared with exact search of the files that it was built
-from. Its own vectors are the easier ones: each has itself for its nearest neighbour.
+It is searched with given queries, or with its own vectors, and compared with exact search of the files that it was
+built from. Its own vectors are easier queries: each is its own nearest neighbour.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,31 +20,31 @@ from rag_model.index.quality.tune import tune
 from rag_model.index.recipe import VectorPlan, default_search
 from rag_model.index.search import open_index
 
-DEPTH = 20  # neighbours of a question that are looked for
-_QUESTIONS = 1_000  # that tell recalls .005 apart
+DEPTH = 20  # neighbours searched per query
+_QUESTIONS = 1_000  # queries: enough to distinguish recalls .005 apart
 _FEWEST = 100
-_PRODUCTS = 4e11  # multiplications that exact search may take: half a minute of two cores
+_PRODUCTS = 4e11  # multiplications allowed for exact search: half a minute of two cores
 
 
 @dataclass(frozen=True, slots=True)
 class Appraisal:
-    """What was seen of an index."""
+    """The measurements of an index."""
 
     questions: int
-    own: bool  # whether they were its own vectors
+    own: bool  # whether the queries were its own vectors
     k: int  # of recall@k
     efforts: tuple[Effort, ...]  # cheapest first
-    health: Mapping[str, float | int]  # by name, as a manifest has them
+    health: Mapping[str, float | int]  # by name, as in a manifest
     search: Mapping[str, int]  # the setting to write into the file: the one tuned for, else the default
-    note: str = ""  # one sentence where the recall that was asked for is out of reach
+    note: str = ""  # one sentence if the recall target cannot be reached
 
 
 def appraise(path: Path, plan: VectorPlan, vectors: Sequence[Path], questions: Vectors | None = None) -> Appraisal:
-    """Ask an index file, and tune it where its plan has a recall target.
+    """Measure an index file, and tune it if its plan has a recall target.
 
     Args:
         path: the index.
-        plan: by which it was built.
+        plan: the plan of the build.
         vectors: the `.npy` files that it was built from, in order.
         questions: (q, d) float32; None: up to 1,000 of its own vectors, drawn by the plan's seed.
 
@@ -64,7 +64,7 @@ def appraise(path: Path, plan: VectorPlan, vectors: Sequence[Path], questions: V
 
 
 def read_questions(path: Path, d: int, most: int = _QUESTIONS) -> Vectors:
-    """Read questions from a `.npy` or Parquet file: the first `most`, (q, d) float32.
+    """Read encoded questions from a `.npy` or Parquet file: the first `most`, (q, d) float32.
 
     Raises:
         InputError: the file is damaged or holds no vectors.
@@ -72,7 +72,7 @@ def read_questions(path: Path, d: int, most: int = _QUESTIONS) -> Vectors:
     """
     found = look([path])
     if found.d != d:
-        raise UsageError(f"the questions in {path} have {found.d} dimensions and the vectors {d}: encode both alike")
+        raise UsageError(f"the questions in {path} have {found.d} dimensions and the vectors {d}: use one encoder")
     (block, *_) = found.files[0].blocks(most)
     return np.ascontiguousarray(block, dtype=np.float32)
 

@@ -1,12 +1,11 @@
-"""Whether what was learnt of a corpus still fits it: how far new vectors lie from it, and what is found of them.
+"""Whether a trained file still fits a corpus: the error of new vectors under it, and their recall.
 
-Cells, centroids and codes are learnt from a sample once and kept while a corpus grows, so that all that did not change
-in it keeps its pieces. They are learnt anew where the vectors of the parts that changed lie farther from them than
-those that they were learnt from did (`drift` times as far), or where one cell has grown over the others. Lists that
-find fewer of the new vectors are moved to where vectors lie now, which takes a twentieth of the time. Vectors that were
-not learnt from always lie a little farther, and those of one new article by far if nothing like it was there: so the
-loss is judged over all rows of those parts, which is what the index will lose, and what is found over the new rows
-alone, which is what their readers will miss.
+Cells, centroids and codes are trained on a sample once and kept while a corpus grows, so that the pieces of unchanged
+parts stay valid. They are trained again if the vectors of the changed parts have more than `drift` times the error of
+the training vectors, or if one cell has become too large. Lists with a lower recall for new vectors are adapted to the
+current vectors, which takes a twentieth of the time. Vectors outside the training sample always have a slightly larger
+error, and the vectors of one article on a new topic a much larger one. So the error is measured over all rows of the
+changed parts, as it affects the index, and the recall over the new rows alone, as it affects their readers.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,28 +19,28 @@ from rag_model.index.files.engine import Rows, Vectors
 from rag_model.index.files.vectors import VectorFiles
 from rag_model.index.recipe import VectorPlan
 
-VERSION = 3  # raised when the same vectors would be measured otherwise
-SAMPLE = 4_096  # vectors, of new ones and of old ones: a mean over so many is known to a percent
-_FEWEST = 32  # new vectors, below which their mean is chance
-_SLACK = 0.02  # of a vector, beside `drift`: so much less codes lose of the very vectors that they were learnt from
-_LESS_FOUND = 0.1  # of recall that new vectors may lose against old ones: three times what chance takes
-_EVEN = 1.5  # times the mean that a cell may hold in any case: to that they were split
+VERSION = 3  # increased when the measurement of the same vectors changes
+SAMPLE = 4_096  # vectors, of the new and of the old ones: gives a mean to a percent
+_FEWEST = 32  # new vectors, below which their mean is too uncertain
+_SLACK = 0.02  # added to `drift`: codes have this much less error on their own training vectors
+_LESS_FOUND = 0.1  # recall that new vectors may lose against old ones: three times the random error
+_EVEN = 1.5  # always allowed size of a cell, as a multiple of the mean: cells are split down to it
 
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """How a trained file fitted the vectors that it was learnt from."""
+    """How a trained file fitted its training vectors."""
 
-    losses: Mapping[str, float]  # |x - what stands for it|^2 / |x|^2, mean: of `cells` or `lists`, and of `codes`
-    imbalance: float = 0.0  # the largest cell over the mean one, when it was learnt; 0: there are no cells
-    imbalance_now: float = 0.0  # the same in the build that used it last
+    losses: Mapping[str, float]  # mean |x - approximation|^2 / |x|^2: of `cells` or `lists`, and of `codes`
+    imbalance: float = 0.0  # the largest cell over the mean, at training; 0: there are no cells
+    imbalance_now: float = 0.0  # the same in the last build
 
     def used(self, imbalance: float) -> Self:
-        """Return it as a build leaves it whose largest cell is so many times the mean one."""
+        """Return the record after a build whose largest cell is `imbalance` times the mean."""
         return type(self)(self.losses, self.imbalance or imbalance, imbalance)
 
     def reason(self, drift: float) -> str | None:
-        """Say why it fits no longer whatever comes; None where it may."""
+        """Return why it does not fit, whatever the new vectors; None if it may fit."""
         if self.imbalance_now <= drift * max(self.imbalance, _EVEN):
             return None
         return f"the largest cell has grown to {self.imbalance_now:.2f} times the mean"
@@ -60,32 +59,32 @@ class Trained:
 class Sampled:
     """At most `SAMPLE` vectors of each kind, (m, d) float32."""
 
-    new: Vectors  # those that were not there before
-    old: Vectors  # those that were
-    now: Vectors  # of the parts that changed, new and old as they come
+    new: Vectors  # vectors that the parent did not have
+    old: Vectors  # vectors that the parent had
+    now: Vectors  # of the changed parts, new and old mixed
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """How an inherited trained file fits the vectors that came since."""
+    """How an inherited trained file fits the new vectors."""
 
-    rows: int  # new vectors that were looked at
-    losses: Mapping[str, tuple[float, float]]  # of the parts that changed, and of the vectors that it was learnt from
-    recall: tuple[float, float] | None = None  # of new vectors and of old ones by lists; None: not measured
+    rows: int  # number of new vectors measured
+    losses: Mapping[str, tuple[float, float]]  # of the changed parts, and of the training vectors
+    recall: tuple[float, float] | None = None  # recall of new and of old vectors in lists; None: not measured
 
     def reason(self, drift: float) -> str | None:
-        """Say why it does not fit; None where it does."""
+        """Return why it does not fit; None if it fits."""
         if self.rows < _FEWEST:
             return None
         for name, (now, before) in self.losses.items():
             if now > drift * before + _SLACK:
                 return (
-                    f"{name} lose {now:.3f} where {self.rows:,} vectors are new, {before:.3f} of what they learnt from"
+                    f"{name} lose {now:.3f} with {self.rows:,} new vectors, and {before:.3f} of their training vectors"
                 )
         return None
 
     def missed(self) -> str | None:
-        """Say what lists miss of the new vectors; None where they find them as they find the others."""
+        """Return how much lower the recall of new vectors is; None if it is as good as that of old ones."""
         new, old = self.recall or (1.0, 1.0)
         if self.rows < _FEWEST or new >= old - _LESS_FOUND:
             return None
@@ -106,26 +105,26 @@ class Fit:
 
 
 class Learner(Protocol):
-    """What is asked of the kind of a trained file."""
+    """The methods that `measure` needs from an index kind."""
 
     def losses(self, plan: VectorPlan, trained: Path, vectors: Vectors) -> dict[str, float]:
-        """Return how far vectors, (m, d) float32, lie from what was learnt, by what it is."""
+        """Return how far vectors, (m, d) float32, lie from the trained values, by name."""
         ...
 
     def recalls(self, plan: VectorPlan, trained: Path, new: Vectors, old: Vectors) -> tuple[float, float] | None:
-        """Return what is found of the neighbours of new vectors and of old ones; None: it cannot be told."""
+        """Return the recall of new vectors and of old ones; None: it cannot be measured."""
         ...
 
 
 def measure(kind: Learner, plan: VectorPlan, trained: Path, losses: Mapping[str, float], sampled: Sampled) -> Fit:
-    """Ask a trained file about vectors that it has not seen.
+    """Measure how a trained file fits new vectors.
 
     Args:
-        kind: of the index.
-        plan: of the index.
+        kind: the kind of the index.
+        plan: the plan of the index.
         trained: the file.
-        losses: what `train` said of the vectors that it was learnt from.
-        sampled: of the corpus as it is today; no new vectors fit anything.
+        losses: the losses of the training vectors, from `train`.
+        sampled: of the current corpus; without new vectors the file fits.
 
     Raises:
         InputError: the file is damaged or of another plan.
@@ -138,11 +137,12 @@ def measure(kind: Learner, plan: VectorPlan, trained: Path, losses: Mapping[str,
 
 
 def sample(changed: Sequence[tuple[Path, Sequence[Path]]], same: Sequence[Path], seed: int) -> Sampled:
-    """Draw new vectors and old ones by seed.
+    """Draw samples of new and old vectors by seed.
 
     Args:
-        changed: `.npy` files, at least one, each with those that held its range before: a row that is in these is old.
-        same: files that are as they were.
+        changed: `.npy` files, at least one, each with the files that covered its range before: a row that is in these
+        is old.
+        same: unchanged files.
         seed: of the draw.
 
     Raises:
@@ -160,7 +160,7 @@ def sample(changed: Sequence[tuple[Path, Sequence[Path]]], same: Sequence[Path],
 
 
 def _rows(path: Path) -> Iterator[int]:
-    """Yield a number for the bytes of each row."""
+    """Yield a hash of the bytes of each row."""
     return (hash(row.tobytes()) for row in np.load(path, mmap_mode="r", allow_pickle=False))
 
 
@@ -174,5 +174,5 @@ def _fewer(vectors: Sequence[Vectors], seed: int) -> Vectors:
 
 
 def _choice(count: int, seed: int) -> Rows:
-    """Return at most `SAMPLE` of so many places, ascending."""
+    """Return at most `SAMPLE` of the numbers 0 … count-1, ascending."""
     return np.sort(np.random.default_rng(seed).choice(count, min(SAMPLE, count), replace=False, shuffle=False))

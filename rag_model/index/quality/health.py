@@ -1,8 +1,7 @@
-"""How good an index is: recall against exact search, at what price in time and in distance computations, and why.
+"""The quality of an index: recall against exact search, its cost in time and distance computations, and the causes.
 
-Two graphs are compared at equal distance computations, never at equal `efSearch`: a denser graph buys its
-recall with more work for each step (`curve.compare`). The why is in the finished file (`examine`): links, list sizes,
-what the codes lose.
+Two graphs are compared at equal distance computations, never at equal `efSearch`: a denser graph does more work in each
+step (`curve.compare`). The causes are in the finished file (`examine`): links, list sizes, quantisation error.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,20 +18,20 @@ from rag_model.index.files.vectors import VectorFiles
 from rag_model.index.quality.recall import percentile5, recall_at
 from rag_model.index.search import IndexFile, SearchIndex, open_index
 
-_REPEATS = 3  # runs at least of which the fastest counts: a machine is slowed by others, never hurried
-_SECONDS = 0.02  # and so many of them: a batch of a few milliseconds is easily slowed as a whole
+_REPEATS = 3  # minimum runs; the fastest counts, because other processes only slow a run down
+_SECONDS = 0.02  # minimum total seconds: a batch of a few milliseconds is easily disturbed as a whole
 
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """One point of an index's trade-off: how hard it searched, what it found, how long it took."""
+    """One point of an index's trade-off: search setting, recall, time and work."""
 
     setting: str  # efSearch=128, nprobe=32, exact
     recall_mean: float
-    recall_p5: float  # the fifth percentile over the queries: what an unlucky question gets
-    milliseconds: float  # a query, all queries searched as one batch
-    distances: float  # computed a query, mean: no machine changes it; of lists the codes and the vectors of a second
-    # look that were compared, not the centroids
+    recall_p5: float  # the fifth percentile over the queries: the recall of the worst 5 %
+    milliseconds: float  # per query, all queries searched as one batch
+    distances: float  # computed per query, mean: equal on every machine; for lists the compared codes, and
+    # the vectors of a refinement, without the centroids
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,16 +55,16 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """What a finished index file shows of its own quality."""
+    """Statistics of a finished index file."""
 
     kind: Structure
     n: int
     graph: GraphAnatomy | None = None
     lists: ListAnatomy | None = None
-    quantization_error: float | None = None  # None: not known, or not meaningful
+    quantization_error: float | None = None  # None: unknown, or not meaningful
 
     def metrics(self) -> dict[str, float | int]:
-        """Return its figures under the names they have in a manifest; those that the index has not are left out."""
+        """Return the figures by their names in a manifest; figures that do not apply are left out."""
         found: dict[str, float | int | None] = {
             "degree": round(self.graph.degree, 2) if self.graph else None,
             "unlinked": self.graph.unlinked if self.graph else None,
@@ -82,10 +81,10 @@ def examine(path: Path, vectors: Sequence[Path] = ()) -> Health:
 
     Args:
         path: the index file.
-        vectors: the `.npy` files it was built over, in row order; without them the quantization error is not known.
+        vectors: the `.npy` files that it was built from, in row order; without them there is no quantization error.
 
     Raises:
-        InputError: the file is damaged or no such index, or the vectors are not those it was built over.
+        InputError: the file is damaged or of another type, or the vectors are not those that it was built from.
     """
     file, index = open_index(path), engine.read(path, mmap=True)
     files = VectorFiles.of(vectors, file.n, file.dim) if vectors else None
@@ -101,9 +100,9 @@ def examine(path: Path, vectors: Sequence[Path] = ()) -> Health:
 def sweep(index: IndexFile, trial: Trial, values: Sequence[int] | None = None) -> list[Effort]:
     """Search with a range of settings; return one effort each, cheapest first.
 
-    `values` are of `efSearch` or `nprobe`; without them they double, up to 512 or to all lists (1,024 at most).
-    What else can be set is as the index's defaults have it. faiss counts distances for the whole process: a search
-    elsewhere in it meanwhile spoils that figure, and only that.
+    `values` are those of `efSearch` or `nprobe`; by default they double, up to 512 or to all lists (1,024 at most).
+    Other parameters have the index's defaults. faiss counts distances for the whole process: another search in it at
+    the same time makes that figure wrong, but no other.
 
     Raises:
         UsageError: the queries or their depth do not fit the index.
@@ -122,14 +121,14 @@ def _steps(index: IndexFile) -> list[int]:
 
 
 def effort(index: IndexFile, trial: Trial, parameters: Mapping[str, int]) -> Effort:
-    """Search with one setting, several times; return what it found and what it cost.
+    """Search with one setting, several times; return its recall and cost.
 
     Raises:
         UsageError: the queries, their depth or a parameter do not fit the index.
     """
     queries = len(trial.vectors)
     _reset_counters()
-    found = index.search(trial.vectors, trial.k, **parameters)[1]  # warms the caches too
+    found = index.search(trial.vectors, trial.k, **parameters)[1]  # also warms the caches
     distances = _counted(index, queries) / queries + parameters.get("refine", 0) * trial.k
     runs: list[float] = []
     while len(runs) < _REPEATS or sum(runs) < _SECONDS:
@@ -145,7 +144,7 @@ def effort(index: IndexFile, trial: Trial, parameters: Mapping[str, int]) -> Eff
 
 
 def setting_name(parameters: Mapping[str, int]) -> str:
-    """Return what an `Effort` calls a setting: `efSearch=128`, or `exact` where there is nothing to set."""
+    """Return the name of a setting in an `Effort`: `efSearch=128`, or `exact` if there is no parameter."""
     return ", ".join(f"{name}={value}" for name, value in parameters.items()) or "exact"
 
 

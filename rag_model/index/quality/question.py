@@ -1,4 +1,4 @@
-"""What may be asked of an index: checked in one place, so that every index refuses alike."""
+"""Check queries in one place, so that every index refuses the same inputs."""
 
 from math import isfinite
 from typing import Any
@@ -17,11 +17,11 @@ def check_question(vectors: npt.NDArray[Any], k: int, n: int, dim: int) -> Vecto
         UsageError: wrong shape, a NaN or an infinity, or `k` outside 1 … n.
     """
     if vectors.ndim != 2 or vectors.shape[1] != dim:
-        raise UsageError(f"vectors of shape {vectors.shape} can't ask an index of {dim} dimensions: give (q, {dim})")
+        raise UsageError(f"vectors of shape {vectors.shape} do not fit an index of {dim} dimensions: give (q, {dim})")
     if not 1 <= k <= n:
         raise UsageError(f"k is {k} but the index holds {n} vectors: ask for 1 to {n}")
-    if not isfinite(np.vdot(vectors, vectors)):  # cheaper than looking at each number; large ones overflow it too
+    if not isfinite(np.vdot(vectors, vectors)):  # cheaper than checking each number; large numbers may overflow it too
         bad = np.flatnonzero(~np.isfinite(vectors).all(axis=1))
         if len(bad):
-            raise UsageError(f"vector {bad[0]} of the question holds a NaN or an infinity: encode it again")
+            raise UsageError(f"vector {bad[0]} of the query holds a NaN or an infinity: encode it again")
     return np.ascontiguousarray(vectors, dtype=np.float32)

@@ -1,7 +1,7 @@
-"""Find how hard an index must be searched: the smallest `efSearch` or `nprobe` that finds enough of exact search.
+"""Tune an index: find the smallest `efSearch` or `nprobe` that reaches a recall target.
 
-Recall rises with the setting, so settings are doubled until one finds enough, and the last step is bisected. Only
-recall decides, never a clock: the same file and the same questions give the same setting on every machine.
+Recall rises with the setting, so settings are doubled until one reaches the target, and the last step is bisected. Only
+recall decides, not time: the same file and the same queries give the same setting on every machine.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,27 +13,27 @@ from rag_model.index.quality.health import Trial, setting_name
 from rag_model.index.quality.recall import recall_at
 from rag_model.index.search import IndexFile
 
-MOST_CANDIDATES = 2_048  # efSearch: a graph that still misses is damaged, and not searched too little
-MOST_LISTS = 1_024  # nprobe: finding so many lists costs as much as reading them
-LOOKS = (1, 2, 4, 8, 16, 32)  # refine: so many times k candidates get the second look
-NEAR = 0.005  # of the best that can be reached: where that is not enough, more work buys nothing
-_LOOK = 8  # codes that are read in the time of one vector looked up for the second look
+MOST_CANDIDATES = 2_048  # efSearch: a graph that misses its target even then is damaged
+MOST_LISTS = 1_024  # nprobe: finding this many lists costs as much as reading them
+LOOKS = (1, 2, 4, 8, 16, 32)  # refine: this many times k candidates are ranked again
+NEAR = 0.005  # tolerance below the best possible recall, if that misses the target
+_LOOK = 8  # codes that are read in the time of one vector of the refinement
 
-Recall = Callable[[int], float]  # of a setting, the mean over the questions
+Recall = Callable[[int], float]  # of a setting, the mean over the queries
 
 
 @dataclass(frozen=True, slots=True)
 class Tuned:
-    """How an index is best searched for a recall target."""
+    """The search setting for a recall target."""
 
-    search: Mapping[str, int]  # efSearch, or nprobe and refine; empty for an index that takes none
-    recall: float  # what it finds of the questions' true neighbours, mean
-    note: str = ""  # one sentence where the target is out of reach, else empty
+    search: Mapping[str, int]  # efSearch, or nprobe and refine; empty for an index without parameters
+    recall: float  # its mean recall
+    note: str = ""  # one sentence if the target cannot be reached, else empty
 
 
 @dataclass(frozen=True, slots=True)
 class _Dial:
-    """What can be set: one parameter from `least` to `most`, and how wide the second look is; 0: there is none."""
+    """The settings to try: one parameter from `least` to `most`, and factors of the refinement; 0: there is none."""
 
     name: str
     least: int
@@ -47,20 +47,20 @@ class _Dial:
 def tune(index: IndexFile, trial: Trial, target: float) -> Tuned:
     """Return the smallest setting whose mean recall@k is at least `target`, and the next smaller one's is not.
 
-    Where no setting reaches it, the smallest within .005 of the best that was seen. A graph searched for k neighbours
-    keeps at least k candidates, so its settings begin there. Where there is a second look, `nprobe` is found for each
-    of several widths of it, and the cheapest of these settings is taken.
+    If no setting reaches it, return the smallest within .005 of the best one. A graph searched for k neighbours keeps
+    at least k candidates, so its settings begin at k. With a refinement, `nprobe` is found for each of several factors,
+    and the cheapest of these settings is taken.
 
     Args:
-        index: any that can be searched; its own default setting plays no part.
-        trial: questions with their true neighbours; a few hundred tell recalls .01 apart.
+        index: its own default setting is not used.
+        trial: queries with their true neighbours; a few hundred distinguish recalls .01 apart.
         target: 0 < target < 1.
 
     Raises:
-        UsageError: the target is no such share, or the questions do not fit the index.
+        UsageError: the target is out of range, or the queries do not fit the index.
     """
     if not 0 < target < 1:
-        raise UsageError(f"a recall target lies between 0 and 1, such as 0.95, and is not {target}")
+        raise UsageError(f"the recall target is {target}: give one between 0 and 1, such as 0.95")
 
     def found(search: Mapping[str, int]) -> float:
         rows = index.search(trial.vectors, trial.k, **search)[1]
@@ -88,13 +88,13 @@ def _dial(index: IndexFile, k: int) -> _Dial:
 
 
 def _enough(recall: Callable[[int, int], float], dial: _Dial, target: float) -> list[tuple[int, int]]:
-    """Return (width of the second look, smallest value that reaches `target`) for each width with which one does."""
+    """Return (refinement factor, smallest value that reaches `target`) for each factor with such a value."""
     smallest = [(look, _smallest(partial(recall, look), dial.least, dial.most, target)) for look in dial.looks]
     return [(look, value) for look, value in smallest if value is not None]
 
 
 def _price(index: IndexFile, k: int, setting: tuple[int, int]) -> float:
-    """Return about how many codes a question reads: those of its lists, and the second look in their coin."""
+    """Return about how many codes a query reads; a vector of the refinement counts as 8 codes."""
     look, value = setting
     return value * index.n / max(1, index.lists) + _LOOK * look * k
 
@@ -107,7 +107,7 @@ def _doubled(least: int, most: int) -> list[int]:
 
 
 def _smallest(recall: Recall, least: int, most: int, target: float) -> int | None:
-    """Return the value at which a rising recall crosses `target`; None where the largest does not reach it."""
+    """Return the smallest value whose recall reaches `target`; None if the largest does not reach it."""
     low = least - 1
     for high in _doubled(least, most):
         if recall(high) >= target:
@@ -125,8 +125,8 @@ def _out_of_reach(
     index: IndexFile, k: int, target: float, search: Mapping[str, int], recall: float, ceiling: float
 ) -> str:
     more = "more links" if index.kind == "hnsw" else "longer codes"
-    more += "" if index.kind == "hnsw" or "refine" in index.defaults else " or a second look, Refine(SQfp16),"
+    more += "" if index.kind == "hnsw" or "refine" in index.defaults else " or a refinement, Refine(SQfp16),"
     return (
-        f"recall@{k} of {target:g} is out of reach, the best is {ceiling:.3f}, so {setting_name(search)} is set, "
+        f"recall@{k} of {target:g} cannot be reached, the best is {ceiling:.3f}, so {setting_name(search)} is set, "
         f"which finds {recall:.3f}: {more} would find more"
     )

@@ -1,1 +1,1 @@
-"""What an index costs before it is built: memory, disk, seconds, and what fits."""
+"""Estimate an index before it is built: memory, disk, seconds, and which index fits."""

@@ -1,4 +1,4 @@
-"""Amounts of memory and disk as people write them."""
+"""Amounts of memory and disk in text form."""
 
 import re
 
@@ -15,15 +15,15 @@ def parse_bytes(text: str) -> int:
     536870912
 
     Raises:
-        UsageError: it is no such amount, or nothing.
+        UsageError: it is not an amount, or is 0.
     """
     match = _AMOUNT.fullmatch(text.strip())
     amount = int(float(match[1]) * (1024 if match[3] else 1000) ** _UNITS[match[2].upper()]) if match else 0
     if amount < 1:
-        raise UsageError(f"{text!r} is no amount of memory: give one such as 16GB, 512MiB, or a number of bytes")
+        raise UsageError(f"{text!r} is not an amount of memory: give one such as 16GB, 512MiB, or a number of bytes")
     return amount
 
 
 def gigabytes(count: float) -> str:
-    """Say a number of bytes as people do: 16.0 GB; below 1 GB in MB."""
+    """Format a number of bytes: 16.0 GB; below 1 GB in MB."""
     return f"{count / 1e9:,.1f} GB" if count >= 1e9 else f"{count / 1e6:,.0f} MB"

@@ -1,7 +1,7 @@
-"""What to build where memory is short: more cells, smaller vectors, then ever shorter codes.
+"""Choose an index for limited memory: more cells, smaller vectors, then shorter codes.
 
-A recipe that names its structure keeps it, and is refused where it cannot fit, with one that would. A recipe that
-leaves it open gets the best that fits: a graph over the vectors, over halves or quarters of them, then lists of codes.
+A recipe that names its structure keeps it; if it cannot fit, it is refused with a structure that would. A recipe that
+leaves it open gets the best that fits: a graph over float32, float16 or 8-bit vectors, then lists of codes.
 """
 
 from collections.abc import Iterator
@@ -14,17 +14,17 @@ from rag_model.index.sizing.amounts import gigabytes
 from rag_model.index.sizing.estimate import Estimate, estimate
 
 LADDER = ("HNSW32", "HNSW32_SQfp16", "HNSW32_SQ8", "IVF,PQ")  # then codes of d/8, d/16 bytes, and RaBitQ
-_SHORTER = (8, 16)  # dimensions a byte
-_FINER = (2, 4, 8)  # times the default number of cells: of a tenth the size a cell costs recall and wins no memory
-_LESS = (2, 3, 4)  # parts that a training sample is cut into
-_LEAST_POINTS = 10  # that train a centroid: with fewer some lists are chance
+_SHORTER = (8, 16)  # dimensions per byte
+_FINER = (2, 4, 8)  # times the default number of cells: smaller cells lose recall and save no memory
+_LESS = (2, 3, 4)  # divisors of the training sample
+_LEAST_POINTS = 10  # training points per centroid: with fewer, some lists are random
 
 
 def choose(recipe: IndexRecipe, n: int, d: int, memory_bytes: int, part_rows: int | None = None) -> VectorPlan:
     """Return the plan of the best structure whose build and search both fit; the recipe's own factory is not read.
 
     Raises:
-        ResourceError: none fits; the sentence names the smallest and what it needs.
+        ResourceError: none fits; the message names the memory that the smallest needs.
     """
     plans = [_adjusted(other, n, d, memory_bytes, part_rows) for other in _ladder(recipe, d)]
     for plan, cost in plans:
@@ -45,18 +45,18 @@ def fitted(
     *,
     serving: bool = False,
 ) -> VectorPlan:
-    """Return the recipe's plan, cut into more cells where a cell's graph would not fit.
+    """Return the recipe's plan, with more cells if a cell's graph would not fit.
 
     Args:
         recipe: what to build.
         n: vectors.
         d: dimensions.
-        memory_bytes: what one machine has for the largest stage of the build.
-        part_rows: of the largest part; None: of one as the tool cuts it.
-        serving: whether the finished index must fit as well; where it is searched elsewhere, it need not.
+        memory_bytes: memory of one machine for the largest stage of the build.
+        part_rows: rows of the largest part; None: the default size of a part.
+        serving: whether the finished index must fit as well; not needed if it is searched elsewhere.
 
     Raises:
-        ResourceError: it does not fit; the sentence holds the memory needed and a factory string that would fit.
+        ResourceError: it does not fit; the message gives the memory needed and a factory string that would fit.
     """
     plan, cost = _adjusted(recipe, n, d, memory_bytes, part_rows)
     if cost.needed_bytes(serving=serving) <= memory_bytes:
@@ -69,14 +69,14 @@ def fitted(
     raise ResourceError(
         f"{plan.factory} over {n:,} vectors of {d} dimensions needs {gigabytes(needed)} of memory to {what}, and "
         f"{gigabytes(memory_bytes)} are free: "
-        + next(fitting, "no index of so many vectors would fit: use a larger machine")
+        + next(fitting, "no index of this many vectors would fit: use a larger machine")
     )
 
 
 def _adjusted(
     recipe: IndexRecipe, n: int, d: int, memory_bytes: int, part_rows: int | None
 ) -> tuple[VectorPlan, Estimate]:
-    """Return the first plan of a recipe whose build fits, and what it costs; where none fits, the smallest."""
+    """Return the first plan of a recipe whose build fits, and its cost; if none fits, the smallest."""
     plans = _plans(recipe, resolve(recipe, n, d))
     tried = [(plan, estimate(plan, part_rows)) for plan in plans]
     fitting = (one for one in tried if one[1].build_bytes <= memory_bytes)
@@ -84,12 +84,12 @@ def _adjusted(
 
 
 def _plans(recipe: IndexRecipe, plan: VectorPlan) -> Iterator[VectorPlan]:
-    """Yield the plan, then with more cells or trained on less, unless the recipe names these numbers."""
+    """Yield the plan, then variants with more cells or a smaller sample, unless the recipe sets these numbers."""
     yield plan
     if plan.kind == "hnsw" and recipe.cells is None:
         for times in _FINER:
             finer = resolve(replace(recipe, cells=times * plan.cells), plan.n, plan.d)
-            yield replace(finer, notes=(*finer.notes, f"{finer.cells} cells, so that one's graph fits in memory"))
+            yield replace(finer, notes=(*finer.notes, f"{finer.cells} cells, so that one cell's graph fits in memory"))
     if plan.kind == "ivf" and recipe.train_sample is None:
         least = max(PQ_SAMPLE, _LEAST_POINTS * lists_in(plan))
         for sample in (plan.train_sample // share for share in _LESS):
@@ -99,7 +99,7 @@ def _plans(recipe: IndexRecipe, plan: VectorPlan) -> Iterator[VectorPlan]:
 
 
 def _ladder(recipe: IndexRecipe, d: int) -> Iterator[IndexRecipe]:
-    """Yield the recipe with one factory after another, the best first; a graph's links and cells stay."""
+    """Yield the recipe with each factory in turn, the best first; a graph keeps its links and cells."""
     asked = parse(recipe.factory)
     codes = [f"OPQ{d // share}_{d // share * 4},IVF,PQ{d // share}np" for share in _SHORTER if d // share]
     for factory in map(parse, (*LADDER, *codes, "IVF,RaBitQ")):

@@ -1,7 +1,7 @@
-"""What an index will cost, known before any work starts: memory of each stage, memory to search, bytes on disk.
+"""Estimate the cost of an index before any work starts: memory of each stage, memory to search, bytes on disk.
 
-The figures come from the plan alone. A build that will not fit is refused at once, with a factory string that
-would fit, rather than after hours by the kernel.
+The figures come from the plan alone. A build that will not fit is refused at once, with a factory string that would
+fit, instead of being killed after hours.
 """
 
 import shutil
@@ -20,39 +20,39 @@ from rag_model.index.lists.training import lists_of
 from rag_model.index.recipe import VectorPlan
 from rag_model.index.sizing.amounts import gigabytes
 
-PROCESS = 192 << 20  # Python, numpy and faiss: there at any n
-_HEADER = 512  # of a file: what does not grow with anything
+PROCESS = 192 << 20  # Python, numpy and faiss, for any n
+_HEADER = 512  # bytes of a file's header
 _ID = 8  # bytes of an id in a list
 _KEY = 8  # bytes of a link with its similarity
-_CROSSED = 8 + 8  # links of a vector across a border, there and back
-_UNEVEN = 2.0  # the largest cell is held to be so many times the mean: splitting keeps it below
-_PLACE = 8  # bytes of a row in one cell while the merge reads where all rows are: 4 of them stay
-_WALKED = 12  # of a row in the merge: its level, the walk's parent and front
+_CROSSED = 8 + 8  # links of a vector across a border, in both directions
+_UNEVEN = 2.0  # assumed size of the largest cell, as a multiple of the mean: splitting keeps it below
+_PLACE = 8  # bytes of a row in one cell while the merge reads the rows: 4 of them stay
+_WALKED = 12  # bytes of a row in the merge: its level, the walk's parent and front
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Bytes."""
+    """The cost of an index, in bytes."""
 
     stages: Mapping[str, int]  # memory of one task of each stage: train, scatter, shard, merge
-    search_bytes: int  # memory once every page of the index has been touched
+    search_bytes: int  # memory when every page of the index has been read
     disk_bytes: int  # the finished index file
-    work_bytes: int  # disk for what lies beside the vectors while it is built: pieces, and the file twice
+    work_bytes: int  # disk during the build, without the vectors: pieces, and twice the file
 
     @property
     def build_bytes(self) -> int:
-        """Return the memory of the largest stage, its tasks one at a time."""
+        """Return the memory of the largest stage, for one task at a time."""
         return max(self.stages.values())
 
     def needed_bytes(self, *, serving: bool) -> int:
-        """Return the memory of a machine that builds the index and, where it serves, searches it."""
+        """Return the memory of a machine that builds the index and, with `serving`, searches it."""
         return max(self.build_bytes, self.search_bytes if serving else 0)
 
 
 def estimate(plan: VectorPlan, part_rows: int | None = None) -> Estimate:
-    """Estimate what a plan costs. Disk is exact to a percent or two; memory is a bound to plan by.
+    """Estimate the cost of a plan. Disk is exact to one or two percent; memory is an upper bound.
 
-    `part_rows` are of the largest part; None: of one as the tool cuts it.
+    `part_rows` are the rows of the largest part; None: the default size of a part.
     """
     factory, rows = parse(plan.factory), min(plan.n, part_rows or max(1, PART_BYTES // (4 * plan.d)))
     empty = faiss.index_factory(plan.d, plan.factory, metric_code(plan.metric))
@@ -64,7 +64,7 @@ def estimate(plan: VectorPlan, part_rows: int | None = None) -> Estimate:
 
 
 def check_disk(plan: VectorPlan, folder: Path) -> None:
-    """Check that a folder's disk has room for the finished index, before hours go into writing half of it.
+    """Check that a folder's disk has room for the finished index, before the build starts.
 
     Raises:
         ResourceError: it has not.
@@ -73,7 +73,7 @@ def check_disk(plan: VectorPlan, folder: Path) -> None:
 
 
 def check_room(factory: str, needed: int, folder: Path) -> None:
-    """Check that a folder's disk has room for so many bytes of a finished index.
+    """Check that a folder's disk has room for `needed` bytes of a finished index.
 
     Raises:
         ResourceError: it has not.
@@ -86,16 +86,16 @@ def check_room(factory: str, needed: int, folder: Path) -> None:
         )
 
 
-Sums = tuple[int, float, dict[str, float]]  # bytes of the index, of the pieces on disk, and of memory by stage
+Sums = tuple[int, float, dict[str, float]]  # bytes of the index, of the pieces on disk, and memory by stage
 
 
 def _graph(plan: VectorPlan, factory: Graph, empty: FaissIndex, part_rows: int) -> Sums:
     links, vector = factory.links or 0, 4 * plan.d
-    node, copies = _node_bytes(links), 1 + plan.border + plan.linked  # of a vector, in all cells
+    node, copies = _node_bytes(links), 1 + plan.border + plan.linked  # bytes of a node; copies of a vector in all cells
     sample = max(sample_size(plan), 0 if factory.storage == "Flat" else plan.train_sample)
     members, sources = (min(plan.n, _UNEVEN * share * plan.n / plan.cells) for share in (1 + plan.border, plan.linked))
     stages = {
-        "train": 3 * sample * vector,  # the sample, and what k-means makes of it
+        "train": 3 * sample * vector,  # the sample, and copies in k-means
         "scatter": part_rows * vector * (2 + copies),  # read, in the file's dtype, sorted
         "shard": members * (2 * vector + node + 2 * links * _KEY) + sources * (2 * vector + _CROSSED * _KEY),
         "merge": plan.n * (_WALKED + _PLACE * copies) + plan.n / links * (2 * vector + node) + 2 * BLOCK_BYTES,

@@ -1,11 +1,11 @@
-"""How long a build will take here: two small ones are timed on this machine, and each stage of them extrapolated.
+"""Estimate the time of a build: two small builds are timed on this machine, and each stage is extrapolated.
 
-The small builds are real, of the plan's own factory and dimensions, over synthetic vectors. What they say of a large
-one is an estimate: real vectors are harder or easier, and other machines slower or faster.
+The small builds are real, with the plan's factory and dimensions, over synthetic vectors. The extrapolation is an
+estimate: real vectors are harder or easier, and other machines slower or faster.
 
-* A vector costs more to insert into a larger graph: by a power of the nodes, measured between the two builds.
-* Training and assignment to centroids are products of matrices, whose rate is measured apart.
-* All else grows with the vectors.
+* An insertion into a larger graph costs more: a power of the nodes, measured between the two builds.
+* Training and assignment to centroids are products of matrices, whose rate is measured separately.
+* Everything else grows linearly with the vectors.
 """
 
 import math
@@ -25,23 +25,23 @@ from rag_model.index.recipe import PQ_SAMPLE, IndexRecipe, VectorPlan, lists_in,
 from rag_model.index.registry import kind_named
 
 _SIZES = (2_000, 8_000)  # vectors of the small builds
-_SAMPLE = 2_000  # of them that train codes
+_SAMPLE = 2_000  # of them, to train codes
 _CELLS, _LISTS = 4, 64  # of a small build
-_POWERS = (0.2, 0.55)  # within which a power is believed: to 64,000 nodes .31 was measured at 96 dimensions, .55 at 768
-_LOOKED_UP = 0.3  # power of the centroids with which finding the nearest by their graph grows
-_OPQ = 2.6  # times the training of a quantizer: OPQ adds ten rounds of four iterations to its 25
+_POWERS = (0.2, 0.55)  # bounds of the measured power: up to 64,000 nodes it was .31 at 96 dimensions, .55 at 768
+_LOOKED_UP = 0.3  # the cost of the graph over the centroids grows with this power of their number
+_OPQ = 2.6  # factor on a quantizer's training: OPQ adds ten rounds of four iterations to its 25
 _ROUNDS = 10  # of k-means
-_INTRINSIC = 24  # dimensions that synthetic vectors mostly lie in, as sentences' do
+_INTRINSIC = 24  # dimensions that synthetic vectors mostly lie in, like those of sentences
 
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """What this machine did."""
+    """The measured speed of this machine."""
 
     plan: VectorPlan  # of the larger small build
     seconds: Mapping[str, float]  # of one core, by stage
-    products: float  # multiplications and additions a second, of one core
-    power: float  # of a graph's nodes, with which an insertion's cost grows
+    products: float  # multiplications and additions per second, of one core
+    power: float  # an insertion's cost grows with this power of the nodes
 
 
 def measure_rate(plan: VectorPlan) -> Rate:
@@ -59,29 +59,29 @@ def measure_rate(plan: VectorPlan) -> Rate:
 
 
 def cpu_seconds(plan: VectorPlan, rate: Rate) -> dict[str, float]:
-    """Return the seconds of one core that each stage of a plan is likely to take, by stage."""
+    """Estimate the seconds of one core by stage of a plan."""
     small, factory, graph = rate.plan, parse(plan.factory), plan.kind == "hnsw"
     centroids, few = (one.cells if graph else lists_in(one) for one in (plan, small))
     sample = sample_size(plan) if graph else plan.train_sample
     times, larger = plan.n / small.n, (plan.n / plan.cells) / (small.n / small.cells)
     by_graph = isinstance(factory, Lists) and factory.coarse is not None  # the nearest centroid is found by a graph
-    compared = 2.0 * plan.d * centroids / rate.products if centroids > 1 else 0.0  # seconds a vector
+    compared = 2.0 * plan.d * centroids / rate.products if centroids > 1 else 0.0  # seconds per vector
     codes = 1.0 if graph else min(sample, PQ_SAMPLE) / small.train_sample * (_OPQ if "OPQ" in plan.factory else 1.0)
     factors = {
         "train": codes,
         "scatter": times * ((centroids / few) ** _LOOKED_UP if by_graph else 1.0),
         "shard": times * larger**rate.power,
-        "merge": times * (times ** (rate.power / 2) if graph else 1.0),  # about half of it links the upper levels
+        "merge": times * (times ** (rate.power / 2) if graph else 1.0),  # linking the upper levels is about half of it
     }
     products = {"train": _ROUNDS * sample * compared, "scatter": 0.0 if by_graph else plan.n * compared}
     return {stage: spent * factors[stage] + products.get(stage, 0.0) for stage, spent in rate.seconds.items()}
 
 
 def synthetic(n: int, d: int, seed: int = 1) -> Vectors:
-    """Return (n, d) float32 unit vectors that mostly lie in a few dimensions, as those of texts do."""
+    """Return (n, d) float32 unit vectors that mostly lie in a few dimensions, like those of texts."""
     plane = np.random.default_rng(0).standard_normal((_INTRINSIC, d), np.float32)
     draw = np.random.default_rng(seed).standard_normal
-    vectors = draw((n, _INTRINSIC), np.float32) @ plane + 0.3 * draw((n, d), np.float32)
+    vectors = draw((n, _INTRINSIC), np.float32) @ plane + 0.3 * draw((n, d), np.float32)  # (n, i) @ (i, d) -> (n, d)
     unit: Vectors = (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
     return unit
 
@@ -116,7 +116,7 @@ def _timed(plan: VectorPlan) -> dict[str, float]:
 
 
 def _products(size: int = 1024) -> float:
-    """Return the multiplications and additions a second of one core, in products of matrices as faiss takes them."""
+    """Return the multiplications and additions per second of one core, in faiss's matrix products."""
     vectors = synthetic(size, size)
     started, repeats = process_time(), 0
     while process_time() - started < 0.2:  # seconds

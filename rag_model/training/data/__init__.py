@@ -1,1 +1,1 @@
-"""What is learned from: examples, hard negatives, and the snapshot as non-parametric memory."""
+"""Training data: examples, hard negatives, and the snapshot as non-parametric memory."""

@@ -1,4 +1,4 @@
-"""Batches of questions and the passages that they are told apart from, each passage once."""
+"""DPR batches: questions, their positives and negatives, each passage once."""
 
 import random
 from collections.abc import Sequence
@@ -13,17 +13,17 @@ from rag_model.training.data.examples import Example
 
 @dataclass(frozen=True, slots=True)
 class DprBatch:
-    """Questions and the passages that they are told apart from, each passage once."""
+    """Questions, their positives and negatives, each passage once."""
 
     examples: tuple[Example, ...]
     passages: tuple[Passage, ...]
-    gold: tuple[int, ...]  # the passage of each question
+    gold: tuple[int, ...]  # (b,) the positive of each question, as a position in `passages`
 
 
 def dpr_batch(examples: Sequence[Example], hard_negatives: int, dice: random.Random | None) -> DprBatch:
-    """Make a batch: the first positive of each example and so many of its negatives, drawn, or else the first ones.
+    """Make a batch: the first positive of each example, and up to `hard_negatives` of its negatives.
 
-    An example that has fewer negatives brings what it has. Equal passages are one.
+    Negatives are drawn with `dice`; without it they are the first ones. Equal passages are included once.
     """
     positives = [example.positives[0] for example in examples]
     drawn = [
@@ -38,14 +38,15 @@ def dpr_batch(examples: Sequence[Example], hard_negatives: int, dice: random.Ran
 
 
 def passage_keys(passages: Sequence[Passage]) -> Tensor:
-    """Return a (m,) int64 key of each passage: equal for equal title and text."""
+    """Return (m,) int64 keys of passages: equal for equal title and text."""
     return torch.tensor([int(passage.hash[:15], 16) for passage in passages], dtype=torch.int64)
 
 
 def other_positives(examples: Sequence[Example], keys: Tensor, gold: Tensor) -> Tensor:
     """Return (b, m) bool: passages of the batch that hold an answer of the question but are not its row `gold`.
 
-    They would be false negatives; among several processes the gold passage itself may stand there twice.
+    They would be false negatives; with several processes the gold passage itself may occur twice.
     """
+    # b times (m,) -> (b, m)
     ignored = torch.stack([torch.isin(keys, passage_keys(one.positives).to(keys.device)) for one in examples])
-    return ignored.scatter(1, gold[:, None], False)
+    return ignored.scatter(1, gold[:, None], False)  # gold: (b,) -> (b, 1)

@@ -1,8 +1,8 @@
-"""What a model learns from: questions with their answers and, where somebody knows them, the passages that hold them.
+"""Training examples: questions with their answers and, if known, the passages that hold them.
 
-Readers for the files that people already have: DPR's training JSON, question files (`evaluation.questions`), JSONL
-triples of question, answers and context, KILT's JSONL, BEIR folders; `.gz`, `.xz` and the like unpacked. A malformed
-line is refused with its number: training that silently skips examples trains something else.
+Readers for common files: DPR's training JSON, question files (`evaluation.questions`), JSONL
+triples of question, answers and context, KILT's JSONL, BEIR folders; `.gz`, `.xz` and other compressed files are
+unpacked. A malformed line is refused with its number, because training must not skip examples silently.
 """
 
 import json
@@ -27,14 +27,14 @@ _BROKEN = (OSError, EOFError, ImportError, ValueError, lzma.LZMAError, zlib.erro
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One question to learn from."""
+    """One question for training."""
 
     id: str
     question: str
-    answers: tuple[str, ...] = ()  # alternatives
+    answers: tuple[str, ...] = ()  # alternative answers
     positives: tuple[Passage, ...] = ()  # hold an answer; best first
-    negatives: tuple[Passage, ...] = ()  # hold none, but look as if; hardest first
-    pages: tuple[str, ...] = ()  # ids of the pages that hold an answer, where only pages are known (KILT)
+    negatives: tuple[Passage, ...] = ()  # look similar but hold no answer; hardest first
+    pages: tuple[str, ...] = ()  # ids of the pages that hold an answer, if only pages are known (KILT)
 
 
 Kind = Callable[[Mapping[str, Any], str, int], Example]
@@ -43,10 +43,11 @@ Kind = Callable[[Mapping[str, Any], str, int], Example]
 def read_examples(source: str | Path, split: str = "train", negatives: int = 30) -> list[Example]:
     """Read the examples of a file or URL, or of a BEIR folder, in order.
 
-    The kind is told by content: DPR's JSON (an array, or one object a line, with `positive_ctxs`), KILT (`input` and
-    `output`), triples (`question` and `context`), else a question file, whose examples know answers and no passage.
-    Ids are those of the file, else the example's number from 0. `negatives`: how many hard ones of an example are kept,
-    from the first. Of a BEIR folder the questions that `qrels/<split>.tsv` judges, with the documents graded above 0.
+    The format is detected by content: DPR's JSON (an array, or one object per line, with `positive_ctxs`), KILT
+    (`input` and `output`), triples (`question` and `context`), else a question file, whose examples have answers but no
+    passages. Ids are those of the file, else the example's number from 0. `negatives`: keep at most this many hard
+    negatives per example, the first ones. From a BEIR folder it reads the questions in `qrels/<split>.tsv`, with the
+    documents graded above 0.
 
     Raises:
         InputError: unreadable, a malformed line (its number is named), two examples with one id, or none at all.
@@ -54,7 +55,7 @@ def read_examples(source: str | Path, split: str = "train", negatives: int = 30)
     path = str(source)
     examples = _read_beir(Path(path), split) if Path(path).is_dir() else list(_read_file(path, negatives))
     if not examples:
-        raise InputError(f"{path} holds no example: give a file with at least one")
+        raise InputError(f"{path} holds no examples: give a file with at least one")
     seen: set[str] = set()
     for example in examples:
         if example.id in seen:
@@ -64,12 +65,12 @@ def read_examples(source: str | Path, split: str = "train", negatives: int = 30)
 
 
 def digest_examples(examples: Iterable[Example]) -> str:
-    """Return the digest of what the examples say, in order; where they were read from is no part of it."""
+    """Return the digest of the examples' content, in order; their source is not part of it."""
     return digest_chunks(json.dumps(_content(example)).encode() for example in examples)
 
 
 def passage_of(title: str, text: str, identity: str = "", page: str = "") -> Passage:
-    """Make the passage that a training file quotes; without an id of its own its hash names it."""
+    """Make a passage from the text in a training file; without an id its hash is the id."""
     digest = Passage.hash_of(title, text)
     return Passage(identity or digest, page or identity or digest, 0, title, "", text, 0, len(text.split()), digest)
 
@@ -90,14 +91,14 @@ def _read_file(url: str, negatives: int) -> Iterator[Example]:
             example = kind(value, str(number), negatives)
             json.dumps(_texts(example), ensure_ascii=False).encode()
         except UnicodeEncodeError as broken:
-            raise InputError(f"{where} holds half a character: {broken}") from broken
+            raise InputError(f"{where} holds half of a character: {broken}; correct it") from broken
         except (KeyError, TypeError, ValueError, AttributeError, IndexError) as broken:
-            raise InputError(f"{where} is no example such as the first ({_reason(broken)}): mend it") from broken
+            raise InputError(f"{where} does not match the first example's format ({_reason(broken)})") from broken
         yield example
 
 
 def _kind(value: Any) -> Kind | None:
-    """Tell the kind of a file by its first object; None for question files."""
+    """Detect the format of a file by its first object; None for question files."""
     keys = value.keys() if isinstance(value, Mapping) else set()
     return next((kind for wanted, kind in _KINDS.items() if keys >= set(wanted)), None)
 
@@ -126,7 +127,7 @@ def _opened(url: str) -> Any:
 
 
 def _unreadable(url: str, broken: Exception) -> InputError:
-    return InputError(f"{url} can't be read as training examples: {broken}")
+    return InputError(f"{url} cannot be read as training examples ({broken}): check the file")
 
 
 def _reason(broken: Exception) -> str:
@@ -139,7 +140,7 @@ def _texts(example: Example) -> list[str]:
 
 
 def _dpr(value: Mapping[str, Any], number: str, negatives: int) -> Example:
-    """Read DPR's: question, answers, positive_ctxs, negative_ctxs (random ones, left out), hard_negative_ctxs."""
+    """Read DPR's format: question, answers, positive_ctxs, negative_ctxs (random, left out), hard_negative_ctxs."""
     return Example(
         number,
         _question(value["question"]),
@@ -156,7 +157,7 @@ def _triple(value: Mapping[str, Any], number: str, _: int) -> Example:
 
 
 def _kilt(value: Mapping[str, Any], _: str, __: int) -> Example:
-    """Read KILT's: its provenance names pages of its own knowledge source and quotes no text."""
+    """Read KILT's format: its provenance names pages of its own knowledge source and has no text."""
     outputs = value["output"]
     answers = [_string(output["answer"]) for output in outputs if output.get("answer") is not None]
     pages = [str(place["wikipedia_id"]) for output in outputs for place in output.get("provenance") or []]
@@ -187,9 +188,9 @@ def _read_beir(folder: Path, split: str) -> list[Example]:
             if (identity := str(value["_id"])) in wanted:
                 documents[identity] = passage_of(_string(value.get("title", "")), _string(value["text"]), identity)
         except (KeyError, TypeError, ValueError, AttributeError) as broken:
-            raise InputError(f"{where} is no document of BEIR ({_reason(broken)}): mend it") from broken
+            raise InputError(f"{where} is not a document in BEIR's format ({_reason(broken)}): correct it") from broken
     if missing := sorted(wanted - documents.keys()):
-        raise InputError(f"{corpus} lacks document {missing[0]!r}, which {split}.tsv judges: fetch it again")
+        raise InputError(f"{corpus} lacks document {missing[0]!r}, which {split}.tsv lists: fetch it again")
     return [
         Example(one.id, one.text, one.answers, tuple(documents[doc] for doc in _relevant(found.grades[one.id])))
         for one in found.questions
@@ -197,7 +198,7 @@ def _read_beir(folder: Path, split: str) -> list[Example]:
 
 
 def _relevant(grades: Mapping[str, int]) -> list[str]:
-    """Return the documents graded above 0, the best first."""
+    """Return the documents graded above 0, best first."""
     return sorted((doc for doc, grade in grades.items() if grade > 0), key=lambda doc: -grades[doc])
 
 
@@ -210,11 +211,11 @@ def _question(value: Any) -> str:
 
 def _string(value: Any) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"{value!r:.60} is no string")
+        raise TypeError(f"{value!r:.60} is not a string")
     return value
 
 
 def _strings(value: Any) -> tuple[str, ...]:
     if not isinstance(value, list):
-        raise TypeError(f"its answers are {value!r:.60}, no list of strings")
+        raise TypeError(f"its answers are {value!r:.60}, not a list of strings")
     return tuple(_string(one) for one in value)

@@ -1,8 +1,8 @@
-r"""JSON values one at a time, from JSON lines or from one big array, each with the line it begins at.
+r"""Read JSON values one at a time, from JSON lines or from one large array, each with its first line number.
 
-DPR's training sets are arrays of some gigabytes: no more than a value and a chunk of them is held. ijson 3.6 does not
-say at which line a value begins, replaces half a character (`\ud83d`) by `?` without a word, and has no bound for
-memory where brackets nest 100,000 deep.
+DPR's training sets are arrays of several gigabytes: only one value and one chunk are held in memory. ijson 3.6 is not
+used because it does not report the line of a value, silently replaces half of a character (`\ud83d`) by `?`, and has no
+memory limit for brackets nested 100,000 deep.
 """
 
 import json
@@ -13,13 +13,13 @@ from typing import Any, TextIO
 from rag_model.errors import InputError
 
 _CHUNK = 1 << 20  # characters read at a time
-_LONGEST = 1 << 26  # characters of one value; a longer one is no example
+_LONGEST = 1 << 26  # most characters of one value
 _DECODER = json.JSONDecoder()
 _BLANKS = re.compile(r"\s*")
 
 
 def values(file: TextIO, name: str) -> Iterator[tuple[str, Any]]:
-    """Yield each value and where it begins (`train.json, line 12`); an array is told by its first character.
+    """Yield the place (`train.json, line 12`) and value of each item; an array is detected by its first character.
 
     Raises:
         InputError: a value is malformed or longer than 64 million characters; its line is named.
@@ -45,17 +45,17 @@ def _lines(file: TextIO, name: str, head: str) -> Iterator[tuple[str, Any]]:
 
 
 class _Array:
-    """The values of an array whose opening bracket was read."""
+    """The values of an array whose opening bracket has been read."""
 
     def __init__(self, file: TextIO, name: str, line: int) -> None:
         self._file, self._name, self._line = file, name, line
-        self._text, self._at = "", 0  # what was read last, and how far it is used up
+        self._text, self._at = "", 0  # the current text, and the position up to which it is used
 
     def values(self) -> Iterator[tuple[str, Any]]:
         wanted = ""  # before the next value
         while self._next() != "]":
             if wanted and self._next() != wanted:
-                raise InputError(f"{self._where()}: want a comma or the end of the array")
+                raise InputError(f"{self._where()}: there is no comma and no end of the array here; correct the file")
             self._use(self._at + len(wanted))
             self._next()
             where = self._where()
@@ -63,27 +63,27 @@ class _Array:
             wanted = ","
 
     def _value(self, where: str) -> Any:
-        """Decode the value that comes next, reading on until it is whole."""
+        """Decode the next value; read more text until it is complete."""
         size = _CHUNK
         while True:
             try:
                 value, end = _DECODER.raw_decode(self._text, self._at)
-                if end < len(self._text) or not self._read(size):  # a number at the very end may go on
+                if end < len(self._text) or not self._read(size):  # a number at the end of the text may continue
                     self._use(end)
                     return value
             except (ValueError, RecursionError) as broken:
                 if len(self._text) - self._at > _LONGEST or not self._read(size):
                     raise InputError(f"{where}: no JSON value: {broken}") from broken
-            size *= 2  # so that a long value is not decoded again and again
+            size *= 2  # so that a long value is not decoded many times
 
     def _next(self) -> str:
-        """Return the next character that is not blank."""
+        """Return the next non-blank character."""
         while True:
             self._use(_BLANKS.match(self._text, self._at).end())  # type: ignore[union-attr]
             if self._at < len(self._text):
                 return self._text[self._at]
             if not self._read(_CHUNK):
-                raise InputError(f"{self._where()}: the array has no end; fetch the file again")
+                raise InputError(f"{self._where()}: the array has no end: fetch the file again")
 
     def _read(self, size: int) -> bool:
         if more := self._file.read(size):

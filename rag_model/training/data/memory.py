@@ -1,4 +1,4 @@
-"""The non-parametric memory that a RAG model learns to read: a snapshot's passages and their vectors, as they are."""
+"""The non-parametric memory of a RAG model in training: a snapshot's passages and their vectors, unchanged."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -19,10 +19,10 @@ from rag_model.store.versions.snapshot import Snapshot
 
 @dataclass(frozen=True, slots=True)
 class Recalled:
-    """What b questions are given to read: k passages each."""
+    """The retrieved passages of b questions: k passages each."""
 
     hits: list[list[Hit]]  # best first
-    vectors: Vectors  # (b, k, d) float32, as the snapshot holds them
+    vectors: Vectors  # (b, k, d) float32, from the snapshot
 
     @property
     def passages(self) -> list[list[Passage]]:
@@ -31,7 +31,7 @@ class Recalled:
 
 
 class Memory:
-    """Finds passages for questions' vectors, and gives the passages' vectors with them."""
+    """Finds passages for question vectors, and returns them with their vectors."""
 
     def __init__(self, snapshot: Snapshot, encoder: QuestionEncoder | None, retriever: str | None = None) -> None:
         """Open a retriever over a snapshot.
@@ -52,27 +52,27 @@ class Memory:
         metrics = {entry.get("metric", "ip") for entry in snapshot.manifest.content.indexes.values()}
         if metrics - {"ip"}:
             raise UsageError(
-                f"snapshot {snapshot.id[:12]} compares by {min(metrics - {'ip'})}, and p(z|x) is made of inner "
+                f"snapshot {snapshot.id[:12]} uses metric {min(metrics - {'ip'})}, and p(z|x) needs inner "
                 'products: reindex it with metric = "ip"'
             )
         self._partition = Partition(part.rows for part in snapshot.parts)
         self._parts = [snapshot.embeddings(part.name) for part in snapshot.parts]  # mapped, not read
 
     def recall(self, questions: Sequence[str], asked: Vectors, k: int) -> Recalled:
-        """Find the best `k` passages of each question, its (b, d) float32 vector given; of a small corpus, all of them.
+        """Find the best `k` passages of each question, given its (b, d) float32 vector; all, if the corpus has fewer.
 
-        Scores are inner products with the vectors themselves, whatever the retriever says. Where it finds fewer than
-        k, passages from the first row on fill up, so that every question has as many.
+        Scores are inner products with the vectors themselves, not the retriever's scores. If it finds fewer than k,
+        passages from the first row on are added, so that every question has k.
         """
         k = min(k, self.snapshot.n)
         found = self._retriever.ask(Questions.encoded(questions, self._encoder, asked), k)
         hits = [self._filled(some, k) for some in found]
         vectors = self.vectors(_rows(hits))
-        scores = np.einsum("bd,bkd->bk", asked, vectors).tolist()
+        scores = np.einsum("bd,bkd->bk", asked, vectors).tolist()  # (b, d), (b, k, d) -> (b, k)
         return Recalled([_scored(*pair) for pair in zip(hits, scores, strict=True)], vectors)
 
     def recalled(self, rows: Sequence[Sequence[int]]) -> Recalled:
-        """Return the passages of global rows again, as many for every question; without scores."""
+        """Return the passages of global rows, equally many for every question; without scores."""
         passages = self.snapshot.passages([row for some in rows for row in some])
         every = iter(passages)
         hits = [[Hit(rank, 0.0, row, next(every), "", "") for rank, row in enumerate(some, start=1)] for some in rows]
@@ -84,7 +84,7 @@ class Memory:
         found = np.empty((len(flat), self._parts[0].shape[1]), np.float32)
         for place, span, local in self._partition.split(flat):
             found[span] = self._parts[place][local]
-        return found[inverse.reshape(rows.shape)]
+        return found[inverse.reshape(rows.shape)]  # (u, d) -> (…, d)
 
     def _filled(self, hits: Sequence[Hit], k: int) -> list[Hit]:
         known = {hit.row for hit in hits}

@@ -1,10 +1,10 @@
-"""Hard negatives: passages that are found for a question and do not answer it. And positives, where nobody named one.
+"""Mine hard negatives, which are found for a question and do not answer it, and missing positives.
 
 Karpukhin et al. 2020, sections 3.2 and 4.2: the hard negatives are the passages that BM25 ranks highest and that hold
-no answer; of a question without a gold passage the highest ranked one with an answer is its positive, and a question
-for which none of the first 100 holds one is discarded. What is searched may be BM25 or a snapshot, with the encoder
-that is to get better (Xiong et al. 2021, "ANCE"). KILT names the pages that hold an answer: there a positive is of such
-a page, which is all that there is of FEVER's claims, whose labels no passage holds.
+no answer; for a question without a gold passage, the highest ranked passage with an answer is its positive, and a
+question is discarded if none of the first 100 holds an answer. The search uses BM25 or a snapshot with the encoder to
+be trained (Xiong et al. 2021, "ANCE"). KILT names the pages that hold an answer: a positive is then from such a page.
+FEVER's claims need this, because passages do not contain their labels.
 """
 
 import logging
@@ -22,32 +22,31 @@ from rag_model.training.data.examples import Example
 
 Search = Callable[[Sequence[str], int], list[list[Passage]]]  # questions, k -> the best k passages of each, best first
 _AT_ONCE = 256  # questions
-logging.getLogger("bm25s").setLevel(logging.WARNING)  # it sets DEBUG, and whoever shows logs would show all of it
+logging.getLogger("bm25s").setLevel(logging.WARNING)  # it sets DEBUG, and would flood the logs
 
 
 @dataclass(frozen=True, slots=True)
 class Mining:
-    """What is taken of what is found."""
+    """Settings of mining."""
 
-    depth: int = 100  # passages looked at; DPR, section 4.2: 100
-    negatives: int = 30  # kept of an example, hardest first; DPR code: its sets carry up to 30 for evaluation
-    skip: int = 0  # of the first ones: a passage this near may answer in other words; DPR: 0
-    find_positives: bool = True  # of examples that name none; DPR, section 4.2: the first with an answer; KILT's: above
+    depth: int = 100  # passages searched per question; DPR, section 4.2: 100
+    negatives: int = 30  # kept per example, hardest first; DPR code: its sets have up to 30 for evaluation
+    skip: int = 0  # first passages to skip: they may answer in other words; DPR: 0
+    find_positives: bool = True  # of examples without one; DPR, section 4.2: the first with an answer; KILT's: above
 
     def __post_init__(self) -> None:
         if not 0 <= self.skip < self.depth or self.negatives < 0:
             raise UsageError(
-                f"depth {self.depth}, skip {self.skip} and negatives {self.negatives} don't make a mining: skip less "
-                "than the depth, and keep 0 or more"
+                f"depth {self.depth}, skip {self.skip} and negatives {self.negatives}: need 0 <= skip < depth "
+                "and negatives >= 0"
             )
 
 
 def mine(examples: Sequence[Example], search: Search, mining: Mining | None = None) -> list[Example]:
-    """Return the examples, in order, with the negatives that `search` finds instead of their own.
+    """Return the examples, in order, with their negatives replaced by those that `search` finds.
 
-    Never a passage that holds an answer (DPR's token match, in text or title), nor one of the positives, nor of a page
-    that the example names. An example whose question is blank, or that has neither answers, positives nor pages to tell
-    a negative by, keeps what it has.
+    A negative holds no answer (DPR's token match, in text or title), is not a positive, and is not of a page that the
+    example names. An example with a blank question, or without answers, positives and pages, is unchanged.
     """
     chosen = mining or Mining()
     mined = list(examples)
@@ -80,7 +79,7 @@ def _mined(example: Example, found: Sequence[Passage], mining: Mining) -> Exampl
 
 
 def _positives(example: Example, found: Sequence[Passage], answering: Sequence[bool]) -> tuple[Passage, ...]:
-    """Return the first passage of a page that the example names and that holds an answer, else the first of either."""
+    """Return the first passage with an answer of a named page, else the first of a named page, else with an answer."""
     named = [passage.page_id in example.pages for passage in found]
     for wanted in ([here and holds for here, holds in zip(named, answering, strict=True)], named, answering):
         if any(wanted):
@@ -89,7 +88,7 @@ def _positives(example: Example, found: Sequence[Passage], answering: Sequence[b
 
 
 def searching(retriever: Retriever, n: int) -> Search:
-    """Search a snapshot of `n` passages: its own idea of what is near is what it must learn to tell apart."""
+    """Return a search of a snapshot of `n` passages, whose near passages are hard negatives for its encoder."""
 
     def search(questions: Sequence[str], k: int) -> list[list[Passage]]:
         return [[hit.passage for hit in hits] for hits in retriever.search(questions, min(k, n))]
@@ -98,10 +97,10 @@ def searching(retriever: Retriever, n: int) -> Search:
 
 
 class Bm25:
-    """BM25 over passages in memory: titles and texts by DPR's tokens, so that it works in any language."""
+    """BM25 over passages in memory: titles and texts in DPR's tokens, which work in any language."""
 
     def __init__(self, passages: Sequence[Passage], k1: float = 0.9, b: float = 0.4) -> None:
-        """Index the passages; k1 and b are those that DPR's BM25 was tuned to (section 5).
+        """Index the passages; k1 and b are DPR's tuned values (section 5).
 
         Raises:
             UsageError: there is no passage with a word in it.
@@ -109,7 +108,7 @@ class Bm25:
         self._passages = list(passages)
         words = [tokens(f"{passage.title} {passage.text}") for passage in passages]
         if not any(words):
-            raise UsageError("there is no passage with a word to search by: give the passages of a corpus")
+            raise UsageError("no passage contains a word: give the passages of a corpus")
         self._words = {word for some in words for word in some}
         self._index = bm25s.BM25(k1=k1, b=b)
         self._index.index(words, show_progress=False)
@@ -120,7 +119,7 @@ class Bm25:
         depth = min(k, len(self._passages))
         found = list[list[Passage]]()
         for words in asked:
-            scores = self._index.get_scores(words) if words else np.zeros(len(self._passages))
+            scores = self._index.get_scores(words) if words else np.zeros(len(self._passages))  # (n,)
             best = np.argpartition(-scores, depth - 1)[:depth]
             ranked = best[np.lexsort((best, -scores[best]))]
             found.append([self._passages[row] for row in ranked if scores[row] > 0])

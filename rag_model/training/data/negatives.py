@@ -1,4 +1,4 @@
-"""What a DPR training is given from a snapshot: hard negatives, positives where none are named, passages to rank."""
+"""Data for a DPR training from a snapshot: hard negatives, missing positives, passages to rank."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,29 +15,29 @@ from rag_model.training.data.examples import Example
 from rag_model.training.data.mine import Bm25, Mining, Search, mine, searching
 
 SearchName = Literal["bm25", "snapshot", "own"]
-_MOST = 2_000_000  # passages; BM25 holds them all
+_MOST = 2_000_000  # passages; BM25 holds all of them in memory
 _HELD = 2000  # bytes of a passage in BM25
 
 
 @dataclass(frozen=True, slots=True)
 class NegativesRecipe:
-    """Where a DPR training's passages come from; examples that bring negatives of their own keep them."""
+    """The source of a DPR training's passages; examples with their own negatives keep them."""
 
     search: SearchName = "bm25"  # DPR, section 5: BM25; snapshot: by `retriever`; own: the file's negatives alone
     retriever: str | None = None  # of the snapshot, asked by the encoder that it carries; None: its default
     mining: Mining = field(default_factory=Mining)
-    ranked: int = 10_000  # passages of the snapshot that dev questions are asked of, beside the dev set's own
+    ranked: int = 10_000  # passages of the snapshot to rank for dev questions, in addition to the dev set's
 
     def __post_init__(self) -> None:
         if self.search not in get_args(SearchName) or self.ranked < 0:
             raise UsageError(
-                f"search {self.search!r} with {self.ranked} ranked passages finds no negatives: use one of "
-                f"{', '.join(get_args(SearchName))}, and 0 or more"
+                f"search is {self.search!r} and ranked {self.ranked}: use one of "
+                f"{', '.join(get_args(SearchName))}for search, and ranked >= 0"
             )
 
 
 def with_negatives(examples: Sequence[Example], snapshot: Snapshot, recipe: NegativesRecipe) -> list[Example]:
-    """Return the examples, in order, those without positives or negatives with what is found in the snapshot.
+    """Return the examples, in order; missing positives or negatives are mined in the snapshot.
 
     Raises:
         ResourceError: BM25 would hold more passages than fit.
@@ -57,7 +57,7 @@ def ranked_passages(snapshot: Snapshot, count: int) -> list[Passage]:
 
 
 def mining_bytes(snapshot: Snapshot, recipe: NegativesRecipe) -> int:
-    """Return the bytes of what negatives are searched in.
+    """Return the memory in bytes of the search for negatives.
 
     Raises:
         UsageError: the recipe's retriever is wrong.
@@ -74,6 +74,6 @@ def _search(snapshot: Snapshot, recipe: NegativesRecipe) -> Search:
     if snapshot.n > _MOST:
         raise ResourceError(
             f"BM25 would hold the {snapshot.n:,} passages of snapshot {snapshot.id[:12]} in memory: mine with "
-            'search = "snapshot", or bring negatives and use search = "own"'
+            'search = "snapshot", or give negatives and use search = "own"'
         )
     return Bm25(snapshot.passages(range(snapshot.n))).search

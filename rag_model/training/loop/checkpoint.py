@@ -1,7 +1,7 @@
-"""Where a training stands, on disk: weights, Adam's moments, and what is known so far. No pickle.
+"""The state of a training on disk: weights, Adam's moments, and measures so far. No pickle.
 
-A checkpoint is a folder that appears whole or not at all: it is written under another name, synced, and renamed. It
-names the digests of its files, so a damaged one is known before it is used, and the one before it takes its place.
+A checkpoint is a folder that appears complete or not at all: it is written under another name, synced, and renamed. It
+holds the digests of its files, so a damaged one is detected before it is used, and the one before it is used instead.
 """
 
 import json
@@ -38,25 +38,25 @@ class Best:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A snapshot that a training asked."""
+    """A snapshot that a training searched."""
 
-    step: int  # the first one that asked it; 0: the evaluation before training did
+    step: int  # the first step that searched it; 0: the evaluation before training
     snapshot: str  # full id
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """What a training knows after a step; learning rate, batches and dropout follow from the step."""
+    """The state of a training after a step; learning rate, batches and dropout are functions of the step."""
 
-    step: int  # the last one done
+    step: int  # the last completed step
     before: Mapping[str, float]  # the measures of step 0
     best: Best
     scaler: Mapping[str, Any] = field(default_factory=dict)  # fp16's loss scale
-    asked: tuple[Asked, ...] = ()  # snapshots, by step; the last one is asked now
+    asked: tuple[Asked, ...] = ()  # snapshots, by step; the last one is the current one
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:
-        """Read back what `asdict` gave."""
+        """Read back the result of `asdict`."""
         asked = tuple(Asked(**one) for one in value.get("asked", ()))  # checkpoints of 0.1 have none
         return cls(value["step"], value["before"], Best(**value["best"]), value["scaler"], asked)
 
@@ -74,10 +74,10 @@ def save_checkpoint(root: Path, module: nn.Module, optimizer: torch.optim.Optimi
 
 
 def load_checkpoint(folder: Path, module: nn.Module, optimizer: torch.optim.Optimizer) -> Standing:
-    """Put the weights and moments of a checkpoint in place and return where the training stood.
+    """Load the weights and moments of a checkpoint into the module and optimizer, and return its state.
 
     Raises:
-        InputError: a file is missing or damaged, or it belongs to another model; nothing was changed.
+        InputError: a file is missing or damaged, or it belongs to another model; nothing is changed.
     """
     standing = read_checkpoint(folder)
     try:
@@ -86,7 +86,7 @@ def load_checkpoint(folder: Path, module: nn.Module, optimizer: torch.optim.Opti
         raise InputError(f"checkpoint {folder} is corrupt ({broken}): delete it and start again") from broken
     ours = _learned(module)
     if {name: tensor.shape for name, tensor in weights.items()} != {name: held.shape for name, held in ours.items()}:
-        raise InputError(f"checkpoint {folder} is of another model: train in another folder")
+        raise InputError(f"checkpoint {folder} belongs to another model: train in another folder")
     with torch.no_grad():
         for name, tensor in weights.items():
             ours[name].copy_(tensor)
@@ -95,7 +95,7 @@ def load_checkpoint(folder: Path, module: nn.Module, optimizer: torch.optim.Opti
 
 
 def read_checkpoint(folder: Path) -> Standing:
-    """Check the files of a checkpoint against their digests; return where the training stood.
+    """Check the files of a checkpoint against their digests; return its state.
 
     Raises:
         InputError: a file is missing or damaged.
@@ -112,14 +112,14 @@ def read_checkpoint(folder: Path) -> Standing:
 
 
 def checkpoints(root: Path) -> list[Path]:
-    """List the checkpoints in `root`, newest first; sound or not."""
+    """List the checkpoints in `root`, newest first; undamaged or not."""
     found = {int(match[1]): path for path in root.glob("step-*") if (match := _NAME.fullmatch(path.name))}
     return [found[step] for step in sorted(found, reverse=True)]
 
 
 @contextmanager
 def new_folder(dest: Path) -> Iterator[Path]:
-    """Yield a folder to fill; on a clean exit it is synced and becomes `dest`, in place of one that is there."""
+    """Yield a folder to fill; on success it is synced and becomes `dest`, replacing an existing one."""
     folder = dest.with_name(f"{TEMPORARY}{secrets.token_hex(8)}")
     folder.mkdir(parents=True)
     try:
@@ -135,7 +135,7 @@ def new_folder(dest: Path) -> Iterator[Path]:
 
 
 def _learned(module: nn.Module) -> dict[str, Tensor]:
-    """Return the parameters that learn and the saved buffers; of tied ones the first name stands for all."""
+    """Return the trained parameters and the saved buffers; tied parameters are listed once, by their first name."""
     kept = module.state_dict().keys()
     found = {name: parameter.detach() for name, parameter in module.named_parameters() if parameter.requires_grad}
     return found | {name: buffer for name, buffer in module.named_buffers() if name in kept}

@@ -1,7 +1,8 @@
-"""The folder of one training: whose it is, its checkpoints, and the best weights so far.
+"""The folder of one training: its record, its checkpoints, and the best weights so far.
 
-`training.json` (settings and recipe), `checkpoints/step-<n>/`, `best-<n>/`, `metrics.jsonl`, `tensorboard/`. Whatever a
-kept checkpoint names stays until no kept one names it, so that going on from any of them finds all it needs.
+`training.json` (settings and recipe), `checkpoints/step-<n>/`, `best-<n>/`, `metrics.jsonl`, `tensorboard/`. Weights
+that a kept checkpoint names stay until no kept one names them, so that the training can resume from any kept
+checkpoint.
 """
 
 import json
@@ -23,22 +24,22 @@ _log = logging.getLogger(__name__)
 
 
 class TrainingFolder:
-    """The folder of one training and no other."""
+    """The folder of exactly one training."""
 
     def __init__(self, path: Path) -> None:
-        """Name the folder; nothing is made yet."""
+        """Set the folder; it is not created yet."""
         self.path = path
         self.checkpoints = path / "checkpoints"
 
     def claim(self, settings: Mapping[str, Any], recipe: Mapping[str, Any]) -> None:
-        """Write down what is trained here; return where it is the same as before.
+        """Record the training of this folder; do nothing if it is already recorded.
 
         Raises:
             InputError: the record is corrupt.
-            UsageError: it is another training; the sentence names the first field that differs.
+            UsageError: the folder has another training; the message names the first field that differs.
         """
         ours = {"settings": dict(settings), "recipe": dict(recipe)}
-        ours = json.loads(json.dumps(ours))  # as it will be read: tuples are lists
+        ours = json.loads(json.dumps(ours))  # as it will be read: tuples become lists
         record = self.path / RECORD
         if not record.exists():
             with landing(record) as temporary:
@@ -52,7 +53,7 @@ class TrainingFolder:
             raise UsageError(f"{self.path} holds another training, whose {changed}: train in another folder")
 
     def resume(self, module: nn.Module, optimizer: torch.optim.Optimizer) -> Standing | None:
-        """Put the newest sound checkpoint in place, telling of damaged ones; None where there is none yet.
+        """Load the newest undamaged checkpoint, and log damaged ones; None if there are no checkpoints.
 
         Raises:
             InputError: there are checkpoints, and none is sound.
@@ -64,15 +65,15 @@ class TrainingFolder:
             except InputError as broken:
                 _log.warning("%s", broken)
         if found:
-            raise InputError(f"no checkpoint in {self.checkpoints} is sound: train from the start in another folder")
+            raise InputError(f"no checkpoint in {self.checkpoints} is undamaged: train again in another folder")
         return None
 
     def keep(self, module: nn.Module, optimizer: torch.optim.Optimizer, standing: Standing, count: int) -> None:
-        """Write a checkpoint, then let go of all but the last `count` and of weights that none of those names."""
+        """Write a checkpoint, then delete all but the last `count`, and weights that none of those names."""
         save_checkpoint(self.checkpoints, module, optimizer, standing)
         found = checkpoints(self.checkpoints)
         halves = [path for folder in (self.path, self.checkpoints) for path in folder.glob(f"{TEMPORARY}*/")]
-        for path in [*found[count:], *halves]:  # what a killed process left half written goes as well
+        for path in [*found[count:], *halves]:  # also incomplete folders of a killed process
             shutil.rmtree(path)
         named = {name for path in found[:count] for name in _best_of(path)}
         for path in self.path.glob("best-*"):
@@ -83,7 +84,7 @@ class TrainingFolder:
 def _best_of(checkpoint: Path) -> list[str]:
     try:
         return [read_checkpoint(checkpoint).best.folder]
-    except InputError:  # told when it is asked for
+    except InputError:  # `resume` reports it
         return []
 
 

@@ -1,6 +1,5 @@
-"""What a training writes down as it goes: `metrics.jsonl`, one row a step or evaluation, and the same for TensorBoard.
-
-A run that goes on from a checkpoint first takes back the rows after it: they will be written again, and are the same.
+"""The log of a training: `metrics.jsonl`, one row per step or evaluation, and the same for TensorBoard. A run that
+resumes from a checkpoint first removes the rows after it: they will be written again, with equal values.
 """
 
 import json
@@ -30,7 +29,7 @@ class Journal:
         self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1)
 
     def write(self, kind: str, step: int, values: Mapping[str, float], snapshot: str | None = None) -> None:
-        """Append a row; `kind` (`train`, `dev`) groups the curves; `snapshot`: the id of the one that was asked."""
+        """Append a row; `kind` (`train`, `dev`) groups the curves; `snapshot`: the id of the searched one."""
         finite = {name: value if math.isfinite(value) else None for name, value in values.items()}  # JSON has no NaN
         asked = {"snapshot": snapshot} if snapshot else {}
         self._file.write(json.dumps({"kind": kind, "step": step, **asked, **finite}) + "\n")
@@ -47,7 +46,7 @@ class Journal:
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """Read the rows of a training folder, in order; a last line that a crash cut short is left out."""
+    """Read the rows of a training folder, in order; an incomplete last line after a crash is left out."""
     path = folder / METRICS
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.is_file() else []
     return [json.loads(line) for line in lines if line.endswith("\n")]

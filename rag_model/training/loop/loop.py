@@ -1,11 +1,10 @@
-"""The training loop: one, explicit, and short enough to copy. Nothing in it knows what is learned.
+"""The training loop: one, explicit, and short enough to copy. It does not depend on the objective.
 
-Every step is a function of the weights before it and of its own number: batches are addressed by (epoch, place),
-dropout is seeded by (seed, step, process), the learning rate follows from the step. So a run that was killed goes on to
-the same losses, on a CPU bit for bit, and a checkpoint holds no state of a random generator.
-
-Several GPUs: start it under `accelerate launch` or `torchrun`. Of P processes each takes every P-th batch, gradients
-are averaged, all of them evaluate, and the first writes.
+Every step is a function of the weights before it and of its number: batches are addressed by (epoch, place), dropout is
+seeded by (seed, step, process), the learning rate is computed from the step. So a run that was killed resumes to the
+same losses, on a CPU bit for bit, and a checkpoint holds no state of a random generator. For several GPUs, start it
+with `accelerate launch` or `torchrun`. Each of P processes takes every P-th batch, gradients are averaged, all
+processes evaluate, and the first writes.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -29,31 +28,32 @@ from rag_model.training.loop.schedule import learning_rate
 from rag_model.training.loop.settings import LoopSettings
 from rag_model.training.loop.task import AskingTask, Batch, Measures, Task
 
-Report = Callable[[str, int, int, Measures], None]  # kind (train, dev), step, of so many steps, values
+Report = Callable[[str, int, int, Measures], None]  # kind (train, dev), step, number of steps, values
 _NEVER = 1e30  # a gradient norm that clips nothing
 
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """What a training came to; `after` are the measures of the best weights, which `best` holds."""
+    """The result of a training; `after` are the measures of the best weights, which are in `best`."""
 
     steps: int
     before: Measures  # the measures of step 0
     after: Measures
-    best: Path  # what `Task.save` wrote
-    best_step: int  # 0 where no step made it better
-    asked: tuple[Asked, ...] = ()  # snapshots, by step; of a task that asks any
+    best: Path  # the folder that `Task.save` wrote
+    best_step: int  # 0 if no step improved the goal
+    asked: tuple[Asked, ...] = ()  # searched snapshots, by step, if the task searches any
 
 
 def train(task: Task[Batch], settings: LoopSettings, workdir: Path, report: Report | None = None) -> Trained:
-    """Train to the last step, or go on with the training that `workdir` holds; `report` is told of every row.
+    """Train to the last step, or resume the training in `workdir`; `report` is called with every row.
 
     `workdir` gets `training.json`, `metrics.jsonl`, `tensorboard/`, `checkpoints/step-<n>/` and `best-<n>/`.
 
     Raises:
-        InputError: there are checkpoints, and none is sound.
-        RefusedError: a loss or a gradient is not finite; the sentence names the examples and the last checkpoint.
-        UsageError: `workdir` holds another training, an epoch has no batch, or this machine lacks the precision.
+        InputError: there are checkpoints, and all are damaged.
+        RefusedError: a loss or a gradient is not finite; the message names the examples and the last checkpoint.
+        UsageError: `workdir` holds another training, an epoch has no batch, or this machine does not support the
+        precision.
     """
     run = _Run(task, settings, TrainingFolder(workdir), _accelerator(settings))
     standing = run.resume()
@@ -85,7 +85,7 @@ def train(task: Task[Batch], settings: LoopSettings, workdir: Path, report: Repo
 
 
 class _Learner(nn.Module):
-    """The task as one module, so that accelerate's wrappers (precision, several GPUs) see the whole loss."""
+    """The task as one module, so that accelerate's wrappers (precision, several GPUs) cover the whole loss."""
 
     def __init__(self, task: Task[Any]) -> None:
         super().__init__()
@@ -105,7 +105,7 @@ class _Run(Generic[Batch]):
     folder: TrainingFolder
     accelerator: Accelerator
     steps: int = field(init=False)
-    first: bool = field(init=False)  # of the processes: the one that writes
+    first: bool = field(init=False)  # whether this is the first process, which writes
     asked: tuple[Asked, ...] = ()  # snapshots, by step
 
     def __post_init__(self) -> None:
@@ -124,7 +124,7 @@ class _Run(Generic[Batch]):
         self.asked = self.now_asked(0)
 
     def move(self, step: int) -> Measures:
-        """Let a task that asks a snapshot turn to another one before a step; return what it says of that."""
+        """Let a task that searches a snapshot move to another one before a step; return its measures."""
         if not isinstance(self.task, AskingTask):
             return {}
         said = self.task.move(step)
@@ -132,14 +132,14 @@ class _Run(Generic[Batch]):
         return said
 
     def now_asked(self, step: int) -> tuple[Asked, ...]:
-        """Return the snapshots that were asked, with the one that is asked from `step` on where it is another."""
+        """Return the snapshots searched so far; add the current one, from `step` on, if it is new."""
         now = self.task.asked if isinstance(self.task, AskingTask) else None
         if now is None or (self.asked and self.asked[-1].snapshot == now):
             return self.asked
         return (*self.asked, Asked(step, now))
 
     def step(self, step: int) -> Measures:
-        """Change the weights once; return what there is to say of it."""
+        """Do one optimizer step; return its measures."""
         rate = learning_rate(self.settings, step, self.steps)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
@@ -151,6 +151,7 @@ class _Run(Generic[Batch]):
             with nullcontext() if number == len(batches) else self.accelerator.no_sync(self.learner):
                 loss, measures = self.learner(batch)
                 self.accelerator.backward(loss / len(batches))
+            # (1 + measures,)
             rows.append(torch.stack([torch.as_tensor(value).to(loss).detach() for value in (loss, *measures.values())]))
         limit = self.settings.max_gradient_norm or _NEVER
         norm = self.accelerator.clip_grad_norm_(self.task.module.parameters(), limit)
@@ -162,7 +163,7 @@ class _Run(Generic[Batch]):
         return {**named, "gradient_norm": float(norm), "learning_rate": rate}
 
     def batches(self, step: int) -> list[Batch]:
-        """Return this process's batches of a step: epochs follow each other without a seam."""
+        """Return this process's batches of a step; a step may span two epochs."""
         each, processes = self.settings.accumulation, self.accelerator.num_processes
         start = (step - 1) * each * processes + self.accelerator.process_index
         return [self.batch(start + number * processes) for number in range(each)]
@@ -174,7 +175,7 @@ class _Run(Generic[Batch]):
         return self.epoch[1][number]
 
     def refuse_what_is_not_finite(self, step: int, batches: Sequence[Batch], losses: Tensor, norm: Tensor) -> None:
-        """Stop before the weights change; but fp16 looks for its scale by gradients that overflow."""
+        """Stop before the weights change; but with fp16, gradients may overflow while the loss scale is searched."""
         broken = ~losses.isfinite()
         if not broken.any() and (norm.isfinite() or self.accelerator.scaler is not None):
             return
@@ -224,9 +225,9 @@ class _Run(Generic[Batch]):
 
 
 def _accelerator(settings: LoopSettings) -> Accelerator:
-    AcceleratorState._reset_state(reset_partial_state=True)  # an earlier training may have had another precision
+    AcceleratorState._reset_state(reset_partial_state=True)  # an earlier training may have used another precision
     accelerator = Accelerator(mixed_precision=settings.precision, cpu=settings.cpu)
-    if settings.precision == "fp16" and accelerator.scaler is None:  # accelerate would train in float32 and say nothing
+    if settings.precision == "fp16" and accelerator.scaler is None:  # accelerate would silently train in float32
         raise UsageError("precision fp16 needs a GPU: use bf16 or no")
     return accelerator
 
@@ -246,5 +247,5 @@ def _optimizer(module: nn.Module, settings: LoopSettings) -> torch.optim.Optimiz
 
 
 def _mixed(*numbers: int) -> int:
-    """Return a seed that no two steps share."""
+    """Return a seed that is different for every step."""
     return int(digest_json(numbers).rpartition(":")[2][:15], 16)

@@ -1,4 +1,4 @@
-"""The learning rate of each step: a function of the step alone, so there is nothing to save and nothing to resume."""
+"""The learning rate of each step: a function of the step alone, so it has no state to save."""
 
 import math
 
@@ -8,9 +8,9 @@ from rag_model.training.loop.settings import LoopSettings
 def learning_rate(settings: LoopSettings, step: int, steps: int) -> float:
     """Return the learning rate of step `step`, from 1 to `steps`.
 
-    It rises linearly from 0 over the warm-up, w steps, to `learning_rate`, which step w has. Then `linear` falls to
-    0, `cosine` as (1 + cos(pi t)) / 2 does, t from 0 to 1, both so that only the step after the last would have 0;
-    `constant` stays.
+    It rises linearly from 0 over the warm-up, w steps, to `learning_rate`, which step w has. Then `linear` falls to 0,
+    and `cosine` falls as (1 + cos(pi t)) / 2, t from 0 to 1, both such that the step after the last one would have 0;
+    `constant` does not change.
     """
     warmup = round(settings.warmup_share * steps)
     if step <= warmup:

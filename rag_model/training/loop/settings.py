@@ -1,8 +1,8 @@
-"""Every number of the loop, with the value that the paper's authors trained with and where they say so.
+"""Every setting of the loop, with the value that the paper's authors used and its source.
 
 The defaults are DPR's: "DPR" is Karpukhin et al. 2020 (section 5), "DPR code" its repository's
-`conf/train/biencoder_default.yaml`, which the published checkpoints were trained with. A recipe replaces what its own
-paper says otherwise.
+`conf/train/biencoder_default.yaml`, which the published checkpoints were trained with. A recipe replaces the values
+that differ in its own paper.
 """
 
 from dataclasses import asdict, dataclass
@@ -16,25 +16,25 @@ Precision = Literal["no", "bf16", "fp16"]
 
 @dataclass(frozen=True, slots=True)
 class LoopSettings:
-    """How a task is trained; one step is one change of the weights."""
+    """How a task is trained; one step is one update of the weights."""
 
     epochs: int = 40  # passes over the examples; DPR: 40, and 100 for small sets
-    max_steps: int = 0  # steps; 0: as many as the epochs take
-    accumulation: int = 1  # batches a process adds up before a step; DPR code: gradient_accumulation_steps 1
-    learning_rate: float = 2e-5  # at its highest; DPR code: 2e-5 (the paper says 1e-5)
+    max_steps: int = 0  # steps; 0: computed from the epochs
+    accumulation: int = 1  # batches per process and step; DPR code: gradient_accumulation_steps 1
+    learning_rate: float = 2e-5  # the highest; DPR code: 2e-5 (the paper says 1e-5)
     schedule: ScheduleKind = "linear"  # of the learning rate after its warm-up; DPR: linear
     warmup_share: float = 0.067  # of all steps; DPR code: 1,237 of about 18,400 steps
     adam_beta1: float = 0.9  # DPR code: 0.9
     adam_beta2: float = 0.999  # DPR code: 0.999
     adam_epsilon: float = 1e-8  # DPR code: 1e-8
     weight_decay: float = 0.0  # of matrices, not of biases and norms; DPR code: 0.0
-    max_gradient_norm: float = 2.0  # 0: never clipped; DPR code: max_grad_norm 2.0
+    max_gradient_norm: float = 2.0  # 0: no clipping; DPR code: max_grad_norm 2.0
     precision: Precision = "no"  # of the forward pass; weights and moments stay float32; DPR code: fp16
     seed: int = 12345  # of dropout; DPR code: 12345
-    cpu: bool = False  # stay on the CPU even where there is a GPU
-    evaluate_every: int = 500  # steps; the last step is evaluated in any case
-    checkpoint_every: int = 500  # steps; each evaluation is followed by one as well
-    keep: int = 2  # checkpoints; the older ones go
+    cpu: bool = False  # use the CPU even if there is a GPU
+    evaluate_every: int = 500  # steps; the last step is always evaluated
+    checkpoint_every: int = 500  # steps; there is also one after each evaluation
+    keep: int = 2  # checkpoints; older ones are deleted
 
     def __post_init__(self) -> None:
         for name in ("epochs", "accumulation", "evaluate_every", "checkpoint_every", "keep"):
@@ -51,11 +51,11 @@ class LoopSettings:
         return asdict(self)
 
     def deciding(self) -> dict[str, Any]:
-        """Return the settings that decide the losses: a run goes on only with the same ones."""
+        """Return the settings that determine the losses: a run resumes only with the same ones."""
         return {name: value for name, value in self.to_json().items() if name not in {"checkpoint_every", "keep"}}
 
     def steps(self, batches: int, processes: int) -> int:
-        """Return how many steps to train, where an epoch has so many batches and so many processes share them."""
+        """Return the number of steps for `batches` batches per epoch, shared by `processes` processes."""
         return self.max_steps or max(1, -(-self.epochs * batches // (self.accumulation * processes)))
 
 

@@ -1,4 +1,4 @@
-"""What the loop asks of a task: weights that learn, batches, a loss, a look at the dev set, and a folder to keep."""
+"""The protocol of tasks for the loop: a module, batches, a loss, an evaluation, and saving to a folder."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -14,10 +14,10 @@ Measures = Mapping[str, float]
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """The measure of `Task.evaluate` that says which weights are the best."""
+    """The measure of `Task.evaluate` that selects the best weights."""
 
     measure: str
-    larger: bool = True  # is better
+    larger: bool = True  # whether larger is better
 
     def is_better(self, new: Measures, old: Measures) -> bool:
         """Return whether `new` is strictly better than `old`; anything is better than a NaN."""
@@ -26,72 +26,70 @@ class Goal:
 
 
 class Task(Protocol[Batch]):
-    """One thing to be learned. All that varies between two runs is the weights: the rest is decided by the recipe."""
+    """One training task. Only the weights are state: everything else is determined by the recipe."""
 
     @property
     def module(self) -> nn.Module:
-        """Return what learns: its parameters that ask for a gradient; the loop moves it to its device."""
+        """Return the module to train: its parameters that require a gradient; the loop moves it to its device."""
         ...
 
     @property
     def goal(self) -> Goal:
-        """Return what says which weights are the best."""
+        """Return the measure that selects the best weights."""
         ...
 
     def recipe(self) -> Mapping[str, Any]:
-        """Return as JSON values all that decides the losses but `LoopSettings`: data and models by their digests."""
+        """Return, as JSON values, all that determines the losses except `LoopSettings`: data and models by digest."""
         ...
 
     def batches(self, epoch: int) -> Sequence[Batch]:
-        """Return the batches of an epoch, from 0: the same for the same number, and as many in every epoch."""
+        """Return the batches of an epoch, from 0: equal for equal `epoch`, and equally many in every epoch."""
         ...
 
     def ids(self, batch: Batch) -> Sequence[str]:
-        """Return the ids of the examples of a batch, to be named where its loss is not finite."""
+        """Return the ids of the examples of a batch, for the error of a loss that is not finite."""
         ...
 
     def loss(self, batch: Batch) -> tuple[Tensor, Mapping[str, Tensor | float]]:
-        """Return the loss to minimise, a scalar with gradient, and what else to write down; same names every time."""
+        """Return the loss to minimise, a scalar with gradient, and measures to log; same names every time."""
         ...
 
     def evaluate(self) -> Measures:
-        """Measure the weights as they are on the dev set; called without gradient, in the precision of training.
+        """Measure the current weights on the dev set; called without gradient, in the precision of training.
 
         The module is in `eval` mode; the names are the same every time, and the goal's is among them.
         """
         ...
 
     def save(self, folder: Path) -> None:
-        """Write what was learned to `folder`, which exists and is empty."""
+        """Write the trained model to `folder`, which exists and is empty."""
         ...
 
 
 @runtime_checkable
 class AskingTask(Protocol):
-    """What a `Task` has as well if it asks a snapshot while it is trained: the loop records which one, step by step.
-
-    The id stands beside every step in the journal and in every checkpoint. Among several processes all are called, at
-    the same steps, and must ask the same snapshot.
+    """Further methods of a `Task` that searches a snapshot during training: the loop records the snapshot of every
+    step. The id is in the journal at every step and in every checkpoint. With several processes, all are called at the
+    same steps, and must search the same snapshot.
     """
 
     @property
     def asked(self) -> str:
-        """Return the id of the snapshot that is asked now."""
+        """Return the id of the snapshot that is currently searched."""
         ...
 
     def move(self, step: int) -> Measures:
-        """Ask another snapshot from `step` on, or do nothing: called before the batches of the step are taken.
-
-        The weights are those after the step before. Returns what to write down beside the step, such as the snapshot's
-        age; same names every time. The decision should follow from the step and the weights: then a run that was killed
-        goes on to the same losses.
+        """Search another snapshot from `step` on, or do nothing: called before the batches of the step are taken. The
+        weights are those after the step before. Returns measures to log with the step, such as the snapshot's age; same
+        names every time. The decision should depend only on the step and the weights: then a run that was killed
+        resumes to the same losses.
         """
         ...
 
     def ask(self, snapshot: str) -> None:
-        """Ask the snapshot with this id again: a checkpoint says that it was asked, and its weights are in place.
+        """Search the snapshot with this id again: it is the one of the checkpoint, whose weights are loaded.
 
         Raises:
-            BookwheelError: it is no longer there, or cannot be asked.
+            BookwheelError: it no longer exists, or cannot be searched.
         """
         ...

@@ -1,1 +1,1 @@
-"""The objectives: `dpr`, `rag-sequence`, `rag-token`, what others are made of, and the registry that finds them."""
+"""The objectives: `dpr`, `rag-sequence`, `rag-token`, parts for others, and the registry."""

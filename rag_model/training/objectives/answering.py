@@ -1,4 +1,4 @@
-"""How well a RAG model answers while it is trained: some dev questions, from passages that were found before."""
+"""Measure a RAG model's answers during training: some dev questions, with passages that were already retrieved."""
 
 from collections.abc import Sequence
 
@@ -13,17 +13,18 @@ from rag_model.training.data.examples import Example
 
 
 class Answering:
-    """Dev questions that a model answers."""
+    """Dev questions to answer with a model."""
 
     def __init__(self, rag: Rag, dev: Sequence[Example], max_new_tokens: int, batch: int, seed: int) -> None:
-        """Take the questions; there may be none. `seed`: of which question gets which other one's passages."""
+        """Take the questions; there may be none. `seed`: of the permutation of passages between questions."""
         self._dev, self._seed = tuple(dev), seed
         self._reader = Reader(None, rag, Decoding(max_new_tokens=max_new_tokens), batch=batch)
 
     def measure(self, hits: Sequence[list[Hit]]) -> dict[str, float]:
-        """Return `EM`, `F1` and `unchanged`, of the hits of at least as many questions, in their order.
+        """Return `EM`, `F1` and `unchanged`, from the hits of at least as many questions, in their order.
 
-        `unchanged`: the share of answers that stay as they are from another question's passages; of two or more.
+        `unchanged`: the share of answers that do not change with another question's passages; needs two questions or
+        more.
         """
         if not self._dev:
             return {}

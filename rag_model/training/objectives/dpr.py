@@ -1,4 +1,4 @@
-"""DPR: a bi-encoder learns to tell each question's passage from all others of its batch (Karpukhin et al. 2020)."""
+"""DPR: train a bi-encoder to rank each question's passage above all others of its batch (Karpukhin et al. 2020)."""
 
 import random
 from collections.abc import Mapping, Sequence
@@ -43,22 +43,22 @@ Missing = Literal["drop", "refuse"]
 
 @dataclass(frozen=True, slots=True)
 class DprRecipe:
-    """What is particular to DPR; how it is optimised stands in `LoopSettings`, whose defaults are DPR's."""
+    """Settings of DPR; those of the optimisation are in `LoopSettings`, whose defaults are DPR's."""
 
-    batch_size: int = 128  # questions a batch and process; DPR, section 5: 128 over all of its 8 GPUs
-    hard_negatives: int = 1  # a question; DPR, section 5: one of BM25
+    batch_size: int = 128  # questions per batch and process; DPR, section 5: 128 over all of its 8 GPUs
+    hard_negatives: int = 1  # per question; DPR, section 5: one of BM25
     shared: bool = False  # one encoder for questions and passages; DPR: two
-    freeze_passages: bool = False  # only questions learn, an index stays valid; DPR: both learn
-    temperature: float = 1.0  # of the scores; DPR: 1. Where vectors have unit length take 0.05
-    without_positive: Missing = "drop"  # an example that names no passage; DPR, section 4.2: discarded
-    goal: GoalName = "average_rank"  # which weights are the best; DPR code: average rank on the dev set
+    freeze_passages: bool = False  # train only the question encoder: an index stays valid; DPR: both
+    temperature: float = 1.0  # of the scores; DPR: 1. With vectors of unit length use 0.05
+    without_positive: Missing = "drop"  # an example without a positive passage; DPR, section 4.2: discarded
+    goal: GoalName = "average_rank"  # selects the best weights; DPR code: average rank on the dev set
     seed: int = 12345  # of the order and of the negatives; DPR code: 12345
 
     def __post_init__(self) -> None:
         if self.batch_size < 1 or self.hard_negatives < 0 or self.temperature <= 0:
             raise UsageError(
                 f"batch_size {self.batch_size}, hard_negatives {self.hard_negatives}, temperature {self.temperature} "
-                "of a DPR recipe: use at least 1, at least 0, and more than 0"
+                "of a DPR recipe: need batch_size >= 1, hard_negatives >= 0 and temperature > 0"
             )
         for name, choices in (("goal", get_args(GoalName)), ("without_positive", get_args(Missing))):
             if getattr(self, name) not in choices:
@@ -67,7 +67,7 @@ class DprRecipe:
 
 @dataclass(frozen=True, slots=True)
 class DprTraining:
-    """How a pair of encoders is trained."""
+    """Settings of a DPR training."""
 
     loop: LoopSettings = field(default_factory=LoopSettings)
     dpr: DprRecipe = field(default_factory=DprRecipe)
@@ -85,21 +85,21 @@ class DprTask:
         recipe: DprRecipe,
         corpus: Sequence[Passage] = (),
     ) -> None:
-        """Take what to train on; dev questions are asked of `corpus` and of the dev examples' own passages.
+        """Set the data; dev questions rank the passages of `corpus` and of the dev examples.
 
         Raises:
-            InputError: no example to train on names a passage; or one doesn't, and the recipe refuses that.
+            InputError: no training example has a positive passage; or one has none, and the recipe refuses that.
             UsageError: there is no dev example.
         """
         if not dev:
-            raise UsageError("there is no dev example to choose the best weights by: give a dev file")
+            raise UsageError("there is no dev example to select the best weights: give a dev file")
         self.module = encoder
         self.goal = Goal(recipe.goal, larger=recipe.goal.startswith("Success"))
         self.train = _with_positives(train, recipe.without_positive)
         self.dropped = len(train) - len(self.train)
         self._recipe, self._dev, self._corpus = recipe, Ranking(dev, corpus), tuple(corpus)
         if recipe.goal != "Success@20" and not self._dev.with_positives:
-            raise UsageError(f"goal {recipe.goal} needs dev examples that name passages: use Success@20, or mine them")
+            raise UsageError(f"goal {recipe.goal} needs dev examples with passages: use Success@20, or mine them")
 
     @classmethod
     def load(
@@ -111,11 +111,11 @@ class DprTask:
         recipe: DprRecipe,
         corpus: Sequence[Passage] = (),
     ) -> Self:
-        """Load the encoders as the recipe says; without `passage` both begin from `question`.
+        """Load the encoders by the recipe; without `passage` both begin from `question`.
 
         Raises:
-            InputError: an encoder can't be loaded, or as the class.
-            UsageError: the encoders don't fit each other or the recipe, or as the class.
+            InputError: an encoder cannot be loaded, or as the class.
+            UsageError: the encoders do not fit each other or the recipe, or as the class.
         """
         encoder = BiEncoder.load(question, passage, shared=recipe.shared, frozen=recipe.freeze_passages)
         return cls(encoder, train, dev, recipe, corpus)
@@ -133,7 +133,7 @@ class DprTask:
         }
 
     def batches(self, epoch: int) -> Sequence[DprBatch]:
-        """Return an epoch's batches, shuffled by seed and epoch; what is left over of the last one is left out."""
+        """Return an epoch's batches, shuffled by seed and epoch; an incomplete last batch is left out."""
         size, dice = self._recipe.batch_size, random.Random(f"{self._recipe.seed} {epoch}")
         order = dice.sample(range(len(self.train)), len(self.train))
         ends = range(size, len(order) + 1, size) if size <= len(order) else [len(order)]
@@ -145,10 +145,10 @@ class DprTask:
         return [example.id for example in batch.examples]
 
     def loss(self, batch: DprBatch) -> tuple[Tensor, Mapping[str, Tensor | float]]:
-        """Return the loss over the passages of all processes, and the share of questions whose positive wins."""
-        passages, start = of_all_processes(self.module.read(batch.passages))
+        """Return the loss over the passages of all processes, and the share of questions whose positive is best."""
+        passages, start = of_all_processes(self.module.read(batch.passages))  # (m, d) -> (m of all, d)
         keys, _ = of_all_processes(passage_keys(batch.passages).to(passages.device))
-        gold = torch.tensor(batch.gold, device=passages.device) + start
+        gold = torch.tensor(batch.gold, device=passages.device) + start  # (b,) rows of all passages
         questions = self.module.ask([example.question for example in batch.examples])
         ignored = other_positives(batch.examples, keys, gold)
         loss, accuracy = in_batch_loss(questions, passages, gold, ignored, self._recipe.temperature)
@@ -156,8 +156,8 @@ class DprTask:
 
     def evaluate(self) -> Measures:
         """Return the dev set's `loss`, `average_rank` and `Success@k`; see `Ranking`."""
-        asked = self.module.encode_questions([example.question for example in self._dev.examples])
-        read = self.module.encode_passages(self._dev.pool)
+        asked = self.module.encode_questions([example.question for example in self._dev.examples])  # (n, d)
+        read = self.module.encode_passages(self._dev.pool)  # (m, d)
         measures = self._dev.measure(asked, read)
         losses = [
             in_batch_loss(*self._dev_batch(part, asked, read), temperature=self._recipe.temperature)[0].item()
@@ -175,6 +175,7 @@ class DprTask:
         gold = torch.tensor(batch.gold)
         rows = [self._dev.rows[passage.hash] for passage in batch.passages]
         ignored = other_positives(examples, passage_keys(batch.passages), gold)
+        # (b, d), (m, d), (b,), (b, m)
         return torch.from_numpy(asked[list(places)]), torch.from_numpy(read[rows]), gold, ignored
 
 
@@ -182,9 +183,9 @@ def _with_positives(examples: Sequence[Example], missing: Missing) -> list[Examp
     found = [example for example in examples if example.positives]
     if missing == "refuse" and len(found) < len(examples):
         first = next(example for example in examples if not example.positives)
-        raise InputError(f"example {first.id} names no passage that answers it: find one by mining, or drop it")
+        raise InputError(f"example {first.id} has no positive passage: find one by mining, or drop it")
     if not found:
-        raise InputError("no example names a passage that answers it: find passages by mining, or give another file")
+        raise InputError("no example has a positive passage: find passages by mining, or give another file")
     return found
 
 
@@ -212,22 +213,22 @@ class Dpr(Objective[DprTraining]):
         return {"dpr": {"temperature": UNIT_TEMPERATURE}} if unit_vectors else {}
 
     def origins(self, store: Store, snapshot: Snapshot, encoder: str | None, generator: str | None) -> Origins:
-        """Return the encoders of a name, else the one that the snapshot carries; see `pair_of`."""
+        """Return the named encoders, else the one that the snapshot carries; see `pair_of`."""
         return pair_of(store, snapshot, encoder)
 
     def prepare(self, job: Job[DprTraining]) -> Examples:
-        """Return the examples with the negatives, and the positives, that they lack; see `with_negatives`."""
+        """Return the examples with missing negatives and positives added; see `with_negatives`."""
         return {name: with_negatives(some, job.snapshot, job.settings.negatives) for name, some in job.examples.items()}
 
     def task(self, job: Job[DprTraining]) -> DprTask:
-        """Load the encoders; dev questions are asked of passages of the snapshot as well."""
+        """Load the encoders; dev questions also rank passages of the snapshot."""
         names, settings = job.origins.names, job.settings
         corpus = ranked_passages(job.snapshot, settings.negatives.ranked)
         examples = job.examples["train"], job.examples["dev"]
         return DprTask.load(names["question"], names.get("passage"), *examples, settings.dpr, corpus)
 
     def costs(self, job: Job[DprTraining], models: Mapping[str, Architecture]) -> Costs:
-        """Return what encoding the questions and passages of a batch takes, and mining them."""
+        """Return the costs of encoding the questions and passages of a batch, and of mining."""
         recipe, question = job.settings.dpr, models["question"]
         passage = models.get("passage", question)
         learned = [question] if recipe.shared or recipe.freeze_passages else [question, passage]

@@ -1,7 +1,7 @@
-"""What an objective is: one training, whole, in one file.
+"""The protocol of objectives: one training in one file.
 
-It says what it is called, what it may begin as, its settings, its task, what its result is for, and what it costs.
-`dpr.py` and `rag.py` beside this file are the built-in ones. Another package registers its own as an entry point:
+It defines its name, initial models, settings, task, result, and costs.
+`dpr.py` and `rag.py` in this folder are the built-in ones. Another package registers its own as an entry point:
 
 ```toml
 [project.entry-points."bookwheel.objectives"]
@@ -24,20 +24,20 @@ from rag_model.training.loop.settings import LoopSettings
 from rag_model.training.loop.task import Measures, Task
 from rag_model.training.origins import Origins
 
-UNIT_TEMPERATURE = 0.05  # of scores where vectors have unit length: sentence-transformers' scale of 20
-LEARNED = 4  # numbers a weight that learns: itself, its gradient, and Adam's two moments
-BACKWARD = 3  # times a forward pass: forward, and twice as much back (Kaplan et al. 2020, section 2.1)
+UNIT_TEMPERATURE = 0.05  # of scores of unit vectors: sentence-transformers' scale of 20
+LEARNED = 4  # numbers per trained weight: itself, its gradient, and Adam's two moments
+BACKWARD = 3  # times a forward pass: forward, and twice that for backward (Kaplan et al. 2020, section 2.1)
 
 Option = Literal["encoder", "generator"]
 Examples = Mapping[str, Sequence[Example]]  # `train` and `dev`
 
 
 class Settings(Protocol):
-    """How a training is done: a frozen dataclass of one dataclass a TOML table, all of them with defaults."""
+    """Settings of a training: a frozen dataclass with one dataclass per TOML table, all with defaults."""
 
     @property
     def loop(self) -> LoopSettings:
-        """How it is optimised."""
+        """Settings of the training loop."""
         ...
 
 
@@ -46,11 +46,11 @@ S = TypeVar("S", bound=Settings)
 
 @dataclass(frozen=True, slots=True)
 class Job(Generic[S]):
-    """One training before it runs: all that its model follows from."""
+    """One training before it runs: everything that determines its model."""
 
     store: Store
     snapshot: Snapshot  # pinned by its id
-    origins: Origins  # what it begins as
+    origins: Origins  # the initial models
     settings: S
     examples: Examples
     digests: Mapping[str, str] = field(default_factory=dict)  # of the files of `origins`, by part; {} for `costs`
@@ -58,7 +58,7 @@ class Job(Generic[S]):
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a training's model is, and how it lies in the store."""
+    """Description of a training's model, and its parts in the store."""
 
     says: str  # one or two sentences of the card, with the paper
     uses: str  # the command that uses it; NAME, STORE and the like in capitals
@@ -68,50 +68,50 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """What a training takes, told by sizes alone."""
+    """The costs of a training, estimated from sizes alone."""
 
-    stages: Mapping[str, int]  # bytes of memory of each stage, beside the process's own
-    batches: int  # of an epoch, in one process; 1 or more
-    step: float  # operations of floating point of a batch, forward and backward
+    stages: Mapping[str, int]  # bytes of memory of each stage, without the process
+    batches: int  # batches of an epoch, in one process; 1 or more
+    step: float  # floating-point operations of a batch, forward and backward
     look: float  # the same of one evaluation
 
 
 @runtime_checkable
 class Objective(Protocol[S]):
-    """One training. Subclass it: what has a body below is the default."""
+    """One training. Subclass it: methods with a body are defaults."""
 
-    name: str  # what `finetune` calls it, and the kind of its models: lower case, digits and dashes, at most 40
+    name: str  # name for `finetune`, and the kind of its models: lower case, digits and dashes, at most 40
     summary: str  # a few words for the help text
-    options: frozenset[Option]  # of the command line, that it takes
+    options: frozenset[Option]  # the command-line options that it accepts
     settings: type[S]
     result: Result
-    version: int = 0  # raised when the same inputs would give another model, so that no earlier one is looked up
+    version: int = 0  # increased when the same inputs would give another model, so that earlier ones are not reused
 
     def defaults(self, *, unit_vectors: bool) -> Mapping[str, Mapping[str, Any]]:
         """Return the settings that differ from the record's own defaults, by table.
 
-        `unit_vectors`: what it begins as makes vectors of length 1, so that scores differ by little.
+        `unit_vectors`: the initial encoder makes vectors of length 1, so that scores differ little.
         """
         return {}
 
     def origins(self, store: Store, snapshot: Snapshot, encoder: str | None, generator: str | None) -> Origins:
-        """Return what the training begins as; an option that is not among `options` is None.
+        """Return the initial models; an option that is not among `options` is None.
 
         Raises:
             StoreError: the store has no such model, or the snapshot carries none.
-            UsageError: what is named cannot be trained, or something is not named that must be.
+            UsageError: a named model cannot be trained, or a required name is missing.
         """
         ...
 
     def prepare(self, job: Job[S]) -> Examples:
-        """Return the examples as the task gets them, such as with negatives; called once, before `task`; may be slow.
+        """Return the examples for the task, for example with negatives; called once, before `task`; may be slow.
 
-        The result must follow from the job alone: the memo key of the model holds the job's own examples.
+        The result must depend on the job alone: the memo key of the model holds the job's own examples.
         """
         return job.examples
 
     def task(self, job: Job[S]) -> Task[Any]:
-        """Make what the loop trains, of examples as `prepare` returned them; torch's seed is set.
+        """Make the task from the examples that `prepare` returned; torch's seed is set.
 
         Raises:
             BookwheelError: a model cannot be loaded, or the examples or the snapshot do not fit the settings.
@@ -119,7 +119,7 @@ class Objective(Protocol[S]):
         ...
 
     def check(self, task: Task[Any], trained: Measures) -> None:
-        """Do nothing if the trained model may be published; `trained` are its measures on the dev set.
+        """Check that the trained model may be published; `trained` are its measures on the dev set.
 
         Raises:
             RefusedError: it may not; the checkpoints stay.
@@ -127,9 +127,9 @@ class Objective(Protocol[S]):
         return
 
     def space(self, job: Job[S], folder: Path) -> Space | None:
-        """Return the space that the saved model's questions ask into; None of a model that encodes no questions.
+        """Return the space of the saved model's question vectors; None if the model encodes no questions.
 
-        It is that of the model's own passage encoder, where it has one, else the snapshot's.
+        It is the space of the model's own passage encoder, if it has one, else the snapshot's.
         """
         if PASSAGE in self.result.parts:
             return asked_space(folder / QUESTION)
@@ -137,5 +137,5 @@ class Objective(Protocol[S]):
         return Space.from_json(asks) if asks else None
 
     def costs(self, job: Job[S], models: Mapping[str, Architecture]) -> Costs:
-        """Return what the training takes; `models` are the shapes of what it begins as, by part."""
+        """Return the costs; `models` are the sizes of the initial models, by part."""
         ...

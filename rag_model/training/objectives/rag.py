@@ -1,4 +1,4 @@
-"""RAG-Sequence and RAG-Token: a question encoder and a generator learn from answers (Lewis et al. 2020)."""
+"""RAG-Sequence and RAG-Token: train a question encoder and a generator on answers (Lewis et al. 2020)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -27,26 +27,26 @@ LOOP = LoopSettings(
     weight_decay=0.001,
     max_gradient_norm=0.1,
 )
-"""How the authors' code trains: finetune_rag.sh of transformers' examples/research_projects/rag. It warms up for 500
-steps, whatever their number; Adam's numbers and the linear schedule are `LoopSettings`' own."""
+"""The settings of the authors' code: finetune_rag.sh of transformers' examples/research_projects/rag. It warms up for
+500 steps, for any number of steps; Adam's numbers and the linear schedule are the defaults of `LoopSettings`."""
 
 
 @dataclass(frozen=True, slots=True)
 class RagTraining:
-    """How a question encoder and a generator are trained."""
+    """Settings of a RAG training."""
 
     loop: LoopSettings = LOOP
     rag: RagRecipe = field(default_factory=RagRecipe)
 
 
 class RagObjective(Objective[RagTraining]):
-    """A question encoder and a generator, trained over the passages of a snapshot, which stay as they are."""
+    """A question encoder and a generator, trained over the passages of a snapshot, which do not change."""
 
     options = frozenset({"encoder", "generator"})
     settings = RagTraining
 
     def __init__(self, marginal: Kind, when: str) -> None:
-        """Name the objective after its marginal; `when`: passages are summed over, in the words of the card."""
+        """Name the objective after its marginal; `when` says, in the card, when passages are summed over."""
         self._marginal = marginal
         self.name = f"rag-{marginal}"
         self.summary = f"a question encoder and a generator, passages summed over {when}"
@@ -63,7 +63,7 @@ class RagObjective(Objective[RagTraining]):
         return {"rag": {"temperature": UNIT_TEMPERATURE}} if unit_vectors else {}
 
     def origins(self, store: Store, snapshot: Snapshot, encoder: str | None, generator: str | None) -> Origins:
-        """Return the question encoder of a name, else the snapshot's, and the generator; see `reader_of`."""
+        """Return the named question encoder, else the snapshot's, and the generator; see `reader_of`."""
         return reader_of(store, snapshot, encoder, generator)
 
     def task(self, job: Job[RagTraining]) -> RagTask:
@@ -74,11 +74,11 @@ class RagObjective(Objective[RagTraining]):
         return RagTask(rag, job.snapshot, job.examples["train"], job.examples["dev"], recipe, job.digests)
 
     def check(self, task: RagTask, trained: Measures) -> None:  # type: ignore[override]
-        """Refuse a model that does not read its passages; see `RagTask.check`."""
+        """Refuse a model whose answers do not depend on its passages; see `RagTask.check`."""
         task.check(trained)
 
     def costs(self, job: Job[RagTraining], models: Mapping[str, Architecture]) -> Costs:
-        """Return what reading the passages of a batch takes, and answering dev questions."""
+        """Return the costs of reading the passages of a batch, and of answering dev questions."""
         recipe, question, generator = job.settings.rag, models["question"], models["generator"]
         k = min(recipe.k, job.snapshot.n)
         texts = recipe.batch_size * k

@@ -1,8 +1,8 @@
-"""RAG fine-tuning: question encoder and generator learn from answers alone; passages and index stay as they are.
+"""RAG fine-tuning: train question encoder and generator on answers alone; passages and index do not change.
 
 The loss is -log p(y|x) with the passages marginalised (Lewis et al. 2020, sections 2.1 and 2.4), over the k passages
-that the question encoder, as it is by then, finds. Which passages are found has no gradient; how much each of them
-weighs has, through the inner products of the question's vector with the vectors that the snapshot holds.
+that the current question encoder finds. The choice of passages has no gradient; their weights have one, through the
+inner products of the question's vector with the vectors in the snapshot.
 """
 
 import random
@@ -40,30 +40,30 @@ _AT_ONCE = 256  # questions
 
 @dataclass(frozen=True, slots=True)
 class RagRecipe:
-    """What is particular to RAG. "Code" is finetune_rag.sh, "paper" Lewis et al. 2020."""
+    """Settings of RAG. "Code" is finetune_rag.sh, "paper" Lewis et al. 2020."""
 
-    k: int = 5  # passages a question; paper, section 3: 5 or 10 in training
-    temperature: float = 1.0  # of p(z|x); paper: 1. Where vectors have unit length take 0.05: cosines differ by little
+    k: int = 5  # passages per question; paper, section 3: 5 or 10 in training
+    temperature: float = 1.0  # of p(z|x); paper: 1. With vectors of unit length use 0.05: cosines differ little
     label_smoothing: float = 0.1  # code: 0.1
     exclude_bos: bool = False  # code: false
-    batch_size: int = 8  # questions a batch and process; code: train_batch_size 8
+    batch_size: int = 8  # questions per batch and process; code: train_batch_size 8
     retriever: str | None = None  # an expression; None: the snapshot's default. Paper, section 3: FAISS's HNSW
     index: str | None = None  # of the snapshot: the short form of `retriever`
-    retrieve: Retrieval = "batch"  # paper, section 2.4: with the encoder as it is; once: as it was, the weights learn
-    targets: Answered = "each"  # of several answers; paper, appendix D: each question and answer is a pair of its own
-    without_answer: Missing = "drop"  # an example that nobody answered has nothing to learn from
-    goal: GoalName = "nll"  # which weights are the best, on the dev set; code: EM, which takes decoding
-    answered: int = 100  # dev questions that are answered at each evaluation, for EM and F1; 0: none
-    max_new_tokens: int = 25  # of those answers; code: val_max_target_length 25
-    refuse_collapse: bool = True  # when all questions are given the same passages, or the trained model reads none
-    limits: Limits = LIMITS  # where that is so
+    retrieve: Retrieval = "batch"  # paper, section 2.4: with the current encoder; once: with the initial one
+    targets: Answered = "each"  # of several answers; paper, appendix D: each answer makes a separate pair
+    without_answer: Missing = "drop"  # an example without an answer cannot be trained on
+    goal: GoalName = "nll"  # selects the best weights, on the dev set; code: EM, which needs decoding
+    answered: int = 100  # dev questions to answer at each evaluation, for EM and F1; 0: none
+    max_new_tokens: int = 25  # per answer; code: val_max_target_length 25
+    refuse_collapse: bool = True  # if all questions get the same passages, or answers do not depend on passages
+    limits: Limits = LIMITS  # the limits of that check
     seed: int = 12345  # of the order
 
     def __post_init__(self) -> None:
         if self.batch_size < 1 or self.answered < 0 or self.max_new_tokens < 1:
             raise UsageError(
                 f"batch_size {self.batch_size}, answered {self.answered} and max_new_tokens {self.max_new_tokens} "
-                "don't make a recipe: use at least 1, at least 0, and at least 1"
+                "of a RAG recipe: need batch_size >= 1, answered >= 0 and max_new_tokens >= 1"
             )
         one_of(self.index, self.retriever)
         choices = {"retrieve": Retrieval, "targets": Answered, "without_answer": Missing, "goal": GoalName}
@@ -106,22 +106,22 @@ class RagTask:
         recipe: RagRecipe,
         began: Mapping[str, str] | None = None,
     ) -> None:
-        """Take what to train on; `began`: digests of what question encoder and generator were, for the record.
+        """Set the data; `began`: digests of the initial question encoder and generator, for the record.
 
         Raises:
-            InputError: no example to train on has an answer; or one has none, and the recipe refuses that.
-            RefusedError: the question encoder asks into another space than the snapshot's.
+            InputError: no training example has an answer; or one has none, and the recipe refuses that.
+            RefusedError: the question encoder's space is not the snapshot's.
             UsageError: no dev example has an answer, or the snapshot has no such index.
         """
         question = rag.question
         if not isinstance(question, TrainableEncoder):
-            raise UsageError(f"a question encoder of type {type(question).__name__} can't learn: use TrainableEncoder")
+            raise UsageError(f"question encoder {type(question).__name__} cannot be trained: use TrainableEncoder")
         self.module, self._question, self._recipe = rag, question, recipe
         self.goal = Goal(recipe.goal, larger=recipe.goal != "nll")
         self._train = _pairs(train, recipe)
         self._dev = [Pair(one, one.answers[0]) for one in dev if one.answers]
         if not self._dev:
-            raise UsageError("no dev example has an answer to choose the best weights by: give a dev file with answers")
+            raise UsageError("no dev example has an answer to select the best weights: give a dev file with answers")
         self._memory = Memory(snapshot, question, recipe.expression)
         self._snapshot = snapshot
         self._began = {"snapshot": snapshot.id, "models": dict(began or {})}
@@ -141,29 +141,28 @@ class RagTask:
 
     @property
     def asked(self) -> str:
-        """The id of the snapshot that passages are found in now."""
+        """The id of the snapshot that is currently searched."""
         return self._snapshot.id
 
     def move(self, step: int) -> Measures:
-        """Stay with the snapshot; a training beside a moving index moves here, with `turn_to`."""
+        """Keep the snapshot; a training with a rebuilt index overrides this and calls `turn_to`."""
         return {}
 
     def ask(self, snapshot: str) -> None:
-        """Ask the snapshot with this id, of the same store; as `turn_to`."""
+        """Search the snapshot with this id, of the same store; see `turn_to`."""
         if snapshot != self.asked:
             self.turn_to(Snapshot.open(str(self._snapshot.where), snapshot))
 
     def turn_to(self, snapshot: Snapshot) -> None:
-        """Find passages in this snapshot from now on; on an error the one before is still asked.
-
-        Where a passage encoder learns, the snapshot's vectors are taken for ones that it made at an earlier step.
+        """Search this snapshot from now on; on an error keep the one before. If a passage encoder is trained, the
+        snapshot's vectors are assumed to come from an earlier step of it.
 
         Raises:
-            RefusedError: no passage encoder learns, and the snapshot's passages are of another space.
+            RefusedError: no passage encoder is trained, and the snapshot has another space.
             UsageError: the recipe retrieves once, or the snapshot has no such index.
         """
         if self._recipe.retrieve == "once":
-            raise UsageError('passages that are retrieved once stay those of one snapshot: set retrieve = "batch"')
+            raise UsageError('a recipe that retrieves once cannot move to another snapshot: set retrieve = "batch"')
         fixed = self._question if self.module.passage is None else None
         self._memory, self._snapshot = Memory(snapshot, fixed, self._recipe.expression), snapshot
 
@@ -178,23 +177,22 @@ class RagTask:
         return [pair.example.id for pair in batch]
 
     def loss(self, batch: RagBatch) -> tuple[Tensor, Mapping[str, Tensor | float]]:
-        """Return the mean loss of the questions, and the mean entropy of p(z|x) in nats: log k where it is uniform."""
+        """Return the mean loss of the questions, and the mean entropy of p(z|x) in nats: log k if it is uniform."""
         questions = [pair.example.question for pair in batch]
-        asked = self.module.ask(questions)
+        asked = self.module.ask(questions)  # (b, d)
         recalled = self._recall(batch, asked)
-        scores = self._scores(asked, recalled)
-        losses = self.module.loss(scores, *self._read(batch, recalled))
+        scores = self._scores(asked, recalled)  # (b, k)
+        losses = self.module.loss(scores, *self._read(batch, recalled))  # (b,)
         prior = self.module.prior(scores.detach())
-        return losses.mean(), {"prior_entropy": -(prior.exp() * prior).sum(1).mean()}
+        return losses.mean(), {"prior_entropy": -(prior.exp() * prior).sum(1).mean()}  # (b, k) -> (b,) -> scalar
 
     def evaluate(self) -> Measures:
-        """Return `nll` (nats a question, its first answer), `Success@k`, `EM` and `F1` of some, and the collapse.
-
-        That is `distinct` and `spread` of the passages, and `unchanged`: the share of those answers that stay as they
-        are from another question's passages.
+        """Return `nll` (nats per question, first answer), `Success@k`, `EM` and `F1` of some, and signs of collapse.
+        These are `distinct` and `spread` of the passages, and `unchanged`: the share of those answers that do not
+        change with another question's passages.
 
         Raises:
-            CollapsedError: the questions are all given the same passages, and the recipe refuses that.
+            CollapsedError: all questions get the same passages, and the recipe refuses that.
         """
         recalled = self._ask([pair.example.question for pair in self._dev])
         collapse = measure([[hit.passage.id for hit in some] for some in recalled.hits], self._snapshot.n)
@@ -214,21 +212,21 @@ class RagTask:
         }
 
     def save(self, folder: Path) -> None:
-        """Write the model as a folder that `load_rag` opens; it asks into the snapshot's space."""
+        """Write the model as a folder that `load_rag` opens; its questions belong to the snapshot's space."""
         save_rag(self.module, folder, Space.from_json(self._snapshot.space or {}))
 
     def check(self, trained: Measures) -> None:
-        """Do nothing if what was trained reads its passages; what has only begun to learn need not.
+        """Check that the trained model's answers depend on its passages.
 
         Raises:
-            CollapsedError: its answers do not depend on them, and the recipe refuses that.
+            CollapsedError: they do not, and the recipe refuses that.
         """
         asked = min(self._recipe.answered, len(self._dev))
         if self._recipe.refuse_collapse and "unchanged" in trained:
             Collapse(asked, 0.0, 0, 1.0, trained["unchanged"]).check(self._recipe.limits)
 
     def _first_recall(self) -> dict[str, list[int]]:
-        """Return the rows that each question's passages have, found with the encoder as it is now."""
+        """Return the rows of each question's passages, found with the current encoder."""
         questions = list(dict.fromkeys(pair.example.question for pair in self._train))
         rows: dict[str, list[int]] = {}
         for start in range(0, len(questions), _AT_ONCE):
@@ -249,12 +247,12 @@ class RagTask:
     def _scores(self, asked: Tensor, recalled: Recalled) -> Tensor:
         """Return the (b, k) inner products in float32, with gradient to the questions.
 
-        Autocast would make a product of matrices bf16, too coarse to tell near passages apart.
+        Autocast would compute a matrix product in bf16, which is too coarse to distinguish near passages.
         """
         return (self._vectors(recalled).to(asked) * asked[:, None]).sum(-1)  # (b, k, d) * (b, 1, d) -> (b, k)
 
     def _vectors(self, recalled: Recalled) -> Tensor:
-        """Return (b, k, d): those of the snapshot; where a passage encoder learns, its own ones, with gradient."""
+        """Return (b, k, d) vectors of the snapshot; if a passage encoder is trained, its own vectors, with gradient."""
         if self.module.passage is None:
             return torch.from_numpy(recalled.vectors)
         every = {passage.hash: passage for some in recalled.passages for passage in some}
@@ -281,11 +279,11 @@ class RagTask:
 
 def _pairs(examples: Sequence[Example], recipe: RagRecipe) -> list[Pair]:
     if recipe.without_answer == "refuse" and (bare := next((one for one in examples if not one.answers), None)):
-        raise InputError(f"example {bare.id} has no answer to learn: give it one, or drop it")
+        raise InputError(f"example {bare.id} has no answer: give it one, or drop it")
     most = None if recipe.targets == "each" else 1
     pairs = [Pair(one, answer) for one in examples for answer in one.answers[:most]]
     if not pairs:
-        raise InputError("no example to train on has an answer: give a file of questions with answers")
+        raise InputError("no training example has an answer: give a file of questions with answers")
     return pairs
 
 

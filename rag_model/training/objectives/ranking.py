@@ -1,4 +1,4 @@
-"""How well an encoder ranks passages while it is trained: a dev set, its passages, and every score between them."""
+"""Measure an encoder's ranking during training: a dev set, its passages, and all scores between them."""
 
 from collections.abc import Sequence
 
@@ -17,10 +17,10 @@ _AT_ONCE = 256  # questions scored together
 
 
 class Ranking:
-    """Dev questions, and the passages that they are asked of: a corpus, and all that the examples themselves name."""
+    """Dev questions, and the pool of passages to rank: a corpus, and all passages of the examples."""
 
     def __init__(self, examples: Sequence[Example], corpus: Sequence[Passage] = ()) -> None:
-        """Take equal passages once.
+        """Build the pool, with equal passages once.
 
         Raises:
             UsageError: there is no example, or no passage at all.
@@ -31,18 +31,18 @@ class Ranking:
         self.rows = {passage.hash: row for row, passage in enumerate(self.pool)}
         self.with_positives = [place for place, one in enumerate(examples) if one.positives]
         if not self.examples or not self.pool:
-            raise UsageError("the dev set has no example or no passage to rank: give a dev file that names passages")
+            raise UsageError("the dev set has no example or no passage to rank: give a dev file with passages")
 
     def measure(self, asked: Vectors, read: Vectors) -> Measures:
-        """Return `average_rank` and `Success@k`, of (n, d) vectors of the examples and (m, d) ones of the pool.
+        """Return `average_rank` and `Success@k`, from (n, d) vectors of the examples and (m, d) vectors of the pool.
 
-        `average_rank` is that of an example's first positive among the whole pool, from 1; examples without one are
-        left out of it. `Success@k`: the share of examples that have a passage with an answer (DPR's token match; where
-        the example has no answers, one of its positives) among their first k.
+        `average_rank` is the mean rank of the examples' first positive in the whole pool, from 1; examples without one
+        are left out. `Success@k`: the share of examples with a passage that holds an answer (DPR's token match; if the
+        example has no answers, one of its positives) among their first k.
         """
         firsts, ranks = list[int | None](), list[int]()
         for start in range(0, len(asked), _AT_ONCE):
-            scores = asked[start : start + _AT_ONCE] @ read.T
+            scores = asked[start : start + _AT_ONCE] @ read.T  # (b, d) @ (d, m) -> (b, m)
             for example, own in zip(self.examples[start:], scores, strict=False):
                 firsts.append(self._first_answer(example, own))
                 if example.positives:
@@ -53,14 +53,14 @@ class Ranking:
         return {**({"average_rank": sum(ranks) / len(ranks)} if ranks else {}), **success}
 
     def successes(self, asked: Vectors, read: Vectors, k: int) -> npt.NDArray[np.bool_]:
-        """Return (n,) bool: which examples have a passage with an answer among their first `k`; k at most 20."""
+        """Return (n,) bool: whether an example has a passage with an answer among its first `k`; k at most 20."""
         firsts = [self._first_answer(example, own @ read.T) for example, own in zip(self.examples, asked, strict=True)]
         return np.array([first is not None and first <= k for first in firsts])
 
     def _first_answer(self, example: Example, scores: Vectors) -> int | None:
         """Return the rank, from 1, of the first passage that answers; None if none of the first 20 does."""
         depth = min(CUTOFFS[-1], len(scores))
-        best = np.argpartition(-scores, depth - 1)[:depth]
+        best = np.argpartition(-scores, depth - 1)[:depth]  # (m,) -> (depth,)
         ranked = [self.pool[row] for row in best[np.argsort(-scores[best], kind="stable")]]
         return first_answer(example, ranked)
 

@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 
 
 def names() -> tuple[str, ...]:
-    """Return the names of all objectives: the built-in ones, then others by alphabet; imports nothing."""
+    """Return the names of all objectives: the built-in ones, then others in alphabetical order; imports nothing."""
     return tuple(OBJECTIVES.names())
 
 
@@ -29,7 +29,7 @@ def objective(name: str) -> Objective[Any]:
     """Return the objective of a name.
 
     Raises:
-        InputError: the package that registers it cannot be imported, what it registers is not that objective, or two
+        InputError: the package that registers it cannot be imported, it registers something else, or two
             packages register it.
         UsageError: there is no such objective.
     """
@@ -41,7 +41,7 @@ def objective(name: str) -> Objective[Any]:
             f"objective {name!r} is {type(found).__name__}: register an instance of a subclass of Objective"
         )
     if found.name != name:
-        raise InputError(f"objective {name!r} calls itself {found.name!r}: register it by that name")
+        raise InputError(f"objective {name!r} has the name {found.name!r}: register it by that name")
     return found
 
 

@@ -43,7 +43,7 @@ def test_the_question_prompt_does_not(tiny_bert: Path) -> None:
 
 
 def test_other_weights_are_another_space(tiny_bert: Path, tiny_dpr: tuple[Path, Path]) -> None:
-    with pytest.raises(RefusedError, match="whose weights differ: ask with the encoder that the snapshot carries"):
+    with pytest.raises(RefusedError, match="whose weights differ: use the encoder that the snapshot carries"):
         check_same_space(space_of(tiny_dpr[0], SPEC), space_of(tiny_bert, SPEC))
 
 

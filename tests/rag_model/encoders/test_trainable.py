@@ -118,5 +118,5 @@ def test_a_question_encoder_declares_whose_passages_it_was_trained_against(tiny_
 
 
 def test_a_missing_folder_is_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="is not here: give a folder"):
+    with pytest.raises(InputError, match="there is no model folder"):
         TrainableEncoder.load(tmp_path / "nothing")

@@ -60,7 +60,7 @@ def test_the_page_shows_how_well_and_where_the_loss_is(report: AnswerReport) -> 
     ):
         assert piece in page.text
     labels = [attributes["aria-label"] for name, attributes in page.seen if name == "svg"]
-    assert labels == ["measures by passages a question", "loss by steps"]
+    assert labels == ["measures by passages per question", "loss by steps"]
 
 
 def test_mistakes_are_shown_with_their_passages_and_weights(report: AnswerReport) -> None:

@@ -44,7 +44,7 @@ def test_where_there_is_no_choice_nothing_has_collapsed() -> None:
 
 
 def test_a_collapse_fails_loudly() -> None:
-    with pytest.raises(RefusedError, match=r"20 questions were given 2 distinct passages .*learning rate"):
+    with pytest.raises(RefusedError, match=r"20 questions got 2 distinct passages .*learning rate"):
         measure([["a", "b"]] * 20, corpus=100).check()
     measure([["a", "b"]] * 19, corpus=100).check()  # too few to say
     measure([["a", "b"]] * 50, corpus=100).check(Limits(least_spread=0))
@@ -52,7 +52,7 @@ def test_a_collapse_fails_loudly() -> None:
 
 def test_a_model_that_does_not_read_fails_loudly() -> None:
     healthy = [[str(n)] for n in range(50)]
-    with pytest.raises(RefusedError, match="does not read: 96% of 50 answers"):
+    with pytest.raises(RefusedError, match="ignores its passages: 96% of 50 answers"):
         measure(healthy, corpus=100, unchanged=0.96).check()
     measure(healthy, corpus=100, unchanged=0.9).check()
     measure(healthy, corpus=100).check()

@@ -76,8 +76,8 @@ def test_a_report_of_nearly_nothing_is_still_a_page(report: BuildReport) -> None
 def test_a_refusal_says_which_check_and_what_to_do(report: BuildReport) -> None:
     refused = judge(GateRecipe(), Vitals(9, None, ""), {"hnsw": Findings("HNSW32", np.full(9, 0.5))})
     text = parsed(render(replace(report, verdict=refused))).text
-    assert "The gate said no: hnsw recall@20, mean is 0.500, wanted at least 0.950" in text
-    assert "search it harder" in text
+    assert "The gate refused it: hnsw recall@20, mean is 0.500, wanted at least 0.950" in text
+    assert "raise efSearch or nprobe" in text
 
 
 @given(st.text(), st.text())
@@ -91,17 +91,17 @@ def test_each_index_shows_its_health_in_figures_and_pictures(report: BuildReport
     rows = re.findall(r"<tr><td>([^<]*)</td><td>([^<]*)</td><td>([^<]*)</td></tr>", render(report))
     assert rows[:7] == [
         ("links of a node, mean", "1.67", "–"),
-        ("nodes that no other links to", "1", "–"),
+        ("nodes without a link from another node", "1", "–"),
         ("nodes unreachable before repair", "2", "–"),
         ("nodes unreachable", "0", "–"),
         ("imbalance of the lists (1: all equal)", "–", "1.25"),
         ("vectors in the largest list", "–", "5,000,000"),
-        ("what codes lose, |x - x̂|² / |x|²", "0", "0.0625"),
+        ("error of the codes, |x - x̂|² / |x|²", "0", "0.0625"),
     ]
     pictures = [attributes["aria-label"] for name, attributes in page.seen if name == "svg"]
     assert pictures == [
-        "recall@20 by distance computations a question",
-        "recall@20 by milliseconds a question",
+        "recall@20 by distance computations per query",
+        "recall@20 by milliseconds per query",
         "nodes by links of a node",
         "lists by vectors in a list",
         "passages by words in a passage",

@@ -61,7 +61,7 @@ def test_a_failed_write_leaves_what_was_there(tmp_path: Path, outcomes: list[Ret
 
 def test_a_place_that_can_not_be_written_is_named(tmp_path: Path, outcomes: list[Retrieved]) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match="choose another place"):
+    with pytest.raises(InputError, match="choose another path"):
         write_trec(outcomes, tmp_path / "file" / "run")
 
 

@@ -259,7 +259,7 @@ def test_a_broken_generator_is_named(kind: str, how: Decoding) -> None:
             return [math.nan] * self.vocabulary if context == 2 and said else super().next_logits(context, said)
 
     generator = Broken(1, end_bias=-20.0)
-    with pytest.raises(InputError, match="its weights are broken"):
+    with pytest.raises(InputError, match="its weights are damaged"):
         DECODE[kind](generator, generator.numbered(3, 1), priors(3, 1, 1), how, range(3))
 
 
@@ -269,7 +269,7 @@ def test_a_broken_generator_is_named(kind: str, how: Decoding) -> None:
         ({"beams": 0}, "0 beams"),
         ({"max_new_tokens": 0}, "0 tokens"),
         ({"mode": "slow"}, "thorough or fast"),
-        ({"beams": 2, "sampling": Sampling()}, "choose one of the two"),
+        ({"beams": 2, "sampling": Sampling()}, "set beams to 1"),
     ],
 )
 def test_settings_that_mean_nothing_are_refused(wrong: dict[str, object], says: str) -> None:

@@ -158,7 +158,7 @@ def test_a_folder_of_transformers_alone_is_read(parts: dict[str, Path], tmp_path
     assert rag.settings == RagSettings("token", k=3)
     assert rag.generator.form == PaperForm(title_sep=" ~ ", doc_sep=" @ ", max_length=80)
     assert (rag.question.spec.pooling, rag.question.spec.normalize) == ("cls", False)
-    with pytest.raises(InputError, match="does not say whose passages it asks"):
+    with pytest.raises(InputError, match="does not declare its passage encoder"):
         rag.question.space()
     ours = Rag(
         TrainableEncoder.load(parts["dpr"], device="cpu"),
@@ -189,7 +189,7 @@ def test_each_half_of_a_plain_folder_opens_by_itself(parts: dict[str, Path], tmp
         (lambda folder: (folder / "bookwheel.json").write_text("{"), "corrupt"),
         (lambda folder: (folder / "bookwheel.json").write_text('{"settings": {}}'), "corrupt"),
         (lambda folder: (folder / "bookwheel.json").write_text('{"settings": {"x": 1}, "form": 1}'), "corrupt"),
-        (lambda folder: (folder / "generator_tokenizer").rename(folder / "elsewhere"), "is no whole RAG model"),
+        (lambda folder: (folder / "generator_tokenizer").rename(folder / "elsewhere"), "is not a complete RAG model"),
         (lambda folder: (folder / "config.json").write_text('{"model_type": "bert"}'), "holds a bert model"),
         (lambda folder: [path.unlink() for path in folder.glob("*.json")], "holds no RAG model"),
     ],

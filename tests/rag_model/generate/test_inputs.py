@@ -96,7 +96,7 @@ def test_a_prompt_keeps_its_instructions(tokenizer: Any) -> None:
 
 
 def test_a_form_that_alone_is_too_long_is_refused(tokenizer: Any) -> None:
-    with pytest.raises(UsageError, match="max_length 8 has no room for the form alone: use 10 or more"):
+    with pytest.raises(UsageError, match="max_length 8 is too small for the form alone: use 10 or more"):
         words(tokenizer, PaperForm(), "xyz", "a", "b", 8)
 
 
@@ -152,20 +152,20 @@ def test_a_form_is_read_back(form: Form) -> None:
     "value", [{}, {"form": "poem"}, {"form": "paper", "colour": 1}, {"form": "paper", "max_length": "long"}]
 )
 def test_what_is_no_form_is_refused(value: dict[str, Any]) -> None:
-    with pytest.raises(InputError, match="is no form"):
+    with pytest.raises(InputError, match="is not a form"):
         form_of_json(value)
 
 
 @pytest.mark.parametrize("changes", [{"max_length": 0}, {"max_answer": -1}, {"max_length": 2.5}, {"max_answer": None}])
 def test_fields_of_a_form_have_types_and_bounds(changes: dict[str, Any]) -> None:
     for form in (PaperForm, PromptForm):
-        with pytest.raises(UsageError, match="of a form does not do"):
+        with pytest.raises(UsageError, match="of a form is invalid"):
             form(**changes)
 
 
 @pytest.mark.parametrize("counts", [[2, 3], [1, 0], [0, 0], [1]])
 def test_questions_read_together_have_as_many_passages(counts: list[int]) -> None:
-    with pytest.raises(UsageError, match="can not be read together"):
+    with pytest.raises(UsageError, match="cannot be read together"):
         write_all(PaperForm(), ["a", "b"], [[passage("", "")] * count for count in counts])
 
 

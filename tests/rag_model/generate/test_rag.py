@@ -201,7 +201,7 @@ def test_long_questions_and_empty_passages_have_a_likelihood(rag: Rag) -> None:
 
 def test_what_does_not_belong_together_is_refused(rag: Rag) -> None:
     _, _, contexts, targets = batch(rag, EVEN)
-    with pytest.raises(UsageError, match="2 questions with 2 scores do not go with 6 contexts, 3 a question"):
+    with pytest.raises(UsageError, match="2 questions with 2 scores do not match 6 contexts, 3 per question"):
         rag.loss(torch.zeros(2, 2), contexts, targets)
     with pytest.raises(UsageError, match="3 questions"):
         rag.loss(torch.zeros(3, 3), contexts, targets)

@@ -170,7 +170,7 @@ def test_a_default_is_not_set_in_a_file_that_is_laid_out_otherwise(tmp_path: Pat
     index.add(make_vectors(100))
     faiss.write_index(index, str(tmp_path / "cagra"))
     before = (tmp_path / "cagra").read_bytes()
-    with pytest.raises(InputError, match="is not a whole HNSW index"):
+    with pytest.raises(InputError, match="is not a complete HNSW index"):
         set_default(tmp_path / "cagra", {"efSearch": 50})
     assert (tmp_path / "cagra").read_bytes() == before
 
@@ -199,7 +199,7 @@ def test_wrong_questions_are_refused(factory: str, make_vectors: Make, write_par
     with pytest.raises(UsageError, match="efsearch is not a search parameter"):
         index.search(good, 5, efsearch=10)
     good[1, 3] = np.nan
-    with pytest.raises(UsageError, match="vector 1 of the question"):
+    with pytest.raises(UsageError, match="vector 1 of the query"):
         index.search(good, 5)
 
 
@@ -222,13 +222,13 @@ def test_what_is_no_index_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="build it first"):
         open_index(tmp_path / "missing.faiss")
     (tmp_path / "text.faiss").write_text("no index" * 100)
-    with pytest.raises(InputError, match="not a whole faiss index"):
+    with pytest.raises(InputError, match="not a complete faiss index"):
         open_index(tmp_path / "text.faiss")
     faiss.write_index(faiss.IndexFlat(8, faiss.METRIC_L1), str(tmp_path / "l1.faiss"))
     with pytest.raises(InputError, match="only inner product and L2"):
         open_index(tmp_path / "l1.faiss")
     faiss.write_index(faiss.IndexLSH(8, 16), str(tmp_path / "lsh.faiss"))
-    with pytest.raises(InputError, match="IndexLSH, which is not searched here"):
+    with pytest.raises(InputError, match="IndexLSH, which bookwheel cannot search"):
         open_index(tmp_path / "lsh.faiss")
 
 

@@ -140,7 +140,7 @@ POISONS: list[tuple[Callable[[Library], None], str, bool]] = [
     (name_a_hostile_manifest, "can not be used", False),
     (damage_a_blob, "is damaged", False),
     (name_one_without_the_index, "no index 'hnsw'", True),
-    (name_one_whose_index_is_another, "not a whole faiss index", True),
+    (name_one_whose_index_is_another, "not a complete faiss index", True),
 ]
 
 
@@ -191,7 +191,7 @@ def test_a_model_of_another_space_refuses_the_snapshot(library: Library, dest: P
     with serving(library.url, dest, ready=False, hopeless=failures.append, model=str(model)) as found:
         until(lambda: failures)
         assert found.client.get("/readyz").status_code == 503
-    assert "can not ask a snapshot" in str(failures[0])
+    assert "cannot search a snapshot" in str(failures[0])
 
 
 def test_an_edition_that_does_not_fit_is_refused(library: Library, dest: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,7 +62,7 @@ def test_another_recipe_is_named(store: Store, change: dict[str, Any], named: li
     plan = planned(replace(RECIPE, **change))
     assert obstacles(parent_of(store, planned()), "hnsw", plan, "space") == named
     notes = noted(plan, named).notes
-    assert notes == ((f"trained anew: the parent's index differs in {', '.join(named)}",) if named else ())
+    assert notes == ((f"trained again: the parent's index differs in {', '.join(named)}",) if named else ())
 
 
 def test_without_a_trained_file_there_is_nothing_to_inherit(store: Store) -> None:

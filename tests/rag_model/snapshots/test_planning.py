@@ -107,7 +107,7 @@ def test_what_will_not_fit_is_told_with_what_would() -> None:
 
 
 def test_no_passages_and_no_fitting_factory() -> None:
-    with pytest.raises(InputError, match="no passages at all"):
+    with pytest.raises(InputError, match="the dump has no passages"):
         plan_indexes({"a": IndexRecipe("HNSW32")}, cuts(0), {"embeddings": 32}, None)
     with pytest.raises(UsageError, match="PQ7"):
         plan_indexes({"a": IndexRecipe("IVF4,PQ7")}, cuts(5000), {"embeddings": 32}, None)

@@ -203,7 +203,7 @@ def test_where_nothing_is_left_refs_name_nothing(store: Store) -> None:
 
 def test_another_wikis_page_of_that_id_stays(store: Store) -> None:
     other = build(store, {7: "sieben"}, "de", dbname="dewiki")
-    with pytest.raises(UsageError, match="holds snapshots of 'dewiki', 'enwiki': say with --wiki"):
+    with pytest.raises(UsageError, match="holds snapshots of 'dewiki', 'enwiki': name the wiki of the pages"):
         choose_wiki(store, [GONE], None)
     with pytest.raises(UsageError, match=r"no snapshot in .* is of wiki 'frwiki': there are 'dewiki', 'enwiki'"):
         choose_wiki(store, [GONE], "frwiki")

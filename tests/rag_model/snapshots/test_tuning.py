@@ -74,7 +74,7 @@ def test_a_target_out_of_reach_is_noted(content: tuple[Store, Content], tmp_path
     index = replace(built(what, hnsw=None, ivfpq=0.99)[1], blob=blob)
     (tuned,) = tune_searches(store, draft, [index], RECIPE)
     assert tuned.plan.search == {"nprobe": 1}
-    assert tuned.plan.notes[-1].startswith("recall@3 of 0.99 is out of reach")
+    assert tuned.plan.notes[-1].startswith("recall@3 of 0.99 cannot be reached")
 
 
 def test_the_manifest_says_the_setting_and_the_gate_searches_with_it(content: tuple[Store, Content]) -> None:

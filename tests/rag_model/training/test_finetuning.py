@@ -51,6 +51,6 @@ def test_a_part_that_is_promised_and_not_saved_is_refused(job: Job[ToyTraining],
 
     broken = Finetuning(Boastful(), job)
     trained = broken.run(tmp_path / "one")
-    with pytest.raises(UsageError, match=r"objective 'toy' saved no question in .*: let its `save` write them"):
+    with pytest.raises(UsageError, match=r"objective 'toy' saved no question in .*: write them in its `save`"):
         broken.publish(trained, tmp_path / "one", "toy", {})
     assert job.store.models.list() == []

@@ -66,10 +66,10 @@ def test_files_that_are_no_vectors_are_refused(tmp_path: Path, write_parts: Make
     with pytest.raises(InputError, match="has 5 dimensions and"):
         VectorFiles([good, tmp_path / "wide.npy"])
     np.save(tmp_path / "objects", np.array([{}, {}]), allow_pickle=True)
-    with pytest.raises(InputError, match=r"not a whole \.npy file"):
+    with pytest.raises(InputError, match=r"not a complete \.npy file"):
         VectorFiles([tmp_path / "objects.npy"])
     good.write_bytes(good.read_bytes()[:-1])
-    with pytest.raises(InputError, match=r"not a whole \.npy file"):
+    with pytest.raises(InputError, match=r"not a complete \.npy file"):
         VectorFiles([good])
 
 

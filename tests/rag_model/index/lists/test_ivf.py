@@ -214,7 +214,7 @@ def test_pieces_that_do_not_belong_are_refused(make_vectors: Make, write_parts: 
     with pytest.raises(InputError, match="part 1 is a piece of another build"):
         _merge(plan, parts, [pieces[0], theirs[1]], out)
     ivf.scatter(plan, tmp_path / "mine" / "trained", parts[0], 1, pieces[1])
-    with pytest.raises(InputError, match="part 1 holds 500 vectors where the part has 700"):
+    with pytest.raises(InputError, match="part 1 holds 500 vectors and the part has 700"):
         _merge(plan, parts, pieces, out)
     ivf.scatter(plan, tmp_path / "mine" / "trained", parts[1], 1, pieces[1])
     pieces[1].write_bytes(pieces[1].read_bytes()[:-100])
@@ -241,7 +241,7 @@ def test_a_part_of_another_dimension_is_refused(make_vectors: Make, write_parts:
     plan, parts = resolve(IndexRecipe("IVF8,Flat"), 1200, 32), write_parts(make_vectors(1200))
     ivf.train(plan, parts, tmp_path / "trained")
     np.save(parts[0], make_vectors(1200, 16))
-    with pytest.raises(InputError, match="16 dimensions where the index has 32"):
+    with pytest.raises(InputError, match="16 dimensions, the index has 32"):
         ivf.scatter(plan, tmp_path / "trained", parts[0], 0, tmp_path / "piece")
 
 

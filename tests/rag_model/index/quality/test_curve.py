@@ -71,7 +71,7 @@ def test_settings_that_cost_the_same_count_once_by_the_best() -> None:
 
 
 def test_curves_apart_cannot_be_compared() -> None:
-    with pytest.raises(UsageError, match="share no range"):
+    with pytest.raises(UsageError, match="have no common range"):
         compare([effort(10, 0.5), effort(20, 0.6)], [effort(21, 0.5), effort(40, 0.6)])
 
 

@@ -70,8 +70,8 @@ def test_what_cannot_be_reached_is_said_and_approached(built: Built) -> None:
     assert best - 0.02 < tuned.recall == recall(index, trial, nprobe=value) < 0.99
     assert tuned.recall >= recall(index, trial, nprobe=32) - 0.005
     assert value < 32
-    assert tuned.note.startswith("recall@10 of 0.99 is out of reach, the best is ")
-    assert f"so nprobe={value} is set, which finds {tuned.recall:.3f}: longer codes or a second look" in tuned.note
+    assert tuned.note.startswith("recall@10 of 0.99 cannot be reached, the best is ")
+    assert f"so nprobe={value} is set, which finds {tuned.recall:.3f}: longer codes or a refinement" in tuned.note
 
 
 @pytest.mark.parametrize("where", ["file", "vectors"])

@@ -22,7 +22,7 @@ def test_amounts_as_people_write_them(text: str, count: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "GB", "-1GB", "16 apples", "0", "1e9", "16GBs"])
 def test_what_is_no_amount(text: str) -> None:
-    with pytest.raises(UsageError, match="no amount of memory"):
+    with pytest.raises(UsageError, match="not an amount of memory"):
         parse_bytes(text)
 
 

@@ -109,7 +109,7 @@ def test_order_and_number_are_kept_over_many(tmp_path: Path) -> None:
 
 
 def test_settings_that_contradict_are_refused() -> None:
-    with pytest.raises(UsageError, match="skip less than the depth"):
+    with pytest.raises(UsageError, match="need 0 <= skip < depth"):
         Mining(depth=5, skip=5)
-    with pytest.raises(UsageError, match="no passage with a word"):
+    with pytest.raises(UsageError, match="no passage contains a word"):
         Bm25([passage_of("", " ")])

@@ -102,7 +102,7 @@ def test_a_damaged_checkpoint_is_told_and_nothing_is_changed(tmp_path: Path, nam
 def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
     path = save_checkpoint(tmp_path, *stepped(1), STANDING)
     wide = Tied(5)
-    with pytest.raises(InputError, match="is of another model: train in another folder"):
+    with pytest.raises(InputError, match="belongs to another model: train in another folder"):
         load_checkpoint(path, wide, torch.optim.AdamW(wide.parameters()))
 
 

@@ -78,7 +78,7 @@ def test_two_packages_with_one_name_are_refused(tmp_path: Path, monkeypatch: pyt
         ("no_such_module:TOY", "cannot be imported .*No module named 'no_such_module'"),
         ("toy_for_registry:NONE", "cannot be imported .*NONE"),
         ("toy_for_registry:ToyRecipe", "is type: register an instance"),
-        ("toy_for_registry:TOY", "calls itself 'toy': register it by that name"),
+        ("toy_for_registry:TOY", "has the name 'toy': register it by that name"),
     ],
 )
 def test_a_broken_one_is_named_and_the_others_work(
