@@ -17,7 +17,7 @@ _TICK = 0.01  # seconds; two writes within it may leave the same time of change
 
 
 class Stamps:
-    """The stamps in one folder, a small file each; if the folder cannot be written, they last as long as the process."""
+    """The stamps in one folder, a small file each; if it cannot be written, they last as long as the process."""
 
     def __init__(self, folder: Path) -> None:
         """Keep stamps in `folder`, created with the first of them; call `stamps_in`, which shares one object."""
