@@ -2,7 +2,7 @@
 
 The names are from the large Wikipedias' templates and titles. The English names are used besides each language's
 own, because small wikis borrow English templates; a language that is not in the table has only the English names.
-Hatnotes ("{{disambiguation needed}}", Russian "{{значения}}") are on articles, so they must not be in this table.
+Hatnotes ("{{disambiguation needed}}", Russian "{{значения}}") are on articles: keep them out of this table.
 """
 
 from dataclasses import dataclass, fields

@@ -40,7 +40,7 @@ class ArticleOutcome:
 def cutting_basis(siteinfo: Siteinfo, cut_by: Mapping[str, Any], version: int) -> bytes:
     """Return the settings that all articles of a part are chunked by, as the first bytes of every key.
 
-    `cut_by` is the identity of a chunk recipe. Its bounds for giving up a whole part decide no passage and are left out.
+    `cut_by` is the identity of a chunk recipe. Its quarantine bounds decide no passage and are left out.
     """
     rest = {name: value for name, value in cut_by.items() if name not in _ELSEWHERE}
     others = [rest] if rest else []  # empty adds nothing, so that keys of earlier logs are still valid

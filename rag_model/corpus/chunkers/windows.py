@@ -100,8 +100,8 @@ def split_words(text: str) -> list[str]:
     r"""Split a text into words, each with the space before it: joined, they are the text on one line.
 
     Words are separated by whitespace. A run of a dozen letters of a script without spaces (Chinese,
-    Japanese, Thai, …) counts as one word for every two letters, about as many as segmenters find; otherwise a sentence
-    would be one word and a passage 100 sentences.
+    Japanese, Thai, …) counts as one word for every two letters, about as many as segmenters find; otherwise a
+    sentence would be one word and a passage 100 sentences.
 
     >>> split_words("One  small\nstep")
     [' One', ' small', ' step']

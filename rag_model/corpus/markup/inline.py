@@ -91,7 +91,7 @@ def _ipa(call: Call) -> str:
 
 
 def _ipa_symbols(call: Call) -> str:
-    """`{{IPAc-en|ˈ|æ|n}}` reads /ˈæn/; words among the symbols are labels such as "local pronunciation"."""
+    """`{{IPAc-en|ˈ|æ|n}}` reads /ˈæn/; labels such as `pron` and `uk` become words."""
     spoken = {"pron": "pronounced ", "lang": "English: ", "also": "also ", "us": "US: ", "uk": "UK: "}
     before = "".join(spoken.get(value.lower(), "") for value in call.positional())
     sounds = "".join(

@@ -92,7 +92,7 @@ def _raise(superscript: re.Match[str]) -> str:
 
 
 def _apostrophes(run: re.Match[str]) -> str:
-    """Two, three and five apostrophes are markup; any more are text (L''''amour''')."""
+    """Two, three and five apostrophes are markup; one of a run of four or six is text (L''''amour''')."""
     return "'" if len(run[0]) in {4, 6} else ""
 
 

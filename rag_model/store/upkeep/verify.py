@@ -100,7 +100,7 @@ def _refs(shelf: Shelf[Any]) -> list[Problem]:
     refs, known = shelf.refs, set(shelf.list())
     for name in refs.names(deleted=True):
         numbers = refs.numbers(name)
-        missing = sorted({*range(min(numbers, default=1), max(numbers, default=0) + 1)} - {*numbers})  # the oldest may be expired
+        missing = sorted({*range(min(numbers, default=1), max(numbers, default=0) + 1)} - {*numbers})  # others expired
         problems += [Problem(refs.path(name, number), None, "missing: the log has a gap") for number in missing]
         for number in numbers:
             try:
