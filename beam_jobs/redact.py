@@ -1,7 +1,7 @@
-"""The redact job: parts of a snapshot without some pages.
+"""The redact job: write parts of a snapshot again without some pages.
 
-Nothing of it is recorded: a record would name the files that hold the pages, and so keep them. It costs little, and the
-same files come out of it again.
+It writes no memo record: a record would name the files that contain the pages, and so keep them from `gc`. The job is
+cheap, and running it again gives the same files.
 """
 
 import tempfile
@@ -42,5 +42,5 @@ def redact(task: RedactTask, store: Store) -> Facts:
 
 
 def run(tasks: Sequence[RedactTask], launch: Launch, on_progress: OnProgress | None = None) -> list[Facts]:
-    """Redact all parts; return each one's rows and files, in their order."""
+    """Redact all parts; return the rows and files of each, in order."""
     return run_job("redact", redact, tasks, launch, on_progress, lambda task: task.passages.size)

@@ -37,7 +37,7 @@ class ChunkRecipe:
 
     chunker: str = "sections"
     words: int | None = None  # short for the setting of that name; None: the chunker's own default
-    settings: Mapping[str, Any] = field(default_factory=dict)  # settings of the chunker; omitted ones keep their defaults
+    settings: Mapping[str, Any] = field(default_factory=dict)  # of the chunker; omitted ones keep defaults
     quarantine_share: float = 0.01  # share of a part's articles that may be unparsable
     quarantine_floor: int = 20  # this number may be unparsable in any part, even if it is more than the share
 

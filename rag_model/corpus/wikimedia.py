@@ -28,10 +28,10 @@ _RUN = re.compile(r'href="(?:[^"]*/)?(\d{8})/?"')
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}\.bz2")
 _AGENT = {"User-Agent": "bookwheel (https://pypi.org/project/bookwheel)"}  # Wikimedia refuses clients without a name
 _PATIENCE = 60.0  # seconds without a byte until a connection counts as dead
-_PAGE = 1 << 26  # bytes at most of a listing or a status page
+_PAGE = 1 << 26  # most bytes of a listing or a status page
 _BLOCK = 1 << 20
-_TRIES = 5  # connections in a row that bring nothing new
-_RUNS = 3  # unfinished runs looked at before giving up: a run takes days, and the one before it is whole
+_TRIES = 5  # connections in a row without new bytes before giving up
+_RUNS = 3  # unfinished runs examined before giving up: a run takes days, and the one before it is complete
 
 Tell = Callable[[int, int], object]  # bytes done, bytes in total
 

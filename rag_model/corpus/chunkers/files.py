@@ -68,5 +68,5 @@ def _files(chunker: Chunker, setting: str, path: Path) -> dict[str, Path]:
     found = {file.relative_to(path).as_posix(): file for pattern in patterns for file in path.rglob(pattern)}
     kept = {name: found[name] for name in sorted(found) if found[name].is_file()}
     if not kept:
-        raise InputError(f"{path} is not a {setting} for the recipe's chunker: name a file, or a folder with such files")
+        raise InputError(f"{path} is not a {setting} for the recipe's chunker: name a file, or a folder with files")
     return kept

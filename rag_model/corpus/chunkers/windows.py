@@ -88,9 +88,9 @@ def anchor(heading: str, taken: set[str]) -> str:
     return candidate
 
 
-# Scripts that put no blanks between words: Thai, Lao, Tibetan, Burmese, Khmer, kana, Han.
+# Scripts without spaces between words: Thai, Lao, Tibetan, Burmese, Khmer, kana, Han.
 _UNSPACED = "\u0e00-\u0eff\u0f00-\u0fff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
-# Their punctuation, and signs that no letter may be cut from.
+# Their punctuation, and combining signs that must stay with their letter.
 _MARKS = "\u3001-\u3029\uff00-\uffef\u0e31\u0e34-\u0e3a\u0e47-\u0e4e\u102b-\u103e\u17b4-\u17d3"
 _LONG_RUN = re.compile(f"[{_UNSPACED}{_MARKS}]{{12}}")
 _PIECES = re.compile(f"[{_UNSPACED}]{{1,2}}[{_MARKS}]*|[^{_UNSPACED}]+")
