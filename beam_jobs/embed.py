@@ -44,7 +44,7 @@ class EmbedTask:
         return cls(cut.passages, facts.digest, encoder.passage, space.digest, space.dim, dtype, earlier, new)
 
     def inputs(self) -> dict[str, Any]:
-        """Return all inputs that decide the vectors, up to rounding. What is inherited from a parent is not an input."""
+        """Return all inputs that decide the vectors, up to rounding. Inherited parts are not an input."""
         return {
             "passages": self.digest,
             "space": self.space,

@@ -154,7 +154,7 @@ def _passed_on(store: Store, build: IndexBuild) -> tuple[BlobRef, Trained] | Non
 
 
 def train_one(build: IndexBuild, store: Store) -> Facts:
-    """Learn what the workers of one index share, once; with a trained file that fits, only say so."""
+    """Train one index, once; if an inherited file fits, only report that."""
     plan, heirloom = build.plan, build.inherited
     why = heirloom and heirloom.trained.reason(plan.drift)
     if heirloom and not why:
@@ -167,7 +167,7 @@ def train_one(build: IndexBuild, store: Store) -> Facts:
         return kind_named(plan.kind).train(plan, _local(store, build.rows), out)
 
     made = _once(store, "train", deciding(plan), make, vectors=build.rows.id)
-    return {"note": f"trained anew: {why}" if why else None, **made}
+    return {"note": f"trained again: {why}" if why else None, **made}
 
 
 def _moved(build: IndexBuild, heirloom: Heirloom, missed: str, store: Store) -> Facts:

@@ -87,7 +87,7 @@ def run_job(
     if small or not todo:
         made = _by_itself(work, todo, store, on)
     else:
-        from beam_jobs.pipeline import by_workers  # noqa: PLC0415 - importing Beam takes a second, which a small job saves
+        from beam_jobs.pipeline import by_workers  # noqa: PLC0415 - importing Beam takes a second
 
         made = by_workers(stage, work, todo, launch, on, seconds)
     done_now = dict(zip(left, made, strict=True))
