@@ -52,7 +52,7 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where things are."""
+    """The addresses of what `up` started."""
 
     ui: str
     api: str

@@ -57,7 +57,7 @@ def launching(name: str, target: Flow[..., Any], weigh: Callable[..., Work], *le
     Args:
         name: the name of the flow.
         target: the flow whose runs are estimated; the run gets its parameters.
-        weigh: returns a run's work within its `Limits`, the first argument; the others are the run's parameters, by name.
+        weigh: returns a run's work within its `Limits`, the first argument; the others are the run's parameters.
         left_out: parameters of `target` that a launch does not take.
     """
     asked = [one for one in signature(target.fn).parameters.values() if one.name not in left_out]
@@ -176,7 +176,6 @@ def job_variables(pool: str, needs: Needs) -> dict[str, Any]:
 
 def show(needs: Needs) -> None:
     """Write the estimate as an artifact of the run."""
-
     rows: Mapping[str, str] = {
         **needs.work,
         "cores": f"{needs.cores:,}",

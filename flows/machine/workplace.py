@@ -37,7 +37,7 @@ def workplace(out: Path, folder: Path | None, work_bytes: int, out_bytes: int) -
     work = (folder or out.parent).resolve() / f"{out.name}.work"
     _check_disk(work, work_bytes, out, out_bytes)
     if work.exists() and not (work.is_dir() and ((work / _MARK).exists() or not any(work.iterdir()))):
-        raise UsageError(f"{work} exists and is not a folder of `bookwheel index`: remove it, or name a folder with --work")
+        raise UsageError(f"{work} exists and is not a work folder: remove it, or name another with --work")
     temporary = work / "tmp"
     store = Store.open(str(work), create=True)
     with alone(work):

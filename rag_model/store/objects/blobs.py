@@ -188,7 +188,6 @@ class Blobs:
 
     def _put(self, ref: BlobRef, write: Callable[[], None]) -> bool:
         """Write a blob and return True; False if it exists and is too recent for any `gc` to be deleting it."""
-
         found = self.files.find(ref.path)
         if found is not None and found.size == ref.size and time.time() - found.written < _TRUSTED:
             return False

@@ -146,7 +146,6 @@ def _move(building: Path, place: Path) -> None:
     try:
         building.rename(place)
     except OSError:  # it exists: perhaps another pull has just made it
-
         if not place.is_dir():
             raise
     else:
