@@ -115,7 +115,7 @@ def _checked_move(store: Store, shelf: Shelf[Any], ref: str, identity: str, now:
     if shelf is store.snapshots and (found := taken_down(store, store.snapshots.get(identity).content)):
         raise RefusedError(
             f"ref {ref} stays where it is: page {found[0].page} ({found[0].title!r}) in snapshot {identity[:12]} in "
-            f"{store.url} was taken down: run `takedown --yes` to its end, and take what it puts in its place"
+            f"{store.url} was taken down: run `takedown --yes` to its end, and use the snapshot that replaces it"
         )
     try:
         return shelf.refs.move(ref, identity, now.number if now else 0, note)

@@ -93,7 +93,7 @@ def test_a_prefect_server_that_does_not_answer(bookwheel: Any, flink: str, monke
 
 
 def test_a_prefect_server_whose_restart_would_end_runs(bookwheel: Any) -> None:
-    assert "its leases lie in memory" in of(bookwheel("doctor", "--json"))["prefect"]["found"]
+    assert "its leases are in memory" in of(bookwheel("doctor", "--json"))["prefect"]["found"]
 
 
 def test_a_version_that_was_not_tested(monkeypatch: pytest.MonkeyPatch) -> None:
