@@ -31,21 +31,21 @@ def told(store: Store, run: str, stage: str, failure: BaseException, log: Path) 
         return _error(*raised[-1])
     if WORKER_DIED in str(failure):
         return errors.ResourceError(
-            f"a worker process of the {stage} job was killed, perhaps for want of memory (its log: {log}): what was "
-            "finished is recorded; run again, with one worker (-- --direct_num_workers=1) if it happens again"
+            f"a worker process of the {stage} job was killed, perhaps for want of memory (its log: {log}): "
+            "finished work is recorded; run it again, with one worker (-- --direct_num_workers=1) if it happens again"
         )
     if _LOST.search(str(failure)):
         return errors.ResourceError(
             f"workers of the {stage} job were lost more often than the engine tries again, perhaps for want of memory: "
-            "what was finished is recorded; give each worker more, or run fewer on a machine, and run again"
+            "finished work is recorded; give each worker more, or run fewer on a machine, and run again"
         )
     if _CANCELLED.search(str(failure)):
         return errors.BookwheelError(
-            f"the {stage} job was cancelled on its engine: what was finished is recorded; run again to go on"
+            f"the {stage} job was cancelled on its engine: finished work is recorded; run it again to continue"
         )
     return errors.BookwheelError(
         f"the {stage} job failed on its runner ({type(failure).__name__}: {_last_line(failure)}): "
-        "what was finished is recorded; run again with --debug for the trace"
+        "finished work is recorded; run it again with --debug for the trace"
     )
 
 

@@ -19,7 +19,7 @@ def doctor(
     findings = list(examine(store, beam_options))
     amiss = [finding for finding in findings if not finding.ok]
     document = {"ok": not amiss, "findings": [asdict(finding) for finding in findings]}
-    refusal = f"{len(amiss)} of {len(findings)} things are amiss: {amiss[0].what}: {amiss[0].todo}" if amiss else ""
+    refusal = f"{len(amiss)} of {len(findings)} checks failed: {amiss[0].what}: {amiss[0].todo}" if amiss else ""
     return Reply(document, "\n".join(map(_line, findings)), refusal)
 
 

@@ -74,7 +74,7 @@ class TestOnS3:
         gone = json_of("tag", "--delete", "model:twin", "--yes")
         assert (gone["model"], gone["others"]) == (new, ["reader"])
         compared = bookwheel("diff", "model:reader@1", "model:reader", "--store", store)
-        assert (compared.code, "stands where the name of a snapshot belongs" in compared.complaint) == (2, True)
+        assert (compared.code, "is in place of the name of a snapshot" in compared.complaint) == (2, True)
 
     def test_a_model_is_read_with_from_the_store_from_a_pull_and_from_an_export(
         self, json_of: Callable[..., Any], bookwheel: Callable[..., Any], store: str, tmp_path: Path

@@ -125,5 +125,5 @@ def _checked_move(store: Store, shelf: Shelf[Any], ref: str, identity: str, now:
             raise
         raise RefConflictError(
             f"another writer moved ref {ref} in {store.url} to {shelf.noun} {winner.snapshot[:12]} "
-            f"({ref}@{winner.number}) first, and that stands: run this again if it is still wanted"
+            f"({ref}@{winner.number}) first, and that move is kept: run this again if it is still wanted"
         ) from lost

@@ -86,7 +86,7 @@ class Shelf(Generic[M]):
         """
         if ":" in name:
             raise UsageError(
-                f"{name} stands where the name of a {self.noun} belongs: models are taken by log, show, tag, rollback, "
+                f"{name} is in place of the name of a {self.noun}: models are taken by log, show, tag, rollback, "
                 "verify, pull and export, and by --model without `model:`"
             )
         if numbered := _NUMBERED.fullmatch(name):
