@@ -1,13 +1,13 @@
-"""Where work runs in parallel: Beam pipelines over descriptors of parts and shards. Knows nothing of Prefect."""
+"""Parallel work: Beam pipelines over descriptors of parts and shards. Does not import Prefect."""
 
 import logging
 
 
 def _wanted(record: logging.LogRecord) -> bool:
-    """Drop what Beam tells the root logger for nothing.
+    """Drop useless messages of Beam to the root logger.
 
-    That a Google client library, which nothing here uses, is absent; and whole traces out of a job server: what matters
-    of them is told in one sentence.
+    These are that a Google client library, which is not used here, is absent; and whole traces of a job server, whose
+    cause is reported in one sentence.
     """
     return not record.getMessage().startswith("apitools not found") and record.module != "portable_runner"
 

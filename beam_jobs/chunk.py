@@ -1,4 +1,4 @@
-"""The chunk job: a part of the dump becomes one file of passages."""
+"""The chunk job: turn each part of the dump into one file of passages."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -19,28 +19,28 @@ from rag_model.snapshots.parent import Earlier, Parent, local_files
 from rag_model.store.objects.memo import Produced
 from rag_model.store.store import Store
 
-_NEAR = 64 << 20  # bytes of a dump that the launcher reads for itself
-_PARSED, _TAKEN_OVER = 1e6, 2e6  # compressed bytes a second of one core: where all is parsed, and where hardly any is
+_NEAR = 64 << 20  # bytes of a dump; up to this the launcher reads it itself
+_PARSED, _TAKEN_OVER = 1e6, 2e6  # compressed bytes per second of one core: all articles parsed, or nearly all inherited
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkTask:
-    """One part to read, clean and cut."""
+    """One part to read, clean and chunk."""
 
     part: Part
     siteinfo: Siteinfo
     recipe: ChunkRecipe
-    earlier: tuple[Earlier, ...] = ()  # parts of the parent, whose unchanged articles are not cut again
+    earlier: tuple[Earlier, ...] = ()  # parts of the parent, whose unchanged articles are inherited
     suppressed: tuple[str, ...] = ()  # ids of pages of the part that were taken down
-    files: SettingFiles = ()  # that the chunker's settings name
+    files: SettingFiles = ()  # the files that the chunker's settings name
 
     @property
     def bytes(self) -> int:
-        """Return how much of the dump is read, compressed as it is."""
+        """Return the number of compressed bytes of the dump that are read."""
         return sum(piece.length for piece in self.part.slices)
 
     def inputs(self) -> dict[str, Any]:
-        """Return all that decides the passages; reads the part's bytes. What is taken over from a parent is no part.
+        """Return all inputs that decide the passages; reads the part's bytes. Inherited parts are not an input.
 
         Raises:
             InputError: the source cannot be read.
@@ -52,12 +52,12 @@ class ChunkTask:
             "recipe": self.recipe.identity(),
             "code": VERSION,
             "libraries": versions("pyarrow"),
-            **({"suppressed": self.suppressed} if self.suppressed else {}),  # no other part is cut again for them
+            **({"suppressed": self.suppressed} if self.suppressed else {}),  # other parts' keys do not change
         }
 
 
 def tasks_of(store: Store, plan: Plan, chunker: StoredChunker, parent: Parent) -> list[ChunkTask]:
-    """Return the tasks of a plan's parts, with what each inherits and which of its pages were taken down."""
+    """Return the tasks of a plan's parts, with the parts that each inherits from and its pages that were taken down."""
     gone = store.takedowns.pages(plan.siteinfo.dbname)
     return [
         ChunkTask(
@@ -73,7 +73,7 @@ def tasks_of(store: Store, plan: Plan, chunker: StoredChunker, parent: Parent) -
 
 
 def chunk(task: ChunkTask, store: Store) -> Report:
-    """Cut one part into `passages`, once: the same bytes under the same recipe are never cut again."""
+    """Chunk one part into `passages`, once: the same bytes with the same recipe are never chunked again."""
 
     def produce(workdir: Path) -> Produced:
         out, log = workdir / "passages.parquet", workdir / "articles.parquet"
@@ -87,8 +87,9 @@ def chunk(task: ChunkTask, store: Store) -> Report:
 
 
 def run(tasks: Sequence[ChunkTask], launch: Launch, on_progress: OnProgress | None = None) -> list[CutPart]:
-    """Cut all parts; return what became of each, in their order."""
-    near = sum(task.bytes for task in tasks) <= _NEAR  # to look a part up is to read it
+    """Chunk all parts; return the report of each, in order."""
+    near = sum(task.bytes for task in tasks) <= _NEAR  # looking up a part means reading it
+
     reports = run_job("chunk", chunk, tasks, launch, on_progress, _seconds, memoised=near)
     return [CutPart.from_json(report) for report in reports]
 

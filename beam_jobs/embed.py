@@ -1,4 +1,4 @@
-"""The embed job: a part's passages become, row for row, one array of vectors."""
+"""The embed job: encode a part's passages into one array of vectors, row i for passage i."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -20,13 +20,13 @@ from rag_model.store.objects.memo import Produced
 from rag_model.store.objects.trees import linked_tree
 from rag_model.store.store import Store
 
-_READ = 2e7  # bytes of passages a second of one core: looked up by their hashes, vectors copied
-_ENCODED = 8e9  # passages times bytes of weights a second of one core: 85 of a model of 91 MB
+_READ = 2e7  # bytes of passages per second of one core: hashes looked up, vectors copied
+_ENCODED = 8e9  # passages times bytes of weights per second of one core: 85 passages for a model of 91 MB
 
 
 @dataclass(frozen=True, slots=True)
 class EmbedTask:
-    """One part's passages and the encoder that reads them."""
+    """One part's passages and the encoder for them."""
 
     passages: BlobRef
     digest: str  # of the rows' values, not of the file
@@ -34,8 +34,8 @@ class EmbedTask:
     space: str
     dim: int
     dtype: Dtype
-    earlier: tuple[Earlier, ...] = ()  # parts of the parent, whose passages keep their vectors
-    new: int = 0  # passages that have to be encoded, about
+    earlier: tuple[Earlier, ...] = ()  # parts of the parent, whose passages' vectors are reused
+    new: int = 0  # estimated number of passages to encode
 
     @classmethod
     def of(cls, cut: CutPart, encoder: StoredEncoder, dtype: Dtype, earlier: tuple[Earlier, ...] = ()) -> Self:
@@ -46,7 +46,7 @@ class EmbedTask:
         return cls(cut.passages, facts.digest, encoder.passage, space.digest, space.dim, dtype, earlier, new)
 
     def inputs(self) -> dict[str, Any]:
-        """Return all that decides the vectors, to rounding. What is taken over from a parent is no part of it."""
+        """Return all inputs that decide the vectors, up to rounding. Inherited parts are not an input."""
         return {
             "passages": self.digest,
             "space": self.space,

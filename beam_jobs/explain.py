@@ -1,7 +1,7 @@
-"""What a build would find made already, stage by stage, and which input keeps it from the rest.
+"""Explain what a build would reuse in each stage, and which changed input prevents the rest.
 
-Nothing is built and nothing is written to the store. The dump is planned and cut in this one process, into a temporary
-folder, because only its passages tell which vectors are there; what is recorded or inherited is not cut again.
+Nothing is built and nothing is written to the store. The dump is planned and chunked in this process, into a temporary
+folder, because only its passages tell which vectors exist; parts and articles that can be reused are not chunked again.
 """
 
 import json
@@ -39,33 +39,33 @@ from rag_model.store.versions.paths import EMBEDDINGS, TEXT
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """What one stage would find."""
+    """What one stage would reuse."""
 
     stage: str  # plan, chunk, embed, or of an index: train/hnsw, index/hnsw
-    unit: str  # parts, articles, passages, indexes; of what is trained: if it fits
+    unit: str  # parts, articles, passages, indexes; for a trained file: whether it fits
     reused: int  # units that would not be made again
     total: int
     tasks: int
-    recorded: int  # tasks of which all is there
-    changed: Mapping[str, int]  # input -> tasks whose nearest record (or range) has another; `no record`: there is none
+    recorded: int  # tasks whose outputs all exist
+    changed: Mapping[str, int]  # input -> tasks whose nearest record (or range) differs in it; or `no record`
 
 
 @dataclass(frozen=True, slots=True)
 class Explained:
-    """What a build would find."""
+    """What a build would reuse."""
 
     ref: str
-    parent: str | None  # id of the snapshot that is inherited from
+    parent: str | None  # id of the snapshot that the build inherits from
     stages: tuple[Outlook, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as JSON values."""
+        """Return the explanation as JSON values."""
         return asdict(self)
 
 
 @dataclass(slots=True)
 class _Tally:
-    """One stage as its tasks are looked at."""
+    """Counts of one stage while its tasks are looked up."""
 
     past: "_Past"
     reused: int = 0
@@ -75,7 +75,7 @@ class _Tally:
     changed: Counter[str] = field(default_factory=Counter)
 
     def add(self, total: int, reused: int, lacking: Mapping[str, Any] | None) -> None:
-        """Count a task; `lacking` are the inputs of one that is not recorded."""
+        """Count a task; `lacking` are the inputs of a task that is not recorded."""
         self.total, self.reused, self.tasks = self.total + total, self.reused + reused, self.tasks + 1
         self.recorded += lacking is None
         if lacking is not None:
@@ -88,7 +88,7 @@ class _Tally:
 
 
 class _Past:
-    """The inputs of a stage's records; `own` is the one of which every part has another."""
+    """The inputs of a stage's records; `own` is the input that differs from part to part."""
 
     def __init__(self, store: Store, stage: str, own: str = "", only: Sequence[str] = ()) -> None:
         wanted = (
@@ -115,10 +115,10 @@ def explain(
     limit: int | None = None,
     beam_options: Sequence[str] = (),
 ) -> Explained:
-    """Return what `reindex` would reuse, given the same.
+    """Return what `reindex` would reuse with the same arguments.
 
     Raises:
-        BookwheelError: as `reindex` would, as far as it would come without building.
+        BookwheelError: as `reindex`, for errors that occur without building.
     """
     parent = Parent.of(store, ref)
     with tempfile.TemporaryDirectory(prefix="bookwheel-explain-") as folder:
@@ -145,7 +145,7 @@ def explain(
 
 
 def _ranges(plan: Plan, parent: Parent) -> Outlook:
-    """Compare the parts' ranges of pages with the parent's: a part whose range stayed can be the same file."""
+    """Compare the parts' ranges of pages with the parent's: a part with the same range can be the same file."""
     before = parent.manifest.content.parts if parent.manifest else ()
     kept = {(part.first_page, part.last_page) for part in before}
     there = sum((part.first_page, part.last_page) in kept for part in plan.parts)
@@ -154,7 +154,7 @@ def _ranges(plan: Plan, parent: Parent) -> Outlook:
 
 
 class _Look:
-    """Looks at one part after another: what of it is recorded, and what would be inherited."""
+    """Look up one part after another: what is recorded, and what would be inherited."""
 
     def __init__(
         self,
@@ -168,7 +168,7 @@ class _Look:
         self.chunk = _Tally(_Past(store, "chunk", "source"))
         self.cuts: list[CutPart] = []
         self._embed = {name: _Tally(_Past(store, "embed", "passages")) for name in encoders}
-        self._rows: dict[str, list[BlobRef]] = {name: [] for name in (TEXT, *encoders)}  # of parts that are recorded
+        self._rows: dict[str, list[BlobRef]] = {name: [] for name in (TEXT, *encoders)}  # of recorded parts
         self._store, self._parent = store, parent
         self._encoders, self._recipe, self._scratch, self._files = encoders, recipe, scratch, files
 
@@ -180,7 +180,7 @@ class _Look:
         ]
 
     def at_passages(self, task: ChunkTask) -> CutPart:
-        """Return what the chunk job would report of a part, and where its passages lie."""
+        """Return what the chunk job would report about a part, with its passages."""
         inputs = task.inputs()
         record = self._store.memo.get("chunk", self._store.memo.key(inputs))
         if record is not None:
@@ -197,7 +197,7 @@ class _Look:
         return cut
 
     def at_vectors(self, name: str, cut: CutPart, earlier: tuple[Earlier, ...]) -> None:
-        """Look for a part's vectors of a representation."""
+        """Look up a part's vectors of a representation."""
         tally = self._embed[name]
         task = EmbedTask.of(cut, self._encoders[name], self._recipe.dtype_of(name), earlier)
         inputs, rows = task.inputs(), cut.rows
@@ -211,7 +211,7 @@ class _Look:
         tally.add(rows, known, inputs)
 
     def at_trained(self, name: str, plan: IndexPlan) -> Outlook:
-        """Look for cells and quantizers of this plan; the parent's are used if new vectors fit them."""
+        """Look up cells and quantizers of this plan; the parent's are used if new vectors fit them."""
         encoder = self._encoders.get(plan.over)
         lacking = obstacles(self._parent, name, plan, encoder.space.digest if encoder else None)
         if lacking and not self._unlike("train", plan):
@@ -220,13 +220,13 @@ class _Look:
         return Outlook(f"train/{name}", "if it fits", there, 1, 1, there, dict.fromkeys(lacking, 1))
 
     def at_index(self, name: str, plan: IndexPlan) -> Outlook:
-        """Look for a finished index of this plan over these vectors."""
+        """Look up a finished index of this plan over these vectors."""
         changed = self._unlike("merge", plan)
         there = int(not changed)
         return Outlook(f"index/{name}", "indexes", there, 1, 1, there, dict.fromkeys(changed, 1))
 
     def _unlike(self, stage: str, plan: IndexPlan) -> list[str]:
-        """Return in what the nearest record of a stage of all vectors differs; [] where it is of these."""
+        """Return the inputs in which a stage's nearest record differs; [] if the record is of these vectors."""
         tally = self._embed.get(plan.over, self.chunk)
         whole = tally.recorded == tally.tasks
         listed = json.dumps([ref.to_json() for ref in self._rows[plan.over]]).encode()

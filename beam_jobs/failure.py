@@ -1,4 +1,4 @@
-"""What a failed job is told as: one sentence, wherever it failed."""
+"""The error of a failed job: one sentence, wherever it failed."""
 
 import re
 from pathlib import Path
@@ -6,46 +6,46 @@ from pathlib import Path
 from rag_model import errors
 from rag_model.store.store import Store
 
-FAILED = "failed"  # stage suffix under which a worker says why it gave up
-WORKER_DIED = "Worker subprocess exited with return code"  # Beam's own words
-_LOST = re.compile(r"StatusRuntimeException: (CANCELLED|UNAVAILABLE)")  # Flink's, of a connection to a worker
+FAILED = "failed"  # stage suffix under which a worker reports its error
+WORKER_DIED = "Worker subprocess exited with return code"  # Beam's message
+_LOST = re.compile(r"StatusRuntimeException: (CANCELLED|UNAVAILABLE)")  # Flink's message about a connection to a worker
 _CANCELLED = re.compile(r"JobCancellationException|in state CANCELLED")
-_RAISED = re.compile(r"^rag_model\.errors\.(\w+): (.*?)(?: \[while running .*\])?$", re.MULTILINE)  # of a trace
+_RAISED = re.compile(r"^rag_model\.errors\.(\w+): (.*?)(?: \[while running .*\])?$", re.MULTILINE)  # in a trace
 
 
 def told(store: Store, run: str, stage: str, failure: BaseException, log: Path) -> errors.BookwheelError:
-    """Return the error that a user meets.
+    """Return the error to show to the user.
 
     Args:
-        store: holds what the workers reported.
-        run: whose job it was.
-        stage: of the job.
-        failure: what the runner raised.
-        log: of local workers.
+        store: the store with the workers' reports.
+        run: the name of the job's run.
+        stage: the job's stage.
+        failure: the exception that the runner raised.
+        log: the log file of local workers.
     """
     reports = store.runs.read_all(run, stage + FAILED)
-    raised = _RAISED.findall(str(failure))  # of a chain of errors the last one is what is meant to be read
+    raised = _RAISED.findall(str(failure))  # of a chain of errors the last one is for the user
     if reports:
         return _error(reports[0]["error"], reports[0]["message"])
     if raised:
         return _error(*raised[-1])
     if WORKER_DIED in str(failure):
         return errors.ResourceError(
-            f"a worker process of the {stage} job was killed, perhaps for want of memory (its log: {log}): what was "
-            "finished is recorded; run again, with one worker (-- --direct_num_workers=1) if it happens again"
+            f"a worker process of the {stage} job was killed, perhaps for want of memory (its log: {log}): "
+            "finished work is recorded; run it again, with one worker (-- --direct_num_workers=1) if it happens again"
         )
     if _LOST.search(str(failure)):
         return errors.ResourceError(
             f"workers of the {stage} job were lost more often than the engine tries again, perhaps for want of memory: "
-            "what was finished is recorded; give each worker more, or run fewer on a machine, and run again"
+            "finished work is recorded; give each worker more, or run fewer on a machine, and run again"
         )
     if _CANCELLED.search(str(failure)):
         return errors.BookwheelError(
-            f"the {stage} job was cancelled on its engine: what was finished is recorded; run again to go on"
+            f"the {stage} job was cancelled on its engine: finished work is recorded; run it again to continue"
         )
     return errors.BookwheelError(
         f"the {stage} job failed on its runner ({type(failure).__name__}: {_last_line(failure)}): "
-        "what was finished is recorded; run again with --debug for the trace"
+        "finished work is recorded; run it again with --debug for the trace"
     )
 
 

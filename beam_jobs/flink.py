@@ -1,8 +1,8 @@
-"""Flink's job server, once for all jobs of this process.
+"""Flink's job server, one for all jobs of this process.
 
-Beam would start one a job, keep every one of them until the process ends, and may only do so from the main thread. And
-it would let an interrupt from the terminal end the server before it can be asked to cancel the job. This one is in a
-session of its own, and ends with this process however that ends: it waits on a pipe that the kernel closes.
+Beam would start one for each job, keep all of them until the process ends, and can do so only from the main thread. An
+interrupt from the terminal would also end the server before it can be asked to cancel the job. This server is in a
+session of its own, and ends with this process in any case: it waits on a pipe that the kernel closes.
 """
 
 import atexit
@@ -30,20 +30,20 @@ from apache_beam.runners.portability.flink_runner import MAGIC_HOST_NAMES, Flink
 
 from rag_model import errors
 
-_UNTIL_TOLD = (  # runs a command until it ends or standard input does
+_UNTIL_TOLD = (  # runs a command until it ends or standard input is closed
     'exec 3<&0; "$@" 3<&- </dev/null & server=$!; { read -r _ <&3; kill "$server"; } & wait "$server"'
 )
-_PATIENCE = 120.0  # seconds until a server that says nothing has failed; a busy machine's JVM takes 20 to start
+_PATIENCE = 120.0  # seconds until a silent server counts as failed; a busy machine's JVM takes 20 to start
 
 
 class JobServer:
     """A job server on this machine."""
 
     def __init__(self, options: PipelineOptions) -> None:
-        """Start it; return once it listens.
+        """Start the server; return when it listens.
 
         Raises:
-            ResourceError: it does not start.
+            ResourceError: the server does not start.
         """
         self._folder = tempfile.TemporaryDirectory(prefix="bookwheel-flink-", ignore_cleanup_errors=True)
         self._log = Path(self._folder.name) / "log"
@@ -66,11 +66,11 @@ class JobServer:
 
     @property
     def runs(self) -> bool:
-        """Whether it has not ended."""
+        """Whether the server is running."""
         return self._process.poll() is None
 
     def stop(self) -> None:
-        """End it, and what it wrote; does nothing the second time."""
+        """End the server and delete its files; does nothing the second time."""
         atexit.unregister(self.stop)
         if self._process.stdin is not None:
             self._process.stdin.close()
@@ -99,13 +99,13 @@ class JobServer:
 
 
 def cancel(options: PipelineOptions, name: str) -> None:
-    """Cancel a job on its cluster, which Beam's own cancelling does not reach; does nothing where there is none.
+    """Cancel a job on its cluster, which Beam's own cancelling does not reach; does nothing if there is no such job.
 
-    The job server that was about to submit it ends first, if it is one of ours.
+    The job server that was about to submit it is ended first, if this process started it.
 
     Args:
-        options: of the job, as `reach` left them.
-        name: of the job.
+        options: those of the job, as `reach` changed them.
+        name: the name of the job.
     """
     if options.view_as(StandardOptions).runner != FlinkRunner.__name__:
         return
@@ -114,8 +114,8 @@ def cancel(options: PipelineOptions, name: str) -> None:
             server.stop()
     master = options.view_as(FlinkRunnerOptions).flink_master
     if master in MAGIC_HOST_NAMES:
-        return  # that cluster was in the server
-    with suppress(OSError, ValueError, KeyError):  # the cluster has gone, and the job with it
+        return  # the cluster was part of the server
+    with suppress(OSError, ValueError, KeyError):  # the cluster is gone, and the job with it
         for job in json.loads(_asked(f"{master}/jobs/overview"))["jobs"]:
             if job["name"] == name and job["end-time"] < 0:
                 _asked(f"{master}/jobs/{job['jid']}?mode=cancel", "PATCH")
@@ -132,10 +132,10 @@ _starting = threading.Lock()
 
 
 def reach(options: PipelineOptions, flags: Sequence[str]) -> None:
-    """Let the options of a job for Flink name a job server: that of earlier jobs of the same flags, or a new one.
+    """Set the job server in the options of a job for Flink: that of earlier jobs with the same flags, or a new one.
 
     Raises:
-        ResourceError: there is none, and none can be started.
+        ResourceError: there is no job server, and none can be started.
     """
     flink, portable = options.view_as(FlinkRunnerOptions), options.view_as(PortableOptions)
     if options.view_as(StandardOptions).runner != FlinkRunner.__name__:

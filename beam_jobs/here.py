@@ -1,7 +1,7 @@
-"""What a job needs no workers for: tasks that are recorded already, and work smaller than a start.
+"""Tasks that need no workers: those that are recorded already, and jobs that are smaller than a start of workers.
 
-A worker takes seconds to start, importing what its task may turn out not to need. So the launcher looks every task up
-first, many at a time since on an object store a look is mostly waiting; and what is left of a small job it does itself.
+A worker takes seconds to start, and may import modules that its task does not need. So the launcher first looks up
+every task, many at a time, since on an object store a look-up is mostly waiting. A small job it then does itself.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,19 +16,19 @@ Task = TypeVar("Task")
 Work = Callable[[Task, Store], dict[str, Any]]
 
 START = 4.0  # seconds of a core: below that, starting workers costs more than they save
-_LOOKS = 32  # at a time
+_LOOKS = 32  # look-ups at a time
 
 
 def recorded(work: Work[Task], tasks: Sequence[Task], store: Store) -> list[dict[str, Any] | None]:
-    """Return the facts of the tasks that are recorded, and None for those that have to be done.
+    """Return the facts of recorded tasks, and None for those that have to be done.
 
     Args:
-        work: does nothing of weight before it asks the memo of the store that it is given.
-        tasks: any number.
-        store: where they are recorded.
+        work: a function that looks up the memo of its store before any expensive work.
+        tasks: any number of tasks.
+        store: the store of their records.
 
     Raises:
-        BookwheelError: the store cannot be read, or what a task's inputs are.
+        BookwheelError: the store, or the inputs of a task, cannot be read.
     """
     found = Store(store.files)
     found.memo = replace(store.memo, makes=False)

@@ -1,13 +1,12 @@
-"""The index jobs: train once, scatter part by part, build shards side by side, merge.
+"""The index jobs: train once, scatter part by part, build shards in parallel, merge.
 
-All indexes of a snapshot share the four jobs. What was learnt for the parent's index is inherited while it fits, and
-training is then no more than a look at some new vectors, or moving the lists that miss them. No piece and no shard
-knows how large the corpus is or what else is in it: those of a part, or of a cell with all its slices, that is as it
-was are found made.
+All indexes of a snapshot share the four jobs. The parent's trained file is inherited while it fits; training then only
+tests it with some new vectors, or moves the lists that miss them. A piece or a shard does not depend on the size of the
+corpus or on the rest of it: the piece of an unchanged part, and the shard of a cell with unchanged slices, are reused
+by their memo records.
 
-Each task uses one thread, so that equal vectors give equal bytes; work is spread by parts, shards and indexes. What one
-job hands to the next are blobs of the store, of which a reader asks for ranges: no worker but the merging one ever
-reads what it does not need.
+Each task uses one thread, so that equal vectors give equal bytes; work is distributed by parts, shards and indexes. The
+jobs pass on blobs of the store, which are read by range: only the merging worker reads whole files.
 """
 
 import json
@@ -37,17 +36,17 @@ from rag_model.store.store import Store
 
 @dataclass(frozen=True, slots=True)
 class IndexBuild:
-    """One index on its way: each job fills in one more file. Lists of blobs are blobs, so that it stays small."""
+    """One index while it is built: each job adds one more file. Lists of blobs are blobs, so the record stays small."""
 
     name: str
     plan: IndexPlan
-    rows: BlobRef  # JSON list of the row files of its representation, one a part, in row order
-    inherited: Heirloom | None = None  # what is used instead of training, if it fits
-    trained: BlobRef | None = None  # what the workers share
-    fitted: Trained | None = None  # how it fitted what it was learnt from
+    rows: BlobRef  # JSON list of the row files of its representation, one per part, in row order
+    inherited: Heirloom | None = None  # used instead of training, if it fits
+    trained: BlobRef | None = None  # the trained file, which all workers read
+    fitted: Trained | None = None  # how well it fitted its training vectors
     scattered: BlobRef | None = None  # JSON list of the parts' pieces, in row order
-    cells: BlobRef | None = None  # JSON list, of each shard its rows and a digest of its slices of all parts
-    shards: BlobRef | None = None  # JSON list of the shards, in order; empty where there are none
+    cells: BlobRef | None = None  # JSON list: for each shard its rows and a digest of its slices
+    shards: BlobRef | None = None  # JSON list of the shards, in order; may be empty
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +65,7 @@ class Shard:
     build: IndexBuild
     number: int
     rows: int  # members of its cell
-    slices: str  # digest of what it is built of
+    slices: str  # digest of the slices that it is built from
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,14 +92,14 @@ class StageOutput:
 def start(
     store: Store, name: str, plan: IndexPlan, rows: Sequence[BlobRef], inherited: Heirloom | None = None
 ) -> IndexBuild:
-    """Return an index of which nothing is built yet."""
+    """Return the record of an index before its jobs."""
     return IndexBuild(name, plan, _put_list(store, rows), inherited)
 
 
 def train(builds: Sequence[IndexBuild], launch: Launch, on_progress: OnProgress | None = None) -> list[IndexBuild]:
-    """Train all indexes but those that inherit what fits; the plan's notes then say what became of it, and why.
+    """Train all indexes except those whose inherited file fits; the plan's notes say which was done, and why.
 
-    Where no vector is new, what is inherited is used without a look, and no job is run.
+    If no vector is new, the inherited file is used without a test, and no job is run.
     """
     asked = [build for build in builds if not _settled(build)]
     told = iter(run_job("train", train_one, asked, launch, on_progress, _to_train, memoised=True))
@@ -132,7 +131,7 @@ def _noted(build: IndexBuild, said: str) -> IndexBuild:
 
 
 def scatter(builds: Sequence[IndexBuild], launch: Launch, on_progress: OnProgress | None = None) -> list[IndexBuild]:
-    """Sort every part's vectors by the shard that they go to, for all indexes."""
+    """Sort every part's vectors by shard, for all indexes."""
     store = Store.open(launch.store_url)
     parts = [[Part(build, number, ref) for number, ref in enumerate(_listed(store, build.rows))] for build in builds]
     roomy = _with_room(builds, "scatter", launch)
@@ -168,14 +167,14 @@ def merge(builds: Sequence[IndexBuild], launch: Launch, on_progress: OnProgress 
 
 
 def _passed_on(store: Store, build: IndexBuild) -> tuple[BlobRef, Trained] | None:
-    """Return what later builds inherit, with how even its cells are by now."""
+    """Return the trained file that later builds inherit, and how evenly it now fills its cells."""
     rows = [cell["rows"] for cell in json.loads(store.blobs.read(_made(build.cells)))]
     imbalance = round(max(rows) * len(rows) / max(1, sum(rows)), 4) if rows else 0.0
     return (_made(build.trained), build.fitted.used(imbalance)) if build.fitted else None
 
 
 def train_one(build: IndexBuild, store: Store) -> Report:
-    """Learn what the workers of one index share, once; with a trained file that fits, only say so."""
+    """Train one index, once; if an inherited file fits, only report that."""
     plan, heirloom = build.plan, build.inherited
     why = heirloom and heirloom.trained.reason(plan.drift)
     if heirloom and not why:
@@ -188,11 +187,11 @@ def train_one(build: IndexBuild, store: Store) -> Report:
         return kind_named(plan.kind).train(plan, _local(store, build.rows), out)
 
     made = _once(store, "train", deciding(plan), make, vectors=build.rows.id)
-    return replace(made, note=f"trained anew: {why}" if why else "").to_json()
+    return replace(made, note=f"trained again: {why}" if why else "").to_json()
 
 
 def _moved(build: IndexBuild, heirloom: Heirloom, missed: str, store: Store) -> StageOutput:
-    """Move the lists of an inherited trained file to the vectors there are now, once."""
+    """Move the lists of an inherited trained file to the present vectors, once."""
     plan = build.plan
 
     def make(out: Path) -> Facts:
@@ -245,13 +244,13 @@ def build_shard(shard: Shard, store: Store) -> Report:
 
 
 def merge_one(build: IndexBuild, store: Store) -> Report:
-    """Join what was scattered and built for one index, once."""
+    """Merge the pieces and shards of one index, once."""
     plan, trained = build.plan, _made(build.trained)
     scattered, shards = _made(build.scattered), _made(build.shards)
 
     def make(out: Path) -> Facts:
         check_room(plan.factory, kind_named(plan.kind).estimate(plan).disk_bytes, out.parent)
-        whole = [opener(path) for path in _local(store, shards)]  # read from end to end, a little of each at a time
+        whole = [opener(path) for path in _local(store, shards)]  # read sequentially, a little of each at a time
         pieces = _openers(store, scattered) if whole else [opener(path) for path in _local(store, scattered)]
         rows = _local(store, build.rows)
         return kind_named(plan.kind).merge(plan, store.blobs.local(trained), rows, pieces, whole, out)
@@ -276,7 +275,7 @@ def _grouped(
 
 
 def _to_train(build: IndexBuild) -> float:
-    """Return the seconds of one core that training takes, about: a look at some rows where a file is inherited."""
+    """Return the estimated seconds of one core for training; an inherited file only takes a test of some rows."""
     return kind_named(build.plan.kind).seconds(build.plan, "train", build.plan.n, 0, inherited=bool(build.inherited))
 
 
@@ -295,12 +294,12 @@ def _to_merge(build: IndexBuild) -> float:
 
 
 def deciding(plan: IndexPlan) -> dict[str, Any]:
-    """Return what decides a trained file or an index, beside its files."""
+    """Return the inputs that decide a trained file or an index, without its files."""
     return sharing(plan) | {"plan": plan.built()}
 
 
 def sharing(plan: IndexPlan) -> dict[str, Any]:
-    """Return what decides a piece or a shard, beside its files: nothing of it grows with the corpus."""
+    """Return the inputs that decide a piece or a shard, without its files: none depends on the size of the corpus."""
     kind = kind_named(plan.kind)
     return {"plan": plan.shared(), "code": kind.VERSION, "libraries": versions(*kind.libraries)}
 
@@ -342,7 +341,7 @@ def _put_outputs(store: Store, made: Iterable[StageOutput]) -> BlobRef:
 
 
 def _put_cells(store: Store, plan: IndexPlan, made: Sequence[StageOutput]) -> BlobRef:
-    """Store how many rows of all parts went to each shard, and a digest of what it reads of them."""
+    """Store the number of rows of each shard over all parts, and a digest of its slices."""
     facts = [one.facts for one in made]
     cells = [
         {

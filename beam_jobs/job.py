@@ -1,7 +1,7 @@
-"""One shape for every job: `Create | Reshuffle | ParDo` over descriptors of what is not recorded yet.
+"""The common form of all jobs: `Create | Reshuffle | ParDo` over descriptors of tasks that are not recorded yet.
 
-An element is a task of a few hundred bytes. `Work` does it against the store and returns a few facts as JSON, which the
-worker reports to `runs/<run>/<stage>/`: so results come home, and progress is seen, on any runner alike.
+An element is a task of a few hundred bytes. `Work` does it with the store and returns a few facts as JSON, which the
+worker writes to `runs/<run>/<stage>/`: this gives results and progress on any runner.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,21 +25,21 @@ def run_job(
 ) -> list[Report]:
     """Do every task; return their facts in the order of `tasks`.
 
-    Tasks go to Beam's workers, but for those of `memoised` work that are recorded, and for the rest of a job that is
-    smaller than a start of workers: on this machine, unless their number is named, the launcher does that by itself.
+    Tasks go to Beam's workers, with two exceptions: recorded tasks of `memoised` work are not run, and a job on this
+    machine that is smaller than a start of workers is done by the launcher, unless the number of workers is set.
 
     Args:
         stage: names the job.
         work: a function of an installed module (workers import it by name), idempotent: an engine may run a task twice.
         tasks: any number of small descriptors.
-        launch: where and how.
-        on_progress: told about every `launch.poll_seconds`.
-        seconds: of a core that a task takes, about, if that is known. The longest start first: local workers are dealt
-            tasks in turn, and so are dealt about the same work.
-        memoised: `work` begins by asking the store's memo, and does nothing of weight before.
+        launch: the settings of the run.
+        on_progress: called about every `launch.poll_seconds`.
+        seconds: returns the estimated seconds of one core for a task, if known. Longer tasks start first: local workers
+            get tasks in turn, and so about the same amount of work.
+        memoised: `work` begins by looking up the store's memo, before anything expensive.
 
     Raises:
-        BookwheelError: what a worker raised, as the class it raised; or a worker that died, and how.
+        BookwheelError: the error that a worker raised, of the same class; or a worker died.
     """
     store, tell = Store.open(launch.store_url), on_progress or (lambda done, total: None)
     facts = recorded(work, tasks, store) if memoised else [None] * len(tasks)
@@ -54,7 +54,7 @@ def run_job(
     if small or not todo:
         made = _by_itself(work, todo, store, on)
     else:
-        from beam_jobs.pipeline import by_workers  # noqa: PLC0415 - Beam: a second that a small job need not wait
+        from beam_jobs.pipeline import by_workers  # noqa: PLC0415 - importing Beam takes a second
 
         made = by_workers(stage, work, todo, launch, on, seconds)
     done_now = dict(zip(left, made, strict=True))

@@ -1,4 +1,4 @@
-"""Where and how a run's jobs are launched, and what every task does alike wherever it runs."""
+"""The settings for launching a run's jobs, and how one task is done on every runner."""
 
 import secrets
 import tempfile
@@ -18,17 +18,17 @@ OnProgress = Callable[[int, int], None]  # (elements done, elements in all)
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """Where and how a run's jobs are launched."""
+    """The settings for launching a run's jobs."""
 
     store_url: str
-    run: str  # name of the run, unique; reports lie under it
+    run: str  # unique name of the run, and folder of its reports
     flags: tuple[str, ...] = ()  # Beam's and the runner's own
-    poll_seconds: float = 1.0  # between two looks at the reports
-    memory: int | None = None  # bytes for all local workers; None: what is free
+    poll_seconds: float = 1.0  # seconds between two reads of the reports
+    memory: int | None = None  # bytes for all local workers; None: the free memory
 
     @classmethod
     def new(cls, store_url: str, flags: Sequence[str] = (), memory: int | None = None) -> Self:
-        """Return a launch under a run name of its own, which sorts by time.
+        """Return a launch with a new, unique run name, which sorts by time.
 
         Raises:
             UsageError: Beam cannot read its flags.
@@ -37,7 +37,7 @@ class Launch:
         return cls(store_url, run, _checked(flags) if flags else (), memory=memory)
 
     def for_tasks(self, task_bytes: int) -> Self:
-        """Return this launch with no more local workers than have room for tasks of so many bytes."""
+        """Return this launch with at most as many local workers as fit in memory, for tasks of `task_bytes`."""
         return replace(self, flags=side_by_side(self.flags, task_bytes, self.memory))
 
 
@@ -45,8 +45,8 @@ def done(work: Work[Task], task: Task, store: Store) -> Report:
     """Do one task.
 
     Raises:
-        BookwheelError: what the work raised; a `ResourceError` for a file that cannot be read or written, or for want
-        of memory.
+        BookwheelError: the error that the work raised; a `ResourceError` if a file cannot be read or written, or if
+        memory ran out.
     """
     try:
         return work(task, store)

@@ -1,8 +1,8 @@
 """A lease ties local worker processes to the launcher that started them.
 
-The launcher holds an exclusive lock on a file for as long as its job runs; every worker waits for that lock in a
-thread. The kernel hands it over when the launcher ends *by any means*, `kill -9` included, and a worker that gets it
-leaves at once: nothing is orphaned, and nothing polls.
+The launcher holds an exclusive lock on a file while its job runs; every worker waits for that lock in a
+thread. The kernel releases it when the launcher ends *by any means*, `kill -9` included, and a worker that gets it
+exits at once: no process is orphaned, and no process polls.
 """
 
 import fcntl
@@ -16,7 +16,7 @@ from pathlib import Path
 
 @contextmanager
 def held_lease() -> Iterator[Path]:
-    """Hold a new lease for the time of the block; yield the path that workers wait on."""
+    """Hold a new lease while the block runs; yield the path that workers wait on."""
     descriptor, name = tempfile.mkstemp(prefix="bookwheel-lease-")
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -27,7 +27,7 @@ def held_lease() -> Iterator[Path]:
 
 
 def leave_with(lease: Path) -> None:
-    """End this process as soon as the holder of `lease` is gone; returns at once."""
+    """End this process as soon as the holder of `lease` has ended; returns at once."""
     threading.Thread(target=_wait_and_leave, args=(lease,), daemon=True, name="lease").start()
 
 
@@ -36,5 +36,5 @@ def _wait_and_leave(lease: Path) -> None:
         with lease.open() as file:
             fcntl.flock(file, fcntl.LOCK_SH)
     except FileNotFoundError:
-        pass  # given up before this worker came: the same as handed over
+        pass  # deleted before this worker started: the launcher has ended
     os._exit(1)

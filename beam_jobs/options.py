@@ -19,8 +19,8 @@ from rag_model.errors import UsageError
 def pipeline_options(flags: Sequence[str], elements: int) -> PipelineOptions:
     """Return the options of a job over `elements` descriptors.
 
-    `flags` are passed through as they are. Without `--runner` among them the job runs here, in one worker process
-    a core (`--direct_num_workers` sets another number), never more than there are elements.
+    `flags` are passed to Beam unchanged. Without `--runner` the job runs on this machine, in one worker process
+    per core (`--direct_num_workers` sets another number), and at most one per element.
     """
     options = PipelineOptions(list(flags))
     if is_local(options):
@@ -38,7 +38,7 @@ def checked(flags: Sequence[str]) -> tuple[str, ...]:
     """
     complaints = io.StringIO()
     try:
-        with redirect_stderr(complaints):  # argparse tells all its options first
+        with redirect_stderr(complaints):  # argparse prints all its options first
             options = PipelineOptions(list(flags)).view_as(DirectOptions)
             runner = options.view_as(StandardOptions).runner
         if runner is not None:
@@ -52,12 +52,12 @@ def checked(flags: Sequence[str]) -> tuple[str, ...]:
 
 
 def is_local(options: PipelineOptions) -> bool:
-    """Tell whether the workers are this machine's own processes, started for one job."""
+    """Return whether the workers are processes of this machine, started for one job."""
     return options.view_as(StandardOptions).runner is None
 
 
 def local_runner(log: Path) -> FnApiRunner:
-    """Return the runner of local worker processes; what they and Beam print goes to `log`, off the terminal they share.
+    """Return the runner of local worker processes; their and Beam's output goes to `log` instead of the terminal.
 
     Beam's own default would download a binary.
     """
@@ -67,7 +67,7 @@ def local_runner(log: Path) -> FnApiRunner:
 
 
 def worker_threads(options: PipelineOptions) -> int:
-    """Return the threads of one worker: its share of the cores here, 0 (as many as it has) elsewhere."""
+    """Return the threads of one worker: its share of the cores on this machine, 0 (no limit) on others."""
     if not is_local(options):
         return 0
     return max(1, cores() // int(options.view_as(DirectOptions).direct_num_workers))

@@ -1,4 +1,4 @@
-"""A job on Beam: `Create | Reshuffle | ParDo`, watched from a thread beside it and cancelled with its launcher.
+"""A job on Beam: `Create | Reshuffle | ParDo`, in a thread that the launcher watches and cancels.
 
 Importing Beam takes a second, so only a job that needs workers imports this.
 """
@@ -26,41 +26,41 @@ from beam_jobs.threads import limit_threads
 from rag_model import errors
 from rag_model.store.store import Store
 
-_SUBMITTING = 120.0  # seconds that an interrupted launcher waits for a job to be there, to cancel it
+_SUBMITTING = 120.0  # seconds that an interrupted launcher waits for the submission of a job, to cancel it
 
 
 class Worker(beam.DoFn, Generic[Task]):
-    """Does tasks against the store, and reports what they gave."""
+    """Do tasks with the store, and report their facts."""
 
     def __init__(self, stage: str, work: Work[Task], launch: Launch, lease: Path | None, threads: int) -> None:
         self.stage, self.work, self.launch, self.lease, self.threads = stage, work, launch, lease, threads
         self.version = version("bookwheel")
 
     def setup(self) -> None:
-        """Take a share of the machine, and its leave with the launcher."""
+        """Limit the threads to this worker's share, and end this process when the launcher ends."""
         if self.lease is not None:
             leave_with(self.lease)
         if self.threads:
             limit_threads(self.threads)
-        self.store: Store | None = None  # what is raised here, an engine may take minutes to hear of
+        self.store: Store | None = None  # opened later: an engine may report an error in `setup` only after minutes
 
     def process(self, element: tuple[int, Task]) -> list[int]:
-        """Do one task, named by its number, and report what it gave, or why it failed.
+        """Do one task, given with its number, and report its facts, or the error.
 
         Raises:
-            BookwheelError: what the work raised.
+            BookwheelError: the error that the work raised.
         """
         number, task = element
         store = self.store = self.store or self._reached()
         runs, run = store.runs, self.launch.run
         if self.lease is not None and runs.count(run, self.stage + FAILED):
-            return []  # the local runner retries nothing: after one failure the rest would be work for nothing
-        store.memo = replace(store.memo, by=f"{run}/{number}")  # an engine may let this be done again
+            return []  # the local runner has no retries: after one failure the other tasks would be useless
+        store.memo = replace(store.memo, by=f"{run}/{number}")  # an engine may retry this task
         try:
             self._check_version()
             runs.write(run, self.stage, number, done(self.work, task, store))
         except errors.BookwheelError as error:
-            with suppress(errors.BookwheelError):  # where the store itself failed, the raised error must do
+            with suppress(errors.BookwheelError):  # if the store itself failed, only the raised error remains
                 runs.write(run, self.stage + FAILED, number, {"error": type(error).__name__, "message": str(error)})
             raise
         return [number]
@@ -98,7 +98,7 @@ def by_workers(
     options = pipeline_options(launch.flags, len(tasks))
     options.view_as(
         GoogleCloudOptions
-    ).job_name = f"bookwheel-{stage}-{launch.run}".lower()  # as an engine's UI shows it
+    ).job_name = f"bookwheel-{stage}-{launch.run}".lower()  # the name in an engine's UI
     reach(options, launch.flags)
     log = Path(tempfile.gettempdir()) / f"bookwheel-{launch.run}-{stage}.log"
     with held_lease() as lease:
@@ -138,7 +138,7 @@ class _Running:
         self._result: Any = None
 
     def __enter__(self) -> Self:
-        logging.getLogger("apache_beam").setLevel(logging.CRITICAL)  # what matters is told in one sentence
+        logging.getLogger("apache_beam").setLevel(logging.CRITICAL)  # the error is reported in one sentence
         threading.excepthook = self._thread_died
         threading.Thread(target=self._run, daemon=True, name="beam").start()
         return self
@@ -146,15 +146,15 @@ class _Running:
     def __exit__(self, *interrupted: object) -> None:
         if not self.finished.is_set():
             self._cancel()
-        elif self.failure is None:  # else Beam's threads go on dying, at length, while the launcher leaves
+        elif self.failure is None:  # otherwise Beam's threads print errors while the launcher ends
             threading.excepthook = threading.__excepthook__
 
     def _cancel(self) -> None:
         if is_local(self._options):
-            return  # those workers need no telling: their lease ends with the launcher's
-        self._submitted.wait(_SUBMITTING)  # a job on its way cannot be cancelled yet
+            return  # local workers end by their lease
+        self._submitted.wait(_SUBMITTING)  # a job that is being submitted cannot be cancelled yet
         if self._result is not None:
-            with suppress(Exception):  # it may be gone by now
+            with suppress(Exception):  # the job may be gone already
                 self._result.cancel()
             cancel(self._options, self._options.view_as(GoogleCloudOptions).job_name)
 
@@ -170,7 +170,7 @@ class _Running:
             self.finished.set()
 
     def _thread_died(self, died: threading.ExceptHookArgs) -> None:
-        # The local runner waits for ever for a worker that was killed; the thread that watched its process tells.
+        # The local runner waits forever for a worker that was killed; the thread that watched its process reports it.
         if WORKER_DIED in str(died.exc_value):
             self.failure = self.failure or died.exc_value
             self.finished.set()

@@ -1,7 +1,7 @@
-"""The redact job: parts of a snapshot without some pages.
+"""The redact job: write parts of a snapshot again without some pages.
 
-Nothing of it is recorded: a record would name the files that hold the pages, and so keep them. It costs little, and the
-same files come out of it again.
+It writes no memo record: a record would name the files that contain the pages, and so keep them from `gc`. The job is
+cheap, and running it again gives the same files.
 """
 
 import tempfile

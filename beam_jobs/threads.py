@@ -1,4 +1,4 @@
-"""How many threads the numeric libraries of a process run."""
+"""The number of threads of a process's numeric libraries."""
 
 import os
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ _VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "RAY
 
 
 def limit_threads(threads: int) -> None:
-    """Give the numeric libraries of this process `threads` threads each, loaded already or not."""
+    """Limit each numeric library of this process to `threads` threads, whether it is loaded already or not."""
     os.environ |= dict.fromkeys(_VARIABLES, str(threads))
     import faiss  # noqa: PLC0415 - after the environment is set
 
@@ -17,8 +17,8 @@ def limit_threads(threads: int) -> None:
 
 @contextmanager
 def own_threads() -> Iterator[None]:
-    """Let `limit_threads` last no longer than the block."""
-    import faiss  # noqa: PLC0415 - a worker of another job does without it
+    """Undo the effect of `limit_threads` at the end of the block."""
+    import faiss  # noqa: PLC0415 - workers of other jobs do not need it
 
     before, threads = {name: os.environ.get(name) for name in _VARIABLES}, faiss.omp_get_max_threads()
     try:

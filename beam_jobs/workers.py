@@ -1,6 +1,6 @@
-"""The workers of this machine: whether a run has them at all, how many, and how much memory is theirs.
+"""The workers of this machine: whether a run has local workers, how many, and how much memory they may use.
 
-Beam is not asked, and not imported: that takes a second, and a small rebuild does without it.
+Beam is not imported here: that takes a second, and a small rebuild does not need it.
 """
 
 import os
@@ -8,21 +8,21 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-CORES, MEMORY = "BOOKWHEEL_CORES", "BOOKWHEEL_WORKER_MEMORY"  # what a launch gave this run
+CORES, MEMORY = "BOOKWHEEL_CORES", "BOOKWHEEL_WORKER_MEMORY"  # the resources that a launch gave this run
 
 
 def here(flags: Sequence[str]) -> bool:
-    """Tell whether the workers are this machine's own processes: no `--runner` is among Beam's flags."""
+    """Return whether the workers are processes of this machine: there is no `--runner` among Beam's flags."""
     return not any(flag.partition("=")[0] == "--runner" for flag in flags)
 
 
 def named(flags: Sequence[str]) -> bool:
-    """Tell whether Beam's flags say how many workers this machine shall have."""
+    """Return whether Beam's flags set the number of workers of this machine."""
     return any(flag.partition("=")[0] == "--direct_num_workers" for flag in flags)
 
 
 def cores() -> int:
-    """Return the processors this process may run on, or those that it was given (`BOOKWHEEL_CORES`) where fewer."""
+    """Return the number of processors that this process may run on, at most `BOOKWHEEL_CORES` if that is set."""
     given = os.environ.get(CORES)
     return min(int(given), _processors()) if given else _processors()
 
@@ -32,12 +32,12 @@ def _processors() -> int:
 
 
 def side_by_side(flags: Sequence[str], task_bytes: int, memory_bytes: int | None = None) -> tuple[str, ...]:
-    """Return flags under which local workers are no more than memory has room for; other machines' are theirs to count.
+    """Return flags that limit the number of local workers to what fits in memory; other runners are not limited.
 
     Args:
-        flags: Beam's; a number of workers among them stands.
+        flags: Beam's; a number of workers in them is kept.
         task_bytes: memory of one task.
-        memory_bytes: of all workers; None: what is free.
+        memory_bytes: memory of all workers; None: the free memory.
     """
     free = worker_memory(flags)
     if free is None or named(flags):
@@ -47,9 +47,9 @@ def side_by_side(flags: Sequence[str], task_bytes: int, memory_bytes: int | None
 
 
 def worker_memory(flags: Sequence[str]) -> int | None:
-    """Return the bytes of memory that are free for workers; None where they are other machines'.
+    """Return the bytes of memory that are free for workers; None if the workers are on other machines.
 
-    A container sees its host's memory: what it was given is named by `BOOKWHEEL_WORKER_MEMORY`, in bytes.
+    A container sees its host's memory: its own limit is given by `BOOKWHEEL_WORKER_MEMORY`, in bytes.
     """
     if not here(flags):
         return None
@@ -58,7 +58,7 @@ def worker_memory(flags: Sequence[str]) -> int | None:
 
 
 def _available() -> int:
-    """Return the bytes that are free; on Linux with the caches that the kernel would give back at once."""
+    """Return the bytes that are free; on Linux including caches that the kernel can free at once."""
     with suppress(OSError):
         for line in Path("/proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):

@@ -1,1 +1,1 @@
-"""When it runs: Prefect flows and the `bookwheel` command line. No algorithm and no DoFn lives here."""
+"""Orchestration: Prefect flows and the `bookwheel` command line. No algorithm and no DoFn is in this package."""

@@ -1,7 +1,7 @@
-"""Build indexes over a snapshot that exists: added to those that it has, or in their place, without its dump.
+"""Build indexes over an existing snapshot, without its dump: in addition to its indexes, or in place of them.
 
-Purpose: another index, or another setting of one, for the price of the index alone.
-Caching: the store's memo: an index over these vectors that was built before is found.
+Purpose: another index, or another setting of one, at the cost of that index alone.
+Caching: the store's memo: an index over these vectors that was built before is reused.
 Requires: a store that this machine and the workers both reach.
 """
 
@@ -39,20 +39,20 @@ def add_index(
     ref: str = "latest",
     beam_options: Sequence[str] = (),
 ) -> Reindexed:
-    """Publish a snapshot with the passages and vectors of another and more indexes, and move `ref` to it.
+    """Publish a snapshot with the passages and vectors of another one and with new indexes, and move `ref` to it.
 
     Args:
         snapshot: a ref, ref@number, an id, or a unique prefix of one.
         store: URL or folder of the store.
-        recipe: its indexes are built, and its gate judges; by default those of the snapshot, which are built anew.
-        indexes: names of the recipe's indexes, to build no others.
-        ref: the name that shall mean the new snapshot.
+        recipe: the indexes to build and the gate; by default those of the snapshot, which are built again.
+        indexes: names of the recipe's indexes to build; by default all.
+        ref: the ref to move to the new snapshot.
         beam_options: options of Beam and of its runner, as on their own command lines.
 
     Raises:
-        GateRefusedError: the snapshot is published, but the ref did not move; the sentence says why.
+        GateRefusedError: the snapshot is published, but the ref did not move; the message says why.
         UsageError: the recipe has no such index.
-        BookwheelError: a stage failed; what was finished is recorded.
+        BookwheelError: a stage failed; finished work is recorded.
     """
     target, clock = Store.open(store), StageClock()
     target.refs.require_exclusion()
@@ -76,19 +76,19 @@ def choose(recipe: Recipe, names: Sequence[str]) -> dict[str, IndexRecipe]:
     """Return the indexes of a recipe by these names, or all.
 
     Raises:
-        UsageError: the recipe has none of that name, or none at all.
+        UsageError: the recipe has no index of that name, or no index at all.
     """
     known = ", ".join(recipe.index) or "none"
     if unknown := sorted({*names} - {*recipe.index}):
         raise UsageError(f"the recipe has no index {unknown[0]!r}: choose from {known}, or name it in a --recipe")
     if not recipe.index:
-        raise UsageError("the snapshot has no index to build anew: give a --recipe that names one")
+        raise UsageError("the snapshot has no index to build again: give a --recipe that names one")
     return {name: recipe.index[name] for name in names or recipe.index}
 
 
 @stage
 def look(store: Store, content: Content) -> tuple[list[CutPart], dict[str, list[EncodedPart]]]:
-    """Say of the snapshot's parts what the jobs said that made them."""
+    """Return the reports of the jobs that made the snapshot's parts, read from its files."""
     return facts_of(store, content)
 
 

@@ -1,6 +1,6 @@
-"""Start a snapshot from passages and vectors that exist already: indexed, checked and published as a build is.
+"""Make a snapshot from existing passages and vectors: they are indexed, checked and published as in a build.
 
-Purpose: to come from elsewhere without encoding anything again.
+Purpose: to import a corpus from another system without encoding it again.
 Caching: the store's memo, from the first index job on.
 Requires: a store that this machine and the workers both reach; the vectors' files on this machine.
 """
@@ -40,24 +40,24 @@ def adopt_library(
 
     Args:
         passages: path, URL or glob of `psgs_w100.tsv`, JSONL or Parquet with `id`, `title` and `text`.
-        vectors: `.npy` or Parquet files or folders of them, row for row with the passages.
+        vectors: `.npy` or Parquet files or folders of them; row i belongs to passage i.
         store: URL or folder of the store; made if there is none.
         encoder: folder or hub name of the encoder that made the vectors; some of them are checked.
-        recipe: the indexes and the gate; the rest of it decides nothing here.
-        ref: the name that shall mean the new snapshot.
+        recipe: the indexes and the gate; its other settings are not used.
+        ref: the ref to move to the new snapshot.
         beam_options: options of Beam and of its runner, as on their own command lines.
 
     Raises:
-        GateRefusedError: the snapshot is published, but the ref did not move; the sentence says why.
+        GateRefusedError: the snapshot is published, but the ref did not move; the message says why.
         RefusedError: the vectors are not the encoder's.
-        BookwheelError: a stage failed; what was finished is recorded.
+        BookwheelError: a stage failed; finished work is recorded.
     """
     recipe, clock = recipe or Recipe(), StageClock()
     target = Store.open(store, create=True)
     target.refs.require_exclusion()
     launch = Launch.new(target.url, beam_options)
 
-    with target.intents.held(launch.run):  # so that no `gc` takes what is made
+    with target.intents.held(launch.run):  # keeps `gc` from deleting new files
         encoding = prepare_encoder(target, encoder, recipe)
         with clock("adopt") as tell:
             adopted = take_in(target, passages, vectors, tell)
@@ -71,7 +71,7 @@ def adopt_library(
 
 @stage
 def take_in(store: Store, passages: str, vectors: Sequence[str], tell: OnProgress) -> Adopted:
-    """Cut passages and vectors into parts."""
+    """Split passages and vectors into parts."""
     intake = look([Path(path) for path in vectors])
     adopted = adopt(store, passages, intake)
     tell(len(adopted.passages), len(adopted.passages))

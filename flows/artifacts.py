@@ -1,6 +1,6 @@
-"""What people read of a run in the Prefect UI: a table of counts, metrics and timings, and the way to the report.
+"""Artifacts of a run in the Prefect UI: a table of counts, metrics and timings, and a link to the report.
 
-Outside a flow run nobody looks, and nothing is written.
+Outside a flow run nothing is written.
 """
 
 from pathlib import Path
@@ -13,7 +13,7 @@ from flows.stage import in_run
 
 
 def show(outcome: Reindexed) -> None:
-    """Put an outcome's table and report where the run's page shows them."""
+    """Write an outcome's table and link to its report as artifacts of the run."""
     rows = [{"what": name, "value": f"{value:,}"} for name, value in outcome.counts.items() if name != "dropped"]
     rows += [{"what": f"dropped: {why}", "value": f"{n:,}"} for why, n in outcome.counts["dropped"].items()]
     rows += [
@@ -30,7 +30,7 @@ def show(outcome: Reindexed) -> None:
 
 
 def show_answers(outcome: Evaluated) -> None:
-    """Put an evaluation's figures, those of its ablations, and its report where the run's page shows them."""
+    """Write an evaluation's figures, those of its ablations, and the link to its report as artifacts of the run."""
     found = {**outcome.metrics, **outcome.ranks}
     rows = [{"what": name, "value": f"{value:.3f}{_interval(outcome, name)}"} for name, value in found.items()]
     rows += [
@@ -46,16 +46,16 @@ def show_answers(outcome: Evaluated) -> None:
 
 
 def table(rows: list[dict[str, Any]], key: str, description: str) -> None:
-    """Put a table where the run's page shows it."""
+    """Write a table as an artifact of the run."""
     if in_run():
         create_table_artifact(rows, key=key, description=description)
 
 
 def link(address: str, text: str, key: str) -> None:
-    """Put a link where the run's page shows it."""
+    """Write a link as an artifact of the run."""
     if in_run() and address.startswith(("http://", "https://")):
         create_link_artifact(address, text, key=key, description=text)
-    elif in_run():  # a browser opens no s3:// and, from a server's page, no file://: people copy it
+    elif in_run():  # browsers do not open s3://, nor file:// from a server's page: show the address for copying
         create_markdown_artifact(f"`{address}`", key=key, description=text)
 
 

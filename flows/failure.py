@@ -1,7 +1,7 @@
-"""What a failed run leads to: another try where one can help, and a word to whoever keeps the library.
+"""The handling of a failed run: a retry if that can help, and a message to the maintainers of the library.
 
-Deployments try again by Prefect's setting (`PREFECT_FLOWS_DEFAULT_RETRIES` in `infra/prefect.yaml`), which knows no
-errors: a gate that said no, or a factory string that cannot be, would be asked again and again.
+Prefect's setting for retries (`PREFECT_FLOWS_DEFAULT_RETRIES` in `infra/prefect.yaml`) does not distinguish errors: a
+gate that refused, or an invalid factory string, would be retried too.
 """
 
 import json
@@ -20,8 +20,8 @@ from prefect.context import FlowRunContext
 
 from rag_model.errors import MissingExtraError, RefusedError, ResourceError, UsageError
 
-WEBHOOK = "BOOKWHEEL_WEBHOOK"  # a setting, and no parameter: such an address is a secret, and parameters are shown
-_VAIN = (MissingExtraError, RefusedError, ResourceError, UsageError)  # the same again says the same
+WEBHOOK = "BOOKWHEEL_WEBHOOK"  # a setting, not a parameter: the address is a secret, and parameters are shown
+_VAIN = (MissingExtraError, RefusedError, ResourceError, UsageError)  # a retry would fail in the same way
 _PATIENCE = 30.0  # seconds for the webhook
 
 Given = ParamSpec("Given")
@@ -29,7 +29,7 @@ Made = TypeVar("Made")
 
 
 def final(function: Callable[Given, Made]) -> Callable[Given, Made]:
-    """Let a run of this function fail at once where trying again cannot help; other errors leave it its retries."""
+    """Make a run of this function fail at once if a retry cannot help; after other errors it is retried."""
 
     @wraps(function)
     def run(*args: Given.args, **kwargs: Given.kwargs) -> Made:
@@ -43,19 +43,19 @@ def final(function: Callable[Given, Made]) -> Callable[Given, Made]:
 
 
 def tell(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
-    """Post a run that failed for good to the webhook that the environment names, if any.
+    """Post a run that failed after its last retry to the webhook that the environment names, if any.
 
-    The JSON holds `flow`, `run`, `id`, `state`, `error`, and `store` and `ref` where the run has such parameters.
+    The JSON has `flow`, `run`, `id`, `state`, `error`, and `store` and `ref` if the run has such parameters.
 
     Raises:
-        UsageError: what is named is no web address.
-        OSError: it does not answer, or not with a success.
+        UsageError: the setting is not a web address.
+        OSError: the webhook does not answer, or its response is not a success.
     """
     webhook = os.environ.get(WEBHOOK)
     if not webhook:
         return
     if not webhook.startswith(("http://", "https://")):
-        raise UsageError(f"{WEBHOOK} is no web address: give one such as https://…")
+        raise UsageError(f"{WEBHOOK} is not a web address: give one such as https://…")
     facts = {
         "flow": flow.name,
         "run": flow_run.name,
@@ -74,5 +74,5 @@ def _without_retries() -> None:
     if context is None or context.flow_run is None:
         return
     policy = context.flow_run.empirical_policy.model_copy(update={"retries": 0})
-    with suppress(httpx.HTTPError), get_client(sync_client=True) as client:  # the failure itself is what to tell of
+    with suppress(httpx.HTTPError), get_client(sync_client=True) as client:  # the failure itself is the one to report
         client.update_flow_run(context.flow_run.id, empirical_policy=policy)

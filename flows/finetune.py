@@ -1,7 +1,7 @@
-"""Train a model on a snapshot and put it into the store, by any objective that is registered.
+"""Train a model on a snapshot with any registered objective, and put it into the store.
 
-Purpose: the job that teaches the models what is in the index, and `bookwheel finetune`.
-Caching: the store's memo, which knows exact inputs: what was trained before is looked up. A run that died goes on from
+Purpose: the job that trains models on an index, and `bookwheel finetune`.
+Caching: the store's memo, by exact inputs: a finished training is not repeated. A run that died continues from
 its last checkpoint, in a folder named by those inputs.
 Requires: the extras model and train; a store that this machine can write to.
 """
@@ -33,17 +33,17 @@ from rag_model.training.objectives.registry import objective
 
 @dataclass(frozen=True, slots=True)
 class Finetuned:
-    """What a fine-tuning made."""
+    """The outcome of a fine-tuning."""
 
     model: str  # full id
     kind: str  # the objective's name
-    name: str  # the ref, among models
-    number: int  # of its move
-    snapshot: str  # full id of what it was trained on
+    name: str  # the ref of models that names it
+    number: int  # number of the ref's move
+    snapshot: str  # full id of the snapshot that it was trained on
     steps: int
-    best_step: int  # whose weights these are; 0: no step made it better
+    best_step: int  # the step of the weights; 0: no step was better than the initial weights
     metrics: dict[str, dict[str, float]]  # `before` and `after`, on the dev set
-    trained: bool  # False: the same was trained before, and is looked up
+    trained: bool  # False: the same training was finished by an earlier run
     seconds: dict[str, float] = field(default_factory=dict)  # by stage
 
     def to_json(self) -> dict[str, Any]:
@@ -65,30 +65,30 @@ def finetune(
     max_steps: int | None = None,
     work: str | None = None,
 ) -> Finetuned:
-    """Train a model of `kind` on the snapshot that `ref` names, and move the model's name to it.
+    """Train a model of `kind` on the snapshot that `ref` names, and move the model's ref to it.
 
     Args:
-        kind: what is trained, by the name of an objective: `dpr`, `rag-sequence`, `rag-token`, or one that an installed
+        kind: the name of an objective: `dpr`, `rag-sequence`, `rag-token`, or one that an installed
             package registers.
         store: URL or folder of the store.
         train: examples to learn from: DPR's JSON, question CSV or JSONL, triples, KILT, or a BEIR folder.
         dev: examples to choose the best weights by.
         ref: a ref, ref@number, an id or a unique prefix of a snapshot; it is pinned by id before anything else.
-        encoder: what the encoders begin as: a folder, a hub name, or `model:NAME`; else what the snapshot carries.
-        generator: what the generator begins as: a folder or a hub name.
-        recipe: tables of settings, as a TOML file has them (`flows.training`); else the papers'.
-        name: the name among models to move; else `kind`.
-        max_steps: train so many steps, whatever the recipe says.
-        work: keep checkpoints and curves in this folder; else in one of the cache, which goes in the end.
+        encoder: initial weights of the encoders: a folder, a hub name, or `model:NAME`; by default the snapshot's.
+        generator: initial weights of the generator: a folder or a hub name.
+        recipe: tables of settings, as in a TOML file (`flows.training`); by default those of the papers.
+        name: the ref of models to move; by default `kind`.
+        max_steps: the number of steps, in place of the recipe's.
+        work: keep checkpoints and curves in this folder; by default in the cache, where they are deleted at the end.
 
     Raises:
-        RefusedError: the question encoder asks into another space than the snapshot's, a loss is not finite, or
-            retrieval has collapsed; the checkpoints stay.
-        BookwheelError: a stage failed; run it again, and it goes on.
+        RefusedError: the question encoder has another space than the snapshot, a loss is not finite, or
+            retrieval has collapsed; the checkpoints are kept.
+        BookwheelError: a stage failed; run it again to continue.
     """
     target, clock, name = Store.open(store), StageClock("finetune"), checked_name(name or kind)
     target.models.refs.require_exclusion()
-    with target.intents.held(f"finetune-{secrets.token_hex(8)}"):  # so that no `gc` takes what it is trained on
+    with target.intents.held(f"finetune-{secrets.token_hex(8)}"):  # keeps `gc` from deleting its snapshot
         with clock("prepare"):
             job = prepare(target, kind, train, dev, ref, Given(encoder, generator, recipe or {}, max_steps))
         found = job.known()
@@ -103,7 +103,7 @@ def finetune(
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What a model begins as, and how it is trained."""
+    """The initial weights of a model, and the settings of its training."""
 
     encoder: str | None
     generator: str | None
@@ -113,9 +113,9 @@ class Given:
 
 @stage
 def prepare(store: Store, kind: str, train: str, dev: str, ref: str, given: Given) -> Finetuning:
-    """Pin the snapshot, find the models, read the examples, and settle the settings."""
+    """Pin the snapshot, find the models, read the examples, and decide the settings."""
     chosen, snapshot = objective(kind), Snapshot.from_store(store, ref)
-    taken = {option: getattr(given, option) for option in chosen.options}  # others may be set for another verb
+    taken = {option: getattr(given, option) for option in chosen.options}  # other options may be set for another verb
     origins = chosen.origins(store, snapshot, taken.get("encoder"), taken.get("generator"))
     settings = training_of(kind, given.tables, given.max_steps, unit_vectors=origins.unit_vectors())
     examples = {"train": read_examples(train), "dev": read_examples(dev, split="dev")}
@@ -123,7 +123,7 @@ def prepare(store: Store, kind: str, train: str, dev: str, ref: str, given: Give
 
 
 def made(job: Finetuning, work: Path | None, name: str, clock: StageClock) -> tuple[Outcome, PutModel]:
-    """Train the model and put it into the store; a work folder of the cache goes then."""
+    """Train the model and put it into the store; a work folder in the cache is deleted then."""
     folder = work or cache_folder() / "training" / job.key
     folder.mkdir(parents=True, exist_ok=True)
     with alone(folder):
@@ -140,13 +140,13 @@ def made(job: Finetuning, work: Path | None, name: str, clock: StageClock) -> tu
 
 @stage
 def mine(job: Finetuning) -> None:
-    """Find what the examples lack, such as negatives."""
+    """Find what is missing in the examples, such as negatives."""
     _ = job.prepared
 
 
 @stage
 def learn(job: Finetuning, folder: Path, tell: OnProgress) -> Trained:
-    """Train, or go on with a training that died."""
+    """Train, or continue a training that died."""
 
     def report(kind: str, step: int, steps: int, values: Mapping[str, float]) -> None:
         tell(step, steps)
@@ -163,7 +163,7 @@ def publish(
 
 
 def show(outcome: Finetuned) -> None:
-    """Put an outcome's table where the run's page shows it."""
+    """Write an outcome's table as an artifact of the run."""
     before, after = outcome.metrics["before"], outcome.metrics["after"]
     rows = [{"what": name, "before": f"{value:.4g}", "after": f"{after[name]:.4g}"} for name, value in before.items()]
     described = f"Model {outcome.model[:12]} ({outcome.name}@{outcome.number}) after {outcome.steps:,} steps"

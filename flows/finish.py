@@ -1,4 +1,4 @@
-"""What every build ends with, wherever its passages and vectors come from: indexes, the gate, the snapshot, the ref."""
+"""The last stages of every build, for passages and vectors of any origin: indexes, the gate, the snapshot, the ref."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -40,20 +40,22 @@ class Build:
     ref: str
     source: str  # where the passages come from
     encoder: str  # as the user named it
-    passages: Sequence[CutPart]  # what the jobs report of each part
-    embeddings: Mapping[str, Sequence[EncodedPart]]  # the same by representation
+    passages: Sequence[CutPart]  # the chunk job's report of each part
+    embeddings: Mapping[str, Sequence[EncodedPart]]  # the embed job's reports by representation
     plans: Mapping[str, IndexPlan]
     assembled: Callable[[Sequence[BuiltIndex]], Content]  # the snapshot's content, with these indexes
-    derived: Mapping[str, Any] = field(default_factory=dict)  # what the provenance says of a snapshot made from another
-    heirlooms: Mapping[str, Heirloom] = field(default_factory=dict)  # by index: what of the parent's may be used
+    derived: Mapping[str, Any] = field(default_factory=dict)  # provenance of a snapshot that is made from another
+    heirlooms: Mapping[str, Heirloom] = field(
+        default_factory=dict
+    )  # by index: the parent's trained file that may be inherited
 
 
 def finish(build: Build) -> Reindexed:
-    """Build the indexes, judge them, publish the snapshot, and move the ref if the gate agrees.
+    """Build the indexes, measure them, publish the snapshot, and move the ref if the gate allows it.
 
     Raises:
-        GateRefusedError: the snapshot is published, but the ref did not move; the sentence says why.
-        BookwheelError: a stage failed; what was finished is recorded.
+        GateRefusedError: the snapshot is published, but the ref did not move; the message says why.
+        BookwheelError: a stage failed; finished work is recorded.
     """
     manifest, measured = indexed(build)
     published = publish_snapshot(build.store, manifest, measured, build.recipe, build.ref)
@@ -65,10 +67,10 @@ def finish(build: Build) -> Reindexed:
 
 
 def indexed(build: Build) -> tuple[Manifest, Measured]:
-    """Build the indexes and measure them; return the snapshot as it may be published.
+    """Build the indexes and measure them; return the snapshot's manifest, not published yet.
 
     Raises:
-        BookwheelError: a stage failed; what was finished is recorded.
+        BookwheelError: a stage failed; finished work is recorded.
     """
     store, launch, clock, recipe = build.store, build.launch, build.clock, build.recipe
     with clock("train") as tell:
@@ -99,7 +101,7 @@ def embed_reports(embeddings: Mapping[str, Sequence[EncodedPart]]) -> dict[str, 
 
 
 def reported(build: Build, manifest: Manifest, published: Published, measured: Measured) -> Reindexed:
-    """Write the report and the artifacts of a snapshot that is published, and return what was made."""
+    """Write the report and the artifacts of a published snapshot, and return the outcome."""
     counted, seconds = counts(build.passages, build.embeddings), build.clock.seconds
     made = build.passages, embed_reports(build.embeddings)
     page = write_report(build.store, manifest, published, measured, counted, *made, seconds)
@@ -110,7 +112,7 @@ def reported(build: Build, manifest: Manifest, published: Published, measured: M
 
 @stage
 def train_indexes(store: Store, build: Build, launch: Launch, tell: OnProgress) -> list[IndexBuild]:
-    """Learn what the workers of each index share, or inherit it."""
+    """Train each index, or inherit the parent's trained file."""
     rows, heirlooms = rows_of(build.passages, build.embeddings), build.heirlooms
     builds = [
         index.start(store, name, plan, rows[plan.over], heirlooms.get(name)) for name, plan in build.plans.items()
@@ -120,7 +122,7 @@ def train_indexes(store: Store, build: Build, launch: Launch, tell: OnProgress) 
 
 @stage
 def scatter_vectors(indexes: Sequence[IndexBuild], launch: Launch, tell: OnProgress) -> list[IndexBuild]:
-    """Sort every part's vectors by the shard that they go to."""
+    """Sort every part's vectors by shard."""
     return index.scatter(indexes, launch, tell)
 
 
@@ -132,24 +134,24 @@ def build_shards(indexes: Sequence[IndexBuild], launch: Launch, tell: OnProgress
 
 @stage
 def merge_shards(indexes: Sequence[IndexBuild], launch: Launch, tell: OnProgress) -> list[BuiltIndex]:
-    """Join each index's shards."""
+    """Merge each index's shards."""
     return index.merge(indexes, launch, tell)
 
 
 @stage
 def tune_indexes(store: Store, draft: Content, built: Sequence[BuiltIndex], recipe: Recipe) -> list[BuiltIndex]:
-    """Set the search of those with a recall target."""
+    """Set the search parameters of indexes with a recall target."""
     return tune_searches(store, draft, built, recipe.gate)
 
 
 @stage
 def measure_indexes(store: Store, manifest: Manifest, built: Sequence[BuiltIndex], recipe: Recipe) -> Measured:
-    """Compare every index with exact search, and look into its file."""
+    """Compare every index with exact search, and examine its file."""
     with Snapshot.of(store, manifest) as snapshot:
         return measure(snapshot, recipe.gate, {index.name: index.facts for index in built})
 
 
 @stage
 def publish_snapshot(store: Store, manifest: Manifest, measured: Measured, recipe: Recipe, ref: str) -> Published:
-    """Write the manifest, ask the gate, and move the ref if it agrees."""
+    """Write the manifest, apply the gate, and move the ref if it passes."""
     return publish(store, manifest, ref, partial(judge, recipe.gate, vitals(manifest), measured.found))

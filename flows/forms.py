@@ -1,7 +1,7 @@
-"""The form of a training's settings: what the Prefect UI asks for, and the server checks before a run starts.
+"""The form of a training's settings in the Prefect UI, which the server checks before a run starts.
 
-Each objective's settings are one choice of the form. A default stands in the description of its setting and is not
-sent: some depend on what is trained, such as a temperature on the length of the encoder's vectors.
+Each objective's settings are one choice of the form. A default is shown in the description of its setting and is not
+sent: some depend on the model, such as the temperature on the length of the encoder's vectors.
 """
 
 import json
@@ -27,14 +27,14 @@ def form_of(objectives: Iterable[Objective[Any]]) -> dict[str, Any]:
 def _form(settings: type[Any], names: list[str]) -> dict[str, Any]:
     try:
         schema = TypeAdapter(settings).json_schema()
-    except PydanticUserError:  # a package's own type that has no form: its tables are typed as JSON
+    except PydanticUserError:  # a package's type without a form: its tables are entered as JSON
         return {"title": ", ".join(names), "type": "object"}
     whole = _inlined({**schema, "title": ", ".join(names)}, schema.get("$defs", {}))
     return _described(whole, asdict(settings()))
 
 
 def _inlined(node: Any, defined: Mapping[str, Any]) -> Any:
-    """Return a schema with its references replaced: the server's forms have no definitions of ours."""
+    """Return a schema with its references replaced: the server's forms cannot refer to our definitions."""
     if isinstance(node, list):
         return [_inlined(one, defined) for one in node]
     if not isinstance(node, dict):
@@ -45,7 +45,7 @@ def _inlined(node: Any, defined: Mapping[str, Any]) -> Any:
 
 
 def _described(schema: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the schema of a table: unknown settings are refused, and defaults are told and not filled in."""
+    """Return the schema of a table: unknown settings are refused, and defaults are described but not filled in."""
     properties: dict[str, Any] = {}
     for name, one in schema["properties"].items():
         if isinstance(values[name], Mapping) and "properties" in one:

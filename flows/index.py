@@ -1,7 +1,7 @@
-"""Build one index over anyone's vectors, with the very jobs that build a snapshot's.
+"""Build one index over vectors of any origin, with the same jobs that build a snapshot's indexes.
 
-The work happens in a store of its own beside the index, so that a run that died goes on where it stopped. The store
-goes when the index is put in place, which happens in one step.
+The jobs use a temporary store in the folder of the index, so that a run that died continues where it stopped. The index
+is moved to its place atomically, and then the store is deleted.
 """
 
 import tempfile
@@ -29,13 +29,13 @@ from rag_model.snapshots.content import BuiltIndex
 from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.store import Store
 
-CODE = 1  # raise it when the same files would be cut otherwise
+CODE = 1  # raise it when the same files would be split in another way
 _IN_PROCESS = 1 << 22  # numbers; with fewer, starting worker processes takes longer than the work
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What is to be built, from what, and where."""
+    """The index to build, its vectors, and its place."""
 
     vectors: tuple[Path, ...]
     out: Path
@@ -51,12 +51,12 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Indexed:
-    """What was made."""
+    """The index that was built."""
 
     out: Path
     plan: VectorPlan
     size: int  # bytes
-    dropped: int  # rows that held a NaN or an infinity
+    dropped: int  # rows with a NaN or an infinity
     appraisal: Appraisal
     seconds: Mapping[str, float]  # by stage
 
@@ -65,9 +65,9 @@ def index_vectors(order: Order) -> Indexed:
     """Build an index file from vector files, and measure it.
 
     Raises:
-        InputError: the vectors cannot be indexed; the sentence names file and row.
+        InputError: the vectors cannot be indexed; the message names file and row.
         UsageError: the order contradicts itself.
-        ResourceError: memory or disk would not do, said before the work starts; or it ran out all the same.
+        ResourceError: memory or disk will not be enough, raised before the work starts; or it ran out later.
     """
     clock, intake = StageClock(), look(order.vectors, order.column)
     _check_out(order.out, intake)
@@ -91,11 +91,11 @@ def index_vectors(order: Order) -> Indexed:
 
 
 def planned(order: Order, n: int, d: int) -> VectorPlan:
-    """Return what an order comes to for n vectors of d dimensions, within the memory there is.
+    """Return the plan of an order for n vectors of d dimensions, within its memory.
 
     Raises:
-        UsageError: the recipe does not fit.
-        ResourceError: it needs more memory; the sentence names what would fit.
+        UsageError: the recipe does not fit the vectors.
+        ResourceError: it needs more memory; the message names an index that would fit.
     """
     memory = order.memory or worker_memory(order.beam_options)
     if memory is not None and order.chosen:
@@ -110,7 +110,7 @@ def _check_out(out: Path, intake: Intake) -> None:
     if not out.parent.is_dir():
         raise UsageError(f"there is no folder {out.parent} to write {out.name} in: make it first")
     if any(out.exists() and out.samefile(file.path) for file in intake.files):
-        raise UsageError(f"{out} is one of the vector files: name another file for the index, behind them")
+        raise UsageError(f"{out} is one of the vector files: name another file for the index, after them")
 
 
 def _cut(store: Store, intake: Intake, invalid: Invalid, tell: OnProgress) -> tuple[list[BlobRef], Rows | None]:

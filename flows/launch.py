@@ -1,9 +1,9 @@
-"""Start a rebuild on a machine of the right size: look at the dump and the encoder first, then ask for what they need.
+"""Start a rebuild on a machine of the right size, which is estimated from the dump and the encoder.
 
-Purpose: what a schedule or a person starts where runs get machines of their own (Docker, Kubernetes), and where a
-rebuild that cannot fit should be refused before it waits for a machine.
+Purpose: for schedules and people, if runs get machines of their own (Docker, Kubernetes): a rebuild that cannot fit is
+refused before it waits for a machine.
 Caching: none: nothing is built here.
-Requires: the deployment that shall run, and the dump's and encoder's files in reach of this run.
+Requires: the deployment to start; this run must be able to read the dump's and the encoder's files.
 """
 
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ def weigh(
     """Estimate what a rebuild needs."""
     named = encoder_names(Store.open(store), encoder).passage if encoder.startswith("model:") else encoder
     decided = recipe or Recipe()
-    words: int = getattr(decided.chunk.built(), "words", WORDS)  # other chunkers' passages: as long as the default's
+    words: int = getattr(decided.chunk.built(), "words", WORDS)  # other chunkers: assume the default's length
     bulk = bulk_of(dump, resolve_folder(named or encoder), words, decided.part_bytes, limit)
     return work_of(bulk, decided.index, limits.memory, local=here(beam_options))
 

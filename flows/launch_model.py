@@ -1,10 +1,10 @@
-"""Start a fine-tuning or an evaluation on a machine of the right size: weigh its models, data and snapshot first.
+"""Start a fine-tuning or an evaluation on a machine of the right size, estimated from its models, data and snapshot.
 
-Purpose: what a person starts where runs get machines of their own (Docker, Kubernetes), and where a run that cannot fit
-should be refused before it waits for a machine.
+Purpose: for people, if runs get machines of their own (Docker, Kubernetes): a run that cannot fit is refused before it
+waits for a machine.
 Caching: none: nothing is trained or answered here.
-Requires: the extras model and train; the deployment that shall run; the examples or questions, the models' files and
-the store in reach of this run.
+Requires: the extras model and train; the deployment to start; this run must be able to read the examples or questions,
+the models' files and the store.
 """
 
 from pathlib import Path
@@ -39,7 +39,7 @@ def weigh_training(
     recipe: dict[str, dict[str, Any]] | None,
     max_steps: int | None,
 ) -> Work:
-    """Estimate what a fine-tuning needs: the settings are settled and the examples read as it will do it."""
+    """Estimate what a fine-tuning needs; settings and examples are read as the fine-tuning itself does."""
     told = Given(encoder, generator, recipe or {}, max_steps)
     return of_training(prepare(Store.open(store), kind, train, dev, ref, told))
 

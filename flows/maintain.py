@@ -1,7 +1,7 @@
-"""Keep a library current by itself: watch for a new dump, rebuild, and forget what is old by policy.
+"""Keep a library current automatically: watch for a new dump, rebuild, and expire old versions by policy.
 
-Purpose: two scheduled jobs. `watch` costs one request where there is nothing new; `upkeep` expires and collects.
-Caching: none beside the store's memo and the files on disk: a run that died is run again and goes on.
+Purpose: two scheduled jobs. `watch` takes one request if there is no new dump; `upkeep` expires and collects garbage.
+Caching: none except the store's memo and the files on disk: a run that died continues when it is run again.
 Requires: a folder for downloads that outlives a run, and a store that this machine and the workers both reach.
 """
 
@@ -28,17 +28,17 @@ _DATE = re.compile(r"(?<!\d)(20\d{6})(?!\d)")  # in the name of a dump, or of it
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """What a look at the published dumps led to."""
+    """The result of a check of the published dumps."""
 
     known: str  # date of the dump that the ref was built from; empty: none
-    dump: str | None  # date of the one that was built now; None: nothing new
+    dump: str | None  # date of the dump that was built now; None: there is no new one
     built: Reindexed | None
     launched: Launched | None = None  # the run that builds it instead
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What upkeep forgot and deleted, or would."""
+    """What upkeep expired and deleted, or would."""
 
     dry_run: bool
     expired: Expired
@@ -60,26 +60,26 @@ def watch(
     most: Most | None = None,
     hours: float | None = None,
 ) -> Watched:
-    """Rebuild the snapshot if a dump was completed since `ref` was built; what it was built from is told by its name.
+    """Rebuild the snapshot if there is a newer complete dump than that of `ref`, whose date is in its file name.
 
     Args:
         wiki: URL of a wiki's dumps, as https://dumps.wikimedia.org/enwiki/.
         store: URL or folder of the store; made if there is none.
-        downloads: folder for the dump's files; those of a run that was cut off are gone on with.
+        downloads: folder for the dump's files; downloads of an interrupted run are continued.
         encoder: folder or hub name of the passage encoder.
-        recipe: everything else that decides the snapshot.
-        ref: the name that shall mean the new snapshot.
-        job: which of a run's jobs holds the articles.
-        limit: read only so many articles, for a quick look.
+        recipe: all other settings that decide the snapshot.
+        ref: the ref to move to the new snapshot.
+        job: the job of a dump run that has the articles.
+        limit: read at most this many articles, for a quick test.
         beam_options: options of Beam and of its runner.
-        deployment: start a run of this one, FLOW/NAME, on a machine of the right size (`flows.launch`), and leave it to
-            itself; else build here.
-        most: what such a run may be given.
-        hours: how long it may take, about.
+        deployment: FLOW/NAME; start a run of it on a machine of the right size (`flows.launch`), and do not wait for
+            it; by default build in this run.
+        most: the most memory, cores and GPUs for such a run.
+        hours: the intended duration, approximately.
 
     Raises:
         GateRefusedError: the snapshot is published, but the ref did not move.
-        BookwheelError: the dump cannot be had, or a stage failed; run again, it goes on.
+        BookwheelError: the dump cannot be fetched, or a stage failed; run it again to continue.
     """
     clock = StageClock()
     with clock("look"):
@@ -92,19 +92,19 @@ def watch(
     what = (dump, store, encoder, recipe, ref, limit)
     if deployment is not None:
         return Watched(known, found.date, None, launch.fn(*what, beam_options, deployment, most, hours))
-    return Watched(known, found.date, reindex.fn(*what, False, beam_options))  # its stages are this run's
+    return Watched(known, found.date, reindex.fn(*what, False, beam_options))  # its stages belong to this run
 
 
 @deployed("upkeep")
 def upkeep(store: str, keep: int = 10, older_than: str = "90d", grace: str = "24h", dry_run: bool = True) -> Kept:
-    """Forget old versions of a store by policy, and delete what nothing needs any more.
+    """Expire old versions of a store by policy, and delete files that are not needed any more.
 
     Args:
         store: URL or folder of the store.
-        keep: newest moves of every ref that stay, however old.
-        older_than: younger moves stay: 90d, 24h.
-        grace: files written within it stay, needed or not.
-        dry_run: only say what would be forgotten and deleted; on unless told otherwise, since it cannot be undone.
+        keep: number of newest moves of every ref to keep, of any age.
+        older_than: keep younger moves: 90d, 24h.
+        grace: keep files that are younger than this: 24h.
+        dry_run: only report what would be expired and deleted; the default, since a deletion cannot be undone.
     """
     opened, clock = Store.open(store), StageClock()
     with clock("expire"):
@@ -115,25 +115,25 @@ def upkeep(store: str, keep: int = 10, older_than: str = "90d", grace: str = "24
 
 @stage
 def look(wiki: str, known: str, job: str) -> Published | None:
-    """Ask for a dump that is newer than the known one, and complete."""
+    """Return a complete dump that is newer than the known one, or None."""
     return newest(wiki, known, job)
 
 
 @stage
 def download(found: Published, folder: Path, tell: Tell) -> str:
-    """Fetch the dump's files and check them."""
+    """Fetch the dump's files and verify them."""
     return fetch(found, folder, tell)
 
 
 @stage
 def expire_old(store: Store, policy: Policy, dry_run: bool) -> Expired:
-    """Forget old moves of refs and what only they named."""
+    """Delete old moves of refs, and the versions that only they named."""
     return expire(store, policy, dry_run=dry_run)
 
 
 @stage
 def collect(store: Store, grace: float, dry_run: bool) -> dict[str, dict[str, int]]:
-    """Delete files that nothing needs."""
+    """Delete files that are not needed."""
     return {kind: asdict(tally) for kind, tally in gc(store, grace, dry_run=dry_run).items()}
 
 

@@ -1,4 +1,4 @@
-"""What a flow gives back: plain values, as the command line and the Prefect UI show them."""
+"""The outcomes of flows: plain values, as the command line and the Prefect UI show them."""
 
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -12,11 +12,11 @@ from rag_model.snapshots.publish import Published
 
 @dataclass(frozen=True, slots=True)
 class Reindexed:
-    """What a reindex made."""
+    """The outcome of a build."""
 
     snapshot: str | None  # full id; None after a dry run
     ref: str
-    number: int | None  # of the ref's move; None if it did not move
+    number: int | None  # number of the ref's move; None if it did not move
     counts: dict[str, Any]  # articles, passages, embedded, reused, dropped by reason
     metrics: dict[str, Any]  # by index, recall against exact search
     gate: dict[str, Any] = field(default_factory=dict)  # passed, and each check
@@ -51,12 +51,12 @@ class Reindexed:
 
 @dataclass(frozen=True, slots=True)
 class TakenDown:
-    """What a takedown did."""
+    """The outcome of a takedown."""
 
-    record: int | None  # number of the record; None where all of it was ordered before
-    replaced: dict[str, str]  # by the id of a snapshot that held a page, what stands in its place; "": nothing was left
-    moves: int  # of refs
-    waiting: tuple[str, ...]  # ids of those that a writer relies on still: the next run removes them
+    record: int | None  # number of the record; None if all pages were ordered before
+    replaced: dict[str, str]  # id of a snapshot with a page -> id of its replacement; "": no page was left
+    moves: int  # number of refs that moved
+    waiting: tuple[str, ...]  # ids of snapshots that a writer still relies on: the next run retires them
 
     def to_json(self) -> dict[str, Any]:
         """Return the outcome as JSON values."""
@@ -64,10 +64,10 @@ class TakenDown:
 
 
 class GateRefusedError(RefusedError):
-    """The snapshot is published and the ref stays where it was; `outcome` is what was made all the same."""
+    """The snapshot is published, but the ref did not move; `outcome` describes the snapshot."""
 
     def __init__(self, outcome: Reindexed, reason: str) -> None:
-        """Say why, and keep what was made."""
+        """Make the message from the reason, and keep the outcome."""
         super().__init__(
             f"snapshot {(outcome.snapshot or '')[:12]} is published but {outcome.ref} did not move: {reason}; "
             f"see {outcome.report}"
@@ -77,19 +77,19 @@ class GateRefusedError(RefusedError):
 
 @dataclass(frozen=True, slots=True)
 class Evaluated:
-    """How a model answered."""
+    """The outcome of an evaluation of a model."""
 
     snapshot: str  # full id
     model: str  # full id, or the folder that was named
     retriever: str  # expression
     n: int  # questions
-    k: int  # passages that each was answered from
+    k: int  # passages for each question
     metrics: dict[str, float]  # Success@k first, then the answers' measures
-    intervals: dict[str, tuple[float, float]]  # of metrics and ranks, where there is one: 95 %, by resampling questions
+    intervals: dict[str, tuple[float, float]]  # of metrics and ranks, if there is one: 95 %, by resampling questions
     ranks: dict[str, float]  # of the first passage with an answer, and of the evidence
     collapse: dict[str, float]
-    refusal: str  # one sentence: what has collapsed; empty: nothing
-    ablations: list[dict[str, Any]] = field(default_factory=list)  # one a condition, the open book first
+    refusal: str  # one sentence that says what has collapsed; empty: nothing
+    ablations: list[dict[str, Any]] = field(default_factory=list)  # one per condition, the open book first
     seconds: dict[str, float] = field(default_factory=dict)  # by stage
     report: str | None = None  # the HTML report
 
@@ -104,9 +104,9 @@ class Evaluated:
 
 
 class CollapseRefusedError(CollapsedError):
-    """Everything is measured and written, and the model does not read; `outcome` is what was found."""
+    """Everything is measured and written, but the model does not use its passages; `outcome` has the figures."""
 
     def __init__(self, outcome: Evaluated) -> None:
-        """Say what has collapsed, and keep what was found."""
+        """Make the message from the collapse, and keep the outcome."""
         super().__init__(outcome.refusal)
         self.outcome = outcome

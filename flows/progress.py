@@ -1,4 +1,4 @@
-"""Progress of a flow's stages that people see: on standard error, and as an artifact in the Prefect UI."""
+"""Progress of a flow's stages, for people: on standard error, and as an artifact in the Prefect UI."""
 
 import re
 import time
@@ -17,14 +17,14 @@ from flows.stage import in_run
 
 @dataclass
 class StageClock:
-    """Runs the stages of a flow one after another: shows each one's progress and keeps its time."""
+    """Run the stages of a flow one after another: show the progress of each and measure its time."""
 
-    flow: str = "reindex"  # what the bars in the Prefect UI are named after
+    flow: str = "reindex"  # prefix of the names of the bars in the Prefect UI
     seconds: dict[str, float] = field(default_factory=dict)
 
     @contextmanager
     def __call__(self, stage: str) -> Iterator[OnProgress]:
-        """Yield a function to call with (done, total) as the stage goes on, as often as one likes."""
+        """Yield a function to call with (done, total) during the stage, as often as necessary."""
         started = time.monotonic()
         with _stage_progress(self.flow, stage) as tell:
             yield tell

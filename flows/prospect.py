@@ -1,4 +1,4 @@
-"""What `bookwheel index --plan` says: what would be built, what it takes, and how long, before there is a vector."""
+"""`bookwheel index --plan`: the planned index, its memory, disk and time, without any vectors."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,11 +13,11 @@ from rag_model.index.sizing.rate import Rate, cpu_seconds, measure_rate
 
 
 def prospect(order: Order, n: int, d: int) -> Reply:
-    """Plan an order for n vectors of d dimensions, and time a small build of its kind here.
+    """Plan an order for n vectors of d dimensions, and time a small build of the same kind on this machine.
 
     Raises:
         UsageError: the recipe does not fit `d`.
-        ResourceError: it does not fit the memory; the sentence names what would.
+        ResourceError: it does not fit in memory; the message names an index that does.
     """
     plan = planned(order, n, d)
     cost, rate = estimate(plan), measure_rate(plan)
@@ -54,7 +54,7 @@ def _words(plan: VectorPlan, cost: Estimate, rate: Rate, seconds: Mapping[str, f
 
 
 def _numbers(plan: VectorPlan) -> dict[str, Any]:
-    """Return the numbers that make the structure, by name."""
+    """Return the structure's parameters by name."""
     factory = parse(plan.factory)
     if isinstance(factory, Graph):
         cut = {"border": plan.border, "linked": plan.linked} if plan.cells > 1 else {}

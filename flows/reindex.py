@@ -1,8 +1,8 @@
-"""Rebuild an index snapshot from a dump, check it, publish it, and move the ref if the gate agrees.
+"""Rebuild an index snapshot from a dump, check it, publish it, and move the ref if the gate allows it.
 
 Purpose: the scheduled job behind a retrieval index. Each stage is a Beam job over descriptors of parts or shards.
-Caching: the store's memo, which knows exact inputs, and none of Prefect's: a run that died is run again and redoes only
-what was not recorded.
+Caching: the store's memo, by exact inputs, and not Prefect's: a run that died is run again and repeats only work that
+is not recorded.
 Requires: a store that this machine and the workers both reach.
 """
 
@@ -55,25 +55,25 @@ def reindex(
         dump: URL, path or glob of a MediaWiki dump, of JSONL or Parquet documents, or of psgs_w100.tsv.
         store: URL or folder of the store; made if there is none.
         encoder: folder or hub name of the passage encoder.
-        recipe: everything else that decides the snapshot; the default recipe if none is given.
-        ref: the name that shall mean the new snapshot.
-        limit: read only so many articles, for a quick look.
-        dry_run: plan, say what would be built, and build nothing.
+        recipe: all other settings that decide the snapshot; by default the default recipe.
+        ref: the ref to move to the new snapshot.
+        limit: read at most this many articles, for a quick test.
+        dry_run: plan, report what would be built, and build nothing.
         beam_options: options of Beam and of its runner, as on their own command lines.
 
     Raises:
-        GateRefusedError: the snapshot is published, but the ref did not move; the sentence says why.
-        BookwheelError: a stage failed; what was finished is recorded.
+        GateRefusedError: the snapshot is published, but the ref did not move; the message says why.
+        BookwheelError: a stage failed; finished work is recorded.
     """
     recipe, clock = recipe or Recipe(), StageClock()
     if dry_run:
         return Reindexed.of_plan(rehearse(dump, recipe, limit), ref)
     target = Store.open(store, create=True)
-    parent = Parent.of(target, ref)  # a name that cannot be, or a damaged log, is told before the work, not after it
+    parent = Parent.of(target, ref)  # an invalid name or a damaged log is reported before the work
     target.refs.require_exclusion()
     launch = Launch.new(target.url, beam_options)
 
-    with target.intents.held(launch.run):  # so that no `gc` takes what is made, or may be reused
+    with target.intents.held(launch.run):  # keeps `gc` from deleting new and reused files
         with clock("plan"):
             plan = plan_dump(target, dump, recipe, limit, parent)
             encoders = prepare_encoders(target, encoder, recipe)
@@ -95,32 +95,32 @@ def reindex(
 
 @stage
 def rehearse(dump: str, recipe: Recipe, limit: int | None) -> Plan:
-    """Decide the parts and keep nothing."""
+    """Plan the parts, and write nothing to the store."""
     with tempfile.TemporaryDirectory(prefix="bookwheel-dry-run-") as nowhere:
         return plan_parts(Store.open(nowhere, create=True), dump, recipe, limit)
 
 
 @stage
 def plan_dump(store: Store, dump: str, recipe: Recipe, limit: int | None, parent: Parent) -> Plan:
-    """Decide the parts: the parent's, and new ones for new pages."""
+    """Plan the parts: the parent's, and new ones for new pages."""
     return plan_parts(store, dump, recipe, limit, parent)
 
 
 @stage
 def prepare_encoder(store: Store, encoder: str, recipe: Recipe) -> StoredEncoder:
-    """Put the encoder where workers and readers find it."""
+    """Put the encoder into the store, for workers and readers."""
     return store_encoder(store, encoder, recipe.encode)
 
 
 @stage
 def prepare_encoders(store: Store, encoder: str, recipe: Recipe) -> dict[str, StoredEncoder]:
-    """Put the encoder of each representation where workers and readers find it."""
+    """Put the encoder of each representation into the store, for workers and readers."""
     return store_encoders(store, encoder, recipe)
 
 
 @stage
 def prepare_chunker(store: Store, recipe: Recipe) -> StoredChunker:
-    """Put the files that the chunker's settings name where workers find them."""
+    """Put the files that the chunker's settings name into the store, for workers."""
     return store_chunker(store, recipe.chunk)
 
 
@@ -128,7 +128,7 @@ def prepare_chunker(store: Store, recipe: Recipe) -> StoredChunker:
 def chunk_parts(
     store: Store, plan: Plan, chunker: StoredChunker, parent: Parent, launch: Launch, tell: OnProgress
 ) -> list[CutPart]:
-    """Cut every part into passages; articles that are as they were keep the parent's, and taken down ones none."""
+    """Chunk every part into passages; unchanged articles keep the parent's, and pages taken down have none."""
     return chunk.run(chunk.tasks_of(store, plan, chunker, parent), launch, tell)
 
 
@@ -142,7 +142,7 @@ def embed_parts(
     launch: Launch,
     tell: OnProgress,
 ) -> list[EncodedPart]:
-    """Encode every part's passages; those that are as they were keep the parent's vectors."""
+    """Encode every part's passages; unchanged ones keep the parent's vectors."""
     tasks = [
         EmbedTask.of(cut, encoding, dtype, parent.encoded(part, encoding.space.digest))
         for part, cut in zip(plan.parts, passages, strict=True)
@@ -159,7 +159,7 @@ def inherit_trained(
     embeddings: Mapping[str, Sequence[EncodedPart]],
     encoders: Mapping[str, StoredEncoder],
 ) -> tuple[dict[str, IndexPlan], dict[str, Heirloom]]:
-    """Find what the parent's indexes were trained to; note in the plans of others why nothing is inherited."""
+    """Find the parent's trained files to inherit; note in the plans of other indexes why there is none."""
     told, heirlooms = dict(plans), dict[str, Heirloom]()
     for name, its in plans.items():
         if its.over in encoders:

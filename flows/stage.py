@@ -1,7 +1,7 @@
-"""A flow and its stages, by Prefect's engine or as the plain functions they are.
+"""A flow and its stages, run by Prefect's engine or as plain functions.
 
-Prefect's engine reports to a server. Where none is named it would start one for the run alone, which takes longer than
-a monthly rebuild of a small library, and nobody would look at it: the command line then calls the function itself.
+Prefect's engine reports to a server. Without a configured one it would start a server for this run only, which takes
+longer than a monthly rebuild of a small library: the command line then calls the function directly.
 """
 
 from collections.abc import Callable
@@ -20,9 +20,9 @@ Made = TypeVar("Made")
 
 
 def deployed(name: str) -> Callable[[Callable[Given, Made]], Flow[Given, Made]]:
-    """Make a function a flow that deployments run: its results lie in the store, and of its failures somebody is told.
+    """Make a function a flow for deployments: its results are in the store, and its failures are posted to a webhook.
 
-    A failure that the same run would only repeat, such as a gate that said no, is not tried again.
+    A failure that a retry would only repeat, such as a refusal by a gate, is not retried.
     """
 
     def declare(function: Callable[Given, Made]) -> Flow[Given, Made]:
@@ -36,8 +36,8 @@ def deployed(name: str) -> Callable[[Callable[Given, Made]], Flow[Given, Made]]:
 def stage(function: Callable[Given, Made]) -> Callable[Given, Made]:
     """Make a function a task that Prefect shows and times in a flow run, and neither caches nor persists.
 
-    Caching is the store's memo: Prefect's default key holds the run's id, so a rerun would never meet it; and results
-    lie in the store. Outside a flow run the function is called as it is.
+    Caching is the store's memo: Prefect's default key contains the run's id, so a rerun would never find it; and
+    results are in the store. Outside a flow run the function is called directly.
     """
     shown = task(cache_policy=NO_CACHE, persist_result=False)(function)
 
@@ -49,10 +49,10 @@ def stage(function: Callable[Given, Made]) -> Callable[Given, Made]:
 
 
 def run_flow(declared: Flow[Given, Made], *args: Given.args, **kwargs: Given.kwargs) -> Made:
-    """Run a flow where a Prefect server is named (`PREFECT_API_URL`, or the profile's); else call its function."""
+    """Run a flow if a Prefect server is configured (`PREFECT_API_URL`, or the profile's); else call its function."""
     return declared(*args, **kwargs) if PREFECT_API_URL.value() else declared.fn(*args, **kwargs)
 
 
 def in_run() -> bool:
-    """Whether this is part of a flow run that a server shows."""
+    """Whether this is part of a flow run on a server."""
     return FlowRunContext.get() is not None

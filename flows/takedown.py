@@ -1,20 +1,22 @@
-"""Take pages down: out of every snapshot of a store, with a record of who ordered it and why.
+"""Take pages down: remove them from every snapshot of a store, with a record of who ordered it and why.
 
-Purpose: what must not be kept or served any more (a court's order, a person's request, text that was never free).
-The record comes first, and from then on no build lets the pages in and none is published with them. Then each snapshot
-that holds one, whatever names it, is made without it: passages, vectors and article logs lose its rows; indexes are
-built anew by the same jobs, inheriting nothing that was learnt of the page's vectors, and are measured. The gate
-decides nothing, since what refs name must go in any case.
+Purpose: pages that must not be kept or served any more (a court's order, a person's request, text that was never free).
+The record is written first. From then on no build includes the pages, and no snapshot with them can be published. Then
+each snapshot that contains one, with or without a ref, is built without it: its rows are removed from passages, vectors
+and article logs; indexes are built again by the same jobs, without inheriting anything that was trained on the page's
+vectors, and are measured. The gate is not applied, since the old snapshot must be replaced in any case.
 
-The new snapshot takes the old one's place. Refs that name the old one move; earlier moves in their logs mean the new
-one from then on, so that neither `rollback` nor `ref@number` brings a page back; the old manifest is removed, and who
-asks for it by its id is told what stands in its place. Where nothing is left of a snapshot, refs name nothing.
+The new snapshot replaces the old one. Refs that name the old one move. Earlier moves in their logs are read as the new
+one, so that neither `rollback` nor `ref@number` brings a page back. The old manifest is retired, and the error for its
+id names the replacement. If no page of a snapshot is left, its refs are deleted.
 
-The bytes go with `gc`: at once with `--grace 0`, else when they are as old as its grace. This machine's cache lets go
-of its copies. Those elsewhere, which nobody here knows of, go with `pull --keep 1` and with other machines' caches
-(`BOOKWHEEL_CACHE`). A later dump that has the page still lies in the store, as planned, until `gc` comes again.
+`gc` deletes the bytes: at once with `--grace 0`, otherwise when they are older than its grace. This machine's cache
+removes its copies. Copies elsewhere are not known to the store: `pull --keep 1` deletes those in pulled folders, and
+other machines' caches (`BOOKWHEEL_CACHE`) have to be cleared. Files planned from a later dump that contains the page
+stay in the store until the next `gc`.
 
-Caching: the store's memo for the indexes. A run that died is run again and goes on; without pages it only goes on.
+Caching: the store's memo for the indexes. A run that died continues when it is run again; without pages it only
+continues earlier takedowns.
 Requires: a store that this machine and the workers both reach.
 """
 
@@ -61,19 +63,19 @@ def takedown(
 
     Args:
         store: URL or folder of the store.
-        pages: their ids; none goes on with what was ordered before.
-        wiki: dbname of the wiki that they are of; needed where the store holds several.
-        reason: for the record.
+        pages: their ids; none: only continue takedowns that were ordered before.
+        wiki: dbname of the pages' wiki; needed if the store has several wikis.
+        reason: the reason, for the record.
         beam_options: options of Beam and of its runner, as on their own command lines.
 
     Raises:
-        UsageError: it cannot be told of which wiki the pages are.
-        BookwheelError: a stage failed; run it again, it goes on.
+        UsageError: the wiki of the pages is ambiguous.
+        BookwheelError: a stage failed; run it again to continue.
     """
     target = Store.open(store)
     target.refs.require_exclusion()
     launch = Launch.new(target.url, beam_options)
-    with target.intents.held(launch.run):  # so that no `gc` takes what is made
+    with target.intents.held(launch.run):  # keeps `gc` from deleting new files
         record = order(target, pages, wiki, reason)
         places, moves = carry_out(target, partial(rebuild, target, beam_options))
     left = {*places} & {*target.snapshots.list()}
@@ -82,7 +84,7 @@ def takedown(
 
 @stage
 def order(store: Store, pages: Sequence[str], wiki: str | None, reason: str) -> Takedown | None:
-    """Write the record, of those that no record has yet."""
+    """Write the record of the pages that are in no record yet."""
     if not pages:
         return None
     chosen = choose_wiki(store, pages, wiki)
@@ -91,7 +93,7 @@ def order(store: Store, pages: Sequence[str], wiki: str | None, reason: str) -> 
 
 
 def rebuild(store: Store, beam_options: Sequence[str], holder: Holder) -> Manifest | None:
-    """Make a snapshot without the pages, and its report; None where nothing is left of it."""
+    """Make a snapshot without the pages, and its report; return None if no page is left."""
     old, launch, clock = holder.manifest, Launch.new(store.url, beam_options), StageClock()
     with clock("redact") as tell:
         content = redact_parts(holder, launch, tell)
@@ -106,7 +108,7 @@ def rebuild(store: Store, beam_options: Sequence[str], holder: Holder) -> Manife
 
 @stage
 def redact_parts(holder: Holder, launch: Launch, tell: OnProgress) -> Content:
-    """Write the parts that hold the pages without them."""
+    """Write the parts that contain the pages without them."""
     content, parts = holder.manifest.content, parts_to_redact(holder)
     made = redact.run(
         [RedactTask(holder.pages, tuple(part_blobs(content, part).items())) for part in parts], launch, tell
@@ -138,7 +140,7 @@ def _report(build: Build, manifest: Manifest, measured: Measured) -> None:
 
 
 def _who() -> str:
-    """Return who runs this, on which machine."""
+    """Return the name of the user and of the machine."""
     try:
         return f"{getpass.getuser()}@{socket.gethostname()}"
     except (KeyError, OSError):  # a container's user without a name

@@ -1,4 +1,4 @@
-"""The settings of a fine-tuning from tables, such as a TOML file's; what they leave out keeps its default.
+"""The settings of a fine-tuning from tables, such as those of a TOML file; omitted settings keep their defaults.
 
 ```toml
 [loop]
@@ -7,7 +7,7 @@ learning_rate = 2e-5
 [dpr]               # or [rag], or a table of another objective
 batch_size = 32
 
-[negatives]         # of dpr
+[negatives]         # for dpr
 search = "bm25"
 ```
 """
@@ -30,24 +30,24 @@ RecipeTables = Annotated[dict[str, dict[str, Any]] | None, WithJsonSchema(form_o
 if TYPE_CHECKING:
     KindName = str
 else:
-    KindName = Literal[names()]  # so that help and forms offer what is registered, and refuse anything else
+    KindName = Literal[names()]  # help and forms offer the registered names only
 
 
 def training_of(kind: str, tables: Tables, max_steps: int | None, *, unit_vectors: bool) -> Settings:
-    """Return the settings of an objective that tables say.
+    """Return the settings of an objective from tables.
 
-    `unit_vectors`: the encoder's have length 1, so that scores differ by little: a temperature that is not set is then
+    `unit_vectors`: the encoder's vectors have length 1, so scores differ little: the default of the temperature is then
     .05 instead of the papers' 1. `max_steps` replaces that of the tables.
 
     Raises:
-        UsageError: there is no such objective, or a table or a setting is unknown, or has a wrong value; the sentence
+        UsageError: there is no such objective, or a table or a setting is unknown, or has a wrong value; the message
             names it.
     """
     chosen = objective(kind)
     settings: dict[str, Any] = {"loop": asdict(chosen.settings().loop)}
     for name, table in [*chosen.defaults(unit_vectors=unit_vectors).items(), *tables.items()]:
         if not isinstance(table, Mapping):
-            raise UsageError(f"the recipe's {name!r} stands in no table: put it below [loop]")
+            raise UsageError(f"the recipe's {name!r} is in no table: put it below [loop]")
         settings[name] = {**settings.get(name, {}), **table}
     found: Any = from_table(chosen.settings, settings, f"the recipe of finetune {chosen.name}")
     changed: Settings = found if max_steps is None else replace(found, loop=replace(found.loop, max_steps=max_steps))

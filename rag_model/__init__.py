@@ -1,15 +1,15 @@
-"""bookwheel's library: all that is computed, with neither Prefect nor Beam. Importing it imports nothing else.
+"""bookwheel's library: the computations, without Prefect and Beam. Importing it imports nothing else.
 
-| to | take, below `rag_model` |
+| to | use, below `rag_model` |
 | --- | --- |
 | open a store, a snapshot of it, or a pulled one | `store.Store.open`, `store.Snapshot.open` and `.from_folder` |
 | search by question | `retrieve.factory.open_retriever`; by vector `retrieve.dense.DenseRetriever` |
 | turn texts into vectors | `encoders.encoder.Encoder.load` |
 | build an index over vectors | `index.recipe.resolve`, `index.stages.build`, `index.search.open_index` |
-| read, clean and cut a dump | `corpus.plan.plan_dump`, `corpus.wikitext.clean`, `corpus.chunk.chunk_part` |
-| train a model, or add a training of one's own | `training.objectives.registry`, `training.objectives.objective` |
+| read, clean and chunk a dump | `corpus.plan.plan_dump`, `corpus.wikitext.clean`, `corpus.chunk.chunk_part` |
+| train a model, or add an objective | `training.objectives.registry`, `training.objectives.objective` |
 | measure retrieval | `evaluation.questions.read_questions`, `evaluation.retrieval.ask` and `success` |
 
-`snapshots` stands on `evaluation`, that on `retrieve`, that on `store`, `index` and `encoders`, which do not know each
-other, and all on `corpus`: no import runs the other way (`lint-imports`). Every error is one of `errors`.
+`snapshots` imports `evaluation`, which imports `retrieve`, which imports `store`, `index` and `encoders`, which do not
+import each other, and all import `corpus`; never the other way (`lint-imports`). Every error is one of `errors`.
 """

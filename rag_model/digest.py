@@ -18,7 +18,7 @@ def canonical_json(value: Any) -> bytes:
     b'{"a":"\xc3\xa9","b":1}'
 
     Raises:
-        ValueError: `value` holds a NaN or an infinity, which JSON cannot carry.
+        ValueError: `value` contains a NaN or an infinity, which JSON cannot represent.
     """
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     return text.encode()
@@ -30,7 +30,7 @@ def digest_bytes(data: bytes | memoryview) -> str:
 
 
 def digest_chunks(chunks: Iterable[bytes]) -> str:
-    """Return the id of bytes that come in pieces; only one of them is held."""
+    """Return the id of bytes that come in chunks; only one chunk is in memory."""
     running = hashlib.sha256()
     for chunk in chunks:
         running.update(chunk)

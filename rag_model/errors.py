@@ -1,8 +1,8 @@
-"""Every error a user can meet: one sentence that says what, where, and what to do next."""
+"""The errors that users see: one sentence that says what, where, and what to do next."""
 
 
 class BookwheelError(Exception):
-    """Base of all errors raised on purpose; `exit_code` is what the command line exits with."""
+    """Base of all errors raised on purpose; `exit_code` is the exit status of the command line."""
 
     exit_code = 1
 
@@ -12,7 +12,7 @@ class InputError(BookwheelError):
 
 
 class StoreError(BookwheelError):
-    """The store is unreachable, unwritable, full, or holds something that is not what was written."""
+    """The store is unreachable, unwritable or full, or one of its files is missing or damaged."""
 
 
 class RefConflictError(StoreError):
@@ -34,6 +34,6 @@ class UsageError(BookwheelError):
 
 
 class RefusedError(BookwheelError):
-    """A gate or a verification said no: nothing was lost, and nothing was moved."""
+    """A gate or a verification failed: nothing was lost, and no ref was moved."""
 
     exit_code = 3

@@ -7,13 +7,13 @@ from rag_model.errors import MissingExtraError
 
 
 def require(module: str, extra: str) -> ModuleType:
-    """Import `module`, which the extra `extra` brings.
+    """Import `module`, which the extra `extra` installs.
 
     >>> require("json", extra="model").__name__
     'json'
 
     Raises:
-        MissingExtraError: it is not installed; the sentence holds the `pip install` line.
+        MissingExtraError: it is not installed; the message contains the `pip install` line.
     """
     try:
         return import_module(module)

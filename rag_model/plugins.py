@@ -1,8 +1,8 @@
-"""What can be added from outside: objects by name, some built in, others brought by installed packages.
+"""Plugins: objects by name, some built in, others provided by installed packages.
 
-A package brings one by an entry point of a group (`[project.entry-points."bookwheel.index_kinds"]` in its
-`pyproject.toml`): no line of bookwheel changes. Installed packages are looked through only where a name is not built
-in, and nothing is imported before it is asked for. A package cannot replace what is built in.
+A package provides one by an entry point of a group (`[project.entry-points."bookwheel.index_kinds"]` in its
+`pyproject.toml`); bookwheel itself is not changed. Installed packages are searched only for a name that is not built
+in, and an object is imported only when it is used. A package cannot replace a built-in object.
 """
 
 from collections.abc import Iterator, Mapping
@@ -16,20 +16,20 @@ T = TypeVar("T")
 
 
 class Registry(Generic[T]):
-    """Objects of one sort by name. Safe to share among threads."""
+    """Objects of one category by name. Safe to share among threads."""
 
     def __init__(self, noun: str, group: str, built_in: Mapping[str, str]) -> None:
-        """Know `built_in`, names with `module:object`, and the entry points of `group`; `noun` is the word for one."""
+        """Register `built_in` (name -> `module:object`) and the entry points of `group`; `noun` is for messages."""
         self.noun, self.group = noun, group
         self._built_in = {name: EntryPoint(name, value, group) for name, value in built_in.items()}
         self._loaded: dict[str, T] = {}
         self._lock = Lock()
 
     def find(self, name: str) -> T | None:
-        """Return the object of that name; None: there is none.
+        """Return the object of that name; None if there is none.
 
         Raises:
-            InputError: the package that brings it cannot be imported, or two packages bring one of that name.
+            InputError: the package that provides it cannot be imported, or two packages provide that name.
         """
         with self._lock:
             if name not in self._loaded:
@@ -44,11 +44,11 @@ class Registry(Generic[T]):
         return name in self._built_in
 
     def built_in(self) -> Iterator[T]:
-        """Yield the objects that are built in, in their order."""
+        """Yield the built-in objects, in the order of registration."""
         yield from (found for name in self._built_in if (found := self.find(name)) is not None)
 
     def brought(self) -> Iterator[T]:
-        """Yield the objects that installed packages bring, by name.
+        """Yield the objects that installed packages provide, by name.
 
         Raises:
             InputError: as `find`.
@@ -57,7 +57,7 @@ class Registry(Generic[T]):
         yield from (found for name in others if (found := self.find(name)) is not None)
 
     def names(self) -> list[str]:
-        """Return all names: those built in first, in their order, then the others, sorted; imports nothing."""
+        """Return all names: the built-in ones in their order, then the others, sorted; imports nothing."""
         brought = {point.name for point in entry_points(group=self.group)} - self._built_in.keys()
         return [*self._built_in, *sorted(brought)]
 

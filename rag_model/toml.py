@@ -1,4 +1,4 @@
-"""TOML files, and their tables as frozen dataclasses: every key and type checked, every mistake one sentence."""
+"""TOML files, and their tables as frozen dataclasses: every key and type is checked, with one sentence per error."""
 
 import difflib
 import tomllib
@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 from rag_model.errors import InputError, UsageError
 
 T = TypeVar("T")
-_WRITTEN_AS: dict[Any, type] = {float: int, Path: str}  # what TOML may have for a type that it lacks or tells apart
+_WRITTEN_AS: dict[Any, type] = {float: int, Path: str}  # the TOML type that is also accepted for a Python type
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -29,9 +29,9 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def from_table(kind: type[T], table: Any, where: str) -> T:
-    """Make a dataclass of a TOML table; keys left out keep their defaults.
+    """Make a dataclass from a TOML table; omitted keys keep their defaults.
 
-    `where` names the table for the reader of an error: `recipe.toml, [chunk]`.
+    `where` names the table in error messages: `recipe.toml, [chunk]`.
 
     Raises:
         UsageError: a key is unknown, a value is of the wrong type, or the dataclass refuses it.

@@ -1,8 +1,11 @@
 """The house rules that a tool can hold: documented, layered, lean, and packed as promised."""
 
 import ast
+import io
+import re
 import subprocess
 import sys
+import tokenize
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +15,20 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("flows", "beam_jobs", "rag_model")
 FILES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+PAGES = sorted(path for kind in ("html", "css", "js") for path in (ROOT / "rag_model").rglob(f"*.{kind}"))
+UNCLEAR = (
+    "can not",
+    "anew",
+    "nobody",
+    "whoever",
+    "don't make a",
+    "do not make a",
+    "is none of",
+    "are none of",
+    "name nothing any more",
+    "names nothing any more",
+    "lets go of",
+)
 Documented = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
@@ -34,6 +51,22 @@ def test_everything_public_is_documented(path: Path) -> None:
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_no_file_outgrows_its_room(path: Path) -> None:
     assert len(path.read_text(encoding="utf-8").splitlines()) <= 400
+
+
+def _prose(path: Path) -> str:
+    """Return the words of a file without its identifiers: comments and string literals; of a page, all of it."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".py":
+        tokens = list(tokenize.generate_tokens(io.StringIO(text).readline))
+        words = [token.string.lstrip("#") for token in tokens if token.type in (tokenize.COMMENT, tokenize.STRING)]
+        text = " ".join(re.sub(r"""["']+ |\{[^{}]*\}""", " ", word) for word in words)
+    return " ".join(text.split()).lower()
+
+
+@pytest.mark.parametrize("path", FILES + PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_the_english_is_plain(path: Path) -> None:
+    found = [phrase for phrase in UNCLEAR if re.search(rf"\b{re.escape(phrase)}\b", _prose(path))]
+    assert not found, f"{path.name} says {', '.join(found)}: write it plainly"
 
 
 def test_nothing_reads_pickles() -> None:

@@ -1,1 +1,1 @@
-"""What every verb shares: standard output, progress on standard error, ages."""
+"""Common parts of all verbs: standard output, progress on standard error, ages."""

@@ -15,9 +15,9 @@ def parse_age(text: str) -> float:
     (7776000.0, 1800.0, 0.0)
 
     Raises:
-        UsageError: it is not a whole number with or without one unit.
+        UsageError: the text is not a whole number with at most one unit.
     """
     found = _AGE.fullmatch(text)
     if not found:
-        raise UsageError(f"{text!r} is no age: write it as 90d, 24h, 30m, 45s or 0")
+        raise UsageError(f"{text!r} is not an age: write it as 90d, 24h, 30m, 45s or 0")
     return float(int(found[1]) * _SECONDS[found[2]])

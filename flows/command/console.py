@@ -18,11 +18,11 @@ from rich.progress import (
 
 Tell = Callable[[int, int], None]  # done, total
 
-_PLAIN_SECONDS = 10.0  # between two plain lines: a log is read, not watched
+_PLAIN_SECONDS = 10.0  # seconds between two plain lines of a log
 
 
 def shown(what: str, *, as_bytes: bool = False) -> AbstractContextManager[Tell]:
-    """Show how far `what` has come; gives a function to call with (done, total), as often as one likes."""
+    """Show the progress of `what`; yields a function to call with (done, total), as often as necessary."""
     console = Console(stderr=True)
     return _bar(what, console, as_bytes) if console.is_terminal else _lines(what, as_bytes)
 

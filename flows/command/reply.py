@@ -1,4 +1,4 @@
-"""What every verb takes and what every verb gives."""
+"""The common parameters and the reply of all verbs."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-StoreUrl = Annotated[str, Parameter(name="--store", help="Where snapshots live: file:///…, s3://… or a folder.")]
+StoreUrl = Annotated[str, Parameter(name="--store", help="The store of snapshots: file:///…, s3://… or a folder.")]
 SnapshotName = Annotated[str, Parameter(help="A ref, ref@number, an id, or a unique prefix of one.")]
 IndexName = Annotated[
     str | None, Parameter(help="An index of the snapshot, or `exact`: the short form of --retriever.")
@@ -18,19 +18,19 @@ RetrieverName = Annotated[
         "asks A for 100. By default the snapshot's own."
     ),
 ]
-AnyName = Annotated[  # what is said of snapshots is said of models, too
-    str, Parameter(help="A ref, ref@number, an id, or a unique prefix of one; with `model:` before it, of a model.")
+AnyName = Annotated[  # for verbs that take snapshots and models
+    str,
+    Parameter(help="A ref, ref@number, an id, or a unique prefix of one; with `model:` before it, that of a model."),
 ]
-Yes = Annotated[bool, Parameter(negative="", help="Do it; without this the verb only says what it would delete.")]
+Yes = Annotated[bool, Parameter(negative="", help="Do it; without this the verb only reports what it would delete.")]
 EncoderName = Annotated[  # never `--encoder`: in settings that names the passage encoder of reindex
     str | None,
-    Parameter(name="--question-encoder", help="Ask with this encoder instead of the one that the snapshot carries."),
+    Parameter(name="--question-encoder", help="Encode questions with this encoder instead of the snapshot's."),
 ]
 AsksName = Annotated[
     str | None,
     Parameter(
-        help="With a model that does not say so, as facebook/rag-*: the passage encoder, a folder or a hub name, whose "
-        "passages its questions ask."
+        help="The passage encoder of a model that does not name it, such as facebook/rag-*: a folder or a hub name."
     ),
 ]
 
@@ -55,8 +55,8 @@ class Common:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A verb's answer: one JSON document, the same in words, and, where a gate or a verification said no, why."""
+    """A verb's reply: one JSON document, the same in words, and the reason if a gate or a verification failed."""
 
     document: Any
     text: str
-    refusal: str = ""  # one sentence; empty: all is well
+    refusal: str = ""  # one sentence; empty if nothing failed

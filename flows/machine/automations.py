@@ -1,8 +1,9 @@
-"""Declare what a Prefect server does by itself: the automations of a file, and the webhook that they call.
+"""Create the automations of a file on a Prefect server, and the webhook that they call.
 
     BOOKWHEEL_WEBHOOK=https://… python -m flows.machine.automations infra/prefect-automations.yaml
 
-Prefect's own `automation create` cannot name a block, whose id every server makes anew, and run twice it doubles them.
+Prefect's own `automation create` cannot name a block, whose id differs on every server, and run twice it creates
+duplicates.
 """
 
 import os
@@ -25,21 +26,21 @@ BLOCK = "bookwheel"  # the Webhook block's name
 
 
 def declare(file: Path, webhook: str) -> list[str]:
-    """Put the automations of a file on the server that is named, in the place of those of the same name.
+    """Create the automations of a file on the configured server; they replace those of the same name.
 
     Args:
         file: YAML, `automations:` a list as Prefect's API takes them; a `call-webhook` without a block gets ours.
-        webhook: the address that ours calls.
+        webhook: the address that our block calls.
 
     Returns:
         their names.
 
     Raises:
-        InputError: the file is missing or holds no automations.
-        UsageError: the webhook is no web address.
+        InputError: the file is missing or contains no automations.
+        UsageError: the webhook is not a web address.
     """
     if not webhook.startswith(("http://", "https://")):
-        raise UsageError(f"{WEBHOOK} is no web address: give one such as https://…")
+        raise UsageError(f"{WEBHOOK} is not a web address: give one such as https://…")
     told = _read(file)
     block = Webhook(url=SecretStr(webhook), headers=SecretDict({"Content-Type": "application/json"}))
     saved = str(block.save(BLOCK, overwrite=True))
@@ -56,7 +57,7 @@ def _read(file: Path) -> list[dict[str, Any]]:
     try:
         return cast(list[dict[str, Any]], yaml.safe_load(file.read_text(encoding="utf-8"))["automations"])
     except (OSError, yaml.YAMLError, KeyError, TypeError) as broken:
-        raise InputError(f"{file} holds no automations ({broken}): give infra/prefect-automations.yaml") from broken
+        raise InputError(f"{file} contains no automations ({broken}): give infra/prefect-automations.yaml") from broken
 
 
 def _automation(file: Path, told: dict[str, Any], block: str) -> AutomationCore:
@@ -68,11 +69,11 @@ def _automation(file: Path, told: dict[str, Any], block: str) -> AutomationCore:
         return AutomationCore.model_validate({**told, "actions": actions})
     except (ValidationError, KeyError, TypeError) as broken:
         why = " ".join(str(broken).split())
-        raise InputError(f"{file} holds an automation that Prefect does not take: {why}") from broken
+        raise InputError(f"{file} contains an automation that Prefect refuses: {why}") from broken
 
 
 def main(argv: Sequence[str]) -> int:
-    """Declare the automations of a file; print their names."""
+    """Create the automations of a file; print their names."""
     webhook = os.environ.get(WEBHOOK, "")
     try:
         if len(argv) != 1 or not webhook:

@@ -1,4 +1,4 @@
-"""What a Flink cluster lacks before a job is sent there."""
+"""Checks of a Flink cluster before a job is sent there."""
 
 import shutil
 from collections.abc import Iterator
@@ -7,14 +7,14 @@ from apache_beam.options.pipeline_options import FlinkRunnerOptions, JobServerOp
 
 from flows.machine.finding import AMISS, Finding, ask, unanswered
 
-_NEVER = {"none", "off", "disable"}  # Flink's own words for no restart
-_RESTART = "set restart-strategy.type: fixed-delay in Flink's configuration: without it the first fault fails the job"
+_NEVER = {"none", "off", "disable"}  # Flink's names for no restart
+_RESTART = "set restart-strategy.type: fixed-delay in Flink's configuration: without it the first failure fails the job"
 
 
 def look(options: PipelineOptions) -> Iterator[Finding]:
-    """Look at a cluster's slots, its version, how it restarts, and what starts its jobs from here.
+    """Check a cluster's slots, its version, its restart strategy, and the job server on this machine.
 
-    A cluster that Beam would start for itself is not looked at.
+    A cluster that Beam would start itself is not checked.
     """
     master = options.view_as(FlinkRunnerOptions).flink_master
     if master.startswith("["):
@@ -46,7 +46,7 @@ def _slots(options: PipelineOptions, master: str, version: str, slots: int) -> F
 
 
 def _server(options: PipelineOptions, version: str) -> Iterator[Finding]:
-    """Look at what Beam's job server needs, where it is started here."""
+    """Check what Beam's job server needs, if it is started on this machine."""
     flink = options.view_as(FlinkRunnerOptions)
     if options.view_as(PortableOptions).job_endpoint:
         return

@@ -1,4 +1,4 @@
-"""Look at everything a run needs before it runs: one finding a line, and what to do where it is red."""
+"""Check everything that a run needs before it starts: one line for each finding, with advice if it is not ok."""
 
 import os
 import platform
@@ -22,17 +22,17 @@ from rag_model.store.objects.cache import cache_folder, existing
 from rag_model.store.objects.probe import probe
 from rag_model.store.store import Store
 
-LEAST_MEMORY = 2e9  # bytes: a worker with MiniLM takes 0.7 GB, and the launcher beside it as much
+LEAST_MEMORY = 2e9  # bytes: a worker with MiniLM takes 0.7 GB, and so does the launcher
 LEAST_DISK = 5e9  # bytes: an encoder, a cache and one index of a small corpus
-MOST_SKEW = 60.0  # seconds: beyond it people misread `created_at`, and S3 refuses signatures at 900
+MOST_SKEW = 60.0  # seconds: with more, `created_at` misleads people, and S3 refuses signatures at 900
 
 
 def examine(store: str | None, beam_options: Sequence[str]) -> Iterator[Finding]:
-    """Look at versions, memory, disk, GPU, the store, Prefect and Beam, in that order.
+    """Check versions, memory, disk, GPU, the store, Prefect and Beam, in that order.
 
     Args:
-        store: URL of the store to try out; None: none. It must be one; nothing is left in it.
-        beam_options: as `reindex` would be given them.
+        store: URL of an existing store to test; None: none. No file is left in it.
+        beam_options: the options that `reindex` would get.
     """
     yield from versions()
     yield _memory()
@@ -45,14 +45,14 @@ def examine(store: str | None, beam_options: Sequence[str]) -> Iterator[Finding]
 
 
 def versions() -> Iterator[Finding]:
-    """Hold what is installed against what this version of bookwheel was tested with."""
+    """Compare the installed versions with those that this version of bookwheel was tested with."""
     yield Finding("bookwheel", True, f"{version('bookwheel')}, Python {platform.python_version()}")
     known = {requirement.name: requirement for requirement in map(Requirement, requires("bookwheel") or ())}
     for requirement in known.values():
         try:
             installed = version(requirement.name)
         except PackageNotFoundError:
-            continue  # an extra that is not installed says so itself, where it is needed
+            continue  # a missing extra is reported where it is needed
         fits = requirement.specifier.contains(installed, prereleases=True)
         if not fits or requirement.name in {"faiss-cpu", "torch", "transformers", "apache-beam", "prefect"}:
             todo = f"pip install '{requirement.name}{requirement.specifier}'"
@@ -76,7 +76,7 @@ def _disk(what: str, folder: str | None) -> Finding:
 def _gpu() -> Finding:
     if find_spec("torch") is None:
         return Finding("gpu", True, "torch is not installed: nothing is encoded here")
-    import torch  # noqa: PLC0415 - seconds that only this look needs
+    import torch  # noqa: PLC0415 - takes seconds, and only this check needs it
 
     if torch.cuda.is_available():
         names = ", ".join(torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count()))
@@ -90,7 +90,7 @@ def _store(url: str) -> Iterator[Finding]:
     try:
         probed = probe(Store.open(url))
     except BookwheelError as failed:
-        yield Finding("store", False, str(failed), "mend this first: nothing can be built or read")
+        yield Finding("store", False, str(failed), "correct this first: nothing can be built or read")
         return
     yield Finding("store", True, f"{url} reads and writes, {probed.seconds} s")
     found = "a second writer is refused" if probed.excludes else "a second writer overwrites the first"
@@ -112,12 +112,12 @@ def _prefect() -> Finding:
 
 
 def _leases(api: str) -> str:
-    """Say where a server would end runs by being restarted: those that are under a limit hold a lease there."""
+    """Say whether a restart of the server would end runs: those under a concurrency limit hold a lease there."""
     storage = ask(f"{api.rstrip('/')}/admin/settings")["server"]["concurrency"]["lease_storage"]
     if not str(storage).endswith(".memory"):
         return ""
     return (
-        "; its leases lie in memory, so a restart of it ends runs under a limit (infra/prefect.yaml says what to set)"
+        "; its leases are in memory, so a restart of it ends runs under a limit (infra/prefect.yaml says what to set)"
     )
 
 
@@ -132,10 +132,10 @@ def _beam(flags: Sequence[str]) -> Iterator[Finding]:
     try:
         options = PipelineOptions(list(checked(flags)))
     except BookwheelError as refused:
-        yield Finding("beam", False, str(refused), "mend the options after `--`")
+        yield Finding("beam", False, str(refused), "correct the options after `--`")
         return
     runner = options.view_as(StandardOptions).runner
-    yield Finding("beam", True, runner or f"local workers, one a core ({cores()})")
+    yield Finding("beam", True, runner or f"local workers, one per core ({cores()})")
     if runner == "FlinkRunner":
         yield from cluster.look(options)
     image = options.view_as(WorkerOptions).sdk_container_image

@@ -1,4 +1,4 @@
-"""One thing that `doctor` looked at, and how it asks a server."""
+"""One finding of `doctor`, and its requests to servers."""
 
 import json
 import urllib.request
@@ -6,29 +6,29 @@ from dataclasses import dataclass
 from typing import Any
 
 _PATIENCE = 5.0  # seconds until a server that does not answer counts as down
-AMISS = (OSError, ValueError, KeyError, TypeError)  # of a server that is down, or is another than one thinks
+AMISS = (OSError, ValueError, KeyError, TypeError)  # errors of a server that is down, or is of another kind
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing looked at."""
+    """The result of one check."""
 
     what: str
     ok: bool
     found: str
-    todo: str = ""  # what to do where it is not ok
+    todo: str = ""  # what to do if it is not ok
 
 
 def ask(url: str) -> Any:
-    """Return a server's JSON.
+    """Return the JSON response of a server.
 
     Raises:
-        OSError, ValueError: it does not answer, or with something else.
+        OSError, ValueError: the server does not answer, or its response is not JSON.
     """
     with urllib.request.urlopen(url, timeout=_PATIENCE) as answer:
         return json.load(answer)
 
 
 def unanswered(what: str, url: str, failed: Exception, todo: str) -> Finding:
-    """Return the finding of a server that did not say what was asked."""
+    """Return the finding for a server that gave no valid response."""
     return Finding(what, False, f"{url} does not answer as it should ({getattr(failed, 'reason', failed)})", todo)

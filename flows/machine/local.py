@@ -1,9 +1,9 @@
-"""A whole bookwheel on this machine: a Prefect server, a worker of its pools, an object store, and the deployments.
+"""A complete bookwheel on this machine: a Prefect server, a worker of its pools, an object store, and the deployments.
 
     python -m flows.machine.local up | down [FOLDER]
 
-`up` starts what is not running yet and says where it is; `down` stops exactly what `up` started, known by process and
-by when it began, and leaves the data. All of it lies in one folder, `.bookwheel` unless named.
+`up` starts what is not running yet and prints the addresses; `down` stops exactly the processes that `up` started,
+identified by number and start time, and keeps the data. All files are in one folder, by default `.bookwheel`.
 """
 
 import json
@@ -29,12 +29,12 @@ from rag_model.landing import landing
 
 POOLS = ("bookwheel-cpu", "bookwheel-gpu")
 _KEY, _SECRET = "bookwheel", "bookwheel-secret"
-_PATIENCE = 180.0  # seconds until something that started counts as failed; a busy machine needs half of it
-_GRACE = 20.0  # seconds between asking a process to end and ending it
+_PATIENCE = 180.0  # seconds until a start counts as failed; a busy machine needs half of it
+_GRACE = 20.0  # seconds between asking a process to end and killing it
 _BIN = Path(sys.executable).parent
 _DEPLOYMENTS = Path("infra/prefect.yaml")
-# A run holds a lease on its deployment's limit, and is ended where it cannot renew it: leases shall outlive the server,
-# and be long enough for it to come back.
+# A run holds a lease on its deployment's limit, and is ended if it cannot renew it: so leases must survive a restart of
+# the server, and last longer than the restart.
 _LEASES = {
     "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
     "PREFECT_SERVER_CONCURRENCY_INITIAL_DEPLOYMENT_LEASE_DURATION": "3600",
@@ -43,40 +43,40 @@ _LEASES = {
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """One process of ours."""
+    """One process that `up` started."""
 
     name: str
     pid: int  # also its process group's
-    began: str  # by the kernel's clock: tells it from a later process with the same number
+    began: str  # by the kernel's clock: distinguishes it from a later process with the same number
 
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where things are."""
+    """The addresses of what `up` started."""
 
     ui: str
     api: str
     store: str
-    environment: Mapping[str, str]  # in which `bookwheel` and `prefect` reach them
+    environment: Mapping[str, str]  # variables with which `bookwheel` and `prefect` reach them
 
 
 def up(folder: Path, deployments: Path = _DEPLOYMENTS) -> Places:
-    """Start a server, an object store and a worker, deploy the flows, and return where they are.
+    """Start a server, an object store and a worker, deploy the flows, and return their addresses.
 
-    What runs already is left alone. A failure stops what this call started.
+    Running processes are not restarted. A failure stops what this call started.
 
     Raises:
-        ResourceError: something did not start; the sentence names its log.
+        ResourceError: a process did not start; the message names its log.
         UsageError: there is no such file of deployments.
     """
     if not deployments.is_file():
-        raise UsageError(f"there is no {deployments} here: run it in bookwheel's own folder, or name the file")
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # the store's credentials lie in it
+        raise UsageError(f"there is no {deployments} here: run it in bookwheel's source folder, or name the file")
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # it contains the store's credentials
     running = _running(folder)
     if running:
         return _places(folder)
     try:
-        places = _serve(folder.resolve())  # runs work in other folders
+        places = _serve(folder.resolve())  # runs have other working folders
         _deploy(folder, places, deployments)
     except BaseException:
         down(folder)
@@ -85,9 +85,9 @@ def up(folder: Path, deployments: Path = _DEPLOYMENTS) -> Places:
 
 
 def down(folder: Path) -> list[str]:
-    """Stop what `up` started in a folder; return the names of what was running. The data stays.
+    """Stop the processes that `up` started in a folder; return the names of those that were running. Data is kept.
 
-    The last first, each gone before the next: a worker that cannot tell its server good-bye does not end.
+    They are stopped in reverse order, one at a time: a worker that cannot reach its server any more does not end.
     """
     stopped = _running(folder)
     for started in reversed(stopped):
@@ -98,7 +98,7 @@ def down(folder: Path) -> list[str]:
         with suppress(ProcessLookupError):
             os.killpg(started.pid, signal.SIGKILL)
     for started in stopped:
-        with suppress(ChildProcessError):  # another process started it, and the kernel's first one buries it
+        with suppress(ChildProcessError):  # not a child of this process: init reaps it
             os.waitpid(started.pid, os.WNOHANG)
     (folder / "processes.json").unlink(missing_ok=True)
     return [started.name for started in stopped]
@@ -126,10 +126,10 @@ def _serve(folder: Path) -> Places:
 
 
 def serve(folder: Path, places: Places) -> None:
-    """Start the Prefect server where it belongs, on the database that lies there, and wait until it answers.
+    """Start the Prefect server on its port, with the database in the folder, and wait until it answers.
 
     Raises:
-        ResourceError: it did not start; the sentence names its log.
+        ResourceError: it did not start; the message names its log.
     """
     address = urlsplit(places.api)
     told = ["server", "start", "--host", str(address.hostname), "--port", str(address.port)]
@@ -138,7 +138,7 @@ def serve(folder: Path, places: Places) -> None:
 
 
 def _object_store(folder: Path, port: int) -> tuple[str, dict[str, str]]:
-    """Start an S3 server if one is installed, with a bucket; else the store is a folder."""
+    """Start an S3 server if one is installed, with a bucket; otherwise the store is a folder."""
     weed = shutil.which("weed", path=os.pathsep.join([str(_BIN), os.environ.get("PATH", "")]))
     if weed is None:
         return (folder / "library").resolve().as_uri(), {}
@@ -152,7 +152,7 @@ def _object_store(folder: Path, port: int) -> tuple[str, dict[str, str]]:
         "ip.bind": "127.0.0.1",
         "dir": data,
         "master.telemetry": "false",
-        "volume.preStopSeconds": 0,  # nobody reads on elsewhere meanwhile
+        "volume.preStopSeconds": 0,  # there is no other reader to wait for
         "s3": "true",
         "s3.config": folder / "s3.json",
         "s3.port": port,
@@ -174,7 +174,7 @@ def _object_store(folder: Path, port: int) -> tuple[str, dict[str, str]]:
 
 
 def _bucket(credentials: Mapping[str, str]) -> bool:
-    """Make the bucket; tell whether it is there."""
+    """Create the bucket; return whether it exists."""
     code = "import s3fs; fs = s3fs.S3FileSystem(); fs.mkdir('library') if not fs.exists('library') else None"
     made = subprocess.run(
         [sys.executable, "-c", code], env={**os.environ, **credentials}, capture_output=True, check=False
@@ -198,8 +198,8 @@ def _deploy(folder: Path, places: Places, deployments: Path) -> None:
 
 
 def _demo_dump() -> str:
-    """Return the dump that a first run is offered."""
-    from flows.demo import demo_dump  # noqa: PLC0415 - only where nothing else is named
+    """Return the dump for a first run."""
+    from flows.demo import demo_dump  # noqa: PLC0415 - only if no other dump is named
 
     if named := os.environ.get("BOOKWHEEL_DUMP"):
         return named
@@ -213,8 +213,8 @@ def _start(folder: Path, name: str, command: Sequence[str], places: Places) -> N
     streams = [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)]
     streams += [(os.POSIX_SPAWN_OPEN, stream, str(folder / f"{name}.log"), log, 0o600) for stream in (1, 2)]
     environment = {**os.environ, **places.environment}
-    environment.pop(WEBHOOK, None)  # an automation calls it; runs would call it again
-    # a session of its own, since it outlives this process
+    environment.pop(WEBHOOK, None)  # the automation calls it; runs must not call it again
+    # a new session, since it outlives this process
     pid = os.posix_spawn(command[0], list(command), environment, file_actions=streams, setsid=True)
     known = [*_known(folder), Started(name, pid, _began(pid))]
     with landing(folder / "processes.json") as file:
@@ -264,7 +264,7 @@ def _ended(started: Started) -> bool:
 
 
 def _began(pid: int) -> str:
-    """Return when a process began, in the kernel's ticks; empty if it is gone, or a zombie."""
+    """Return the start time of a process, in the kernel's ticks; empty if it has ended, or is a zombie."""
     with suppress(OSError):
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return "" if fields[0] == "Z" else fields[19]
@@ -278,17 +278,17 @@ def _answers(url: str) -> bool:
 
 
 def _port(wanted: int = 0) -> int:
-    """Return a port on loopback that is free: the wanted one if it is."""
+    """Return a free port on loopback: the wanted one if it is free."""
     for port in (wanted, 0):
         with socket.socket() as free, suppress(OSError):
             free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             free.bind(("127.0.0.1", port))
             return int(free.getsockname()[1])
-    raise ResourceError("there is no free port on 127.0.0.1: end other servers")
+    raise ResourceError("there is no free port on 127.0.0.1: stop other servers")
 
 
 def main(argv: Sequence[str]) -> int:
-    """Start or stop; print where things are."""
+    """Start or stop; print the addresses."""
     if not argv or argv[0] not in {"up", "down"} or len(argv) > 2:
         print(__doc__, file=sys.stderr)
         return 2

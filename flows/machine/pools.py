@@ -1,4 +1,4 @@
-"""Where runs of a deployment get their machines, and the words in which each kind of work pool is asked for one."""
+"""Work pools, which give runs of a deployment their machines, and the job variables that each type of pool takes."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -23,15 +23,15 @@ from rag_model.errors import UsageError
 from rag_model.index.sizing.amounts import gigabytes, parse_bytes
 from rag_model.needs.machine import LAUNCHER, Limits, Needs, Work, needs_of
 
-HOURS = 6.0  # a night
+HOURS = 6.0  # the default duration: one night
 HERE = "process"  # the type of a work pool whose runs share the worker's machine
-_OWN = ("deployment", "most", "hours")  # what a launch takes beside what its run takes
-_SCRATCH = 100  # GiB at least, for downloads, the cache, and what Beam writes by the way
+_OWN = ("deployment", "most", "hours")  # parameters of a launch that its run does not have
+_SCRATCH = 100  # least GiB, for downloads, the cache, and Beam's temporary files
 
 
 @dataclass(frozen=True, slots=True)
 class Most:
-    """What one run may be given at most."""
+    """The most memory, cores and GPUs for one run."""
 
     memory: str  # as people write it: 64GB
     cores: int
@@ -40,7 +40,7 @@ class Most:
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """A run that was started, and what it was given."""
+    """A run that was started, and its resources."""
 
     run: str  # id
     name: str
@@ -49,15 +49,15 @@ class Launched:
 
 
 def launching(name: str, target: Flow[..., Any], weigh: Callable[..., Work], *left_out: str) -> Flow[..., Launched]:
-    """Return a flow that sizes a run of `target`, and starts a deployment of it with what it needs.
+    """Return a flow that estimates the needs of a run of `target`, and starts a deployment of it with them.
 
     Its parameters, and their descriptions in Prefect's form, are those of `target` without `left_out`; then
     `deployment`, `most` and `hours` of `start`.
 
     Args:
-        name: of the flow.
-        target: the flow whose runs are sized; the run gets its parameters.
-        weigh: returns a run's work within its `Limits`, its first argument; its other arguments are the run's, by name.
+        name: the name of the flow.
+        target: the flow whose runs are estimated; the run gets its parameters.
+        weigh: returns a run's work within its `Limits`, the first argument; the others are the run's parameters.
         left_out: parameters of `target` that a launch does not take.
     """
     asked = [one for one in signature(target.fn).parameters.values() if one.name not in left_out]
@@ -75,10 +75,10 @@ def launching(name: str, target: Flow[..., Any], weigh: Callable[..., Work], *le
 
     described = ((getdoc(one) or "").partition("Args:\n")[2].partition("\n\n")[0] for one in (target.fn, start))
     launch.__doc__ = "\n".join(
-        [f"Size a run of `{target.name}`, and start it with what it needs.\n\nArgs:", *described]
+        [f"Estimate the needs of a run of `{target.name}`, and start it with them.\n\nArgs:", *described]
     )
     launch.__name__, launch.__module__ = name.replace("-", "_"), weigh.__module__
-    launch.__dict__["__signature__"] = taken  # which Prefect reads for the form and to check a call
+    launch.__dict__["__signature__"] = taken  # Prefect reads it for the form and to check a call
     return deployed(name)(launch)
 
 
@@ -90,21 +90,21 @@ def start(
     parameters: Mapping[str, Any],
     weigh: Callable[[Limits], Work],
 ) -> Launched:
-    """Start a run of a deployment with what its work needs, and leave it to itself.
+    """Start a run of a deployment with the resources that its work needs, and do not wait for it.
 
-    A launch that is tried again finds the run it started.
+    A launch that is retried finds the run that it started.
 
     Args:
-        deployment: what to start, FLOW/NAME; its work pool decides how a machine is asked for.
-        most: what one run may be given; else what this machine has.
-        hours: how long it may take, about: more cores, or a GPU, where fewer would take longer. Else 6, and as short as
-            can be where runs share this machine.
-        parameters: the run's; those that are None or empty are left to the deployment's own.
-        weigh: returns what the run has to do within its limits.
+        deployment: the deployment to start, FLOW/NAME; the type of its work pool decides how a machine is requested.
+        most: the most memory, cores and GPUs for the run; by default those of this machine.
+        hours: the intended duration, approximately: a longer run gets more cores, or a GPU. By default 6, or the
+            shortest possible if runs share this machine.
+        parameters: the run's parameters; for those that are None or empty the deployment's own are used.
+        weigh: returns the work of the run within its limits.
 
     Raises:
-        ResourceError: it would not fit; nothing was started.
-        UsageError: there is no such deployment, or its pool is not this machine's and no limits are given.
+        ResourceError: the work would not fit; nothing was started.
+        UsageError: there is no such deployment, or its pool is not on this machine and no limits are given.
     """
     pool = pool_of(deployment)
     limits, night = limits_of(most, pool), 0.0 if pool == HERE else HOURS
@@ -139,15 +139,15 @@ def pool_of(deployment: str) -> str:
 
 
 def limits_of(most: Most | None, pool: str) -> Limits:
-    """Return what a run may be given; where nobody says, what this machine has, if runs share it.
+    """Return the limits of a run; by default the resources of this machine, if runs share it.
 
     Raises:
-        UsageError: the limits are no amounts, or have to be given.
+        UsageError: the limits are not valid amounts, or have to be given.
     """
     if most is not None:
         if most.cores < 1 or most.gpus < 0:
             raise UsageError(
-                f"a run needs a core, and cannot have {most.cores} cores and {most.gpus} GPUs: mend `most`"
+                f"a run needs a core, and cannot have {most.cores} cores and {most.gpus} GPUs: correct `most`"
             )
         return Limits(parse_bytes(most.memory), most.cores, most.gpus)
     if pool != HERE:
@@ -157,9 +157,9 @@ def limits_of(most: Most | None, pool: str) -> Limits:
 
 
 def job_variables(pool: str, needs: Needs) -> dict[str, Any]:
-    """Return what Prefect's workers of a type of pool are told to give a run.
+    """Return the job variables with which Prefect's workers of a type of pool start a run.
 
-    Docker's own template knows all of it; Kubernetes' knows neither GPUs nor scratch, ours in `infra/kubernetes` does.
+    Docker's own template has all of them; Kubernetes' has no GPUs and no scratch, but ours in `infra/kubernetes` has.
     """
     told = {CORES: str(needs.cores), MEMORY: str(max(1, needs.memory - LAUNCHER)), **needs.env}
     if pool == "docker":
@@ -169,13 +169,13 @@ def job_variables(pool: str, needs: Needs) -> dict[str, Any]:
     if pool == "kubernetes":
         memory, count = f"{-(-needs.memory // 2**20)}Mi", str(needs.cores)
         asked = {"memory_request": memory, "memory_limit": memory, "cpu_request": count, "cpu_limit": count}
-        scratch = f"{max(_SCRATCH, -(-5 * needs.disk // 2**32))}Gi"  # a quarter to spare
+        scratch = f"{max(_SCRATCH, -(-5 * needs.disk // 2**32))}Gi"  # a quarter more than needed
         return {"env": told, **asked, "gpus": needs.gpus, "scratch": scratch}
     return {"env": told | ({} if needs.gpus else {"CUDA_VISIBLE_DEVICES": ""})}
 
 
 def show(needs: Needs) -> None:
-    """Put the estimate where the run's page shows it."""
+    """Write the estimate as an artifact of the run."""
     rows: Mapping[str, str] = {
         **needs.work,
         "cores": f"{needs.cores:,}",

@@ -1,7 +1,7 @@
-"""Where the tool works: a store of its own on a disk that has room, for as long as the work lasts.
+"""The temporary store of `bookwheel index`, on a disk with enough free space.
 
-A run that was killed leaves it, and the next one goes on with it. Nobody else uses it, so what workers and the cache
-write by the way lies in it as well, and all of it goes in the end.
+A run that was killed leaves it, and the next run continues with it. No other process uses it, so temporary files of
+workers and of the cache are in it as well, and all of it is deleted at the end.
 """
 
 import fcntl
@@ -17,31 +17,31 @@ from rag_model.index.sizing.amounts import gigabytes
 from rag_model.store.objects.cache import existing
 from rag_model.store.store import Store
 
-_MARK = "store.json"  # what every store begins with
+_MARK = "store.json"  # the first file of every store
 
 
 @contextmanager
 def workplace(out: Path, folder: Path | None, work_bytes: int, out_bytes: int) -> Iterator[Store]:
-    """Work in the store `OUT.work`, removed at the end and kept by a failure.
+    """Open the store `OUT.work`, which is deleted at the end of the block and kept if it fails.
 
     Args:
-        out: the file that the work is for.
-        folder: where the store shall lie; None: beside `out`.
-        work_bytes: disk that the work needs.
-        out_bytes: disk that `out` needs.
+        out: the file to build.
+        folder: the folder of the store; None: that of `out`.
+        work_bytes: disk space for the store.
+        out_bytes: disk space for `out`.
 
     Raises:
-        UsageError: the folder holds something else, or another run works in it.
+        UsageError: the folder contains something else, or another run uses it.
         ResourceError: there is too little disk.
     """
     work = (folder or out.parent).resolve() / f"{out.name}.work"
     _check_disk(work, work_bytes, out, out_bytes)
     if work.exists() and not (work.is_dir() and ((work / _MARK).exists() or not any(work.iterdir()))):
-        raise UsageError(f"{work} is in the way and is not this tool's: remove it, or name a folder with --work")
+        raise UsageError(f"{work} exists and is not a work folder: remove it, or name another with --work")
     temporary = work / "tmp"
     store = Store.open(str(work), create=True)
     with alone(work):
-        shutil.rmtree(temporary, ignore_errors=True)  # of a run that was killed
+        shutil.rmtree(temporary, ignore_errors=True)  # left by a run that was killed
         temporary.mkdir()
         with _environment({"TMPDIR": str(temporary), "BOOKWHEEL_CACHE": str(work / "cache")}):
             yield store
@@ -63,10 +63,10 @@ def _check_disk(work: Path, work_bytes: int, out: Path, out_bytes: int) -> None:
 
 @contextmanager
 def alone(work: Path) -> Iterator[None]:
-    """Hold a folder that exists; the kernel lets go of it when this process ends by any means.
+    """Lock an existing folder; the kernel releases the lock when this process ends by any means.
 
     Raises:
-        UsageError: another run works in it.
+        UsageError: another run uses it.
     """
     with (work / "lock").open("w") as file:
         try:
@@ -78,10 +78,10 @@ def alone(work: Path) -> Iterator[None]:
 
 @contextmanager
 def _environment(values: Mapping[str, str]) -> Iterator[None]:
-    """Set variables for this process and those that it starts, within the block."""
+    """Set environment variables for this process and its children within the block."""
     before, folder = {name: os.environ.get(name) for name in values}, tempfile.tempdir
     os.environ.update(values)
-    tempfile.tempdir = None  # it is looked up again
+    tempfile.tempdir = None  # so that it is looked up again
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""`bookwheel add-index`: more indexes over a snapshot that exists."""
+"""`bookwheel add-index`: more indexes over an existing snapshot."""
 
 from pathlib import Path
 from typing import Annotated
@@ -15,18 +15,19 @@ from rag_model.snapshots.recipe import read_recipe
 def add_index(
     snapshot: str,
     /,
-    *beam_options: Annotated[str, Parameter(help="Of Beam and its runner, after `--`.")],
+    *beam_options: Annotated[str, Parameter(help="Options of Beam and its runner, after `--`.")],
     store: StoreUrl,
     recipe: Annotated[
-        Path | None, Parameter(help="A TOML file: its indexes and its gate; else the snapshot's own are built anew.")
+        Path | None,
+        Parameter(help="A TOML file with indexes and a gate; by default the snapshot's own are built again."),
     ] = None,
     index: Annotated[
-        tuple[str, ...], Parameter(negative="", help="Of the recipe's indexes this one alone; again for one more.")
+        tuple[str, ...], Parameter(negative="", help="Build only this index of the recipe; repeat it for more.")
     ] = (),
-    ref: Annotated[str, Parameter(help="The name to move to the new snapshot.")] = "latest",
+    ref: Annotated[str, Parameter(help="The ref to move to the new snapshot.")] = "latest",
     common: Common | None = None,
 ) -> Reply:
-    """Build indexes over the vectors of a snapshot, without its dump: added to those it has, or in their place.
+    """Build indexes over the vectors of a snapshot, without its dump: in addition to its own, or in place of them.
 
     The new snapshot has the same passages and vectors. It is checked and published as a build is.
 

@@ -1,4 +1,4 @@
-"""`bookwheel import`: a snapshot from passages and vectors that exist already."""
+"""`bookwheel import`: make a snapshot from existing passages and vectors."""
 
 from itertools import takewhile
 from pathlib import Path
@@ -17,15 +17,15 @@ def adopt(
     passages: str,
     /,
     *vectors: Annotated[
-        str, Parameter(help="Row for row with PASSAGES; left out, PASSAGES hold them too. Beam's options after `--`.")
+        str, Parameter(help="Row i for passage i; by default read from PASSAGES. Beam's options after `--`.")
     ],
     store: StoreUrl,
     encoder: Annotated[str, Parameter(help="The encoder that made the vectors: a folder or a hub name.")],
-    recipe: Annotated[Path | None, Parameter(help="A TOML file: its indexes and its gate.")] = None,
-    ref: Annotated[str, Parameter(help="The name to move to the new snapshot.")] = "latest",
+    recipe: Annotated[Path | None, Parameter(help="A TOML file with indexes and a gate.")] = None,
+    ref: Annotated[str, Parameter(help="The ref to move to the new snapshot.")] = "latest",
     common: Common | None = None,
 ) -> Reply:
-    """Start a snapshot from passages and their vectors; nothing is encoded but a few passages, to see whose they are.
+    """Make a snapshot from passages and their vectors; only a few passages are encoded, to check the encoder.
 
     Parameters
     ----------

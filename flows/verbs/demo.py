@@ -1,4 +1,4 @@
-"""`bookwheel demo`: the whole path on a small real library."""
+"""`bookwheel demo`: build, measure and search a small real library."""
 
 from pathlib import Path
 from typing import Annotated
@@ -20,7 +20,9 @@ ASKED = (
 
 def demo(
     *,
-    folder: Annotated[str, Parameter(help="Where to build it; no store of yours is touched.")] = "bookwheel-demo",
+    folder: Annotated[
+        str, Parameter(help="The folder to build it in; other stores are not changed.")
+    ] = "bookwheel-demo",
     common: Common | None = None,
 ) -> Reply:
     """Build a snapshot of 96 real Wikipedia articles with a real encoder, measure it, and ask it three questions.

@@ -18,19 +18,19 @@ def diff(
     /,
     *,
     store: StoreUrl,
-    limit: Annotated[int, Parameter(help="Name so many articles of each kind of change.")] = 10,
+    limit: Annotated[int, Parameter(help="Number of articles to list for each kind of change.")] = 10,
     common: Common | None = None,
 ) -> Reply:
     """Compare two snapshots: articles and passages added, changed and removed, settings, and the bytes of a pull.
 
-    Passages are joined by id and hash. The bytes are what a puller of the first would fetch to have the second.
+    Passages are joined by id and hash. The bytes are those that a holder of the first would fetch to pull the second.
 
     Parameters
     ----------
     before
         A ref, ref@number, an id, or a unique prefix of one.
     after
-        Another.
+        The snapshot to compare with, named in the same way.
     """
     opened = Store.open(store)
     found = diff_snapshots(Snapshot.from_store(opened, before), Snapshot.from_store(opened, after), limit)

@@ -1,4 +1,4 @@
-"""`bookwheel doctor`: what this machine, the store and the servers lack before a run."""
+"""`bookwheel doctor`: check this machine, the store and the servers before a run."""
 
 from dataclasses import asdict
 from typing import Annotated
@@ -11,15 +11,15 @@ from flows.machine.finding import Finding
 
 
 def doctor(
-    *beam_options: Annotated[str, Parameter(help="Of Beam and its runner, after `--`, as reindex would be given.")],
-    store: Annotated[str | None, Parameter(help="A store to try out; nothing is left in it.")] = None,
+    *beam_options: Annotated[str, Parameter(help="Options of Beam and its runner, after `--`, as for reindex.")],
+    store: Annotated[str | None, Parameter(help="A store to test; no file is left in it.")] = None,
     common: Common | None = None,
 ) -> Reply:
-    """Look at versions, memory, disk, GPU, the store, Prefect and Beam; exit 3 if anything is amiss."""
+    """Check versions, memory, disk, GPU, the store, Prefect and Beam; exit 3 if a check fails."""
     findings = list(examine(store, beam_options))
     amiss = [finding for finding in findings if not finding.ok]
     document = {"ok": not amiss, "findings": [asdict(finding) for finding in findings]}
-    refusal = f"{len(amiss)} of {len(findings)} things are amiss: {amiss[0].what}: {amiss[0].todo}" if amiss else ""
+    refusal = f"{len(amiss)} of {len(findings)} checks failed: {amiss[0].what}: {amiss[0].todo}" if amiss else ""
     return Reply(document, "\n".join(map(_line, findings)), refusal)
 
 

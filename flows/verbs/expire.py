@@ -1,4 +1,4 @@
-"""`bookwheel expire`: forget old versions."""
+"""`bookwheel expire`: delete old moves of refs, and versions that no move names."""
 
 from dataclasses import asdict
 from typing import Annotated
@@ -15,23 +15,23 @@ from rag_model.store.upkeep.expire import expire as expire_old
 def expire(
     *,
     store: StoreUrl,
-    keep: Annotated[int, Parameter(help="Newest moves of every ref that stay, however old.")] = 10,
+    keep: Annotated[int, Parameter(help="Number of newest moves of every ref to keep, of any age.")] = 10,
     older_than: Annotated[
-        str, Parameter(help="Younger moves stay; the age of a move counts from when the ref moved on.")
+        str, Parameter(help="Keep younger moves; the age of a move is the time since the ref moved away from it.")
     ] = "90d",
     yes: Yes = False,
     common: Common | None = None,
 ) -> Reply:
-    """Forget old moves of refs, and the snapshots and models that no other move names; a dry run unless --yes.
+    """Delete old moves of refs, and the snapshots and models that no other move names; a dry run unless --yes.
 
-    What a ref names now is never forgotten. The files of what was forgotten stay until `bookwheel gc`.
+    The current snapshot of a ref is never deleted. The files of deleted snapshots stay until `bookwheel gc`.
     """
     found = expire_old(Store.open(store), Policy(keep, parse_age(older_than)), dry_run=not yes)
     lines = [
         *(f"move      {move}" for move in found.moves),
         *(f"snapshot  {snapshot[:12]}" for snapshot in found.snapshots),
         *(f"model     {model[:12]}" for model in found.models),
-        f"{'forgot' if yes else 'would forget'} {len(found.moves)} moves, {len(found.snapshots)} snapshots "
+        f"{'deleted' if yes else 'would delete'} {len(found.moves)} moves, {len(found.snapshots)} snapshots "
         f"and {len(found.models)} models" + ("" if yes else "; nothing was changed: give --yes to do it"),
     ]
     return Reply({"dry_run": not yes, **asdict(found)}, "\n".join(lines))

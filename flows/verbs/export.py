@@ -1,4 +1,4 @@
-"""`bookwheel export`: a snapshot in a layout that other tools read, or a model in its own."""
+"""`bookwheel export`: write a snapshot in a layout that other tools read, or a model as a plain folder."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -30,16 +30,16 @@ def export(
 ) -> Reply:
     """Write all passages of a snapshot, and their vectors, to a new folder for other tools.
 
-    Of `model:NAME` the files as they are: `from_pretrained` opens the folder, or those in it.
+    `model:NAME` writes the model's files unchanged: `from_pretrained` opens the folder, or the folders in it.
 
     Parameters
     ----------
     out
-        A folder that is not there yet.
+        A folder that does not exist yet.
     """
     if snapshot.startswith(MODEL):
         if layout or no_embeddings:
-            raise UsageError(f"{snapshot} is a model, which has one layout and no passages: leave out the options")
+            raise UsageError(f"{snapshot} is a model, which has only one layout and no passages: leave out the options")
         return _model(store, snapshot.removeprefix(MODEL), out)
     with Snapshot.open(store, snapshot) as opened:
         report = export_snapshot(opened, out, layout or "datasets", embeddings=not no_embeddings)

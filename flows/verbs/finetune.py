@@ -23,25 +23,25 @@ def finetune(
     *,
     store: StoreUrl,
     train: Annotated[str, Parameter(help="DPR's JSON, a question CSV or JSONL, triples, KILT, or a BEIR folder.")],
-    dev: Annotated[str, Parameter(help="The same, to choose the best weights by.")],
+    dev: Annotated[str, Parameter(help="Examples in the same formats, to choose the best weights by.")],
     ref: SnapshotName = "latest",
     encoder: Annotated[
         str | None,
-        Parameter(help="Begin as this: a folder, a hub name, or `model:NAME`; else as what the snapshot carries."),
+        Parameter(help="Initial encoder: a folder, a hub name, or `model:NAME`; by default that of the snapshot."),
     ] = None,
-    generator: Annotated[str | None, Parameter(help="Begin as this: a folder or a hub name.")] = None,
-    max_steps: Annotated[int | None, Parameter(help="Steps to train, whatever the recipe says.")] = None,
-    name: Annotated[str | None, Parameter(help="The model's name in the store; by default its kind.")] = None,
+    generator: Annotated[str | None, Parameter(help="Initial generator: a folder or a hub name.")] = None,
+    max_steps: Annotated[int | None, Parameter(help="Number of steps, in place of the recipe's.")] = None,
+    name: Annotated[str | None, Parameter(help="The ref of the model in the store; by default its kind.")] = None,
     training: Annotated[
-        Path | None, Parameter(help="A TOML file of settings; what it leaves out keeps its default.")
+        Path | None, Parameter(help="A TOML file of settings; omitted ones keep their defaults.")
     ] = None,
     work: Annotated[Path | None, Parameter(help="Keep checkpoints and curves in this folder.")] = None,
     common: Common | None = None,
 ) -> Reply:
     """Train a model on a snapshot and put it into the store.
 
-    A run that was interrupted goes on when the same command is run again; one that ended is looked up. Then a DPR pair
-    is used by `bookwheel reindex --encoder model:NAME`, a RAG model by `bookwheel answer --model NAME`.
+    An interrupted run continues when the same command is run again; a finished one is not repeated. Use a DPR pair by
+    `bookwheel reindex --encoder model:NAME`, a RAG model by `bookwheel answer --model NAME`.
     """
     tables: Any = read_tables(training)
     folder = str(work) if work else None

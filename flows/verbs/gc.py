@@ -1,4 +1,4 @@
-"""`bookwheel gc`: delete what no version needs."""
+"""`bookwheel gc`: delete files that no version needs."""
 
 from dataclasses import asdict
 from typing import Annotated
@@ -14,13 +14,13 @@ from rag_model.store.upkeep.gc import gc as collect
 def gc(
     *,
     store: StoreUrl,
-    grace: Annotated[str, Parameter(help="What was written within it stays, needed or not: 7d, 90m, 0.")] = "24h",
+    grace: Annotated[str, Parameter(help="Keep files that are younger than this: 7d, 90m, 0.")] = "24h",
     yes: Yes = False,
     common: Common | None = None,
 ) -> Reply:
     """Delete files that no snapshot, no current build's memo and no running writer needs; a dry run unless --yes.
 
-    Safe beside running builds: what they wrote or may reuse stays.
+    Safe while builds run: files that they wrote or may reuse are kept.
     """
     tallies = collect(Store.open(store), parse_age(grace), dry_run=not yes)
     files, size = (sum(getattr(tally, name) for tally in tallies.values()) for name in ("files", "bytes"))

@@ -1,4 +1,4 @@
-"""`bookwheel index`: the index builder as a tool of its own."""
+"""`bookwheel index`: the index builder as a separate tool."""
 
 from dataclasses import asdict
 from itertools import takewhile
@@ -18,7 +18,7 @@ from rag_model.index.quality.health import Effort
 from rag_model.index.recipe import IndexRecipe
 from rag_model.index.sizing.amounts import parse_bytes
 
-OPEN = "HNSW32"  # what is built where nobody says otherwise and memory allows
+OPEN = "HNSW32"  # the default structure, if it fits in memory
 _DEFAULT = IndexRecipe(OPEN)
 
 
@@ -31,39 +31,44 @@ def index(
         Parameter(
             name="--index",
             show_env_var=False,
-            help="A faiss factory string; left out, the best that the memory allows.",
+            help="A faiss factory string; by default the best that fits in memory.",
         ),
     ] = None,
-    shards: Annotated[int | None, Parameter(help="Cells of a graph, built side by side; left out, by size.")] = None,
+    shards: Annotated[int | None, Parameter(help="Cells of a graph, built in parallel; by default by size.")] = None,
     metric: Annotated[Metric, Parameter(help="Inner product, or squared distance.")] = "ip",
     memory: Annotated[
-        str | None, Parameter(help="To build in and to search in: 16GB, 512MiB; else what is free.")
+        str | None, Parameter(help="Memory to build in and to search in: 16GB, 512MiB; by default the free memory.")
     ] = None,
     recall: Annotated[float | None, Parameter(help="Set the index for this recall@20, such as 0.95.")] = None,
     questions: Annotated[
-        Path | None, Parameter(show_env_var=False, help="Vectors to measure with; else some of its own.")
+        Path | None,
+        Parameter(show_env_var=False, help="Query vectors to measure with; by default some of the indexed ones."),
     ] = None,
-    column: Annotated[str | None, Parameter(help="Of Parquet files, where several hold vectors.")] = None,
+    column: Annotated[str | None, Parameter(help="The column of Parquet files, if several contain vectors.")] = None,
     invalid: Annotated[
         Invalid, Parameter(help="Rows with a NaN or an infinity: refuse them, or drop them and say so in OUT.rows.npy.")
     ] = "refuse",
-    ef_construction: Annotated[int, Parameter(help="Candidates while a node is linked.")] = _DEFAULT.ef_construction,
-    border: Annotated[float, Parameter(help="Further cells, a vector, whose graph holds it too.")] = _DEFAULT.border,
-    linked: Annotated[float, Parameter(help="Further cells, a vector, that it is linked into.")] = _DEFAULT.linked,
-    seed: Annotated[int, Parameter(help="Of all that is drawn.")] = 0,
-    plan: Annotated[
-        bool, Parameter(negative="", help="Say what would be built and what it costs; build nothing.")
-    ] = False,
-    n: Annotated[int | None, Parameter(alias="-n", help="With --plan: vectors, where there are none yet.")] = None,
+    ef_construction: Annotated[int, Parameter(help="Candidates for the links of a node.")] = _DEFAULT.ef_construction,
+    border: Annotated[
+        float, Parameter(help="Mean number of further cells per vector whose graph contains it too.")
+    ] = _DEFAULT.border,
+    linked: Annotated[
+        float, Parameter(help="Mean number of further cells per vector that it is linked into.")
+    ] = _DEFAULT.linked,
+    seed: Annotated[int, Parameter(help="Seed of all random numbers.")] = 0,
+    plan: Annotated[bool, Parameter(negative="", help="Report the planned index and its cost; build nothing.")] = False,
+    n: Annotated[
+        int | None, Parameter(alias="-n", help="With --plan: the number of vectors, if there are none yet.")
+    ] = None,
     d: Annotated[int | None, Parameter(alias="-d", help="With --plan: their dimensions.")] = None,
     work: Annotated[
-        Path | None, Parameter(help="Folder for the work files, with room, which all workers reach; else beside OUT.")
+        Path | None, Parameter(help="Folder for temporary files, which all workers reach; by default that of OUT.")
     ] = None,
     common: Common | None = None,
 ) -> Reply:
-    """Build one index over anyone's vectors: a file that plain faiss reads, and a report of recall against latency.
+    """Build one index over vectors of any origin: a file that plain faiss reads, and a report of recall and latency.
 
-    A run that was interrupted is resumed by running the same command again. Beam's options follow after `--`.
+    An interrupted run is resumed by running the same command again. Beam's options follow after `--`.
     With --plan nothing is built: `bookwheel index --plan --n 21015324 -d 768 --memory 16GB`.
     """
     files = tuple(Path(path) for path in takewhile(lambda path: not path.startswith("-"), paths))
@@ -98,7 +103,7 @@ def index(
 
 
 def _size(order: Order, n: int | None, d: int | None) -> tuple[int, int]:
-    """Return how many vectors of how many dimensions are to be planned for: as said, else as they are."""
+    """Return the number and the dimension of the vectors to plan for: as given, otherwise those of the files."""
     if n is not None and d is not None:
         return n, d
     if not order.vectors:

@@ -11,12 +11,12 @@ from rag_model.store.store import Store
 def log(
     *,
     store: StoreUrl,
-    ref: Annotated[str, Parameter(help="The name whose moves to list; `model:NAME` for a model's.")] = "latest",
+    ref: Annotated[str, Parameter(help="The ref whose moves to list; `model:NAME` for a ref of models.")] = "latest",
     common: Common | None = None,
 ) -> Reply:
-    """List the moves of a ref, newest first: number, snapshot (or model), when, and why; a ref that names nothing, too.
+    """List the moves of a ref, newest first: number, snapshot (or model), time and note; also of a deleted ref.
 
-    In the place of a snapshot of which pages were taken down its log shows the one that stands there now.
+    A snapshot that a takedown replaced is shown as its replacement.
     """
     shelf, name = Store.open(store).shelf(ref)
     moves = shelf.refs.history(name)[::-1]

@@ -1,4 +1,4 @@
-"""`bookwheel pull`: a snapshot, or a model, in a folder of one's own."""
+"""`bookwheel pull`: materialise a snapshot, or a model, in a local folder."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,39 +22,41 @@ def pull(
     store: StoreUrl,
     index: Annotated[
         tuple[str, ...],
-        Parameter(negative="", help="Of the indexes this one alone, or `exact`; give it again for one more."),
+        Parameter(negative="", help="Pull only this index, or `exact`; repeat it for more."),
     ] = (),
     no_embeddings: Annotated[
         bool, Parameter(negative="", help="Leave the vectors out; only `exact` needs them.")
     ] = False,
-    passages_only: Annotated[bool, Parameter(negative="", help="Leave out all but the passages.")] = False,
+    passages_only: Annotated[bool, Parameter(negative="", help="Pull only the passages.")] = False,
     no_mapped: Annotated[
         bool,
-        Parameter(negative="", help="Derive no memory-mapped copy of the passages, three times their size."),
+        Parameter(negative="", help="Make no memory-mapped copy of the passages, which is three times their size."),
     ] = False,
     keep: Annotated[
         int | None,
-        Parameter(help="Delete all but so many versions in DEST, those pulled last and those being read; else none."),
+        Parameter(help="Number of versions pulled last to keep in DEST, besides those being read; by default all."),
     ] = None,
     common: Common | None = None,
 ) -> Reply:
     """Copy a snapshot to DEST: only what is missing there, verified, and put in place in one step.
 
-    After an earlier snapshot, of the vectors only those of new passages are fetched.
-    What was left out is added by pulling again without leaving it out. `model:NAME` pulls a model the same way, to a
-    folder of its own; `answer --model DEST/current` reads with it.
+    If an earlier snapshot is in DEST, only vectors of new passages are fetched. Files that were left out are added by
+    another pull that includes them. `model:NAME` pulls a model in the same way, to another folder;
+    `answer --model DEST/current` uses it.
 
     Parameters
     ----------
     dest
-        A folder; `DEST/current` names what was pulled last.
+        A folder; `DEST/current` is a link to the version that was pulled last.
     """
     opened = Store.open(store)
     shelf, name = opened.shelf(ref)
     taken: dict[str, Any] = {"keep": keep}
     if shelf is opened.models:
         if index or no_embeddings or passages_only or no_mapped:
-            raise UsageError(f"{ref} is a model, which is pulled whole: leave out what chooses a snapshot's files")
+            raise UsageError(
+                f"{ref} is a model, which is pulled whole: leave out the options that select a snapshot's files"
+            )
         named = f"{MODEL}{shelf.resolve(name)}"
     else:
         named = shelf.resolve(name)

@@ -20,24 +20,28 @@ from rag_model.store.store import Store
 
 def reindex(
     *beam_options: Annotated[
-        str, Parameter(help="Of Beam and its runner, after `--`: `-- --runner=FlinkRunner --flink_master=host:8081`.")
+        str,
+        Parameter(
+            help="Options of Beam and its runner, after `--`: `-- --runner=FlinkRunner --flink_master=host:8081`."
+        ),
     ],
     dump: Annotated[str, Parameter(help="Path, URL or glob: a MediaWiki dump, JSONL, Parquet, or psgs_w100.tsv.")],
     store: StoreUrl,
     encoder: Annotated[str, Parameter(help="Passage encoder: a folder or a hub name.")] = DEFAULT_ENCODER,
-    recipe: Annotated[Path | None, Parameter(help="A TOML file; what it leaves out keeps its default.")] = None,
-    ref: Annotated[str, Parameter(help="The name to move to the new snapshot.")] = "latest",
-    limit: Annotated[int | None, Parameter(help="Read only so many articles, for a quick look.")] = None,
-    dry_run: Annotated[bool, Parameter(negative="", help="Plan and say what would be read; build nothing.")] = False,
+    recipe: Annotated[Path | None, Parameter(help="A TOML file; omitted settings keep their defaults.")] = None,
+    ref: Annotated[str, Parameter(help="The ref to move to the new snapshot.")] = "latest",
+    limit: Annotated[int | None, Parameter(help="Read at most this many articles, for a quick test.")] = None,
+    dry_run: Annotated[bool, Parameter(negative="", help="Plan and report what would be read; build nothing.")] = False,
     explain: Annotated[
-        bool, Parameter(negative="", help="Say what would be reused, and what changed; cut the dump, build nothing.")
+        bool,
+        Parameter(negative="", help="Report what would be reused, and what changed; chunk the dump, build nothing."),
     ] = False,
     common: Common | None = None,
 ) -> Reply:
-    """Build a snapshot from a dump, check it, publish it, and move the ref if the gate agrees.
+    """Build a snapshot from a dump, check it, publish it, and move the ref if the gate allows it.
 
-    Articles and passages that are as they were keep the passages and vectors of the snapshot that the ref names (of a
-    new ref: that `latest` names). A run that was interrupted is resumed by running the same command again.
+    Unchanged articles and passages keep the passages and vectors of the snapshot that the ref names (for a new ref:
+    that `latest` names). An interrupted run is resumed by running the same command again.
     """
     if beam_options and not beam_options[0].startswith("-"):
         raise UsageError(f"reindex takes no argument {beam_options[0]!r}: a dump is given as --dump {beam_options[0]}")

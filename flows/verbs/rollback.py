@@ -1,4 +1,4 @@
-"""`bookwheel rollback`: a ref back to what it named before."""
+"""`bookwheel rollback`: move a ref back to an earlier snapshot."""
 
 from typing import Annotated
 
@@ -15,15 +15,17 @@ def rollback(
     /,
     *,
     store: StoreUrl,
-    to: Annotated[int | None, Parameter(help="A number of the ref's log; else the snapshot before this one.")] = None,
+    to: Annotated[
+        int | None, Parameter(help="A number of the ref's log; by default that of the snapshot before.")
+    ] = None,
     common: Common | None = None,
 ) -> Reply:
-    """Move REF to a snapshot that it named before, as a new move; exit 3 if files of that snapshot are gone.
+    """Move REF to a snapshot that it named before, as a new move; exit 3 if files of that snapshot are missing.
 
     Parameters
     ----------
     ref
-        The ref to move, `model:NAME` for a model's; `bookwheel log --ref REF` lists its numbers.
+        The ref to move, `model:NAME` for a ref of models; `bookwheel log --ref REF` lists its numbers.
     """
     opened = Store.open(store)
     return moved(ref, roll_back(opened, ref, to), opened.shelf(ref)[0].noun)

@@ -1,4 +1,4 @@
-"""`bookwheel show`: one snapshot, or one model, in words."""
+"""`bookwheel show`: describe one snapshot, or one model."""
 
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
@@ -21,12 +21,12 @@ def show(
     recipe: Annotated[
         bool,
         Parameter(
-            name="--recipe-only", negative="", help="Print nothing but the recipe, as reindex --recipe reads it."
+            name="--recipe-only", negative="", help="Print only the recipe, in the form that reindex --recipe reads."
         ),
     ] = False,
     common: Common | None = None,
 ) -> Reply:
-    """Show what a snapshot holds, how it was measured, and the recipe that rebuilds it; of `model:NAME` the same.
+    """Show the content of a snapshot, its metrics, and the recipe that rebuilds it; `model:NAME` shows a model.
 
     `--recipe-only` prints a file: `bookwheel show v1 --recipe-only > recipe.toml`, then `reindex --recipe recipe.toml`.
     """
@@ -88,12 +88,12 @@ def _model(manifest: ModelManifest, recipe: bool) -> Reply:
 
 
 def _index(entry: Mapping[str, Any]) -> str:
-    """Return an index's settings in words, without what only a later build reads of them."""
+    """Return an index's settings in words, without those that only a later build reads."""
     return _settings({name: value for name, value in entry.items() if name != "trained"})
 
 
 def _derived(built: Mapping[str, Any]) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
-    """Yield what was done to the snapshot that this one was made of."""
+    """Yield the changes from the snapshot that this one was made from."""
     for key, made, what in (("takedown", "without pages", "pages"), ("indexed", "with indexes", "indexes")):
         if key in built:
             yield made, what, built[key]

@@ -1,4 +1,4 @@
-"""`bookwheel tag`: a name for a snapshot or a model, given or taken away."""
+"""`bookwheel tag`: create, move or delete a ref of a snapshot or a model."""
 
 from typing import Annotated
 
@@ -18,19 +18,19 @@ def tag(
     /,
     *,
     store: StoreUrl,
-    note: Annotated[str, Parameter(help="Why, for the ref's log.")] = "",
+    note: Annotated[str, Parameter(help="A note for the ref's log.")] = "",
     delete: Annotated[
-        bool, Parameter(negative="", help="`tag --delete REF`: let REF name nothing any more; a dry run unless --yes.")
+        bool, Parameter(negative="", help="`tag --delete REF`: delete REF; a dry run unless --yes.")
     ] = False,
     yes: Yes = False,
     common: Common | None = None,
 ) -> Reply:
-    """Create REF, or move it, to name a snapshot; or, with --delete, delete it. Its earlier moves stay in its log.
+    """Move REF to a snapshot, and create it if necessary; or, with --delete, delete it. Earlier moves stay in its log.
 
     Parameters
     ----------
     snapshot
-        A ref, ref@number, an id, or a unique prefix of one; with `model:` before it, of a model.
+        A ref, ref@number, an id, or a unique prefix of one; with `model:` before it, that of a model.
     ref
         Letters, digits, `.`, `_` and `-`.
     """
@@ -40,7 +40,7 @@ def tag(
             raise UsageError(f"tag --delete takes one ref and no snapshot: `tag --delete {ref}`")
         return _deleted(opened, snapshot, yes)
     if ref is None:
-        raise UsageError(f"tag takes a snapshot and the ref to give it: `tag {snapshot} REF`")
+        raise UsageError(f"tag takes a snapshot and a ref: `tag {snapshot} REF`")
     return moved(ref, tag_snapshot(opened, snapshot, ref, note), opened.shelf(snapshot)[0].noun)
 
 
@@ -51,7 +51,7 @@ def _deleted(store: Store, ref: str, yes: bool) -> Reply:
     standing = {other: shelf.refs.current(other) for other in shelf.refs.names() if other != name}
     others = [other for other, its in standing.items() if its is not None and its.snapshot == now.snapshot]
     document = {"dry_run": not yes, "ref": ref, "number": ended.number, shelf.noun: now.snapshot, "others": others}
-    kept = f"still named by {', '.join(others)}" if others else "named by no other ref, so that `expire` forgets it"
+    kept = f"still named by {', '.join(others)}" if others else "named by no other ref, so that `expire` deletes it"
     return Reply(
         document,
         f"{'deleted' if yes else 'would delete'} ref {ref}; {shelf.noun} {now.snapshot[:12]} is {kept}"
@@ -60,7 +60,7 @@ def _deleted(store: Store, ref: str, yes: bool) -> Reply:
 
 
 def moved(ref: str, move: RefMove, noun: str) -> Reply:
-    """Say where a ref, of a snapshot or a model, stands now."""
+    """Return the reply with the current move of a ref."""
     document = {"ref": ref, **move.to_json(noun)}
     del document["nonce"], document["format"]
     before = f", before {move.previous[:12]}" if move.previous else ""

@@ -1,4 +1,4 @@
-"""`bookwheel takedown`: pages out of every snapshot."""
+"""`bookwheel takedown`: remove pages from every snapshot."""
 
 from collections.abc import Iterator, Sequence
 from itertools import takewhile
@@ -15,27 +15,29 @@ from rag_model.store.store import Store
 
 def takedown(
     *page: Annotated[
-        str, Parameter(help="Ids of pages (of ready passages: titles); none goes on. Beam's options after `--`.")
+        str,
+        Parameter(help="Page ids (titles of ready-made passages); without any, continue. Beam's options after `--`."),
     ],
     store: StoreUrl,
-    reason: Annotated[str, Parameter(help="Why, for the record.")] = "",
+    reason: Annotated[str, Parameter(help="The reason, for the record.")] = "",
     wiki: Annotated[
-        str | None, Parameter(help="The dbname of the pages' wiki, such as enwiki, where the store holds several.")
+        str | None,
+        Parameter(help="The dbname of the pages' wiki, such as enwiki; needed if the store has several wikis."),
     ] = None,
     yes: Yes = False,
     common: Common | None = None,
 ) -> Reply:
-    """Take pages out of every snapshot, and keep them out of later builds; a dry run unless --yes.
+    """Remove pages from every snapshot, and keep them out of later builds; a dry run unless --yes.
 
-    A record says who ordered it and why. Snapshots that hold a page are replaced by ones without it, indexes and all,
-    and the refs move; `gc` deletes the bytes. A run that was interrupted goes on when it is run again.
+    A record says who ordered it and why. Snapshots that contain a page are replaced by new ones without it, with new
+    indexes, and the refs move; `gc` deletes the bytes. An interrupted run continues when it is run again.
     """
     pages = tuple(takewhile(lambda word: not word.startswith("-"), page))
     if not yes:
         return _rehearsed(Store.open(store), pages, wiki)
     outcome = run_flow(takedown_flow, store, pages, wiki, reason, page[len(pages) :])
     lines = [
-        f"record    {outcome.record or 'none: all of it was ordered before'}",
+        f"record    {outcome.record or 'none: all pages were ordered before'}",
         *(f"replaced  {old[:12]} by {new[:12] or 'nothing'}" for old, new in outcome.replaced.items()),
         *(f"waiting   {old[:12]}: a writer relies on it; run this again" for old in outcome.waiting),
         f"replaced {len(outcome.replaced)} snapshots and moved refs {outcome.moves} times; "

@@ -1,4 +1,4 @@
-"""`bookwheel verify`: whether every byte of a snapshot, or of a model, is what was published."""
+"""`bookwheel verify`: check that all files of a snapshot, or of a model, are as published."""
 
 from dataclasses import asdict
 
@@ -8,7 +8,7 @@ from rag_model.store.upkeep.verify import verify as verify_snapshot
 
 
 def verify(snapshot: AnyName = "latest", /, *, store: StoreUrl, common: Common | None = None) -> Reply:
-    """Re-hash every file of a snapshot and check its manifest and the refs; exit 3 if anything is wrong.
+    """Hash every file of a snapshot again, and check its manifest and the refs; exit 3 if anything is wrong.
 
     `model:NAME` verifies a model.
     """

@@ -1,9 +1,9 @@
-# Two kinds of people and programs: those that publish, and those that read.
+# Two roles: one to publish, one to read.
 
 data "aws_iam_policy_document" "reader" {
   statement {
     sid       = "List"
-    actions   = ["s3:ListBucket"] # also what tells "not there" from "forbidden"
+    actions   = ["s3:ListBucket"] # also needed to tell "not found" from "forbidden"
     resources = [aws_s3_bucket.library.arn]
 
     condition {
@@ -45,7 +45,7 @@ resource "aws_iam_policy" "publisher" {
   policy = data.aws_iam_policy_document.publisher.json
 }
 
-# Roles that the service accounts of infra/kubernetes/base/accounts.yaml assume, so that no key lies in the cluster.
+# Roles that the service accounts of infra/kubernetes/base/accounts.yaml assume, so that no key is stored in the cluster.
 
 locals {
   accounts = {

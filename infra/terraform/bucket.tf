@@ -1,11 +1,11 @@
 # A bucket for one store.
 #
-# The store needs conditional writes (`If-None-Match: *`): a ref moves by creating its next number, and of all who try, one
-# succeeds. S3 has them in every bucket; `bookwheel doctor --store` tries them out.
+# The store needs conditional writes (`If-None-Match: *`): a ref moves by creating its next number, and of all writers
+# that try, one succeeds. S3 has them in every bucket; `bookwheel doctor --store` tests them.
 #
 # Versioning is on, though no file of the store ever changes: a blob is named by its content, a ref is a log that only grows.
-# What it buys is a way back from deletion, by a mistaken `gc --yes` or a stolen key, for `undelete_days`. A delete marker
-# does not stand in the way of a conditional write.
+# It makes it possible to undo deletions, by a mistaken `gc --yes` or a stolen key, for `undelete_days`. A delete marker
+# does not prevent a conditional write.
 
 resource "aws_s3_bucket" "library" {
   bucket = var.bucket
@@ -25,10 +25,10 @@ resource "aws_s3_bucket_versioning" "library" {
 
 resource "aws_s3_bucket_lifecycle_configuration" "library" {
   bucket = aws_s3_bucket.library.id
-  # rules about old versions want versioning first
+  # rules about old versions require versioning
   depends_on = [aws_s3_bucket_versioning.library]
 
-  # A run that died leaves parts of an upload, which no listing shows and every bill does.
+  # A run that died leaves parts of an upload, which are not listed but have to be paid for.
   rule {
     id     = "abort-incomplete-uploads"
     status = "Enabled"
@@ -40,7 +40,7 @@ resource "aws_s3_bucket_lifecycle_configuration" "library" {
     }
   }
 
-  # Nothing current is ever expired by age: what a snapshot needs is for `bookwheel gc` to know.
+  # Current versions never expire by age: `bookwheel gc` decides which files are needed.
   rule {
     id     = "expire-deleted"
     status = "Enabled"
@@ -108,7 +108,7 @@ data "aws_iam_policy_document" "bucket" {
     }
   }
 
-  # Whoever forgets the condition, an old client or a hand with a console, is refused instead of rewriting history.
+  # A write without the condition, by an old client or from the console, is refused, so that history cannot be rewritten.
   statement {
     sid       = "RefsOnlyGrow"
     effect    = "Deny"

@@ -4,7 +4,7 @@ output "store" {
 }
 
 output "reader_policy_arn" {
-  description = "For whoever pulls and serves."
+  description = "For clients that pull and serve."
   value       = aws_iam_policy.reader.arn
 }
 

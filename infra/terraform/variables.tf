@@ -1,10 +1,10 @@
 variable "region" {
-  description = "Where the bucket lies: where the workers are, or each read crosses a border and is paid for."
+  description = "Region of the bucket: that of the workers, since reads from another region have to be paid for."
   type        = string
 }
 
 variable "bucket" {
-  description = "Name of the bucket, unique in the world."
+  description = "Name of the bucket, globally unique."
   type        = string
 }
 
@@ -20,7 +20,7 @@ variable "prefix" {
 }
 
 variable "undelete_days" {
-  description = "Days for which what was deleted or overwritten can be brought back. They are paid for."
+  description = "Days for which deleted or overwritten files can be restored. Their storage has to be paid for."
   type        = number
   default     = 30
 

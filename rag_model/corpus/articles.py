@@ -1,8 +1,8 @@
-"""Which pages are articles: what DPR kept of Wikipedia.
+"""Decide which pages are articles: those that DPR kept of Wikipedia.
 
-DPR (Karpukhin et al. 2020, section 4.1) took DrQA's preparation: WikiExtractor leaves out redirects, other
-namespaces and what holds a disambiguation template; `prep_wikipedia.py` drops titles with "(disambiguation)"
-and those that start with "List of", "Index of" or "Outline of". Here these rules stand for each language.
+DPR (Karpukhin et al. 2020, section 4.1) used DrQA's preparation: WikiExtractor leaves out redirects, other
+namespaces and pages with a disambiguation template; `prep_wikipedia.py` drops titles with "(disambiguation)"
+and those that start with "List of", "Index of" or "Outline of". Here these rules apply to each language.
 """
 
 import re
@@ -18,9 +18,9 @@ DropReason = Literal["namespace", "redirect", "not_wikitext", "empty", "disambig
 
 
 def article_or_drop(page: Page, siteinfo: Siteinfo) -> Page | DropReason:
-    """Return the page if it is an article, else why it is none: the first that holds of `DropReason`.
+    """Return the page if it is an article, otherwise the first `DropReason` that applies.
 
-    Looks at the title, the start of the text and the names of templates; nothing is parsed.
+    Uses the title, the start of the text and the names of templates; nothing is parsed.
     """
     words = _words(siteinfo.language)
     return next((reason for reason, holds in _REASONS.items() if holds(page, words)), page)

@@ -1,4 +1,4 @@
-"""Records go to parts by the hash of their id: one pass over the source, one file a part."""
+"""Distribute records to parts by the hash of their id: one pass over the source, one file per part."""
 
 import gzip
 import json
@@ -16,7 +16,7 @@ from rag_model.corpus.records import Part, Slice, SourceKind
 from rag_model.corpus.rows import Record
 from rag_model.corpus.staging import RATIO, Stage, put, writing
 
-HELD = 16 << 20  # bytes of records held in memory before they go to the disk
+HELD = 16 << 20  # bytes of records in memory before they are written to the disk
 
 
 def bucket_parts(
@@ -31,9 +31,9 @@ def bucket_parts(
 ) -> tuple[Part, ...]:
     """Return parts that divide the places, each with the records of its places in the order given.
 
-    They divide them evenly, and their number follows from the weight of all records if those fit in memory, else
-    from `size`, the bytes of the source; `target` is the weight of one part, if asked for. With `fences` they are
-    those of before, until they have come to twice that weight. There are none without records.
+    The parts are of equal range. Their number is set by the weight of all records if those fit in memory, otherwise
+    by `size`, the bytes of the source; `target`, if given, is the weight of one part. With `fences` the earlier parts
+    are kept, until they have reached twice that weight. Without records there are no parts.
     """
     lines = map(_encoded, records)
     batch = _batch(lines)
@@ -48,7 +48,7 @@ def bucket_parts(
             _append(more, starts, folder)
     ranges = pairwise([*starts, PLACES])
     parts = tuple(_part(kind, i, first, end - 1, folder, stage) for i, (first, end) in enumerate(ranges))
-    with suppress(OSError):  # not empty: the stage left its files where they are
+    with suppress(OSError):  # not empty if `stage` leaves the files in place
         folder.rmdir()
     return parts
 

@@ -1,12 +1,11 @@
-"""Chunk a part: its pages become articles, its articles passages, in one Parquet file.
+"""Chunk a part: turn its pages into articles, and its articles into passages in one Parquet file.
 
-Nothing vanishes silently: every page that does not end up in passages is counted under its reason. A page
-the cleaner cannot read is set aside with its reason and the part goes on; only where that happens to more
-pages than the recipe allows is the dump taken to be broken and the part fails. One page and one row group
-are held in memory at a time.
+Every page without passages is counted under its reason. A page that the cleaner cannot parse is quarantined with its
+reason, and the part continues; only if more pages are quarantined than the recipe allows, the dump is assumed to be
+broken and the part fails. One page and one row group are in memory at a time.
 
-An article that an earlier build cut the same way is not parsed again (`lineage`): its passages are taken over, and
-the file comes out byte for byte as if it had been.
+An article that an earlier build chunked the same way is not parsed again (`lineage`): its passages are inherited, and
+the bytes of the file are the same as if it had been parsed.
 """
 
 from collections import Counter
@@ -27,23 +26,23 @@ from rag_model.corpus.records import Article, Page, Part, Passage, Siteinfo
 from rag_model.corpus.wikitext import Unparsable, clean
 from rag_model.errors import InputError, UsageError
 
-VERSION = 2  # raise it when the same page would give other passages: no article is then taken over
+VERSION = 2  # raise it when the same page would give other passages: then no article is inherited
 MAX_LISTED = 100  # quarantined pages that are named; the others are only counted
-BUCKET = 10  # words; width of the bars of the length histogram
+BUCKET = 10  # words; width of the bins of the length histogram
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkRecipe:
-    """All that decides which passages an article becomes, and when a part has lost too many to go on."""
+    """The settings that decide the passages of an article, and when too many quarantined pages fail a part."""
 
     chunker: str = "sections"
     words: int | None = None  # short for the setting of that name; None: the chunker's own default
-    settings: Mapping[str, Any] = field(default_factory=dict)  # of the chunker; what they leave out keeps its default
-    quarantine_share: float = 0.01  # of a part's articles that may be unparsable …
-    quarantine_floor: int = 20  # … but as many as this in any part, however small
+    settings: Mapping[str, Any] = field(default_factory=dict)  # of the chunker; omitted ones keep defaults
+    quarantine_share: float = 0.01  # share of a part's articles that may be unparsable
+    quarantine_floor: int = 20  # this number may be unparsable in any part, even if it is more than the share
 
     def __post_init__(self) -> None:
-        self.built()  # refuses a chunker or a setting that there is not, before any work
+        self.built()  # refuses an unknown chunker or setting before any work
         if not 0 <= self.quarantine_share <= 1:
             raise UsageError(f"quarantine_share is a share from 0 to 1, not {self.quarantine_share}")
 
@@ -60,7 +59,7 @@ class ChunkRecipe:
         return build_chunker(self.chunker, {**words, **self.settings, **paths})
 
     def content(self) -> dict[str, Any]:
-        """Return the recipe as JSON values: every setting, those left out too, and digests in place of files.
+        """Return the recipe as JSON values: every setting, with its default if omitted, and digests in place of files.
 
         Raises:
             InputError: a file that a setting names is missing.
@@ -79,7 +78,7 @@ class ChunkRecipe:
 
 @dataclass(frozen=True, slots=True)
 class Quarantined:
-    """A page that the cleaner could not read."""
+    """A page that the cleaner could not parse."""
 
     page_id: str
     title: str
@@ -88,7 +87,7 @@ class Quarantined:
 
 @dataclass(frozen=True, slots=True)
 class ChunkFacts:
-    """What became of a part; JSON values throughout."""
+    """The result of chunking a part, as JSON values."""
 
     rows: int  # passages
     digest: str = ""  # of the rows' values, whatever their encoding; empty where no recipe cut them
@@ -98,7 +97,7 @@ class ChunkFacts:
     newest_revision: str = ""  # latest timestamp among the articles, ISO 8601; empty without revisions
     words: int = 0
     lengths: Mapping[str, int] = field(default_factory=dict)  # passages by their words, in steps of `BUCKET`
-    inherited: int = 0  # of `articles`, those that were taken over unparsed: how the part was made, not what it is
+    inherited: int = 0  # number of `articles` that were inherited; it does not depend on the part's content
 
 
 def chunk_part(
@@ -111,11 +110,11 @@ def chunk_part(
     suppressed: Collection[str] = (),
     files: Mapping[str, Path] | None = None,
 ) -> ChunkFacts:
-    """Write the passages of one part to the Parquet file `out`, and return what became of it.
+    """Write the passages of one part to the Parquet file `out`, and return the counts.
 
-    `log` is where to write what became of each article of a wiki, for a later build to inherit; `earlier` is what
-    this one does. Pages that are `suppressed`, by their ids, leave nothing but a count. `files` are the paths of
-    settings that the recipe names by their digest.
+    `log` is the path for the article log of a wiki, which a later build inherits from; `earlier` is what this build
+    inherits from. Pages whose ids are `suppressed` are only counted. `files` are the paths of settings that the recipe
+    names by their digest.
 
     Raises:
         InputError: the source cannot be read, or more of its pages are unparsable than the recipe allows.
@@ -145,7 +144,7 @@ def chunk_part(
 
 @dataclass(slots=True)
 class _Tally:
-    """What is counted on the way, and what is left out."""
+    """Counts of pages, articles and passages, and the pages that are left out."""
 
     suppressed: Collection[str] = ()
     articles: int = 0
@@ -157,7 +156,7 @@ class _Tally:
     inherited: int = 0
 
     def counted(self, passages: Sequence[Passage]) -> Sequence[Passage]:
-        """Count one article of these passages, and return them."""
+        """Count one article with these passages, and return them."""
         if passages:
             self.articles += 1
         else:
@@ -165,7 +164,7 @@ class _Tally:
         return passages
 
     def keeps(self, page_id: str) -> bool:
-        """Whether a page may leave passages; count it if not."""
+        """Whether a page may have passages; count it if not."""
         if page_id in self.suppressed:
             self.dropped["taken_down"] += 1
             return False
@@ -182,7 +181,7 @@ class _Tally:
         if unparsable > allowed:
             first = self.quarantined[0]
             raise InputError(
-                f"{unparsable} pages of {part.name} cannot be parsed and {allowed:.0f} may be, "
+                f"{unparsable} pages of {part.name} cannot be parsed and the recipe allows {allowed:.0f}, "
                 f"the first is {first.title!r} ({first.reason}): "
                 "check the dump, or raise quarantine_share in the recipe"
             )
@@ -190,7 +189,7 @@ class _Tally:
 
 @dataclass(frozen=True, slots=True)
 class _Cutting:
-    """How articles are cut."""
+    """The function and the settings that chunk articles."""
 
     recipe: ChunkRecipe
     siteinfo: Siteinfo
@@ -204,7 +203,7 @@ class _Cutting:
 
 
 def _passages(part: Part, cutting: _Cutting, tally: _Tally, log: ArticleLog, earlier: Inheritance) -> Iterator[Passage]:
-    """Yield the passages of a part of any kind; ready ones are taken as they are."""
+    """Yield the passages of a part of any kind; ready-made ones are not changed."""
     if part.kind == "passages":
         yield from (passage for passage in read_ready_passages(part) if tally.keeps(passage.page_id))
         return
@@ -236,16 +235,16 @@ def _articles(part: Part, siteinfo: Siteinfo, tally: _Tally) -> Iterator[Page]:
         elif tally.keeps(str(page.page_id)):
             yield page
         else:
-            tally.newest_revision = max(tally.newest_revision, page.timestamp)  # the dump is as new as it is
+            tally.newest_revision = max(tally.newest_revision, page.timestamp)  # the newest timestamp dates the dump
 
 
 def _outcome(page: Page, siteinfo: Siteinfo, cut: Cut) -> ArticleOutcome:
-    """Return a page's passages, or why it has to be quarantined."""
+    """Return a page's passages, or the reason to quarantine it."""
     try:
         sections = clean(page.text, siteinfo, page.title)
     except Unparsable as bound:
         return ArticleOutcome((), bound.reason)
     except (ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as bug:
-        # A bug of the cleaner that one page in millions meets must not cost the others of its part.
+        # A bug in the cleaner that affects one page in millions must not fail the other pages of its part.
         return ArticleOutcome((), f"the cleaner failed: {type(bug).__name__}: {bug}")
     return ArticleOutcome(list(cut(Article(str(page.page_id), page.rev_id, page.title, sections))))

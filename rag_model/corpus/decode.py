@@ -1,7 +1,7 @@
 """Decompression in bounded memory, one stream after another.
 
-The standard library's `BZ2File` takes whatever follows a first stream and is not a stream for padding, and
-stops in silence: on a multistream dump that loses articles. Here every byte has to decode.
+The standard library's `BZ2File` treats bytes after a first stream that are not a stream as padding, and stops
+without an error: on a multistream dump that loses articles. Here every byte must be decoded.
 """
 
 import bz2
@@ -13,9 +13,9 @@ from rag_model.corpus.records import Codec, Slice
 from rag_model.corpus.source import basename, read_bytes
 from rag_model.errors import InputError
 
-PIECE = 1 << 20  # decoded bytes produced at a time, however well they were compressed
+PIECE = 1 << 20  # decoded bytes produced at a time, at any ratio of compression
 _ADVICE = "download it again, and its index with it if it has one"
-MAX_LINE = 64 << 20  # bytes of one line, of those formats that have lines
+MAX_LINE = 64 << 20  # bytes of one line, in formats that have lines
 
 
 class _Decoder(Protocol):
@@ -29,7 +29,7 @@ def decode(chunks: Iterable[bytes], codec: Codec, where: str) -> Iterator[bytes]
     """Yield the decoded bytes of one or more concatenated streams, at most a megabyte at a time.
 
     Raises:
-        InputError: a stream is corrupt, or the bytes end inside one; `where` names them in the sentence.
+        InputError: a stream is corrupt, or the bytes end inside one; `where` names them in the message.
     """
     if codec == "none":
         return iter(chunks)
@@ -42,7 +42,7 @@ def read_slice(piece: Slice) -> Iterator[bytes]:
 
 
 def where(piece: Slice) -> str:
-    """Name a slice in a sentence: its file and its bytes."""
+    """Return the name of a slice for messages: its file and its bytes."""
     return f"{basename(piece.url)} (bytes {piece.offset} to {piece.offset + piece.length})"
 
 
@@ -56,7 +56,7 @@ def read_lines(url: str) -> Iterator[bytes]:
 
 
 def split_lines(chunks: Iterable[bytes], where: str) -> Iterator[bytes]:
-    """Yield the lines of decoded bytes without their ends; the last needs none."""
+    """Yield the lines of decoded bytes without their ends; the last may lack one."""
     rest: list[bytes] = []
     for chunk in chunks:
         first, *others = chunk.split(b"\n")
@@ -72,7 +72,7 @@ def split_lines(chunks: Iterable[bytes], where: str) -> Iterator[bytes]:
 
 
 def codec_of(url: str) -> Codec:
-    """Return what a file's name says it is compressed with."""
+    """Return the compression of a file by its name."""
     return _ENDINGS.get(url.rpartition(".")[2].lower(), "none")
 
 

@@ -1,7 +1,7 @@
-"""Corpora that are no wiki: documents (JSONL, Parquet), and ready passages (DPR's `psgs_w100.tsv`).
+"""Corpora other than wikis: documents (JSONL, Parquet), and ready-made passages (DPR's `psgs_w100.tsv`).
 
-A record goes to the part that holds its *place*, a 32-bit hash of its id, as a page goes to the part that
-holds its page id. The plan reads the source once and writes each part's records to a file of its own.
+A record belongs to the part whose range contains its *place*, a 32-bit hash of its id, just as a page belongs to the
+part whose range contains its page id. The plan reads the source once and writes each part's records to a file.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ def read_documents(part: Part) -> Iterator[Article]:
     """Yield the documents of a part as articles, in the order of the source.
 
     Raises:
-        InputError: two documents have one id, or a staged file is gone or corrupt.
+        InputError: two documents have the same id, or a staged file is missing or corrupt.
     """
     for document_id, title, sections in _records(part):
         yield Article(document_id, 0, title, tuple(Section(heading, text) for heading, text in sections))
@@ -34,7 +34,7 @@ def read_documents(part: Part) -> Iterator[Article]:
 def read_ready_passages(part: Part) -> Iterator[Passage]:
     """Yield the passages of a part in the order of the source.
 
-    The source says nothing of pages: a passage's title stands for its page, its section is empty.
+    The source has no pages: a passage's title is used as its page id, and its section is empty.
 
     Raises:
         InputError: as `read_documents`.

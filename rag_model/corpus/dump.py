@@ -11,13 +11,13 @@ _ADVICE = "download the dump and its index again, both of one date"
 
 
 def read_pages(part: Part) -> Iterator[Page]:
-    """Yield the pages whose ids lie in the part's range, in the dump's order, each id once.
+    """Yield the pages whose ids are in the part's range, in the dump's order, each id once.
 
-    Where the plan found ids in order, they stream by. Else the part is read twice, first for its ids alone;
-    of pages with one id the highest `rev_id` wins, and of equal ones the first.
+    If the plan found the ids in order, the pages are streamed. Otherwise the part is read twice, first only for its
+    ids; of several pages with one id the one with the highest `rev_id` is taken, and of equal ones the first.
 
     Raises:
-        InputError: a slice is unreadable, corrupt, hostile, or does not hold the pages that the plan says.
+        InputError: a slice is unreadable, corrupt or hostile, or does not contain the pages that the plan lists.
     """
     return _in_order(part) if part.ordered else _winners(part)
 

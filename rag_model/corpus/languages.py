@@ -1,8 +1,8 @@
-"""What a dump's siteinfo does not say of its language: how disambiguation, list and redirect pages look.
+"""The words of a language that are not in a dump's siteinfo: those of disambiguation, list and redirect pages.
 
-The names are those of the large Wikipedias' own templates and titles. What English says holds everywhere
-beside a language's own words, because small wikis borrow its templates; a language that is not here has
-English alone. Hatnotes ("{{disambiguation needed}}", Russian "{{значения}}") stand on articles: never here.
+The names are from the large Wikipedias' templates and titles. The English names are used besides each language's
+own, because small wikis borrow English templates; a language that is not in the table has only the English names.
+Hatnotes ("{{disambiguation needed}}", Russian "{{значения}}") are on articles: keep them out of this table.
 """
 
 from dataclasses import dataclass, fields
@@ -275,7 +275,7 @@ LANGUAGES: dict[str, Language] = {
 
 
 def language_of(code: str) -> Language:
-    """Return the words of a language (`de`, `pt-BR`, …) and English ones; unknown ones have these alone."""
+    """Return the words of a language (`de`, `pt-BR`, …) and the English ones; only the latter for an unknown one."""
     own = LANGUAGES.get(code.lower().partition("-")[0], Language())
     names = [field.name for field in fields(Language)]
     return Language(**{name: getattr(own, name) + getattr(ENGLISH, name) for name in names})

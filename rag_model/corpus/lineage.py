@@ -1,9 +1,9 @@
-"""What became of each article of a part, so that the next dump's build need not parse it again.
+"""Record the outcome of each article of a part, so that the next dump's build need not parse it again.
 
-An article is named by a key of all that decides its passages: its revision, title and wikitext, and the recipe,
-siteinfo and code that cut it. Text is hashed rather than trusted to keep under one `rev_id`, because dumps are edited
-by hand and revisions get suppressed; hashing costs a hundredth of parsing. So no one has to say what invalidates what:
-another recipe gives other keys, and another folder, store or number of workers the same.
+An article is found by a key of all that decides its passages: its revision, title and wikitext, and the recipe,
+siteinfo and code of the chunker. The text is part of the key, because it can change under one `rev_id`: dumps are
+edited by hand and revisions are suppressed. Hashing costs a hundredth of parsing. So no invalidation is necessary:
+another recipe gives other keys; another folder, store or number of workers gives the same keys.
 """
 
 import hashlib
@@ -23,27 +23,27 @@ from rag_model.digest import digest_json
 from rag_model.errors import InputError
 from rag_model.landing import landing
 
-_KEY = 16  # bytes of SHA-256: articles of one page id meet, never all of them
+_KEY = 16  # bytes of SHA-256: a key is only compared within one page id
 _FIELDS = [("page_id", pa.int64()), ("key", pa.binary(_KEY)), ("passages", pa.int32()), ("reason", pa.string())]
-_ELSEWHERE = {"chunker", "words", "quarantine_share", "quarantine_floor"}  # have a place of their own, or none
+_ELSEWHERE = {"chunker", "words", "quarantine_share", "quarantine_floor"}  # are in the key elsewhere, or must not be
 ARTICLE_SCHEMA = pa.schema([pa.field(name, kind, nullable=False) for name, kind in _FIELDS])
 
 
 @dataclass(frozen=True, slots=True)
 class ArticleOutcome:
-    """What an article became: its passages, none if it has no text, or the reason why it could not be read."""
+    """The outcome of an article: its passages (none if it has no text), or the reason why it could not be parsed."""
 
     passages: Sequence[Passage]
     reason: str = ""
 
 
 def cutting_basis(siteinfo: Siteinfo, cut_by: Mapping[str, Any], version: int) -> bytes:
-    """Return what all articles of a part are cut by, as bytes to begin a key with.
+    """Return the settings that all articles of a part are chunked by, as the first bytes of every key.
 
-    `cut_by` is the identity of a chunk recipe. When a part as a whole is given up decides no passage and is left out.
+    `cut_by` is the identity of a chunk recipe. Its quarantine bounds decide no passage and are left out.
     """
     rest = {name: value for name, value in cut_by.items() if name not in _ELSEWHERE}
-    others = [rest] if rest else []  # nothing where there is nothing else: logs of before still serve
+    others = [rest] if rest else []  # empty adds nothing, so that keys of earlier logs are still valid
     return digest_json([asdict(siteinfo), cut_by["chunker"], cut_by.get("words"), version, *others]).encode()
 
 
@@ -57,7 +57,7 @@ def article_key(basis: bytes, page: Page) -> bytes:
 
 
 class ArticleLog:
-    """Writes down what became of the articles of a part, in their order: some 30 bytes for each."""
+    """Write the outcomes of the articles of a part, in their order: about 30 bytes each."""
 
     def __init__(self) -> None:
         self._rows: list[tuple[int, bytes, int, str]] = []
@@ -74,7 +74,7 @@ class ArticleLog:
 
 
 def redact_log(articles: Path, pages: Collection[str], out: Path) -> None:
-    """Write an article log without some pages, as if they had never been noted.
+    """Write a copy of an article log without some pages.
 
     Raises:
         InputError: the log is damaged.
@@ -94,13 +94,13 @@ class _Place:
 
 
 class Inheritance:
-    """The articles of earlier parts, to be taken over where their key is the same."""
+    """The outcomes of earlier parts' articles, which are inherited by articles with the same key."""
 
     def __init__(self, parts: Sequence[tuple[Path, Path]] = ()) -> None:
-        """Open the passages and the article log of each part; a pair that does not fit together is left out.
+        """Open the passages and the article log of each part; a pair that does not match is left out.
 
         Raises:
-            InputError: a file is no Parquet, or lacks a column.
+            InputError: a file is not Parquet, or lacks a column.
         """
         self._files: list[PassageFile] = []
         self._places: dict[int, _Place] = {}
@@ -109,7 +109,7 @@ class Inheritance:
             self._index(PassageFile(passages), _read(articles))
 
     def get(self, page: Page, key: bytes) -> ArticleOutcome | None:
-        """Return what an article became, or None if it was another or none."""
+        """Return the earlier outcome of an article, or None if there is none with this key."""
         place = self._places.get(page.page_id)
         if place is None or place.key != key:
             return None
@@ -120,7 +120,7 @@ class Inheritance:
     def _index(self, file: PassageFile, log: pa.Table) -> None:
         self._files.append(file)
         counts = log["passages"].to_numpy()
-        if counts.sum() != file.n_rows:  # a page was taken out of the passages since
+        if counts.sum() != file.n_rows:  # a page was removed from the passages since
             return
         starts = (np.cumsum(counts) - counts).tolist()
         pages, keys, reasons = (log[name].to_pylist() for name in ("page_id", "key", "reason"))
@@ -135,7 +135,7 @@ class Inheritance:
         return rows
 
     def _block(self, file: PassageFile, first: int) -> list[Passage]:
-        """Return the passages of a row group; the last one is kept, since articles come in the order of their rows."""
+        """Return the passages of a row group; the last group is cached, since articles come in row order."""
         if self._held is None or self._held[:2] != (file, first):
             rows = range(first, min(first + ROW_GROUP, file.n_rows))
             self._held = (file, first, file.rows(rows))

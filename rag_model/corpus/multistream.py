@@ -1,6 +1,6 @@
-"""A multistream dump: bz2 streams of about 100 pages, end to end, and an index that says where each begins.
+"""A multistream dump: consecutive bz2 streams of about 100 pages, and an index with the offset of each.
 
-The index has a line `offset:page id:title` for every page. Only streams are kept of it: tens of megabytes
+The index has a line `offset:page id:title` for every page. Only the streams are kept in memory: tens of megabytes
 for the whole of English Wikipedia.
 """
 
@@ -28,7 +28,7 @@ def is_index(url: str) -> bool:
 
 
 def index_of(url: str) -> str | None:
-    """Return the URL of the offset index that lies beside a dump, or None.
+    """Return the URL of the offset index in the folder of a dump, or None.
 
     `x-multistream.xml.bz2` has `x-multistream-index.txt.bz2`; `x-multistream1.xml-p1p41242.bz2` has
     `x-multistream-index1.txt-p1p41242.bz2`.
@@ -46,7 +46,7 @@ def read_streams(url: str, index: str) -> Iterator[Piece]:
     """Yield the streams of a dump in the order of the file; reads the index and two streams to compare.
 
     Raises:
-        InputError: the index is malformed, incomplete, or that of another dump.
+        InputError: the index is malformed, incomplete, or belongs to another dump.
     """
     streams = ((offset, [page_id for _, page_id in group]) for offset, group in groupby(_entries(index), _first))
     size = size_of(url)
@@ -88,7 +88,7 @@ def _entries(index: str) -> Iterator[tuple[int, int]]:
 
 
 def _check_header(piece: Piece, index: str) -> None:
-    """The bytes before the first stream must hold the siteinfo and no page, or the index lacks pages."""
+    """Check that the bytes before the first stream have the siteinfo and no page; otherwise the index lacks pages."""
     where = basename(piece.slice.url)
     header = decode(read_bytes(piece.slice.url, 0, piece.slice.offset), "bz2", where)
     if next(parse_pages(chain(header, [b"</mediawiki>"]), where), None) is not None:
@@ -96,7 +96,7 @@ def _check_header(piece: Piece, index: str) -> None:
 
 
 def _check_stream(piece: Piece, index: str) -> None:
-    """A stream must begin where the index says, and hold the pages it names."""
+    """Check that a stream begins at the offset in the index, and contains the pages that it names."""
     at = piece.slice
     head = b"".join(read_bytes(at.url, at.offset, min(10, at.length)))
     if not _STREAM_MAGIC.match(head):

@@ -1,9 +1,9 @@
-"""MediaWiki's export XML (schemas 0.3 to 0.11) becomes pages, as its bytes come in.
+"""Parse MediaWiki's export XML (schemas 0.3 to 0.11) into pages, as its bytes arrive.
 
-The parser is expat, of the standard library: it was the faster of two (362 MB/s, lxml 297, on the real
-extract), keeps no tree, and sets no limit on a text node, where libxml2 wants its protections off beyond
-10 MB. What an export never holds is refused at once: a document type (and with it every entity), deep
-nesting, endless tokens.
+The parser is expat, from the standard library: it was the faster of two (362 MB/s, lxml 297, on the real
+extract), keeps no tree, and has no limit on a text node, whereas libxml2 needs its protections disabled beyond
+10 MB. Constructs that an export never contains are refused at once: a document type (and with it every entity), deep
+nesting, very long tokens.
 """
 
 from codecs import BOM_UTF16_BE, BOM_UTF16_LE
@@ -14,7 +14,7 @@ from rag_model.corpus.languages import language_of
 from rag_model.corpus.records import Page, Siteinfo
 from rag_model.errors import InputError
 
-MAX_DEPTH = 16  # an export nests six deep
+MAX_DEPTH = 16  # nested elements; an export has six levels
 MAX_TEXT = 64 << 20  # characters in one element; MediaWiki's own limit for a page is 2 MiB
 MAX_TOKEN = 16 << 20  # bytes of one tag or comment
 
@@ -43,19 +43,19 @@ def parse_pages(chunks: Iterable[bytes], where: str) -> Iterator[Page]:
 
 
 class PageParser:
-    """Push bytes in, get pages out; `siteinfo` is set once its element has been read."""
+    """An incremental parser from bytes to pages; `siteinfo` is set once its element has been read."""
 
     def __init__(self, where: str) -> None:
         self.siteinfo: Siteinfo | None = None
         self._where = where
-        self._expat = expat.ParserCreate("UTF-8")  # as all exports are, whatever a declaration says
+        self._expat = expat.ParserCreate("UTF-8")  # all exports are UTF-8, even if their declaration says otherwise
         self._expat.buffer_text = True
         self._expat.buffer_size = 1 << 20
         self._expat.StartElementHandler = self._open
         self._expat.EndElementHandler = self._close
         self._expat.StartDoctypeDeclHandler = self._refuse_doctype
-        self._head: bytes | None = b""  # what came before it was clear whether it starts with <page>
-        self._shift = 0  # bytes of the root that a fragment was given
+        self._head: bytes | None = b""  # the first bytes, until it is clear whether they start with <page>
+        self._shift = 0  # bytes of the root element that was added to a fragment
         self._fed = 0
         self._paths: list[str] = []  # of the open elements, the root's being empty
         self._text: list[str] = []  # of the captured element that is open
@@ -69,7 +69,7 @@ class PageParser:
         self._done: list[tuple[int, Page]] = []
 
     def feed(self, data: bytes) -> list[tuple[int, Page]]:
-        """Return the pages that these bytes complete, each after the offset of its `<page` in all fed."""
+        """Return the pages that these bytes complete, each with the offset of its `<page` in all bytes fed so far."""
         if self._head is not None:
             self._head += data
             start = self._head.lstrip()
@@ -86,7 +86,7 @@ class PageParser:
         return done
 
     def close(self) -> None:
-        """Say that no more bytes will come.
+        """End the input.
 
         Raises:
             InputError: the export is empty or incomplete.
@@ -98,7 +98,7 @@ class PageParser:
         if self._paths:
             raise self._error("ends before its XML does", "it is truncated, download it again")
         self._parse(b"", last=True)
-        del self._expat  # it holds this object's methods and megabytes: don't leave the pair to the collector
+        del self._expat  # a reference cycle that holds megabytes: free it now, not when the collector runs
 
     def _parse(self, data: bytes, *, last: bool = False) -> None:
         try:
@@ -186,7 +186,7 @@ class PageParser:
         try:
             value = int(text)
         except ValueError as wrong:
-            raise self._error(f"has {text[:40]!r} where a number belongs", _ADVICE) from wrong
+            raise self._error(f"has {text[:40]!r} in place of a number", _ADVICE) from wrong
         if not _LEAST <= value <= _MOST:
             raise self._error(f"has the number {text[:40]}, which no wiki has", _ADVICE)
         return value
@@ -199,11 +199,11 @@ class PageParser:
 
 
 _ROOT = b"<mediawiki>"
-_LEAST, _MOST = -2, (1 << 63) - 1  # the Media namespace, and what a column of revisions holds
-_LONGEST_HEAD = 1 << 16  # bytes; blanks beyond are left to the parser
+_LEAST, _MOST = -2, (1 << 63) - 1  # the Media namespace, and the largest 64-bit integer of a column
+_LONGEST_HEAD = 1 << 16  # bytes of white space before the first element
 _ADVICE = "give a MediaWiki export as dumps.wikimedia.org has them"
 
-# Every wiki understands the English names beside its own.
+# Every wiki accepts the English names besides its own.
 _SUBJECTS = {
     0: "",
     2: "user",

@@ -1,9 +1,9 @@
 """Parts: ranges of page ids of about equal weight, and the slices that each has to read.
 
-Where a part begins is a function of the dump and of the snapshot before it, never of the machine: row order, and
-with it the snapshot id, hangs on it. A later build keeps the parent's ranges, so that an article stays in its part
-from dump to dump and a part without a changed article stays the same file. New pages fill up the last part, and
-then make new ones.
+The start of a part depends on the dump and on the parent snapshot, never on the machine, because row order, and
+with it the snapshot id, depends on it. A later build keeps the parent's ranges, so that an article stays in its part
+from dump to dump and a part without a changed article stays the same file. New pages fill the last part, and
+then new parts.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,13 +12,13 @@ from itertools import pairwise
 
 from rag_model.corpus.records import Part, Slice, SourceKind
 
-SMALLEST, LARGEST = 256 << 10, 32 << 20  # compressed bytes of a part, unless asked for otherwise
-PARTS = 16  # what a dump between those sizes is cut into
+SMALLEST, LARGEST = 256 << 10, 32 << 20  # compressed bytes of a part, unless set otherwise
+PARTS = 16  # the number of parts of a dump whose parts are between those sizes
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """The smallest thing that can be read on its own: one stream of a dump."""
+    """The smallest unit that can be read on its own: one stream of a dump."""
 
     slice: Slice
     weight: int  # compressed bytes, or an estimate of them that is the same on every machine
@@ -27,10 +27,10 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Fences:
-    """Where the parts of an earlier snapshot begin, and where its last one ended."""
+    """The first pages of the parts of an earlier snapshot, and the end of its last part."""
 
     kind: SourceKind
-    dbname: str  # a page id means nothing in another wiki
+    dbname: str  # page ids are per wiki
     starts: tuple[int, ...]  # first page of each part, ascending; the first is 0
     end: int  # the page after the last
 
@@ -41,9 +41,9 @@ def part_weight(total: int) -> int:
 
 
 def boundaries(pieces: Sequence[Piece], target: int | None = None, fences: Fences | None = None) -> list[int]:
-    """Return the first page id of each part; the first is 0. `pieces` come by their first page.
+    """Return the first page id of each part; the first is 0. `pieces` are sorted by first page.
 
-    With `fences` the parts of before stay as they are, but for the last one, which new pages fill up to `target`.
+    With `fences` the earlier parts are kept, except that new pages fill the last one up to `target`.
     """
     total = sum(piece.weight for piece in pieces)
     weight = target or part_weight(total)
@@ -72,10 +72,10 @@ def _appended(pieces: Sequence[Piece], weight: int, fences: Fences) -> list[int]
 
 
 def assemble(kind: SourceKind, pieces: Sequence[Piece], starts: Sequence[int], last: int) -> tuple[Part, ...]:
-    """Return the parts that begin at `starts` and tile the ids up to `last`, with the slices each overlaps.
+    """Return the parts that begin at `starts` and cover the ids up to `last`, each with the slices it overlaps.
 
-    `pieces` come by their first page; a start beyond `last` begins nothing. Streams that follow each other in a file
-    become one slice.
+    `pieces` are sorted by first page; a start beyond `last` makes no part. Streams that follow each other in a file
+    are joined to one slice.
     """
     starts = [start for start in starts if start <= last] or [0]
     ends = [start - 1 for start in starts[1:]] + [last]
@@ -93,7 +93,7 @@ def assemble(kind: SourceKind, pieces: Sequence[Piece], starts: Sequence[int], l
 
 
 def in_order(pieces: Sequence[Piece]) -> bool:
-    """Return whether page ids strictly increase through all pieces, so that none comes twice."""
+    """Return whether page ids strictly increase through all pieces, so that no id is repeated."""
     follows = (before.slice.last_page < after.slice.first_page for before, after in pairwise(pieces))
     return all(piece.ordered for piece in pieces) and all(follows)
 

@@ -1,7 +1,7 @@
 """Passage files: Parquet with row groups small enough that one passage is cheap to read.
 
-A file's *logical digest* is of its rows' values alone, so that another Parquet version or compression level,
-which changes the bytes, changes no key that is made of them. A file appears whole: one that exists is complete.
+A file's *logical digest* depends only on the values of its rows, so another Parquet version or compression level,
+which changes the bytes, changes no memo key. A file is renamed when it is complete: one that exists is complete.
 """
 
 import hashlib
@@ -40,13 +40,13 @@ PASSAGE_SCHEMA = pa.schema(
     ]
 )
 _NAMES = [field.name for field in fields(Passage)]
-_values = attrgetter(*_NAMES)  # a tenth of the time of `astuple`, which copies
+_values = attrgetter(*_NAMES)  # ten times as fast as `astuple`, which copies
 
 
 class PassageWriter:
-    """Write passages to a new Parquet file; at most one row group of them is held in memory.
+    """Write passages to a new Parquet file; at most one row group is in memory.
 
-    `rows` and `digest` hold at any time for what was written so far. Left through an error, no file appears.
+    `rows` and `digest` cover the passages written so far. If the block fails, no file appears.
     """
 
     def __init__(self, path: Path) -> None:
@@ -78,7 +78,7 @@ class PassageWriter:
 
     def __enter__(self) -> Self:
         temporary = self._landing.__enter__()
-        # A checksum a page: a reader by range sees damage without reading the whole file.
+        # One checksum per Parquet page: a reader by range detects damage without reading the whole file.
         self._file = pq.ParquetWriter(
             temporary, PASSAGE_SCHEMA, compression="zstd", store_schema=False, write_page_checksum=True
         )
@@ -128,7 +128,7 @@ class PassageFile:
             yield from (Passage(**row) for row in batch.to_pylist())
 
     def rows(self, rows: Sequence[int]) -> list[Passage]:
-        """Return the passages of these rows (0 <= row < n_rows), as asked; reads only their row groups.
+        """Return the passages of these rows (0 <= row < n_rows), in the order given; reads only their row groups.
 
         Raises:
             IndexError: a row lies outside the file.

@@ -1,6 +1,6 @@
-"""Plan: what a dump is, and the parts that it will be cut into. The only step that sees the whole source.
+"""Plan: the kind of a source, and its parts. This is the only step that sees the whole source.
 
-Of a multistream dump the plan reads the index alone; anything else is read once, front to back.
+Of a multistream dump the plan reads only the index; any other source is read once, from start to end.
 """
 
 import re
@@ -40,21 +40,21 @@ def plan_dump(
 ) -> Plan:
     """Return the parts of a corpus, in the order of their rows.
 
-    Equal files and fences give equal part boundaries on every machine. Memory grows with the number of streams (some
+    Equal files and fences give equal part boundaries on every machine. Memory grows with the number of streams (about
     300 bytes each), not with their size.
 
     Args:
         pattern: a path, URL or glob of MediaWiki exports (multistream `.bz2` with its index beside it;
             `.xml`, also compressed), of documents (`.jsonl`, `.parquet`), or of ready passages (`.tsv`).
-        workdir: a folder for files on their way to `stage`.
+        workdir: a folder for temporary files before `stage`.
         stage: called with each file that planning made for the workers; returns its URL.
-        limit: take no more than this many articles (or documents, or passages), the first of the source.
-        part_bytes: compressed bytes of a part; by default a sixteenth of all, between 256 KiB and 32 MiB.
-        fences: the parts of an earlier snapshot, which are kept if it was made of the same wiki or kind of rows.
+        limit: take at most this many articles (or documents, or passages), from the start of the source.
+        part_bytes: compressed bytes of a part; by default a sixteenth of the total, between 256 KiB and 32 MiB.
+        fences: the parts of an earlier snapshot, which are kept if it was made from the same wiki or kind of rows.
 
     Raises:
-        InputError: a file is missing, broken or not what its name says, or there is nothing in it.
-        UsageError: the files are of no known kind or of several.
+        InputError: a file is missing, broken, empty, or not of the kind that its name says.
+        UsageError: the files are of an unknown kind or of several kinds.
     """
     for name, least in (("limit", limit), ("part_bytes", part_bytes)):
         if least is not None and least < 1:
@@ -71,7 +71,7 @@ def plan_dump(
         return _plan_wiki(urls, workdir, stage, limit, part_bytes, fences)
     records: Iterator[Record] = chain.from_iterable(READERS[kind](url) for url in urls)
     if limit is not None:
-        records = islice(records, min(limit, sys.maxsize))  # it knows no larger number
+        records = islice(records, min(limit, sys.maxsize))  # islice's largest number
     rows: SourceKind = "passages" if kind == "tsv" else "documents"
     size = sum(map(size_of, urls))
     kept = fences if fences and fences.kind == rows else None
@@ -84,8 +84,8 @@ def plan_dump(
 def source_digest(part: Part) -> str:
     """Return the identity of a part's input: its kind, its range, and the bytes of its slices in turn.
 
-    Of bz2 streams and plain XML those are the bytes as they lie in the dump; of files that planning staged
-    the decoded ones, because gzip's output differs by machine. Streams, in bounded memory.
+    For bz2 streams and plain XML they are the bytes of the dump; for files that planning staged they are
+    decompressed, because gzip's output differs by machine. The input is streamed, in bounded memory.
 
     Raises:
         InputError: a slice cannot be read.
@@ -146,7 +146,7 @@ def _common_siteinfo(urls: list[str]) -> Siteinfo:
 
 
 def _first_articles(pieces: Iterable[Piece], limit: int, siteinfo: Siteinfo) -> tuple[list[Piece], int | None]:
-    """Return the pieces that hold the first `limit` articles, and the last one's id if ids are in order."""
+    """Return the pieces with the first `limit` articles, and the last article's id if ids are in order."""
     taken: list[Piece] = []
     found = 0
     for piece in pieces:

@@ -1,7 +1,7 @@
 """The records of a corpus: page, article, passage, and the descriptors of the work on them.
 
-A descriptor says *where* work lies (a few hundred bytes of JSON); the records are the work itself and never
-leave the worker that reads them.
+A descriptor says *where* the data of one unit of work is (a few hundred bytes of JSON); the records are the data
+itself and never leave the worker that reads them.
 """
 
 from collections.abc import Mapping
@@ -50,7 +50,7 @@ class Article:
 class Passage:
     """The unit that is retrieved: about 100 words with their title."""
 
-    id: str  # page and place in the article: stable across snapshots, unlike the row
+    id: str  # page and position in the article: stable across snapshots, unlike the row
     page_id: str
     rev_id: int
     title: str
@@ -68,7 +68,7 @@ class Passage:
 
 @dataclass(frozen=True, slots=True)
 class Siteinfo:
-    """What a dump says of itself, and all that the cleaner needs to know of its language."""
+    """The metadata of a dump, with all that the cleaner needs to know about its language."""
 
     dbname: str  # enwiki
     language: str  # en
@@ -105,7 +105,7 @@ class Part:
     first_page: int
     last_page: int
     slices: tuple[Slice, ...]
-    ordered: bool = True  # ids strictly increase through the slices; else duplicates have to be looked for
+    ordered: bool = True  # ids strictly increase through the slices; otherwise there may be duplicates
 
     def to_json(self) -> dict[str, Any]:
         """Return the descriptor as JSON values."""
@@ -119,7 +119,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a dump will be cut into: parts in row order, and what the source says of itself."""
+    """The parts of a dump in row order, and the metadata of the source."""
 
     kind: SourceKind
     siteinfo: Siteinfo

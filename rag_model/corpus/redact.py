@@ -1,7 +1,7 @@
-"""Take pages out of parts: where a page may be, and what a part is without it.
+"""Remove pages from parts: find the parts that may contain a page, and write them without it.
 
-A part without some pages is byte for byte what cutting it without them gives (`rag_model.corpus.chunk`), so that a
-build that comes later finds the same files.
+A redacted part has the same bytes as one that is chunked without the pages (`rag_model.corpus.chunk`), so that a
+later build reuses its files.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -16,32 +16,32 @@ from rag_model.corpus.passages import PassageFile, PassageWriter
 
 
 def may_hold(kind: str, first_page: int, last_page: int, page: str) -> bool:
-    """Whether a part with these bounds (inclusive) of a corpus of that kind may hold a page, by its id."""
+    """Whether a part with these bounds (inclusive) of a corpus of that kind may contain a page, by its id."""
     if kind == "wiki":
         return page.isascii() and page.isdecimal() and first_page <= int(page) <= last_page
     if kind == "documents":
         return first_page <= place_of(page) <= last_page
-    return True  # of ready passages the title stands for the page, and says nothing of the part
+    return True  # ready-made passages have titles as page ids, which do not determine the part
 
 
 def pages_within(kind: str, first_page: int, last_page: int, pages: Iterable[str]) -> tuple[str, ...]:
-    """Return the pages that a part may hold, sorted."""
+    """Return the pages that a part may contain, sorted."""
     return tuple(sorted(page for page in pages if may_hold(kind, first_page, last_page, page)))
 
 
 @dataclass(frozen=True, slots=True)
 class PartFiles:
-    """The local files of a part: its passages and, where there are any, its vectors and its article log."""
+    """The local files of a part: its passages and, if there are any, its vectors and its article log."""
 
     passages: Path
-    vectors: Mapping[str, Path] = field(default_factory=dict)  # `.npy` by name, row for row with the passages
+    vectors: Mapping[str, Path] = field(default_factory=dict)  # `.npy` by name; row i belongs to passage i
     articles: Path | None = None
 
 
 def redact_part(part: PartFiles, pages: Collection[str], folder: Path) -> tuple[PartFiles, int]:
-    """Write a part's files without some pages into `folder`; return them, and how many rows are left.
+    """Write a part's files without some pages into `folder`; return them, and the number of rows left.
 
-    Vectors stay row for row with their passages. Holds one part's vectors.
+    Row i of the vectors still belongs to passage i. One part's vectors are in memory.
 
     Raises:
         InputError: a file is damaged.
@@ -61,7 +61,7 @@ def redact_part(part: PartFiles, pages: Collection[str], folder: Path) -> tuple[
 
 
 def _redact_passages(source: Path, pages: Collection[str], out: Path) -> list[int]:
-    """Write the passages of other pages, and return their rows."""
+    """Write the passages that are kept, and return their rows."""
     kept = []
     with PassageFile(source) as file, PassageWriter(out) as writer:
         for row, passage in enumerate(file.passages()):

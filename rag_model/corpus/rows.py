@@ -23,8 +23,8 @@ _BATCH = 256  # Parquet rows decoded at a time
 def read_jsonl(url: str) -> Iterator[Record]:
     """Yield a record for every line: an object with `id` or `_id`, `title`, and `text` or `sections`.
 
-    `sections` is a list of `{"heading": …, "text": …}` or of plain strings. Where none of these is, there may be
-    `contents`, as Pyserini and FlashRAG have it: the title, a line break, the text; of one line all is text.
+    `sections` is a list of `{"heading": …, "text": …}` or of plain strings. Instead of these there may be
+    `contents`, as in Pyserini and FlashRAG: the title, a line break, the text; a single line is text.
 
     Raises:
         InputError: a line is not such an object.
@@ -38,7 +38,7 @@ def read_parquet(url: str) -> Iterator[Record]:
     """Yield a record for every row; columns as the fields of `read_jsonl`.
 
     Raises:
-        InputError: the file is not Parquet, or a row is no document.
+        InputError: the file is not Parquet, or a row is not a document.
     """
     try:
         with fsspec.open(url, "rb").open() as source, pq.ParquetFile(source) as file:
@@ -56,11 +56,11 @@ def read_tsv(url: str) -> Iterator[Record]:
     A first row that names the columns may give them another order.
 
     Raises:
-        InputError: a row has not three columns, or is badly quoted.
+        InputError: a row does not have three columns, or is badly quoted.
     """
     name = basename(url)
     lines = (_text(line, name) + "\n" for line in read_lines(url))
-    first = next(lines, "").removeprefix("\ufeff")  # as spreadsheets begin a file: it would hide the header
+    first = next(lines, "").removeprefix("\ufeff")  # the byte order mark that spreadsheets write would hide the header
     rows = csv.reader(chain([first] if first else [], lines), delimiter="\t", strict=True)
     order = {"id": 0, "text": 1, "title": 2}
     try:
@@ -97,7 +97,7 @@ def _document(row: Mapping[str, Any], where: str) -> Record:
 
 
 def _listed(sections: Any) -> list[Any]:
-    if not isinstance(sections, list):  # a table's names would pass for sections
+    if not isinstance(sections, list):  # the keys of an object would be taken for sections
         raise TypeError(sections)
     return sections
 
@@ -108,7 +108,7 @@ def _section(section: Any) -> tuple[str, str]:
 
 
 def _printable(text: str) -> str:
-    """Replace lone surrogates, which JSON can carry and UTF-8 cannot."""
+    """Replace lone surrogates, which are possible in JSON but not in UTF-8."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 

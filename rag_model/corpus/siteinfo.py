@@ -1,4 +1,4 @@
-"""What a dump says of itself, read from its first kilobytes."""
+"""The metadata of a dump, read from its first kilobytes."""
 
 from rag_model.corpus.decode import codec_of, decode
 from rag_model.corpus.pages import PageParser
@@ -8,7 +8,7 @@ from rag_model.errors import InputError
 
 
 def read_siteinfo(url: str) -> Siteinfo:
-    """Return the siteinfo of an export; reads no further than its `<siteinfo>` element.
+    """Return the siteinfo of an export; reads only up to the end of its `<siteinfo>` element.
 
     Raises:
         InputError: the file is unreadable, empty, truncated before it, or not MediaWiki's.

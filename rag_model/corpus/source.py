@@ -1,6 +1,6 @@
-"""Where a corpus comes from: any fsspec URL, read as chunks of bytes.
+"""The source of a corpus: any fsspec URL, read as chunks of bytes.
 
-Local disks, HTTP, S3 and memory raise errors of their own; here, at the border, all become one sentence.
+Local disks, HTTP, S3 and memory raise different errors; this module turns each into one sentence.
 """
 
 import re
@@ -12,21 +12,21 @@ from fsspec.core import url_to_fs
 from rag_model.errors import InputError, UsageError
 
 _PASSWORD = re.compile(r"(?:[\w+.]+::)*(?P<scheme>[\w+.-]+)://[^/@\s:]*:[^/@\s]+@")
-# What signs an address, by the names that S3, Google, Azure and others have for it.
+# The URL parameters of signatures of S3, Google, Azure and others.
 _SIGNATURE = re.compile(
     r"(?:[\w+.]+::)*(?P<scheme>[\w+.-]+)://[^\s]*[?&](?P<name>X-Amz-(?:Signature|Security-Token)|X-Goog-Signature|"
     r"Signature|sig|(?:access_|auth_)?token|api_?key|password)=[^&\s]",
     re.IGNORECASE,
 )
-CHUNK = 1 << 18  # bytes handed on at a time
+CHUNK = 1 << 18  # bytes yielded at a time
 
 
 def expand(pattern: str) -> list[str]:
     """Return the full URLs of the files that a path, URL or glob names, in natural order (`2` before `10`).
 
     Raises:
-        InputError: nothing is there, or it cannot be reached.
-        UsageError: the pattern is empty, or holds a password or a signature.
+        InputError: no file matches, or the source cannot be reached.
+        UsageError: the pattern is empty, or contains a password or a signature.
     """
     if not pattern.strip():
         raise UsageError("the name of the dump is empty: give a path, a URL or a glob")
@@ -43,10 +43,10 @@ def expand(pattern: str) -> list[str]:
 
 
 def refuse_password(url: str) -> None:
-    """Check that a URL carries no password or signature, which logs, error sentences and manifests would repeat.
+    """Check that a URL contains no password or signature, which would be written to logs, errors and manifests.
 
     Raises:
-        UsageError: it does; the sentence does not repeat it.
+        UsageError: it does; the message does not repeat it.
     """
     if match := _PASSWORD.match(url):
         raise UsageError(
@@ -61,7 +61,7 @@ def refuse_password(url: str) -> None:
 
 
 def exists(url: str) -> bool:
-    """Return whether a file is there."""
+    """Return whether a file exists."""
     try:
         fs, path = url_to_fs(url)
         return bool(fs.isfile(path))

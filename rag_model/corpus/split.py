@@ -1,8 +1,8 @@
-"""A dump without offsets is read once, front to back, and becomes one with offsets.
+"""Split a dump without an offset index: read it once, from start to end, and write files with known offsets.
 
-Runs of pages are written as gzip members of some 256 KiB of XML, many to a file, and `stage` puts each file
-where workers can read it. Plain XML can be read from any place as it is: there the runs are byte ranges of
-the dump itself. No more than one file lies on the disk at a time, nor more than a run of pages in memory.
+Runs of pages are written as gzip members of about 256 KiB of XML, many to a file, and `stage` puts each file
+where workers can read it. Plain XML can be read at any offset: there the runs are byte ranges of the dump itself.
+At most one file is on the disk at a time, and at most one run of pages in memory.
 """
 
 import gzip
@@ -68,7 +68,7 @@ def _staged(runs: Iterator[_Run], workdir: Path, stage: Stage) -> Iterator[Piece
 
 
 def _runs(url: str) -> Iterator[_Run]:
-    """Cut the dump before a `<page>` once enough has come together; the last run keeps what follows."""
+    """Split the dump before a `<page>` when a run is large enough; the last run includes the end of the dump."""
     parser = PageParser(basename(url))
     held, base, page_ids = bytearray(), 0, list[int]()
     for chunk in decode(read_bytes(url), codec_of(url), basename(url)):

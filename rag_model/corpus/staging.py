@@ -10,11 +10,11 @@ from rag_model.errors import ResourceError
 
 Stage = Callable[[Path], str]  # puts a local file where workers can read it, and returns its URL
 
-RATIO = 4  # text bytes to a compressed byte, by which parts are weighed: zlib's own figure differs by machine
+RATIO = 4  # estimated text bytes per compressed byte, used as weight of parts: zlib's real ratio differs by machine
 
 
 def put(stage: Stage, path: Path) -> str:
-    """Stage a file, remove it here unless its URL is where it lies, and return the URL."""
+    """Stage a file and return its URL; delete the local file unless the URL is its own path."""
     url = stage(path)
     fs, place = url_to_fs(url)
     stays = "file" in fs.protocol and Path(place) == path.absolute()
@@ -25,7 +25,7 @@ def put(stage: Stage, path: Path) -> str:
 
 @contextmanager
 def writing(folder: Path) -> Iterator[None]:
-    """Turn what the disk under `folder` refuses into one sentence."""
+    """Raise a write error of the block as one sentence that names `folder`."""
     try:
         yield
     except OSError as refused:

@@ -1,8 +1,8 @@
-"""Dumps as Wikimedia publishes them: which is complete, and its files, fetched whole and checked.
+"""Dumps as Wikimedia publishes them: find a complete one, and fetch and verify its files.
 
 `https://dumps.wikimedia.org/enwiki/` lists runs by date. Each run has a `dumpstatus.json`: jobs with a status, and,
-once a job is done, its files with sizes and checksums. A run is published while it is still being written, file by
-file, so nothing but that status says that a dump is whole.
+once a job is done, its files with sizes and checksums. Files of a run are published while it is still being
+written, so only that status says that a dump is complete.
 """
 
 import hashlib
@@ -28,12 +28,12 @@ _RUN = re.compile(r'href="(?:[^"]*/)?(\d{8})/?"')
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}\.bz2")
 _AGENT = {"User-Agent": "bookwheel (https://pypi.org/project/bookwheel)"}  # Wikimedia refuses clients without a name
 _PATIENCE = 60.0  # seconds without a byte until a connection counts as dead
-_PAGE = 1 << 26  # bytes at most of a listing or a status page
+_PAGE = 1 << 26  # most bytes of a listing or a status page
 _BLOCK = 1 << 20
-_TRIES = 5  # connections in a row that bring nothing new
-_RUNS = 3  # unfinished runs looked at before giving up: a run takes days, and the one before it is whole
+_TRIES = 5  # connections in a row without new bytes before giving up
+_RUNS = 3  # unfinished runs examined before giving up: a run takes days, and the one before it is complete
 
-Tell = Callable[[int, int], object]  # bytes done, bytes in all
+Tell = Callable[[int, int], object]  # bytes done, bytes in total
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Published:
 
 
 def newest(wiki: str, after: str = "", job: str = JOB) -> Published | None:
-    """Return the newest complete dump that is newer than `after`, or None; nothing new costs one request.
+    """Return the newest complete dump that is newer than `after`, or None; if nothing is new it takes one request.
 
     Args:
         wiki: URL of a wiki's dumps, as `https://dumps.wikimedia.org/enwiki/`.
@@ -68,7 +68,7 @@ def newest(wiki: str, after: str = "", job: str = JOB) -> Published | None:
         job: the job of a run whose files are wanted.
 
     Raises:
-        InputError: the server cannot be reached, or what it says is no list of dumps or no status of one.
+        InputError: the server cannot be reached, or its response is not a list of dumps or a dump's status.
     """
     wiki = wiki.rstrip("/") + "/"
     dates = sorted(set(_RUN.findall(_page(wiki))), reverse=True)
@@ -81,12 +81,12 @@ def newest(wiki: str, after: str = "", job: str = JOB) -> Published | None:
 
 
 def fetch(published: Published, folder: Path, tell: Tell = lambda done, total: None) -> str:
-    """Fetch a dump's files into `folder`, going on where an earlier call stopped; return the glob of its streams.
+    """Fetch a dump's files into `folder`, continuing an earlier call; return the glob of its streams.
 
-    A file has its name only when it is whole, and the disk is asked first for all that is missing.
+    A file gets its name when it is complete. The free space is checked first for all missing bytes.
 
     Raises:
-        InputError: a file is not what its checksum says, or the server stops giving it.
+        InputError: a file does not match its checksum, or the server stops sending it.
         ResourceError: the disk is full.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -104,7 +104,7 @@ def fetch(published: Published, folder: Path, tell: Tell = lambda done, total: N
 
 
 def _published(url: str, date: str, job: str) -> Published | None:
-    """Read a run's status; None where the job is not done, or the run has none yet."""
+    """Read a run's status; None if the job is not done, or the run has no status yet."""
     try:
         jobs = json.loads(_page(url, missing="{}")).get("jobs", {})
         told = jobs.get(job, {})
@@ -113,15 +113,15 @@ def _published(url: str, date: str, job: str) -> Published | None:
         files = tuple(_file(url, name, facts) for name, facts in sorted(told["files"].items()))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as broken:
         raise InputError(
-            f"{url} is no status of a dump ({type(broken).__name__}: {broken}): try again later"
+            f"{url} is not the status of a dump ({type(broken).__name__}: {broken}): try again later"
         ) from broken
     if not files:
-        raise InputError(f"{url} says that {job} is done and names no file of it: try again later")
+        raise InputError(f"{url} says that {job} is done but lists no files of it: try again later")
     return Published(date, files)
 
 
 def _file(status: str, name: str, facts: Mapping[str, Any]) -> DumpFile:
-    """Check what a status page says of a file: it may not lead anywhere but to a file of the same server."""
+    """Check a status page's entry of a file: its URL must be on the same server."""
     url = urljoin(status, facts["url"])
     if not _NAME.fullmatch(name) or urlsplit(url)[:2] != urlsplit(status)[:2]:
         raise ValueError(f"a file {name!r} at {url!r}")
@@ -143,13 +143,13 @@ def _fetch(file: DumpFile, folder: Path, tell: Callable[[int], object]) -> None:
             time.sleep(min(2**tries, 30) / 10)
     if _digest(part, file.checksum[0]) != file.checksum[1] or _size(part) != file.size:
         part.unlink()
-        raise InputError(f"{file.url} is not what its {file.checksum[0]} says and was thrown away: run it again")
+        raise InputError(f"{file.url} does not match its {file.checksum[0]} and was deleted: run it again")
     sync(part)
     part.replace(folder / file.name)
 
 
 def _append(file: DumpFile, part: Path, tell: Callable[[int], object]) -> None:
-    """Read on from where a part ends; a server that ignores the range begins anew."""
+    """Append to a partial file from its end; if the server ignores the range, start again."""
     begun = _size(part)
     with _opened(file.url, {"Range": f"bytes={begun}-"} if begun else {}) as answer:
         resumed = begun and answer.status == 206
@@ -171,7 +171,7 @@ def _digest(path: Path, algorithm: str) -> str:
 
 
 def _page(url: str, missing: str | None = None) -> str:
-    """Return a page's text; `missing` where the server has none."""
+    """Return a page's text, or `missing` if the server has no such page."""
     try:
         with _opened(url, {}) as answer:
             return str(answer.read(_PAGE).decode("utf-8", "replace"))
@@ -186,7 +186,7 @@ def _page(url: str, missing: str | None = None) -> str:
 @contextmanager
 def _opened(url: str, headers: Mapping[str, str]) -> Iterator[Any]:
     if urlsplit(url).scheme not in {"http", "https"}:
-        raise InputError(f"{url} is no web address: give one such as https://dumps.wikimedia.org/enwiki/")
+        raise InputError(f"{url} is not a web address: give one such as https://dumps.wikimedia.org/enwiki/")
     try:
         answer = urlopen(Request(url, headers={**_AGENT, **headers}), timeout=_PATIENCE)
     except (OSError, HTTPException, ValueError) as failed:

@@ -1,6 +1,6 @@
-"""Wikitext to the text a reader sees, by section.
+"""Turn wikitext into the text that a reader sees, by section.
 
-**The parser is our own scanner, by measurement.** `tests/benchmarks/bench_chunking.py` reads the real
+**The parser is our own scanner, chosen by measurement.** `tests/benchmarks/bench_chunking.py` reads the real
 extract (96 articles, 5.7 MB) and 190 template cases; one core, MB of wikitext a second, marks of markup
 left in the text, cases with a hole:
 
@@ -11,16 +11,16 @@ left in the text, cases with a hole:
 | wikitextparser 3.0, `remove_markup` | 3.6 | 84 (of 32 pages) | 175 |
 | mwparserfromhell 0.7.2, `strip_code` | 2.1 | 444 (of 32 pages) | 176 |
 
-Both libraries build a tree to edit, and render a template only if asked to; mwparserfromhell needs 26 s for
+Both libraries build a tree for editing, and do not render templates by default; mwparserfromhell needs 26 s for
 8,000 unclosed `{{a|` and four times that for twice as many. Here each pass is a regular expression or a
 stack over the text, linear in its length: extension tags and comments (`extension`), tables (`tables`),
-sections (`headings`), then section by section templates and links (`scanner`, `templates`, `links`) and what
-is left (`prose`).
+sections (`headings`), then in each section templates and links (`scanner`, `templates`, `links`) and the
+remaining markup (`prose`).
 
-**What is kept, and what goes.** Words, numbers, quotations, lists (a line an item), pronunciations and
-short formulas stay: the reader sees them, and a sentence needs them. Tables, infoboxes, pictures with their
-captions, references, notices that point elsewhere ("Main article: …"), blocks of code, and sections that
-hold no prose (`headings.APPARATUS`) go, as DPR's did.
+**What is kept, and what is dropped.** Words, numbers, quotations, lists (one line per item), pronunciations and
+short formulas are kept: the reader sees them, and a sentence needs them. Tables, infoboxes, pictures with their
+captions, references, notices that point elsewhere ("Main article: …"), blocks of code, and sections without
+prose (`headings.APPARATUS`) are dropped, as in DPR.
 """
 
 from rag_model.corpus.markup.extension import strip_extensions
@@ -36,14 +36,13 @@ from rag_model.corpus.records import Section, Siteinfo
 
 __all__ = ["MAX_CHARS", "Unparsable", "clean"]
 
-MAX_CHARS = 8 << 20  # of a page; MediaWiki refuses to save more than 2 MiB
+MAX_CHARS = 8 << 20  # characters of a page; MediaWiki refuses to save more than 2 MiB
 
 
 def clean(text: str, siteinfo: Siteinfo, title: str = "") -> tuple[Section, ...]:
-    """Return the sections of a page that hold text, in order, the lead (heading `""`) first if it has any.
+    """Return the sections of a page that contain text, in order; the lead, if it has text, is first (heading `""`).
 
-    Sections without prose of their own (references, external links, see also) are left out with what lies
-    below them.
+    Sections without prose (references, external links, see also) are left out, with their subsections.
 
     Raises:
         Unparsable: the page exceeds `MAX_CHARS` or nests deeper than any real page; time and memory stay in
@@ -54,7 +53,7 @@ def clean(text: str, siteinfo: Siteinfo, title: str = "") -> tuple[Section, ...]
     scanner = Scanner(Templates(title).render, Links(siteinfo.namespaces).render, is_dropped)
     body = strip_tables(strip_extensions(without_noncharacters(text)))
     kept: list[Section] = []
-    dropped_level = 7  # of the apparatus section we are in; deeper headings belong to it
+    dropped_level = 7  # level of the current apparatus section; deeper headings belong to it
     for level, heading, raw in split_sections(body):
         if 0 < dropped_level < level:
             continue

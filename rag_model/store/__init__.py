@@ -5,17 +5,17 @@ store.json                       the format of this layout
 blobs/ab/abcdef…                 content-addressed, immutable
 snapshots/<id>.json              manifest: content (which the id hashes), then metrics, parents, provenance
 refs/<name>/00000007.json        append-only numbered log; the highest number is current
-models/<id>.json                 the same of a trained model
-models/refs/<name>/00000007.json the log of a model's name
-memo/<stage>/<key>.json          what a stage made of exact inputs; <key>.2.json when outputs were lost
+models/<id>.json                 manifest of a trained model
+models/refs/<name>/00000007.json log of a ref of models
+memo/<stage>/<key>.json          what a stage made from exact inputs; <key>.2.json when outputs were lost
 runs/<run>/<stage>/<00042>.json  reports of a running job's elements
-reports/<id>.html                what the build of a snapshot looked like, for people
-intents/<name>.json              who is writing just now, and what it relies on
-sweeps/<name>.json               who is deleting just now, and what
-takedowns/00000003.json          pages that must be in no snapshot; <snapshot id>.json: what stands in its place
+reports/<id>.html                a page about the build of a snapshot, for people
+intents/<name>.json              a running writer, and what it relies on
+sweeps/<name>.json               a running deletion, and its files
+takedowns/00000003.json          pages that must be in no snapshot; <snapshot id>.json: the snapshot that replaces it
 ```
-Nothing is locked. What must not happen twice (a ref's next number, a memo record, a manifest) is created
-exclusively; everything else may be written twice with the same bytes. Only `expire` and `gc` delete what others made.
+There are no locks. What must not happen twice (a ref's next number, a memo record, a manifest) is created
+exclusively; all other files may be written twice with the same bytes. Only `expire` and `gc` delete files of others.
 """
 
 from rag_model.store.objects.blobs import BlobRef

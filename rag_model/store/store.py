@@ -1,4 +1,4 @@
-"""The versioned store: one fsspec URL that holds snapshots, all that they are made of, and models."""
+"""The versioned store: one fsspec URL that holds snapshots, the files that they are made from, and models."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ from rag_model.store.versions.shelf import Shelf
 from rag_model.store.versions.takedowns import Takedowns
 
 FORMAT = 1
-MODEL = "model:"  # before a model's name, wherever a snapshot may be named as well; no ref's name holds a colon
+MODEL = "model:"  # prefix of a model's name where a snapshot is allowed too; names of refs contain no colon
 _MARK = "store.json"  # says that the URL is a store, and of which layout
 
 
@@ -28,7 +28,7 @@ class Store:
     """
 
     def __init__(self, files: Files) -> None:
-        """Take the store that `files` reaches, unchecked; use `Store.open`."""
+        """Use the store at the URL of `files`, unchecked; call `Store.open`."""
         self.files = files
         self.blobs = Blobs(files)
         self.memo = Memo(files, self.blobs)
@@ -45,7 +45,7 @@ class Store:
         return self.files.url
 
     def shelf(self, name: str) -> tuple[Shelf[Any], str]:
-        """Return where to look a name up, and as what: `model:reader` is model `reader`; other names are snapshots'."""
+        """Return the shelf of a name, and the name on it: `model:reader` is model `reader`; others are snapshots."""
         bare = name.removeprefix(MODEL)
         return (self.snapshots if bare == name else self.models), bare
 
@@ -53,12 +53,13 @@ class Store:
     def open(cls, url: str, *, create: bool = False) -> "Store":
         """Open the store at an fsspec URL (`s3://bucket/prefix`, `file:///…`, `memory://…`) or a local path.
 
-        `create` makes one where there is none.
+        `create` makes a store if there is none.
 
         Raises:
-            StoreError: there is no store (and not `create`), it cannot be reached or written, or it is of a
-            newer format. MissingExtraError: the URL needs a package that is not installed. UsageError: the URL holds
-            a password or is signed.
+            StoreError: there is no store (and not `create`), it cannot be reached or written, or it has a
+            newer format.
+            MissingExtraError: the URL needs a package that is not installed.
+            UsageError: the URL contains a password or a signature.
         """
         refuse_password(url)
         files = Files(url)
@@ -69,7 +70,7 @@ class Store:
             if mark is None:
                 raise StoreError(f"cannot make a store at {files.url}: it is a file; give a folder")
         if mark is None:
-            raise StoreError(f"there is no bookwheel store at {files.url}: check the URL, or make one with `reindex`")
+            raise StoreError(f"there is no bookwheel store at {files.url}: check the URL, or create one with `reindex`")
         written = mark.get("format")
         if type(written) is not int or not 1 <= written <= FORMAT:
             raise StoreError(

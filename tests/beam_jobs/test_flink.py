@@ -185,7 +185,7 @@ def test_an_interrupt_cancels_the_job_and_the_rest_is_done_elsewhere(
     finally:
         given_up(running, cut)
     assert running.returncode == 130, err
-    assert err.splitlines()[-1].startswith("bookwheel: interrupted: what was finished is recorded")
+    assert err.splitlines()[-1].startswith("bookwheel: interrupted: finished work is recorded")
     assert out == ""
     until(lambda: set(cluster.jobs().values()) <= {"FINISHED", "CANCELED"}, "the end of the job")
     assert "CANCELED" in cluster.jobs().values()

@@ -145,7 +145,7 @@ def test_what_does_not_fit_is_learnt_anew_and_said(store: Store, months: Months,
         assert before.trained
         assert after.trained[0] != before.trained[0]
         (note,) = after.plan.notes
-        assert note.startswith("trained anew: ")
+        assert note.startswith("trained again: ")
         assert "with 200 new vectors" in note
     rows = sum(SIZES)
     for built in second:
@@ -190,7 +190,7 @@ def test_cells_that_are_worn_out_are_learnt_anew_though_nothing_is_new(store: St
         replace(built, trained=(built.trained[0], built.trained[1].used(2.9))) for built in first if built.plan.shards
     ]
     (hnsw, _), _ = build(store, months[0], worn, months[0])
-    assert hnsw.plan.notes == ("trained anew: the largest cell has grown to 2.90 times the mean",)
+    assert hnsw.plan.notes == ("trained again: the largest cell has grown to 2.90 times the mean",)
 
 
 def test_how_even_the_cells_are_is_passed_on(store: Store, months: Months) -> None:

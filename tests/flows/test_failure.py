@@ -59,6 +59,6 @@ def test_without_a_server_a_flow_is_its_function() -> None:
 def test_a_webhook_that_is_no_address_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BOOKWHEEL_WEBHOOK", "/etc/s3cret")
     run = FlowRun(flow_id="8b1a9953-c461-4a6c-9ad5-9e0a8e9bbd39", parameters={})
-    with pytest.raises(UsageError, match="BOOKWHEEL_WEBHOOK is no web address") as refused:
+    with pytest.raises(UsageError, match="BOOKWHEEL_WEBHOOK is not a web address") as refused:
         tell(stubborn, run, Failed())
     assert "s3cret" not in str(refused.value)

@@ -286,7 +286,7 @@ def test_what_cannot_be_is_one_sentence(
         ({"loop": {"learnrate": 1}}, "has no setting 'learnrate'"),
         ({"rag": {"k": "5"}}, "must be a whole number"),
         ({"dpr": {"batch_size": 1}}, "has no setting 'dpr'"),
-        ({"k": 5}, "stands in no table"),
+        ({"k": 5}, "is in no table"),
         ({"rag": {"limits": {"least_spread": 2.0}}}, "limits of collapse"),
     ],
 )

@@ -93,9 +93,9 @@ def test_a_dump_that_cannot_be_had_is_posted_and_nothing_is_built(
     publish(site, "20261001", mini_dump.read_bytes())
     monkeypatch.setenv("BOOKWHEEL_WEBHOOK", site.url + "alarm")
     site.pages[f"/testwiki/20261001/{NAME.format('20261001')}"] = mini_dump.read_bytes()[:-1] + b"!"
-    with pytest.raises(InputError, match="thrown away"):
+    with pytest.raises(InputError, match="was deleted"):
         look()
-    assert "thrown away" in site.told[0]["error"]
+    assert "was deleted" in site.told[0]["error"]
     assert Store.open(str(tmp_path / "store")).refs.names() == []
 
 

@@ -74,7 +74,7 @@ class TestOnS3:
         gone = json_of("tag", "--delete", "model:twin", "--yes")
         assert (gone["model"], gone["others"]) == (new, ["reader"])
         compared = bookwheel("diff", "model:reader@1", "model:reader", "--store", store)
-        assert (compared.code, "stands where the name of a snapshot belongs" in compared.complaint) == (2, True)
+        assert (compared.code, "is in place of the name of a snapshot" in compared.complaint) == (2, True)
 
     def test_a_model_is_read_with_from_the_store_from_a_pull_and_from_an_export(
         self, json_of: Callable[..., Any], bookwheel: Callable[..., Any], store: str, tmp_path: Path
@@ -140,9 +140,8 @@ def test_it_answers_when_somebody_says_whose_passages_it_asks(
     wrong = bookwheel(*given, "--asks", other_tiny)
     assert (wrong.code, "weights differ" in wrong.complaint) == (3, True)
 
-    space = bookwheel("show", "latest", "--store", library, "--json").json["content"]["representations"]["embeddings"][
-        "space"
-    ]
+    shown = bookwheel("show", "latest", "--store", library, "--json").json
+    space = shown["content"]["representations"]["embeddings"]["space"]
     declared = Path(shutil.copytree(foreign, tmp_path / "declared"))
     (declared / "question_encoder_tokenizer" / "bookwheel.json").write_text(json.dumps({"asks": space}))
     given[-1] = declared

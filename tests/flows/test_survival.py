@@ -139,7 +139,7 @@ def test_a_run_interrupted_says_so(
     out, err = stop(running, os.kill, signal.SIGINT)
     assert running.returncode == 130, err
     assert out == ""
-    assert err.splitlines()[-1].startswith("bookwheel: interrupted: what was finished is recorded")
+    assert err.splitlines()[-1].startswith("bookwheel: interrupted: finished work is recorded")
     check_finishes(store, reindex, bookwheel, library)
 
 

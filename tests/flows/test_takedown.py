@@ -120,7 +120,7 @@ def test_a_takedown_that_was_only_ordered_is_gone_on_with(store: Path, bookwheel
     assert f"replaced  {old[:12]} by {opened.snapshots.resolve('latest')[:12]}\n" in ran.out
     assert "would replace 0 snapshots" in bookwheel("takedown", "--store", store).out
     told = bookwheel("show", old, "--store", store)
-    assert (told.code, "which stands in its place" in told.complaint) == (1, True)
+    assert (told.code, "which replaces it" in told.complaint) == (1, True)
     assert [move["number"] for move in bookwheel("log", "--store", store, "--json").json] == [2, 1]
     assert f"made of   {old[:12]}: without pages {PAGE}\n" in bookwheel("show", "--store", store).out
 

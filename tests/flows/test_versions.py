@@ -78,7 +78,7 @@ def test_a_name_is_deleted(store: Path, bookwheel: Any) -> None:
         (["rollback", "latest"], 2, "named no other snapshot"),
         (["tag", "0123456789ab", "v1"], 1, "no snapshot or ref '0123456789ab'"),
         (["tag", "latest", "a/b"], 2, "not a ref name"),
-        (["tag", "latest"], 2, "tag takes a snapshot and the ref to give it: `tag latest REF`"),
+        (["tag", "latest"], 2, "tag takes a snapshot and a ref: `tag latest REF`"),
         (["tag", "--delete", "nothing", "--yes"], 1, "there is no ref 'nothing'"),
         (["tag", "--delete", "latest", "v1"], 2, "`tag --delete v1`"),
         (["diff", "latest", "nothing"], 1, "no snapshot or ref 'nothing'"),

@@ -1,4 +1,4 @@
-"""The protocol of chunkers, with the contract that each one keeps, and the passage they make."""
+"""The protocol of chunkers, with the contract for each of them, and the making of a passage."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import ClassVar, Protocol
@@ -12,29 +12,29 @@ class Chunker(Protocol):
     """A chunker with its settings: a frozen dataclass whose fields are the settings, each with a default.
 
     A setting is a JSON value, or a `Path` to a file or folder (a tokenizer, a model). All of them are part of the key
-    under which passages are recorded and inherited; of a file it is the digest, wherever it lies (`files`).
-    `__post_init__` refuses bad values with a `UsageError` and reads no file: a setting can be a digest by then.
+    under which passages are recorded and inherited; for a file it is the digest, not the path (`files`).
+    `__post_init__` refuses bad values with a `UsageError` and reads no file: a path may be replaced by a digest.
 
-    The contract of the passages of an article, whatever its text and whatever settings are accepted:
+    The contract for the passages of an article, for every text and all accepted settings:
 
-    * *Span.* A passage is a run of characters of the article's clean text on one line (its sections joined by blanks,
+    * *Span.* A passage is a run of characters of the article's clean text on one line (its sections joined by spaces,
       or one of them), unchanged. It starts and ends between words (`windows.split_words`), unless one word is longer
-      than the bound. `start_word` is the word it starts in, counted from the start of the article, or of the section
-      where no passage crosses a heading; `n_words` is how many words it holds, the parts of words too.
-    * *Cover.* Passages come in the order of their first word, and every character but the blanks between is in one.
-    * *Bound.* None is longer than the settings say, in the unit that they say; no text is an exception. Two passages
-      share no more than the settings say, by default nothing. None is empty.
-    * *Ids.* `<page_id>:<place>`, unique in the article and without blanks.
+      than the bound. `start_word` is the word that it starts in, counted from the start of the article, or of the
+      section if no passage crosses a heading; `n_words` is its number of words, including parts of words.
+    * *Cover.* Passages are in the order of their first word, and every character except spaces between them is in one.
+    * *Bound.* No passage is longer than the settings say, in the unit that they say, for any text. Two passages
+      overlap by no more than the settings say, by default not at all. No passage is empty.
+    * *Ids.* `<page_id>:<place>`, unique in the article and without spaces.
     * *Repeat.* Equal articles, settings and files give equal passages on every machine: no clock, no network, no
-      random numbers, and nothing of the articles cut before.
+      random numbers, and no dependence on earlier articles.
     """
 
     version: ClassVar[str]
-    """Part of every key: change it when an equal article would give other passages, and name in it the versions of
-    the libraries that decide passages too. Empty for built-in chunkers, for which `chunk.VERSION` stands."""
+    """Part of every key: change it when an equal article would give other passages, and include the versions of
+    libraries that decide passages too. Empty for built-in chunkers, whose version is `chunk.VERSION`."""
 
     def open(self) -> Cut:
-        """Return the function that yields an article's passages; reads the files, once for a part.
+        """Return the function that yields an article's passages; reads the files, once per part.
 
         Raises:
             InputError: a file is damaged.

@@ -1,8 +1,8 @@
-"""The files that a chunker's settings name: what of them is read, and what they count as in a key.
+"""The files that a chunker's settings name: which of them are read, and their identity in a memo key.
 
-A setting of type `Path` names a file or a folder. Of a folder those files count that the field's metadata names,
-`field(metadata={"files": ("tokenizer.json", "*.safetensors")})`, else all; workers are given no others. In keys and in
-the recipe that a snapshot keeps, a digest of the bytes stands in place of the path.
+A setting of type `Path` names a file or a folder. Of a folder the files are used that the field's metadata names,
+`field(metadata={"files": ("tokenizer.json", "*.safetensors")})`, otherwise all; workers get no others. In keys and in
+the recipe of a snapshot, the path is replaced by a digest of the bytes.
 """
 
 import re
@@ -16,11 +16,11 @@ from rag_model.digest import ALGORITHM, digest_file, digest_json
 from rag_model.errors import InputError
 
 _DIGEST = re.compile(rf"{ALGORITHM}:[0-9a-f]{{64}}")
-_ITSELF = ""  # the name of a setting's only file, where it names no folder
+_ITSELF = ""  # the file name of a setting that names a single file, not a folder
 
 
 def settings_of(chunker: Chunker) -> dict[str, Any]:
-    """Return a chunker's settings as JSON values; a path that is not a digest yet is read and becomes one.
+    """Return a chunker's settings as JSON values; a path is replaced by the digest of its files, which are read.
 
     Raises:
         InputError: there is no such file.
@@ -30,21 +30,21 @@ def settings_of(chunker: Chunker) -> dict[str, Any]:
 
 
 def named_files(chunker: Chunker) -> dict[str, dict[str, Path]]:
-    """Return the files of each setting that names some, by their names in its folder.
+    """Return the files of each setting that names files, by their names in its folder.
 
     Raises:
-        InputError: there is no such file, or a folder without a file that counts.
+        InputError: there is no such file, or no file in the folder matches.
     """
     return {name: _files(chunker, name, path) for name, path in _paths(chunker).items()}
 
 
 def digest_of(files: Mapping[str, str]) -> str:
-    """Return what a setting's files count as: `files` maps their names to the digests of their bytes."""
+    """Return the digest of a setting's files; `files` maps their names to the digests of their bytes."""
     return files[_ITSELF] if [*files] == [_ITSELF] else digest_json(dict(files))
 
 
 def is_file(files: Mapping[str, Any]) -> bool:
-    """Whether these are a setting's only file, and not those of a folder."""
+    """Whether these are the single file of a setting, and not the files of a folder."""
     return [*files] == [_ITSELF]
 
 
@@ -68,5 +68,5 @@ def _files(chunker: Chunker, setting: str, path: Path) -> dict[str, Path]:
     found = {file.relative_to(path).as_posix(): file for pattern in patterns for file in path.rglob(pattern)}
     kept = {name: found[name] for name in sorted(found) if found[name].is_file()}
     if not kept:
-        raise InputError(f"{path} is no {setting} of the recipe's chunker: name a file, or a folder that holds some")
+        raise InputError(f"{path} is not a {setting} for the recipe's chunker: name a file, or a folder with files")
     return kept

@@ -1,4 +1,4 @@
-"""Which chunkers there are, by the names that recipes use."""
+"""The registry of chunkers, by the names that recipes use."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -16,13 +16,13 @@ CHUNKERS: Registry[type[Chunker]] = Registry(
 
 
 def build_chunker(name: str, settings: Mapping[str, Any]) -> Chunker:
-    """Return the chunker of this name with these settings; those left out keep their defaults.
+    """Return the chunker of this name with these settings; omitted ones keep their defaults.
 
-    A name that is not built in is looked for among the entry points of installed packages.
+    A name that is not built in is searched for in the entry points of installed packages.
 
     Raises:
-        InputError: the package that brings it cannot be imported.
-        UsageError: there is no such chunker, or it refuses a setting; the sentence names it.
+        InputError: the package that provides it cannot be imported.
+        UsageError: there is no such chunker, or it refuses a setting, which the message names.
     """
     return from_table(_named(name), settings, f"the recipe's chunker {name!r}")
 

@@ -1,13 +1,13 @@
 """Chunkers of disjoint windows: an article becomes passages of at most `words` words.
 
-`words` is DPR's cut: disjoint blocks of 100 whitespace words over the article's running text (Karpukhin et
-al. 2020, section 4.1), headings left out. The last block of an article is as short as it is: filling it up
-from the article's beginning, as the released `psgs_w100.tsv` seems to, would make blocks overlap and let an
-edit of the first sentence change the last passage. Titles stand beside the text, not in it.
+`words` is DPR's chunking: disjoint blocks of 100 whitespace words over the article's running text (Karpukhin et
+al. 2020, section 4.1), headings left out. The last block of an article is not filled: filling it
+from the article's beginning, as the released `psgs_w100.tsv` seems to, would make blocks overlap, and an
+edit of the first sentence would change the last passage. Titles are kept in a field of their own, not in the text.
 
 `sections` restarts the count at every heading, so that an edit moves the passages of its own section and no
 others. Its ids name the section by its heading, not its ordinal: a section inserted above leaves the ids
-below as they were.
+below unchanged.
 """
 
 import re
@@ -27,13 +27,13 @@ class Words:
     """Disjoint windows over the whole article; ids are `<page>:<window>`."""
 
     version: ClassVar[str] = ""
-    words: int = 100  # a passage, at most; DPR's figure
+    words: int = 100  # most words of a passage; DPR's figure
 
     def __post_init__(self) -> None:
         _check(self.words)
 
     def open(self) -> Self:
-        """Return itself: nothing has to be read."""
+        """Return the chunker itself: there are no files to read."""
         return self
 
     def __call__(self, article: Article) -> Iterator[Passage]:
@@ -51,13 +51,13 @@ class Sections:
     """Disjoint windows that restart at every heading; ids are `<page>:<heading>.<window>`."""
 
     version: ClassVar[str] = ""
-    words: int = 100  # a passage, at most; DPR's figure
+    words: int = 100  # most words of a passage; DPR's figure
 
     def __post_init__(self) -> None:
         _check(self.words)
 
     def open(self) -> Self:
-        """Return itself: nothing has to be read."""
+        """Return the chunker itself: there are no files to read."""
         return self
 
     def __call__(self, article: Article) -> Iterator[Passage]:
@@ -74,7 +74,7 @@ class Sections:
 def anchor(heading: str, taken: set[str]) -> str:
     """Return a name for a section that is unique in its article, and add it to `taken`.
 
-    As MediaWiki's anchors: blanks become underscores, and a heading that comes again gets `_2`, `_3`, …
+    As MediaWiki's anchors: spaces become underscores, and a repeated heading gets `_2`, `_3`, …
 
     >>> anchor("Early life", {"Early_life"})
     'Early_life_2'
@@ -88,20 +88,20 @@ def anchor(heading: str, taken: set[str]) -> str:
     return candidate
 
 
-# Scripts that put no blanks between words: Thai, Lao, Tibetan, Burmese, Khmer, kana, Han.
+# Scripts without spaces between words: Thai, Lao, Tibetan, Burmese, Khmer, kana, Han.
 _UNSPACED = "\u0e00-\u0eff\u0f00-\u0fff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
-# Their punctuation, and signs that no letter may be cut from.
+# Their punctuation, and combining signs that must stay with their letter.
 _MARKS = "\u3001-\u3029\uff00-\uffef\u0e31\u0e34-\u0e3a\u0e47-\u0e4e\u102b-\u103e\u17b4-\u17d3"
 _LONG_RUN = re.compile(f"[{_UNSPACED}{_MARKS}]{{12}}")
 _PIECES = re.compile(f"[{_UNSPACED}]{{1,2}}[{_MARKS}]*|[^{_UNSPACED}]+")
 
 
 def split_words(text: str) -> list[str]:
-    r"""Cut a text into words that keep the blank before them: joined, they are the text on one line.
+    r"""Split a text into words, each with the space before it: joined, they are the text on one line.
 
-    Words are what whitespace separates. A stretch of a dozen letters of a script without blanks (Chinese,
-    Japanese, Thai, …) counts two letters as a word, about what segmenters find there; a sentence would else
-    be one word and a passage 100 of them.
+    Words are separated by whitespace. A run of a dozen letters of a script without spaces (Chinese,
+    Japanese, Thai, …) counts as one word for every two letters, about as many as segmenters find; otherwise a
+    sentence would be one word and a passage 100 sentences.
 
     >>> split_words("One  small\nstep")
     [' One', ' small', ' step']
@@ -119,4 +119,4 @@ def _split_token(token: str) -> list[str]:
 
 def _check(words: int) -> None:
     if words < 1:
-        raise UsageError(f"a passage of {words} words in the recipe holds nothing: give at least 1")
+        raise UsageError(f"a passage of {words} words in the recipe is empty: give at least 1")

@@ -1,1 +1,1 @@
-"""The pieces of the wikitext cleaner, one concern a module, each linear in its input."""
+"""The passes of the wikitext cleaner, one module each; all run in linear time."""

@@ -1,4 +1,4 @@
-"""One use of a template: its name and what it was given."""
+"""One use of a template: its name and its parameters."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -10,7 +10,7 @@ _KEY = re.compile(r"[^\W_][\w \-]*")
 class Call(NamedTuple):
     """A template's parameters, stripped; positional ones are named "1", "2", … as MediaWiki names them."""
 
-    name: str  # lower case, blanks single
+    name: str  # lower case, single spaces
     params: dict[str, str]
 
     def get(self, *keys: str) -> str:
@@ -30,7 +30,7 @@ Renderer = Callable[[Call], str]
 
 
 def parse_call(name: str, arguments: Sequence[str]) -> Call:
-    """Return the call of a template, given its normalised name and what stands between its bars."""
+    """Return the call of a template, given its normalised name and its arguments, the text between the bars."""
     params: dict[str, str] = {}
     position = 0
     for argument in arguments:

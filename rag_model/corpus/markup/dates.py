@@ -1,6 +1,6 @@
-"""Date templates: the date in words, in the order the article asks for.
+"""Date templates: the date in words, in the order that the article specifies.
 
-Ages that grow with the day of reading ("age 52") are left out: a snapshot would print the day it was built.
+Ages that depend on the day of reading ("age 52") are left out: a snapshot would show the age at its build.
 """
 
 from rag_model.corpus.markup.call import Call, Renderer, by_name
@@ -13,7 +13,7 @@ def _is_number(text: str) -> bool:
 
 
 def written_date(year: str, month: str = "", day: str = "", *, day_first: bool = False) -> str:
-    """Write a date in words; parts that are no numbers stand as they are.
+    """Write a date in words; parts that are not numbers are not changed.
 
     >>> written_date("1865", "4", "15"), written_date("1865", "04", day_first=True), written_date("c. 200 BC")
     ('April 15, 1865', 'April 1865', 'c. 200 BC')
@@ -76,13 +76,13 @@ def _as_of(call: Call) -> str:
 
 
 def _free_date(call: Call) -> str:
-    """`{{dts|July 4, 1976}}` as it stands; `{{dts|1976|7|4}}` in words."""
+    """`{{dts|July 4, 1976}}` is not changed; `{{dts|1976|7|4}}` is written in words."""
     parts = call.positional()
     return _date(call) if len(parts) > 1 and parts[0].strip("-").isdecimal() else call.get("1")
 
 
 def _film_dates(call: Call) -> str:
-    """Dates and places by fours: year, month, day, place."""
+    """Dates and places in groups of four parameters: year, month, day, place."""
     parts = call.positional()
     shown = []
     for i in range(0, len(parts), 4):

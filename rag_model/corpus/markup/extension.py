@@ -1,8 +1,8 @@
 """Extension tags and comments, whose contents are not wikitext: dropped, or kept as literal text.
 
-They go first, because what they hold must not be read as markup: a reference that holds half a template, a
-formula full of braces. As MediaWiki does, a tag reaches to the first closing tag of its name; one that is
-never closed is only a tag, and a comment that is never closed hides the rest of the page.
+They are processed first, because their contents must not be read as markup: a reference with half a template, a
+formula with many braces. As in MediaWiki, a tag extends to the first closing tag of its name; of an unclosed one only
+the tag itself is removed, and an unclosed comment hides the rest of the page.
 """
 
 import html
@@ -12,8 +12,8 @@ from collections.abc import Callable
 from rag_model.corpus.markup.literal import GAP, protect
 from rag_model.corpus.markup.tex import render_tex
 
-# References, media and apparatus: nothing of them is running text. Blocks of code and preformatted text go
-# too, as they did for DPR: they are listings and diagrams, not prose. Code inside a sentence stays.
+# References, media and apparatus contain no running text. Blocks of code and preformatted text are dropped
+# too, as in DPR: they are listings and diagrams, not prose. Code inside a sentence is kept.
 _DROPPED = (
     "ref references gallery timeline score imagemap hiero includeonly templatedata templatestyles graph "
     "mapframe maplink inputbox categorytree indicator section labeledsectiontransclusion rss pre"
@@ -46,9 +46,9 @@ _CLOSE = {name: re.compile(rf"</{name}\s*>", re.IGNORECASE) for name in _RENDER}
 
 
 def strip_extensions(text: str) -> str:
-    """Remove comments and extension tags, leaving what a reader sees of them as literal text.
+    """Remove comments and extension tags; text of theirs that a reader sees is kept as literal text.
 
-    Linear: each stretch is searched once, and once no closing tag of a name is left none is looked for again.
+    Linear: each position is searched once, and a name whose closing tag was not found is not searched for again.
     """
     kept: list[str] = []
     never_closed: set[str] = set()
@@ -62,7 +62,7 @@ def strip_extensions(text: str) -> str:
 
 
 def _replace(text: str, opening: re.Match[str], never_closed: set[str]) -> tuple[str, int]:
-    """Return what takes the place of the tag or comment that opens here, and where to read on."""
+    """Return the replacement of the tag or comment that opens here, and where to read on."""
     if opening[1] is None:
         end = text.find("-->", opening.end())
         return "", len(text) if end < 0 else end + 3

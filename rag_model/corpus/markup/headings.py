@@ -1,9 +1,9 @@
-"""Headings: where sections begin, and which sections hold no prose.
+"""Headings: where sections begin, and which sections contain no prose.
 
-DPR's corpus keeps only running text. Lists of references, links and books under the usual headings answer no
-question and would be a tenth of all passages, so such sections are dropped with all that lies below them.
-The table is small on purpose: a heading that is not in it costs a few dull passages, one that is wrongly in
-it costs answers ("Works", "Filmography" stay).
+DPR's corpus has only running text. Lists of references, links and books under the usual headings answer no
+question and would be a tenth of all passages, so such sections are dropped with their subsections.
+The table is small on purpose: a heading that is missing costs a few useless passages, a heading that is wrongly in
+it costs answers ("Works" and "Filmography" are kept).
 """
 
 import re
@@ -48,7 +48,7 @@ APPARATUS: dict[str, frozenset[str]] = {
 
 
 class RawSection(NamedTuple):
-    """A heading as it stands in the wikitext and the markup below it, up to the next heading."""
+    """A heading as in the wikitext, and the markup below it up to the next heading."""
 
     level: int  # 1 to 6; 0 for the lead
     heading: str
@@ -56,7 +56,7 @@ class RawSection(NamedTuple):
 
 
 def split_sections(text: str) -> Iterator[RawSection]:
-    """Yield the sections of a page in order, the lead first, even where it is empty."""
+    """Yield the sections of a page in order, the lead first, even if it is empty."""
     level, heading, start = 0, "", 0
     for line in _HEADING.finditer(text):
         marked = line[0].rstrip()
@@ -68,7 +68,7 @@ def split_sections(text: str) -> Iterator[RawSection]:
 
 
 def is_apparatus(heading: str, language: str) -> bool:
-    """Tell whether a section of this heading holds references, links or reading lists."""
+    """Return whether a section with this heading contains references, links or reading lists."""
     name = heading.strip(" :").replace(",", "").lower()
     return name in APPARATUS.get(language, frozenset()) or name in APPARATUS["en"]
 

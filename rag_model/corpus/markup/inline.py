@@ -42,7 +42,7 @@ def _constant(text: str) -> Renderer:
 
 
 def _language(call: Call) -> str:
-    """`{{lang-fr|Bonjour}}` reads "French: Bonjour", with what its lit= says it means."""
+    """`{{lang-fr|Bonjour}}` reads "French: Bonjour", with its translation from lit=."""
     code = call.name.partition("-")[2]
     name = "" if call.get("label") == "none" else LANGUAGE_NAMES.get(code, "")
     words = _with_meaning(call.get("1", "text"), call.get("2", "translit"), call.get("lit", "translation", "3"))
@@ -86,12 +86,12 @@ def _nihongo_romaji_first(call: Call) -> str:
 
 
 def _ipa(call: Call) -> str:
-    """Pronunciations stay: the reader sees them, and a sentence that says "pronounced" needs them."""
+    """Pronunciations are kept: the reader sees them, and a sentence with "pronounced" needs them."""
     return call.get("1") if call.name == "ipa" else f"[{call.get('1')}]" if call.get("1") else ""
 
 
 def _ipa_symbols(call: Call) -> str:
-    """`{{IPAc-en|ˈ|æ|n}}` reads /ˈæn/; words among the symbols say how it stands in the sentence."""
+    """`{{IPAc-en|ˈ|æ|n}}` reads /ˈæn/; labels such as `pron` and `uk` become words."""
     spoken = {"pron": "pronounced ", "lang": "English: ", "also": "also ", "us": "US: ", "uk": "UK: "}
     before = "".join(spoken.get(value.lower(), "") for value in call.positional())
     sounds = "".join(
@@ -123,12 +123,12 @@ def _columns(call: Call) -> str:
 
 
 def _flag(call: Call) -> str:
-    """`{{flag|FRA}}` names the country; a name stands as it is."""
+    """`{{flag|FRA}}` reads as the country's name; a full name is not changed."""
     return COUNTRY_NAMES.get(first(call), first(call))
 
 
 def _ship(call: Call) -> str:
-    """`{{USS|Hornet|CV-12|6}}`: the prefix is the template's name, the third parameter says what is shown."""
+    """`{{USS|Hornet|CV-12|6}}`: the prefix is the template's name, the third parameter selects what is shown."""
     prefix = "" if call.name == "ship" else call.name.upper()
     parts = call.positional()
     if call.name == "ship":
@@ -250,7 +250,7 @@ RENDERERS: dict[str, Renderer] = (
 
 
 def by_family(name: str) -> Renderer | None:
-    """Return what renders a template of a family, such as `lang-fr`, `IPA-de` or `script/Greek`."""
+    """Return the renderer for a template of a family, such as `lang-fr`, `IPA-de` or `script/Greek`."""
     if name.startswith("lang-"):
         return _language
     if name.startswith(("ipa-", "ipa/")):

@@ -1,8 +1,8 @@
-"""Text that only looks like markup: what `<nowiki>`, code and formulas hold.
+"""Text that only looks like markup: the contents of `<nowiki>`, code and formulas.
 
-Each character that means something to the cleaner has a stand-in among Unicode's noncharacters (U+FDD0 to
-U+FDEF), which no text may contain. `protect` swaps them in, the other passes see plain letters, and `reveal`
-swaps them back at the end.
+Each character that is markup to the cleaner has a substitute among Unicode's noncharacters (U+FDD0 to
+U+FDEF), which no text may contain. `protect` inserts the substitutes, so the other passes see plain letters, and
+`reveal` restores the characters at the end.
 """
 
 import re
@@ -13,11 +13,11 @@ _PROTECT = {ord(char): _FIRST + i for i, char in enumerate(_SPECIAL)}
 _REVEAL = {chr(_FIRST + i): char for i, char in enumerate(_SPECIAL)}
 _NONCHARACTER = re.compile("[\ufdd0-\ufdef]")
 
-GAP = "\ufdef"  # where something was dropped: it keeps its neighbours from joining into markup
+GAP = "\ufdef"  # marks dropped markup: it keeps its neighbours from joining into markup
 
 
 def protect(text: str) -> str:
-    """Return `text` with every character that is markup somewhere replaced by its stand-in."""
+    """Return `text` with every character that can be markup replaced by its substitute."""
     return text.translate(_PROTECT)
 
 
@@ -27,5 +27,5 @@ def reveal(text: str) -> str:
 
 
 def without_noncharacters(text: str) -> str:
-    """Remove stand-ins that a hostile page may hold, so that it cannot smuggle markup past the cleaner."""
+    """Remove substitutes from a page, which may be hostile: they would become markup after the cleaner's passes."""
     return _NONCHARACTER.sub("", text)

@@ -30,7 +30,7 @@ _TO_US = (("metre", "meter"), ("litre", "liter"), ("tonnes", "metric tons"), ("t
 
 
 class _Request(NamedTuple):
-    """What one `{{convert}}` asks for."""
+    """The parsed parameters of one `{{convert}}`."""
 
     numbers: list[Quantity]
     separators: list[str]  # between the numbers
@@ -45,7 +45,7 @@ class _Request(NamedTuple):
 
 
 def render_convert(call: Call) -> str:
-    """Write the measure and its conversions; what cannot be read is shown as given, never dropped."""
+    """Write the measure and its conversions; parameters that cannot be parsed are shown as given, never dropped."""
     given = [value for value in call.positional() if value]
     try:
         request = _parse(given, call)
@@ -61,7 +61,7 @@ def _parse(rest: list[str], call: Call) -> _Request:
     Raises:
         KeyError, IndexError: it does not have this form, or names a unit that is not in the table.
     """
-    rest = rest[:40]  # no measure needs more
+    rest = rest[:40]  # more than any measure has
     words = rest.pop() if call.get("adj") in {"mid", "pre"} and len(rest) > 3 else ""
     if span := _SPAN.fullmatch(rest[0]):
         rest[:1] = [span[1], "-", span[2]]
@@ -122,7 +122,7 @@ def _original(request: _Request, call: Call) -> str:
 
 
 def _converted(request: _Request, target: str, call: Call) -> str:
-    """Write one conversion, by its symbol unless names are asked for; nothing where the units do not fit."""
+    """Write one conversion, with the unit's symbol unless names are requested; "" if the units do not match."""
     if target in _COMPOSITES:
         return _composite(request, *_COMPOSITES[target])
     unit = UNITS.get(target)
@@ -168,8 +168,8 @@ def _number(number: Quantity, request: _Request, target: Unit, call: Call) -> st
 def default_decimals(number: Quantity, output: float, source: Unit, target: Unit) -> int:
     """Return a conversion's decimals (negative: tens, hundreds), by Module:Convert's `default_precision`.
 
-    The input's own, finer by log10 of twice the ratio of the numbers, and at least two significant figures
-    (three, counted in kelvins, for temperatures).
+    They are the input's decimals plus log10 of twice the ratio of the numbers, and give at least two significant
+    figures (three, counted in kelvins, for temperatures).
     """
     if source.kind == "temperature":
         kelvin = abs(number.value * source.factor + source.offset)

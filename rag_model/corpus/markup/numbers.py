@@ -9,7 +9,7 @@ _NUMBER = re.compile(r"(\d+)(\.\d+)?")
 
 
 def grouped(number: str) -> str:
-    """Set thousands commas in each plain number of a text; what already has them stays.
+    """Insert thousands commas in each plain number of a text; numbers that have them are not changed.
 
     >>> grouped("1234567.8901 and 42")
     '1,234,567.8901 and 42'
@@ -64,7 +64,7 @@ def _chemical(call: Call) -> str:
 
 
 def _nuclide(call: Call) -> str:
-    """`{{nuclide|lithium|7}}`: the isotope as it is said, lithium-7."""
+    """`{{nuclide|lithium|7}}` reads as the isotope's spoken name, lithium-7."""
     element, mass = ([*call.positional(), "", ""])[:2]
     return f"{element}-{mass}" if mass else element
 
@@ -95,7 +95,7 @@ def _percentage(call: Call) -> str:
 
 
 def _inches(call: Call) -> str:
-    """`{{height|ft=6|in=1}}` and `{{height|m=1.85}}`, as they are written."""
+    """`{{height|ft=6|in=1}}` and `{{height|m=1.85}}` read as 6 ft 1 in and 1.85 m, without a conversion."""
     if metres := call.get("m", "meter", "metre"):
         return f"{metres} m"
     return " ".join(f"{call.get(unit)} {unit}" for unit in ("cm", "ft", "in") if call.get(unit))

@@ -1,6 +1,6 @@
-"""What is left when templates, tables and links are gone: inline markup and lines become plain text.
+"""Turn the remaining markup, after templates, tables and links, into lines of plain text.
 
-Each step is one regular expression over a section, none of which can run longer than in proportion to it.
+Each step is one regular expression over a section, and each runs in linear time.
 """
 
 import html
@@ -10,7 +10,7 @@ from rag_model.corpus.markup.literal import GAP, protect, reveal
 from rag_model.corpus.markup.tex import raised
 from rag_model.corpus.markup.unparsable import Unparsable
 
-MAX_LEFTOVERS = 10  # passes over brackets that pair with nothing; real pages need one
+MAX_LEFTOVERS = 10  # passes over unpaired brackets; real pages need one
 
 _BLOCK = (
     "blockquote br caption center dd div dl dt h1 h2 h3 h4 h5 h6 hr li ol p poem section table tbody td th thead tr ul"
@@ -41,7 +41,7 @@ _CELLS = re.compile(r"^[ \t]*(?:\||\{\||!.*(?:\||!!)).*$", re.MULTILINE)
 _LEFTOVER = re.compile(r"\{\{|\}\}|\[\[|\]\]|\{\||\|\}|<!--|</?ref\b[^<>\n]{0,80}>?")
 _VARIANT = re.compile(r"-\{([^{}]*)\}-")
 
-# Written to begin with a literal or a set of characters, by which `re` finds where to look much faster.
+# Each begins with a literal or a set of characters, so that `re` finds candidates much faster.
 _INVISIBLE = re.compile("[\u00ad\u200b\u200e\u200f\u2060\ufeff]")
 _BLANK = re.compile("[\t\r\f\v\u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]")
 _BLANKS = re.compile("  +")
@@ -57,7 +57,7 @@ def plain(text: str) -> str:
     """Return one section's expanded wikitext as lines of text, one for each paragraph or list item.
 
     Raises:
-        Unparsable: brackets lie so within each other that taking them out leaves new ones again and again.
+        Unparsable: brackets are nested so that removing them makes new ones again and again.
     """
     if "<" in text:
         text = _SUPERSCRIPT.sub(_raise, _HIDDEN.sub("", text))
@@ -74,9 +74,9 @@ def plain(text: str) -> str:
         text = _ENTITY.sub(_entity, text)
     for _ in range(MAX_LEFTOVERS):
         text = _tidy(_LEFTOVER.sub("", text))
-        if not _LEFTOVER.search(text):  # nothing brought two halves of a bracket together
+        if not _LEFTOVER.search(text):  # removal joined no two halves of a bracket
             return reveal(text)
-    raise Unparsable("unpaired brackets lie within each other")
+    raise Unparsable("unpaired brackets are nested")
 
 
 def _tidy(text: str) -> str:
@@ -92,12 +92,12 @@ def _raise(superscript: re.Match[str]) -> str:
 
 
 def _apostrophes(run: re.Match[str]) -> str:
-    """Two, three and five apostrophes are markup; one more than that is read (L''''amour''')."""
+    """Two, three and five apostrophes are markup; one of a run of four or six is text (L''''amour''')."""
     return "'" if len(run[0]) in {4, 6} else ""
 
 
 def _close_gap(gap: re.Match[str]) -> str:
-    """Leave one of the blanks beside what was dropped, none before a point or a bracket that closes."""
+    """Leave one of the spaces around dropped markup, none before a full stop or a closing bracket."""
     return " " if " " in gap[0] and gap.string[gap.end() : gap.end() + 1] not in _POINTS else ""
 
 
@@ -114,6 +114,6 @@ def _switch(word: re.Match[str]) -> str:
 
 
 def _entity(entity: re.Match[str]) -> str:
-    """Decode an entity; what it stands for is read, even where it looks like markup."""
+    """Decode an entity; its character is text, even if it looks like markup."""
     character = html.unescape(entity[0])
     return character if character.isspace() else protect(character)

@@ -9,16 +9,16 @@ _FRACTION = re.compile(r"([-−]?)(?:(\d{1,9})[\s+]+)?(\d{1,9})(?:/{1,2}|⁄)(\d
 
 
 class Quantity(NamedTuple):
-    """A number as it was written and as it counts."""
+    """A number: as written, its value, and its precision."""
 
     written: str
     value: float
-    decimals: float  # how finely it is known: 2 for 1.25, -2 for 1,300
-    of_person: bool = False  # feet and inches: known more finely than the inch they end in
+    decimals: float  # precision: 2 for 1.25, -2 for 1,300
+    of_person: bool = False  # feet and inches: more precise than their inches show
 
 
 def read_number(text: str) -> Quantity | None:
-    """Read `1,300`, `-4.5`, `2e6`, `1/2` or `1+1/2`; None where it is no number."""
+    """Read `1,300`, `-4.5`, `2e6`, `1/2` or `1+1/2`; None if it is not a number."""
     text = text.strip()
     if fraction := _FRACTION.fullmatch(text):
         return _read_fraction(fraction)
@@ -51,7 +51,7 @@ def spell(value: float, decimals: int) -> str:
     """
     scale = 10.0 ** min(max(decimals, -25), 25)
     size = abs(value)
-    if size * scale < 1e15:  # finer than a float is nothing to round
+    if size * scale < 1e15:  # beyond that a float has no digits to round
         size = math.floor(size * scale + 0.5) / scale
     sign = "−" if value < 0 and size else ""
     return f"{sign}{size:,.{min(max(decimals, 0), 20)}f}"

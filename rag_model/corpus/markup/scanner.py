@@ -1,8 +1,8 @@
-"""One pass over templates and links, innermost first, with a stack, not recursion or repeated rewriting.
+"""Expand templates and links in one pass, innermost first, with a stack, without recursion or repeated rewriting.
 
-Every token is read once and every piece of text is joined once for each level that holds it, so the time is
-linear in the page times the depth, and the depth is bounded. Links and templates that hold no others, which
-is nearly all, are one token. Markup that does not pair is no error: its brackets go and its words stay.
+Every token is read once and every piece of text is joined once for each level around it, so the time is
+linear in the page times the depth, and the depth is bounded. A link or template that contains no others, as nearly
+all do, is one token. Unpaired markup is not an error: its brackets are removed and its words are kept.
 """
 
 import re
@@ -16,25 +16,25 @@ MAX_DEPTH = 100  # open templates and links; MediaWiki stops expanding at 100 to
 
 _TOKEN = re.compile(
     r"\[\[(?:([^\[\]{}|\n]*)(?:\|([^\[\]{}|\n]*))?\]\](?!\]))?"  # a link: 1 target, 2 words; or just an opening
-    r"|\{\{(?:([^{}\[\]]+)\}\}(?!\})|\{*)"  # a template that holds no other: 3 name and arguments; or an opening run
+    r"|\{\{(?:([^{}\[\]]+)\}\}(?!\})|\{*)"  # a template without others inside: 3 name and arguments; or an opening run
     r"|\]\]|\}\}+|\|"
 )
 _BRACES = re.compile(r"(\{\{)|\}\}")
 _NAME = re.compile(r"\s*([^|{}\[\]<>\n]*)")
 
-LinkRenderer = Callable[[list[str]], str]  # what stands between the bars, the target first
+LinkRenderer = Callable[[list[str]], str]  # takes the texts between the bars, the target first
 
 
 class TemplateRenderer(Protocol):
-    """Renders a template from what stands between its bars, the name first."""
+    """Render a template from the texts between its bars, the name first."""
 
     def __call__(self, arguments: list[str], *, inside: bool) -> str:
-        """Return its words; `inside` tells that it does not begin its line."""
+        """Return its words; `inside` says that it does not begin its line."""
         ...
 
 
 class _Frame:
-    """What stands between a pair of brackets so far: `braces` is 0 for a link, 2 or more for templates."""
+    """The contents of an open pair of brackets so far: `braces` is 0 for a link, 2 or more for templates."""
 
     __slots__ = ("arguments", "braces", "inside", "pieces")
 
@@ -51,10 +51,9 @@ class _Frame:
 
 
 class Scanner:
-    """Replaces templates, parameters and links by what `template` and `link` make of their arguments.
+    """Replace templates, parameters and links by the results of `template` and `link` for their arguments.
 
-    `is_dropped` tells by a template's name that nothing is wanted of it: such a template is skipped, not
-    read.
+    `is_dropped` says by a template's name that it shows no text: such a template is skipped without reading it.
     """
 
     def __init__(self, template: TemplateRenderer, link: LinkRenderer, is_dropped: Callable[[str], bool]) -> None:
@@ -91,7 +90,7 @@ class Scanner:
         return "".join(frames[0].pieces)
 
     def _bracket(self, frames: list[_Frame], text: str, token: str, end: int) -> int:
-        """Act on a bracket or bar that stands alone; return where to read on."""
+        """Process a single bracket or bar; return where to read on."""
         if token == "|":
             if len(frames) > 1:
                 frames[-1].end_argument()
@@ -113,7 +112,7 @@ class Scanner:
                 return after
             self._may_skip = False
         if len(frames) > MAX_DEPTH or len(token) > 2 * MAX_DEPTH:
-            raise Unparsable(f"more than {MAX_DEPTH} templates and links lie within each other")
+            raise Unparsable(f"more than {MAX_DEPTH} templates and links are nested")
         braces = 0 if token[0] == "[" else len(token)
         frames.append(_Frame(braces, inside=_is_inside(text, end - len(token))))
         return end
@@ -131,7 +130,7 @@ class Scanner:
         return end
 
     def _close_templates(self, frames: list[_Frame], braces: int) -> None:
-        """End as many templates as a run of closing braces does: three end a parameter, two a template."""
+        """End the templates that a run of closing braces ends: three end a parameter, two a template."""
         while braces >= 2 and any(frame.braces > 0 for frame in frames):
             while frames[-1].braces == 0:
                 _flatten(frames)
@@ -149,7 +148,7 @@ class Scanner:
 
 
 def _is_inside(text: str, start: int) -> bool:
-    """Tell whether what starts here continues a line of text; after a template it may be a row of boxes."""
+    """Return whether the token here continues a line of text; after a template it may be in a row of boxes."""
     return start > 0 and text[start - 1] not in "\n}"
 
 
@@ -164,7 +163,7 @@ def _skip(text: str, start: int) -> int:
 
 
 def _flatten(frames: list[_Frame]) -> None:
-    """Give the words of an unclosed template or link to what it stands in."""
+    """Append the words of unclosed templates and links to the enclosing text."""
     arguments = frames.pop().end_argument()
     words = arguments if len(arguments) == 1 else arguments[1:]
     frames[-1].pieces.append(" ".join(words))

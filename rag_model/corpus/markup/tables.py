@@ -1,7 +1,7 @@
-"""Tables, `{| … |}` and `<table>`: cut out before templates are read.
+"""Tables, `{| … |}` and `<table>`: removed before templates are read.
 
-DPR's corpus has none, and a passage of cells without their headers answers nothing. Cutting them first also
-keeps the thousands of pipes in them away from the template scanner.
+DPR's corpus has none, and a passage of cells without their headers answers no question. Removing them first also
+spares the template scanner their thousands of pipes.
 """
 
 import re
@@ -12,9 +12,9 @@ _HTML = re.compile(r"<(?:(table)\b|/table\s*)[^<>]*>", re.IGNORECASE)
 
 
 def strip_tables(text: str) -> str:
-    """Remove every table that is closed, with all it holds; rows of unclosed ones go line by line later.
+    """Remove every closed table with its contents; `prose` removes the rows of unclosed ones line by line.
 
-    Linear: one pass pairs openings with closings, and only the outermost pairs are cut.
+    Linear: one pass pairs openings with closings, and only the outermost pairs are removed.
     """
     for marks in (_WIKI, _HTML):
         if marks.search(text):

@@ -1,10 +1,10 @@
-"""Which template becomes which words.
+"""Render templates as the words that a reader sees.
 
-A table leads from a template's name to a small function that writes what a reader sees of it. Most templates
-of a page show nothing in running text (citations, infoboxes, navigation, notices, pictures): those that are
-known to are skipped unread. A template nobody listed is judged by its place: alone on a line it is a box and
-goes; inside a sentence, with one parameter and no more, it is nearly always a way to write that parameter
-(`{{largeur|12}}`), which stays.
+A table gives for a template's name a small function that writes the text a reader sees. Most templates
+of a page show nothing in running text (citations, infoboxes, navigation, notices, pictures): the known ones are
+skipped unread. A template that is in no table is judged by its place: alone on a line it is a box and is
+dropped; inside a sentence, with exactly one parameter, it nearly always formats that parameter
+(`{{largeur|12}}`), which is kept.
 """
 
 import re
@@ -43,14 +43,14 @@ _NOT_SHOWABLE = re.compile(r"https?:|\n|^\W*$")
 
 @lru_cache(maxsize=1 << 16)
 def normalised(name: str) -> str:
-    """Return a template's name as the table has it: lower case, blanks single, no namespace."""
+    """Return a template's name in the form of the table: lower case, single spaces, no namespace."""
     name = " ".join(name.replace("_", " ").split()).lower()
     return name.removeprefix("template:").removeprefix("subst:").strip()
 
 
 @lru_cache(maxsize=1 << 16)
 def is_dropped(name: str) -> bool:
-    """Tell whether nothing is ever shown of the template of this name, as it stands in the wikitext."""
+    """Return whether the template of this name, spelled as in the wikitext, never shows text."""
     name = normalised(name)
     return name not in RENDERERS and _DROPPED.match(name) is not None
 
@@ -64,7 +64,7 @@ class Templates:
     def render(self, arguments: list[str], *, inside: bool) -> str:
         """Return the words that a reader sees of a template, its name first among the arguments.
 
-        `inside` says that it stands within a line of text. Where nothing is shown, a gap keeps the
+        `inside` says that it is within a line of text. A template without text becomes a gap, which keeps its
         neighbours apart.
         """
         name = normalised(arguments[0])
@@ -90,7 +90,7 @@ _FUNCTIONS: dict[str, Renderer] = {
 
 
 def _function(arguments: list[str]) -> str:
-    """Show what parser functions of the form `{{name:value|…}}` do."""
+    """Render parser functions of the form `{{name:value|…}}`."""
     name, _, value = arguments[0].strip().partition(":")
     renderer = _FUNCTIONS.get(name.lower())
     return renderer(parse_call(name.lower(), [value, *arguments[1:]])) if renderer else ""

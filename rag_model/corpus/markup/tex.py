@@ -1,15 +1,15 @@
-r"""Formulas: TeX to the line of text that a reader would type for it.
+r"""Formulas: turn TeX into one line of text, as a reader would type it.
 
-Dropping formulas leaves sentences with holes ("where is the energy"), and raw TeX is mostly braces and
-typesetting. So `E = mc^2` stays, `\frac{a}{b}` becomes `a/b`, Greek letters and operators become their
-characters, and what only sets type goes. Matrices, aligned equations and long derivations are dropped: on
-one line they say nothing.
+Without formulas, sentences would have holes ("where is the energy"), and raw TeX is mostly braces and
+typesetting. So `E = mc^2` is kept, `\frac{a}{b}` becomes `a/b`, Greek letters and operators become their
+characters, and typesetting commands are removed. Matrices, aligned equations and long derivations are dropped: on
+one line they are unreadable.
 """
 
 import re
 from collections.abc import Iterator
 
-MAX_CHARS = 400  # of TeX; longer formulas are displays that no line of text renders
+MAX_CHARS = 400  # characters of TeX; longer formulas are displays that do not fit one line
 MAX_DEPTH = 20  # groups within groups
 
 _PAIRS = (
@@ -50,7 +50,7 @@ _RAISABLE = re.compile(r"[0-9+\-−()n]+")
 
 
 def render_tex(tex: str) -> str:
-    r"""Return a formula as one line of text, or nothing where it is a display no line can hold.
+    r"""Return a formula as one line of text, or "" for a display that does not fit one line.
 
     >>> render_tex(r"\frac{1}{2} m v^2 \leq \mathrm{const}")
     '1/2 m v² ≤ const'
@@ -62,7 +62,7 @@ def render_tex(tex: str) -> str:
 
 
 def raised(text: str) -> str:
-    """Return a superscript as characters where Unicode has them, else marked by `^`.
+    """Return a superscript in Unicode's characters if there are such, otherwise marked by `^`.
 
     >>> raised("-6"), raised("x"), raised("2x")
     ('⁻⁶', '^x', '^(2x)')
@@ -81,7 +81,7 @@ def _group(tokens: Iterator[re.Match[str]], depth: int) -> str:
 
 
 def _atom(tokens: Iterator[re.Match[str]], depth: int) -> str | None:
-    """Render the next letter, group, or command with its arguments; None where group or formula ends."""
+    """Render the next letter, group, or command with its arguments; None at the end of the group or formula."""
     token = next(tokens, None)
     if token is None or token[3] == "}":
         return None
@@ -96,7 +96,7 @@ def _atom(tokens: Iterator[re.Match[str]], depth: int) -> str | None:
 
 
 def _argument(tokens: Iterator[re.Match[str]], depth: int) -> str:
-    """Render the next group or letter, blanks before it skipped."""
+    """Render the next group or letter after any spaces."""
     while (piece := _atom(tokens, depth)) is not None:
         if piece.strip():
             return piece.strip()
@@ -114,7 +114,7 @@ def _command(name: str, tokens: Iterator[re.Match[str]], depth: int) -> str:
         return f"C({_argument(tokens, depth)}, {_argument(tokens, depth)})"
     if name in _MARKS:
         return _marked(_argument(tokens, depth), _MARKS[name])
-    return " " if name in {"quad", "qquad", "limits"} else ""  # fonts and spacing: what follows speaks for itself
+    return " " if name in {"quad", "qquad", "limits"} else ""  # commands for fonts and spacing have no text
 
 
 def _marked(text: str, mark: str) -> str:

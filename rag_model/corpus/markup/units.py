@@ -1,8 +1,8 @@
-"""Units of `{{convert}}`: symbol, names, size in base units, and what they convert to unless told.
+"""Units of `{{convert}}`: symbol, names, size in base units, and the default unit to convert to.
 
-One line a unit: codes (the first is the symbol shown unless `symbol` differs), singular, plural, factor,
+One line per unit: codes (the first is the symbol shown unless `symbol` differs), singular, plural, factor,
 default output. Factors are to metres, square metres, cubic metres, kilograms, metres a second, joules,
-watts, pascals, kelvins (and so on): only units of one kind are ever converted into each other. Sources: NIST
+watts, pascals, kelvins (and so on): only units of one kind are converted into each other. Sources: NIST
 SP 811, appendix B; Module:Convert/documentation for defaults.
 """
 

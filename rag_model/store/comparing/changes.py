@@ -1,9 +1,9 @@
-"""What became of each article and passage between two snapshots: joined by passage id and hash, never by row.
+"""Compare the articles and passages of two snapshots: joined by passage id and hash, never by row.
 
-Of the passages only ids, titles and hashes are read, and only of parts whose file is not the same in both snapshots.
-Parts of one page range meet in memory, pair by pair. Where ranges differ (another cut of the dump, the last part of a
-dump that grew) an article's passages may lie anywhere in the rest: they are dealt by page into buckets on disk, and
-the buckets meet in memory instead. So memory is bounded by a part or by a bucket, whatever the corpus.
+Only the ids, titles and hashes of passages are read, and only from parts whose file differs between the snapshots.
+Parts with the same page range are compared in memory, pair by pair. Where ranges differ (the dump was split otherwise,
+or its last part grew) the passages of an article may be in any of the remaining parts: they are distributed by page
+into buckets on disk, and the buckets are compared in memory. So memory is bounded by one part or one bucket.
 """
 
 import tempfile
@@ -26,19 +26,19 @@ from rag_model.store.versions.paths import passages_path
 from rag_model.store.versions.snapshot import Snapshot
 
 Change = Literal["added", "changed", "removed"]
-BUCKET = 1 << 18  # rows of a bucket, about: some 30 MB, and 100 MB if all of them changed
+BUCKET = 1 << 18  # approximate rows of a bucket: about 30 MB, and 100 MB if all of them changed
 _COLUMNS = ("id", "page_id", "title", "hash")
 _SCHEMA = pa.schema([PASSAGE_SCHEMA.field(name) for name in _COLUMNS])
 
 
 @dataclass(frozen=True, slots=True)
 class ArticleChange:
-    """An article that is not as it was, with what became of its passages."""
+    """An article that changed, with the number of its passages by kind of change."""
 
     page_id: str
     title: str  # the later one
     change: Change
-    passages: Mapping[Change, int]  # none that stayed as they were
+    passages: Mapping[Change, int]  # unchanged passages are not counted
 
 
 def article_changes(before: Snapshot, after: Snapshot, *, bucket: int = BUCKET) -> Iterator[ArticleChange]:
@@ -66,9 +66,9 @@ def article_changes(before: Snapshot, after: Snapshot, *, bucket: int = BUCKET) 
 def _matched(
     before: Snapshot, after: Snapshot
 ) -> tuple[list[tuple[PartEntry, PartEntry]], list[PartEntry], list[PartEntry]]:
-    """Return the pairs of parts of one page range, and what is left of each side; shared files are in neither."""
+    """Return the pairs of parts with equal page ranges, and the other parts of each side; equal files are left out."""
     own, other = _unshared(before, after), _unshared(after, before)
-    if not (_disjoint(before.parts) and _disjoint(after.parts)):  # then a range does not say whose a page is
+    if not (_disjoint(before.parts) and _disjoint(after.parts)):  # then a page range does not identify a part
         return [], own, other
     ranges = {_range(part): part for part in other}
     pairs = [(part, ranges.pop(_range(part))) for part in own if _range(part) in ranges]
@@ -91,7 +91,7 @@ def _range(part: PartEntry) -> tuple[int, int]:
 
 
 def _deal(snapshot: Snapshot, parts: Sequence[PartEntry], count: int, folder: Path) -> list[Path]:
-    """Write each part's rows to a file of `count` batches, batch i those of bucket i."""
+    """Write each part's rows to a file of `count` batches; batch i holds the rows of bucket i."""
     folder.mkdir()
     files = [folder / f"{number}.arrow" for number in range(len(parts))]
     for part, file in zip(parts, files, strict=True):
@@ -116,7 +116,7 @@ def _write(table: pa.Table, count: int, file: Path) -> None:
 
 
 def _gather(files: Sequence[Path], number: int) -> pa.Table:
-    """Read one bucket of every file."""
+    """Read bucket `number` of all files into one table."""
     batches = []
     for file in files:
         with pa.memory_map(str(file)) as source:
@@ -125,7 +125,7 @@ def _gather(files: Sequence[Path], number: int) -> pa.Table:
 
 
 def _compare(before: pa.Table, after: pa.Table) -> Iterator[ArticleChange]:
-    """Yield the changed articles of two tables that between them hold every passage of their articles."""
+    """Yield the changed articles of two tables that together hold every passage of their articles."""
     old, new = _less(before, after), _less(after, before)
     kept = {row[0] for row in old} & {row[0] for row in new}
     titles: dict[str, str] = {}
@@ -145,11 +145,11 @@ def _compare(before: pa.Table, after: pa.Table) -> Iterator[ArticleChange]:
 
 
 def _less(table: pa.Table, other: pa.Table) -> list[tuple[str, str, str]]:
-    """Return id, page and title of the rows whose id and hash `other` has nowhere together."""
+    """Return id, page and title of the rows whose pair of id and hash is in no row of `other`."""
     missing = pc.invert(pc.is_in(_keys(table), value_set=_keys(other)))
     left = table.filter(missing)
     return list(zip(*(left[name].to_pylist() for name in ("id", "page_id", "title")), strict=True))
 
 
 def _keys(table: pa.Table) -> pa.ChunkedArray:
-    return pc.binary_join_element_wise(table["hash"], table["id"], " ")  # a hash holds no blank
+    return pc.binary_join_element_wise(table["hash"], table["id"], " ")  # a hash contains no space

@@ -17,7 +17,7 @@ CHANGES: tuple[Change, ...] = ("added", "changed", "removed")
 
 @dataclass(frozen=True, slots=True)
 class PullBytes:
-    """What a pull of a kind of files would cost whoever has the earlier snapshot; equal files count once."""
+    """The bytes of one kind of files that a holder of the earlier snapshot would pull; equal files count once."""
 
     fetched_bytes: int
     reused_bytes: int
@@ -25,7 +25,7 @@ class PullBytes:
 
 @dataclass(frozen=True, slots=True)
 class Diff:
-    """What one snapshot has that an earlier one (or any other) has not, and the reverse."""
+    """The differences between an earlier (or any other) snapshot and a later one, in both directions."""
 
     before: str  # full id
     after: str
@@ -77,7 +77,7 @@ def _settings(content: Content) -> dict[str, Any]:
 
 
 def differences(before: Any, after: Any, at: str = "") -> Iterator[tuple[str, tuple[Any, Any]]]:
-    """Yield the dotted path of every setting that differs; what only one side has comes whole."""
+    """Yield the dotted path and both values of every setting that differs; a section of one side only is not split."""
     if isinstance(before, Mapping) and isinstance(after, Mapping):
         for name in sorted({*before, *after}):
             yield from differences(before.get(name), after.get(name), f"{at}.{name}" if at else name)

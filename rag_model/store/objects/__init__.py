@@ -1,1 +1,1 @@
-"""Bytes in the store: one seam around files, immutable blobs, exclusive creation, memo, intents, reports of runs."""
+"""Bytes in the store: file operations, immutable blobs, exclusive creation, memo, intents, reports of runs."""

@@ -1,6 +1,6 @@
-"""Blobs: immutable files named by the digest of their bytes, so equal files are stored once and damage shows.
+"""Blobs: immutable files named by the digest of their bytes, so equal files are stored once and damage is detected.
 
-A blob lies at `blobs/<first two hex digits>/<all 64>`; `sha256sum` of the file gives its name.
+The path of a blob is `blobs/<first two hex digits>/<all 64>`; `sha256sum` of the file gives its name.
 """
 
 import re
@@ -33,7 +33,7 @@ class BlobRef:
     size: int  # bytes
 
     def __post_init__(self) -> None:
-        """Refuse what is no blob, wherever it was read: a path is made from the id."""
+        """Refuse a malformed id or size: the id may come from anywhere, and a path is made from it."""
         if not isinstance(self.id, str) or not _ID.fullmatch(self.id):
             raise StoreError(f"{self.id!r} is not a blob id (sha256:<64 hex digits>)")
         if type(self.size) is not int or not 0 <= self.size <= _LARGEST:
@@ -56,7 +56,7 @@ class BlobRef:
 
     @property
     def path(self) -> str:
-        """Where the blob lies, relative to the store: `blobs/ab/abcdef…`."""
+        """The blob's path, relative to the store: `blobs/ab/abcdef…`."""
         digits = self.id.partition(":")[2]
         return f"blobs/{digits[:2]}/{digits}"
 
@@ -68,7 +68,7 @@ class Blobs:
     files: Files
 
     def put_file(self, path: Path) -> BlobRef:
-        """Store a local file's bytes, streamed; nothing is copied when they were put there within twelve hours.
+        """Store a local file's bytes, streamed; nothing is copied if they were stored within the last twelve hours.
 
         Raises:
             StoreError: the store is full or unwritable, or the file cannot be read.
@@ -88,7 +88,7 @@ class Blobs:
         return ref
 
     def exists(self, ref: BlobRef) -> bool:
-        """Whether the blob is there with the right size (`verify` re-hashes)."""
+        """Whether the blob exists with the right size (`verify` hashes it again)."""
         return self.files.size(ref.path) == ref.size
 
     def open(self, ref: BlobRef) -> BinaryIO:
@@ -114,10 +114,10 @@ class Blobs:
         return data
 
     def fetch(self, ref: BlobRef, dest: Path, watch: Callable[[int], None] = lambda size: None) -> None:
-        """Copy a blob to a local path, which appears whole and verified or not at all; memory stays small.
+        """Copy a blob to a local path, which appears complete and verified or not at all, in bounded memory.
 
-        An interrupted copy is gone on with where it ended. `watch` is called with the number of bytes that there are
-        to begin with, and then with those of each chunk; what it raises interrupts the copy.
+        An interrupted copy is continued where it ended. `watch` is called with the number of bytes that an earlier
+        copy left, and then with the size of each chunk; an exception of it interrupts the copy.
 
         Raises:
             StoreError: the blob is missing or damaged, or `dest` cannot be written.
@@ -130,8 +130,8 @@ class Blobs:
     ) -> bool:
         """Fill a local path as `fetch` does, but from `chunks(read, start)`: bytes from `start` on, in order.
 
-        It gets those that it has not by `read(start, end)`. False: what came together is not the blob, and `dest` is
-        as it was.
+        `chunks` gets the bytes that it lacks by `read(start, end)`. Returns False if the result is not the blob; then
+        `dest` is unchanged.
 
         Raises:
             StoreError: the blob is missing or of another size, or `dest` cannot be written.
@@ -152,13 +152,13 @@ class Blobs:
         except OSError as error:
             raise StoreError(f"cannot write {dest}: {error.strerror or error}") from error
         except StoreError:
-            self._require(ref)  # if it is the blob's fault, that is the better sentence
+            self._require(ref)  # if the blob is missing or of a wrong size, say that instead
             raise
 
     def local(self, ref: BlobRef) -> Path:
         """Return a local path to read a blob from: the blob itself, or a copy in the cache; verified.
 
-        A file is hashed when it is first asked for on this machine, and again only after it was written to.
+        A file is hashed at its first use on this machine, and again only after it was written to.
 
         Raises:
             StoreError: the blob is missing or damaged.
@@ -178,7 +178,7 @@ class Blobs:
         return copy
 
     def forget(self, ref: BlobRef) -> None:
-        """Remove this machine's copy of a remote blob, if there is one; the blob itself stays."""
+        """Remove this machine's copy of a remote blob, if there is one; the blob itself is not deleted."""
         if not self.files.is_local:
             (cache_folder() / ref.path.partition("/")[2]).unlink(missing_ok=True)
 
@@ -187,7 +187,7 @@ class Blobs:
         return self.files.url_of(ref.path)
 
     def _put(self, ref: BlobRef, write: Callable[[], None]) -> bool:
-        """Write a blob, unless it is there and so young that no `gc` can be deleting it; whether it was written."""
+        """Write a blob and return True; False if it exists and is too recent for any `gc` to be deleting it."""
         found = self.files.find(ref.path)
         if found is not None and found.size == ref.size and time.time() - found.written < _TRUSTED:
             return False

@@ -1,8 +1,8 @@
-"""The cache of remote blobs: verified copies on this machine's disk, bounded, the longest unused leaving first.
+"""The cache of remote blobs: verified copies on this machine's disk, of bounded size, least recently used out first.
 
-`BOOKWHEEL_CACHE` says where it lies (else `~/.cache/bookwheel/blobs`), `BOOKWHEEL_CACHE_BYTES` how much it may
-hold (else half of its disk). What was used within the last hour stays whatever the bound, since somebody
-may be about to open it; whoever has opened a copy keeps reading it after it left.
+`BOOKWHEEL_CACHE` is its folder (default `~/.cache/bookwheel/blobs`), `BOOKWHEEL_CACHE_BYTES` its greatest size
+(default: half of its disk). A copy that was used within the last hour is never removed, since a process may be
+about to open it. A process that has opened a copy can read it after it was removed.
 """
 
 import os
@@ -31,16 +31,16 @@ def cache_stamps() -> Stamps:
 
 
 def used(copy: Path) -> None:
-    """Note that a copy was used now, by its time of access, which most systems keep only roughly."""
+    """Set a copy's access time to now, since most systems update that only roughly."""
     with suppress(OSError):
         os.utime(copy, ns=(time.time_ns(), copy.stat().st_mtime_ns))
 
 
 def make_room(size: int) -> None:
-    """Remove the copies that were unused for longest until `size` more bytes fit within the bound.
+    """Remove the least recently used copies until `size` more bytes fit within the bound.
 
     Raises:
-        UsageError: `BOOKWHEEL_CACHE_BYTES` is no number.
+        UsageError: `BOOKWHEEL_CACHE_BYTES` is not a number.
     """
     folder = cache_folder()
     most = _most_bytes(folder)

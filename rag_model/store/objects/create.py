@@ -1,7 +1,7 @@
-"""Create a file exclusively: of all who try, in any process on any machine, exactly one succeeds.
+"""Create a file exclusively: of all writers that try, in any process on any machine, exactly one succeeds.
 
-Refs and memo rest on this one operation, so the store needs no locks. fsspec's own local `mode="create"` is a
-check and then a write (two processes both win), so the local way is a temporary file and a hard link.
+Refs and memo are built on this one operation, so the store needs no locks. fsspec's own local `mode="create"` is a
+check and then a write (two processes may both succeed), so locally a temporary file and a hard link are used.
 """
 
 import errno
@@ -15,17 +15,17 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from rag_model.landing import landing
 
-_memory_lock = threading.Lock()  # memory:// lives in one process
+_memory_lock = threading.Lock()  # memory:// exists in one process
 
 
 def create_exclusive(fs: Any, path: str, data: bytes) -> bool:
-    """Create `path` holding `data`; False when it exists already, and then it is left as it was.
+    """Create `path` with the bytes `data`; return False, and change nothing, when it exists already.
 
-    On object stores False may also mean that a retried request met its own first attempt: put a nonce into
-    `data`, read the file back and compare.
+    On object stores False may also mean that a retried request found the file of its own first attempt: put a nonce
+    into `data`, read the file back and compare.
 
     Raises:
-        OSError: nothing was created, for another reason than that the file exists.
+        OSError: nothing was created, for a reason other than that the file exists.
     """
     if isinstance(fs, LocalFileSystem):
         return _create_local(Path(path), data)
@@ -37,7 +37,7 @@ def create_exclusive(fs: Any, path: str, data: bytes) -> bool:
 def excludes(fs: Any, folder: str) -> bool:
     """Probe whether exclusive creation works below `folder`: a second create must not replace the first.
 
-    A bucket that ignores `If-None-Match` overwrites in silence, and two publishers would both win.
+    A bucket that ignores `If-None-Match` overwrites without an error, and two publishers would both succeed.
     """
     if isinstance(fs, LocalFileSystem | MemoryFileSystem):
         return True
@@ -73,7 +73,7 @@ def _create_in_memory(fs: MemoryFileSystem, path: str, data: bytes) -> bool:
 
 
 def _create_by_condition(fs: Any, path: str, data: bytes) -> bool:
-    """`If-None-Match: *`. Servers name a lost race differently, but afterwards the file is there."""
+    """Create with `If-None-Match: *`. Servers report a lost race differently, but afterwards the file exists."""
     try:
         fs.pipe_file(path, data, mode="create")
     except FileExistsError:

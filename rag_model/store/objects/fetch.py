@@ -1,7 +1,7 @@
 """Fetch a blob into a local file: resumable, verified, and by one process at a time.
 
-The bytes go, in order, to a partial file beside the destination. Whoever is interrupted leaves it, and the next
-goes on where it ends; only what hashes right takes the destination's name.
+The bytes are written in order to a partial file beside the destination. An interrupted fetch leaves it, and the
+next fetch continues at its end. The file is renamed to the destination only if its digest is right.
 """
 
 import fcntl
@@ -19,10 +19,10 @@ _BLOCK = 1 << 20
 
 
 def fetch(identity: str, size: int, dest: Path, rest: Callable[[int], Iterable[bytes]]) -> bool:
-    """Fill `dest` with the `size` bytes of a digest; `rest(start)` gives those from `start` on, in order.
+    """Fill `dest` with the `size` bytes of a digest; `rest(start)` yields those from `start` on, in order.
 
-    A second process that wants the same file waits for the first and takes its result. Returns False when what
-    came has another digest: then neither `dest` nor the partial file changed or stayed.
+    A second process that wants the same file waits for the first and takes its result. Returns False when the bytes
+    have another digest: then `dest` is unchanged and the partial file is deleted.
 
     Raises:
         OSError: the disk is full, or the folder cannot be written; the partial file keeps its bytes.
@@ -50,7 +50,7 @@ def partial_bytes(dest: Path) -> int:
 
 
 def _resumed(file: BinaryIO, size: int, identity: str, rest: Callable[[int], Iterable[bytes]]) -> bool:
-    """Go on with what an earlier fetch left, if anything; what turns out to be damaged is thrown away."""
+    """Continue the partial file of an earlier fetch, if there is one; delete it if it turns out to be damaged."""
     found = file.seek(0, os.SEEK_END)
     if 0 < found <= size and _digest(file, size, rest) == identity:
         return True
@@ -60,7 +60,7 @@ def _resumed(file: BinaryIO, size: int, identity: str, rest: Callable[[int], Ite
 
 
 def _digest(file: BinaryIO, size: int, rest: Callable[[int], Iterable[bytes]]) -> str:
-    """Append to a file what it lacks and return the digest of the whole."""
+    """Append the missing bytes to a file and return the digest of the complete file."""
     identity = digest_chunks(_whole(file, rest))
     file.flush()
     return identity
@@ -79,7 +79,7 @@ def _whole(file: BinaryIO, rest: Callable[[int], Iterable[bytes]]) -> Iterator[b
 
 @contextmanager
 def _alone_with(partial: Path) -> Iterator[tuple[BinaryIO, bool]]:
-    """Hold a partial file that no other process fills; the flag says that another did, and this one waited."""
+    """Lock a partial file, so that one process fills it; the flag says that this process had to wait for another."""
     waited = False
     while True:
         with partial.open("ab+") as file:
@@ -94,7 +94,7 @@ def _alone_with(partial: Path) -> Iterator[tuple[BinaryIO, bool]]:
 
 
 def _is_at(file: BinaryIO, path: Path) -> bool:
-    """Whether `path` still names the open file: who was waited for renames or removes it."""
+    """Whether `path` is still the open file: a process that held the lock before may have renamed or removed it."""
     with suppress(FileNotFoundError):
         return os.path.samestat(os.fstat(file.fileno()), path.stat())
     return False

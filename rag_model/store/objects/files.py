@@ -1,4 +1,4 @@
-"""The one seam around fsspec: the few file operations a store needs, each failing with one clear sentence.
+"""The only module that calls fsspec: the file operations that a store needs, each failing with one clear sentence.
 
 Paths are relative to the store's URL. Listings are never answered from a cache.
 """
@@ -25,11 +25,11 @@ from rag_model.landing import landing
 from rag_model.store.objects.create import create_exclusive, excludes
 from rag_model.store.objects.ranges import AHEAD, RangeFile, read_ahead
 
-_CHUNK = 16 << 20  # bytes; a transfer holds `AHEAD` of them, whatever the file's size
+_CHUNK = 16 << 20  # bytes; a transfer holds `AHEAD` chunks in memory, for a file of any size
 _MOST_CHUNKS = 10_000  # S3's limit for one upload; beyond 160 GB the chunks grow
-_TOKEN_REFUSED = {"InvalidToken", "TokenRefreshRequired"}  # where s3fs sees no lack of permission
+_TOKEN_REFUSED = {"InvalidToken", "TokenRefreshRequired"}  # codes that s3fs does not translate to PermissionError
 _WRITTEN = ("mtime", "LastModified", "last_modified", "created")  # when a file was written: local, S3, Azure, memory
-_REMOTE_BLOCK = 1 << 20  # bytes a read at an offset asks for at least
+_REMOTE_BLOCK = 1 << 20  # bytes; the least that a read at an offset requests
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Found:
 
 
 class Files:
-    """Files below one fsspec URL: a local path, `file://`, `memory://`, `s3://`, or what fsspec opens."""
+    """Files below one fsspec URL: a local path, `file://`, `memory://`, `s3://`, or another protocol of fsspec."""
 
     def __init__(self, url: str) -> None:
         """Connect to `url`; nothing is read or written yet.
@@ -70,11 +70,11 @@ class Files:
 
     @property
     def is_local(self) -> bool:
-        """Whether the files lie on this machine's disk."""
+        """Whether the files are on this machine's disk."""
         return isinstance(self._fs, LocalFileSystem)
 
     def local_path(self, path: str) -> Path:
-        """Return where `path` lies on this machine's disk (only where `is_local`)."""
+        """Return the local path of `path` (only where `is_local`)."""
         return Path(self._path(path))
 
     def url_of(self, path: str) -> str:
@@ -100,7 +100,7 @@ class Files:
         return Found(path, int(info["size"]), _written(info)) if info["type"] == "file" else None
 
     def tree(self, folder: str = "") -> Iterator[Found]:
-        """Yield all files below a folder, leftovers (dot-files) too, as they are listed now; [] without the folder."""
+        """Yield all files below a folder, dot-files too, from a fresh listing; none if the folder does not exist."""
         with self._explaining("list", folder):
             try:
                 entries = self._fs.ls(self._path(folder), detail=True, refresh=True)
@@ -121,7 +121,7 @@ class Files:
             except (FileNotFoundError, NotADirectoryError):
                 return []
         bases = (entry["name"].rpartition("/")[2] for entry in found if entry["type"] == kind)
-        # An object store may list the folder itself (a name that ends in a slash); a dot-file is a leftover.
+        # An object store may list the folder itself (a name that ends in a slash). A dot-file is a temporary file.
         return sorted(base for base in bases if base and not base.startswith("."))
 
     def read(self, path: str) -> bytes | None:
@@ -152,7 +152,7 @@ class Files:
         return value
 
     def open(self, path: str, size: int) -> BinaryIO:
-        """Open a file of `size` bytes to read at any offset; of a remote one only the ranges asked for are read."""
+        """Open a file of `size` bytes to read at any offset; only the requested ranges of a remote file are read."""
         if not self.is_local:
             read = partial(self.read_range, path)
             return cast(BinaryIO, io.BufferedReader(RangeFile(self.url_of(path), size, read), _REMOTE_BLOCK))
@@ -165,17 +165,17 @@ class Files:
             return bytes(self._fs.cat_file(self._path(path), start=start, end=end)) if end > start else b""
 
     def chunks(self, path: str, size: int, start: int = 0) -> Iterator[bytes]:
-        """Yield a file's bytes from `start` to `size` in order, 16 MiB at a time, three more on their way."""
+        """Yield a file's bytes from `start` to `size` in order, in chunks of 16 MiB; the next three are prefetched."""
         starts = range(start, size, _CHUNK)
         if self.is_local or len(starts) < 2:
             return (self.read_range(path, at, min(at + _CHUNK, size)) for at in starts)
         return read_ahead(lambda at: self.read_range(path, at, min(at + _CHUNK, size)), starts)
 
     def create(self, path: str, data: bytes) -> bool:
-        """Create a file exclusively; False when another writer was first.
+        """Create a file exclusively; return False when another writer was first.
 
-        Bytes that carry a nonce are read back on a loss, since a retried request can lose to its own first
-        attempt.
+        A retried request can find the file of its own first attempt. So on failure a remote file is read back, and
+        equal bytes count as success: put a nonce into `data`, so that no other writer's bytes are equal.
         """
         with self._explaining("write", path):
             if create_exclusive(self._fs, self._path(path), data):
@@ -183,7 +183,7 @@ class Files:
         return not self.is_local and self.read(path) == data
 
     def put(self, path: str, data: bytes) -> None:
-        """Write a small file whole, replacing what was there."""
+        """Write a small file, replacing an existing one."""
         with self._explaining("write", path):
             if self.is_local:
                 with landing(self.local_path(path)) as temporary:
@@ -192,7 +192,7 @@ class Files:
                 self._fs.pipe_file(self._path(path), data)
 
     def upload(self, source: Path, path: str) -> None:
-        """Copy a local file into the store; it appears whole or not at all."""
+        """Copy a local file into the store; it appears complete or not at all."""
         with self._explaining("write", path):
             if self.is_local:
                 with landing(self.local_path(path)) as temporary:
@@ -201,7 +201,7 @@ class Files:
                 self._put_remote(source, path)
 
     def delete(self, folder: str) -> None:
-        """Delete a folder with all that it holds; nothing happens when there is none."""
+        """Delete a folder with its contents; do nothing if there is none."""
         with self._explaining("delete", folder):
             try:
                 self._fs.rm(self._path(folder), recursive=True)
@@ -209,12 +209,12 @@ class Files:
                 return
 
     def remove(self, path: str) -> None:
-        """Delete one file; nothing happens when there is none."""
+        """Delete one file; do nothing if there is none."""
         with self._explaining("delete", path), suppress(FileNotFoundError):
             self._fs.rm_file(self._path(path))
 
     def excludes(self) -> bool:
-        """Probe whether exclusive creation works here: without it two publishers would both win."""
+        """Probe whether exclusive creation works here: without it two publishers would both succeed."""
         with self._explaining("write", "probe"):
             return excludes(self._fs, self._path("probe"))
 
@@ -226,12 +226,12 @@ class Files:
         return fs, str(fs._strip_protocol(url))
 
     def _put_remote(self, source: Path, path: str) -> None:
-        """Upload a file, in parts where it is large; s3fs by itself would hold 500 MB of it."""
+        """Upload a file, a large one in parts; s3fs alone would hold 500 MB of it in memory."""
         size = source.stat().st_size
         bounds = {"chunksize": max(_CHUNK, -(-size // _MOST_CHUNKS)), "max_concurrency": AHEAD}
         try:
             self._fs.put_file(str(source), self._path(path), **(bounds if self._is_s3 else {}))
-        except FileNotFoundError:  # the upload is over, and the answer that said so was lost: it was tried again
+        except FileNotFoundError:  # the upload had succeeded, its response was lost, and the request was repeated
             if self.size(path) != size:
                 raise
 
@@ -252,13 +252,13 @@ def json_bytes(value: Any) -> bytes:
 
 
 def _written(info: Mapping[str, Any]) -> float:
-    """Return when a listed file was last written, by whatever name; where nothing says it, it never grows old."""
+    """Return when a listed file was last written, under any system's name; without a time the file counts as new."""
     moment = next((info[name] for name in _WRITTEN if info.get(name) is not None), math.inf)
     return moment.timestamp() if isinstance(moment, datetime) else float(moment)
 
 
 def _code(error: Exception) -> str | None:
-    """Return what an S3 server called an error."""
+    """Return the S3 error code of an exception."""
     response = getattr(error.__cause__, "response", None)
     return response.get("Error", {}).get("Code") if isinstance(response, dict) else None
 

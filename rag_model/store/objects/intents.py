@@ -1,21 +1,22 @@
-"""Intents: who is writing, so that nothing a writer relies on is deleted under its hands. Nothing is locked.
+"""Intents: files that announce running writers, so that nothing they rely on is deleted. There are no locks.
 
 ```
-intents/<name>.json   a build, a publication or a move of a ref: since when, and what it relies on
-sweeps/<name>.json    an `expire` or a `gc`: what it is deleting just now, and which intents it knows of
+intents/<name>.json   a build, a publication or a move of a ref: when it began, and what it relies on
+sweeps/<name>.json    an `expire` or a `gc`: what it is deleting now, and which intents it knows
 ```
-A writer writes its intent and *then* reads the sweeps; a sweep writes what it condemns and *then* reads the intents.
-So of the two at least one sees the other, on any store whose listings show what was written:
+A writer writes its intent and *then* reads the sweeps. A sweep writes the list of files that it will delete and *then*
+reads the intents. So at least one of them sees the other, on any store whose listings show what was written:
 
-* a sweep that meets an intent it does not know of deletes nothing, and plans anew with it;
-* a writer that meets a sweep which does not know of it waits as long as what it relies on is condemned: one batch;
-* a blob is written and *then* the sweeps are read, and it is written again as long as one condemns it; a sweep writes
-  what it condemns and *then* looks at each file once more, and leaves what was written meanwhile.
+* a sweep that finds an intent it does not know deletes nothing, and plans again with that intent;
+* a writer that finds a sweep which does not know its intent waits while files it relies on are listed for deletion: at
+  most one batch;
+* after a blob is written the sweeps are read, and the blob is written again while a sweep lists it; after a sweep has
+  written its list it checks each file once more, and keeps those that were written meanwhile.
 
-Whoever dies leaves its file. An intent counts for an hour after it was last written, a sweep for two minutes, and the
-living write theirs again in between. Times are those of the store's own files, never of a writer's clock, so clocks
-that disagree lose nothing. A writer that slept for longer than its intent counts is safe all the same: `publish`,
-`tag` and `rollback` hold an intent of their own, and look whether all is there before a ref moves.
+A process that dies leaves its file behind. An intent is valid for one hour after it was last written, a sweep for two
+minutes; a running process rewrites its file before that. Times are those of the store's files, never of a writer's
+clock, so clocks that disagree do no harm. A writer that was suspended for longer than its intent is valid is safe too:
+`publish`, `tag` and `rollback` hold an intent of their own, and check that all files exist before a ref moves.
 """
 
 import re
@@ -30,34 +31,34 @@ from rag_model.errors import StoreError
 from rag_model.store.objects.files import Files, json_bytes
 
 INTENT_COUNTS = 3600.0  # seconds after it was last written
-SWEEP_COUNTS = 120.0  # the same of a sweep, which writes its own before every batch
-_AGAIN = 300.0  # seconds between two writings of an intent
-_PAUSE = 0.2  # seconds between two looks at the sweeps
+SWEEP_COUNTS = 120.0  # seconds; a sweep rewrites its file before every batch
+_AGAIN = 300.0  # seconds between two writes of an intent
+_PAUSE = 0.2  # seconds between two reads of the sweeps
 _FORMAT = 1
 _FILE = re.compile(r"(?:intents|sweeps)/([A-Za-z0-9][A-Za-z0-9._-]{0,199})\.json")
 
 
 @dataclass(frozen=True, slots=True)
 class Intent:
-    """One writer at work."""
+    """One running writer."""
 
     name: str
     started: float  # seconds by the store's clock
-    needs: frozenset[str] | None  # paths in the store; None: a build, which may reuse whatever it finds
+    needs: frozenset[str] | None  # paths in the store; None: a build, which may reuse any file
 
 
 @dataclass(frozen=True, slots=True)
 class Intents:
-    """Those who write to one store, and those who delete from it."""
+    """The running writers and sweeps of one store."""
 
     files: Files
 
     @contextmanager
     def held(self, name: str, needs: Iterable[str] | None = None) -> Iterator[None]:
-        """Say, as long as the block runs, that a writer is at work; wait first for what is just being deleted.
+        """Hold an intent while the block runs; first wait until no sweep is deleting what the writer needs.
 
         `name` is unique among writers. `needs` are the paths in the store that the writer relies on; None: it may
-        reuse whatever it finds there.
+        reuse any file there.
 
         Raises:
             StoreError: the store cannot be written.
@@ -72,11 +73,11 @@ class Intents:
             with self._beating(path, json_bytes(value)):
                 yield
         finally:
-            with suppress(StoreError):  # what it was about is done, or has failed already; and it lapses by itself
+            with suppress(StoreError):  # the block has succeeded or failed already, and the intent expires by itself
                 self.files.remove(path)
 
     def live(self, now: float) -> list[Intent]:
-        """Return the intents that count at `now`, a time by the store's clock.
+        """Return the intents that are valid at `now`, a time by the store's clock.
 
         Raises:
             StoreError: an intent is damaged or of a newer format, so what it relies on cannot be known.
@@ -87,7 +88,7 @@ class Intents:
         ]
 
     def stamp(self, path: str, value: dict[str, Any]) -> float:
-        """Write a small file and return when: the time by the store's clock.
+        """Write a small file and return the time of that by the store's clock.
 
         Raises:
             StoreError: the store cannot be written.
@@ -99,7 +100,7 @@ class Intents:
         return found.written
 
     def write(self, path: str, put: Callable[[], None]) -> None:
-        """Write a file, again if a sweep may have deleted it meanwhile, so that it is there afterwards.
+        """Write a file, and again if a sweep may have deleted it meanwhile, so that it exists afterwards.
 
         Raises:
             StoreError: the store cannot be written.
@@ -113,7 +114,7 @@ class Intents:
         return any(path in mark["condemned"] for _, _, mark in self._counting("sweeps", now - SWEEP_COUNTS))
 
     def _endangered(self, name: str, needs: list[str] | None, now: float) -> bool:
-        """Whether a sweep that does not know of an intent may be deleting what it relies on."""
+        """Whether a sweep that does not know this intent may be deleting what its writer relies on."""
         marks = [mark for _, _, mark in self._counting("sweeps", now - SWEEP_COUNTS) if name not in mark["knows"]]
         return any(mark["condemned"] if needs is None else {*needs} & {*mark["condemned"]} for mark in marks)
 
@@ -122,19 +123,19 @@ class Intents:
             named = _FILE.fullmatch(file.path)
             value = self.files.read_json(file.path) if named and file.written >= since else None
             if named is None or value is None:
-                continue  # a leftover, one that lapsed, or one that ended since it was listed
+                continue  # a leftover, an expired file, or one that was removed after it was listed
             if value.get("format") != _FORMAT:
                 raise StoreError(f"{self.files.url_of(file.path)} is of another format: upgrade bookwheel")
             yield named[1], file.written, value
 
     @contextmanager
     def _beating(self, path: str, data: bytes) -> Iterator[None]:
-        """Write a file again and again, so that it does not lapse."""
+        """Write a file repeatedly while the block runs, so that it does not expire."""
         over = threading.Event()
 
         def beat() -> None:
             while not over.wait(_AGAIN):
-                with suppress(StoreError):  # the next one may get through
+                with suppress(StoreError):  # the next write may succeed
                     self.files.put(path, data)
 
         thread = threading.Thread(target=beat, daemon=True, name="intent")

@@ -1,8 +1,8 @@
-"""The memo: what a stage made of exact inputs, so that resuming and reusing are the same look-up.
+"""The memo: records of what a stage made from exact inputs, so that resuming and reusing are the same look-up.
 
-A record is written after its outputs exist and is created exclusively: of workers that race, the first wins
-and all use its outputs. A record whose outputs are gone is as good as absent: the next one takes the next
-generation, `<key>.2.json`, and only the newest generation counts. Nothing is locked, overwritten or deleted.
+A record is written after its outputs exist and is created exclusively: if workers race, the first one wins
+and all use its outputs. A record whose outputs are gone counts as absent: the next record is written as the next
+generation, `<key>.2.json`, and only the newest generation is read. Nothing is locked, overwritten or deleted.
 """
 
 import json
@@ -26,7 +26,7 @@ _FORMAT = 1
 
 
 class NotRecordedError(Exception):
-    """There is no record, and this memo makes none."""
+    """There is no record, and this memo only reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +54,8 @@ class Memo:
 
     files: Files
     blobs: Blobs
-    makes: bool = True  # False: what is not recorded is told by `NotRecordedError`
-    by: str | None = None  # who records: what an engine lets the same one do again is still its own work
+    makes: bool = True  # False: a missing record raises `NotRecordedError`
+    by: str | None = None  # who writes; a retried element finds its own record by it
 
     @staticmethod
     def key(inputs: Any) -> str:
@@ -63,7 +63,7 @@ class Memo:
         return digest_json(inputs).partition(":")[2]
 
     def get(self, stage: str, key: str) -> Record | None:
-        """Return the newest record; None without one, or when an output of it is gone or of another size."""
+        """Return the newest record; None if there is none, or if an output of it is missing or has another size."""
         return self._newest(stage, key)[1]
 
     def record(
@@ -74,9 +74,9 @@ class Memo:
         facts: Mapping[str, Any],
         inputs: Any = None,
     ) -> Record:
-        """Write a record and return the winner: this one, or that of whoever was first.
+        """Write a record and return the one that counts: this one, or that of a writer who was first.
 
-        `inputs` is kept beside it for people who ask why something was made again.
+        `inputs` is kept in the record, so that people can see why something was made again.
         """
         value = {
             "format": _FORMAT,
@@ -95,14 +95,14 @@ class Memo:
             self.files.create(_path(stage, key, generation + 1), json_bytes(value))
 
     def once(self, stage: str, inputs: Any, produce: Callable[[Path], Produced]) -> tuple[Record, bool]:
-        """Return the record of `inputs`, making it first if need be; the flag says whether it was made here.
+        """Return the record of `inputs`, made first if there is none; the flag says whether it was made here.
 
-        That is so if `produce` ran, or if it was recorded `by` this very memo's owner, who was cut off after it.
+        It is true if `produce` ran, or if the record is `by` this memo's owner, who was interrupted after writing it.
 
-        `produce` is given an empty work folder, which is removed afterwards whatever happens.
+        `produce` is given an empty work folder, which is always removed afterwards.
 
         Raises:
-            NotRecordedError: there is none, and this memo makes none.
+            NotRecordedError: there is no record, and this memo only reads.
         """
         key = self.key(inputs)
         known = self.get(stage, key)
@@ -119,10 +119,10 @@ class Memo:
         return self.record(stage, key, outputs, produced.facts, inputs), True
 
     def inputs(self, stage: str) -> Iterator[Mapping[str, Any]]:
-        """Yield what a stage's records were made of; reads all of them."""
+        """Yield the inputs of each of a stage's records; reads all of them."""
         folder = f"memo/{stage}"
         for name in self.files.names(folder):
-            with suppress(ValueError, KeyError, TypeError):  # a damaged record explains nothing
+            with suppress(ValueError, KeyError, TypeError):  # a damaged record has no inputs to show
                 inputs = json.loads(self.files.read(f"{folder}/{name}") or b"")["inputs"]
                 if isinstance(inputs, dict):
                     yield inputs

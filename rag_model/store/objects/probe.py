@@ -1,4 +1,4 @@
-"""Try out what every writer needs of a store: that it reads, writes, excludes a second writer, and knows the time."""
+"""Probe what every writer needs of a store: reads, writes, exclusive creation, and a clock."""
 
 import secrets
 import time
@@ -12,17 +12,17 @@ from rag_model.store.store import Store
 
 @dataclass(frozen=True, slots=True)
 class Probed:
-    """What a store does."""
+    """The result of a probe."""
 
-    excludes: bool  # of two who create one file, the second fails
+    excludes: bool  # if two writers create one file, the second fails
     skew: float  # seconds by which the store's clock is ahead of this machine's
-    seconds: float  # that writing, listing, reading and removing a small file took
+    seconds: float  # time to write, list, read and remove a small file
 
 
 def probe(store: Store) -> Probed:
     """Write a small file, list it, read it back and remove it; then create one twice.
 
-    Leaves nothing behind. `gc` and intents go by the store's clock alone, so a skew loses nothing.
+    Leaves no file behind. `gc` and intents use the store's clock alone, so a skew does no harm.
 
     Raises:
         StoreError: the store cannot be read or written, or does not give back what was written.
@@ -35,9 +35,9 @@ def probe(store: Store) -> Probed:
         if store.files.read(path) != json_bytes(value):
             raise StoreError(f"{store.files.url_of(path)} does not hold what was just written: use another store")
     finally:
-        with suppress(StoreError):  # what failed before it is what to tell
+        with suppress(StoreError):  # the earlier failure is the one to report
             store.files.remove(path)
     seconds = time.perf_counter() - begun
-    # the store's clock was read between the two readings of this one; within them there is no telling
+    # the store's clock was read between two readings of this machine's: only a time outside them is a skew
     skew = min(written - before, 0.0) if written < after else written - after
     return Probed(store.files.excludes(), round(skew, 1), round(seconds, 3))

@@ -1,4 +1,4 @@
-"""Reading remote files by range: at any offset, and ahead of whoever consumes them."""
+"""Reading remote files by range: at any offset, and ahead of the consumer."""
 
 import io
 from collections import deque
@@ -8,11 +8,11 @@ from itertools import islice
 from typing import Any, TypeVar
 
 Place = TypeVar("Place")
-AHEAD = 4  # chunks that are held or on their way at once
+AHEAD = 4  # chunks that are in memory or being read at once
 
 
 class RangeFile(io.RawIOBase):
-    """A file of known size that is read by range; unlike fsspec's it asks for no size and reads nothing ahead."""
+    """A file of known size that is read by range; unlike fsspec's it requests no size and does not read ahead."""
 
     def __init__(self, name: str, size: int, read: Callable[[int, int], bytes]) -> None:
         """Read the bytes from `start` to `end` (exclusive) with `read(start, end)`; `name` is for messages."""
@@ -28,12 +28,12 @@ class RangeFile(io.RawIOBase):
         return True
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Move, as any file does."""
+        """Set the position, as `io.IOBase.seek` does, and return it."""
         self._at = max(0, offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence])
         return self._at
 
     def readinto(self, buffer: Any) -> int:
-        """Fill the buffer as far as the file goes."""
+        """Fill the buffer, or less at the end of the file, and return the number of bytes."""
         data = self._read(self._at, min(self._at + len(buffer), self._size))
         buffer[: len(data)] = data
         self._at += len(data)

@@ -1,6 +1,6 @@
 """Reports of a running job's elements, at `runs/<run>/<stage>/<00042>.json`: progress, and results.
 
-Whatever runner the work is on, all it must do is write a small file; a retried element overwrites its own.
+This works on any runner, since all that a worker does is write a small file. A retried element overwrites its file.
 """
 
 import json
@@ -18,7 +18,7 @@ class Runs:
     files: Files
 
     def write(self, run: str, stage: str, i: int, value: Any) -> None:
-        """Report that element `i` (from 0) of a stage is done, with a small JSON value."""
+        """Write the report that element `i` (from 0) of a stage is done, with a small JSON value."""
         self.files.put(f"{_folder(run, stage)}/{i:05d}.json", json_bytes(value))
 
     def read_all(self, run: str, stage: str) -> list[Any]:

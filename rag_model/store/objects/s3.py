@@ -1,8 +1,8 @@
 """S3 by way of s3fs, with every retry in this one layer.
 
-botocore alone would retry a request, but not an answer that breaks off in the middle; s3fs alone would retry
-answers too, but not every status that means "later", and it would do so around what botocore had given up on:
-25 tries of one request, 125 of a read. So both are told to try once, and what is here decides.
+botocore alone would retry a request, but not a response that breaks off in the middle. s3fs alone would retry
+responses too, but not every status that means "later", and it would repeat what botocore had given up on:
+25 tries of one request, 125 of a read. So both are told to try once, and this module does the retries.
 """
 
 import asyncio
@@ -24,20 +24,20 @@ _PASSING_CODES = {
     "SlowDown",
     "Throttling",
     "ThrottlingException",
-    "XAmzContentSHA256Mismatch",  # the body was damaged on its way
+    "XAmzContentSHA256Mismatch",  # the body was damaged in transit
 }
 _BROKEN_LINE = (
     aiohttp.ClientError,
     botocore.exceptions.ConnectionError,
     botocore.exceptions.HTTPClientError,
-    ResponseParserError,  # an error page where XML was due
+    ResponseParserError,  # an error page in place of XML
     TimeoutError,
 )
 _Answer = TypeVar("_Answer")
 
 
 class S3(S3FileSystem):  # type: ignore[misc]
-    """An `S3FileSystem` that tries each request, its answer's body included, up to seven times."""
+    """An `S3FileSystem` that tries each request, with the body of its response, up to seven times."""
 
     retries = 1  # s3fs's own
 
@@ -52,20 +52,20 @@ class S3(S3FileSystem):  # type: ignore[misc]
     async def _cat_file(
         self, path: str, version_id: str | None = None, start: int | None = None, end: int | None = None, **_: Any
     ) -> Any:
-        """Read a file or a range in one request; s3fs would ask for the size first, then read in pieces of its own."""
+        """Read a file or a range in one request; s3fs would request the size first and then read in smaller pieces."""
         read = super()._cat_file
         return await _patiently(lambda: read(path, version_id, start=start, end=end, max_concurrency=1))
 
 
 async def _patiently(attempt: Callable[[], Awaitable[_Answer]]) -> _Answer:
-    """Try until it succeeds or cannot; what was given up on inside is not tried again outside."""
+    """Try until it succeeds or cannot; an error that an inner call gave up on is not tried again."""
     for number in range(_TRIES - 1):
         try:
             return await attempt()
         except Exception as error:
             if getattr(error, "given_up", False) or not _passes(error):
                 raise
-        await asyncio.sleep(_PAUSE * 2**number * random.uniform(0.5, 1))  # apart from others who were turned away
+        await asyncio.sleep(_PAUSE * 2**number * random.uniform(0.5, 1))  # clients spread out
     try:
         return await attempt()
     except Exception as error:

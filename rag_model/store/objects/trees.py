@@ -18,7 +18,7 @@ def linked_tree(targets: Mapping[str, Path]) -> Path:
     """
     identity = digest_json({name: str(target) for name, target in targets.items()}).partition(":")[2]
     folder = cache_folder() / "trees" / identity
-    if folder.is_dir():  # its targets exist: the caller has just asked for them
+    if folder.is_dir():  # its targets exist: the caller has just fetched them
         return folder
     building = folder.with_name(f".{secrets.token_hex(8)}")
     try:
@@ -26,7 +26,7 @@ def linked_tree(targets: Mapping[str, Path]) -> Path:
             link = building / name
             link.parent.mkdir(parents=True, exist_ok=True)
             link.symlink_to(target)
-        building.rename(folder)  # whole or not at all
+        building.rename(folder)  # atomic: complete or absent
     except OSError as error:
         shutil.rmtree(building, ignore_errors=True)
         if not folder.is_dir():  # otherwise another process made the same one first

@@ -1,1 +1,1 @@
-"""Copies elsewhere: pull and export, what a puller has already, stamps of verified files, pruning."""
+"""Copies outside the store: pull and export, patches from earlier vectors, stamps of verified files, pruning."""

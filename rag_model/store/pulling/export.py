@@ -1,13 +1,13 @@
-"""Export a snapshot to layouts that others read, so that people can leave.
+"""Export a snapshot to layouts that other tools read.
 
 | layout | files | for |
 | --- | --- | --- |
-| `dpr` | `psgs_w100.tsv`; `wikipedia_passages_0.npy`, row for row with `wikipedia_passages_0.ids.npy` | DPR |
+| `dpr` | `psgs_w100.tsv`; `wikipedia_passages_0.npy`, row i for id i of `wikipedia_passages_0.ids.npy` | DPR |
 | `jsonl` | `corpus.jsonl` of `{"id", "contents"}`: title, line break, text | Pyserini, FlashRAG |
 | `datasets` | `data/train-00000-of-00008.parquet` of `id, text, title, embeddings` | `load_dataset(folder)` |
 
 DPR pickles its vectors as `(id, vector)` pairs; here the same content is two plain arrays. Parts stream, so
-memory does not grow with the snapshot. A README says whose text it is.
+memory does not grow with the snapshot. A README names the corpus and its licence.
 """
 
 import csv
@@ -44,13 +44,13 @@ class ExportReport:
 
 
 def export(snapshot: Snapshot, out: Path, layout: Layout, *, embeddings: bool = True) -> ExportReport:
-    """Write all passages of a snapshot, in row order, to the new folder `out`, which appears whole or not at all.
+    """Write all passages of a snapshot, in row order, to the new folder `out`, which appears complete or not at all.
 
-    Vectors go along where the layout has a place for them and the snapshot has some, unless not `embeddings`.
+    Vectors are included if `embeddings`, if the layout has a place for them, and if the snapshot has vectors.
 
     Raises:
         StoreError: a file of the snapshot is missing or damaged, or `out` cannot be written.
-        UsageError: there is something at `out` already, or no such layout.
+        UsageError: `out` exists already, or there is no such layout.
     """
     if layout not in get_args(Layout):
         raise UsageError(f"there is no layout {layout!r}: choose from {', '.join(get_args(Layout))}")
@@ -67,11 +67,11 @@ def export(snapshot: Snapshot, out: Path, layout: Layout, *, embeddings: bool = 
 
 @contextmanager
 def new_folder(out: Path) -> Iterator[Path]:
-    """Yield a folder to fill, which takes the name `out` when the block ends well, and goes when it fails.
+    """Yield a folder to fill, which is renamed to `out` when the block succeeds and deleted when it fails.
 
     Raises:
-        UsageError: there is something at `out` already.
-        OSError: it cannot be written.
+        UsageError: `out` exists already.
+        OSError: the folder cannot be written.
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UsageError(f"there is something at {out} already: give a new folder")

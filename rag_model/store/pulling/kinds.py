@@ -1,4 +1,4 @@
-"""The kinds of a snapshot's files: what people choose from when they pull, and by what bytes are counted."""
+"""The kinds of a snapshot's files: a pull selects files by kind, and reports of bytes are by kind."""
 
 from collections.abc import Callable, Sequence
 
@@ -6,7 +6,7 @@ from rag_model.errors import UsageError
 from rag_model.store.versions.manifest import Content
 from rag_model.store.versions.paths import EXACT
 
-FOR_BUILDS = frozenset({"articles", "trained"})  # what became of each article, what indexes share: no reader needs them
+FOR_BUILDS = frozenset({"articles", "trained"})  # logs of articles, trained files of indexes: readers do not need them
 
 
 def kind_of(path: str) -> str:
@@ -22,9 +22,9 @@ def kind_of(path: str) -> str:
 def chosen(
     content: Content, *, indexes: Sequence[str] = (), embeddings: bool = True, passages_only: bool = False
 ) -> Callable[[str], bool]:
-    """Return what `pull` takes as `select`: what readers need, less other indexes and embeddings, or passages alone.
+    """Return a `select` for `pull`: the files that readers need, without unselected indexes; or passages alone.
 
-    `indexes` names those to keep; none named keeps all. `exact` stands for the embeddings.
+    `indexes` names the indexes to pull; without names all are pulled. `exact` means the embeddings.
 
     Raises:
         UsageError: the snapshot has no such index, or the choice contradicts itself.
@@ -33,7 +33,7 @@ def chosen(
         known = ", ".join([*content.indexes, EXACT])
         raise UsageError(f"the snapshot has no index {unknown[0]!r} to pull: choose from {known}")
     if indexes and passages_only:
-        raise UsageError(f"passages alone hold no index {indexes[0]}: ask for one or the other")
+        raise UsageError(f"passages alone include no index {indexes[0]}: select one or the other")
     if EXACT in indexes and EXACT not in content.indexes and not embeddings:
         raise UsageError("index exact is searched in the embeddings: pull them too")
     left_out = {*FOR_BUILDS, *(f"index/{name}" for name in content.indexes if indexes and name not in indexes)}

@@ -1,6 +1,6 @@
-"""Have a version's blobs in a folder: those that are there verified, the others fetched, or put together of both.
+"""Materialise a version's blobs in a folder: verify those that are there, download the others, or patch.
 
-After an earlier snapshot, vectors of passages that it has too are not fetched again (`store.pulling.overlap`).
+Vectors of passages that an earlier pulled snapshot has too are not fetched again (`store.pulling.overlap`).
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -23,14 +23,14 @@ from rag_model.store.versions.manifest import Manifest
 from rag_model.store.versions.mapped import write_mapped
 from rag_model.store.versions.snapshot import Snapshot
 
-_THREADS = 4  # blobs at once; each holds at most 64 MiB of what is on its way
+_THREADS = 4  # blobs at once; each holds at most 64 MiB in transit
 
 
 class Watch:
-    """Counts bytes for all threads; when one fails, the others stop where they are: what they have is kept."""
+    """Count bytes for all threads; when one fails, the others stop too, and their partial files are kept."""
 
     def __init__(self, total: int, tell: Callable[[int, int], None]) -> None:
-        """Tell bytes done, of `total`."""
+        """Call `tell` with the bytes done and `total`."""
         self._done, self._total, self._tell, self._lock = 0, total, tell, Lock()
         self._failure: BaseException | None = None
 
@@ -38,17 +38,17 @@ class Watch:
         """Count some more bytes.
 
         Raises:
-            BaseException: what another thread failed by.
+            BaseException: the error that another thread failed with.
         """
         with self._lock:
             if self._failure is not None:
-                raise self._failure  # whoever is asked first tells the cause
+                raise self._failure  # the first thread that counts raises the cause
             self._done += size
             self._tell(min(self._done, self._total), self._total)
 
     @contextmanager
     def stopping(self) -> Iterator[None]:
-        """Stop the others where the block fails."""
+        """Stop the other threads if the block fails."""
         try:
             yield
         except BaseException as failure:
@@ -58,30 +58,30 @@ class Watch:
 
 @dataclass(frozen=True, slots=True)
 class Puller:
-    """Brings blobs to a folder that is being pulled to."""
+    """Materialise blobs in a folder that is being pulled to."""
 
     store: Store
     dest: Path
     watch: Watch
 
     def obtain(self, blobs: Iterable[BlobRef], one: Callable[[BlobRef], int] | None = None) -> int:
-        """Have every blob here, the largest first, since they take longest; return the bytes that were fetched."""
+        """Materialise all blobs, larger ones first, since they take longest; return the number of bytes fetched."""
         with ThreadPoolExecutor(_THREADS) as pool, self.watch.stopping():
             return sum(pool.map(one or self.whole, sorted(blobs, key=lambda ref: -ref.size)))
 
     def whole(self, ref: BlobRef) -> int:
-        """Have one blob here."""
-        return self._have(ref, self._fetch)
+        """Materialise one blob by fetching all of it; return the number of bytes fetched."""
+        return self._materialise(ref, self._fetch)
 
     def mapped(self, ref: BlobRef) -> int:
-        """Have a passage file here, and the memory-mapped copy of it."""
+        """Materialise a passage file and its memory-mapped copy; return the number of bytes fetched."""
         fetched = self.whole(ref)
         with self.watch.stopping():
             _derive(ref, self.dest)
         return fetched
 
     def patched(self, ref: BlobRef, path: str, overlap: Overlap, known: Mapping[str, Vectors]) -> int:
-        """Have a blob here, by fetching what of it is neither here nor among an earlier snapshot's vectors."""
+        """Materialise a blob by a patch: take vectors of an earlier snapshot from this disk, and fetch the rest."""
 
         def assemble(ref: BlobRef, copy: Path) -> int:
             patch = overlap.patch(path)
@@ -92,14 +92,14 @@ class Puller:
                     return patch.fetched_bytes
             return self._fetch(ref, copy)
 
-        return self._have(ref, assemble)
+        return self._materialise(ref, assemble)
 
     def _fetch(self, ref: BlobRef, copy: Path) -> int:
         self.store.blobs.fetch(ref, copy, self.watch)
         return ref.size
 
-    def _have(self, ref: BlobRef, get: Callable[[BlobRef, Path], int]) -> int:
-        """Have a sound copy of a blob; return the bytes that had to be fetched."""
+    def _materialise(self, ref: BlobRef, get: Callable[[BlobRef, Path], int]) -> int:
+        """Verify the copy of a blob, or make one with `get`; return the number of bytes fetched."""
         with self.watch.stopping():
             copy, fetched = blob_copy(self.dest, ref), 0
             if copy.is_file() and copy.stat().st_size == ref.size and digest_file(copy) == ref.id:
@@ -111,10 +111,10 @@ class Puller:
 
 
 def obtain_snapshot(puller: Puller, manifest: Manifest, files: dict[str, BlobRef], *, mapped: bool) -> int:
-    """Have some files of a snapshot here, by path; return the bytes that were fetched.
+    """Materialise some files of a snapshot, given by path; return the number of bytes fetched.
 
-    After an earlier snapshot, passages come first: they tell which vectors are here. `mapped` derives the memory-mapped
-    copies of them.
+    If an earlier snapshot was pulled, passages come first: they tell which vectors are on this disk. `mapped` also
+    writes the memory-mapped copies of the passage files.
 
     Raises:
         StoreError: a blob is missing or damaged.
@@ -139,7 +139,7 @@ def obtain_snapshot(puller: Puller, manifest: Manifest, files: dict[str, BlobRef
 
 @contextmanager
 def _pulled_before(dest: Path) -> Iterator[Snapshot | None]:
-    """Hold the snapshot that was pulled last, if there is one."""
+    """Open the snapshot that was pulled last, if there is one, and keep it from being pruned."""
     with ExitStack() as stack:
         before = None
         with suppress(StoreError):
@@ -148,7 +148,7 @@ def _pulled_before(dest: Path) -> Iterator[Snapshot | None]:
 
 
 def _arriving(manifest: Manifest, dest: Path) -> Snapshot:
-    """Open a snapshot whose files are only just being pulled; those that are not there yet cannot be read."""
+    """Open a snapshot while its files are being pulled; files that are still missing cannot be read."""
 
     def path(file: str) -> Path:
         return blob_copy(dest, manifest.content.files[file])

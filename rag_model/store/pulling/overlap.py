@@ -1,9 +1,9 @@
-"""What a puller has of a snapshot's vectors already: those of the passages that an earlier snapshot has too.
+"""Find the vectors of a snapshot that a puller has already: those of passages that an earlier snapshot has too.
 
-A month's edits change nearly every file and few of its rows. Of a file that ends in vectors (`store.pulling.tables`)
-a `Patch` fetches the head and the rows of new passages by range, and takes the others from what lies here. Passages are
-joined by hash under one encoder space; whether the vectors are the same to the bit only the digest of the whole file
-can say, and a file that comes out otherwise is fetched whole.
+A month's edits change nearly every file, but few of its rows. For a file that ends in vectors (`store.pulling.tables`)
+a `Patch` fetches the header and the rows of new passages by range, and copies the other rows from this disk. Passages
+are joined by hash within one encoder space. Only the digest of the complete file shows that the vectors are equal to
+the bit; a patched file with another digest is fetched whole.
 """
 
 from collections.abc import Callable, Iterator
@@ -24,33 +24,33 @@ from rag_model.store.pulling.tables import Table, Vectors, convertible, tables_o
 from rag_model.store.versions.manifest import Content, PartEntry
 from rag_model.store.versions.snapshot import Snapshot
 
-_NEAR = 32 << 10  # bytes; rows between two that are fetched, and not more, cost less to fetch than another request
-_PIECE = 4 << 20  # bytes; `_AHEAD` of them are held at once
-_AHEAD = 16  # ranges under way: they are short, and each waits for its answer
+_NEAR = 32 << 10  # bytes; a shorter gap between two fetched ranges is fetched too: cheaper than another request
+_PIECE = 4 << 20  # bytes; `_AHEAD` of them are in memory at once
+_AHEAD = 16  # requests at once: ranges are short, so latency dominates
 
 
 class Piece(NamedTuple):
-    """Some of a file's bytes, and where they come from."""
+    """A range of a file's bytes, and its source."""
 
     start: int
     end: int
-    rows: Rows | None  # of the earlier snapshot; None: they are fetched
+    rows: Rows | None  # rows of the earlier snapshot to copy; None: fetch the bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Patch:
-    """A file of which some rows are here."""
+    """A file of which some rows are on this disk."""
 
     table: Table
-    kept: Rows  # (rows,): of each the row of the earlier snapshot that has its vector; -1: none has
+    kept: Rows  # (rows,): for each row the earlier snapshot's row with its vector; -1: none
 
     @property
     def fetched_bytes(self) -> int:
-        """The bytes that have to be fetched."""
+        """The number of bytes that have to be fetched."""
         return sum(piece.end - piece.start for piece in self.pieces() if piece.rows is None)
 
     def chunks(self, vectors: Vectors, read: Callable[[int, int], bytes], start: int) -> Iterator[bytes]:
-        """Yield the file's bytes from `start` on, in order; `read(start, end)` fetches some."""
+        """Yield the file's bytes from `start` on, in order; `read(start, end)` fetches a range."""
 
         def made(piece: Piece) -> bytes:
             skipped = max(0, start - piece.start)
@@ -76,10 +76,10 @@ class Patch:
 
 
 class Overlap:
-    """Two snapshots with encoder spaces in common; what the later has of the earlier one's vectors. Thread-safe."""
+    """The vectors that a later snapshot has in common with an earlier one. Thread-safe."""
 
     def __init__(self, before: Snapshot, after: Snapshot, over: tuple[str, ...]) -> None:
-        """Compare the representations `over`, which have the same space in both. Use `of`, which finds them."""
+        """Compare the representations `over`, which have equal spaces in both; call `of`, which finds them."""
         self.over = over
         self._before, self._after = before, after
         self._tables = {path: one for path, one in tables_of(after.manifest.content).items() if one.over in over}
@@ -89,17 +89,17 @@ class Overlap:
 
     @classmethod
     def of(cls, before: Snapshot, after: Snapshot) -> Self | None:
-        """Return what two snapshots have in common; None where they are one, or no space is in both."""
+        """Return the overlap of two snapshots; None if they are the same one, or have no encoder space in common."""
         old, new = before.manifest.content, after.manifest.content
         digests = {name: _digest(new, name) for name in new.representations}
         same = tuple(name for name, digest in digests.items() if digest is not None and digest == _digest(old, name))
         return cls(before, after, same) if same and before.id != after.id else None
 
     def patch(self, path: str) -> Patch | None:
-        """Return what is here of a file of the later snapshot; None where nothing is, or it cannot be told.
+        """Return the patch for a file of the later snapshot; None if it has no row here, or passages cannot be read.
 
-        Reads the hashes of the passages that the file has vectors of, and of the parts that may have had them before:
-        8 bytes a passage stay in memory.
+        Reads the hashes of the passages that the file has vectors of, and of the earlier parts that may contain them;
+        8 bytes per passage stay in memory.
         """
         table = self._tables.get(path)
         if table is None:
@@ -119,7 +119,7 @@ class Overlap:
             return self._kept[part.name]
 
     def _joined(self, part: PartEntry) -> Rows:
-        """Join a part with those that had its pages."""
+        """Join a part with the earlier parts that had its pages; return the earlier row of each passage, or -1."""
         hashes, kept = self._hashes(self._after, part), np.full(part.rows, -1, np.int64)
         starts = accumulate((entry.rows for entry in self._before.parts), initial=0)
         for entry, start in zip(self._before.parts, starts, strict=False):
@@ -147,7 +147,7 @@ def _fetched(start: int, end: int) -> Iterator[Piece]:
 
 
 def _stretches(kept: Rows, near: int) -> Iterator[tuple[int, int, bool]]:
-    """Yield first row, end, and whether they are here, of each stretch; a short one that is here counts as fetched."""
+    """Yield start, end and whether to copy (not fetch) for each run of rows; short runs on this disk are fetched."""
     here = kept >= 0
     for first, end, its in _runs(here):
         if its and end - first < near and end - first < len(kept):

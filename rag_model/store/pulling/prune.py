@@ -1,8 +1,8 @@
-"""Prune a folder that snapshots are pulled to: the newest stay, and so does what somebody reads.
+"""Prune a folder that snapshots are pulled to: keep the newest snapshots, and those that a reader has open.
 
-A reader holds its snapshot's manifest by a shared lock (`flock`), which the kernel lets go of however the reader ends;
-a snapshot that is held is left for the next time. So a reader may open its files as late as it likes. Pulls hold a lock
-of the folder, shared too, and files are only deleted where no other pull is at work, which may be about to link them.
+A reader holds a shared lock (`flock`) on its snapshot's manifest, which the kernel releases however the reader ends.
+A locked snapshot is kept until the next prune, so a reader may open its files at any time. Pulls hold a shared lock
+on the folder, and files are only deleted while no other pull runs, since that may be about to link them.
 """
 
 import fcntl
@@ -27,18 +27,18 @@ _ID = re.compile(r"[0-9a-f]{64}")
 
 
 def check_keep(keep: int | None) -> None:
-    """Refuse, before anything is fetched, to keep fewer than one.
+    """Check, before anything is fetched, that at least one snapshot is kept.
 
     Raises:
         UsageError: `keep` is below 1.
     """
     if keep is not None and keep < 1:
-        raise UsageError(f"keep must be at least 1, not {keep}: what was just pulled stays")
+        raise UsageError(f"keep must be at least 1, not {keep}: the snapshot just pulled is always kept")
 
 
 @contextmanager
 def pulling(dest: Path) -> Iterator[int]:
-    """Say, as long as the block runs, that files of a folder may be about to be linked; gives the lock.
+    """Hold the shared lock of a folder while the block pulls to it; yields the lock.
 
     Raises:
         OSError: the folder cannot be written.
@@ -53,37 +53,36 @@ def pulling(dest: Path) -> Iterator[int]:
 
 
 def prune(dest: Path, keep: int, lock: int, parse: Callable[[bytes], Any]) -> tuple[str, ...]:
-    """Delete all but the `keep` snapshots that were pulled last, and the files that only they had; return their ids.
+    """Delete all but the `keep` snapshots pulled last, and the files that only they had; return the deleted ids.
 
-    What `current` names stays, and so does what a reader holds. `lock` is what `pulling` gave,
-    `parse` reads a manifest. Where another pull is at
-    work nothing is deleted; the next one does it.
+    The snapshot that `current` names is kept, and so is one that a reader holds. `lock` is what `pulling` yielded,
+    `parse` reads a manifest. While another pull runs nothing is deleted; the next prune does it.
 
     Raises:
-        OSError: a file cannot be deleted; the next one goes on.
+        OSError: a file cannot be deleted; the next prune continues.
     """
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return ()
     gone = tuple(folder.name for folder in _oldest(dest, keep) if _removed(folder))
-    for folder in dest.glob(f"{TEMPORARY}*"):  # of those who died half-way: nobody else is at work
+    for folder in dest.glob(f"{TEMPORARY}*"):  # left by pulls that died: no other pull is running
         shutil.rmtree(folder, ignore_errors=True)
     _sweep(dest, parse)
     return gone
 
 
 def hold(manifest: Path) -> int | None:
-    """Lock a snapshot's manifest for reading, and return the lock; None where the file system knows no locks.
+    """Lock a snapshot's manifest for reading, and return the lock; None where the file system has no locks.
 
     Raises:
-        OSError: there is no such file, or it is just being deleted.
+        OSError: there is no such file, or it is being deleted.
     """
     descriptor = os.open(manifest, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         if not os.path.samestat(os.fstat(descriptor), manifest.stat()):
-            raise BlockingIOError(f"{manifest} is another now")
+            raise BlockingIOError(f"{manifest} was replaced by another file")
     except OSError as refused:
         os.close(descriptor)
         if isinstance(refused, BlockingIOError | FileNotFoundError):
@@ -104,12 +103,12 @@ def _pulled(folder: Path) -> int:
 
 
 def _removed(folder: Path) -> bool:
-    """Remove a snapshot's folder, unless a reader holds it: first from its name, then from the disk."""
+    """Remove a snapshot's folder, unless a reader holds it: first rename it, then delete it."""
     doomed = folder.with_name(f"{TEMPORARY}{secrets.token_hex(8)}")
     try:
         descriptor = os.open(folder / MANIFEST, os.O_RDONLY)
     except FileNotFoundError:
-        return False  # not a snapshot, or one on its way
+        return False  # not a snapshot, or one that is being pulled
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         folder.rename(doomed)
@@ -122,8 +121,8 @@ def _removed(folder: Path) -> bool:
 
 
 def _sweep(dest: Path, parse: Callable[[bytes], Any]) -> None:
-    """Delete what no snapshot's folder names any more: copies of blobs, whole or not, and what was derived of them."""
-    with suppress(StoreError):  # a manifest that cannot be read may name any of them
+    """Delete the copies of blobs (partial ones too) and the files derived from them that no snapshot here names."""
+    with suppress(StoreError):  # an unreadable manifest may name any of them, so nothing is deleted
         named = _named(dest, parse)
         for copy in (dest / ".blobs").glob("??/*"):
             digest = copy.name.removeprefix(".").removesuffix(PARTIAL)
@@ -134,6 +133,6 @@ def _sweep(dest: Path, parse: Callable[[bytes], Any]) -> None:
 
 
 def _named(dest: Path, parse: Callable[[bytes], Any]) -> set[str]:
-    """Return the digests of all files of the snapshots that are there."""
+    """Return the digests of all files of the snapshots in a folder."""
     manifests = [parse(manifest.read_bytes()) for manifest in dest.glob(f"*/{MANIFEST}")]
     return {ref.id.partition(":")[2] for manifest in manifests for ref in manifest.content.files.values()}

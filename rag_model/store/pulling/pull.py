@@ -3,15 +3,15 @@
 ```
 DEST/.blobs/ab/abcdef…         every blob pulled so far, verified; .abcdef….partial: one that was interrupted
 DEST/.mapped/abcdef….arrow     passages as a service reads them: memory-mapped, derived once from their blob
-DEST/.verified/…               stamps: which of these files nobody wrote to since they were verified
-DEST/.lock                     held by every pull while it lasts, shared
+DEST/.verified/…               stamps: which of these files are unchanged since they were verified
+DEST/.lock                     a shared lock that every pull holds while it runs
 DEST/<snapshot id>/…           the snapshot's files under their own names (hard links into .blobs), manifest.json
 DEST/current                   a symbolic link to the snapshot pulled last, swapped by one rename
 ```
-A reader opens `DEST/current` once and keeps that folder, which never changes: it can never see a mix. Earlier snapshots
-stay until a pull is told how many to keep (`store.pulling.prune`). Of the files that are new, vectors of passages
-that the snapshot pulled last has too are not fetched again (`store.pulling.overlap`). A model's folder looks the same
-and is one that `load_rag` and `from_pretrained` open; snapshots and models are pulled to folders of their own.
+A reader opens `DEST/current` once and keeps that folder, which never changes: it never sees a mix of two snapshots.
+Earlier snapshots stay until a pull with `keep` prunes them (`store.pulling.prune`). In new files, the vectors of
+passages that the snapshot pulled last has too are not fetched again (`store.pulling.overlap`). A model's folder has the
+same layout, and `load_rag` and `from_pretrained` open it. Snapshots and models are pulled to different folders.
 """
 
 import os
@@ -56,20 +56,19 @@ def pull(
     keep: int | None = None,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> PullReport:
-    """Bring a snapshot (an id, a unique prefix or a ref), or a model (`model:` before it), to `dest`.
+    """Materialise a snapshot (an id, a unique prefix or a ref), or a model (`model:` before it), in `dest`.
 
-    `select` says which of its files; a later pull of the same snapshot that selects more adds files to the same folder.
-    An interrupted pull leaves `current` as it was; the next goes on where it stopped, within a file too. What lies in
-    `dest` already is hashed again, and replaced if damaged; vectors of passages that the snapshot pulled last has too
-    are taken from it. `mapped` derives the memory-mapped copy of the passages, which takes about three times their
-    room. `keep` deletes all but so many snapshots, those pulled last, but none that a reader has open; None keeps all.
-    `on_progress` is called with the bytes that are there and all bytes.
+    `select` chooses among its files; a later pull of the same snapshot that selects more adds files to the same folder.
+    An interrupted pull leaves `current` unchanged; the next one continues where it stopped, within a file too. Files in
+    `dest` are hashed again, and replaced if damaged; vectors of passages that the snapshot pulled last has too are
+    copied from it. `mapped` also writes the memory-mapped copy of the passages, which is about three times as large.
+    `keep` is the number of snapshots, those pulled last, that are not deleted; a snapshot that a reader has open is
+    never deleted; None keeps all. `on_progress` is called with the bytes that are there and the bytes in total.
 
     Raises:
-        UsageError: `keep` is below 1, or models are asked for in a folder of snapshots, or the other way round.
-        ResourceError: `dest` has not enough room; nothing was fetched.
-        StoreError: a blob is missing or damaged, or `dest` is full or cannot be written; `current` did not
-        move.
+        UsageError: `keep` is below 1, or a model is pulled to a folder of snapshots, or the other way round.
+        ResourceError: the disk of `dest` has too little free space; nothing was fetched.
+        StoreError: a blob is missing or damaged, or `dest` is full or cannot be written; `current` is unchanged.
     """
     check_keep(keep)
     shelf, name = store.shelf(snapshot)
@@ -99,7 +98,7 @@ def pull(
 
 
 def _check_of_one_kind(store: Store, shelf: Shelf[Any], dest: Path) -> None:
-    """Refuse to let `current` name now a snapshot and now a model: whoever follows it reads one of the two."""
+    """Check that a folder holds either snapshots or models: a reader of `current` expects one of the two."""
     other = store.snapshots if shelf is store.models else store.models
     try:
         other.parse((dest / CURRENT / MANIFEST).read_bytes())
@@ -109,7 +108,7 @@ def _check_of_one_kind(store: Store, shelf: Shelf[Any], dest: Path) -> None:
 
 
 def _check_room(dest: Path, blobs: list[BlobRef]) -> None:
-    """Refuse to fill a disk, whose readers may need the rest, when it is plain that it will not do."""
+    """Check that the free space is enough, before the disk is filled."""
     copies = [(ref, blob_copy(dest, ref)) for ref in blobs]
     lacking = sum(ref.size - min(partial_bytes(copy), ref.size) for ref, copy in copies if not copy.is_file())
     free = shutil.disk_usage(existing(dest)).free
@@ -121,7 +120,7 @@ def _check_room(dest: Path, blobs: list[BlobRef]) -> None:
 
 
 def _place(manifest: Any, files: dict[str, BlobRef], dest: Path) -> None:
-    """Build the snapshot's folder beside its place, move it there whole, then swap `current`."""
+    """Build the snapshot's folder under a temporary name, rename it to its place, then swap `current`."""
     building = dest / f"{TEMPORARY}{secrets.token_hex(8)}"
     building.mkdir(parents=True)
     try:
@@ -133,8 +132,8 @@ def _place(manifest: Any, files: dict[str, BlobRef], dest: Path) -> None:
         for folder in {building, *(path for path in building.rglob("*") if path.is_dir())}:
             sync(folder)
         _move(building, dest / manifest.id)
-        os.utime(dest / manifest.id)  # by its time it is known which were pulled last
-        sync(dest)  # what `current` will name is on the disk before it is named
+        os.utime(dest / manifest.id)  # `prune` orders snapshots by this time
+        sync(dest)  # the folder must be on the disk before `current` names it
         link = dest / f"{TEMPORARY}{secrets.token_hex(8)}"
         link.symlink_to(manifest.id)
         link.replace(dest / CURRENT)
@@ -143,10 +142,10 @@ def _place(manifest: Any, files: dict[str, BlobRef], dest: Path) -> None:
 
 
 def _move(building: Path, place: Path) -> None:
-    """Move a folder to `place`; where that exists (same id, so same files), add and repair file by file."""
+    """Rename a folder to `place`; if that exists (same id, so same files), add and repair file by file."""
     try:
         building.rename(place)
-    except OSError:  # it exists, perhaps only now: another pull was as quick
+    except OSError:  # it exists: perhaps another pull has just made it
         if not place.is_dir():
             raise
     else:

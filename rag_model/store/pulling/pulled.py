@@ -1,4 +1,4 @@
-"""Where things lie in a folder that snapshots were pulled to; `pull` draws the picture."""
+"""Paths in a folder that snapshots were pulled to; `store.pulling.pull` shows the layout."""
 
 from pathlib import Path
 
@@ -11,23 +11,23 @@ MANIFEST = "manifest.json"
 
 
 def blob_copy(dest: Path, ref: BlobRef) -> Path:
-    """Return where the copy of a blob lies."""
+    """Return the path of the copy of a blob."""
     return dest / f".{ref.path}"
 
 
 def mapped_copy(dest: Path, ref: BlobRef) -> Path:
-    """Return where the memory-mapped copy of a passage file lies."""
+    """Return the path of the memory-mapped copy of a passage file."""
     return dest / ".mapped" / f"{ref.id.partition(':')[2]}.arrow"
 
 
 def mapped_identity(ref: BlobRef) -> str:
-    """Return what the stamp of a memory-mapped copy is named by: it has no digest of its own."""
+    """Return the name for the stamp of a memory-mapped copy, which has no digest of its own."""
     return f"mapped-{ref.id.partition(':')[2]}"
 
 
 def stamps_of(dest: Path) -> Stamps:
-    """Return the stamps of a folder's files, which lie in it: whoever mounts the folder has them too.
+    """Return the stamps of a folder's files, kept in that folder, so that every machine that mounts it has them.
 
-    A snapshot's folder that was copied elsewhere, alone, has its stamps in the cache.
+    The stamps of a single snapshot's folder, copied elsewhere alone, are in the cache.
     """
     return stamps_in(dest / ".verified") if (dest / ".blobs").is_dir() else cache_stamps()

@@ -1,8 +1,8 @@
-"""Stamps: which local files were verified, so that a large file is hashed once and not at every opening.
+"""Stamps: records of verified local files, so that a large file is hashed once and not at every opening.
 
-A stamp says that a file (an inode) held the right bytes when its size and its time of change were these. A
-write changes the time, so what was written to since is hashed again before it is served. Bits that rot on the
-disk itself change no time: `verify` and `pull` hash everything, stamps or not.
+A stamp says that a file (an inode) had the right bytes at a given size and time of change. A write changes the
+time, so a file that was written to since is hashed again before it is read. Bit errors of the disk itself change no
+time: `verify` and `pull` hash every file, with a stamp or without.
 """
 
 import secrets
@@ -13,19 +13,19 @@ from pathlib import Path
 
 from rag_model.digest import digest_file
 
-_TICK = 0.01  # seconds; two writes within one may leave the same time of change
+_TICK = 0.01  # seconds; two writes within it may leave the same time of change
 
 
 class Stamps:
-    """The stamps in one folder, a small file each; where none can be written they last as long as the process."""
+    """The stamps in one folder, a small file each; if it cannot be written, they last as long as the process."""
 
     def __init__(self, folder: Path) -> None:
-        """Keep them in `folder`, made when the first is written; use `stamps_in`, which shares what it knows."""
+        """Keep stamps in `folder`, created with the first of them; call `stamps_in`, which shares one object."""
         self.folder = folder
         self._known: dict[str, str] = {}
 
     def sound(self, path: Path, identity: str) -> bool:
-        """Whether a local file holds the bytes of a digest: by its stamp, else by hashing it, which stamps it."""
+        """Whether a local file has the digest `identity`: by its stamp, else by hashing it, which writes a stamp."""
         if self.holds(path, identity):
             return True
         name, state = _settled(path, identity)  # before the bytes are read: a write meanwhile makes the stamp void
@@ -35,12 +35,12 @@ class Stamps:
         return True
 
     def holds(self, path: Path, identity: str) -> bool:
-        """Whether `put` was called for this file and identity, and nobody wrote to the file since."""
+        """Whether `put` was called for this file and identity, and the file was not written to since."""
         name, state = _stamp(path, identity)
         return self._read(name) == state
 
     def put(self, path: Path, identity: str) -> None:
-        """Say that a file holds what `identity` stands for; the caller has made sure of it."""
+        """Record that a file has the content of `identity`, which the caller has verified."""
         self._write(*_settled(path, identity))
 
     def _read(self, name: str) -> str | None:
@@ -60,17 +60,17 @@ class Stamps:
 
 @cache
 def stamps_in(folder: Path) -> Stamps:
-    """Return the stamps of a folder, the same object to everybody in this process."""
+    """Return the stamps of a folder: one object for each folder in this process."""
     return Stamps(folder)
 
 
 def _settled(path: Path, identity: str) -> tuple[str, str]:
-    """Return a file's stamp once the clock of file systems has gone on, so that a later write shows in it."""
+    """Return a file's stamp, after a tick of the file system's clock, so that a later write gives another stamp."""
     time.sleep(max(0.0, path.stat().st_mtime + _TICK - time.time()) % _TICK)
     return _stamp(path, identity)
 
 
 def _stamp(path: Path, identity: str) -> tuple[str, str]:
-    """Return a stamp's name (what, and which inode) and what it says (how large, when changed)."""
+    """Return a stamp's name (identity and inode) and content (size and time of change)."""
     found = path.stat()
     return f"{identity.rpartition(':')[2]}-{found.st_ino}", f"{found.st_size} {found.st_mtime_ns}"

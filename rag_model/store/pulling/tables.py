@@ -1,12 +1,12 @@
-"""Files that end in vectors, one a passage, in row order: what two snapshots have in common of them lies row by row.
+"""Files that end in one vector for each passage, in row order, so that two snapshots can be compared row by row.
 
 ```
 embeddings/part-00042.npy    a header, then the vectors of the part
 index/hnsw.faiss             a graph, then the vectors of all parts again, as float32 or (`SQfp16`) float16
 index/exact.faiss            a header, then the same
 ```
-Where the rows lie follows from the manifest alone: they are the last bytes of the file. An index whose file ends so
-says it in its entry, as `row_bytes`; entries of format 1 say it by their factory.
+The offsets of the rows follow from the manifest alone: they are the last bytes of the file. The entry of such an
+index gives the bytes of a row as `row_bytes`; in entries of format 1 they follow from the factory.
 """
 
 import re
@@ -31,12 +31,12 @@ _LONGEST = 1 << 20  # components of a vector
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Where the rows lie in such a file."""
+    """The offsets of the rows in such a file."""
 
-    over: str  # the representation whose vectors they are
+    over: str  # the representation that the vectors belong to
     head: int  # bytes before the first row
     width: int  # bytes of a row
-    parts: tuple[PartEntry, ...]  # whose passages they are, in order
+    parts: tuple[PartEntry, ...]  # the parts of the vectors' passages, in row order
 
     @property
     def rows(self) -> int:
@@ -45,12 +45,12 @@ class Table:
 
 
 def convertible(before: int, after: int) -> bool:
-    """Whether rows of `before` bytes give rows of `after`: as they are, or of float16 and float32 one as the other."""
+    """Whether rows of `before` bytes can give rows of `after`: unchanged, or converted between float16 and float32."""
     return after in {before, 2 * before} or before == 2 * after
 
 
 def tables_of(content: Content) -> dict[str, Table]:
-    """Return the files of a snapshot that end in vectors, by path: embeddings first, in row order."""
+    """Return the files of a snapshot that end in vectors, by path: first the embeddings, in row order."""
     found = {}
     for over in dict.fromkeys([EMBEDDINGS, *content.representations]):
         for part in content.parts:
@@ -69,7 +69,7 @@ def tables_of(content: Content) -> dict[str, Table]:
 
 
 def _stored(entry: Mapping[str, Any]) -> int:
-    """Return the bytes of a vector as an index ends in them; 0 for one that does not."""
+    """Return the bytes of each vector at the end of an index's file; 0 for an index that does not end in vectors."""
     if "kind" in entry:
         width = entry.get("row_bytes", 0)
         return width if type(width) is int and 0 < width <= 4 * _LONGEST else 0
@@ -80,17 +80,17 @@ def _stored(entry: Mapping[str, Any]) -> int:
 
 
 class Vectors:
-    """The vectors of a pulled snapshot by row: those of its embeddings, else of an index that ends in them."""
+    """The vectors of a pulled snapshot by row: from its embeddings, else from an index that ends in vectors."""
 
     def __init__(self, arrays: list[NDArray[np.uint8]]) -> None:
-        """Read rows from arrays of (m, width) bytes, one behind the other."""
+        """Read rows from arrays of (m, width) bytes, in the order of the arrays."""
         self._arrays = arrays
         self._partition = Partition(map(len, arrays))
         self.width = arrays[0].shape[1]
 
     @classmethod
     def of(cls, snapshot: Snapshot, over: str = EMBEDDINGS) -> Self | None:
-        """Map the vectors of a representation of a pulled snapshot; None: not all of them are whole and here."""
+        """Map the vectors of a representation of a pulled snapshot; None if some of them are missing or damaged."""
         content = snapshot.manifest.content
         tables = {path: table for path, table in tables_of(content).items() if table.over == over}
         embeddings = [embeddings_path(part.name, over) for part in content.parts if part.rows]
@@ -101,7 +101,7 @@ class Vectors:
         return None
 
     def take(self, rows: Rows, width: int) -> bytes:
-        """Return rows as they stand in a table whose rows have `width` bytes: as they are, or as the other float."""
+        """Return rows as bytes for a table whose rows have `width` bytes, converted to the other float if necessary."""
         taken = np.empty((len(rows), self.width), np.uint8)
         order = np.argsort(rows, kind="stable")
         for place, span, local in self._partition.split(rows[order]):

@@ -1,1 +1,1 @@
-"""What must go and what must hold: expire, collect garbage, verify."""
+"""Maintenance of a store: expire, retire, collect garbage, verify."""

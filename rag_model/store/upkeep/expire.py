@@ -1,15 +1,15 @@
-"""Expire: forget old moves of refs, and the snapshots and models that no move names any more.
+"""Expire: delete old moves of refs, and the manifests of snapshots and models that no move names any more.
 
-What a ref names now is never forgotten, so a tag, a ref with one move, is kept for good, with its snapshot. Of other
-moves the newest `keep` stay, and so do those from which the ref moved on less than `older_than` ago. A log loses its
-oldest moves first and keeps its numbers, so what is left of it has no gaps, and a ref moves on as if nothing were gone.
-Of a ref that was deleted no move stays but the last, which says so, once that is `older_than` ago.
+The current move of a ref is never deleted, so a tag (a ref with one move) keeps its snapshot for good. Of the other
+moves the newest `keep` are kept, and those that were current less than `older_than` ago. The oldest moves of a log are
+deleted first and numbers never change, so a log has no gaps, and a ref can be moved as before. Of a deleted ref only
+the last move, which records the deletion, is kept once it is `older_than` old.
 
-Then manifests go that no kept move names and that were written `older_than` ago or before: those that a gate refused,
-and what nobody tagged, too. Their files stay until `gc` finds that nothing else needs them. A model does not keep the
-snapshot that it was trained on.
+Then manifests are deleted that no kept move names and that are at least `older_than` old. This includes snapshots that
+a gate refused and snapshots without a tag. Their files stay until `gc` finds that nothing else needs them. A model
+does not keep the snapshot that it was trained on.
 
-Ages are by the store's clock (`rag_model.store.upkeep.sweep`). The bound is inclusive: what is just as old goes.
+Ages are by the store's clock (`rag_model.store.upkeep.sweep`). The bound is inclusive.
 """
 
 import re
@@ -29,34 +29,34 @@ _MANIFEST = re.compile(r"(snapshots|models)/([0-9a-f]{64})\.json")
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What is old enough to be forgotten."""
+    """Which moves and manifests are old enough to be deleted."""
 
     keep: int = 10  # newest moves of every ref, the current one among them
     older_than: float = 90 * 86400.0  # seconds
 
     def __post_init__(self) -> None:
         if self.keep < 1:
-            raise UsageError(f"keep must be at least 1, not {self.keep}: what a ref names now is never forgotten")
+            raise UsageError(f"keep must be at least 1, not {self.keep}: the current move of a ref is always kept")
         if self.older_than < 0:
-            raise UsageError(f"an age cannot be below 0, as {self.older_than} s is")
+            raise UsageError(f"an age must be 0 or more, not {self.older_than} s")
 
 
 @dataclass(frozen=True, slots=True)
 class Expired:
-    """What was forgotten, or would be."""
+    """What was deleted, or would be."""
 
-    moves: tuple[str, ...]  # `latest@3`, of a model's ref `model:reader@3`; oldest first, by ref
+    moves: tuple[str, ...]  # `latest@3`, or `model:reader@3` for a ref of models; oldest first, by ref
     snapshots: tuple[str, ...]  # full ids, sorted
     models: tuple[str, ...] = ()  # likewise
 
 
 def expire(store: Store, policy: Policy | None = None, *, dry_run: bool = False) -> Expired:
-    """Forget old moves of refs and what only they named; with `dry_run` say what that would be.
+    """Delete old moves of refs and the manifests that only they named; with `dry_run` only return them.
 
-    Danger: what was forgotten cannot be rolled back to, and `gc` will delete its files.
+    Danger: a ref cannot be rolled back to a deleted move, and `gc` will delete the files of deleted manifests.
 
     Raises:
-        StoreError: a ref's log cannot be read, or a file not deleted; run again, it goes on.
+        StoreError: a ref's log cannot be read, or a file cannot be deleted; run it again to continue.
     """
     plan = _Planner(store, policy or Policy())
     files = rehearse(store, plan) if dry_run else sweep(store, plan, threads=1)
@@ -75,7 +75,7 @@ class _Planner:
     policy: Policy
 
     def __call__(self, view: View) -> list[Found]:
-        """Return the moves to forget, oldest first, then the manifests: so no kept move ever names a missing one."""
+        """Return the moves to delete, oldest first, then the manifests, so that no move names a missing manifest."""
         bound = view.now - self.policy.older_than
         forgotten, named = [], set(view.needs)
         for shelf, files in ((self.store.snapshots, view.moves), (self.store.models, view.models)):
@@ -90,7 +90,7 @@ class _Planner:
 
     @staticmethod
     def _old(moves: dict[int, Found], bound: float, keep: int) -> set[int]:
-        """Return the numbers to forget: from the oldest on, until one must stay."""
+        """Return the numbers of the moves to delete: from the oldest, up to the first that must be kept."""
         numbers = sorted(moves)
         gone: set[int] = set()
         for number, following in islice(pairwise(numbers), max(0, len(numbers) - keep)):

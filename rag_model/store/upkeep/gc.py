@@ -1,24 +1,24 @@
-"""Garbage: what nothing needs, found by marking what is needed and sweeping the rest, beside running writers.
+"""Collect garbage: mark the files that are needed and delete the others, while writers may be running.
 
-Needed is
-* what a snapshot or a model names: every manifest is a root, whether a ref names it or not (`expire` decides which
-  stay);
-* what the current snapshots of the refs were made from (`store.upkeep.roots`): so the next build finds what it may
-  reuse. Of older snapshots their own files stay and no more;
-* what live intents rely on (`store.objects.intents`), and, while a build runs, whatever a record of the memo names,
-  since the build may be about to reuse it;
-* what is young: written less than `grace` ago, or since 24 hours before the oldest live writer started.
+These files are needed:
+* those that a snapshot or a model names: every manifest is a root, whether a ref names it or not (`expire` decides
+  which manifests are kept);
+* those that the current snapshots of the refs were made from (`store.upkeep.roots`), so that the next build can reuse
+  them; of older snapshots only their own files are needed;
+* those that valid intents rely on (`store.objects.intents`), and, while a build runs, those that any record of the
+  memo names, since the build may be about to reuse them;
+* recent ones: written less than `grace` ago, or later than 24 hours before the oldest running writer started.
 
-The last of these keeps writers simple. A writer trusts a blob that it finds in the store only where that is younger
-than twelve hours, and else writes it again (`Blobs`). So whatever a live writer trusted was written less than twelve
-hours before its start, and stays, even where the clocks of the writer and of the store are twelve hours apart. Nor is
-anything lost between looking and deleting: `rag_model.store.upkeep.sweep` looks again before every batch.
+The last rule keeps writers simple. A writer trusts a blob that it finds in the store only if the blob is younger than
+twelve hours, and otherwise writes it again (`Blobs`). So every blob that a running writer trusted was written less than
+twelve hours before its start, and is kept, even if the clocks of writer and store are twelve hours apart. Nothing is
+lost between the plan and the deletion either: `rag_model.store.upkeep.sweep` checks again before every batch.
 
-A grace of 0 is as safe for writers that hold an intent, as `reindex`, `publish`, `tag` and `rollback` do. Files that
-are put into a store by hand, for a manifest that comes later, need a grace that is longer than that takes.
+A grace of 0 is as safe for writers that hold an intent, as `reindex`, `publish`, `tag` and `rollback` do. If files are
+put into a store by hand before their manifest, the grace must be longer than the time between the two.
 
-Nothing at all is deleted where something cannot be read that might be a root: a manifest or an intent that is damaged
-or of a newer format, a current snapshot that is missing, or a folder that this version does not know.
+Nothing is deleted if a possible root cannot be read: a manifest or an intent that is damaged or of a newer format, a
+current snapshot that is missing, or a folder that this version does not know.
 """
 
 import re
@@ -35,7 +35,7 @@ from rag_model.store.upkeep.roots import mark
 from rag_model.store.upkeep.sweep import View, rehearse, sweep
 from rag_model.store.versions.takedowns import FOLDER
 
-MARGIN = 24 * 3600.0  # seconds before a live writer's start since which everything stays; the usual grace, too
+MARGIN = 24 * 3600.0  # seconds; files that are younger at a running writer's start are kept; also the default grace
 KINDS = ("blobs", "memo", "runs", "reports", "leftovers")
 _FOLDERS = {"blobs", "intents", "memo", "models", "probe", "refs", "reports", "runs", "snapshots", "sweeps"} | {FOLDER}
 _REPORT = re.compile(r"reports/([0-9a-f]{64})\.html")
@@ -46,27 +46,26 @@ _THREADS = 8
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """How much of one kind."""
+    """The number and size of files of one kind."""
 
     files: int
     bytes: int
 
 
 def gc(store: Store, grace: float = MARGIN, *, dry_run: bool = False) -> dict[str, Tally]:
-    """Delete what nothing needs and what was written `grace` seconds ago or before; return how much, by kind.
+    """Delete files that are not needed and at least `grace` seconds old; return their number and size by kind.
 
-    With `dry_run` nothing is deleted, and what would be is counted. The kinds are `KINDS`; `leftovers` are temporary
-    files of writers that died, and their intents. Safe beside writers; a pull of a snapshot that was expired a moment
-    ago may fail, and says so.
+    With `dry_run` nothing is deleted, only counted. The kinds are `KINDS`; `leftovers` are temporary files and intents
+    of writers that died. Safe while writers run; a pull of a snapshot that has just expired may fail with an error.
 
-    Danger: blobs that no manifest names yet are taken for garbage once they are older than the grace.
+    Danger: blobs that no manifest names yet count as garbage once they are older than the grace.
 
     Raises:
-        StoreError: something that may be a root cannot be read, and nothing was deleted; or a file cannot be deleted,
-        and the rest is found by the next run.
+        StoreError: a possible root cannot be read, and nothing was deleted; or a file cannot be deleted, and the next
+        run deletes the rest.
     """
     if grace < 0:
-        raise UsageError(f"a grace cannot be below 0, as {grace} s is")
+        raise UsageError(f"a grace must be 0 or more, not {grace} s")
     planner = _Planner(store, grace)
     return _tallies(rehearse(store, planner) if dry_run else sweep(store, planner, threads=_THREADS))
 
@@ -86,7 +85,7 @@ class _Planner:
     grace: float
 
     def __call__(self, view: View) -> list[Found]:
-        """Return what to delete, records of the memo before the blobs that they name."""
+        """Return the files to delete, records of the memo before the blobs that they name."""
         if unknown := {*self.store.files.names("", kind="directory")} - _FOLDERS:
             raise StoreError(
                 f"{self.store.url} holds a folder {min(unknown)!r} that this version does not know, and nothing was "
@@ -104,7 +103,7 @@ class _Planner:
         ]
 
     def _runs(self, old: float) -> Iterator[Found]:
-        """Yield the reports of runs that ended, if the newest of a run is old."""
+        """Yield the reports of ended runs: those whose newest report is old."""
         runs: dict[str, list[Found]] = defaultdict(list)
         for file in self.store.files.tree("runs"):
             if run := _RUN.fullmatch(file.path):
@@ -114,13 +113,13 @@ class _Planner:
                 yield from files
 
     def _reports(self, view: View) -> Iterator[Found]:
-        """Yield the pages about snapshots that are gone."""
+        """Yield the report pages of snapshots that were deleted."""
         known = {file.path.partition("/")[2].removesuffix(".json") for file in view.manifests}
         for file in self.store.files.tree("reports"):
             if (page := _REPORT.fullmatch(file.path)) and page[1] not in known:
                 yield file
 
     def _passing(self) -> Iterator[Found]:
-        """Yield temporary files: on a disk they lie beside what they were to become."""
+        """Yield temporary files; on a local disk they are in the folder of the file that they were written for."""
         folder = "" if self.store.files.is_local else "probe"
         return (file for file in self.store.files.tree(folder) if _PASSING.fullmatch(file.path))

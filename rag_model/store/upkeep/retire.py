@@ -1,6 +1,6 @@
-"""Remove the manifests of snapshots in whose place another stands; their files are then for `gc`.
+"""Retire snapshots: delete the manifests of those that a takedown replaced; `gc` then deletes their files.
 
-Beside writers, as `expire` does it: what a writer relies on stays until it has ended, and is found by the next run.
+Safe while writers run, as `expire` is: a manifest that a writer relies on is kept, and the next run retires it.
 """
 
 import re
@@ -14,12 +14,12 @@ _MANIFEST = re.compile(r"snapshots/([0-9a-f]{64})\.json")
 
 
 def retire(store: Store) -> list[str]:
-    """Remove the snapshots that were replaced, and return their ids.
+    """Delete the manifests of snapshots that were replaced, and return their ids.
 
-    Danger: whoever has one open by its id will not find its files after `gc`.
+    Danger: a reader that has such a snapshot open from the store cannot read its files after `gc`.
 
     Raises:
-        StoreError: a file cannot be deleted; run again, it goes on.
+        StoreError: a file cannot be deleted; run it again to continue.
     """
     removed = (_MANIFEST.fullmatch(file.path) for file in sweep(store, _Planner(store), threads=1))
     return sorted(found[1] for found in removed if found)
@@ -30,7 +30,7 @@ class _Planner:
     store: Store
 
     def __call__(self, view: View) -> list[Found]:
-        """Return the manifests of what was replaced, if what stands in its place is there."""
+        """Return the manifests of the snapshots that were replaced, if their replacement exists."""
         there = {file.path for file in view.manifests}
         return [file for file in view.manifests if file.path not in view.needs and self._replaced(file.path, there)]
 

@@ -1,7 +1,7 @@
-"""Mark what a store needs: the blobs of its snapshots and models, and what the current snapshots were made from.
+"""Mark the blobs and records that a store needs: those of its snapshots and models, and the origins of current ones.
 
-A snapshot names its own files. What they were made from is told by the memo: the record that has a file among its
-outputs names inputs as well, and those were made by other records, or are lists of blobs, which name more.
+A snapshot names its own files. The memo tells what they were made from: the record that has a file among its outputs
+also names its inputs, and those are outputs of other records, or lists of blobs, which name more blobs.
 """
 
 import re
@@ -24,14 +24,14 @@ _BLOB = re.compile(r"blobs/[0-9a-f]{2}/([0-9a-f]{64})")
 _MANIFEST = re.compile(r"(?:snapshots|models)/([0-9a-f]{64})\.json")
 _MOVE = re.compile(r"(?:models/)?refs/([^/]+)/([0-9]{8})\.json")
 _NAMED = re.compile(rb"sha256:([0-9a-f]{64})")
-_LIST = b'[{"id": "sha256:'  # how a list of blobs begins
-_TRAINED = "train"  # the stage whose output outlives what it was made from: vectors of an earlier month, perhaps
+_LIST = b'[{"id": "sha256:'  # the first bytes of a list of blobs
+_TRAINED = "train"  # outputs of this stage are kept without their inputs, such as vectors of an earlier month
 _THREADS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Marked:
-    """What a store holds of blobs and records, and what it needs of them. Digests are 64 hex digits."""
+    """The blobs and records of a store, and which of them it needs. Digests are 64 hex digits."""
 
     needed: frozenset[str]  # digests of blobs
     blobs: tuple[tuple[str, Found], ...]  # all, by digest
@@ -39,7 +39,7 @@ class Marked:
 
 
 def mark(store: Store, view: View, old: float) -> Marked:
-    """Return what the snapshots, models and writers of a view need, and records written after the time `old`.
+    """Mark what the snapshots, models and writers of a view need, and records written after the time `old`.
 
     Raises:
         StoreError: a manifest or the move of a ref cannot be read, or what a ref names now is missing.
@@ -64,14 +64,14 @@ class _Record:
     stage: str
     files: tuple[Found, ...]  # newest first
     outputs: frozenset[str]
-    names: frozenset[str]  # every blob in it, inputs and outputs
+    names: frozenset[str]  # the digests of its inputs and outputs
 
     @property
     def newest(self) -> Found:
         return self.files[0]
 
     def serves(self, needed: set[str]) -> bool:
-        """Whether it can be of use again: its outputs stay; or, where it has none, something that it is about."""
+        """Whether it can be reused: all its outputs are needed; or, if it has none, one of the blobs that it names."""
         return self.outputs <= needed if self.outputs else bool(self.names & needed)
 
 
@@ -94,10 +94,10 @@ def _record(store: Store, place: tuple[str, str], generations: Mapping[int, Foun
 
 @dataclass(frozen=True, slots=True)
 class _Files:
-    """The blobs, by their digests, of what lies on a shelf."""
+    """The digests of the blobs of a shelf's versions."""
 
     all: set[str]
-    current: set[str]  # of what refs name now
+    current: set[str]  # of the versions that refs name now
 
 
 def _named_files(shelf: Shelf[Any], manifests: Iterable[Found], moves: Iterable[Found]) -> _Files:
@@ -112,7 +112,7 @@ def _manifests(shelf: Shelf[Any], files: Iterable[Found]) -> Iterator[Any]:
             try:
                 yield shelf.get(named[1])
             except StoreError:
-                if shelf.files.find(file.path) is not None:  # else it was expired a moment ago
+                if shelf.files.find(file.path) is not None:  # otherwise it has just expired
                     raise
 
 
@@ -137,7 +137,7 @@ def _of_ref(shelf: Shelf[Any], ref: str, number: int, files: Mapping[str, set[st
 
 
 def _origins(store: Store, files: Iterable[str], records: Iterable[_Record], blobs: Mapping[str, Found]) -> set[str]:
-    """Return all blobs that files were made from, with the files; what was trained once is inherited without them."""
+    """Return the files and all blobs that they were made from; trained outputs are kept without their inputs."""
     makers: dict[str, list[_Record]] = defaultdict(list)
     for record in records:
         for output in record.outputs if record.stage != _TRAINED else ():
@@ -157,7 +157,7 @@ def _origins(store: Store, files: Iterable[str], records: Iterable[_Record], blo
 
 
 def _listed(store: Store, file: Found) -> list[str]:
-    """Return the blobs in a list of blobs; none in a file of another kind."""
+    """Return the blobs in a list of blobs; [] for a file of another kind."""
     if store.files.read_range(file.path, 0, min(file.size, len(_LIST))) != _LIST:
         return []
     return _named(store.files.read(file.path) or b"")

@@ -1,7 +1,8 @@
-"""Delete files of a store in batches, beside writers: what `expire` and `gc` share.
+"""Delete files of a store in batches while writers may be running; used by `expire`, `gc` and `retire`.
 
-Before a batch is deleted it is written down, and the store is looked at again. What came since the plan (an intent, a
-snapshot, a move of a ref) makes the plan void, and a new one is made: `store.objects.intents` says why this is safe.
+Before a batch is deleted its list is written to the store, and the store is listed again. Anything new since the plan
+(an intent, a snapshot, a move of a ref) voids the plan, and a new one is made: `store.objects.intents` says why this
+is safe.
 """
 
 import secrets
@@ -17,13 +18,13 @@ from rag_model.store.objects.files import Found
 from rag_model.store.objects.intents import SWEEP_COUNTS, Intent
 from rag_model.store.store import Store
 
-_BATCH = 500  # files; what a writer may have to wait for
-_PLANS = 100  # made before giving up: each is made void by a writer that came meanwhile
+_BATCH = 500  # files; a writer may have to wait for one batch
+_PLANS = 100  # plans before giving up: each new writer voids one
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """Whom and what a plan knows of."""
+    """The writers and files of a store that a plan is based on."""
 
     now: float  # seconds by the store's clock
     intents: tuple[Intent, ...]
@@ -33,28 +34,28 @@ class View:
 
     @classmethod
     def of(cls, store: Store, now: float) -> "View":
-        """Look at a store: at its intents first, since whoever ends after that has left its snapshot and its move."""
+        """List a store, intents first: a writer that ends after that has written its snapshot and its move before."""
         intents = tuple(store.intents.live(now))
         moves, manifests, models = (tuple(store.files.tree(folder)) for folder in ("refs", "snapshots", "models"))
         return cls(now, intents, moves, manifests, models)
 
     @property
     def needs(self) -> frozenset[str]:
-        """The paths that live intents rely on."""
+        """The paths that valid intents rely on."""
         return frozenset().union(*(intent.needs for intent in self.intents if intent.needs is not None))
 
     @property
     def building(self) -> bool:
-        """Whether a build is running, which may reuse whatever it finds."""
+        """Whether a build is running, which may reuse any file."""
         return any(intent.needs is None for intent in self.intents)
 
     def covers(self, later: "View") -> bool:
-        """Whether nothing came since."""
+        """Whether a later view contains nothing new."""
         return self.names >= later.names
 
     @property
     def names(self) -> frozenset[str]:
-        """The paths of all of it."""
+        """The paths of all files of the view."""
         files = frozenset(file.path for file in (*self.moves, *self.manifests, *self.models))
         return files | {f"intents/{intent.name}.json" for intent in self.intents}
 
@@ -63,20 +64,20 @@ Plan = Callable[[View], Sequence[Found]]  # what to delete, in which order
 
 
 def rehearse(store: Store, plan: Plan) -> list[Found]:
-    """Return what a sweep would delete now, and delete nothing.
+    """Return the files that a sweep would delete now, without deleting them.
 
     Raises:
-        StoreError: the store cannot be read, or its clock cannot be asked, which takes a small file.
+        StoreError: the store cannot be read, or the small file that its clock is read from cannot be written.
     """
     with _sweeping(store) as condemn:
         return list(_planned(store, plan, condemn)[1])
 
 
 def sweep(store: Store, plan: Plan, *, threads: int) -> list[Found]:
-    """Delete what `plan` says, and return it; one thread deletes in the plan's order.
+    """Delete the files that `plan` returns, and return them; a single thread deletes in the plan's order.
 
     Raises:
-        StoreError: a file cannot be deleted, or writers came without end; what is left is found by the next sweep.
+        StoreError: a file cannot be deleted, or new writers voided every plan; the next sweep deletes the rest.
     """
     deleted: list[Found] = []
     with _sweeping(store) as condemn:
@@ -95,17 +96,17 @@ def _planned(store: Store, plan: Plan, condemn: "Condemn") -> tuple[View, Sequen
         except StoreError:
             if view.names == View.of(store, view.now).names:
                 raise
-    raise _never_still(store)  # what could not be read had gone meanwhile
+    raise _never_still(store)  # a file that could not be read was deleted meanwhile
 
 
 def _never_still(store: Store) -> StoreError:
-    return StoreError(f"writers came to {store.url} {_PLANS} times while it was looked at: run it again")
+    return StoreError(f"new writers in {store.url} voided {_PLANS} plans for a deletion: run it again")
 
 
 def _all_deleted(
     store: Store, view: View, doomed: Sequence[Found], condemn: "Condemn", threads: int, deleted: list[Found]
 ) -> bool:
-    """Delete batch by batch; False as soon as the view is no longer that of the plan."""
+    """Delete batch by batch; return False as soon as the store contains something that the plan does not know."""
     for start in range(0, len(doomed), _BATCH):
         batch, until = doomed[start : start + _BATCH], time.monotonic() + SWEEP_COUNTS / 2
         now = condemn(batch, view.intents)
@@ -120,7 +121,7 @@ def _all_deleted(
 
 
 def _delete(store: Store, until: float, file: Found) -> bool:
-    """Delete a file, unless it was written again since it was listed, or writers may have stopped waiting for it."""
+    """Delete a file, unless it was written again since it was listed, or the sweep is no longer valid for writers."""
     now = store.files.find(file.path)
     if time.monotonic() > until or now is None or now.written != file.written:
         return False
@@ -133,7 +134,7 @@ Condemn = Callable[[Sequence[Found], Sequence[Intent]], float]
 
 @contextmanager
 def _sweeping(store: Store) -> Iterator[Condemn]:
-    """Give a function that writes down what is about to be deleted, knowing of whom; it returns the store's time."""
+    """Yield a function that writes the list of files to delete and of known intents; it returns the store's time."""
     path = f"sweeps/{secrets.token_hex(8)}.json"
 
     def condemn(files: Sequence[Found], knows: Sequence[Intent]) -> float:
@@ -143,5 +144,5 @@ def _sweeping(store: Store) -> Iterator[Condemn]:
     try:
         yield condemn
     finally:
-        with suppress(StoreError):  # it lapses by itself
+        with suppress(StoreError):  # it expires by itself
             store.files.remove(path)

@@ -1,4 +1,4 @@
-"""Verify a snapshot or a model: re-hash every byte that it names, and look for gaps in the refs' logs."""
+"""Verify a snapshot or a model: hash all its files again, and look for gaps in the logs of refs."""
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping
@@ -17,42 +17,42 @@ _THREADS = 4  # hashing and reading release the interpreter lock
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is not as it was written."""
+    """One file that is missing or damaged."""
 
-    path: str  # of the snapshot's file (`index/hnsw.faiss`), or of the store's (`refs/latest/00000003.json`)
-    blob: str | None  # its blob id, where the path is a snapshot's file
+    path: str  # in the snapshot (`index/hnsw.faiss`), or in the store (`refs/latest/00000003.json`)
+    blob: str | None  # its blob id, if it is a snapshot's file
     what: str
 
 
 class Filed(Protocol):
-    """A content, a snapshot's or a model's."""
+    """The content of a snapshot or of a model."""
 
     @property
     def files(self) -> Mapping[str, BlobRef]:
-        """Its files by their paths."""
+        """The files by path."""
         ...
 
 
 def verify(store: Store, identity: str, shelf: Shelf[Any] | None = None) -> list[Problem]:
-    """Return all that is wrong with a snapshot (a full id) and with the store's refs; [] when all is well.
+    """Return all problems of a snapshot (a full id) and of the store's refs; [] if there are none.
 
-    `shelf` is `store.models` where the id is a model's. Reads every byte that the manifest names; each of a few
-    threads holds at most four chunks of 16 MiB.
+    `shelf` is `store.models` if the id is a model's. Reads every file that the manifest names, in a few threads that
+    hold at most four chunks of 16 MiB each.
     """
     found = _manifest_and_files(store, shelf or store.snapshots, identity, _hashed)
     return [*found, *_refs(store.snapshots), *_refs(store.models)]
 
 
 def lacking(store: Store, shelf: Shelf[Any], identity: str) -> list[Problem]:
-    """Return what a snapshot or model (a full id) lacks: its manifest, or files of the right size; [] for nothing.
+    """Return what is missing of a snapshot or model (a full id): its manifest, or files of the right size.
 
-    Reads the manifest and no other byte, so it is cheap before a ref is moved; `verify` finds flipped bits too.
+    Reads the manifest and the sizes of files only, so it is cheap before a ref is moved; `verify` finds changed bytes.
     """
     return _manifest_and_files(store, shelf, identity, _sized)
 
 
 def absent(store: Store, content: Filed) -> list[Problem]:
-    """Return the files of a content, published or not, that the store lacks or has in another size."""
+    """Return the files of a content, published or not, that are missing in the store or have another size."""
     return _files(store, content, _sized)
 
 
@@ -77,7 +77,7 @@ def _files(store: Store, content: Filed, check: Callable[[Store, BlobRef], str |
 
 
 def _sized(store: Store, ref: BlobRef) -> str | None:
-    """Say what is wrong with a blob's size; None: nothing."""
+    """Describe what is wrong with a blob's size; None if it is right."""
     size = store.files.size(ref.path)
     if size is None:
         return "missing"
@@ -85,7 +85,7 @@ def _sized(store: Store, ref: BlobRef) -> str | None:
 
 
 def _hashed(store: Store, ref: BlobRef) -> str | None:
-    """Say what is wrong with a blob; None: nothing."""
+    """Describe what is wrong with a blob; None if it is sound."""
     if wrong := _sized(store, ref):
         return wrong
     try:
@@ -100,7 +100,7 @@ def _refs(shelf: Shelf[Any]) -> list[Problem]:
     refs, known = shelf.refs, set(shelf.list())
     for name in refs.names(deleted=True):
         numbers = refs.numbers(name)
-        missing = sorted({*range(min(numbers, default=1), max(numbers, default=0) + 1)} - {*numbers})  # older: expired
+        missing = sorted({*range(min(numbers, default=1), max(numbers, default=0) + 1)} - {*numbers})  # others expired
         problems += [Problem(refs.path(name, number), None, "missing: the log has a gap") for number in missing]
         for number in numbers:
             try:

@@ -1,1 +1,1 @@
-"""What the bytes are: manifests, snapshots, models, the refs that name them, and the takedowns that forbid pages."""
+"""Versions in a store: manifests, snapshots, models, the refs that name them, and takedowns of pages."""

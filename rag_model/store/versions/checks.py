@@ -1,4 +1,4 @@
-"""Checks of a manifest, which may come from anyone: hostile input until every path and number of it was looked at."""
+"""Checks of a manifest, which may be hostile: every path and number of it is checked before use."""
 
 import json
 import re
@@ -17,20 +17,20 @@ T = TypeVar("T")
 
 
 def check(good: object, what: str) -> None:
-    """Return if a manifest is `good`.
+    """Check that a part of a manifest is `good`.
 
     Raises:
-        StoreError: it is not; the sentence names `what`.
+        StoreError: it is not; the message names `what`.
     """
     if not good:
         raise StoreError(f"the manifest has a bad {what}: it is damaged or was not written by bookwheel")
 
 
 def fields_of(value: Any, expected: set[str], where: str) -> dict[str, Any]:
-    """Return a JSON object that holds exactly the fields expected.
+    """Return `value` if it is a JSON object with exactly the expected fields.
 
     Raises:
-        StoreError: it holds others, or is none.
+        StoreError: it has other fields, or is not an object.
     """
     good = isinstance(value, dict) and set(value) == expected
     check(good, f"{where}, which does not hold exactly the fields {', '.join(sorted(expected))}")
@@ -39,7 +39,7 @@ def fields_of(value: Any, expected: set[str], where: str) -> dict[str, Any]:
 
 
 def check_objects(fields: Mapping[str, Any], *labels: str) -> None:
-    """Return if each of some fields is a JSON object.
+    """Check that each of some fields is a JSON object.
 
     Raises:
         StoreError: one is not.
@@ -49,10 +49,10 @@ def check_objects(fields: Mapping[str, Any], *labels: str) -> None:
 
 
 def check_paths(files: Mapping[str, BlobRef]) -> None:
-    """Return if each path stays inside its folder on every system, and no file is another's folder.
+    """Check that each path stays inside its folder on every system, and that no file is also a folder.
 
     Raises:
-        StoreError: one does not, or is.
+        StoreError: a path leaves the folder, or a file is also a folder.
     """
     for path in files:
         segments = path.split("/")
@@ -66,19 +66,19 @@ def content_id(content: Mapping[str, Any]) -> str:
     """Return the id of a content: SHA-256 of its canonical JSON, 64 hex digits.
 
     Raises:
-        StoreError: it holds what JSON cannot carry.
+        StoreError: the content has a value that JSON cannot represent.
     """
     try:
         return digest_json(content).partition(":")[2]
-    except (ValueError, RecursionError) as broken:  # NaN, half a surrogate pair, bottomless nesting
-        raise StoreError(f"the manifest has content that JSON cannot carry: {broken}") from broken
+    except (ValueError, RecursionError) as broken:  # NaN, half a surrogate pair, too deep nesting
+        raise StoreError(f"the manifest has content that JSON cannot represent: {broken}") from broken
 
 
 def check_format(value: Any, newest: int, noun: str) -> int:
-    """Return the format that a manifest says it is of.
+    """Return the format number in a manifest.
 
     Raises:
-        StoreError: it is no JSON object, says none, or a newer one than `newest`.
+        StoreError: the manifest is not a JSON object, has no format, or one newer than `newest`.
     """
     check(isinstance(value, dict), "document, which is not a JSON object")
     written = value.get("format")

@@ -1,4 +1,4 @@
-"""Which pages a snapshot holds, of those that were taken down: looked up in the passages themselves."""
+"""Find pages that were taken down in the passages of a snapshot."""
 
 from collections import Counter
 from collections.abc import Collection, Iterator
@@ -29,9 +29,9 @@ def wiki_of(content: Content) -> str:
 
 
 def held(store: Store, content: Content, pages: Collection[str]) -> list[Held]:
-    """Return where a snapshot, published or not, holds any of these pages, in the order of its rows.
+    """Return where a snapshot, published or not, contains any of these pages, in row order.
 
-    Reads the ids of the parts that may hold one, and nothing else: of a wiki a part in a hundred, perhaps.
+    Reads only the ids in those parts that may contain one of the pages: about one part in a hundred of a wiki.
 
     Raises:
         StoreError: a passage file is missing or damaged.
@@ -40,7 +40,7 @@ def held(store: Store, content: Content, pages: Collection[str]) -> list[Held]:
 
 
 def taken_down(store: Store, content: Content) -> list[Held]:
-    """Return where a snapshot, published or not, holds a page that was taken down.
+    """Return where a snapshot, published or not, contains a page that was taken down.
 
     Raises:
         StoreError: a passage file or a takedown is missing or damaged.

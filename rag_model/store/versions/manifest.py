@@ -1,8 +1,8 @@
-"""The manifest: one JSON file that is a snapshot.
+"""The manifest: one JSON file that describes a snapshot.
 
-Its *content* section decides the snapshot's id; metrics, parents and provenance lie outside it, so a rebuild
-of the same dump by the same recipe has the same id however long it took. A manifest may come from anyone: it
-is checked as hostile input before a single path of it is used.
+Its *content* section decides the snapshot's id; metrics, parents and provenance are outside it, so a rebuild
+of the same dump with the same recipe has the same id. A manifest may come from an untrusted source: it is checked
+as hostile input before any path of it is used.
 """
 
 import re
@@ -24,7 +24,7 @@ from rag_model.store.versions.checks import (
 from rag_model.store.versions.paths import EMBEDDINGS, EXACT, index_path
 
 FORMAT = 2  # 1: one space and no named representations, no kinds of indexes, no retriever
-MOST_ROWS = 1 << 40  # far beyond any corpus, far below where sums overflow
+MOST_ROWS = 1 << 40  # far above any corpus, and far below an overflow of sums
 MOST_PAGE = (1 << 63) - 1
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
@@ -49,10 +49,10 @@ class PartEntry:
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """What a snapshot holds: all that its id depends on.
+    """The content of a snapshot: all that its id depends on.
 
-    A representation is what an index is built over, row by row with the passages. `text` is the passages themselves and
-    is not listed. An entry says its `kind`; `vectors` have a `space`, the encoder space that questions must ask into.
+    A representation is what an index is built over; its rows are aligned with the passages. `text`, the passages
+    themselves, is not listed. An entry gives its `kind`; `vectors` have a `space`, the encoder space of queries.
     """
 
     corpus: Mapping[str, Any]  # kind, dbname, language, base, licence, newest_revision
@@ -63,10 +63,10 @@ class Content:
     indexes: Mapping[str, Mapping[str, Any]] = field(
         default_factory=dict
     )  # name -> kind, over, file, factory, search …
-    retriever: str = ""  # the expression that answers where nobody names one; empty: as `default_retriever` says
+    retriever: str = ""  # the default expression; empty: see `default_retriever`
 
     def __post_init__(self) -> None:
-        """Refuse doubled parts, and paths that could leave a folder or hide one another."""
+        """Refuse duplicate parts, and paths that could leave a folder or hide one another."""
         names = [part.name for part in self.parts]
         check(len(set(names)) == len(names), "list of parts, which names one twice")
         check(self.n <= MOST_ROWS, f"total of {self.n} rows")
@@ -79,11 +79,11 @@ class Content:
 
     @property
     def space(self) -> Mapping[str, Any] | None:
-        """The encoder space of the representation `embeddings`; None: there is none."""
+        """The encoder space of the representation `embeddings`; None if the snapshot has no such vectors."""
         return self.space_of(EMBEDDINGS)
 
     def space_of(self, representation: str) -> Mapping[str, Any] | None:
-        """Return the encoder space of a representation; None: it has none, or there is no such representation."""
+        """Return the encoder space of a representation; None if it has none, or if there is no such representation."""
         space: Mapping[str, Any] | None = self.representations.get(representation, {}).get("space")
         return space
 
@@ -97,9 +97,9 @@ class Content:
 
     @property
     def default_retriever(self) -> str:
-        """The retriever that answers where nobody names one: the recorded one.
+        """The retriever that is used if the caller names none: the one in the manifest.
 
-        Without a record `hnsw`, else the first index by name, else `exact`.
+        Without that: `hnsw` if there is such an index, else the first index by name, else `exact`.
         """
         return self.retriever or ("hnsw" if "hnsw" in self.indexes else min(self.indexes, default=EXACT))
 
@@ -123,7 +123,7 @@ class Content:
         """Read back what `to_json` wrote in that format.
 
         Raises:
-            StoreError: the section is not one that this version could have written.
+            StoreError: this version could not have written the section.
         """
         own = {"space"} if written == 1 else {"representations", "retriever"}
         fields = fields_of(value, {"corpus", "recipe", "indexes", "parts", "files"} | own, "content")
@@ -144,7 +144,7 @@ class Content:
 
 
 def in_space(space: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
-    """Return the representations of a snapshot whose only vectors are `embeddings` in this space; None: no vectors."""
+    """Return the representations of a snapshot with only `embeddings` in this space; without a space there are none."""
     return {} if space is None else {EMBEDDINGS: {"kind": "vectors", "space": space}}
 
 
@@ -168,7 +168,7 @@ def _check_index(name: str, entry: Any, files: Mapping[str, BlobRef]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """A snapshot: its content, and what is said about it."""
+    """A snapshot: its content, parents, metrics and provenance."""
 
     content: Content
     metrics: Mapping[str, Any] = field(default_factory=dict)
@@ -177,7 +177,7 @@ class Manifest:
     format: int = FORMAT
 
     def __post_init__(self) -> None:
-        """Refuse parents that are no snapshot ids."""
+        """Refuse parents that are not snapshot ids."""
         good = all(isinstance(parent, str) and ID.fullmatch(parent) for parent in self.parents)
         check(good, f"list of parents {self.parents!r}")
 
@@ -199,7 +199,7 @@ class Manifest:
 
     @classmethod
     def from_json(cls, value: Any) -> Self:
-        """Read back what `to_json` wrote, trusting nothing.
+        """Read back what `to_json` wrote; the input may be hostile, so every field is checked.
 
         Raises:
             StoreError: a newer format, a hostile path, an impossible number, or content that does not match

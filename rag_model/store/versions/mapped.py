@@ -1,7 +1,7 @@
-"""A memory-mapped copy of a passage file, for a service that reads for a living.
+"""A memory-mapped copy of a passage file, for a service with many reads.
 
-An Arrow IPC file, uncompressed, derived from the verified Parquet file of a pull: a passage is read where it
-lies, nothing is decompressed, and all processes that read it share the pages. About three times as large.
+It is an uncompressed Arrow IPC file, written from the verified Parquet file of a pull: a passage is read in place,
+without decompression, and all processes that read it share the memory pages. It is about three times as large.
 """
 
 from bisect import bisect_right
@@ -17,10 +17,10 @@ from rag_model.landing import landing
 
 
 def write_mapped(passages: Path, copy: Path) -> None:
-    """Write the passages of a Parquet file as Arrow; at most one row group is held. `copy` appears whole.
+    """Write the passages of a Parquet file as Arrow; at most one row group is in memory. `copy` is renamed complete.
 
     Raises:
-        InputError: the file is no passage file.
+        InputError: the file is not a passage file.
         OSError: `copy` cannot be written.
     """
     with (
@@ -34,13 +34,13 @@ def write_mapped(passages: Path, copy: Path) -> None:
 
 
 class MappedPassages:
-    """Read passages by row from a mapped copy; the same calls as a `PassageFile`."""
+    """Read passages by row from a mapped copy, with the same methods as `PassageFile`."""
 
     def __init__(self, path: Path) -> None:
         """Map the file.
 
         Raises:
-            InputError: it is no Arrow file of passages.
+            InputError: it is not an Arrow file of passages.
         """
         try:
             self._source = pa.memory_map(str(path))
@@ -48,7 +48,7 @@ class MappedPassages:
         except (pa.ArrowInvalid, OSError) as broken:
             raise InputError(f"{path} is not a readable copy of passages ({broken}): pull it again") from broken
         if self._file.schema != PASSAGE_SCHEMA:
-            raise InputError(f"{path} holds other columns than passages have: pull it again")
+            raise InputError(f"{path} does not have the columns of passages: pull it again")
         self._batches: dict[int, pa.RecordBatch] = {}
         self._starts = [0]
         for number in range(self._file.num_record_batches):
@@ -56,7 +56,7 @@ class MappedPassages:
         self.n_rows = self._starts[-1]
 
     def rows(self, rows: Sequence[int]) -> list[Passage]:
-        """Return the passages of these rows (0 <= row < n_rows), as asked.
+        """Return the passages of these rows (0 <= row < n_rows), in the order given.
 
         Raises:
             IndexError: a row lies outside the file.
@@ -71,10 +71,10 @@ class MappedPassages:
         return Passage(*(column[place].as_py() for column in batch.columns))
 
     def _batch(self, number: int) -> pa.RecordBatch:
-        if number not in self._batches:  # a view of the mapped file: some hundred bytes
+        if number not in self._batches:  # a view of the mapped file: a few hundred bytes
             self._batches[number] = self._file.get_batch(number)
         return self._batches[number]
 
     def close(self) -> None:
-        """Close the file; what was read from it stays valid."""
+        """Close the file; passages that were read from it stay valid."""
         self._source.close()

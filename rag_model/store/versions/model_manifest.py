@@ -1,7 +1,7 @@
-"""A model's manifest: one JSON file that is a trained model, as `rag_model.store.versions.manifest` is a snapshot.
+"""A model's manifest: one JSON file that describes a trained model, as `store.versions.manifest` does a snapshot.
 
-Its *content* decides the model's id: what it is, its files, the space that its questions ask into, and what it was
-trained on. Metrics and provenance lie outside it.
+Its *content* decides the model's id: the objective, the files, the encoder space of its queries, and what it was
+trained on. Metrics and provenance are outside the content.
 """
 
 import re
@@ -28,15 +28,15 @@ _KIND = re.compile(r"[a-z][a-z0-9-]{0,39}")
 
 @dataclass(frozen=True, slots=True)
 class ModelContent:
-    """What a model is: all that its id depends on."""
+    """The content of a model: all that its id depends on."""
 
     kind: str  # the name of the objective that made it
     files: Mapping[str, BlobRef]  # relative path -> blob
-    space: Mapping[str, Any] | None = None  # the encoder space that its questions ask into
-    lineage: Mapping[str, Any] = field(default_factory=dict)  # snapshot, digests of the data, recipe, what it began as
+    space: Mapping[str, Any] | None = None  # the encoder space of its queries
+    lineage: Mapping[str, Any] = field(default_factory=dict)  # snapshot, digests of the data, recipe, initial weights
 
     def __post_init__(self) -> None:
-        """Refuse paths that could leave a folder or hide one another, and files that no model needs."""
+        """Refuse paths that could leave a folder or hide one another, and files with other suffixes than `SUFFIXES`."""
         check(isinstance(self.kind, str) and _KIND.fullmatch(self.kind), f"kind {self.kind!r}")
         check_paths(self.files)
         for path in self.files:
@@ -57,7 +57,7 @@ class ModelContent:
         """Read back what `to_json` wrote.
 
         Raises:
-            StoreError: the section is not one that this version could have written.
+            StoreError: this version could not have written the section.
         """
         fields = fields_of(value, {"kind", "space", "lineage", "files"}, "content")
         check_objects(fields, "lineage", "files")
@@ -68,7 +68,7 @@ class ModelContent:
 
 @dataclass(frozen=True, slots=True)
 class ModelManifest:
-    """A model: its content, and what is said about it."""
+    """A model: its content, its metrics and its provenance."""
 
     content: ModelContent
     metrics: Mapping[str, Any] = field(default_factory=dict)  # before and after, on the dev file
@@ -92,7 +92,7 @@ class ModelManifest:
 
     @classmethod
     def from_json(cls, value: Any) -> Self:
-        """Read back what `to_json` wrote, trusting nothing.
+        """Read back what `to_json` wrote; the input may be hostile, so every field is checked.
 
         Raises:
             StoreError: a newer format, a hostile path, or content that does not match its id.

@@ -1,7 +1,7 @@
-"""The parts of a model, told by its files: what a model can do follows from them, whichever training made it.
+"""The parts of a model, found by its files: they decide what the model can do, whichever training made it.
 
-A part is a folder that `from_pretrained` opens: `question/`, `passage/`, `generator/`, or one of a training's own.
-transformers keeps a RAG model's question encoder and generator in one file; there each half has a tokenizer's folder.
+A part is a folder that `from_pretrained` opens: `question/`, `passage/`, `generator/`, or one that a training defines.
+transformers keeps a RAG model's question encoder and generator in one file; there each has a folder for its tokenizer.
 """
 
 from collections.abc import Iterable
@@ -11,6 +11,6 @@ _HALVES = {"question_encoder_tokenizer": QUESTION, "generator_tokenizer": GENERA
 
 
 def parts_of(paths: Iterable[str]) -> frozenset[str]:
-    """Return the names of the parts that files with these relative paths belong to; files at the top have none."""
+    """Return the names of the parts that files with these relative paths belong to; files at the top belong to none."""
     folders = {path.partition("/")[0] for path in paths if "/" in path}
     return frozenset(_HALVES.get(folder, folder) for folder in folders)

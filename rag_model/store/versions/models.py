@@ -1,6 +1,6 @@
-"""Models in the store: a folder goes in, is named by a ref as snapshots are, and comes out as a folder again.
+"""Models in the store: `put_model` stores a folder as a model and names it by a ref; `export_model` writes it back.
 
-`pull` keeps a folder of versions up to date, as of snapshots; `export_model` writes one plain folder.
+`pull` maintains a folder of versions, as for snapshots; `export_model` writes one plain folder.
 """
 
 import secrets
@@ -22,38 +22,38 @@ _TRIES = 100  # races lost in a row before giving up; each costs a few small rea
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """What a model is beside its files."""
+    """The description of a model, without its files."""
 
     kind: str  # the name of the objective that made it
-    space: Mapping[str, Any] | None  # the encoder space that its questions ask into, as JSON
-    lineage: Mapping[str, Any]  # what it was trained on, by what recipe, and what it began as: part of its id
-    metrics: Mapping[str, Any] = field(default_factory=dict)  # outside the id, as is
-    provenance: Mapping[str, Any] = field(default_factory=dict)  # when, by which versions
+    space: Mapping[str, Any] | None  # the encoder space of its queries, as JSON
+    lineage: Mapping[str, Any]  # data, recipe and initial weights of the training: part of its id
+    metrics: Mapping[str, Any] = field(default_factory=dict)  # not part of its id
+    provenance: Mapping[str, Any] = field(default_factory=dict)  # when, by which versions; not part of its id
 
 
 @dataclass(frozen=True, slots=True)
 class PutModel:
-    """A model in the store, and where its ref stands."""
+    """A model in the store, and the current move of its ref."""
 
     model: str  # full id
     move: RefMove
 
 
 def put_model(store: Store, folder: Path, made: Made, ref: str, note: str = "") -> PutModel:
-    """Store the files below `folder` as a model and move `ref`, a name among models, to it.
+    """Store the files below `folder` as a model and move `ref`, a ref of models, to it.
 
-    Blobs first, then the manifest, then the ref. A ref that names the model already is left alone, so a rerun adds
-    nothing to its history. Of two writers the later stands, and the earlier in the history.
+    The blobs are written first, then the manifest, then the ref. A ref that names the model already is not moved, so a
+    rerun adds nothing to its history. If two writers move the ref, the later move is current and both are in the log.
 
     Raises:
-        UsageError: the ref cannot be a name, or `folder` holds no file or one that no model needs, such as a pickle.
-        RefConflictError: other writers won every one of many races.
+        UsageError: `ref` is not a valid name, or `folder` has no file, or one with a suffix that models may not have.
+        RefConflictError: other writers moved the ref first in each of many attempts.
         StoreError: the store cannot exclude a second writer, is full, or cannot be written.
     """
     checked_name(ref)
     paths = _files_of(folder)
     store.models.refs.require_exclusion()
-    with store.intents.held(f"model-{secrets.token_hex(8)}"):  # no `gc` takes a blob before the manifest is there
+    with store.intents.held(f"model-{secrets.token_hex(8)}"):  # `gc` deletes no blob before the manifest exists
         files = {name: store.blobs.put_file(path) for name, path in paths.items()}
         content = ModelContent(made.kind, files, made.space, made.lineage)
         return _publish(store, ModelManifest(content, made.metrics, made.provenance), ref, note)
@@ -61,7 +61,7 @@ def put_model(store: Store, folder: Path, made: Made, ref: str, note: str = "") 
 
 @dataclass(frozen=True, slots=True)
 class ExportedModel:
-    """What an export of a model wrote."""
+    """The result of exporting a model."""
 
     model: str  # full id
     path: Path
@@ -70,14 +70,14 @@ class ExportedModel:
 
 
 def export_model(store: Store, name: str, out: Path) -> ExportedModel:
-    """Write a model's files, each verified, to the new folder `out`, which appears whole or not at all.
+    """Write a model's files, each verified, to the new folder `out`, which appears complete or not at all.
 
-    `name` is an id, a prefix, a ref or ref@number. The files are those that the training saved, safetensors and a card
-    among them: transformers' `from_pretrained` opens the folder, or the folders in it.
+    `name` is an id, a prefix, a ref or ref@number. The files are those that the training saved, including safetensors
+    and a model card: transformers' `from_pretrained` opens the folder, or the folders in it.
 
     Raises:
         StoreError: there is no such model, a file of it is missing or damaged, or `out` cannot be written.
-        UsageError: there is something at `out` already.
+        UsageError: `out` exists already.
     """
     identity = store.models.resolve(name)
     content = store.models.get(identity).content
@@ -93,7 +93,7 @@ def export_model(store: Store, name: str, out: Path) -> ExportedModel:
 def model_folder(store: Store, name: str) -> Path:
     """Return a local folder that holds a model's files, each verified; `name` is an id, a prefix, a ref or ref@number.
 
-    The same folder for the same model, in the cache; its files are links and not to be written to.
+    The folder is in the cache, the same one for the same model; its files are links: do not write to them.
 
     Raises:
         StoreError: there is no such model, or a file of it is missing or damaged.
@@ -106,10 +106,10 @@ def _files_of(folder: Path) -> dict[str, Path]:
     """Return a folder's files by their relative paths, sorted."""
     found = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
     if not found:
-        raise UsageError(f"{folder} holds no file, so it is no model: give the folder that a training saved")
+        raise UsageError(f"{folder} has no files, so it is not a model: give the folder that a training saved")
     if strange := [name for name, path in found.items() if path.suffix not in SUFFIXES]:
         raise UsageError(
-            f"{folder / strange[0]} is no file of a model ({', '.join(SUFFIXES)}): save the weights as safetensors, "
+            f"{folder / strange[0]} is not a file of a model ({', '.join(SUFFIXES)}): save the weights as safetensors, "
             "and leave out what loading does not need"
         )
     return found

@@ -1,11 +1,11 @@
-"""Move refs by hand: `tag` gives a snapshot a name, `rollback` returns a name to a snapshot it had before.
+"""Move refs by hand: `tag` moves a ref to a snapshot, `rollback` moves it back, `untag` deletes it.
 
-And `untag` takes a name away: as a move that names nothing, so that its log, and who wins a race, stay as they are.
-Models have refs of their own: `model:reader` means one of them, here and wherever a snapshot may be named.
+A ref is deleted by a move that names nothing, so that its log stays, and races are decided as for other moves.
+Models have refs of their own: `model:reader` means one of them, here and everywhere else that a snapshot may be named.
 
-All add a number to the ref's log and never take one away. The first two move only to a snapshot whose files are there:
-an intent sees to it that they stay there meanwhile. Whoever loses a race is told where the ref went and decides again:
-the winner's snapshot may be the one that was wanted.
+All three append to the ref's log and delete nothing from it. `tag` and `rollback` move only to a snapshot whose files
+all exist; an intent keeps them from being deleted meanwhile. A writer that loses a race gets an error that names the
+new snapshot, and decides again: that snapshot may be the wanted one.
 """
 
 import re
@@ -23,20 +23,20 @@ _ROLLBACK = re.compile(r"rollback to @([0-9]{1,8})")
 
 
 def tag(store: Store, snapshot: str, ref: str, note: str = "") -> RefMove:
-    """Make `ref` name a snapshot (an id, a unique prefix, a ref or `ref@number`) and return where it stands.
+    """Move `ref` to a snapshot (an id, a unique prefix, a ref or `ref@number`) and return the ref's current move.
 
-    A ref that names the snapshot already is left alone. `model:` before the snapshot, or before both, means models.
+    A ref that names the snapshot already is not moved. `model:` before the snapshot, or before both, means models.
 
     Raises:
         StoreError: there is no such snapshot.
-        RefusedError: a file of the snapshot is missing or of the wrong size, or it holds a page that was taken down;
-        the ref did not move.
-        RefConflictError: another writer moved the ref meanwhile; its move stands.
+        RefusedError: a file of the snapshot is missing or of the wrong size, or it contains a page that was taken
+        down; the ref did not move.
+        RefConflictError: another writer moved the ref meanwhile; its move is kept.
     """
     shelf, name = store.shelf(snapshot)
     named, ref = store.shelf(ref)
     if named is store.models and shelf is store.snapshots:
-        raise UsageError(f"{snapshot} is a snapshot, and ref model:{ref} names models: leave out `model:`")
+        raise UsageError(f"{snapshot} is a snapshot, but ref model:{ref} names models: leave out `model:`")
     now = shelf.refs.current(ref)
     identity = shelf.resolve(name)
     if now is not None and now.snapshot == identity:
@@ -47,15 +47,15 @@ def tag(store: Store, snapshot: str, ref: str, note: str = "") -> RefMove:
 def rollback(store: Store, ref: str, to: int | None = None) -> RefMove:
     """Move `ref` to the snapshot that its move `to` names, and return the move, a new one.
 
-    By default the snapshot before the current one. Moves that were rolled back are skipped, so that repeating it goes
-    further back and never forth again.
+    The default is the snapshot before the current one. Moves that were rolled back are skipped, so that repeated
+    rollbacks always go further back.
 
     Raises:
         StoreError: the ref has no history, or no such move.
         UsageError: the ref names that snapshot already, or never named another one.
-        RefusedError: a file of the snapshot is missing or of the wrong size, or it holds a page that was taken down;
-        the ref did not move.
-        RefConflictError: another writer moved the ref meanwhile; its move stands.
+        RefusedError: a file of the snapshot is missing or of the wrong size, or it contains a page that was taken
+        down; the ref did not move.
+        RefConflictError: another writer moved the ref meanwhile; its move is kept.
     """
     shelf, ref = store.shelf(ref)
     now = shelf.refs.current(ref)
@@ -70,13 +70,13 @@ def rollback(store: Store, ref: str, to: int | None = None) -> RefMove:
 
 
 def untag(store: Store, ref: str, *, dry_run: bool = False) -> RefMove:
-    """Let `ref` name nothing any more, and return the move that ended it; with `dry_run` the move that it stands at.
+    """Delete `ref`, and return the move that deletes it; with `dry_run` return its current move.
 
-    What it named stays in its log, from which `expire` will forget it.
+    The snapshots that it named stay in its log, until `expire` deletes those moves.
 
     Raises:
         StoreError: there is no such ref.
-        RefConflictError: another writer moved the ref meanwhile; its move stands.
+        RefConflictError: another writer moved the ref meanwhile; its move is kept.
     """
     shelf, name = store.shelf(ref)
     now = shelf.refs.current(name)
@@ -87,7 +87,7 @@ def untag(store: Store, ref: str, *, dry_run: bool = False) -> RefMove:
 
 
 def _before(shelf: Shelf[Any], ref: str, now: RefMove) -> RefMove:
-    """Find the newest move with another snapshot before `now`, or before the move that `now` rolled back to."""
+    """Return the newest move to another snapshot before `now`, or before the move that `now` rolled back to."""
     kept = {move.number: move for move in shelf.refs.history(ref)}  # older ones may have expired
     stands = now.number
     while stands in kept and (back := _ROLLBACK.fullmatch(kept[stands].note)) and int(back[1]) < stands:
@@ -115,7 +115,7 @@ def _checked_move(store: Store, shelf: Shelf[Any], ref: str, identity: str, now:
     if shelf is store.snapshots and (found := taken_down(store, store.snapshots.get(identity).content)):
         raise RefusedError(
             f"ref {ref} stays where it is: page {found[0].page} ({found[0].title!r}) in snapshot {identity[:12]} in "
-            f"{store.url} was taken down: run `takedown --yes` to its end, and take what it puts in its place"
+            f"{store.url} was taken down: run `takedown --yes` to its end, and use the snapshot that replaces it"
         )
     try:
         return shelf.refs.move(ref, identity, now.number if now else 0, note)
@@ -125,5 +125,5 @@ def _checked_move(store: Store, shelf: Shelf[Any], ref: str, identity: str, now:
             raise
         raise RefConflictError(
             f"another writer moved ref {ref} in {store.url} to {shelf.noun} {winner.snapshot[:12]} "
-            f"({ref}@{winner.number}) first, and that stands: run this again if it is still wanted"
+            f"({ref}@{winner.number}) first, and that move is kept: run this again if it is still wanted"
         ) from lost

@@ -1,9 +1,9 @@
-"""The paths of a snapshot's files in its manifest, which are also those of a pulled folder."""
+"""The paths of a snapshot's files in its manifest; a pulled folder has the same paths."""
 
-EMBEDDINGS = "embeddings"  # the representation that every build makes: one vector a passage under its encoder
+EMBEDDINGS = "embeddings"  # the representation that every build makes: one vector per passage
 TEXT = "text"  # the representation that every snapshot has: title and text of its passages
-QUESTION_ENCODER = "encoder/question"  # folder of the encoder that may ask the representation `embeddings`
-EXACT = "exact"  # the index of any snapshot with vectors: without a file of its own it is the embeddings, all compared
+QUESTION_ENCODER = "encoder/question"  # folder of the encoder of queries into the representation `embeddings`
+EXACT = "exact"  # the index of any snapshot with vectors; without a file it is a search over the embeddings
 
 
 def passages_path(part: str) -> str:
@@ -18,12 +18,12 @@ def embeddings_path(part: str, representation: str = EMBEDDINGS) -> str:
 
 
 def rows_path(representation: str, part: str) -> str:
-    """Return the path of the file that holds a part's rows of a representation: its passages, or its vectors."""
+    """Return the path of the file with a part's rows of a representation: its passages or its vectors."""
     return passages_path(part) if representation == TEXT else embeddings_path(part, representation)
 
 
 def question_encoder(representation: str = EMBEDDINGS) -> str:
-    """Return the folder of the encoder that may ask a representation."""
+    """Return the folder of the encoder of queries into a representation."""
     return QUESTION_ENCODER if representation == EMBEDDINGS else f"encoder/{representation}/question"
 
 
@@ -33,10 +33,10 @@ def index_path(name: str, suffix: str = "faiss") -> str:
 
 
 def trained_path(name: str) -> str:
-    """Return the path of an index's trained file, its cells or quantizers: read by later builds alone."""
+    """Return the path of an index's trained file, its cells or quantizers: only later builds read it."""
     return f"trained/{name}"
 
 
 def articles_path(part: str) -> str:
-    """Return the path of a part's article log, what became of each article: read by later builds alone."""
+    """Return the path of a part's article log, with the outcome of each article: only later builds read it."""
     return f"articles/{part}.parquet"

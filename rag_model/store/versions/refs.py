@@ -1,11 +1,11 @@
 """Refs: movable names of snapshots, or of models, each an append-only numbered log.
 
-A ref moves by creating the next number exclusively: compare-and-swap without a lock, history and rollback for
-free. The highest number is current. Nothing is ever overwritten, and a clock decides nothing.
+A ref moves by creating the next number exclusively: this is compare-and-swap without a lock, and the log gives history
+and rollback. The highest number is current. Nothing is ever overwritten, and no clock is used to order moves.
 
-A ref is deleted in the same way, by a last number that names nothing, so of those who move it and who delete it one
-wins as well; it can be made again, and its numbers go on. A move that names a snapshot which was taken down
-(`rag_model.store.versions.takedowns`) is read as naming what stands in its place, or nothing.
+A ref is deleted by a move that names nothing, so if one writer moves it and another deletes it, exactly one of them
+succeeds. A deleted ref can be created again; its numbers continue. A move that names a snapshot which a takedown
+replaced (`rag_model.store.versions.takedowns`) is read as naming the replacement, or nothing.
 """
 
 import re
@@ -20,7 +20,7 @@ from rag_model.store.objects.files import Files, json_bytes
 from rag_model.store.versions.takedowns import Takedowns
 
 _FORMAT = 1
-_DELETING = 2  # the format of a move that names nothing, which earlier versions do not know
+_DELETING = 2  # the format of a deleting move, which earlier versions cannot read
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}")
 _FILE = re.compile(r"(\d{8})\.json")
 _SNAPSHOT = re.compile(r"[0-9a-f]{64}")
@@ -31,7 +31,7 @@ class RefMove:
     """One entry of a ref's log."""
 
     number: int  # 1, 2, 3, … without gaps
-    snapshot: str  # id of what the ref names, 64 hex digits: a snapshot or, of a model's ref, a model; "": nothing
+    snapshot: str  # id of the snapshot (or model, for a ref of models), 64 hex digits; "": the ref is deleted
     created_at: str  # ISO 8601, UTC, by the writer's clock: for people only
     previous: str | None  # the id before, None for the first move
     nonce: str  # tells a retried write from another writer's
@@ -65,17 +65,17 @@ class RefMove:
 
 
 class Refs:
-    """The refs of one store: those of its snapshots, or, in a place of their own, those of its models."""
+    """The refs of one store: those of its snapshots or, in another folder, those of its models."""
 
     def __init__(self, files: Files, folder: str = "refs", noun: str = "snapshot") -> None:
-        """Look at the refs below `folder` of the store that `files` reaches; `noun` says what they name."""
+        """Use the refs below `folder` in the store of `files`; `noun` says what they name."""
         self._files = files
         self._folder = folder
         self._noun = noun
         self._takedowns = Takedowns(files)
 
     def names(self, *, deleted: bool = False) -> list[str]:
-        """Return the names of all refs, sorted; with `deleted` also of those that name nothing any more."""
+        """Return the names of all refs, sorted; with `deleted` also those of deleted refs."""
         logs = [name for name in self._files.names(self._folder, kind="directory") if _NAME.fullmatch(name)]
         return [name for name in logs if deleted or self.current(name)]
 
@@ -85,7 +85,7 @@ class Refs:
         return newest if newest and newest.snapshot else None
 
     def history(self, name: str) -> list[RefMove]:
-        """Return all moves of a ref, oldest first, with those that deleted it; [] when it never existed."""
+        """Return all moves of a ref, oldest first, including those that deleted it; [] if it never existed."""
         return self._standing(self._read(name, slice(None)))
 
     def at(self, name: str, number: int) -> RefMove:
@@ -97,7 +97,7 @@ class Refs:
         return self._standing([self._written(name, number)])[0]
 
     def naming(self, snapshot: str) -> list[tuple[str, int]]:
-        """Return the refs whose newest move was written for a snapshot, with its number, whatever stands for it now."""
+        """Return name and number of the refs whose newest move was written for a snapshot, replaced or not."""
         newest = ((name, self._read(name, slice(-1, None))) for name in self.names(deleted=True))
         return [(name, moves[0].number) for name, moves in newest if moves and moves[0].snapshot == snapshot]
 
@@ -106,13 +106,13 @@ class Refs:
         return moves[0] if moves else None
 
     def _standing(self, moves: list[RefMove]) -> list[RefMove]:
-        """Put what stands in their place for snapshots that were taken down."""
+        """Return the moves with each retired snapshot replaced by its replacement."""
         gone = self._takedowns.replaced() if moves else frozenset()
         places = {move.snapshot: self._takedowns.in_place_of(move.snapshot) for move in moves if move.snapshot in gone}
         return [replace(move, snapshot=places.get(move.snapshot, move.snapshot) or "") for move in moves]
 
     def _read(self, name: str, some: slice) -> list[RefMove]:
-        """Read some of the moves that are listed; once more where one was forgotten after that, since a newer came."""
+        """Read some of the listed moves; list and read again if one was expired in between."""
         numbers = self.numbers(name)
         while True:
             try:
@@ -140,10 +140,10 @@ class Refs:
     def move(self, name: str, snapshot: str, expected: int, note: str = "") -> RefMove:
         """Move a ref from move number `expected` (0: it must not exist) to `snapshot`, a full id.
 
-        Of writers that race from one number exactly one wins.
+        If several writers move a ref from the same number, exactly one succeeds.
 
         Raises:
-            RefConflictError: the ref is not at `expected` (any more); nothing was changed.
+            RefConflictError: the ref is not at `expected`; nothing was changed.
             StoreError: the store cannot exclude a second writer, or cannot be written.
         """
         if not _SNAPSHOT.fullmatch(snapshot):
@@ -153,10 +153,10 @@ class Refs:
         return self._append(name, snapshot, expected, note)
 
     def delete(self, name: str, expected: int, note: str = "") -> RefMove:
-        """Let a ref name nothing from move number `expected` on; its log stays.
+        """Delete a ref that is at move number `expected`; its log stays.
 
         Raises:
-            RefConflictError: the ref is not at `expected` (any more); nothing was changed.
+            RefConflictError: the ref is not at `expected`; nothing was changed.
             StoreError: the store cannot exclude a second writer, or cannot be written.
         """
         return self._append(name, "", expected, note)
@@ -175,11 +175,11 @@ class Refs:
         return move
 
     def path(self, name: str, number: int) -> str:
-        """Return where a move lies in the store."""
+        """Return the path of a move in the store."""
         return f"{self._folder}/{checked_name(name)}/{number:08d}.json"
 
     def require_exclusion(self) -> None:
-        """Probe, once, that of two writers only one can win; call it before long work that ends in a move.
+        """Probe, once, that only one of two writers can succeed; call it before long work that ends in a move.
 
         Raises:
             StoreError: the bucket does not honour conditional writes, or cannot be written.
@@ -187,7 +187,7 @@ class Refs:
         if not self._excludes:
             raise StoreError(
                 f"{self._files.url} does not honour conditional writes (If-None-Match), so two publishers "
-                "could both win: publish to a bucket that does"
+                "could both succeed: publish to a bucket that does"
             )
 
     @cached_property
@@ -205,8 +205,9 @@ def checked_name(name: str) -> str:
     """Return `name` if a ref may have it.
 
     Raises:
-        UsageError: it holds other characters than letters, digits, `.`, `_` and `-`, begins with a dot, or is
+        UsageError: the name has characters other than letters, digits, `.`, `_` and `-`, begins with a dot, or is
         too long.
+
     """
     if not _NAME.fullmatch(name):
         raise UsageError(f"{name!r} is not a ref name: use up to 100 letters, digits, '.', '_' and '-', no leading dot")

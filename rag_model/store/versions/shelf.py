@@ -1,4 +1,4 @@
-"""A shelf: manifests of one kind under `<kind>s/<id>.json`, and the names by which people find them.
+"""A shelf: manifests of one kind under `<kind>s/<id>.json`, and the refs that name them.
 
 A store has two: snapshots, and models.
 """
@@ -19,7 +19,7 @@ _NUMBERED = re.compile(r"([^@]+)@([0-9]{1,8})")
 
 
 class Versioned(Protocol):
-    """What lies on a shelf: a manifest."""
+    """A manifest on a shelf."""
 
     @property
     def id(self) -> str:
@@ -27,7 +27,7 @@ class Versioned(Protocol):
         ...
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as JSON values."""
+        """Return the manifest as JSON values."""
         ...
 
 
@@ -41,21 +41,21 @@ class Shelf(Generic[M]):
     files: Files
     refs: Refs
     noun: str  # snapshot, model
-    parse: Callable[[bytes], M]  # reads a manifest file, trusting nothing
+    parse: Callable[[bytes], M]  # reads and checks the bytes of a manifest, which may be hostile
 
     def put(self, manifest: M) -> str:
-        """Store a manifest and return its id; one that is there already stays as it is, metrics included.
+        """Store a manifest and return its id; an existing one is not changed, nor are its metrics.
 
-        Call it last: whoever finds the manifest relies on every blob it names.
+        Call it last: a reader of the manifest relies on every blob that it names.
         """
         self.files.create(self.path(manifest.id), json_bytes(manifest.to_json()))
         return manifest.id
 
     def get(self, identity: str) -> M:
-        """Return the manifest of a full id, its content hashed against the id.
+        """Return the manifest of a full id, after checking that its content hashes to the id.
 
         Raises:
-            StoreError: it is missing, damaged, hostile, or of a newer format.
+            StoreError: the manifest is missing, damaged, hostile, or of a newer format.
         """
         path = self.path(identity)
         data = self.files.read(path)
@@ -65,7 +65,7 @@ class Shelf(Generic[M]):
         try:
             manifest = self.parse(data)
         except StoreError as broken:
-            raise StoreError(f"{self.files.url_of(path)} can not be used: {broken}") from broken
+            raise StoreError(f"{self.files.url_of(path)} cannot be used: {broken}") from broken
         if manifest.id != identity:
             raise StoreError(f"{self.files.url_of(path)} is damaged: it holds {self.noun} {manifest.id[:12]}")
         return manifest
@@ -81,12 +81,12 @@ class Shelf(Generic[M]):
         A ref wins over a prefix that is spelled the same.
 
         Raises:
-            StoreError: nothing, or more than one thing, goes by that name.
-            UsageError: it is `model:` and a name, where one kind alone is meant.
+            StoreError: the name means nothing, or more than one version.
+            UsageError: the name begins with `model:` where only one kind is possible.
         """
         if ":" in name:
             raise UsageError(
-                f"{name} stands where the name of a {self.noun} belongs: models are taken by log, show, tag, rollback, "
+                f"{name} is in place of the name of a {self.noun}: models are taken by log, show, tag, rollback, "
                 "verify, pull and export, and by --model without `model:`"
             )
         if numbered := _NUMBERED.fullmatch(name):
@@ -122,17 +122,17 @@ class Shelf(Generic[M]):
         return named
 
     def _refuse_replaced(self, identity: str) -> None:
-        """Say what stands in the place of a snapshot that was taken down, if it was."""
+        """Refuse a snapshot that a takedown replaced; the error names its replacement."""
         place = self._takedowns.in_place_of(identity)
         if place is not None:
-            stands = f"take {self.noun} {place[:12]}, which stands in its place" if place else "nothing was left of it"
+            stands = f"use {self.noun} {place[:12]}, which replaces it" if place else "no page of it was left"
             raise StoreError(f"{self.noun} {identity[:12]} in {self.files.url} was taken down: {stands}")
 
     def path(self, identity: str) -> str:
-        """Return where a manifest lies in the store.
+        """Return the path of a manifest in the store.
 
         Raises:
-            StoreError: this is not a full id.
+            StoreError: `identity` is not a full id.
         """
         if not _ID.fullmatch(identity):
             raise StoreError(f"{identity!r} is not a full {self.noun} id (64 hex digits)")

@@ -1,8 +1,6 @@
-"""A snapshot as its readers see it: passages by row, vectors by part, files by name.
+"""A snapshot for reading: passages by row, vectors by part, files by path, from a store or from a pulled folder.
 
-It is read from a store or from a pulled folder.
-
-A reader keeps what it opened: refs may move and new snapshots may be pulled meanwhile.
+A reader keeps the snapshot that it opened, while refs move and new snapshots are pulled.
 """
 
 import os
@@ -30,8 +28,8 @@ from rag_model.store.versions.manifest import Manifest, PartEntry
 from rag_model.store.versions.mapped import MappedPassages
 from rag_model.store.versions.paths import EMBEDDINGS, embeddings_path, passages_path, rows_path
 
-_OPENINGS = 5  # looks at what is current: a pull may delete it meanwhile, and has then put another there
-_OPEN_PARTS = 64  # passage files kept open; their footers are what makes a second look-up cheap
+_OPENINGS = 5  # tries to open the current snapshot: a pull may replace and delete it meanwhile
+_OPEN_PARTS = 64  # passage files kept open, so that their footers are read once
 
 
 class Snapshot:
@@ -47,7 +45,7 @@ class Snapshot:
     ) -> None:
         """Read files through `path` (a file's local path) and `source` (what Parquet is read from).
 
-        `mapped` gives the memory-mapped copy of a passage file, where there is one.
+        `mapped` returns the memory-mapped copy of a passage file, if there is one.
 
         Use `Snapshot.open`, `from_store` or `from_folder`.
         """
@@ -60,14 +58,14 @@ class Snapshot:
         self._partition = Partition(part.rows for part in self.parts)
         self._readers: OrderedDict[str, PassageFile | MappedPassages] = OrderedDict()
         self._lock = threading.Lock()
-        self._release: Callable[[], Any] = lambda: None  # of the lock on a pulled folder
+        self._release: Callable[[], Any] = lambda: None  # releases the lock on a pulled folder
 
     @classmethod
     def open(cls, url: str, name: str = "latest") -> "Snapshot":
-        """Open a snapshot straight from a store: `name` is a ref, `ref@number`, an id or a unique prefix.
+        """Open a snapshot from a store, without a pull: `name` is a ref, `ref@number`, an id or a unique prefix.
 
         Raises:
-            StoreError: no such store or snapshot, or its manifest is damaged.
+            StoreError: there is no such store or snapshot, or its manifest is damaged.
         """
         return cls.from_store(Store.open(url), name)
 
@@ -78,7 +76,7 @@ class Snapshot:
 
     @classmethod
     def of(cls, store: Store, manifest: Manifest) -> "Snapshot":
-        """Open what a manifest describes, published or not, with its blobs in `store`."""
+        """Open the snapshot of a manifest, published or not, with its blobs in `store`."""
         files, blobs = manifest.content.files, store.blobs
 
         def source(file: str) -> Path | IO[bytes]:
@@ -88,10 +86,10 @@ class Snapshot:
 
     @classmethod
     def from_folder(cls, folder: Path) -> "Snapshot":
-        """Open what `pull` put into `folder` last, or one snapshot's own folder in it.
+        """Open the snapshot that was pulled to `folder` last; or `folder` is one snapshot's own folder in it.
 
-        A file that was written to since it was verified is hashed before it is read. Until it is closed, no pull
-        deletes it.
+        A file that was written to since it was verified is hashed before it is read. No pull deletes the snapshot
+        until it is closed.
 
         Raises:
             StoreError: nothing was pulled there, or the manifest is damaged.
@@ -103,7 +101,7 @@ class Snapshot:
         def path(file: str) -> Path:
             local, ref = root / file, manifest.content.files[file]
             if not local.is_file():
-                raise StoreError(f"{file} was not pulled to {root}: pull again without leaving it out")
+                raise StoreError(f"{file} was not pulled to {root}: pull again, and include it")
             if local.stat().st_size != ref.size:
                 raise StoreError(f"{local} is damaged: {local.stat().st_size} bytes instead of {ref.size}; pull again")
             if not stamps.sound(local, ref.id):
@@ -132,12 +130,12 @@ class Snapshot:
 
     @property
     def space(self) -> Mapping[str, Any] | None:
-        """The encoder space of the representation `embeddings`; None when the snapshot has none."""
+        """The encoder space of the representation `embeddings`; None if the snapshot has no such vectors."""
         return self.manifest.content.space
 
     @property
     def dim(self) -> int:
-        """The number of components of a vector of the representation `embeddings`, as `dim_of` says."""
+        """The number of components of a vector of the representation `embeddings`; see `dim_of`."""
         return self.dim_of(EMBEDDINGS)
 
     def dim_of(self, representation: str) -> int:
@@ -174,7 +172,7 @@ class Snapshot:
         return self.where / prefix if isinstance(self.where, Path) else linked_tree(paths)
 
     def row_files(self, representation: str) -> list[Path]:
-        """Return local paths of the files that hold a representation's rows, one a part, in row order.
+        """Return local paths of the files with a representation's rows, one for each part, in row order.
 
         Raises:
             StoreError: the snapshot has no such representation, or a file is missing or damaged.
@@ -185,7 +183,7 @@ class Snapshot:
         """Return a part's vectors, memory-mapped: (rows, dim), float16 or float32, row i = row i of the part.
 
         Raises:
-            StoreError: the file is missing, is no plain array, or has another number of rows than the part.
+            StoreError: the file is missing, is not a plain array, or its number of rows is not the part's.
         """
         file = embeddings_path(part, representation)
         try:
@@ -213,7 +211,7 @@ class Snapshot:
         return [found[row] for row in asked.tolist()]
 
     def passage_file(self, part: str) -> PassageFile:
-        """Open a part's passages to stream them; the caller closes it."""
+        """Open a part's passage file to stream it; the caller closes it."""
         return PassageFile(self._source(self._known(passages_path(part))))
 
     def batches(self, part: str, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
@@ -250,7 +248,7 @@ class Snapshot:
         self.close()
 
     def _rows(self, part: PartEntry, rows: list[int]) -> list[Passage]:
-        with self._lock:  # a Parquet reader has one position
+        with self._lock:  # a Parquet reader has one position, so threads take turns
             reader = self._readers.pop(part.name, None) or self._checked(part)
             self._readers[part.name] = reader
             if len(self._readers) > _OPEN_PARTS:
@@ -262,8 +260,8 @@ class Snapshot:
     def _reading(self, part: str) -> Iterator[None]:
         try:
             yield
-        except (OSError, ValueError) as broken:  # ValueError: what Arrow finds wrong
-            what = " ".join(str(broken).split())  # Arrow's messages have lines
+        except (OSError, ValueError) as broken:  # Arrow raises ValueError for damaged data
+            what = " ".join(str(broken).split())  # Arrow's messages have several lines
             raise StoreError(f"cannot read the passages of {part} in {self.where} ({what}): run `verify`") from broken
 
     def _checked(self, part: PartEntry) -> PassageFile | MappedPassages:
@@ -280,7 +278,7 @@ class Snapshot:
 
 
 def _held_manifest(folder: Path) -> tuple[Path, bytes, int | None]:
-    """Return the folder of the snapshot that was pulled last, its manifest, and the lock that keeps it there."""
+    """Return the folder of the snapshot that was pulled last, its manifest, and the lock that keeps it from pruning."""
     for _ in range(_OPENINGS):
         with suppress(OSError):
             return _hold(folder)

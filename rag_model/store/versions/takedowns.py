@@ -1,12 +1,13 @@
-"""Takedowns: which pages must be in no snapshot, and what took the place of the snapshots that held one.
+"""Takedowns: which pages must be in no snapshot, and which snapshots replace those that contained one.
 
 ```
-takedowns/00000003.json      one takedown: the pages, of which wiki, who, when and why
-takedowns/<snapshot id>.json what stands in the place of a snapshot that is gone
+takedowns/00000003.json      one takedown: the wiki, the pages, who ordered it, when and why
+takedowns/<snapshot id>.json the replacement of a snapshot that was retired
 ```
-Both are created exclusively, and kept for good: `gc` and `expire` leave them alone. From the record on no build lets a
-page into a passage and no publication gets past it. A ref's move that names a snapshot which is gone means what stands
-in its place; the snapshot's own id means nothing else, so whoever asks by id is told the other's.
+Both are created exclusively and kept for good: `gc` and `expire` do not delete them. Once the record is written, no
+build puts such a page into a passage, and no snapshot that contains one can be published. A ref's move that names a
+retired snapshot is read as its replacement. The id of a retired snapshot is not resolved: the error names the
+replacement.
 """
 
 import re
@@ -30,8 +31,8 @@ class Takedown:
     """One record: pages that must be in no snapshot of a wiki."""
 
     number: int  # 1, 2, 3, …
-    wiki: str  # the dump's dbname, since ids mean nothing in another wiki; empty for documents and passages
-    pages: tuple[str, ...]  # page ids as passages have them; of ready passages their titles
+    wiki: str  # the dump's dbname, since page ids are per wiki; empty for documents and passages
+    pages: tuple[str, ...]  # page ids as in passages; titles for ready-made passages
     reason: str
     by: str  # who ordered it
     created_at: str  # ISO 8601, UTC, by the writer's clock: for people only
@@ -42,14 +43,14 @@ class Takedowns:
     """The takedowns of one store."""
 
     def __init__(self, files: Files) -> None:
-        """Look at the takedowns of the store that `files` reaches."""
+        """Read the takedowns of the store at the URL of `files`."""
         self._files = files
 
     def records(self) -> list[Takedown]:
         """Return all records, oldest first.
 
         Raises:
-            StoreError: one is damaged or of a newer format: what it forbids cannot be known.
+            StoreError: a record is damaged or of a newer format, so its pages are unknown.
         """
         numbers = self._numbers()
         return [self._record(number) for number in numbers]
@@ -76,17 +77,17 @@ class Takedowns:
                 return record
 
     def replaced(self) -> frozenset[str]:
-        """Return the ids of the snapshots in whose place another stands, or nothing."""
+        """Return the ids of the snapshots that were replaced, by another one or by nothing."""
         names = self._files.names(FOLDER)
         return frozenset(found[1] for found in map(_PLACE.fullmatch, names) if found)
 
     def in_place_of(self, snapshot: str) -> str | None:
-        """Return what stands in the place of a snapshot: an id; "" for nothing, as all of it was taken down.
+        """Return the id of a snapshot's replacement; "" if there is none, since all its pages were taken down.
 
-        None for a snapshot that was not replaced. Another that was replaced in its turn is followed to the last.
+        None for a snapshot that was not replaced. If the replacement was replaced too, the last one is returned.
 
         Raises:
-            StoreError: a file is damaged or of a newer format.
+            StoreError: a record is damaged or of a newer format.
         """
         place = self._place(snapshot)
         while place and (later := self._place(place)) is not None:
@@ -94,7 +95,7 @@ class Takedowns:
         return place
 
     def replace(self, snapshot: str, by: str) -> None:
-        """Write down what stands in the place of a snapshot ("": nothing); what was written before stands.
+        """Record the replacement `by` of a snapshot ("": none); an earlier record of the snapshot is kept.
 
         Raises:
             StoreError: the store cannot be written.

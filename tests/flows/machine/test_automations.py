@@ -37,10 +37,10 @@ def test_runs_that_it_is_told_of_are_those_of_our_deployments() -> None:
     ("written", "webhook", "code", "says"),
     [
         ("automations: []", "", 2, "BOOKWHEEL_WEBHOOK"),
-        ("automations: []", "ftp://s3cret", 2, "no web address"),
-        ("nothing: here", "http://x/s3cret", 1, "holds no automations"),
-        ("automations: [{name: a, actions: []}]", "http://x/s3cret", 1, "Prefect does not take"),
-        ("automations: [{name: a, trigger: {}}]", "http://x/s3cret", 1, "Prefect does not take"),
+        ("automations: []", "ftp://s3cret", 2, "not a web address"),
+        ("nothing: here", "http://x/s3cret", 1, "contains no automations"),
+        ("automations: [{name: a, actions: []}]", "http://x/s3cret", 1, "Prefect refuses"),
+        ("automations: [{name: a, trigger: {}}]", "http://x/s3cret", 1, "Prefect refuses"),
     ],
 )
 def test_what_is_given_wrong(

@@ -62,10 +62,10 @@ def test_what_is_amiss_is_named_with_what_to_do(bookwheel: Any, tmp_path: Path) 
     flags = ["--", "--runner=FlinkRunner", "--flink_master=127.0.0.1:9", "--sdk_container_image=elsewhere:0.0"]
     ran = bookwheel("doctor", "--store", str(tmp_path / "none"), *flags)
     assert ran.code == 3
-    for what, todo in (("store", "mend this"), ("flink", "start the cluster"), ("beam, image", "use the image")):
+    for what, todo in (("store", "correct this"), ("flink", "start the cluster"), ("beam, image", "use the image")):
         (line,) = [line for line in ran.out.splitlines() if line.split("  ")[0].removeprefix("AMISS").strip() == what]
         assert todo in line
-    assert "things are amiss" in ran.err
+    assert "checks failed" in ran.err
 
 
 def test_a_cluster_that_answers(bookwheel: Any, flink: str) -> None:
@@ -93,7 +93,7 @@ def test_a_prefect_server_that_does_not_answer(bookwheel: Any, flink: str, monke
 
 
 def test_a_prefect_server_whose_restart_would_end_runs(bookwheel: Any) -> None:
-    assert "its leases lie in memory" in of(bookwheel("doctor", "--json"))["prefect"]["found"]
+    assert "its leases are in memory" in of(bookwheel("doctor", "--json"))["prefect"]["found"]
 
 
 def test_a_version_that_was_not_tested(monkeypatch: pytest.MonkeyPatch) -> None:

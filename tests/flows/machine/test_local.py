@@ -102,7 +102,7 @@ def start_by_hand(page: Page, ui: str, typed: Mapping[str, object]) -> None:
     page.get_by_text("Custom run").click()
     for name, value in typed.items():
         field_of(page, name).fill(str(value))
-    assert page.get_by_text("the name that shall mean the new snapshot").count() == 1
+    assert page.get_by_text("the ref to move to the new snapshot").count() == 1
     page.get_by_role("button", name="Add item").click()
     field_of(page, "beam_options").fill(*IN_PROCESS)
     submit = page.get_by_role("button", name="Submit")

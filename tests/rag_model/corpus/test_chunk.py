@@ -43,7 +43,7 @@ def test_pages_become_passages_and_drops_are_counted(tmp_path: Path) -> None:
     ]
     assert facts.dropped == {"no_text": 1, "redirect": 1, "unparsable": 1}
     assert [(q.page_id, q.title) for q in facts.quarantined] == [("4", "Page 4")]
-    assert "within each other" in facts.quarantined[0].reason
+    assert "nested" in facts.quarantined[0].reason
     assert (facts.rows, facts.articles, facts.words) == (2, 1, 4)
     assert facts.newest_revision == "2026-01-03T00:00:00Z"
     assert facts.lengths == {"0": 2}

@@ -127,5 +127,5 @@ def test_a_listing_that_is_none(site: Site) -> None:
         newest(site.url)
     with pytest.raises(InputError, match="cannot be read"):
         newest(site.url + "nowhere/")
-    with pytest.raises(InputError, match="no web address"):
+    with pytest.raises(InputError, match="not a web address"):
         newest("file:///etc")

@@ -119,7 +119,7 @@ def test_an_empty_page_has_no_sections() -> None:
 def test_bounds_name_their_reason() -> None:
     with pytest.raises(Unparsable, match="characters"):
         clean("x" * (MAX_CHARS + 1), ENGLISH)
-    with pytest.raises(Unparsable, match="within each other"):
+    with pytest.raises(Unparsable, match="nested"):
         clean("{{small|" * 1000, ENGLISH)
 
 

@@ -137,7 +137,7 @@ POISONS: list[tuple[Callable[[Library], None], str, bool]] = [
     (poison_with_garbage, "not JSON", False),
     (poison_with_another_number, "says it is move", False),
     (name_what_is_missing, "is missing", False),
-    (name_a_hostile_manifest, "can not be used", False),
+    (name_a_hostile_manifest, "cannot be used", False),
     (damage_a_blob, "is damaged", False),
     (name_one_without_the_index, "no index 'hnsw'", True),
     (name_one_whose_index_is_another, "not a complete faiss index", True),

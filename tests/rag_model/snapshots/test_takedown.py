@@ -131,7 +131,7 @@ def test_nothing_brings_the_page_back(store: Store, tmp_path: Path) -> None:
     assert rollback(store, "latest").snapshot == two
     assert rollback(store, "latest", 1).snapshot == places[one]
     assert texts(store, "latest") == ["three", "eight"]
-    why = f"snapshot {three[:12]} in .* was taken down: take snapshot {places[three][:12]}, which stands in its place"
+    why = f"snapshot {three[:12]} in .* was taken down: use snapshot {places[three][:12]}, which replaces it"
     attempts: list[Callable[[], Any]] = [
         lambda: tag(store, three, "v1"),
         lambda: tag(store, three[:10], "v1"),

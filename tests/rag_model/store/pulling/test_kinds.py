@@ -73,7 +73,7 @@ def test_what_was_left_out_is_named_and_added_later(
             lambda: pulled.path("index/hnsw.faiss"),
             lambda: pulled.folder("encoder/question"),
         ):
-            with pytest.raises(StoreError, match=r"was not pulled to .*: pull again without leaving it out"):
+            with pytest.raises(StoreError, match=r"was not pulled to .*: pull again, and include it"):
                 attempt()
         more = pull(local_store, snapshot, tmp_path, select=chosen(indexed, embeddings=False))
         assert pulled.path("index/hnsw.faiss").read_bytes() == b"graph"

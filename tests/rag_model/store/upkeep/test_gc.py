@@ -148,7 +148,7 @@ def test_a_folder_of_a_later_version_stops_it(store: Store) -> None:
 def test_a_manifest_that_cannot_be_read_stops_it(store: Store, data: bytes) -> None:
     orphan = store.blobs.put_bytes(b"perhaps it is needed")
     store.files.put(f"snapshots/{'0' * 64}.json", data)
-    with pytest.raises(StoreError, match=r"snapshots/000.*can not be used"):
+    with pytest.raises(StoreError, match=r"snapshots/000.*cannot be used"):
         gc(store, 0.0)
     assert store.blobs.exists(orphan)
 
@@ -171,5 +171,5 @@ def test_files_of_an_expired_snapshot_go_unless_another_needs_them(store: Store,
 
 
 def test_a_grace_below_nothing_is_refused(store: Store) -> None:
-    with pytest.raises(UsageError, match="cannot be below 0"):
+    with pytest.raises(UsageError, match="must be 0 or more"):
         gc(store, -1.0)

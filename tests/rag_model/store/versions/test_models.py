@@ -166,7 +166,7 @@ def test_gc_deletes_nothing_where_a_model_cannot_be_read(
     made = put("one")
     orphan = store.blobs.put_bytes(b"orphan")
     store.files.put(f"models/{made.model}.json", data)
-    with pytest.raises(StoreError, match="can not be used"):
+    with pytest.raises(StoreError, match="cannot be used"):
         gc(store, 0.0)
     assert store.blobs.exists(orphan)
     store.files.remove(f"models/{made.model}.json")
@@ -214,7 +214,7 @@ def test_of_two_writers_both_are_in_the_history(store: Store, trained: Callable[
 
 def test_what_is_no_model_is_refused(store: Store, trained: Callable[[str], Path], tmp_path: Path) -> None:
     made = Made("dpr", None, {})
-    with pytest.raises(UsageError, match="holds no file"):
+    with pytest.raises(UsageError, match="has no files"):
         put_model(store, tmp_path / "nothing", made, "reader")
     (trained("one") / "pytorch_model.bin").write_bytes(b"pickled")
     with pytest.raises(UsageError, match=r"pytorch_model\.bin is no file .* save the weights as safetensors"):
@@ -264,13 +264,13 @@ def test_a_hostile_manifest_is_refused(store: Store, field: str, value: Any, why
     with pytest.raises(StoreError, match=why):
         ModelManifest.from_json(hostile)
     store.files.put(f"models/{'0' * 64}.json", json.dumps(hostile).encode())
-    with pytest.raises(StoreError, match="can not be used"):
+    with pytest.raises(StoreError, match="cannot be used"):
         model_folder(store, "0" * 64)
 
 
 @pytest.mark.parametrize("lineage", [float("nan"), "\ud800"])
 def test_content_that_json_cannot_carry_has_no_id(lineage: Any) -> None:
-    with pytest.raises(StoreError, match="JSON cannot carry"):
+    with pytest.raises(StoreError, match="JSON cannot represent"):
         _ = ModelManifest(ModelContent("dpr", {}, None, {"loss": lineage})).id
 
 
