@@ -93,7 +93,9 @@ def _read_file(url: str, negatives: int) -> Iterator[Example]:
         except UnicodeEncodeError as broken:
             raise InputError(f"{where} holds half of a character: {broken}; correct it") from broken
         except (KeyError, TypeError, ValueError, AttributeError, IndexError) as broken:
-            raise InputError(f"{where} does not match the first example's format ({_reason(broken)})") from broken
+            raise InputError(
+                f"{where} does not match the first example's format ({_reason(broken)}): correct it"
+            ) from broken
         yield example
 
 

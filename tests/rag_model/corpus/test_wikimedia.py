@@ -88,7 +88,7 @@ def test_a_checksum_that_fails(site: Site, tmp_path: Path) -> None:
     name = found.files[0].name
     body = site.pages[f"/testwiki/20261001/{name}"]
     site.pages[f"/testwiki/20261001/{name}"] = body[:-1] + bytes([body[-1] ^ 1])
-    with pytest.raises(InputError, match="not what its sha1 says and was thrown away"):
+    with pytest.raises(InputError, match="does not match its sha1 and was deleted"):
         fetch(found, tmp_path)
     assert not list(tmp_path.iterdir())
     site.pages[f"/testwiki/20261001/{name}"] = body

@@ -49,7 +49,7 @@ def test_the_page_shows_how_well_and_where_the_loss_is(report: AnswerReport) -> 
     for piece in (
         "4 questions, model " + "cd" * 32,
         "3 distinct passages for 4 questions",
-        "25% of the answers stay as they are",
+        "25% of the answers do not change",
         "Success@50.7500.250 to 1.0004",
         "nDCG@100.500",
         "closed book",

@@ -84,7 +84,7 @@ def test_pieces_that_do_not_divide_are_refused_with_a_number_that_does(text: str
 
 
 def test_pca_cannot_add_dimensions() -> None:
-    with pytest.raises(UsageError, match="no more than 32"):
+    with pytest.raises(UsageError, match="use at most 32"):
         check(parse("PCA64,IVF64,Flat"), 32)
 
 

@@ -193,7 +193,7 @@ def test_where_nothing_is_left_refs_name_nothing(store: Store) -> None:
     assert take_down(store, GONE)[only] == ""
     assert store.refs.current("alone") is None
     assert store.refs.names() == ["first", "latest"]
-    for name, why in ((only, "was taken down: nothing was left of it"), ("alone@1", "alone@1 in .* names nothing")):
+    for name, why in ((only, "was taken down: no page of it was left"), ("alone@1", "alone@1 in .* names nothing")):
         with pytest.raises(StoreError, match=why):
             store.snapshots.resolve(name)
     assert only not in store.snapshots.list()

@@ -217,7 +217,7 @@ def test_what_is_no_model_is_refused(store: Store, trained: Callable[[str], Path
     with pytest.raises(UsageError, match="has no files"):
         put_model(store, tmp_path / "nothing", made, "reader")
     (trained("one") / "pytorch_model.bin").write_bytes(b"pickled")
-    with pytest.raises(UsageError, match=r"pytorch_model\.bin is no file .* save the weights as safetensors"):
+    with pytest.raises(UsageError, match=r"pytorch_model\.bin is not a file .* save the weights as safetensors"):
         put_model(store, trained("one"), made, "reader")
     with pytest.raises(UsageError, match="not a ref name"):
         put_model(store, trained("two"), made, "a/b")
