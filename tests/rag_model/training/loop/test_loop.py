@@ -55,7 +55,7 @@ def test_what_never_gets_better_is_kept_as_it_was(tmp_path: Path) -> None:
 def test_a_killed_run_goes_on_to_the_same_losses(tmp_path: Path, kill_at: int) -> None:
     train(LineTask(), settings(accumulation=2), tmp_path / "whole")
     command = [sys.executable, learning.__file__, str(tmp_path / "killed"), "30"]
-    environment = {"PYTHONPATH": str(Path(__file__).parents[4]), "OMP_NUM_THREADS": "1"}
+    environment = {"PYTHONPATH": str(Path(__file__).parents[4]), "OMP_NUM_THREADS": str(torch.get_num_threads())}
     killed = subprocess.run([*command, str(kill_at)], env=environment, check=False)
     assert killed.returncode == -signal.SIGKILL
     assert losses(tmp_path / "killed")[-1][0] == kill_at
