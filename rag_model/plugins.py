@@ -7,7 +7,7 @@ in, and an object is imported only when it is used. A package cannot replace a b
 
 from collections.abc import Iterator, Mapping
 from importlib.metadata import EntryPoint, entry_points
-from threading import Lock
+from threading import RLock
 from typing import Generic, TypeVar
 
 from rag_model.errors import InputError
@@ -23,7 +23,7 @@ class Registry(Generic[T]):
         self.noun, self.group = noun, group
         self._built_in = {name: EntryPoint(name, value, group) for name, value in built_in.items()}
         self._loaded: dict[str, T] = {}
-        self._lock = Lock()
+        self._lock = RLock()  # a module may ask for another object while it is imported
 
     def find(self, name: str) -> T | None:
         """Return the object of that name; None if there is none.
