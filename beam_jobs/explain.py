@@ -29,7 +29,7 @@ from rag_model.snapshots.encoding import StoredEncoder
 from rag_model.snapshots.heritage import obstacles
 from rag_model.snapshots.parent import Earlier, Parent, local_files
 from rag_model.snapshots.planning import plan_parts
-from rag_model.snapshots.recipe import Recipe
+from rag_model.snapshots.recipe import Recipe, check_fit
 from rag_model.snapshots.sizing import plan_indexes
 from rag_model.store.comparing.diff import differences
 from rag_model.store.objects.blobs import BlobRef
@@ -120,6 +120,7 @@ def explain(
     Raises:
         BookwheelError: as `reindex`, for errors that occur without building.
     """
+    check_fit(recipe, (EMBEDDINGS, *recipe.represent))
     parent = Parent.of(store, ref)
     with tempfile.TemporaryDirectory(prefix="bookwheel-explain-") as folder:
         scratch = Store.open(f"{folder}/store", create=True)

@@ -23,7 +23,7 @@ from rag_model.snapshots.content import with_indexes
 from rag_model.snapshots.cut_part import CutPart
 from rag_model.snapshots.encoded_part import EncodedPart
 from rag_model.snapshots.existing import carried, facts_of, recipe_of, widths_of
-from rag_model.snapshots.recipe import Recipe
+from rag_model.snapshots.recipe import Recipe, check_fit
 from rag_model.snapshots.sizing import plan_indexes
 from rag_model.store.store import Store
 from rag_model.store.versions.manifest import Content
@@ -61,13 +61,14 @@ def add_index(
         old = target.snapshots.get(target.snapshots.resolve(snapshot))
         given = recipe or recipe_of(old.content)
         chosen = choose(given, indexes)
+        check(old.content, replace(given, index=chosen))
         with clock("look"), Snapshot.of(target, old) as opened:
             passages, embeddings = look(target, old.content)
             widths = widths_of(opened)
         plans = plan_indexes(chosen, passages, widths, worker_memory(beam_options))
         made = carried(old)
         source, encoder = (str(made.get(name, "")) for name in ("dump", "encoder"))
-        assembled = partial(with_indexes, _content(old.content, chosen))
+        assembled = partial(with_indexes, _content(old.content, chosen, given.retriever))
         build = Build(target, launch, clock, given, ref, source, encoder, passages, embeddings, plans, assembled)
         return finish(replace(build, derived={**made, "indexed": {"of": old.id, "indexes": sorted(chosen)}}))
 
@@ -92,7 +93,23 @@ def look(store: Store, content: Content) -> tuple[list[CutPart], dict[str, list[
     return facts_of(store, content)
 
 
-def _content(content: Content, chosen: dict[str, IndexRecipe]) -> Content:
-    """Return a snapshot's content with these indexes in its recipe."""
+def check(content: Content, recipe: Recipe) -> None:
+    """Check that a recipe's indexes and retriever fit the representations and the other indexes of a snapshot.
+
+    Raises:
+        UsageError: they do not, or the recipe has a representation that the snapshot does not have.
+    """
+    vectors = [name for name in content.representations if content.space_of(name) is not None]
+    if further := sorted({*recipe.represent} - {*vectors}):
+        raise UsageError(
+            f"the snapshot has no representation {further[0]!r}, and add-index encodes nothing: build it with "
+            f"`reindex`, or leave [represent.{further[0]}] out"
+        )
+    check_fit(recipe, vectors, content.indexes)
+
+
+def _content(content: Content, chosen: dict[str, IndexRecipe], retriever: str) -> Content:
+    """Return a snapshot's content with these indexes in its recipe, and this default retriever if one is given."""
     indexes = {**(content.recipe.get("index") or {}), **{name: asdict(its) for name, its in chosen.items()}}
-    return replace(content, recipe={**content.recipe, "index": indexes})
+    kept = retriever or content.retriever
+    return replace(content, recipe={**content.recipe, "index": indexes}, retriever=kept)

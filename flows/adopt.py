@@ -18,9 +18,10 @@ from flows.outcome import Reindexed
 from flows.progress import StageClock
 from flows.reindex import prepare_encoder
 from flows.stage import stage
+from rag_model.errors import UsageError
 from rag_model.index.files.intake import look
 from rag_model.snapshots.adopt import Adopted, adopt, check_encoder, content_of
-from rag_model.snapshots.recipe import Recipe
+from rag_model.snapshots.recipe import Recipe, check_fit
 from rag_model.snapshots.sizing import plan_indexes
 from rag_model.store.store import Store
 from rag_model.store.versions.paths import EMBEDDINGS
@@ -53,6 +54,11 @@ def adopt_library(
         BookwheelError: a stage failed; finished work is recorded.
     """
     recipe, clock = recipe or Recipe(), StageClock()
+    if recipe.represent:
+        raise UsageError(
+            f"import takes the vectors of one encoder: leave [represent.{next(iter(recipe.represent))}] out"
+        )
+    check_fit(recipe, (EMBEDDINGS,))
     target = Store.open(store, create=True)
     target.refs.require_exclusion()
     launch = Launch.new(target.url, beam_options)

@@ -31,9 +31,10 @@ from rag_model.snapshots.encoding import StoredEncoder, store_encoder
 from rag_model.snapshots.heritage import Heirloom, inherit, noted, obstacles
 from rag_model.snapshots.parent import Parent
 from rag_model.snapshots.planning import plan_parts
-from rag_model.snapshots.recipe import Recipe
+from rag_model.snapshots.recipe import Recipe, check_fit
 from rag_model.snapshots.sizing import plan_indexes
 from rag_model.store.store import Store
+from rag_model.store.versions.paths import EMBEDDINGS
 
 DEFAULT_ENCODER = "sentence-transformers/all-MiniLM-L6-v2"
 
@@ -66,6 +67,7 @@ def reindex(
         BookwheelError: a stage failed; finished work is recorded.
     """
     recipe, clock = recipe or Recipe(), StageClock()
+    check_fit(recipe, (EMBEDDINGS, *recipe.represent))
     if dry_run:
         return Reindexed.of_plan(rehearse(dump, recipe, limit), ref)
     target = Store.open(store, create=True)

@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from rag_model.encoders.files import CONFIG, read_object
+from rag_model.encoders.sentence_transformers import MODULES
+from rag_model.encoders.spec import RECORD_FILE
 from rag_model.encoders.weights import stored_tensors
 from rag_model.errors import InputError
 from rag_model.extras import require
@@ -16,6 +18,9 @@ _MORE_LAYERS = ("decoder_layers", "num_decoder_layers")
 _HIDDEN = ("hidden_size", "d_model", "n_embd", "dim")
 _HEADS = ("num_attention_heads", "n_head", "encoder_attention_heads", "num_heads", "n_heads")
 _VOCABULARY = ("vocab_size",)
+DPR_ENCODERS = {"DPRContextEncoder": "ctx_encoder", "DPRQuestionEncoder": "question_encoder"}
+_GENERATORS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
+_OTHER_TASKS = ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,3 +108,21 @@ def _of_gguf(path: Path) -> Architecture:
         )
     except Exception as broken:  # a corrupt file may raise any exception of its reader
         raise InputError(f"model file {path} is corrupt ({broken}): fetch the model again") from broken
+
+
+def check_kind(folder: Path) -> None:
+    """Check that `folder` holds an encoder, by its config.
+
+    Raises:
+        InputError: it holds a generator, a classifier, or a model of another task.
+    """
+    config = read_object(folder / CONFIG)
+    architecture = next(iter(config.get("architectures") or [""]))
+    ours = (folder / RECORD_FILE).is_file() or (folder / MODULES).is_file()
+    generates = config.get("is_encoder_decoder") or (architecture.endswith(_GENERATORS) and not ours)
+    other_dpr = config.get("model_type") == "dpr" and architecture not in DPR_ENCODERS
+    if generates or other_dpr or architecture.endswith(_OTHER_TASKS):
+        raise InputError(
+            f"encoder {folder} is a {architecture or config.get('model_type')}, which makes no vectors for "
+            "search: give a bi-encoder such as BERT, MPNet, DPR, E5 or BGE"
+        )

@@ -13,10 +13,10 @@ import transformers
 from torch import Tensor, nn
 from transformers.utils import logging
 
+from rag_model.encoders.architecture import DPR_ENCODERS, check_kind
 from rag_model.encoders.batches import STEADY_TOKENS, by_length, padded
 from rag_model.encoders.files import CONFIG, read_object
-from rag_model.encoders.sentence_transformers import MODULES
-from rag_model.encoders.spec import RECORD_FILE, EncoderSpec
+from rag_model.encoders.spec import EncoderSpec
 from rag_model.encoders.tokens import TokenIds
 from rag_model.encoders.weights import stored_tensors
 from rag_model.errors import InputError, UsageError
@@ -26,9 +26,6 @@ from rag_model.errors import InputError, UsageError
 CPU_BATCH_TOKENS = 4096
 CUDA_BATCH_TOKENS = 65_536
 _WITHOUT_AVX512 = ("DEFAULT", "AVX2")  # torch's names of CPU capabilities
-_DPR_ENCODERS = {"DPRContextEncoder": "ctx_encoder", "DPRQuestionEncoder": "question_encoder"}
-_GENERATORS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
-_OTHER_TASKS = ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
 logging.set_verbosity_error()  # type: ignore[no-untyped-call]
 logging.disable_progress_bar()  # type: ignore[no-untyped-call]
 
@@ -114,30 +111,12 @@ def load_model(folder: Path, spec: EncoderSpec, device: str | None = None, dtype
 def model_of(whole: Any, spec: EncoderSpec, device: torch.device, batch_tokens: int | None = None) -> Model:
     """Make a `Model` from a transformers model in memory; its dtype does not change."""
     whole.to(device).eval()
-    inner = getattr(whole, _DPR_ENCODERS.get(type(whole).__name__, ""), None)
+    inner = getattr(whole, DPR_ENCODERS.get(type(whole).__name__, ""), None)
     body, projection = (inner.bert_model, getattr(inner, "encode_proj", None)) if inner else (whole, None)
     dim = projection.out_features if projection is not None else whole.config.hidden_size
     pad_id = getattr(whole.config, "pad_token_id", None) or 0
     budget = batch_tokens or (CUDA_BATCH_TOKENS if device.type == "cuda" else CPU_BATCH_TOKENS)
     return Model(whole, body, projection, spec, dim, pad_id, device, whole.dtype, budget)
-
-
-def check_kind(folder: Path) -> None:
-    """Check that `folder` holds an encoder, by its config.
-
-    Raises:
-        InputError: it holds a generator, a classifier, or a model of another task.
-    """
-    config = read_object(folder / CONFIG)
-    architecture = next(iter(config.get("architectures") or [""]))
-    ours = (folder / RECORD_FILE).is_file() or (folder / MODULES).is_file()
-    generates = config.get("is_encoder_decoder") or (architecture.endswith(_GENERATORS) and not ours)
-    other_dpr = config.get("model_type") == "dpr" and architecture not in _DPR_ENCODERS
-    if generates or other_dpr or architecture.endswith(_OTHER_TASKS):
-        raise InputError(
-            f"encoder {folder} is a {architecture or config.get('model_type')}, which makes no vectors for "
-            "search: give a bi-encoder such as BERT, MPNet, DPR, E5 or BGE"
-        )
 
 
 def device_of(turn: int) -> str:
@@ -147,7 +126,7 @@ def device_of(turn: int) -> str:
 
 def _class_of(folder: Path) -> Any:
     architecture = next(iter(read_object(folder / CONFIG).get("architectures") or [""]))
-    return getattr(transformers, architecture) if architecture in _DPR_ENCODERS else transformers.AutoModel
+    return getattr(transformers, architecture) if architecture in DPR_ENCODERS else transformers.AutoModel
 
 
 def device_named(name: str | None) -> torch.device:

@@ -8,12 +8,13 @@
 | `rerank(A, MODEL, 50)` | by a model that reads the first 50 of A (`rerank`) |
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from rag_model.encoders.encoder import Encoder
+from rag_model.errors import BookwheelError, UsageError
 from rag_model.retrieve.composer import Build, Composer, builder_of
-from rag_model.retrieve.dense import DenseRetriever, carried_encoder
+from rag_model.retrieve.dense import DenseRetriever, carried_encoder, check_asks
 from rag_model.retrieve.expression import parse
 from rag_model.retrieve.found import SnapshotRetriever
 from rag_model.retrieve.indexes import known_indexes, open_index_of, represents, unknown_index
@@ -57,10 +58,17 @@ def open_retriever(
         UsageError: the expression is wrong; the sentence says what, where, and what is known.
     """
     named = snapshot.manifest.content.default_retriever if expression is None else expression
-    survey(snapshot, named)
+    needed = survey(snapshot, named)
     where = snapshot.where if isinstance(snapshot.where, str) else None
     opened = Opened(snapshot, _loading(snapshot, encoder), Scorers(store or where))
-    return opened.retriever(named, products=products)
+    if isinstance(encoder, str):
+        opened.use(Encoder.load(encoder, "question"), needed.indexes)
+    try:
+        return opened.retriever(named, products=products)
+    except BookwheelError as failed:
+        if expression is not None:
+            raise
+        raise type(failed)(f"the snapshot's default retriever {named} cannot be opened: {failed}") from failed
 
 
 class Opened:
@@ -96,6 +104,27 @@ class Opened:
         if representation not in self._others:
             self._others[representation] = carried_encoder(self.snapshot, representation)
         return self._others[representation]
+
+    def use(self, encoder: QuestionEncoder, indexes: Sequence[str]) -> None:
+        """Encode questions with `encoder` for those of `indexes` that are in its space.
+
+        Raises:
+            RefusedError: none of them is in its space.
+            UsageError: none of them is searched by vectors.
+        """
+        content = self.snapshot.manifest.content
+        over = dict.fromkeys(content.over(name) for name in indexes if represents(self.snapshot, name) == "vectors")
+        if not over:
+            raise UsageError("the retriever searches no index by vectors: leave the question encoder out")
+        digest = encoder.space().digest
+        same = [name for name in over if (content.space_of(name) or {}).get("digest") == digest]
+        if not same:
+            check_asks(encoder, self.snapshot, next(iter(over)))
+        for name in same:
+            if name == EMBEDDINGS:
+                self._encoder = [encoder]
+            else:
+                self._others[name] = encoder
 
     @property
     def known_encoder(self) -> QuestionEncoder | None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from rag_model.encoders.architecture import check_kind
 from rag_model.encoders.embed import Dtype
 from rag_model.encoders.files import CONFIG, read_object
 from rag_model.encoders.resolve import question_files, resolve_folder
@@ -67,6 +68,7 @@ def store_encoder(store: Store, name: str, recipe: EncodeRecipe, models: Store |
     if names.passage is None:
         raise UsageError(f"{name} encodes only questions: name a model of `finetune dpr`")
     folder = resolve_folder(names.passage)
+    check_kind(folder)
     settings = {**known_prompts(name), **recipe.spec}
     spec = read_spec(folder, settings)
     space = _named(space_of(folder, spec), folder)

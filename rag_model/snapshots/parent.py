@@ -73,7 +73,9 @@ class Parent:
         code = self.manifest.provenance.get("code")
         if not same or not isinstance(code, dict) or code.get("embed") != embed.VERSION:
             return ()
-        return tuple(self._beside(part, partial(embeddings_path, representation=same[0])))
+        return tuple(
+            known for name in same for known in self._beside(part, partial(embeddings_path, representation=name))
+        )
 
     @property
     def _content(self) -> Content | None:

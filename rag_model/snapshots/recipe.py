@@ -17,7 +17,7 @@ max_passage_loss = 0.1
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ from rag_model.store.versions.paths import EMBEDDINGS, EXACT, TEXT
 from rag_model.store.versions.snapshot import Snapshot
 from rag_model.toml import from_table, read_toml
 
-_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 
 
 def default_indexes() -> dict[str, IndexRecipe]:
@@ -66,9 +66,6 @@ class Recipe:
             _check_name(name, "an index")
             if name == EXACT and index.factory != "Flat":
                 raise UsageError(f"an index named {EXACT} compares every vector: give {index.factory} another name")
-            self._check_over(name, index)
-        if self.retriever:
-            self._check_retriever()
 
     @property
     def answering(self) -> str:
@@ -78,22 +75,6 @@ class Recipe:
     def dtype_of(self, representation: str) -> Dtype:
         """Return the dtype in which a representation's vectors are stored."""
         return self.encode.dtype if representation == EMBEDDINGS else self.represent[representation].dtype
-
-    def _check_retriever(self) -> None:
-        indexes = {name: {"factory": its.factory, "over": over_of(its)} for name, its in self.index.items()}
-        drafted = Snapshot(Manifest(Content({}, (), {}, indexes=indexes)), Path, Path, "the recipe")
-        try:
-            survey(drafted, self.retriever)
-        except UsageError as wrong:
-            raise UsageError(f"the recipe's retriever {self.retriever!r} does not fit its indexes: {wrong}") from wrong
-
-    def _check_over(self, name: str, index: IndexRecipe) -> None:
-        over, wanted = over_of(index), kind_for(index.factory).represents
-        known = [TEXT] if wanted == TEXT else [EMBEDDINGS, *self.represent]
-        if over not in known:
-            raise UsageError(
-                f"index {name} is over {over!r}, but {index.factory} takes {wanted}: choose from {', '.join(known)}"
-            )
 
     def content(self) -> dict[str, Any]:
         """Return the settings that belong to a snapshot's identity.
@@ -111,6 +92,42 @@ class Recipe:
 def _check_name(name: str, what: str) -> None:
     if not _NAME.fullmatch(name):
         raise UsageError(f"{name!r} is not a name for {what}, which names a file: use letters, digits, _ and -")
+
+
+def check_fit(
+    recipe: Recipe, representations: Collection[str], beside: Mapping[str, Mapping[str, Any]] | None = None
+) -> None:
+    """Check that each index has its representation, and that the default retriever can be opened from the indexes.
+
+    Args:
+        recipe: what will be built.
+        representations: names of the representations of vectors that there will be.
+        beside: entries of the indexes that are there already, by name.
+
+    Raises:
+        UsageError: a name is unknown, or a model of the retriever is a folder, which other machines do not have.
+    """
+    for name, index in recipe.index.items():
+        over, wanted = over_of(index), kind_for(index.factory).represents
+        known = [TEXT] if wanted == TEXT else list(representations)
+        if over not in known:
+            raise UsageError(
+                f"index {name} is over {over!r}, but {index.factory} takes {wanted}: choose from {', '.join(known)}"
+            )
+    if not recipe.retriever:
+        return
+    own = {name: {"factory": its.factory, "over": over_of(its)} for name, its in recipe.index.items()}
+    drafted = Snapshot(Manifest(Content({}, (), {}, indexes={**(beside or {}), **own})), Path, Path, "the recipe")
+    try:
+        models = survey(drafted, recipe.retriever).models
+    except UsageError as wrong:
+        raise UsageError(f"the recipe's retriever {recipe.retriever!r} does not fit its indexes: {wrong}") from wrong
+    for model in models:
+        if model.startswith(("/", ".", "~")) or Path(model).exists():
+            raise UsageError(
+                f"the recipe's retriever {recipe.retriever!r} names the folder {model}, which other machines do not "
+                "have: put the model into the store, and name it as model:NAME"
+            )
 
 
 def read_recipe(path: Path | None) -> Recipe:

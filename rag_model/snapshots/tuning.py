@@ -16,6 +16,7 @@ from rag_model.snapshots.measure import trials_of
 from rag_model.store.objects.memo import Produced
 from rag_model.store.store import Store
 from rag_model.store.versions.manifest import Content, Manifest
+from rag_model.store.versions.paths import EMBEDDINGS
 from rag_model.store.versions.snapshot import Snapshot
 
 CODE = 1  # increase it when the same index and questions would give another setting
@@ -58,6 +59,7 @@ def tune_searches(store: Store, draft: Content, built: Sequence[BuiltIndex], rec
 
 
 def _inputs(draft: Content, index: BuiltIndex, recipe: GateRecipe) -> dict[str, object]:
+    over = draft.over(index.name)
     files = {path: ref.id for path, ref in sorted(draft.files.items()) if path.partition("/")[0] in _ASKED}
     return {
         "index": index.blob.id,
@@ -65,4 +67,5 @@ def _inputs(draft: Content, index: BuiltIndex, recipe: GateRecipe) -> dict[str, 
         "files": files,
         "questions": [recipe.k, recipe.queries, recipe.seed + 1],
         "code": CODE,
+        **({} if over == EMBEDDINGS else {"over": over}),  # which encoder asks: equal vectors may have another one
     }

@@ -95,7 +95,7 @@ def test_a_model_of_another_space_is_refused(
     [
         (["-k", "100000"], 2, "k is 100000 but the snapshot holds"),
         (["-k", "0"], 2, "k is 0"),
-        (["--beams", "0"], 2, "0 beams"),
+        (["--beams", "0"], 2, "beams is 0"),
         (["--index", "bm25"], 2, "no index 'bm25'"),
         (["--model", "nobody"], 1, "nobody"),
     ],

@@ -161,7 +161,7 @@ def _check_representation(name: str, entry: Any) -> None:
 
 def _check_index(name: str, entry: Any, files: Mapping[str, BlobRef]) -> None:
     check(isinstance(entry, dict), "index, which is not an object")
-    for label in ("kind", "over"):
+    for label in ("kind", "over", "file"):
         check(isinstance(entry.get(label, ""), str), f"{label} of index {name!r}")
     check(entry.get("file", index_path(name)) in files or "file" not in entry, f"file of index {name!r}")
 

@@ -70,7 +70,7 @@ def test_our_record_outranks_what_the_folder_says(tiny_st: Build) -> None:
 
 
 def test_an_unknown_setting_is_named(tiny_bert: Path) -> None:
-    with pytest.raises(UsageError, match="'pool' is no setting of an encoder"):
+    with pytest.raises(UsageError, match="'pool' is not a setting of an encoder"):
         read_spec(tiny_bert, {"pool": "cls"})
     with pytest.raises(UsageError, match="pooling 'max' is unknown"):
         read_spec(tiny_bert, {"pooling": "max"})

@@ -99,7 +99,7 @@ def test_a_part_that_is_missing_is_named(tmp_path: Path) -> None:
     tensors = load_file(weights)
     del tensors["model.norm.weight"]
     save_file(tensors, weights, {"format": "pt"})
-    with pytest.raises(InputError, match=r"lacks 1 tensors, model\.norm\.weight first"):
+    with pytest.raises(InputError, match=r"lacks 1 tensors, the first is model\.norm\.weight"):
         load_generator(tmp_path, device="cpu")
 
 

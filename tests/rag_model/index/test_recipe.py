@@ -117,8 +117,8 @@ def test_a_plan_is_json_and_a_manifest_entry() -> None:
     ("settings", "said"),
     [
         ({"metric": "cosine"}, "choose ip"),
-        ({"border": 1.5}, "from 0 to 1"),
-        ({"linked": -0.5}, "0 or more"),
+        ({"border": 1.5}, "0 <= border <= 1"),
+        ({"linked": -0.5}, "linked >= 0"),
         ({"recall_target": 1.0}, "between 0 and 1"),
         ({"recall_target": 0.0}, "between 0 and 1"),
         ({"cells": 0}, "cells must be at least 1"),

@@ -65,5 +65,5 @@ def test_a_digest_stays_itself_and_is_no_path(folder: Path) -> None:
 
 def test_a_path_that_leads_nowhere_is_one_sentence(tmp_path: Path) -> None:
     for path in (tmp_path / "absent", tmp_path):
-        with pytest.raises(InputError, match="is no model of the recipe's chunker"):
+        with pytest.raises(InputError, match="is not a model for the recipe's chunker"):
             digest(path)

@@ -183,5 +183,5 @@ def test_a_second_look_is_part_of_the_price(make_vectors: Make, write_parts: Mak
 def test_a_damaged_file_is_told(tmp_path: Path, make_vectors: Make, write: Write) -> None:
     path = write(built("HNSW8", make_vectors(300)))
     path.write_bytes(path.read_bytes()[:-5000])
-    with pytest.raises(InputError, match=r"index\.faiss is not a whole"):
+    with pytest.raises(InputError, match=r"index\.faiss is not a complete"):
         examine(path)

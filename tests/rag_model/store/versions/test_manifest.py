@@ -182,6 +182,8 @@ def test_a_file_cannot_be_a_folder_as_well() -> None:
         (("content", "representations"), {"../a": {"kind": "vectors", "space": None}}),
         (("content", "representations"), {"a": {"kind": "vectors", "space": 5}}),
         (("content", "indexes"), {"a": {"kind": 5}}),
+        (("content", "indexes"), {"a": {"file": []}}),
+        (("content", "indexes"), {"a": {"file": {}}}),
         (("content", "indexes"), {"a": {"over": None}}),
         (("content", "indexes"), {"a": {"file": "../../etc/passwd"}}),
         (("content", "space"), None),
