@@ -1,7 +1,7 @@
-"""Answer a set of questions with a model of the store from a snapshot of it, and measure what was said.
+"""Answer a set of questions with a model of the store from a snapshot of it, and measure the answers.
 
-Purpose: the scheduled examination of a model after each rebuild, and `bookwheel evaluate --model`.
-Caching: the store's memo, which knows exact inputs: answers that a run before made are not made again.
+Purpose: the scheduled evaluation of a model after each rebuild, and `bookwheel evaluate --model`.
+Caching: the store's memo, keyed by the exact inputs: answers of an earlier run are reused.
 Requires: the extras model and train; a store that this machine can write to, since answers are kept there.
 """
 
@@ -56,7 +56,7 @@ def evaluate(
         rows: write one JSON object a question to this file.
         kilt: write KILT's prediction file to this one.
         report: write the HTML report to this one.
-        asks: of a model that does not say so, the passage encoder whose passages it asks: a folder or a hub name.
+        asks: if the model does not name it, the encoder of the passages that it searches: a folder or a hub name.
 
     Raises:
         CollapseRefusedError: everything is measured and written, but retrieval has collapsed or passages are not read.
@@ -64,7 +64,7 @@ def evaluate(
     """
     settings, clock = settings or Evaluation(), StageClock("evaluate")
     target = Store.open(store)
-    with target.intents.held(f"evaluate-{secrets.token_hex(8)}"):  # so that no `gc` takes answers that are just made
+    with target.intents.held(f"evaluate-{secrets.token_hex(8)}"):  # so that `gc` keeps this run's answers
         with clock("open"):
             work = prepare(target, model, questions, ref, settings, asks)
         with clock("retrieve") as tell:
@@ -81,7 +81,7 @@ def evaluate(
 
 
 class NamedCondition:
-    """A condition, out of the sight of Prefect, which would look for futures in every passage of a record."""
+    """Wraps a condition, so that Prefect does not look for futures in every passage of the record."""
 
     def __init__(self, condition: Condition) -> None:
         """Hold `condition`."""
@@ -89,7 +89,7 @@ class NamedCondition:
 
 
 class Work:
-    """What a run has pinned, and what it finds out; no record, for the same reason."""
+    """The pinned inputs of a run, and its results; not a record, for the same reason."""
 
     def __init__(self, snapshot: Snapshot, model: str, folder: Path, retriever: str, examination: Examination) -> None:
         """Hold a snapshot and a model, each known by its id, the model's folder, and the questions put to them."""

@@ -33,7 +33,7 @@ def answer(
     ] = None,
     common: Common | None = None,
 ) -> Reply:
-    """Answer questions from passages of a snapshot with a RAG model, and say how much of it each passage carries.
+    """Answer questions from passages of a snapshot with a RAG model, and show each passage's share of the answer.
 
     Parameters
     ----------

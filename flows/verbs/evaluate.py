@@ -64,7 +64,7 @@ def evaluate(
         _refuse(of_models, "needs a model: give one with --model")
         depth = _DEPTH if k is None else k
         return _retrieve(store, questions, ref, named_retriever, depth, encoder, answers, (trec, dpr, rows))
-    why = "is of retrieval alone: leave it out, or leave out --model"
+    why = "measures retrieval alone: leave it out, or leave out --model"
     _refuse({"--question-encoder": encoder, "--trec": trec, "--dpr": dpr}, why)
     settings: dict[str, Any] = {"kind": answers, "k": k, "depth": max(_DEPTH, k or 0)}
     settings["retriever"] = named_retriever
@@ -103,7 +103,7 @@ def _retrieve(
     document = {
         "snapshot": snapshot.id,
         "retriever": named,
-        "index": named,  # as it was called when every retriever was an index
+        "index": named,  # the key's name from when every retriever was an index
         "k": k,
         "n": len(outcomes),
         "metrics": metrics,

@@ -29,7 +29,7 @@ def search(
     encoder: EncoderName = None,
     common: Common | None = None,
 ) -> Reply:
-    """Answer questions with passages of a snapshot, best first.
+    """Find passages of a snapshot for questions, best first.
 
     Parameters
     ----------

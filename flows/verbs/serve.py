@@ -1,4 +1,4 @@
-"""`bookwheel serve`: a snapshot over HTTP, and the next one as soon as the ref moves."""
+"""`bookwheel serve`: a snapshot over HTTP, replaced as soon as the ref moves."""
 
 import json
 import os
@@ -27,10 +27,10 @@ def serve(
     store: StoreUrl,
     ref: SnapshotName = "latest",
     model: Annotated[
-        str | None, Parameter(help="A RAG model for /answer: of the store, and then followed as well, or a folder.")
+        str | None, Parameter(help="A RAG model for /answer: of the store (its ref is followed too), or a folder.")
     ] = None,
     asks: AsksName = None,
-    host: Annotated[str, Parameter(help="Where to listen; 0.0.0.0 is reached from elsewhere.")] = "127.0.0.1",
+    host: Annotated[str, Parameter(help="Address to listen at; 0.0.0.0: also reachable from elsewhere.")] = "127.0.0.1",
     port: Annotated[int, Parameter(help="0 takes a free one.")] = 8000,
     retriever: Annotated[
         tuple[str, ...],
@@ -53,14 +53,12 @@ def serve(
     ] = None,
     keep: Annotated[int, Parameter(help="Pulled snapshots that stay on the disk.")] = 2,
     no_embeddings: Annotated[
-        bool, Parameter(negative="", help="Leave the vectors out; recall on live questions is not measured then.")
+        bool, Parameter(negative="", help="Do not pull the vectors; recall on live questions is then not measured.")
     ] = False,
     poll: Annotated[float, Parameter(help="Seconds between two looks at the ref.")] = 10.0,
-    batches: Annotated[
-        int, Parameter(help="Batches of questions that are worked on at once; 0: one a core, up to four.")
-    ] = 0,
+    batches: Annotated[int, Parameter(help="Batches of questions processed at once; 0: one a core, up to four.")] = 0,
     questions: Annotated[
-        Path | None, Parameter(help="Questions of the evaluation; how live ones drift from them is measured.")
+        Path | None, Parameter(help="Questions of the evaluation; the drift of live ones from them is measured.")
     ] = None,
     common: Common | None = None,
 ) -> None:

@@ -1,4 +1,4 @@
-"""One model on one set of questions: retrieve once, answer under each condition, and say whether it reads.
+"""One model on one set of questions: retrieve once, answer under each condition, measure the use of passages.
 
 >>> examination = Examination(retriever, answering, asked, k=5, corpus=snapshot.n)  # doctest: +SKIP
 >>> examination.retrieve()  # doctest: +SKIP
@@ -21,15 +21,15 @@ from rag_model.evaluation.scores import check_golds
 from rag_model.evaluation.settings import Evaluation
 from rag_model.retrieve.retriever import Retriever
 
-Tell = Callable[[int, int], None]  # done, of so many
+Tell = Callable[[int, int], None]  # done, total
 
 
 def _silent(done: int, total: int) -> None:
-    """Tell nobody."""
+    """Ignore the progress."""
 
 
 class Examination:
-    """What is found out about a model, step by step."""
+    """The evaluation of one model, step by step."""
 
     def __init__(
         self,
@@ -92,27 +92,27 @@ class Examination:
 
     @property
     def retrieval(self) -> dict[str, float]:
-        """Return how often retrieval finds an answer: Success@k; nothing of labels, which no passage holds."""
+        """Return how often retrieval finds an answer: Success@k; empty for labels, which no passage holds."""
         if self.settings.kind == "labels":
             return {}
         return measures_of(self.asked, self.outcomes, self._measured)
 
     @property
     def intervals(self) -> dict[str, Estimate]:
-        """Return how sure retrieval's figures are; nothing of labels."""
+        """Return the confidence intervals of retrieval's figures; empty for labels."""
         if self.settings.kind == "labels":
             return {}
         return intervals_of(self.asked, self.outcomes, self._measured, self.settings.resampling)
 
     @property
     def ranks(self) -> dict[str, float]:
-        """Return `ranks_of` the outcomes; of labels what the evidence tells."""
+        """Return `ranks_of` the outcomes; for labels only the figures from evidence."""
         ranks = ranks_of(self.outcomes, self._measured)
         return {name: value for name, value in ranks.items() if self.settings.kind != "labels" or name[:3] != "RR@"}
 
     @property
     def collapse(self) -> Collapse:
-        """Return what the questions were given to read in the open book, and whether it was read."""
+        """Return how varied the open book's passages are, and how many answers stay the same if they are shuffled."""
         given = [[hit.passage.id for hit in outcome.hits[: self.k]] for outcome in self.outcomes]
         said = {row.name: [one.reading.answer for one in row.scored] for row in self.rows}
         shuffled = unchanged_share(said[OPEN], said[SHUFFLED]) if SHUFFLED in said else None

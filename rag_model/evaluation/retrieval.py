@@ -1,4 +1,4 @@
-"""How often retrieval puts an answer, or a relevant page, in front of the reader.
+"""How often retrieval finds a passage with the answer, or a relevant page.
 
 Success@k (Karpukhin et al. 2020 call it top-k retrieval accuracy): the share of questions with an answer in
 at least one of the first k passages, by DPR's token match over the passage's text, its title left out. Judged
@@ -93,7 +93,7 @@ def measures_of(asked: QuestionSet, outcomes: Sequence[Retrieved], k: int) -> di
 
 
 def ranks_of(outcomes: Sequence[Retrieved], k: int) -> dict[str, float]:
-    """Return how high the first passage with an answer stands, and what pages the evidence finds, each in [0, 1].
+    """Return the reciprocal rank of the first passage with an answer, and page measures by evidence, each in [0, 1].
 
     RR@k, the mean of 1 / its rank (0 without); and, over the questions with evidence, KILT's R-precision and recall@5
     and nDCG@10, page by page.

@@ -1,7 +1,7 @@
-"""Questions in, answers out, each with what it was read from: passages, their weights, and who said what.
+"""Answer questions; each answer has its passages, their weights, and each token's share per passage.
 
-p(z|x) says how the retriever weighs a passage before anything is said, p(z|x,y) how much of the answer it carries.
-Where the two differ, the generator disagreed with the retriever.
+p(z|x) is the weight that the retriever gives a passage, p(z|x,y) the share of the answer that comes from it. Where the
+two differ, the generator disagrees with the retriever.
 """
 
 import math
@@ -25,14 +25,14 @@ from rag_model.generate.token_beam import decode_token
 from rag_model.retrieve.retriever import Hit, Retriever, hit_json
 
 CLOSED_BOOK = Hit(1, 0.0, -1, Passage("", "", 0, "", "", "", 0, 0, Passage.hash_of("", "")), "", "", inner_product=0.0)
-"""The empty passage: what is answered from it alone, the weights knew."""
+"""The empty passage: an answer from it alone comes from the weights of the model."""
 _UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # what a tokenizer makes of a part of a character
 _DECODE = {"token": decode_token, "sequence": decode_sequence}
 
 
 @dataclass(frozen=True, slots=True)
 class Support:
-    """One passage, and its part in an answer."""
+    """One passage, and its share of an answer."""
 
     hit: Hit
     weight: float  # p(z|x)
@@ -41,7 +41,7 @@ class Support:
 
 @dataclass(frozen=True, slots=True)
 class TokenSupport:
-    """One token of a RAG-Token answer, and whose it is."""
+    """One token of a RAG-Token answer, and each passage's share of it."""
 
     text: str  # all of them joined are the answer; empty for special tokens and for all but the last of a character's
     posterior: tuple[float, ...]  # p(z_i|x,y) of each passage, in the order of the support
@@ -49,7 +49,7 @@ class TokenSupport:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What was said to a question, and from what."""
+    """The answer to a question, and the passages that it comes from."""
 
     question: str
     text: str  # may be empty
@@ -80,7 +80,7 @@ class Reader:
             passages: that the retriever can find; a model that was trained with more is given all of them.
         """
         if batch < 1:
-            raise UsageError(f"a batch of {batch} questions answers none: give at least 1")
+            raise UsageError(f"a batch of {batch} questions is too small: give at least 1")
         decoding = decoding or Decoding()
         room = min(decoding.max_new_tokens, rag.generator.max_answer)
         self.rag, self.decoding = rag, replace(decoding, max_new_tokens=room)
@@ -102,7 +102,7 @@ class Reader:
         return self.answer_from(questions, [[CLOSED_BOOK]] * len(questions))
 
     def answer_from(self, questions: Sequence[str], hits: Sequence[Sequence[Hit]]) -> list[Answer]:
-        """Return the answer of each question, in order, from the passages given; without any, closed book.
+        """Return the answer of each question, in order, from the passages given; closed book if there are none.
 
         Raises:
             UsageError: there are not as many lists of passages as questions, or a passage has no inner product.
@@ -119,7 +119,7 @@ class Reader:
 
     @torch.inference_mode()
     def _read(self, questions: Sequence[str], hits: Sequence[Sequence[Hit]]) -> list[Answer]:
-        """Answer questions of as many passages each at once."""
+        """Answer questions together that have equally many passages."""
         generator = self.rag.generator
         contexts = generator.contexts(questions, [[hit.passage for hit in some] for some in hits])
         products = torch.tensor([_products(some) for some in hits], device=contexts.tokens.device)  # (b, k)
@@ -130,7 +130,7 @@ class Reader:
         return [_answer(generator, *one) for one in zip(questions, hits, weights, decoded, strict=True)]
 
     def _seed(self, question: str) -> int:
-        """Return where a question's draws begin: its own, whatever is asked beside it."""
+        """Return a question's random seed, which does not depend on the other questions of its batch."""
         sampling = self.decoding.sampling
         return int(digest_json([sampling.seed, question]).partition(":")[2][:15], 16) if sampling else 0
 

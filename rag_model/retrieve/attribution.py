@@ -1,4 +1,4 @@
-"""Where a passage comes from, and the line that whoever shows it owes its authors.
+"""Where a passage comes from, and the line of credit that must be shown with it.
 
 Reuse of Wikipedia's text asks for credit (a link to the article, whose history lists the authors), for the
 licence, and for a word on what was changed (Creative Commons Attribution-ShareAlike 4.0, section 3.a).
@@ -31,7 +31,7 @@ class Source:
         return cls(script_of(str(corpus.get("base") or "")), str(corpus.get("licence") or ""))
 
     def url(self, passage: Passage) -> str:
-        """Return the address of the very revision the passage was cut from; empty without one."""
+        """Return the address of the exact revision that the passage was cut from; empty without one."""
         return f"{self.script}?oldid={passage.rev_id}" if self.script and passage.rev_id else ""
 
     def line(self, passage: Passage) -> str:

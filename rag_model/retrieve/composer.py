@@ -1,6 +1,6 @@
-"""How an expression becomes a retriever: each call by its own builder, each name by what there is to search.
+"""Compose a retriever from an expression: a builder makes each call, and `Materials` open each name.
 
-A new way of finding is a file with a `build(call, composer)`, and a line in `CALLS`. Another package brings its own by
+A new kind of retriever is a file with a `build(call, composer)`, and a line in `CALLS`. Another package adds its own by
 an entry point of the group `bookwheel.retrievers`. A builder is called twice: first on legs that open nothing, so that
 the whole expression is checked before anything is loaded.
 """
@@ -48,14 +48,14 @@ class Materials(Protocol):
 
 
 class Composer:
-    """Composes one expression: what a `build` asks for its legs and models."""
+    """Composes one expression; a `build` function gets its legs and models from here."""
 
     def __init__(self, materials: Materials, most_depth: int | None = None) -> None:
-        """Compose of `materials`; nothing may be asked for more than `most_depth` passages."""
+        """Compose from `materials`; no leg may be asked for more than `most_depth` passages."""
         self._materials, self._most_depth, self._legs = materials, most_depth, 0
 
     def retriever(self, tree: Word | Call) -> SnapshotRetriever:
-        """Return what a whole expression says.
+        """Return the retriever of a whole expression.
 
         Raises:
             UsageError: it names what is not known, or a builder refuses it.
@@ -72,7 +72,7 @@ class Composer:
         if isinstance(node, Call):
             return Leg(self._called(node), self._checked(node, node.depth))
         if not isinstance(node, Word):
-            raise node.wrong(f"{node} is no retriever: name an index, or a call")
+            raise node.wrong(f"{node} is not a retriever: name an index, or a call")
         name, depth = node.with_depth()
         if name not in self._materials.names():
             raise node.wrong(self._materials.unknown(name))
@@ -82,14 +82,14 @@ class Composer:
         return Leg(self._materials.leg(name), self._checked(node, depth))
 
     def scorer(self, node: Node) -> tuple[str, PairScorer]:
-        """Return a model's name as it stands there, and what scores pairs with it.
+        """Return a model's name as the expression has it, and the scorer of pairs that uses it.
 
         Raises:
             UsageError: it is no name, or models may not be named here.
             InputError: it is no cross-encoder.
         """
         if not isinstance(node, Word):
-            raise node.wrong(f"{node} is no model: give a folder, or model:NAME of the store")
+            raise node.wrong(f"{node} is not a model: give a folder, or model:NAME of the store")
         return str(node), self._materials.scorer(node)
 
     def _called(self, call: Call) -> SnapshotRetriever:

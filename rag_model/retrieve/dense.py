@@ -1,4 +1,4 @@
-"""Dense retrieval: one index over one vector space; the question is encoded, the index searched.
+"""Dense retrieval: the question is encoded, and one index over one vector space is searched.
 
 Passage text is read by row, so a reader holds the index and never the corpus. Without an encoder a retriever
 still searches by vector, with nothing installed but the core.
@@ -41,7 +41,7 @@ class DenseRetriever(SnapshotRetriever):
 
         Raises:
             UsageError: the snapshot has no such index.
-            RefusedError: the encoder asks into another space than the snapshot's.
+            RefusedError: the encoder's space is not the snapshot's.
         """
         content = snapshot.manifest.content
         super().__init__(snapshot, content.default_retriever if index is None else index)
@@ -103,7 +103,7 @@ def carried_encoder(snapshot: Snapshot, representation: str = EMBEDDINGS) -> Enc
 def gives_products(indexes: Mapping[str, Mapping[str, Any]], name: str) -> bool:
     """Return whether an index's scores are the inner products with the snapshot's `embeddings`.
 
-    Codes (PQ, SQ8, fp16) approximate them, unless what they find is ranked again by the vectors; distances are others.
+    Codes (PQ, SQ8, fp16) approximate them, unless hits are ranked again by the vectors; distances are not products.
     """
     entry = indexes.get(name)
     if entry is None:
@@ -112,7 +112,7 @@ def gives_products(indexes: Mapping[str, Mapping[str, Any]], name: str) -> bool:
         return False  # of another space, or of text
     try:
         factory = parse(str(entry.get("factory")))
-    except UsageError:  # not one of ours: nothing is known of it
+    except UsageError:  # not a factory of this package: its scores are unknown
         return False
     if isinstance(factory, Exact):
         plain = True
@@ -124,10 +124,10 @@ def gives_products(indexes: Mapping[str, Mapping[str, Any]], name: str) -> bool:
 
 
 def check_asks(encoder: QuestionEncoder, snapshot: Snapshot, representation: str = EMBEDDINGS) -> None:
-    """Check that an encoder's questions ask into the space of a representation of a snapshot.
+    """Check that an encoder's questions are in the space of a representation of a snapshot.
 
     Raises:
-        RefusedError: they ask into another one.
+        RefusedError: they are in another one.
         UsageError: the snapshot has no vectors.
     """
     space = snapshot.manifest.content.space_of(representation)

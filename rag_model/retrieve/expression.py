@@ -1,4 +1,4 @@
-"""The language of retrievers, read and never run: `rerank(rrf(hnsw:100, ivfpq:100, k=60), model:NAME, 50)`.
+"""Parse expressions for retrievers, without executing them: `rerank(rrf(hnsw:100, ivfpq:100, k=60), model:NAME, 50)`.
 
 ```
 node    = word | list | word "(" [argument {"," argument}] ")" [":" number]
@@ -6,8 +6,8 @@ argument = node | word "=" node
 list    = "[" [word {"," word}] "]"
 word    = any characters but spaces, brackets, commas, quotes and "=", or anything in quotes
 ```
-What a word means (an index, a model, a number) is said by the call that it stands in. Text, nesting and the number of
-legs are bounded, so an expression may come from anybody.
+The call around a word says what it means (an index, a model, a number). Text, nesting and the number of legs are
+bounded, so an expression may come from an untrusted user.
 """
 
 import re
@@ -28,7 +28,7 @@ def parse(text: str) -> Word | Call:
     'rrf(hnsw:100, ivfpq, k=60)'
 
     Raises:
-        UsageError: it is too long, too deep, or no expression; the sentence says where.
+        UsageError: it is too long, too deep, or not an expression; the sentence says where.
     """
     if not text.strip():
         raise UsageError("the retriever is empty: name an index, as hnsw, or a call, as rrf(hnsw, ivfpq)")
@@ -77,7 +77,7 @@ class _Reader:
     def all(self) -> Word | Call:
         node = self._node(1)
         if isinstance(node, Words):
-            raise node.wrong("a list is no retriever: name an index, or a call")
+            raise node.wrong("a list is not a retriever: name an index, or a call")
         if self._mark() is not None:
             raise self._wrong("the retriever should end here: are brackets or a comma missing before it?")
         assert isinstance(node, Word | Call)
@@ -90,7 +90,7 @@ class _Reader:
         if not self._is("("):
             return word
         if nesting > MOST_NESTING:
-            raise word.wrong(f"calls stand more than {MOST_NESTING} deep inside one another: take some out")
+            raise word.wrong(f"calls are nested more than {MOST_NESTING} deep: take some out")
         return self._call(word, nesting)
 
     def _call(self, name: Word, nesting: int) -> Call:
@@ -105,10 +105,10 @@ class _Reader:
             if isinstance(node, Word) and self._is("="):
                 self._next += 1
                 if node.text in options:
-                    raise node.wrong(f"the option {node.text!r} stands there twice: leave one out")
+                    raise node.wrong(f"the option {node.text!r} is given twice: leave one out")
                 options[node.text] = self._argument(opened, nesting)
             elif options:
-                raise node.wrong("an argument stands behind an option: put options last")
+                raise node.wrong("an argument follows an option: put options last")
             else:
                 arguments.append(node)
         self._next += 1
@@ -137,7 +137,7 @@ class _Reader:
                 self._next += 1
                 _, depth = Word(self._text, at, f"{name.text}{text}").with_depth()
                 if depth is None:
-                    raise wrong(self._text, at, f"{text!r} is no depth: write a number, as in {name.text}(…):100")
+                    raise wrong(self._text, at, f"{text!r} is not a depth: write a number, as in {name.text}(…):100")
                 return depth
         return None
 

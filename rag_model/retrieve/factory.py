@@ -3,7 +3,7 @@
 | expression | finds |
 | --- | --- |
 | `hnsw` | by an index of the snapshot; `exact` compares every vector |
-| `hnsw:100` | the same, asked for 100 passages however few of them are given |
+| `hnsw:100` | the same, asked for 100 passages also if fewer are returned |
 | `rrf(A, B, …, k=60, weights=[…])` | by the ranks of several lists (`fusion`) |
 | `rerank(A, MODEL, 50)` | by a model that reads the first 50 of A (`rerank`) |
 """
@@ -38,7 +38,7 @@ def open_retriever(
     store: Store | None = None,
     products: bool = False,
 ) -> SnapshotRetriever:
-    """Open what an expression says; all of it is checked before an encoder or a model is loaded.
+    """Open what an expression says; the whole of it is checked before an encoder or a model is loaded.
 
     >>> open_retriever(snapshot, "rrf(hnsw, ivfpq)").search(["who wrote animal farm?"], 5)  # doctest: +SKIP
 
@@ -53,7 +53,7 @@ def open_retriever(
     Raises:
         InputError: an encoder or a model is incomplete, or a model is no cross-encoder.
         MissingExtraError: the model extra is not installed, and something is to be encoded.
-        RefusedError: the encoder asks into another space than the snapshot's.
+        RefusedError: the encoder's space is not the snapshot's.
         StoreError: a file is missing or damaged.
         UsageError: the expression is wrong; the sentence says what, where, and what is known.
     """
@@ -98,7 +98,7 @@ class Opened:
         return self._encoder[0]
 
     def encoder_of(self, representation: str) -> QuestionEncoder:
-        """Return the encoder of questions to a representation: for a further one, the one that the snapshot carries."""
+        """Return the question encoder of a representation; the snapshot's own, except for `embeddings`."""
         if representation == EMBEDDINGS:
             return self.encoder
         if representation not in self._others:
@@ -128,7 +128,7 @@ class Opened:
 
     @property
     def known_encoder(self) -> QuestionEncoder | None:
-        """The encoder of the questions, if a leg has wanted it."""
+        """The encoder of the questions, if a leg has needed it."""
         return self._encoder[0] if self._encoder else None
 
     @property
@@ -148,7 +148,7 @@ class Opened:
         return with_products(found, self.encoder) if products else found
 
     def close(self) -> None:
-        """Let go of what is open."""
+        """Free what is open."""
         self._indexes.clear()
         self._others.clear()
         self._encoder.clear()
@@ -182,7 +182,7 @@ class Opened:
 
 def _leg(opened: Opened, name: str) -> SnapshotRetriever:
     """Return what searches the index `name`, by vectors or by text."""
-    index = opened.index(name)  # first: a name that is wrong is told before an encoder is loaded
+    index = opened.index(name)  # first, so that a wrong name is refused before an encoder is loaded
     if represents(opened.snapshot, name) == "text":
         return TextRetriever(opened.snapshot, name, index)
     encoder = opened.encoder_of(opened.snapshot.manifest.content.over(name))

@@ -1,4 +1,4 @@
-"""What a retriever finds before any passage is read, and how it becomes hits.
+"""What a retriever finds (rows and scores), and how passages are added to make hits.
 
 A composed retriever works on rows and scores; passages are read once, for those that are given in the end.
 """
@@ -27,8 +27,8 @@ class Found:
     """What one leg found for q questions: up to k rows each, best first."""
 
     leg: str  # as the expression names it
-    rows: Rows  # (q, k) int64 global rows, no row twice in a line; -1 behind the last
-    scores: Scores  # (q, k), larger is better; what stands at -1 means nothing
+    rows: Rows  # (q, k) int64 global rows, no row twice per question; -1 after the last
+    scores: Scores  # (q, k), larger is better; values at row -1 are meaningless
     products: Scores | None = None  # (q, k) inner products of questions' and passages' vectors; None: not computed
     below: tuple["Found", ...] = ()  # what it was made from, in the expression's order; empty for an index
     passages: Mapping[int, Passage] = field(default_factory=dict)  # by row: those that were read on the way
@@ -41,7 +41,7 @@ class Found:
         return replace(self, rows=self.rows[:, :k], scores=self.scores[:, :k], products=products)
 
     def steps(self) -> Iterator["Found"]:
-        """Yield what it was made from, at every level, each before what was made from it; an index alone itself."""
+        """Yield what it was made from, at every level, parts before the whole; for a single index, itself."""
         if not self.below:
             yield self
         for one in self.below:
@@ -51,7 +51,7 @@ class Found:
 
 
 class SnapshotRetriever(ABC):
-    """A `Retriever` over one snapshot. A way of finding passages is a subclass with `find`."""
+    """A `Retriever` over one snapshot. A kind of retriever is a subclass with `find`."""
 
     exact_products = False  # whether `find` gives `Found.products`
 

@@ -58,12 +58,12 @@ def fuse(lists: Sequence["Rows"], k: int, weights: Sequence[float]) -> tuple["Ro
     A row that a list lacks gets nothing from it.
 
     Args:
-        lists: (q, k_i) int64 each, -1 behind the last.
+        lists: (q, k_i) int64 each, -1 after the last.
         k: of the equation.
         weights: w, one a list.
 
     Returns:
-        (q, m) int64 rows, -1 behind the last, and (q, m) float64 scores, 0 there; m is the longest line's length.
+        (q, m) int64 rows, -1 after the last, and (q, m) float64 scores, 0 there; m is the longest line's length.
     """
     q = len(lists[0])
     rows = np.hstack(lists)  # (q, sum of k_i)
@@ -73,7 +73,7 @@ def fuse(lists: Sequence["Rows"], k: int, weights: Sequence[float]) -> tuple["Ro
     span = int(rows.max(initial=0)) + 1
     key = (np.arange(q)[:, None] * span + rows)[kept]  # one a question and row
     part = parts[kept]
-    order = np.lexsort((part, key))  # of equal parts equal sums, whichever leg each is of
+    order = np.lexsort((part, key))  # equal parts give equal sums, in whichever legs they are
     keys, place = np.unique(key[order], return_inverse=True)
     sums = np.bincount(place, weights=part[order], minlength=len(keys))
     owner, row = np.divmod(keys, span)
@@ -100,7 +100,7 @@ def build(call: Call, composer: "Composer") -> SnapshotRetriever:
     for argument in call.arguments:
         legs.append(composer.leg(argument))
         if legs[-1].name in [leg.name for leg in legs[:-1]]:
-            raise argument.wrong(f"the leg {legs[-1].name} stands there twice: give it a larger weight instead")
+            raise argument.wrong(f"the leg {legs[-1].name} is given twice: give it a larger weight instead")
     k = call.whole("k", RRF_K, 1, _MOST_K)
     weights = call.reals("weights", len(legs), _MOST_WEIGHT)
     return FusedRetriever(legs, k, weights)

@@ -11,7 +11,7 @@ class Leg:
     """A retriever, and how many passages a question it is asked for: `hnsw:100`."""
 
     retriever: SnapshotRetriever
-    depth: int | None = None  # None: as many as what it is a leg of wants
+    depth: int | None = None  # None: as many as the retriever around it asks for
 
     @property
     def name(self) -> str:
@@ -24,7 +24,7 @@ class Leg:
         return self.retriever.most if self.depth is None else min(self.depth, self.retriever.most)
 
     def find(self, asked: Questions, wanted: int) -> Found:
-        """Find as many as its own depth says, else `wanted`; never more than there are."""
+        """Find its own depth of passages, else `wanted`; never more than it can give."""
         return self.retriever.find(asked, min(self.depth or wanted, self.retriever.most))
 
 

@@ -20,7 +20,7 @@ class EncoderNames:
 def encoder_names(store: Store, name: str) -> EncoderNames:
     """Return the encoders of `name`: a folder, a hub name, or `model:` and a model's ref, ref@number, id or prefix.
 
-    A DPR model has a pair. Of a RAG model only the question encoder is known. Most others read both.
+    A DPR model has a pair. A RAG model has only the question encoder.
 
     Raises:
         StoreError: the store has no such model, or a file of it is damaged.

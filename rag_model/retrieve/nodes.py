@@ -1,4 +1,4 @@
-"""The pieces of an expression: words, lists and calls, each knowing where it stands, to say what is wrong with it."""
+"""The pieces of an expression: words, lists and calls, each with its place in the text, for errors."""
 
 import math
 import re
@@ -79,7 +79,7 @@ class Call(Node):
         """Check that the call has no other options than `known`.
 
         Raises:
-            UsageError: it has; the sentence names the first.
+            UsageError: it has another; the sentence names the first.
         """
         for name, value in self.options.items():
             if name not in known:
@@ -90,7 +90,7 @@ class Call(Node):
         """Return an argument (by place) or an option (by name) as a whole number in least … most.
 
         Raises:
-            UsageError: it is none.
+            UsageError: it is not a whole number in that range.
         """
         node = self._given(what)
         if node is None:
@@ -104,7 +104,7 @@ class Call(Node):
         """Return an option as `count` numbers above 0 and up to `most`; None where it is not given.
 
         Raises:
-            UsageError: it is no list of so many such numbers.
+            UsageError: it is not a list of `count` such numbers.
         """
         node = self._given(option)
         if node is None:
@@ -147,5 +147,5 @@ def shown(text: str) -> str:
 def wrong(source: str, at: int, what: str) -> UsageError:
     """Return the error that says what is wrong with an expression, and at which character (from 0)."""
     if _PLAIN.fullmatch(source):
-        return UsageError(what)  # a name alone: there is no place to tell
+        return UsageError(what)  # a single name: its place needs no mention
     return UsageError(f"the retriever {shown(source)} is wrong at character {at + 1}: {what}")

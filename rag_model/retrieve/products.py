@@ -1,4 +1,4 @@
-"""Inner products of questions and passages, for retrievers whose scores are none.
+"""Inner products of questions and passages, for retrievers whose scores are something else.
 
 p(z|x) of a reader is a softmax over inner products of the question's vector with the passages' vectors (Lewis et al.
 2020, section 2.2). A fused or reranked score is another quantity, so it is never used in their place.
@@ -21,10 +21,10 @@ class WithProducts(SnapshotRetriever):
     exact_products = True
 
     def __init__(self, inner: SnapshotRetriever, encoder: QuestionEncoder) -> None:
-        """Map the snapshot's vectors beside `inner`; `encoder` asks into their space.
+        """Map the snapshot's vectors beside `inner`; `encoder` must be of their space.
 
         Raises:
-            RefusedError: it asks into another space.
+            RefusedError: it is of another space.
             StoreError: the vectors were not pulled.
         """
         check_asks(encoder, inner.snapshot)
@@ -50,5 +50,5 @@ class WithProducts(SnapshotRetriever):
 
 
 def with_products(retriever: SnapshotRetriever, encoder: QuestionEncoder) -> SnapshotRetriever:
-    """Return a retriever whose hits carry inner products: the same one where its scores are such."""
+    """Return a retriever whose hits carry inner products: the same one if it gives them already."""
     return retriever if retriever.exact_products else WithProducts(retriever, encoder)

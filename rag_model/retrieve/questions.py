@@ -1,4 +1,4 @@
-"""The questions of one batch, and their vectors, which are made only where a leg wants them."""
+"""The questions of one batch, and their vectors, which are computed only if a leg needs them."""
 
 import time
 from collections.abc import Sequence
@@ -10,10 +10,10 @@ from rag_model.index.files.engine import Vectors
 
 
 class QuestionEncoder(Protocol):
-    """What dense retrieval asks of an encoder; `Encoder` is one."""
+    """The encoder that dense retrieval needs; `Encoder` is one."""
 
     def space(self) -> Space:
-        """Return the space that its questions ask into."""
+        """Return the space of its question vectors."""
         ...
 
     def encode_questions(self, questions: Sequence[str]) -> Vectors:

@@ -1,7 +1,7 @@
-"""Reranking: `rerank(A, MODEL, 50)` reads the first passages that A finds beside the question, and orders them anew.
+"""Reranking: in `rerank(A, MODEL, 50)` a model reorders the first 50 passages that A finds.
 
-A model that reads question and passage together (a cross-encoder) tells near passages apart better than vectors do,
-and costs a forward pass a pair: so it reads only the best of what a cheaper retriever finds.
+A model that reads question and passage together (a cross-encoder) orders similar passages better than vectors do, and
+costs one forward pass per pair: so it reads only the best passages of a cheaper retriever.
 """
 
 from collections.abc import Sequence

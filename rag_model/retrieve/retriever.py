@@ -1,4 +1,4 @@
-"""What every retriever is: questions in, ranked passages out, each with where it was found."""
+"""The protocol of retrievers: questions in, ranked passages out, each with the legs that found it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ class Hit:
 
     rank: int  # from 1
     score: float  # larger is better; comparable within one retriever and snapshot only
-    row: int  # global row: a fact of this snapshot, never kept beyond it
+    row: int  # global row: valid in this snapshot only
     passage: Passage
     url: str  # of the article's revision; empty where the source has none
     licence: str  # the line of credit that showing the text asks for; empty if none is known

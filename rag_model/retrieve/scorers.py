@@ -1,4 +1,4 @@
-"""The models that score pairs of question and passage, by the names that expressions have for them."""
+"""The models that score pairs of question and passage, by their names in expressions."""
 
 import threading
 from importlib import import_module
@@ -24,7 +24,7 @@ class Scorers:
         """Return the model in folder `name`, of that hub name, or `model:` and its name in the store.
 
         Raises:
-            InputError: it is not there, is incomplete, or is no cross-encoder.
+            InputError: it is missing, incomplete, or not a cross-encoder.
             MissingExtraError: the model extra is not installed.
             StoreError: the store has no such model.
             UsageError: there is no store to look it up in.
@@ -39,7 +39,7 @@ class Scorers:
         if not name.startswith(MODEL):
             return resolve_folder(name)
         if self._store is None:
-            raise UsageError(f"{name} is a model of a store, and none is known here: give the model's folder")
+            raise UsageError(f"{name} is a model of a store, but no store is given: give the model's folder")
         if isinstance(self._store, str):
             self._store = Store.open(self._store)
         return model_folder(self._store, name.removeprefix(MODEL))

@@ -1,4 +1,4 @@
-"""What an expression needs, told before a file is opened: it is composed of materials that open nothing."""
+"""What an expression needs, known before a file is opened: it is composed from materials that open nothing."""
 
 from collections.abc import Sequence
 

@@ -10,8 +10,8 @@
 | `GET /` | a page for people |
 | `GET /openapi.json` | the contract; a page of it would load scripts from elsewhere |
 
-A failure is `{"detail": "one sentence"}`: 400 and 422 the request's fault, 408 and 413 its body's, 429 a full queue,
-503 nothing to answer from, 504 no answer in time, 500 ours.
+A failure is `{"detail": "one sentence"}`: 400 and 422 a wrong request, 408 and 413 a slow or large body,
+429 a full queue, 503 no open snapshot, 504 no answer in time, 500 an error of the service.
 """
 
 import asyncio
@@ -44,11 +44,11 @@ _STATUS: tuple[tuple[type[BookwheelError], int], ...] = (  # the first that fits
     (LateError, 504),
 )
 _AGAIN = {429: "1", 503: "2"}  # seconds until it is worth asking again
-_GONE = 499  # who asked has left: nobody sees it but the metrics
+_GONE = 499  # the caller has left: only the metrics see this status
 
 
 class _BodyError(BookwheelError):
-    """The body did not come as it should; the connection is of no more use."""
+    """The body is too large or too slow; the connection must be closed."""
 
     def __init__(self, status: int, sentence: str) -> None:
         super().__init__(sentence)
@@ -56,10 +56,10 @@ class _BodyError(BookwheelError):
 
 
 class _App(FastAPI):
-    """FastAPI with a short way to the endpoints that carry the load, and that check their requests themselves.
+    """FastAPI that calls /search and /answer directly; these endpoints check their requests themselves.
 
-    Its own way, through middleware and dependencies, takes twice the time of all that such an endpoint does. They are
-    declared to it nevertheless, for OpenAPI and for what is said to other methods.
+    FastAPI's middleware and dependencies take twice the time of such an endpoint's own work. The endpoints are also
+    declared to FastAPI, for OpenAPI and for the replies to other methods.
     """
 
     def __init__(self, **settings: Any) -> None:

@@ -1,4 +1,4 @@
-"""What asks and what reads: a question encoder and a RAG model, apart from any one snapshot: editions share them.
+"""The question encoder and the RAG model of a service, which editions of several snapshots share.
 
 An encoder's space is read from its folder, which may be pruned while its weights still serve; so it is read once.
 """
@@ -29,7 +29,7 @@ class Asker:
         """Read the space of `encoder`.
 
         Raises:
-            InputError: its folder is damaged, or does not say whose passages it asks.
+            InputError: its folder is damaged, or does not name the passage encoder that it belongs to.
         """
         self._encoder, self._space = encoder, encoder.space()
 
@@ -39,7 +39,7 @@ class Asker:
         return cls(Encoder.load(folder, "question", threads=threads))
 
     def space(self) -> Space:
-        """Return the space that its questions ask into."""
+        """Return the space of its question vectors."""
         return self._space
 
     def encode_questions(self, questions: Sequence[str]) -> Vectors:

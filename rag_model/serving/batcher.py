@@ -1,8 +1,8 @@
-"""Concurrent questions in one call: whoever asks waits in a bounded queue, and a thread takes what has gathered.
+"""Answer concurrent questions in one call: requests wait in a bounded queue, and a thread takes them as a batch.
 
-A batch gathers by itself while those before are worked on. A thread that has just answered several requests waits a
-moment for its part of them and of those being worked on: who was answered together tends to ask together again, and
-batches of one size waste the least. Who is alone never waits.
+A batch gathers while earlier batches are worked on. A thread that has just answered several requests waits a moment
+for its share of those and of the ones being worked on: callers that were answered together tend to ask again together,
+and batches of equal size waste the least. A single caller never waits.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ class BusyError(BookwheelError):
 
 
 class LateError(BookwheelError):
-    """The answer was not there in time; nobody works on it any more."""
+    """The answer was not ready in time, and is no longer waited for."""
 
 
 class ClosingError(BookwheelError):
@@ -63,7 +63,7 @@ class Batcher(Generic[_Reply]):
         Args:
             name: of the threads.
             work: gives a reply, or why there is none, for each ask of a batch, in order. A batch that fails as a
-                whole is done again one by one, so nobody fails for another's question.
+                whole is done again one by one, so no request fails because of another's question.
             waiting: questions in the queue, at most.
             batch: questions in a batch, at most; a single request may bring more.
             wait_ms: how long a batch waits for others, at most.
@@ -130,7 +130,7 @@ class Batcher(Generic[_Reply]):
     def _enter(self, ask: Ask[_Reply]) -> None:
         with self._changed:
             if self._closing:
-                raise ClosingError("the service is ending: ask another")
+                raise ClosingError("the service is shutting down: ask another instance")
             if self._questions and self._questions + len(ask.questions) > self._most_waiting:
                 raise BusyError(f"{self._questions} questions are waiting already: ask again in a moment")
             self._queue.append(ask)
@@ -138,7 +138,7 @@ class Batcher(Generic[_Reply]):
             self._changed.notify()
 
     def _leave(self, ask: Ask[_Reply]) -> None:
-        """Forget an ask that nobody waits for, unless it is being worked on."""
+        """Remove an ask whose caller has left from the queue, unless it is being worked on."""
         with self._changed, suppress(ValueError):
             self._queue.remove(ask)
             self._questions -= len(ask.questions)
@@ -151,7 +151,7 @@ class Batcher(Generic[_Reply]):
             last = len(asks)
             for loop in {ask.loop for ask in asks}:
                 own = [(ask, reply) for ask, reply in zip(asks, replies, strict=True) if ask.loop is loop]
-                with suppress(RuntimeError):  # the loop has ended, and with it who asked
+                with suppress(RuntimeError):  # the loop has ended, and its callers with it
                     loop.call_soon_threadsafe(_deliver, own)
             del asks, replies
 
@@ -164,7 +164,7 @@ class Batcher(Generic[_Reply]):
             self._working -= last
             self._idle += 1
             taken: list[Ask[_Reply]] = []
-            while not taken and (self._queue or not self._closing):  # who waited may have left, or be another thread's
+            while not taken and (self._queue or not self._closing):  # another thread may have taken the asks
                 self._changed.wait_for(lambda: self._queue or self._closing)
                 wanted = -(-(self._working + last) // self._workers)  # so that all batches are of one size
                 until = time.monotonic() + self._wait
@@ -203,7 +203,7 @@ class Batcher(Generic[_Reply]):
 def _deliver(replies: Sequence[tuple[Ask[_Reply], _Reply | Exception]]) -> None:
     for ask, reply in replies:
         if ask.reply.done():
-            continue  # whoever asked has left
+            continue  # the caller has left
         if isinstance(reply, Exception):
             ask.reply.set_exception(reply)
         else:

@@ -1,4 +1,4 @@
-"""The desk: the edition that lies open. Readers count themselves in and out; the last to leave an old one frees it."""
+"""The desk holds the current edition and counts its readers; the last reader of an old edition frees it."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -16,7 +16,7 @@ class Desk:
     """Holds the current edition. Safe among threads."""
 
     def __init__(self, freed: Callable[[str], None] = lambda snapshot: None) -> None:
-        """Begin with none; `freed` is told the snapshot of each edition that was let go of."""
+        """Begin with no edition; `freed` is called with the snapshot of each edition that is freed."""
         self._freed = freed
         self._changed = threading.Condition()
         self._current: Edition | None = None
@@ -24,7 +24,7 @@ class Desk:
 
     @property
     def current(self) -> Edition | None:
-        """The current edition, for the one who puts editions here: anybody else's might be closed under them."""
+        """The current edition, for the thread that calls `put`; others use `edition`, which keeps it open."""
         return self._current
 
     @property
@@ -56,7 +56,7 @@ class Desk:
             self._leave(edition)
 
     def put(self, edition: Edition) -> None:
-        """Let every reader from now on have `edition`; the one before is freed when its last reader has left."""
+        """Make `edition` the current one; the one before is freed when its last reader has left."""
         with self._changed:
             before, self._current = self._current, edition
             self._readers[id(edition)] = 1  # the desk itself reads it
@@ -64,7 +64,7 @@ class Desk:
             self._leave(before)
 
     def rename(self, named: Named) -> None:
-        """Say that the current edition's snapshot is named anew."""
+        """Record that the ref moved and names the current edition's snapshot again."""
         with self._changed:
             if self._current is not None and self._current.id == named.snapshot:
                 self._current.named = named
@@ -75,7 +75,7 @@ class Desk:
             return self._changed.wait_for(lambda: len(self._readers) <= 1, timeout)
 
     def close(self) -> None:
-        """Take the current edition away; it is freed when its last reader has left."""
+        """Remove the current edition; it is freed when its last reader has left."""
         with self._changed:
             before, self._current = self._current, None
         if before is not None:

@@ -1,7 +1,7 @@
-"""How far the questions that come have moved from those that a snapshot was evaluated with.
+"""How far live questions differ from those that a snapshot was evaluated with.
 
-An evaluation speaks for the questions it asked. Where people ask something else (another language, keywords instead of
-sentences, a broken client), its figures say nothing any more, and no label tells so: the vectors do.
+An evaluation is valid for questions like its own. If users ask other ones (another language, keywords instead of
+sentences, a broken client), its figures no longer apply. This shows in the questions' vectors, without any labels.
 """
 
 from typing import Self
@@ -29,14 +29,14 @@ class Reference:
         """Take (n, d) vectors as the reference.
 
         Raises:
-            UsageError: there are fewer than 20, or all of them are one.
+            UsageError: there are fewer than 20, or all of them are equal.
         """
         if len(vectors) < LEAST:
-            raise UsageError(f"{len(vectors)} questions are too few to see drift from: give at least {LEAST}")
+            raise UsageError(f"{len(vectors)} questions are too few to measure drift against: give at least {LEAST}")
         squared = _squared(vectors, vectors)
         bandwidth = float(np.median(squared[np.triu_indices(len(vectors), 1)]))
         if bandwidth <= _ALIKE * float((vectors * vectors).sum(1).mean()):
-            raise UsageError("the questions to see drift from are all alike: give different ones")
+            raise UsageError("the questions to measure drift against are all alike: give different ones")
         return cls(vectors, bandwidth, _among(np.exp(-squared / bandwidth)))
 
     def distance(self, vectors: Vectors) -> float:

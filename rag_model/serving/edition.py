@@ -1,7 +1,7 @@
-"""An edition: one snapshot, its retrievers, the encoder that asks it and the model that reads it, opened together.
+"""An edition: one snapshot, its retrievers, its question encoder and its RAG model, opened together.
 
-It flips as one and is freed as one, so whoever answers from an edition never mixes two snapshots. What did not change
-from the one before, encoder or model, is shared with it: a monthly rebuild keeps both.
+It is replaced as a whole and freed as a whole, so a reply never mixes two snapshots. An encoder or a model that did not
+change since the edition before is shared with it: a monthly rebuild keeps both.
 """
 
 import os
@@ -28,14 +28,14 @@ from rag_model.serving.settings import ServiceSettings
 from rag_model.store.versions.paths import QUESTION_ENCODER
 from rag_model.store.versions.snapshot import Snapshot
 
-_WARMING = 3  # questions that a new edition is asked before anybody else asks it
+_WARMING = 3  # questions that a new edition is asked before it serves
 _WARM_K = 5
 _MOST_WORKERS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """How a snapshot came to be served: the ref that names it, and by which of its moves."""
+    """The ref that names a served snapshot, and the move of the ref that chose it."""
 
     ref: str
     number: int
@@ -110,7 +110,7 @@ class Edition:
 
     @property
     def asker(self) -> Asker | None:
-        """What encodes questions for /search; None: no retriever wants vectors."""
+        """The question encoder of /search; None: no retriever needs vectors."""
         encoder = self._opened.known_encoder
         return encoder if isinstance(encoder, Asker) else None
 
@@ -126,7 +126,7 @@ class Edition:
 
     @property
     def dense(self) -> str | None:
-        """The index that the first retriever searches by vectors and alone; None: it does otherwise."""
+        """The index, if the first retriever is one vector index alone; None: it is something else."""
         default = self._retrievers[self._default]
         return default.name if isinstance(default, DenseRetriever) else None
 
@@ -148,7 +148,7 @@ class Edition:
             UsageError: there is no model here, or the retriever is refused as by `search`.
         """
         if self._asked_by_model is None:
-            raise UsageError("no model is served here, so there are passages and no answers: ask /search")
+            raise UsageError("this service has no model, so it gives no answers: ask /search")
         reader = self._readers.get(self._default if retriever is None else retriever)
         if reader is None:
             found = self._composed(self._asked_by_model, retriever or "")
@@ -162,7 +162,7 @@ class Edition:
         return reader.answer(questions, k)
 
     def warm(self) -> None:
-        """Ask a few questions, so that the first who asks waits for no file and no kernel to be loaded.
+        """Ask a few questions, so that files and kernels are loaded before the first request.
 
         Raises:
             RefusedError: a retriever finds nothing, or a vector or an answer can't be made.
@@ -176,7 +176,7 @@ class Edition:
             self.answer(asked.texts[:1], None)
 
     def close(self) -> None:
-        """Let go of files, maps and memory; nobody may ask it any more."""
+        """Free files, maps and memory; the edition must not be asked afterwards."""
         self._retrievers.clear()
         self._readers.clear()
         self._opened.close()
@@ -193,7 +193,7 @@ class Edition:
 
 def _require_passages(snapshot: Snapshot) -> None:
     if not snapshot.n:
-        raise RefusedError(f"snapshot {snapshot.id[:12]} holds no passage: build one that does")
+        raise RefusedError(f"snapshot {snapshot.id[:12]} holds no passages: build one that has some")
 
 
 def _kept(snapshot: Snapshot, before: Edition | None) -> Asker | None:

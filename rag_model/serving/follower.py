@@ -1,9 +1,9 @@
-"""Follow a ref: bring what it names beside what serves, check it, and only then put it on the desk.
+"""Follow a ref: pull the snapshot that it names, open it beside the current one, check it, and only then serve it.
 
-Whatever is wrong with a new version (a record of the ref that can't be read, a manifest that lies, a missing or
-damaged file, an index that finds nothing, another encoder space than the model's, no room) it is refused and told, and
-the old one serves on. A refused version is tried again when the ref moves; what may heal, as a store does, is tried
-again before that, ever more rarely. A store that is gone is told, too, and asked again.
+If anything is wrong with a new version (a ref record that cannot be read, a wrong manifest, a missing or damaged file,
+an index that finds nothing, an encoder space other than the model's, too little memory), it is refused and reported,
+and the old version stays in service. A refused version is tried again when the ref moves; after an error that may
+pass, as of a store, also before that, at growing intervals. A store that cannot be reached is reported and asked again.
 """
 
 import logging
@@ -34,8 +34,8 @@ from rag_model.store.store import Store
 from rag_model.store.versions.snapshot import Snapshot
 
 _LOG = logging.getLogger(__name__)
-_FINAL = (InputError, MissingExtraError, RefusedError, UsageError)  # it is the version's own fault and stays so
-_NICE = 10  # bringing a version gives way to questions; what this thread starts inherits it
+_FINAL = (InputError, MissingExtraError, RefusedError, UsageError)  # the version's own fault: a retry cannot help
+_NICE = 10  # pulling a version yields to questions; threads started here inherit it
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class _StoppedError(BookwheelError):
 
 
 class Follower:
-    """Looks at a ref, again and again, in a thread of its own."""
+    """Looks at a ref at regular intervals, in a thread of its own."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class Follower:
         observer: Observer,
         hopeless: Callable[[BookwheelError], None] = lambda error: None,
     ) -> None:
-        """Prepare to follow; `hopeless` is told why the very first version can never be served."""
+        """Prepare to follow; `hopeless` is called with the reason if the first version cannot be served."""
         self._followed, self._desk, self._settings, self._observer = followed, desk, settings, observer
         self._hopeless = hopeless
         self._scorers = Scorers(followed.url)
@@ -91,7 +91,7 @@ class Follower:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop following; a version on its way is dropped where it is, and gone on with another time."""
+        """Stop following; a pull under way is interrupted, and the next one resumes it."""
         self._stopping.set()
         if self._thread.ident is not None:
             self._thread.join()
@@ -138,7 +138,7 @@ class Follower:
         return _Target(named, None if followed.model is None else rag_id(store, followed.model))
 
     def _unreadable(self, error: BookwheelError) -> None:
-        """Tell a store that does not answer from one that answers with something that can't be used."""
+        """Distinguish a store that does not answer from one whose answer cannot be used."""
         try:
             numbers = [] if self._store is None else self._store.refs.numbers(self._followed.ref)
         except BookwheelError:
@@ -154,7 +154,7 @@ class Follower:
                 self._from_disk()
 
     def _from_disk(self) -> None:
-        """Serve what was pulled last until the store answers; a model of the store can't be had without it."""
+        """Serve the last pulled snapshot until the store answers; a model of the store cannot be loaded without it."""
         followed, current = self._followed, self._followed.dest / CURRENT
         if not current.exists() or not (followed.model is None or Path(followed.model).is_dir()):
             return

@@ -1,4 +1,4 @@
-"""Whether an edition fits into memory beside the one that serves: a service killed for memory serves nothing."""
+"""Check that an edition fits into memory beside the current one, so that the service is not killed for memory."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -31,7 +31,7 @@ def check_memory(content: Content, indexes: Sequence[str], settings: ServiceSett
 
 
 def free_bytes() -> int | None:
-    """Return the memory that may still be used, of the machine or of this container; None where nobody tells."""
+    """Return the memory that may still be used, of the machine or of this container; None if neither can be read."""
     known = [size for size in (_machine(), _container()) if size is not None]
     return min(known, default=None)
 

@@ -20,7 +20,7 @@ from rag_model.serving.work import Answered, Found
 
 
 class MalformedError(UsageError):
-    """The body is JSON, and not what the endpoint takes."""
+    """The body is JSON, but not what the endpoint takes."""
 
 
 class Request(BaseModel):
@@ -106,7 +106,7 @@ class ReadPassage(Hit):
 
 
 class Token(BaseModel):
-    """A token of a RAG-Token answer, and whose it is."""
+    """A token of a RAG-Token answer, and each passage's share of it."""
 
     text: str
     posterior: list[float]
@@ -167,7 +167,7 @@ def read_request(kind: type[SearchRequest | AnswerRequest], body: bytes, setting
     """Read a request and check it against the service's bounds.
 
     Raises:
-        UsageError: it is no JSON, or asks for what is not given.
+        UsageError: it is not JSON, or exceeds a bound.
         MalformedError: it has other keys or types.
     """
     try:
@@ -181,9 +181,9 @@ def read_request(kind: type[SearchRequest | AnswerRequest], body: bytes, setting
 def _sentence(wrong: ValidationError) -> UsageError:
     first = wrong.errors(include_url=False, include_input=False, include_context=False)[0]
     if first["type"] == "json_invalid":
-        return UsageError(f"the body is no JSON ({first['msg'].partition(': ')[2]}): send an object with questions")
+        return UsageError(f"the body is not JSON ({first['msg'].partition(': ')[2]}): send an object with questions")
     place = ".".join(map(str, first["loc"])) or "the body"
-    return MalformedError(f"{place} can not be read ({first['msg']}): /openapi.json says what the service takes")
+    return MalformedError(f"{place} cannot be read ({first['msg']}): /openapi.json says what the service takes")
 
 
 def _check(request: SearchRequest | AnswerRequest, settings: ServiceSettings) -> None:

@@ -1,8 +1,8 @@
-"""What a Prometheus server scrapes: how the service does, what it serves, and how good that is.
+"""The metrics that Prometheus scrapes: requests and times, what is served, and its quality.
 
-Counts and times are kept as they come; what is a state (the snapshot, ages, the windows of `Quality`) is read at the
-moment of the scrape. A figure that can't be known is absent. The alarms (`infra/prometheus/alerts.yml`) and the
-dashboard (`infra/grafana/bookwheel.json`) live by these names.
+Counts and times are updated at each event; state (the snapshot, ages, the windows of `Quality`) is read at the moment
+of the scrape. A figure that is unknown is absent. The alarms (`infra/prometheus/alerts.yml`) and the dashboard
+(`infra/grafana/bookwheel.json`) use these names.
 """
 
 import time
@@ -122,7 +122,7 @@ class Metrics(Observer):
             return
         self.seen = self._clock()
         if self.refusal is not None and not self.refusal.snapshot:
-            self.refusal = None  # a ref that could not be read: whoever looked says so again if it still can't
+            self.refusal = None  # the ref could not be read before; if it still cannot, `refused` is called again
 
     def close(self) -> None:
         """Stop watching."""

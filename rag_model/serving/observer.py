@@ -1,7 +1,7 @@
-"""What the service tells whoever watches it: the one seam for metrics and for the watch on quality.
+"""The events of a service: metrics and the monitor of quality are observers of them.
 
-A subclass overrides what it wants to know. Calls come from several threads and delay whom they watch, so they take
-microseconds; what they raise is logged and goes no further (`tell`).
+A subclass overrides the methods of the events that it needs. Calls come from several threads and delay the service, so
+a method should return within microseconds; what it raises is logged and not passed on (`tell`).
 """
 
 import logging
@@ -45,7 +45,7 @@ class Refusal:
 
 
 class Observer:
-    """Somebody who watches and, as it stands here, takes no notice."""
+    """An observer of the service; every method of this base class does nothing."""
 
     def asked(self, verb: str, questions: int, waiting: int) -> None:
         """Take note of a request (`search` or `answer`) in the queue, and of all questions that wait in it now."""
@@ -79,8 +79,8 @@ class Observer:
 
 
 def tell(call: Callable[..., None], *facts: Any) -> None:
-    """Call a method of an observer; what it raises is logged, and kept from whom it watches."""
+    """Call a method of an observer; what it raises is logged, and not raised in the service."""
     try:
         call(*facts)
-    except Exception:  # a figure that is lost costs nobody an answer
+    except Exception:  # a lost figure must not cost a caller its answer
         _LOG.exception("an observer of the service failed")

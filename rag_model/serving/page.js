@@ -20,7 +20,7 @@ const colour = (place) => String((place % COLOURS) + 1);
 
 // Words ------------------------------------------------------------------------------------------------------------
 
-// Words that stand in every passage: marking them would mark nothing.
+// Words of every passage, which are not worth marking.
 const COMMON = new Set(
   ("a an and are as at be been but by can could did do does for from had has have he her his how i if in into is it its " +
     "many me much my no not of on or she so than that the their them then there these they this those to up was we were " +
@@ -103,7 +103,7 @@ function passage(hit, place, words) {
 }
 
 const MEANING = {
-  found: ["retrieved", "p(z|x): how the search weighed this passage, before anything was said"],
+  found: ["retrieved", "p(z|x): the weight of this passage in retrieval, before the answer"],
   carries: ["in the answer", "p(z|x,y): how much of the answer this passage carries"],
 };
 
@@ -119,10 +119,10 @@ function said(answer) {
   const text = make("p", { className: "said" });
   const note = make("p", { className: "soft token-note", role: "status" });
   const tokens = (answer.tokens ?? []).filter((token) => token.text);
-  if (!answer.answer) text.append(make("span", { className: "soft", textContent: "The model has no answer to that." }));
+  if (!answer.answer) text.append(make("span", { className: "soft", textContent: "The model gave no answer." }));
   else if (tokens.length) text.append(...tokens.map((token, place) => spoken(token, place, note)));
   else text.append(answer.answer);
-  if (answer.ended === false) text.append(make("span", { className: "soft", textContent: " …", title: "cut: it grew too long" }));
+  if (answer.ended === false) text.append(make("span", { className: "soft", textContent: " …", title: "cut: it is too long" }));
   const bar = make("div", { className: "parts", role: "img" });
   const shares = passages.map((one, place) => ({ place, title: one.title, share: one.posterior }));
   bar.ariaLabel = shares.map(({ place, title, share }) => `passage ${place + 1}, ${title}: ${percent(share)}`).join("; ");
@@ -160,9 +160,9 @@ function walk(event) {
 // Asking -----------------------------------------------------------------------------------------------------------
 
 const HAPPENED = {
-  400: "The question can not be asked like that.",
+  400: "The question cannot be asked like that.",
   413: "That is too long to be a question.",
-  422: "The question can not be asked like that.",
+  422: "The question cannot be asked like that.",
   429: "Too many questions are waiting just now. Try again in a moment.",
   503: "The library is not ready to answer. Try again in a moment.",
   504: "That took too long. Try again in a moment.",
@@ -217,7 +217,7 @@ async function ask(question, k, verb) {
     if (reply.snapshot !== snapshot?.snapshot) await look();
   } catch (problem) {
     if (problem.name === "AbortError") return;
-    show({ error: problem instanceof TypeError ? "The service can not be reached. Is it still running?" : problem.message });
+    show({ error: problem instanceof TypeError ? "The service cannot be reached. Is it still running?" : problem.message });
   } finally {
     if (asking === mine) document.body.ariaBusy = "false";
   }
@@ -261,7 +261,7 @@ async function look() {
     if (!reply.ok) throw new Error(await problemOf(reply));
     snapshot = await reply.json();
   } catch (problem) {
-    byId("foot").textContent = problem instanceof TypeError ? "The service can not be reached." : problem.message;
+    byId("foot").textContent = problem instanceof TypeError ? "The service cannot be reached." : problem.message;
     return;
   }
   const { snapshot: id, ref, number, created_at: time, model, passages, refused } = snapshot;

@@ -1,7 +1,7 @@
-"""The page that lets a person look: a search box, passages, and what an answer was read from.
+"""The web page of the service: a search box, passages, and which passages an answer was read from.
 
-Three files of ours and nothing else: the policy forbids the browser to load, send or run anything from elsewhere, so
-what a passage or a question holds is shown and can't act.
+The page is three files. Its policy forbids the browser to load, send or run anything from elsewhere, so HTML or script
+in a passage or a question is shown as text and cannot run.
 """
 
 from importlib.resources import files
@@ -23,7 +23,7 @@ _POLICY = "; ".join(
 _HEADERS = {
     "Content-Security-Policy": _POLICY,
     "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",  # whom a reader goes to does not learn what was asked
+    "Referrer-Policy": "no-referrer",  # a linked site does not learn the question
     "Cache-Control": "no-cache",
 }
 _TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
@@ -39,13 +39,13 @@ def page() -> Response:
 
 @router.get("/page.css")
 def sheet() -> Response:
-    """Return how it looks."""
+    """Return the style sheet."""
     return _file("css")
 
 
 @router.get("/page.js")
 def script() -> Response:
-    """Return what it does."""
+    """Return the script."""
     return _file("js")
 
 

@@ -1,10 +1,10 @@
-"""Is what is served any good? Figures over the questions that really come, while they come.
+"""Monitor the quality of what is served, over the questions that users ask.
 
-Do different questions still get different passages (retrieval collapse), does the index find what exact search finds
-(recall), are these the questions that the evaluation asked (drift)? The windows belong to one edition, so a swap begins
-all of them anew, and what can't be known is absent, never a guess.
+Three figures: whether different questions still get different passages (retrieval collapse), whether the index finds
+what exact search finds (recall), and how far the questions differ from those of the evaluation (drift). The windows
+belong to one edition, so a swap empties them. A figure that cannot be computed is absent.
 
-What costs time is done by one thread of the lowest priority, which rests far longer than it works.
+Slow work is done by one thread of the lowest priority, which rests far longer than it works.
 """
 
 import logging
@@ -29,7 +29,7 @@ from rag_model.store.versions.snapshot import Snapshot
 Encode = Callable[[Sequence[str]], Vectors]
 _LOG = logging.getLogger(__name__)
 _SLICE = 8  # questions of the evaluation that are encoded between two rests
-_NICE = 10  # lower still, and it would be left waiting while it holds what all of Python waits for
+_NICE = 10  # at a lower priority it would be left waiting while it holds Python's global lock
 _RENEWALS = 10  # times that drift is measured while the window's questions change
 
 
@@ -38,7 +38,7 @@ class _Watch:
     """One edition under watch."""
 
     snapshot: Snapshot
-    index: str | None  # None: exact search is no truth for what is searched otherwise
+    index: str | None  # None: not a vector index, so exact search cannot measure its recall
     encode: Encode | None
     windows: Windows
     unread: list[str]  # questions of the evaluation that are not encoded yet
@@ -65,13 +65,13 @@ class Quality:
     """Watches one edition at a time. Safe among threads; what it is told takes microseconds."""
 
     def __init__(self, settings: WatchSettings | None = None, questions: Sequence[str] = ()) -> None:
-        """Watch as `settings` say; drift is seen from `questions`, those of the evaluation: without any, none is.
+        """Watch as `settings` say; without `questions`, those of the evaluation, drift is not measured.
 
         Raises:
-            UsageError: there are questions, but too few to see drift from.
+            UsageError: there are questions, but too few to measure drift against.
         """
         if 0 < len(questions) < LEAST:
-            raise UsageError(f"{len(questions)} questions are too few to see drift from: give at least {LEAST}")
+            raise UsageError(f"{len(questions)} questions are too few to measure drift against: give at least {LEAST}")
         self._settings = settings or WatchSettings()
         self._questions = [
             questions[i] for i in np.linspace(0, len(questions) - 1, min(len(questions), MOST)).astype(int)
@@ -83,9 +83,9 @@ class Quality:
         self._thread.start()
 
     def follow(self, snapshot: Snapshot, index: str | None, encode: Encode | None) -> None:
-        """Watch another edition from now on, searched by `index` and asked through `encode`: windows begin anew.
+        """Watch another edition from now on, with empty windows: searched by `index`, questions encoded by `encode`.
 
-        Without an `index` recall is not measured, as of a fused list; without `encode` no drift.
+        Without `index` (the retriever is a fusion, say) recall is not measured; without `encode` drift is not.
         """
         windows = Windows(self._settings, snapshot.n)
         with self._changed:
@@ -138,11 +138,11 @@ class Quality:
         while watch := self._awaited():
             try:
                 self._tend(watch)
-            except Exception:  # figures that are absent are better than a thread that is
+            except Exception:  # missing figures are better than a dead thread
                 _LOG.exception("the quality of snapshot %s is not watched any more", watch.snapshot.id[:12])
                 with self._changed:
                     self._watch = None if self._watch is watch else self._watch
-            watch = None  # what was left behind is not held while waiting
+            watch = None  # do not hold an old edition while waiting
 
     def _awaited(self) -> _Watch | None:
         """Wait until something is due; None once closed."""
@@ -190,7 +190,7 @@ class Quality:
     def _rest(self, watch: _Watch, began: float) -> bool:
         """Rest after work that `began` then, so long that all work takes its share; False if the edition was left.
 
-        By the thread's own processor time: while others go first, the clock on the wall goes on.
+        Measured by the thread's own processor time, since wall-clock time also counts waiting for other threads.
         """
         rest = (time.thread_time() - began) * (1 / self._settings.share - 1)
         with self._changed:
@@ -198,7 +198,7 @@ class Quality:
 
 
 def _lowest_priority() -> None:
-    """Let other threads go first, and work alone; what this thread starts inherits it."""
+    """Give this thread, and the threads that it starts, the lowest priority; faiss uses one thread."""
     faiss.omp_set_num_threads(1)  # of this thread alone
-    with suppress(OSError, AttributeError):  # not everywhere has a thread a priority of its own
+    with suppress(OSError, AttributeError):  # not every system has a priority per thread
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)

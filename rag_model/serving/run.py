@@ -49,7 +49,7 @@ def run(
     """
     _log()
     sys.setswitchinterval(_SWITCH)
-    if not (followed.dest / CURRENT).exists():  # otherwise it can serve that, whatever the store says
+    if not (followed.dest / CURRENT).exists():  # otherwise it can serve that without the store
         store = Store.open(followed.url)
         store.snapshots.resolve(followed.ref)
         if followed.model is not None:
@@ -77,7 +77,7 @@ def run(
 
 
 def default_dest(url: str) -> Path:
-    """Return where a store's snapshots are pulled to where nobody says: a folder of the cache, the same every time."""
+    """Return the default folder for a store's pulled snapshots: in the cache, the same on every start."""
     return cache_folder() / "served" / digest_bytes(Files(url).url.encode())[-16:]
 
 

@@ -1,7 +1,7 @@
 """The process around the service: its socket, its signals and its end.
 
-SIGTERM: /readyz says 503 while questions are still answered, so that balancers turn away; then no connection is taken
-any more, what is under way is answered, and the process ends with 0. SIGINT is the same without the wait.
+SIGTERM: /readyz says 503 while questions are still answered, so that load balancers send no more; then no connection
+is taken, requests under way are answered, and the process ends with 0. SIGINT is the same without the wait.
 """
 
 import asyncio
@@ -50,7 +50,7 @@ class _Corked:
 
 
 class _HastyProtocol(_Base):  # type: ignore[misc]
-    """HTTP that lets nobody hold a connection with half a head; uvicorn bounds idle ones, and `_body` the bodies."""
+    """HTTP with a time limit for a request's head; uvicorn bounds idle connections, and `_body` the bodies."""
 
     head_seconds = 10.0
     _due: asyncio.TimerHandle | None = None
@@ -127,7 +127,7 @@ class Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Handle signals while it serves; afterwards they are done with, and the process ends with 0."""
+        """Handle signals while it serves; afterwards the old handlers are restored, and the process ends with 0."""
         main = threading.current_thread() is threading.main_thread()  # no other thread may listen for signals
         signals = (signal.SIGINT, signal.SIGTERM) if main else ()
         before = {number: signal.signal(number, self.handle_exit) for number in signals}

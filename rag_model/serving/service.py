@@ -25,7 +25,7 @@ class Service:
         observer: Observer | None = None,
         hopeless: Callable[[BookwheelError], None] = lambda error: None,
     ) -> None:
-        """Put it together; `start` begins to follow. `hopeless` is told why nothing can ever be served."""
+        """Put it together; `start` begins to follow. `hopeless` is called with the reason if nothing can be served."""
         self.followed, self.settings, self.observer = followed, settings or ServiceSettings(), observer or Observer()
         self.desk = Desk(partial(tell, self.observer.freed))
         self.follower = Follower(followed, self.desk, self.settings, self.observer, hopeless)
@@ -73,11 +73,11 @@ class Service:
             UsageError: there is no model, or `search` would refuse the retriever or `k`.
         """
         if self.followed.model is None:
-            raise UsageError("no model is served here, so there are passages and no answers: ask /search")
+            raise UsageError("this service has no model, so it gives no answers: ask /search")
         return await self._answers.ask(questions, k, retriever, self.settings.request_seconds, self._asked("answer"))
 
     def close(self) -> None:
-        """Answer what was asked, then let go of everything."""
+        """Answer the requests under way, then free everything."""
         self.draining = True
         self.follower.stop()
         self._searches.close()

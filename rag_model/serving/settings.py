@@ -11,7 +11,7 @@ Swap = Literal["blue-green", "low-memory"]
 
 @dataclass(frozen=True, slots=True)
 class ServiceSettings:
-    """How a service works; every bound is there so that nobody's request costs the others theirs."""
+    """How a service works; the bounds keep one caller's requests from delaying the requests of others."""
 
     # what is served
     retrievers: tuple[str, ...] = ()  # expressions; the first answers where a request names none. None: the snapshot's
@@ -24,7 +24,7 @@ class ServiceSettings:
     max_depth: int = 1_000  # passages that a request may ask a leg for, as in hnsw:1000
     max_body_bytes: int = 1 << 20  # 64 questions of 2,000 characters, each escaped as \uXXXX
     body_seconds: float = 10.0  # from a request's head to the end of its body: a slow sender holds no place for longer
-    request_seconds: float = 30.0  # from the whole body to the answer; then 504, and nobody works on it any more
+    request_seconds: float = 30.0  # from the whole body to the answer; then 504, and it leaves the queue
     connections: int = 1_000  # at once: each costs a file descriptor, of which processes have 1,024
     idle_seconds: float = 75.0  # between two requests of a connection: balancers give up theirs first, after 60
     # the queue
@@ -32,7 +32,7 @@ class ServiceSettings:
     queue_answers: int = 32  # waiting to be answered by a model, which takes about a second each
     batch_questions: int = 64  # encoded and searched at once: more are no faster on a CPU
     batch_answers: int = 8  # decoded at once
-    batch_wait_ms: float = 20.0  # for others who are asking already; nobody waits who is alone
+    batch_wait_ms: float = 20.0  # for requests that are on their way; a single caller does not wait
     workers: int = 0  # batches at once; 0: one a core, up to four: a core encodes while the other speaks HTTP
     threads: int = 0  # of torch and faiss in each; 0: the cores, divided among them
     # the ref

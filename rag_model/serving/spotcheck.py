@@ -1,8 +1,8 @@
-"""Exact search beside the service: what the index missed of what it was really asked.
+"""Measure the recall of live questions by exact search beside the service.
 
-The gate measures an index on sentences of the corpus before it is published; people ask other things. So a few live
-questions are asked again of all vectors. It reads the embeddings part by part, memory-mapped, on one thread of the
-lowest priority, and rests after each part: a corpus larger than memory takes longer, and the service feels nothing.
+The gate measures an index on sentences of the corpus before it is published; users ask other questions. So a sample of
+live questions is searched again over all vectors. The embeddings are read part by part, memory-mapped, on one thread of
+the lowest priority that rests after each part: a corpus larger than memory takes longer, but does not slow the service.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""What is true of a service at the moment of a scrape: what it serves, since when, and how good that is."""
+"""The state of a service at the moment of a scrape: what it serves, since when, and its quality."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -20,7 +20,7 @@ _Gauge = tuple[str, str, float | None]  # name, what it says, value; None: it ca
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What the service answers from, and what was promised of it; None: its manifest does not say."""
+    """The snapshot that is served, and its recall by the gate; None: not in its manifest."""
 
     snapshot: str
     ref: str

@@ -1,7 +1,7 @@
 """Sliding windows over what one edition was asked and what it gave.
 
-Different questions count once each, however often they come: many people asking one thing is no retrieval collapse. Of
-a question its digest, its vector and the ids it was given are kept, and no text.
+Different questions count once each, however often they come: many users with the same question are not a retrieval
+collapse. Of a question only its digest, its vector and the ids of its passages are kept, not its text.
 """
 
 from collections import OrderedDict, deque
@@ -30,7 +30,7 @@ class WatchSettings:
     """How closely the service is watched."""
 
     window: int = 500  # different questions that collapse and drift are measured over
-    least: int = 50  # questions, or samples, below which nothing is said
+    least: int = 50  # questions, or samples, below which no figure is given
     sample_every: int = 20  # one question in so many is asked again of all vectors
     samples: int = 200  # recalls that mean and 5th percentile are of: the percentile is then the tenth lowest
     share: float = 0.05  # of one core, at most, for exact search and all else that takes time
@@ -54,7 +54,7 @@ class Figures:
 
 @dataclass(slots=True)
 class Windows:
-    """What one edition was asked of late. Not safe among threads: `Quality` holds the lock."""
+    """The recent questions of one edition. Not safe among threads: `Quality` holds the lock."""
 
     settings: WatchSettings
     corpus: int  # passages there are to give

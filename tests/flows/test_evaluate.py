@@ -129,7 +129,7 @@ def test_an_edited_model_folder_is_another_model(
     [
         (["--ablations"], 2, "--ablations needs a model"),
         (["--report", "page.html"], 2, "--report needs a model"),
-        (["--model", "reader", "--trec", "run"], 2, "--trec is of retrieval alone"),
+        (["--model", "reader", "--trec", "run"], 2, "--trec measures retrieval alone"),
         (["--model", "reader", "--answers", "labels"], 2, "no question has one of the labels"),
         (["--model", "reader", "-k", "0"], 2, "at least 1"),
         (["-k", "0"], 2, "at least 1"),

@@ -119,7 +119,7 @@ def test_a_depth_asks_for_more_and_gives_as_many(snapshot: Snapshot, encoder: En
         ("rerank(hnsw)", "rerank takes a retriever, a model and how many"),
         ("rerank(hnsw, ce, 0)", "argument 3 of rerank is 0: give a whole number from 1 to 1,000"),
         ("rerank(hnsw, ce, many)", "argument 3 of rerank is many"),
-        ("rerank(hnsw, [ce])", r"\[ce\] is no model"),
+        ("rerank(hnsw, [ce])", r"\[ce\] is not a model"),
         ("rerank(hnsw, ce, 50, 3)", "rerank takes a retriever"),
         ("rerank(hnsw, ce, k=3)", "rerank has no option 'k': it takes none"),
     ],

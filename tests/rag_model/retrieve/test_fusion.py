@@ -95,8 +95,8 @@ def test_more_than_there_is_is_refused(
     [
         ("rrf(hnsw)", "character 1: rrf fuses the lists of two legs or more"),
         ("rrf()", "two legs or more"),
-        ("rrf(hnsw, hnsw)", "character 11: the leg hnsw stands there twice"),
-        ("rrf(hnsw:5, hnsw:50)", "character 13: the leg hnsw stands there twice"),
+        ("rrf(hnsw, hnsw)", "character 11: the leg hnsw is given twice"),
+        ("rrf(hnsw:5, hnsw:50)", "character 13: the leg hnsw is given twice"),
         ("rrf(hnsw, exact, k=0)", "character 20: k of rrf is 0: give a whole number from 1"),
         ("rrf(hnsw, exact, k=-3)", "k of rrf is -3"),
         ("rrf(hnsw, exact, k=1.5)", "k of rrf is 1.5"),
@@ -108,7 +108,7 @@ def test_more_than_there_is_is_refused(
         ("rrf(hnsw, exact, weights=[1, nan])", "weights holds nan"),
         ("rrf(hnsw, exact, weights=[1, inf])", "weights holds inf"),
         ("rrf(hnsw, exact, depth=5)", "rrf has no option 'depth': it takes k and weights"),
-        ("rrf(hnsw, [exact])", r"\[exact\] is no retriever"),
+        ("rrf(hnsw, [exact])", r"\[exact\] is not a retriever"),
         ("rrf(hnsw:-1, exact)", "character 5: 'hnsw' is asked for -1 passages"),
     ],
 )

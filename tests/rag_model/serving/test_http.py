@@ -93,9 +93,9 @@ def test_the_state_is_told(served: Serving, made_library: Library) -> None:
 @pytest.mark.parametrize(
     ("body", "status", "words"),
     [
-        (b"", 400, "no JSON"),
-        (b'{"questions": ["a"', 400, "no JSON"),
-        (b"\xff\xfe", 400, "no JSON"),
+        (b"", 400, "not JSON"),
+        (b'{"questions": ["a"', 400, "not JSON"),
+        (b"\xff\xfe", 400, "not JSON"),
         (b'{"questions": ["\\ud800"]}', 400, ""),
         (b"[]", 422, "the body"),
         (b"{}", 422, "questions"),
@@ -115,7 +115,7 @@ def test_the_state_is_told(served: Serving, made_library: Library) -> None:
         (b'{"questions": ["a", "b", "c", "d", "e"]}', 400, "up to 4"),
         (b'{"questions": ["' + b"a" * 301 + b'"]}', 400, "301 characters"),
         (b'{"questions": ["a"], "index": "../../etc/passwd"}', 400, "choose one of hnsw, exact"),
-        (b"[" * 4000, 400, "no JSON"),
+        (b"[" * 4000, 400, "not JSON"),
     ],
 )
 def test_a_bad_request_is_told_in_one_sentence(served: Serving, body: bytes, status: int, words: str) -> None:
@@ -200,7 +200,7 @@ def test_garbage_is_answered_with_400(served: Serving) -> None:
 def test_without_a_model_there_are_no_answers(shared_library: Library, dest: Path) -> None:
     with serving(shared_library.url, dest) as found:
         reply = found.client.post("/answer", json={"questions": ["who?"]})
-        assert (reply.status_code, reply.json()["detail"].startswith("no model is served")) == (400, True)
+        assert (reply.status_code, reply.json()["detail"].startswith("this service has no model")) == (400, True)
 
 
 def test_concurrent_questions_are_batched_and_a_full_queue_says_so(shared_library: Library, dest: Path) -> None:

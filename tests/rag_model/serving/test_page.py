@@ -150,11 +150,11 @@ def test_errors_are_sentences(page: Page, context: BrowserContext, service: Serv
     page.goto(service.url)
     error = page.get_by_role("alert")
     ask(page, "long " * 1000)
-    expect(error).to_contain_text("can not be asked like that. (a question has")
+    expect(error).to_contain_text("cannot be asked like that. (a question has")
     expect(page.locator(".passage")).to_have_count(0)
     context.set_offline(True)
     ask(page, "who?")
-    expect(error).to_have_text("The service can not be reached. Is it still running?")
+    expect(error).to_have_text("The service cannot be reached. Is it still running?")
     context.set_offline(False)
     ask(page, "who was it?")
     expect(page.locator(".passage")).to_have_count(3)
@@ -218,7 +218,7 @@ def test_an_answer_shows_what_it_was_read_from(
         with httpx.Client() as client:
             asked = {"questions": ["Which is the highest mountain?"], "k": 3}
             told = client.post(f"{reading.url}/answer", json=asked, timeout=PATIENCE).json()["answers"][0]
-        expect(page.locator(".said")).to_contain_text(told["answer"] or "The model has no answer to that.")
+        expect(page.locator(".said")).to_contain_text(told["answer"] or "The model gave no answer.")
         for meter, key in (("found", "weight"), ("carries", "posterior")):
             shown = page.locator(f".meter.{meter} .fill").evaluate_all(_SHARES)
             assert shown == pytest.approx([one[key] for one in told["passages"]], abs=1e-6)
