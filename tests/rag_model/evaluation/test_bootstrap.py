@@ -87,5 +87,5 @@ def test_differences_need_the_same_questions() -> None:
 
 @pytest.mark.parametrize("wrong", [{"draws": 0}, {"level": 1.0}, {"seed": -1}])
 def test_settings_that_make_no_sense(wrong: dict[str, float]) -> None:
-    with pytest.raises(UsageError, match="an interval has .*: need draws >= 1"):
+    with pytest.raises(UsageError, match=r"an interval has .*: need draws >= 1"):
         Resampling(**wrong)
