@@ -43,7 +43,7 @@ def one_of(index: str | None, retriever: str | None) -> str | None:
     """Return the expression that `--index` or `--retriever` gives, in one spelling; None: neither is given.
 
     Raises:
-        UsageError: both are given and differ, or it is no expression.
+        UsageError: both are given and differ, or it is not an expression.
     """
     if index is None and retriever is None:
         return None
@@ -54,7 +54,7 @@ def all_of(indexes: Sequence[str], retrievers: Sequence[str]) -> tuple[str, ...]
     """Return what `one_of` does where several may be given.
 
     Raises:
-        UsageError: both are given and differ, or one is no expression.
+        UsageError: both are given and differ, or one is not an expression.
     """
     given = [tuple(str(parse(text)) for text in some) for some in (indexes, retrievers) if some]
     if len(set(given)) > 1:

@@ -57,7 +57,7 @@ class ReadingModel:
 
     @classmethod
     def load(cls, store: Store | None, identity: str, asks: str | None = None) -> Self:
-        """Load what `rag_id` found; `load_named` says of `asks`, and a folder needs no store."""
+        """Load the model that `rag_id` found; for `asks` see `load_named`; a folder needs no store."""
         rag = load_named(store, identity, asks)
         encoder: Any = rag.question
         return cls(identity, rag, Asker(encoder))

@@ -83,7 +83,7 @@ class Follower:
 
     @property
     def refusal(self) -> Refusal | None:
-        """What the ref names and is not served; None: it is served, or not looked at yet."""
+        """The refused version that the ref names; None: it is served, or not looked at yet."""
         return None if self._refused is None else self._refused[1]
 
     def start(self) -> None:

@@ -1,4 +1,4 @@
-"""What goes over HTTP: the same JSON as the verbs print, and the models that describe it and check requests.
+"""The JSON of HTTP requests and replies: replies are as the verbs print them; models describe and check it.
 
 Replies are written from `hit_json` and `answer_json`, as the verbs write theirs; their models here are for OpenAPI, and
 a test holds the two together.
@@ -77,8 +77,8 @@ class Hit(BaseModel):
     title: str
     section: str
     text: str
-    url: str = Field(description="Of the article's revision.")
-    licence: str = Field(description="The line of credit that showing the text asks for.")
+    url: str = Field(description="Address of the article's revision.")
+    licence: str = Field(description="The line of credit to show with the text.")
     legs: list[LegHit] | None = Field(
         None, description="Which legs found it; where a retriever has several.", exclude_if=lambda legs: legs is None
     )
@@ -94,7 +94,7 @@ class Result(BaseModel):
 class SearchReply(BaseModel):
     """What `bookwheel search --json` prints."""
 
-    snapshot: str = Field(description="That every hit here is of.")
+    snapshot: str = Field(description="The snapshot of every hit here.")
     results: list[Result]
 
 
@@ -126,13 +126,13 @@ class Answer(BaseModel):
 class AnswerReply(BaseModel):
     """What `bookwheel answer --json` prints."""
 
-    snapshot: str = Field(description="That every passage here is of.")
+    snapshot: str = Field(description="The snapshot of every passage here.")
     model: str
     answers: list[Answer]
 
 
 class Refused(BaseModel):
-    """What the ref names and is not served."""
+    """A version that the ref names and that was refused."""
 
     number: int
     snapshot: str
@@ -147,11 +147,11 @@ class SnapshotReply(BaseModel):
 
     snapshot: str
     ref: str
-    number: int | None = Field(description="Of the ref's move; null where no ref is followed.")
+    number: int | None = Field(description="Number of the ref's move; null where no ref is followed.")
     created_at: str | None = Field(description="When the ref was moved.")
     passages: int
-    indexes: list[str] = Field(description="That requests may ask for, and compose retrievers of.")
-    retrievers: list[str] = Field(description="That the service was started with; the first is the default.")
+    indexes: list[str] = Field(description="Indexes that requests may ask for, and compose retrievers from.")
+    retrievers: list[str] = Field(description="Retrievers that the service was started with; the first is the default.")
     model: str | None
     refused: Refused | None
     store_problem: str | None = Field(description="Why the store could not be asked last time.")

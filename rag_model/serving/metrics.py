@@ -55,7 +55,7 @@ class Metrics(Observer):
         self._looks = self._counter("looks", "Looks at the ref: ok or failed.", "outcome")
         for counter, outcomes in ((self._swaps, ("ok", "refused")), (self._looks, ("ok", "failed"))):
             for outcome in outcomes:
-                counter.labels(outcome)  # there from the start, so that the first increase is seen
+                counter.labels(outcome)  # 0 from the start, so that Prometheus sees the first increase
         self.quality, self._clock = quality or Quality(), clock
         self.served: Served | None = None
         self.refusal: Refusal | None = None  # of what the ref names now
@@ -111,7 +111,7 @@ class Metrics(Observer):
         self._editions.dec()
 
     def refused(self, refusal: Refusal) -> None:
-        """Note that the ref names what is not served."""
+        """Note that the version that the ref names was refused."""
         self._swaps.labels("refused").inc()
         self.refusal = refusal
 

@@ -51,7 +51,7 @@ class Observer:
         """Take note of a request (`search` or `answer`) in the queue, and of all questions that wait in it now."""
 
     def replied(self, verb: str, status: int, questions: int, seconds: float) -> None:
-        """Take note of a reply, of whatever status, and of the time since its body was there whole."""
+        """Take note of a reply of any status, and of the seconds since its body had arrived."""
 
     def searched(self, batch: Batch) -> None:
         """Take note of a batch; its edition may be gone a moment later."""
@@ -60,7 +60,7 @@ class Observer:
         """Take note of a batch of answers, each with the passages that it was read from."""
 
     def serves(self, edition: Edition, seconds: float) -> None:
-        """Take note that an edition answers from now on, and how long bringing it took."""
+        """Take note that an edition serves from now on, and how many seconds it took to bring it."""
 
     def renamed(self, edition: Edition, named: Named) -> None:
         """Take note that the ref moved and names the same snapshot as before."""

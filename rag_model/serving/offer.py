@@ -1,4 +1,4 @@
-"""What a service offers of a snapshot: the retrievers it was started with, and what they need on this machine."""
+"""The retrievers that a service offers for a snapshot, and the files that they need on this machine."""
 
 from dataclasses import dataclass
 from typing import Self
@@ -20,11 +20,11 @@ class Offer:
 
     retrievers: tuple[str, ...]  # expressions; the first answers where a request names none
     indexes: tuple[str, ...]  # that are opened; requests may compose others of them
-    embeddings: bool  # whether the vectors have to be here
+    embeddings: bool  # whether the vectors must be on this machine
 
     @classmethod
     def of(cls, snapshot: Snapshot, settings: ServiceSettings, *, reads: bool) -> Self:
-        """Say what settings ask of a snapshot; `reads`: a model reads what is found, so it needs inner products.
+        """Return the offer that the settings ask for; `reads`: a model reads the hits, so they need inner products.
 
         Raises:
             UsageError: a retriever is wrong, or the snapshot has no such index.
@@ -41,10 +41,10 @@ class Offer:
 
 
 class Composable:
-    """What a request may compose: open indexes and built-in calls. No model: its cost would be the request's choice."""
+    """What a request may compose: open indexes and built-in calls; no models, because they cost too much."""
 
     def __init__(self, opened: Opened) -> None:
-        """Take what is open."""
+        """Compose from `opened`."""
         self.snapshot, self._opened = opened.snapshot, opened
 
     def names(self) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-// The page for people: asks /search or /answer, shows what was found and how much of the answer each passage carries.
+// The web page: asks /search or /answer, shows what was found and how much of the answer each passage carries.
 // Whatever comes from outside (passages, titles, questions) becomes text nodes, never markup.
 "use strict";
 

@@ -1,4 +1,4 @@
-"""The service without its HTTP: desk, follower and the two queues, put together."""
+"""The service without HTTP: desk, follower and the two queues."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -16,7 +16,7 @@ from rag_model.serving.work import Answered, Found
 
 
 class Service:
-    """Answers questions from the snapshot that a ref names, whichever that is at the time."""
+    """Answers questions from the snapshot that a ref names at the time."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class Service:
 
     @property
     def ready(self) -> bool:
-        """Whether questions can be answered, and more of them should come."""
+        """Whether the service can answer questions and is not shutting down."""
         return self.desk.named is not None and not self.draining
 
     def start(self) -> None:

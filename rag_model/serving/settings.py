@@ -1,4 +1,4 @@
-"""What a service may be asked for, how long it works on it, and how it changes editions."""
+"""The bounds of requests, the size of queues and batches, and how a service changes editions."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -37,17 +37,17 @@ class ServiceSettings:
     threads: int = 0  # of torch and faiss in each; 0: the cores, divided among them
     # the ref
     poll_seconds: float = 10.0  # between two looks at the ref: one listing each
-    retry_seconds: float = 900.0  # at most, between two tries of a version that the store did not give whole
+    retry_seconds: float = 900.0  # at most, between two tries of a version that could not be pulled
     keep: int = 2  # pulled snapshots on the disk: the one that serves, and the one before it for a quick rollback
     # the end
-    linger_seconds: float = 2.0  # from SIGTERM on: not ready any more, still answering, so that balancers notice
+    linger_seconds: float = 2.0  # after SIGTERM: not ready, but still answering, so that load balancers notice
     drain_seconds: float = 30.0  # for requests under way after that
 
     def __post_init__(self) -> None:
         """Refuse what cannot work.
 
         Raises:
-            UsageError: a bound is not positive, or a retriever is no expression.
+            UsageError: a bound is not positive, or a retriever is not an expression.
         """
         for expression in self.retrievers:
             parse(expression)

@@ -57,7 +57,7 @@ class State:
             yield InfoMetricFamily("bookwheel_snapshot", "What is served.", value=names)
         if self.refusal is not None:
             names = {"snapshot": self.refusal.snapshot, "ref": self.refusal.ref, "number": str(self.refusal.number)}
-            yield InfoMetricFamily("bookwheel_snapshot_refused", "What the ref names and is not served.", value=names)
+            yield InfoMetricFamily("bookwheel_snapshot_refused", "The refused version that the ref names.", value=names)
         for name, text, value in chain(self._gauges(), _snapshot(self.served, self.now), _quality(self.figures)):
             if value is not None:
                 yield GaugeMetricFamily(f"bookwheel_{name}", text, value=value)

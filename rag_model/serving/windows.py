@@ -57,7 +57,7 @@ class Windows:
     """The recent questions of one edition. Not safe among threads: `Quality` holds the lock."""
 
     settings: WatchSettings
-    corpus: int  # passages there are to give
+    corpus: int  # passages in the snapshot
     drift: float | None = None
     _vectors: OrderedDict[bytes, Vectors] = field(default_factory=OrderedDict)  # by question
     _given: dict[str, OrderedDict[bytes, list[str]]] = field(default_factory=dict)  # by verb and question
@@ -89,7 +89,7 @@ class Windows:
             self._waiting.append(Asked(vector, rows))
 
     def renewed(self, times: int) -> bool:
-        """Whether so much of the window is new since `renew` that a window is seen `times` times."""
+        """Whether at least 1 / `times` of the window is new since `renew`."""
         return len(self._vectors) >= self.settings.least and self._since * times >= self.settings.window
 
     def renew(self) -> Vectors:
@@ -103,12 +103,12 @@ class Windows:
         return bool(self._waiting)
 
     def take_waiting(self) -> list[Asked]:
-        """Return the questions that wait for exact search; none waits then."""
+        """Return the questions that wait for exact search, and clear the list."""
         taken, self._waiting = self._waiting, []
         return taken
 
     def add_recalls(self, recalls: Recalls) -> None:
-        """Take what exact search said of questions; the oldest fall out."""
+        """Add recalls measured by exact search; the oldest are dropped."""
         self._recalls.extend(recalls.tolist())
         while len(self._recalls) > self.settings.samples:
             self._recalls.popleft()

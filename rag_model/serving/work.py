@@ -1,4 +1,4 @@
-"""What a batch is made into: passages, or answers. Each batch runs on one edition, from the first to the last step."""
+"""Turn a batch of requests into passages or answers. Each batch runs on one edition, from first to last step."""
 
 import time
 from collections import defaultdict
@@ -37,7 +37,7 @@ class Answered:
 
 
 def search(desk: Desk, observer: Observer, asks: Sequence[Ask[Found]]) -> list[Found | BookwheelError]:
-    """Find passages for all questions of a batch, those that ask one retriever together."""
+    """Find passages for all questions of a batch; those with the same retriever are searched together."""
     with desk.edition() as edition:
         replies: dict[int, Found | BookwheelError] = {}
         for retriever, places in _alike([ask.retriever for ask in asks]).items():
@@ -47,7 +47,7 @@ def search(desk: Desk, observer: Observer, asks: Sequence[Ask[Found]]) -> list[F
 
 
 def answer(desk: Desk, observer: Observer, asks: Sequence[Ask[Answered]]) -> list[Answered | BookwheelError]:
-    """Answer all questions of a batch, those of one retriever and depth together."""
+    """Answer all questions of a batch; those with the same retriever and depth are answered together."""
     with desk.edition() as edition:
         model = "" if edition.model is None else edition.model.id
         replies: dict[int, Answered | BookwheelError] = {}
@@ -67,7 +67,7 @@ def answer(desk: Desk, observer: Observer, asks: Sequence[Ask[Answered]]) -> lis
 def _searched(
     edition: Edition, observer: Observer, retriever: str | None, asks: Sequence[Ask[Found]]
 ) -> list[Found | BookwheelError]:
-    """Search with one retriever: what it encodes is encoded for all asks at once, and searched by depth."""
+    """Search with one retriever: the questions of all asks are encoded at once, and searched depth by depth."""
     began = time.perf_counter()
     asked = Questions(_questions(asks))
     starts = [0, *accumulate(len(ask.questions) for ask in asks)]
@@ -121,7 +121,7 @@ def _questions(asks: Sequence[Ask[Any]]) -> list[str]:
 
 
 def _alike(keys: Sequence[_Key]) -> dict[_Key, list[int]]:
-    """Return the places of each key."""
+    """Return the positions of each key."""
     places: defaultdict[_Key, list[int]] = defaultdict(list)
     for place, key in enumerate(keys):
         places[key].append(place)
