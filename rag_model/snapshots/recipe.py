@@ -35,7 +35,8 @@ from rag_model.store.versions.paths import EMBEDDINGS, EXACT, TEXT
 from rag_model.store.versions.snapshot import Snapshot
 from rag_model.toml import from_table, read_toml
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+_INDEX = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_REPRESENTATION = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 
 
 def default_indexes() -> dict[str, IndexRecipe]:
@@ -59,11 +60,11 @@ class Recipe:
         if self.part_bytes is not None and self.part_bytes < 1:
             raise UsageError(f"part_bytes must be at least 1, not {self.part_bytes}")
         for name in self.represent:
-            _check_name(name, "a representation")
+            _check_name(name, "a representation", _REPRESENTATION)
             if name in (EMBEDDINGS, TEXT):
                 raise UsageError(f"every snapshot has a representation {name}: give [represent.{name}] another name")
         for name, index in self.index.items():
-            _check_name(name, "an index")
+            _check_name(name, "an index", _INDEX)
             if name == EXACT and index.factory != "Flat":
                 raise UsageError(f"an index named {EXACT} compares every vector: give {index.factory} another name")
 
@@ -89,8 +90,8 @@ class Recipe:
         return {**values, "chunk": self.chunk.content()}
 
 
-def _check_name(name: str, what: str) -> None:
-    if not _NAME.fullmatch(name):
+def _check_name(name: str, what: str, form: re.Pattern[str]) -> None:
+    if not form.fullmatch(name):
         raise UsageError(f"{name!r} is not a name for {what}, which names a file: use letters, digits, _ and -")
 
 

@@ -155,7 +155,7 @@ def test_a_work_folder_that_is_somebody_elses(given: Path, bookwheel: Any, tmp_p
     (tmp_path / "out.work" / "thesis.tex").write_text("years of work")
     ran = bookwheel("index", given, tmp_path / "out", *GRAPH)
     assert ran.code == 2
-    assert "out.work is in the way" in ran.complaint
+    assert "out.work exists and is not a work folder" in ran.complaint
     assert (tmp_path / "out.work" / "thesis.tex").exists()
 
 

@@ -116,7 +116,7 @@ def test_a_takedown_that_was_only_ordered_is_gone_on_with(store: Path, bookwheel
     old = opened.snapshots.resolve("latest")
     assert "would replace 1 snapshots" in bookwheel("takedown", "--store", store).out
     ran = bookwheel("takedown", "--store", store, "--yes", "--", "--runner=FnApiRunner")
-    assert ran.out.splitlines()[0] == "record    none: all of it was ordered before"
+    assert ran.out.splitlines()[0] == "record    none: all pages were ordered before"
     assert f"replaced  {old[:12]} by {opened.snapshots.resolve('latest')[:12]}\n" in ran.out
     assert "would replace 0 snapshots" in bookwheel("takedown", "--store", store).out
     told = bookwheel("show", old, "--store", store)

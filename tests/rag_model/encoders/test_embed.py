@@ -73,7 +73,7 @@ def test_a_corrupt_part_is_named(tmp_path: Path, encoder: Encoder, texts: Texts)
     (tmp_path / "cut.parquet").write_bytes(data[:-20])
     with pytest.raises(InputError, match=r"cut\.parquet cannot be read"):
         embed_part(tmp_path / "cut.parquet", tmp_path / "v.npy", encoder)
-    with pytest.raises(InputError, match=r"none\.parquet can not be read"):
+    with pytest.raises(InputError, match=r"none\.parquet cannot be read"):
         embed_part(tmp_path / "none.parquet", tmp_path / "v.npy", encoder)
     pq.write_table(pa.table({"title": ["x"]}), tmp_path / "other.parquet")
     with pytest.raises(InputError, match=r"other\.parquet can not be read"):

@@ -139,9 +139,11 @@ def test_what_was_taken_is_answered_before_the_end() -> None:
         await asyncio.to_thread(worker.at_work.wait, PATIENCE)
         closing = asyncio.create_task(asyncio.to_thread(batcher.close))
         await held(lambda: batcher._closing)
-        with pytest.raises(ClosingError, match="is ending"):
-            await batcher.ask(["d"], 1, None, PATIENCE)
-        worker.go.set()
+        try:
+            with pytest.raises(ClosingError, match="shutting down"):
+                await batcher.ask(["d"], 1, None, PATIENCE)
+        finally:
+            worker.go.set()  # else a failure would wait for ever
         assert await asyncio.gather(*tasks) == [["a"], ["b"], ["c"]]
         await closing
 

@@ -46,9 +46,8 @@ def read(folder: Path, text: str) -> Recipe:
 
 def test_the_recipe_of_the_documentation_is_a_recipe(tmp_path: Path) -> None:
     page = (Path(__file__).parents[3] / "docs" / "howto" / "build.md").read_text(encoding="utf-8")
-    text, *others = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    text, *_ = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
     recipe = read(tmp_path, text)
-    assert all(read(tmp_path, other).index for other in others)
     assert recipe.encode.spec == {"passage_prompt": "passage: ", "question_prompt": "query: "}
     assert set(recipe.index) == {"hnsw", "ivfpq"}
 
