@@ -1,16 +1,18 @@
-"""The embed job: encode a part's passages into one array of vectors, row i for passage i."""
+"""The embed job: encode a part's passages into one file of vectors, row i for passage i; one vector each, or many."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from beam_jobs.job import run_job
 from beam_jobs.launch import Launch, OnProgress, Report
 from beam_jobs.libraries import versions
 from rag_model.encoders.embed import VERSION, Dtype, embed_changes
+from rag_model.encoders.embed_tokens import embed_tokens
 from rag_model.encoders.encoder import Encoder
+from rag_model.encoders.token_encoder import TokenEncoder
 from rag_model.snapshots.cut_part import CutPart
 from rag_model.snapshots.encoded_part import EncodedPart
 from rag_model.snapshots.encoding import StoredEncoder
@@ -34,6 +36,7 @@ class EmbedTask:
     space: str
     dim: int
     dtype: Dtype
+    kind: Literal["vectors", "tokens"] = "vectors"  # of a passage: one vector, or many
     earlier: tuple[Earlier, ...] = ()  # parts of the parent, whose passages' vectors are reused
     new: int = 0  # estimated number of passages to encode
 
@@ -43,7 +46,8 @@ class EmbedTask:
         facts, space = cut.facts, encoder.space
         kept = facts.inherited / facts.articles if earlier and facts.articles else 0.0
         new = round(facts.rows * (1 - kept))
-        return cls(cut.passages, facts.digest, encoder.passage, space.digest, space.dim, dtype, earlier, new)
+        told = cut.passages, facts.digest, encoder.passage, space.digest, space.dim, dtype, encoder.kind
+        return cls(*told, earlier, new)
 
     def inputs(self) -> dict[str, Any]:
         """Return all inputs that decide the vectors, up to rounding. Inherited parts are not an input."""
@@ -62,8 +66,8 @@ def embed(task: EmbedTask, store: Store) -> Report:
     def produce(workdir: Path) -> Produced:
         out = workdir / "embeddings.npy"
         passages, earlier = store.blobs.local(task.passages), local_files(store, task.earlier)
-        encoder = partial(_encoder, store.url, task.encoder)
-        facts = embed_changes(passages, out, encoder, task.dim, task.dtype, earlier)
+        given = passages, out, partial(_encoder, store.url, task.encoder, task.kind), task.dim, task.dtype, earlier
+        facts = embed_tokens(*given) if task.kind == "tokens" else embed_changes(*given)
         return Produced({"embeddings": out}, asdict(facts))
 
     record, made = store.memo.once("embed", task.inputs(), produce)
@@ -71,9 +75,10 @@ def embed(task: EmbedTask, store: Store) -> Report:
 
 
 @lru_cache(maxsize=1)  # a worker loads the model once, for the first part that needs it
-def _encoder(store_url: str, files: tuple[tuple[str, BlobRef], ...]) -> Encoder:
+def _encoder(store_url: str, files: tuple[tuple[str, BlobRef], ...], kind: str) -> Any:
     blobs = Store.open(store_url).blobs
-    return Encoder.load(linked_tree({name: blobs.local(ref) for name, ref in files}))
+    folder = linked_tree({name: blobs.local(ref) for name, ref in files})
+    return TokenEncoder.load(folder) if kind == "tokens" else Encoder.load(folder)
 
 
 def run(tasks: Sequence[EmbedTask], launch: Launch, on_progress: OnProgress | None = None) -> list[EncodedPart]:

@@ -22,7 +22,7 @@ from rag_model.index.recipe import IndexRecipe
 from rag_model.snapshots.content import with_indexes
 from rag_model.snapshots.cut_part import CutPart
 from rag_model.snapshots.encoded_part import EncodedPart
-from rag_model.snapshots.existing import carried, facts_of, recipe_of, widths_of
+from rag_model.snapshots.existing import carried, facts_of, recipe_of, vectors_of, widths_of
 from rag_model.snapshots.recipe import Recipe, check_fit
 from rag_model.snapshots.sizing import plan_indexes
 from rag_model.store.store import Store
@@ -99,7 +99,7 @@ def check(content: Content, recipe: Recipe) -> None:
     Raises:
         UsageError: they do not, or the recipe has a representation that the snapshot does not have.
     """
-    vectors = [name for name in content.representations if content.space_of(name) is not None]
+    vectors = vectors_of(content)
     if further := sorted({*recipe.represent} - {*vectors}):
         raise UsageError(
             f"the snapshot has no representation {further[0]!r}, and add-index encodes nothing: build it with "

@@ -58,7 +58,7 @@ def adopt_library(
         raise UsageError(
             f"import takes the vectors of one encoder: leave [represent.{next(iter(recipe.represent))}] out"
         )
-    check_fit(recipe, (EMBEDDINGS,))
+    check_fit(recipe, {EMBEDDINGS: "vectors"})
     target = Store.open(store, create=True)
     target.refs.require_exclusion()
     launch = Launch.new(target.url, beam_options)

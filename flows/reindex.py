@@ -34,7 +34,6 @@ from rag_model.snapshots.planning import plan_parts
 from rag_model.snapshots.recipe import Recipe, check_fit
 from rag_model.snapshots.sizing import plan_indexes
 from rag_model.store.store import Store
-from rag_model.store.versions.paths import EMBEDDINGS
 
 DEFAULT_ENCODER = "sentence-transformers/all-MiniLM-L6-v2"
 
@@ -67,7 +66,7 @@ def reindex(
         BookwheelError: a stage failed; finished work is recorded.
     """
     recipe, clock = recipe or Recipe(), StageClock()
-    check_fit(recipe, (EMBEDDINGS, *recipe.represent))
+    check_fit(recipe, recipe.represented())
     if dry_run:
         return Reindexed.of_plan(rehearse(dump, recipe, limit), ref)
     target = Store.open(store, create=True)

@@ -9,10 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rag_model.corpus.documents import place_of
 from rag_model.corpus.lineage import redact_log
 from rag_model.corpus.passages import PassageFile, PassageWriter
+from rag_model.corpus.token_file import ROWS, TokenFile, TokenWriter, is_token_file
 
 
 def may_hold(kind: str, first_page: int, last_page: int, page: str) -> bool:
@@ -34,7 +36,7 @@ class PartFiles:
     """The local files of a part: its passages and, if there are any, its vectors and its article log."""
 
     passages: Path
-    vectors: Mapping[str, Path] = field(default_factory=dict)  # `.npy` by name; row i belongs to passage i
+    vectors: Mapping[str, Path] = field(default_factory=dict)  # by name, one a passage or many; row i: passage i
     articles: Path | None = None
 
 
@@ -48,16 +50,28 @@ def redact_part(part: PartFiles, pages: Collection[str], folder: Path) -> tuple[
     """
     out = PartFiles(
         folder / "passages.parquet",
-        {name: folder / f"{name}.npy" for name in part.vectors},
+        {name: folder / f"{name}.vectors" for name in part.vectors},
         part.articles and folder / "articles.parquet",
     )
     kept = _redact_passages(part.passages, pages, out.passages)
     for name, path in part.vectors.items():
-        vectors = np.load(path, mmap_mode="r", allow_pickle=False)
-        np.save(out.vectors[name], vectors[kept], allow_pickle=False)
+        _redact_vectors(path, np.array(kept, np.int64), out.vectors[name])
     if part.articles and out.articles:
         redact_log(part.articles, pages, out.articles)
     return out, len(kept)
+
+
+def _redact_vectors(source: Path, kept: NDArray[np.int64], out: Path) -> None:
+    """Write the vectors of the passages that are kept: one a passage, or many."""
+    if not is_token_file(source):
+        vectors = np.load(source, mmap_mode="r", allow_pickle=False)
+        with out.open("wb") as file:
+            np.save(file, vectors[kept], allow_pickle=False)
+        return
+    tokens = TokenFile(source)
+    with TokenWriter(out, tokens.dim, tokens.dtype.name) as writer:
+        for first in range(0, len(kept), ROWS):
+            writer.write(tokens.take(kept[first : first + ROWS]))
 
 
 def _redact_passages(source: Path, pages: Collection[str], out: Path) -> list[int]:

@@ -63,7 +63,7 @@ def embed_changes(
     Raises:
         InputError: as `embed_part`.
     """
-    with _open(passages) as source, out.open("wb") as file:
+    with open_passages(passages) as source, out.open("wb") as file:
         table = _Rows(file, source.metadata.num_rows, dim, np.dtype(dtype))
         missing = _take_over(passages, earlier, table) if earlier else np.arange(table.rows)
         if not len(missing):
@@ -120,30 +120,40 @@ def _known(
     passages: Path, earlier: Sequence[tuple[Path, Path]], dim: int, dtype: np.dtype[Any] | Dtype
 ) -> Iterator[tuple[NDArray[Any], NDArray[np.int64], NDArray[np.int64]]]:
     """Yield (vectors, rows of `passages` that they hold, positions of these rows in the vectors); no row twice."""
-    hashes = _hashes(passages)
+    hashes = hashes_of(passages)
     missing = np.arange(len(hashes))
     for known, file in earlier:
         vectors = _vectors(file)
         if vectors.ndim != 2 or vectors.shape[1] != dim or vectors.dtype != dtype:
             continue
-        found = pc.index_in(hashes.take(missing), value_set=_hashes(known)).fill_null(len(vectors)).to_numpy()
+        found = pc.index_in(hashes.take(missing), value_set=hashes_of(known)).fill_null(len(vectors)).to_numpy()
         there = found < len(vectors)
         yield vectors, missing[there], found[there]
         missing = missing[~there]
 
 
-def _open(passages: Path) -> pq.ParquetFile:
+def open_passages(passages: Path) -> pq.ParquetFile:
+    """Open a part's passages.
+
+    Raises:
+        InputError: the file is missing or corrupt.
+    """
     try:
         return pq.ParquetFile(passages)
     except (OSError, pa.ArrowException) as broken:
-        raise _unreadable(passages, broken) from broken
+        raise unreadable(passages, broken) from broken
 
 
-def _hashes(passages: Path) -> pa.Array:
+def hashes_of(passages: Path) -> pa.Array:
+    """Return the hashes of a part's passages, in row order.
+
+    Raises:
+        InputError: the file is missing or corrupt.
+    """
     try:
         return pq.read_table(passages, columns=["hash"], use_threads=False)["hash"].combine_chunks()
     except (OSError, KeyError, pa.ArrowException) as broken:
-        raise _unreadable(passages, broken) from broken
+        raise unreadable(passages, broken) from broken
 
 
 def _vectors(file: Path) -> NDArray[Any]:
@@ -170,10 +180,11 @@ def _inputs(
                 yield held[: encoder.window]
                 held = held[encoder.window :]
     except (OSError, KeyError, pa.ArrowException) as broken:
-        raise _unreadable(passages, broken) from broken
+        raise unreadable(passages, broken) from broken
     if held:
         yield held
 
 
-def _unreadable(passages: Path, broken: Exception) -> InputError:
+def unreadable(passages: Path, broken: Exception) -> InputError:
+    """Return the error that says why a passage file cannot be read."""
     return InputError(f"passages file {passages} cannot be read ({broken}): make it again")

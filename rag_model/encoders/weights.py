@@ -43,11 +43,19 @@ class StoredTensor:
         Raises:
             InputError: the dtype is not a float, as in a quantised model.
         """
-        if self.dtype not in _STORED_AS:
-            raise InputError(f"model file {self.path} holds {self.dtype} tensors: save the model as fp32, fp16 or bf16")
         return digest_chunks(self._chunks())
 
+    def read(self) -> npt.NDArray[np.float32]:
+        """Return the values as an array of the tensor's shape.
+
+        Raises:
+            InputError: as `digest`.
+        """
+        return np.frombuffer(b"".join(self._chunks()), "<f4").reshape(self.shape).copy()
+
     def _chunks(self) -> Iterator[bytes]:
+        if self.dtype not in _STORED_AS:
+            raise InputError(f"model file {self.path} holds {self.dtype} tensors: save the model as fp32, fp16 or bf16")
         left = math.prod(self.shape)
         with self.path.open("rb") as file:
             file.seek(self.offset)
@@ -66,7 +74,12 @@ def digest_weights(folder: Path) -> str:
     Raises:
         InputError: there are no safetensors weights, or a file is truncated or corrupt.
     """
-    tensors = _canonical_names(stored_tensors(folder))
+    return digest_tensors(stored_tensors(folder))
+
+
+def digest_tensors(stored: Mapping[str, StoredTensor]) -> str:
+    """Return the digest of tensors by name, as `digest_weights` does."""
+    tensors = _canonical_names(stored)
     return digest_json({name: [list(tensor.shape), tensor.digest()] for name, tensor in tensors.items()})
 
 

@@ -1,8 +1,8 @@
 """The protocol of an index kind: everything that bookwheel needs from a searchable structure; a new kind is one folder.
 
 A kind is built over a *representation* of the passages, row i for passage i: `vectors` (one vector per passage, float16
-or float32 `.npy`, one file per part) or `text` (the passages themselves, one Parquet file per part). It is built in
-four stages, each a function of files:
+or float32 `.npy`, one file per part), `tokens` (many vectors per passage, one Arrow file per part) or `text` (the
+passages themselves, one Parquet file per part). It is built in four stages, each a function of files:
 
     train(rows)                        -> one small file, the same for every worker
     scatter(rows of one part)          -> one piece per part
@@ -30,7 +30,7 @@ from rag_model.index.quality.recall import FLOOR, Floor, Recalls
 from rag_model.index.quality.tune import Tuned
 from rag_model.index.sizing.estimate import PROCESS, Estimate
 
-Represents = Literal["vectors", "text"]
+Represents = Literal["vectors", "tokens", "text"]
 Entry = Mapping[str, Any]  # an index's entry in a manifest
 
 
@@ -50,6 +50,15 @@ class TextTrial:
     questions: Sequence[str]
     k: int  # depth of recall
     rows: Rows  # (q,): the row that each question was taken from
+
+
+@dataclass(frozen=True, slots=True)
+class TokenTrial:
+    """Questions as token vectors, and a sample of the passages, among which exact MaxSim is affordable."""
+
+    questions: Vectors  # (q, l, d)
+    k: int  # depth of recall
+    rows: Rows  # (m,) ascending: the sample; the passages that the questions were taken from are among them
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +88,21 @@ class TextIndex(Protocol):
         Raises:
             UsageError: `k` or a parameter does not fit the index.
         """
+        ...
+
+
+class TokenIndex(Protocol):
+    """An index that is searched by the token vectors of a question."""
+
+    n: int  # passages held; rows are 0 … n-1
+    dim: int  # components of a token's vector
+
+    def search(self, questions: Vectors, k: int, **parameters: Any) -> tuple[Vectors, Rows]:
+        """Return the k best rows of each question, (q, l, d), by MaxSim over all passages; as `TextIndex.search`."""
+        ...
+
+    def score(self, question: Vectors, rows: Rows) -> Vectors:
+        """Return the (m,) float32 MaxSim of a question, (l, d), with the passages at `rows`, (m,) in any order."""
         ...
 
 
@@ -112,7 +136,7 @@ class IndexKind(Protocol):
         Args:
             recipe: what to build.
             n: rows, at least 1.
-            width: components of a vector; 0 over text.
+            width: components of a vector, or of a token's vector; 0 over text.
             memory: bytes that one machine has for the largest stage; None: unknown.
             part_rows: rows of the largest part.
 
@@ -174,7 +198,7 @@ class IndexKind(Protocol):
         ...
 
     def open(self, files: IndexFiles, entry: Entry, *, mmap: bool = True) -> Any:
-        """Open an index to search it: a `SearchIndex` over vectors, a `TextIndex` over text.
+        """Open an index to search it: a `SearchIndex` over vectors, a `TokenIndex` over tokens, a `TextIndex` over text.
 
         Raises:
             InputError: the file is missing, damaged or of another kind.
@@ -182,7 +206,7 @@ class IndexKind(Protocol):
         ...
 
     def measure(self, files: IndexFiles, entry: Entry, trial: Any) -> Measurement:
-        """Measure an index with questions whose answers are known: a `Trial` over vectors, a `TextTrial` over text."""
+        """Measure an index with questions whose answers are known: a `Trial`, a `TokenTrial` or a `TextTrial`."""
         ...
 
     def tune(self, files: IndexFiles, entry: Entry, trial: Any, target: float) -> Tuned:

@@ -30,7 +30,7 @@ LINKS = 32  # M of HNSW: faiss's and most papers' choice for text vectors; 16 ha
 ONE_CELL = 100_000  # up to this size one graph takes one core minutes: not worth splitting
 CELL_ROWS = 62_500  # vectors per cell of a larger corpus: measured at 1M / 16 cells, cheaper than one graph
 POINTS_PER_LIST = 39  # faiss calls a centroid of fewer points badly trained
-EMBEDDINGS, TEXT = "embeddings", "text"  # default representations of indexes over vectors, and over text
+EMBEDDINGS = "embeddings"  # the default representation of indexes over vectors
 MANY_LISTS = 8_192  # from here on finding centroids costs more than reading lists: use a graph over the centroids
 REFINE = 10  # times k candidates are ranked again: with codes of one bit per dimension, 4 lost 7 points, 10 two
 FEW_VECTORS = 1_024  # fewer cannot train 256 centroids per code piece, and need no compression
@@ -54,7 +54,7 @@ class IndexRecipe:
     drift: float = 1.2  # largest ratio of the errors of new and training rows; above it cells, lists and codes
     # are trained again. Other samples of the same corpus stay below 1.1, another topic exceeds 1.3
 
-    over: str = ""  # name of the representation; empty: `embeddings`, or `text` for a kind over text
+    over: str = ""  # name of the representation; empty: `embeddings`, `tokens` or `text`, by what the kind is over
     settings: Mapping[str, Any] = field(default_factory=dict)  # what only this kind of index knows
 
     def __post_init__(self) -> None:
@@ -141,7 +141,8 @@ def parameters_of(factory: Factory) -> tuple[str, ...]:
 
 def over_of(recipe: IndexRecipe) -> str:
     """Return the name of the representation that an index is built over."""
-    return recipe.over or (TEXT if kind_for(recipe.factory).represents == TEXT else EMBEDDINGS)
+    wanted = kind_for(recipe.factory).represents
+    return recipe.over or (EMBEDDINGS if wanted == "vectors" else wanted)
 
 
 def lists_in(plan: VectorPlan) -> int:

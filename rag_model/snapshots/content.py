@@ -71,11 +71,11 @@ def assemble(
         name, cut = f"part-{len(parts):05d}", passages[place]
         files[passages_path(name)] = cut.passages
         for over, reports in embeddings.items():
-            files[embeddings_path(name, over)] = reports[place].vectors
+            files[embeddings_path(name, over, encoders[over].kind)] = reports[place].vectors
         if cut.article_log is not None:
             files[articles_path(name)] = cut.article_log
         parts.append(PartEntry(name, first, last, cut.rows))
-    spaces = {over: {"kind": "vectors", "space": encoder.space.to_json()} for over, encoder in encoders.items()}
+    spaces = {over: {"kind": encoder.kind, "space": encoder.space.to_json()} for over, encoder in encoders.items()}
     bare = Content(_corpus(plan, passages), tuple(parts), files, recipe.content(), spaces, {}, recipe.answering)
     return with_indexes(bare, indexes)
 

@@ -1,10 +1,10 @@
 """The encoders of a build, one per representation."""
 
 from rag_model.errors import UsageError
-from rag_model.snapshots.encoding import StoredEncoder, store_encoder
+from rag_model.snapshots.encoding import StoredEncoder, store_encoder, store_token_encoder
 from rag_model.snapshots.recipe import Recipe
 from rag_model.store.store import Store
-from rag_model.store.versions.paths import EMBEDDINGS
+from rag_model.store.versions.paths import EMBEDDINGS, TOKENS
 
 
 def store_encoders(store: Store, encoder: str, recipe: Recipe, models: Store | None = None) -> dict[str, StoredEncoder]:
@@ -18,6 +18,7 @@ def store_encoders(store: Store, encoder: str, recipe: Recipe, models: Store | N
         if not its.encoder:
             raise UsageError(f"[represent.{name}] of the recipe names no encoder: add encoder = FOLDER or model:NAME")
     found = {EMBEDDINGS: store_encoder(store, encoder, recipe.encode, models)}
-    return found | {
-        name: store_encoder(store, its.encoder, its.encode, models) for name, its in recipe.represent.items()
-    }
+    for name, its in recipe.represent.items():
+        put = store_token_encoder if recipe.represented()[name] == TOKENS else store_encoder
+        found[name] = put(store, its.encoder, its.encode, models)
+    return found

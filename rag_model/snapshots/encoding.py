@@ -4,7 +4,7 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from rag_model.encoders.architecture import check_kind
 from rag_model.encoders.embed import Dtype
@@ -12,6 +12,8 @@ from rag_model.encoders.files import CONFIG, read_object
 from rag_model.encoders.resolve import question_files, resolve_folder
 from rag_model.encoders.space import Space, asked_space, check_same_space, space_of
 from rag_model.encoders.spec import EncoderSpec, known_prompts, read_spec
+from rag_model.encoders.token_encoder import token_files, token_space
+from rag_model.encoders.token_spec import TokenSpec, read_token_spec
 from rag_model.errors import UsageError
 from rag_model.retrieve.named import encoder_names
 from rag_model.store.objects.blobs import BlobRef
@@ -27,10 +29,14 @@ class EncodeRecipe:
     spec: Mapping[str, Any] = field(default_factory=dict)  # fields of EncoderSpec that replace those of the folder
 
 
+Kind = Literal["", "vectors", "tokens"]
+
+
 @dataclass(frozen=True, slots=True)
 class RepresentRecipe:
     """How passages become vectors of an additional representation."""
 
+    kind: Kind = ""  # one vector a passage, or many (`tokens`, by a ColBERT); empty: as the name `tokens` says
     encoder: str = ""  # folder or hub name of its passage encoder, or `model:NAME`; a build needs one
     dtype: Dtype = "float16"  # as stored
     question_encoder: str = ""  # as of `EncodeRecipe`
@@ -47,10 +53,15 @@ class StoredEncoder:
     """An encoder's files in the store, and the space of their vectors."""
 
     name: str  # as the user gave it
-    spec: EncoderSpec
+    spec: EncoderSpec | TokenSpec
     space: Space
     passage: tuple[tuple[str, BlobRef], ...]  # (file name, blob), hashable: a worker loads equal encoders once
     question: tuple[tuple[str, BlobRef], ...]
+
+    @property
+    def kind(self) -> Literal["vectors", "tokens"]:
+        """What it makes of a passage: one vector, or many."""
+        return "tokens" if isinstance(self.spec, TokenSpec) else "vectors"
 
 
 def store_encoder(store: Store, name: str, recipe: EncodeRecipe, models: Store | None = None) -> StoredEncoder:
@@ -80,6 +91,24 @@ def store_encoder(store: Store, name: str, recipe: EncodeRecipe, models: Store |
         if asking != folder:
             question = _put(store, question_files(asking, read_spec(asking, settings), space, Path(workdir)))
     return StoredEncoder(name, spec, space, passage, question)
+
+
+def store_token_encoder(store: Store, name: str, recipe: EncodeRecipe, models: Store | None = None) -> StoredEncoder:
+    """Do as `store_encoder` with a ColBERT: a folder, a hub name, or `model:NAME` of one that was trained here.
+
+    Raises:
+        InputError: it is not found, it is no ColBERT, or a file of it is missing or corrupt.
+        StoreError: the store has no such model.
+        UsageError: `recipe.spec` names an unknown field, or there is a question encoder.
+    """
+    if recipe.question_encoder:
+        raise UsageError(f"{name} encodes questions and passages alike: leave question_encoder out")
+    folder = resolve_folder(encoder_names(models or store, name).passage or name)
+    spec = read_token_spec(folder, recipe.spec)
+    space = _named(token_space(folder, spec), folder)
+    with tempfile.TemporaryDirectory(prefix="bookwheel-") as workdir:
+        files = _put(store, token_files(folder, spec, space, Path(workdir)))
+    return StoredEncoder(name, spec, space, files, files)
 
 
 def _named(space: Space, folder: Path) -> Space:

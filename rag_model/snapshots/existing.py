@@ -7,6 +7,7 @@ from typing import Any
 
 from rag_model.corpus.chunk import BUCKET, ChunkFacts
 from rag_model.errors import RefusedError
+from rag_model.index.kind import Represents
 from rag_model.index.recipe import IndexRecipe
 from rag_model.snapshots.cut_part import CutPart
 from rag_model.snapshots.encoded_part import EncodedPart
@@ -14,7 +15,7 @@ from rag_model.snapshots.recipe import Recipe
 from rag_model.snapshots.recipe_text import given
 from rag_model.store.store import Store
 from rag_model.store.versions.manifest import Content, Manifest, PartEntry
-from rag_model.store.versions.paths import EMBEDDINGS, embeddings_path, passages_path
+from rag_model.store.versions.paths import EMBEDDINGS, TOKENS, passages_path
 from rag_model.store.versions.snapshot import Snapshot
 from rag_model.toml import from_table
 
@@ -52,12 +53,18 @@ def facts_of(store: Store, content: Content) -> tuple[list[CutPart], dict[str, l
         StoreError: a passage file is missing or damaged.
     """
     spaces = [name for name in content.representations if content.space_of(name) is not None]
-    wanted = [embeddings_path(part.name, name) for part in content.parts for name in spaces]
+    wanted = [content.rows_path(name, part.name) for part in content.parts for name in spaces]
     if not {*wanted} <= {*content.files} or EMBEDDINGS not in spaces or not content.parts:
         raise RefusedError("the snapshot holds no vectors to build an index over: rebuild it with `reindex`")
     with Snapshot.of(store, Manifest(content)) as snapshot:
         passages = list(_cut(snapshot))
     return passages, {name: [_encoded(content, part, name) for part in content.parts] for name in spaces}
+
+
+def vectors_of(content: Content) -> dict[str, Represents]:
+    """Return a snapshot's representations of vectors, and what each has of a passage: one vector, or many."""
+    spaces = [name for name in content.representations if content.space_of(name) is not None]
+    return {name: "tokens" if content.kind_of(name) == TOKENS else "vectors" for name in spaces}
 
 
 def widths_of(snapshot: Snapshot) -> dict[str, int]:
@@ -71,7 +78,7 @@ def widths_of(snapshot: Snapshot) -> dict[str, int]:
 
 
 def _encoded(content: Content, part: PartEntry, representation: str) -> EncodedPart:
-    return EncodedPart(content.files[embeddings_path(part.name, representation)], part.rows)
+    return EncodedPart(content.files[content.rows_path(representation, part.name)], part.rows)
 
 
 def _cut(snapshot: Snapshot) -> Iterator[CutPart]:

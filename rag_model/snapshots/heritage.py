@@ -21,7 +21,7 @@ from rag_model.snapshots.parent import Parent
 from rag_model.store.comparing.diff import differences
 from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.store import Store
-from rag_model.store.versions.paths import rows_path, trained_path
+from rag_model.store.versions.paths import trained_path
 
 NO_PARENT = "no parent"
 NO_RECORD = "no record"
@@ -87,8 +87,9 @@ def inherit(
     files = parent.manifest.content.files
     if not store.blobs.exists(files[trained_path(name)]):
         return None
-    over, entries = parent.manifest.content.over(name), parent.manifest.content.parts
-    known = {files[path] for entry in entries if (path := rows_path(over, entry.name)) in files}
+    content = parent.manifest.content
+    over = content.over(name)
+    known = {files[path] for entry in content.parts if (path := content.rows_path(over, entry.name)) in files}
     encoded = [(part, made.vectors) for part, made in zip(parts, embeddings, strict=True) if made.rows]
     changed = _some([(part, vectors) for part, vectors in encoded if vectors not in known], plan.seed)
     return Heirloom(

@@ -20,7 +20,7 @@ from rag_model.snapshots.recipe import Recipe
 from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.store import Store
 from rag_model.store.versions.manifest import Content, Manifest
-from rag_model.store.versions.paths import articles_path, embeddings_path, passages_path
+from rag_model.store.versions.paths import articles_path, passages_path
 
 LATEST = "latest"  # the default ref of a build
 
@@ -73,9 +73,7 @@ class Parent:
         code = self.manifest.provenance.get("code")
         if not same or not isinstance(code, dict) or code.get("embed") != embed.VERSION:
             return ()
-        return tuple(
-            known for name in same for known in self._beside(part, partial(embeddings_path, representation=name))
-        )
+        return tuple(known for name in same for known in self._beside(part, partial(content.rows_path, name)))
 
     @property
     def _content(self) -> Content | None:

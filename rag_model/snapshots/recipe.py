@@ -17,7 +17,7 @@ max_passage_loss = 0.1
 """
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,12 +26,13 @@ from rag_model.corpus.chunk import ChunkRecipe
 from rag_model.encoders.embed import Dtype
 from rag_model.errors import UsageError
 from rag_model.evaluation.gate import GateRecipe
+from rag_model.index.kind import Represents
 from rag_model.index.recipe import IndexRecipe, over_of
 from rag_model.index.registry import kind_for
 from rag_model.retrieve.survey import survey
 from rag_model.snapshots.encoding import EncodeRecipe, RepresentRecipe
 from rag_model.store.versions.manifest import Content, Manifest
-from rag_model.store.versions.paths import EMBEDDINGS, EXACT, TEXT
+from rag_model.store.versions.paths import EMBEDDINGS, EXACT, TEXT, TOKENS
 from rag_model.store.versions.snapshot import Snapshot
 from rag_model.toml import from_table, read_toml
 
@@ -77,6 +78,13 @@ class Recipe:
         """Return the dtype in which a representation's vectors are stored."""
         return self.encode.dtype if representation == EMBEDDINGS else self.represent[representation].dtype
 
+    def represented(self) -> dict[str, Represents]:
+        """Return the representations of vectors and what each has of a passage: one vector, or many."""
+        found: dict[str, Represents] = {EMBEDDINGS: "vectors"}
+        for name, its in self.represent.items():
+            found[name] = its.kind or ("tokens" if name == TOKENS else "vectors")
+        return found
+
     def content(self) -> dict[str, Any]:
         """Return the settings that belong to a snapshot's identity.
 
@@ -87,6 +95,8 @@ class Recipe:
         del values["gate"], values["retriever"], values["encode"]["question_encoder"]
         for representation in values["represent"].values():
             del representation["encoder"], representation["question_encoder"]
+            if not representation["kind"]:  # said by the name
+                del representation["kind"]
         return {**values, "chunk": self.chunk.content()}
 
 
@@ -96,13 +106,13 @@ def _check_name(name: str, what: str, form: re.Pattern[str]) -> None:
 
 
 def check_fit(
-    recipe: Recipe, representations: Collection[str], beside: Mapping[str, Mapping[str, Any]] | None = None
+    recipe: Recipe, representations: Mapping[str, Represents], beside: Mapping[str, Mapping[str, Any]] | None = None
 ) -> None:
     """Check that each index has its representation, and that the default retriever can be opened from the indexes.
 
     Args:
         recipe: what will be built.
-        representations: names of the representations of vectors that there will be.
+        representations: the representations of vectors that there will be, and what each has of a passage.
         beside: entries of the indexes that are there already, by name.
 
     Raises:
@@ -110,10 +120,11 @@ def check_fit(
     """
     for name, index in recipe.index.items():
         over, wanted = over_of(index), kind_for(index.factory).represents
-        known = [TEXT] if wanted == TEXT else list(representations)
+        known = [TEXT] if wanted == TEXT else [rep for rep, kind in representations.items() if kind == wanted]
         if over not in known:
             raise UsageError(
-                f"index {name} is over {over!r}, but {index.factory} takes {wanted}: choose from {', '.join(known)}"
+                f"index {name} is over {over!r}, but {index.factory} takes {wanted}: "
+                + (f"choose from {', '.join(known)}" if known else f"add [represent.{wanted}] with an encoder")
             )
     if not recipe.retriever:
         return

@@ -13,7 +13,7 @@ from rag_model.store.store import Store
 from rag_model.store.upkeep.retire import retire
 from rag_model.store.versions.holding import Held, held, wiki_of
 from rag_model.store.versions.manifest import Content, Manifest, PartEntry
-from rag_model.store.versions.paths import EMBEDDINGS, TEXT, articles_path, rows_path
+from rag_model.store.versions.paths import EMBEDDINGS, TEXT, articles_path
 
 _REBUILT = (
     "passages",
@@ -116,7 +116,7 @@ def part_blobs(content: Content, part: PartEntry) -> dict[str, BlobRef]:
 
 def _paths(content: Content, part: str) -> dict[str, str]:
     named = dict.fromkeys([TEXT, EMBEDDINGS, *content.representations])
-    return {name: rows_path(name, part) for name in named} | {ARTICLES: articles_path(part)}
+    return {name: content.rows_path(name, part) for name in named} | {ARTICLES: articles_path(part)}
 
 
 @dataclass(frozen=True, slots=True)

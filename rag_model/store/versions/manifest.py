@@ -21,7 +21,7 @@ from rag_model.store.versions.checks import (
     fields_of,
     from_bytes,
 )
-from rag_model.store.versions.paths import EMBEDDINGS, EXACT, index_path
+from rag_model.store.versions.paths import EMBEDDINGS, EXACT, TEXT, embeddings_path, index_path, passages_path
 
 FORMAT = 2  # 1: one space and no named representations, no kinds of indexes, no retriever
 MOST_ROWS = 1 << 40  # far above any corpus, and far below an overflow of sums
@@ -86,6 +86,18 @@ class Content:
         """Return the encoder space of a representation; None if it has none, or if there is no such representation."""
         space: Mapping[str, Any] | None = self.representations.get(representation, {}).get("space")
         return space
+
+    def kind_of(self, representation: str) -> str:
+        """Return the kind of a representation: `text`, `vectors` (one a passage) or `tokens` (many a passage)."""
+        if representation == TEXT:
+            return TEXT
+        return str(self.representations.get(representation, {}).get("kind", "vectors"))
+
+    def rows_path(self, representation: str, part: str) -> str:
+        """Return the path of the file with a part's rows of a representation: its passages or its vectors."""
+        if representation == TEXT:
+            return passages_path(part)
+        return embeddings_path(part, representation, self.kind_of(representation))
 
     def over(self, index: str) -> str:
         """Return the name of the representation that an index is built over; `exact` is over the embeddings."""

@@ -1,6 +1,7 @@
 """The paths of a snapshot's files in its manifest; a pulled folder has the same paths."""
 
 EMBEDDINGS = "embeddings"  # the representation that every build makes: one vector per passage
+TOKENS = "tokens"  # the kind of a representation with many vectors a passage, and the usual name of one
 TEXT = "text"  # the representation that every snapshot has: title and text of its passages
 QUESTION_ENCODER = "encoder/question"  # folder of the encoder of queries into the representation `embeddings`
 EXACT = "exact"  # the index of any snapshot with vectors; without a file it is a search over the embeddings
@@ -11,15 +12,10 @@ def passages_path(part: str) -> str:
     return f"passages/{part}.parquet"
 
 
-def embeddings_path(part: str, representation: str = EMBEDDINGS) -> str:
-    """Return the path of a part's vectors in a representation."""
+def embeddings_path(part: str, representation: str = EMBEDDINGS, kind: str = "vectors") -> str:
+    """Return the path of a part's vectors in a representation, of one vector a passage or of many (`tokens`)."""
     folder = EMBEDDINGS if representation == EMBEDDINGS else f"{EMBEDDINGS}/{representation}"
-    return f"{folder}/{part}.npy"
-
-
-def rows_path(representation: str, part: str) -> str:
-    """Return the path of the file with a part's rows of a representation: its passages or its vectors."""
-    return passages_path(part) if representation == TEXT else embeddings_path(part, representation)
+    return f"{folder}/{part}.{'arrow' if kind == TOKENS else 'npy'}"
 
 
 def question_encoder(representation: str = EMBEDDINGS) -> str:

@@ -1,0 +1,1 @@
+"""Token vectors in codes, and MaxSim over them: late interaction (ColBERT)."""
