@@ -53,7 +53,7 @@ def offsets_of(lengths: npt.NDArray[np.int64]) -> Offsets:
 
 
 def spread(starts: Offsets, lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Return the places of all tokens of rows that begin at `starts`, (m,): starts[0], starts[0] + 1, …, starts[1], …"""
+    """Return the places of all tokens of rows that begin at `starts`, (m,), row by row."""
     before = offsets_of(lengths)
     return np.arange(before[-1]) + np.repeat(starts - before[:-1], lengths)
 

@@ -103,7 +103,8 @@ def _batch(
         owners.append(own)
     new = np.flatnonzero(source == _NONE)
     if len(new):
-        pieces.append(encoder().encode_passages([titles[row] for row in new], [texts[row] for row in new]))
+        some = new.tolist()
+        pieces.append(encoder().encode_passages([titles[row] for row in some], [texts[row] for row in some]))
         owners.append(new)
     order = np.argsort(np.concatenate(owners), kind="stable")
     return TokenVectors.joined(pieces).take(order), new

@@ -63,13 +63,16 @@ class Marker:
         """
         asked = load_tokenizer(folder, spec.question_length - 1)
         read = load_tokenizer(folder, spec.passage_length - 1)
-        found = {name: asked.token_to_id(name) for name in (spec.question_mark, spec.passage_mark, "[MASK]")}
-        for name, number in found.items():
-            if number is None:
-                raise InputError(f"the vocabulary of encoder {folder} has no token {name!r}: name marks that it has")
-        skipped = {asked.token_to_id(name) for name in spec.skipped} - {None}
-        marks = found[spec.question_mark], found[spec.passage_mark]
-        return cls(spec, asked, read, marks, found["[MASK]"], np.array(sorted(skipped), np.int32))
+
+        def number(token: str) -> int:
+            found: int | None = asked.token_to_id(token)
+            if found is None:
+                raise InputError(f"the vocabulary of encoder {folder} has no token {token!r}: name marks that it has")
+            return found
+
+        skipped = [found for token in spec.skipped if (found := asked.token_to_id(token)) is not None]
+        marks = number(spec.question_mark), number(spec.passage_mark)
+        return cls(spec, asked, read, marks, number("[MASK]"), np.array(skipped, np.int32))
 
     def questions(self, texts: Sequence[str]) -> Marked:
         """Return questions, all of the spec's length; every token gives a vector, masks too."""

@@ -36,7 +36,8 @@ class TokenSpec:
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            value, wanted = getattr(self, field.name), type(field.default)
+            value: Any = getattr(self, field.name)
+            wanted = type(field.default)
             if type(value) is not wanted or (wanted is tuple and not all(isinstance(one, str) for one in value)):
                 raise UsageError(f"{field.name} of a ColBERT is {value!r}: give a value of type {wanted.__name__}")
         for name in ("question_length", "passage_length"):
@@ -78,7 +79,8 @@ class TokenSpec:
         for name in values:
             if name not in names:
                 raise UsageError(f"{name!r} is not a setting of a ColBERT: use one of {', '.join(names)}")
-        return replace(self, **{name: tuple(one) if isinstance(one, list) else one for name, one in values.items()})
+        given: dict[str, Any] = {name: tuple(one) if isinstance(one, list) else one for name, one in values.items()}
+        return replace(self, **given)
 
 
 def is_token_encoder(folder: Path) -> bool:

@@ -198,7 +198,7 @@ class IndexKind(Protocol):
         ...
 
     def open(self, files: IndexFiles, entry: Entry, *, mmap: bool = True) -> Any:
-        """Open an index to search it: a `SearchIndex` over vectors, a `TokenIndex` over tokens, a `TextIndex` over text.
+        """Open an index to search it: a `SearchIndex`, a `TokenIndex` or a `TextIndex`, by what it is over.
 
         Raises:
             InputError: the file is missing, damaged or of another kind.

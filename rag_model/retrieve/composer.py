@@ -11,6 +11,7 @@ from typing import Protocol
 from rag_model.plugins import Registry
 from rag_model.retrieve.found import SnapshotRetriever
 from rag_model.retrieve.leg import Deep, Leg
+from rag_model.retrieve.maxsim import Neighbours, Tokens
 from rag_model.retrieve.nodes import Call, Node, Word
 from rag_model.retrieve.rerank import PairScorer
 
@@ -18,7 +19,11 @@ Build = Callable[[Call, "Composer"], SnapshotRetriever]
 CALLS: Registry[Build] = Registry(
     "retriever",
     "bookwheel.retrievers",
-    {"rerank": "rag_model.retrieve.rerank:build", "rrf": "rag_model.retrieve.fusion:build"},
+    {
+        "maxsim": "rag_model.retrieve.maxsim:build",
+        "rerank": "rag_model.retrieve.rerank:build",
+        "rrf": "rag_model.retrieve.fusion:build",
+    },
 )
 MOST_LEGS = 16  # indexes that one expression searches
 
@@ -34,8 +39,20 @@ class Materials(Protocol):
         """Return the sentence that refuses another name."""
         ...
 
+    def kind(self, name: str) -> str:
+        """Return the kind of an index."""
+        ...
+
     def leg(self, name: str) -> SnapshotRetriever:
         """Open an index to search it."""
+        ...
+
+    def tokens(self, name: str) -> Tokens:
+        """Open an index over token vectors, to score passages that others find."""
+        ...
+
+    def graph(self, name: str) -> Neighbours:
+        """Open the bottom layer of a graph."""
         ...
 
     def scorer(self, model: Word) -> PairScorer:
@@ -52,7 +69,7 @@ class Composer:
 
     def __init__(self, materials: Materials, most_depth: int | None = None) -> None:
         """Compose from `materials`; no leg may be asked for more than `most_depth` passages."""
-        self._materials, self._most_depth, self._legs = materials, most_depth, 0
+        self._materials, self.most_depth, self._legs = materials, most_depth, 0
 
     def retriever(self, tree: Word | Call) -> SnapshotRetriever:
         """Return the retriever of a whole expression.
@@ -74,12 +91,29 @@ class Composer:
         if not isinstance(node, Word):
             raise node.wrong(f"{node} is not a retriever: name an index, or a call")
         name, depth = node.with_depth()
-        if name not in self._materials.names():
-            raise node.wrong(self._materials.unknown(name))
-        self._legs += 1
-        if self._legs > MOST_LEGS:
-            raise node.wrong(f"more than {MOST_LEGS} indexes are searched: take some out")
+        self._count(node, name)
         return Leg(self._materials.leg(name), self._checked(node, depth))
+
+    def tokens(self, node: Node) -> tuple[str, Tokens]:
+        """Return the name of an index over token vectors, and the index with the encoder of its questions.
+
+        Raises:
+            UsageError: it is another kind of index, or unknown here.
+        """
+        name = self._of_kind(node, "tokens", "an index over token vectors")
+        return name, self._materials.tokens(name)
+
+    def graph(self, node: Node | None) -> Neighbours | None:
+        """Return the bottom layer of a graph: of the index that is named, else of the first, None if there is none.
+
+        Raises:
+            UsageError: it is another kind of index, or unknown here.
+        """
+        if node is not None:
+            return self._materials.graph(self._of_kind(node, "hnsw", "a graph"))
+        graphs = (name for name in self._materials.names() if self._materials.kind(name) == "hnsw")
+        first = next(graphs, None)
+        return None if first is None else self._materials.graph(first)
 
     def scorer(self, node: Node) -> tuple[str, PairScorer]:
         """Return a model's name as the expression has it, and the scorer of pairs that uses it.
@@ -92,6 +126,22 @@ class Composer:
             raise node.wrong(f"{node} is not a model: give a folder, or model:NAME of the store")
         return str(node), self._materials.scorer(node)
 
+    def _of_kind(self, node: Node, kind: str, what: str) -> str:
+        if not isinstance(node, Word):
+            raise node.wrong(f"{node} is not {what}: give the name of one")
+        self._count(node, node.text)
+        if self._materials.kind(node.text) != kind:
+            known = [name for name in self._materials.names() if self._materials.kind(name) == kind]
+            raise node.wrong(f"{node} is not {what}: choose one of {', '.join(known) or 'none, build one first'}")
+        return node.text
+
+    def _count(self, node: Word, name: str) -> None:
+        if name not in self._materials.names():
+            raise node.wrong(self._materials.unknown(name))
+        self._legs += 1
+        if self._legs > MOST_LEGS:
+            raise node.wrong(f"more than {MOST_LEGS} indexes are searched: take some out")
+
     def _called(self, call: Call) -> SnapshotRetriever:
         build = self._materials.build(call)
         if build is None:
@@ -100,8 +150,8 @@ class Composer:
         return build(call, self)
 
     def _checked(self, node: Node, depth: int | None) -> int | None:
-        if depth is not None and self._most_depth is not None and depth > self._most_depth:
-            raise node.wrong(f"{node} asks for {depth:,} passages: ask for at most {self._most_depth:,} here")
+        if depth is not None and self.most_depth is not None and depth > self.most_depth:
+            raise node.wrong(f"{node} asks for {depth:,} passages: ask for at most {self.most_depth:,} here")
         return depth
 
 

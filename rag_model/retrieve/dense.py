@@ -9,6 +9,7 @@ from typing import Any, Self
 
 from rag_model.encoders.encoder import Encoder
 from rag_model.encoders.space import Space, check_same_space
+from rag_model.encoders.token_encoder import TokenEncoder
 from rag_model.errors import UsageError
 from rag_model.index.factory import Exact, Graph, parse
 from rag_model.index.files.engine import Vectors
@@ -17,7 +18,7 @@ from rag_model.retrieve.found import Found, SnapshotRetriever
 from rag_model.retrieve.indexes import metric_of, open_index_of, represents
 from rag_model.retrieve.questions import QuestionEncoder, Questions
 from rag_model.retrieve.retriever import Hit
-from rag_model.store.versions.paths import EMBEDDINGS, question_encoder
+from rag_model.store.versions.paths import EMBEDDINGS, TOKENS, question_encoder
 from rag_model.store.versions.snapshot import Snapshot
 
 
@@ -46,7 +47,7 @@ class DenseRetriever(SnapshotRetriever):
         content = snapshot.manifest.content
         super().__init__(snapshot, content.default_retriever if index is None else index)
         if represents(snapshot, self.name) != "vectors":
-            raise UsageError(f"index {self.name} is searched by text, not by vectors: use open_retriever")
+            raise UsageError(f"index {self.name} is not searched by one vector a question: use open_retriever")
         if encoder is not None:
             check_asks(encoder, snapshot, content.over(self.name))
         self._encoder = encoder
@@ -90,14 +91,17 @@ class DenseRetriever(SnapshotRetriever):
         return Found(self.name, rows, scores, scores if self.exact_products else None)
 
 
-def carried_encoder(snapshot: Snapshot, representation: str = EMBEDDINGS) -> Encoder:
-    """Load the question encoder that a snapshot carries for a representation.
+def carried_encoder(snapshot: Snapshot, representation: str = EMBEDDINGS) -> QuestionEncoder:
+    """Load the question encoder that a snapshot carries for a representation: of one vector a question, or of many.
 
     Raises:
         MissingExtraError: the model extra is not installed.
         StoreError: the snapshot carries none.
     """
-    return Encoder.load(snapshot.folder(question_encoder(representation)), "question")
+    folder = snapshot.folder(question_encoder(representation))
+    if snapshot.manifest.content.kind_of(representation) == TOKENS:
+        return TokenEncoder.load(folder)
+    return Encoder.load(folder, "question")
 
 
 def gives_products(indexes: Mapping[str, Mapping[str, Any]], name: str) -> bool:

@@ -6,6 +6,7 @@
 | `hnsw:100` | the same, asked for 100 passages also if fewer are returned |
 | `rrf(A, B, …, k=60, weights=[…])` | by the ranks of several lists (`fusion`) |
 | `rerank(A, MODEL, 50)` | by a model that reads the first 50 of A (`rerank`) |
+| `maxsim(A, INDEX, 500)` | by the token vectors of up to 500 candidates: A's, and their neighbours (`maxsim`) |
 """
 
 from collections.abc import Callable, Sequence
@@ -17,8 +18,9 @@ from rag_model.retrieve.composer import Build, Composer, builder_of
 from rag_model.retrieve.dense import DenseRetriever, carried_encoder, check_asks
 from rag_model.retrieve.expression import parse
 from rag_model.retrieve.found import SnapshotRetriever
-from rag_model.retrieve.indexes import known_indexes, open_index_of, represents, unknown_index
+from rag_model.retrieve.indexes import graph_of, kind_name, known_indexes, open_index_of, represents, unknown_index
 from rag_model.retrieve.lexical import TextRetriever
+from rag_model.retrieve.maxsim import Neighbours, TokenRetriever, Tokens
 from rag_model.retrieve.nodes import Call, Word
 from rag_model.retrieve.products import with_products
 from rag_model.retrieve.questions import QuestionEncoder
@@ -87,7 +89,8 @@ class Opened:
         """
         self.snapshot, self.scorers = snapshot, scorers
         self._load, self._encoder, self._mmap = encoder, list[QuestionEncoder](), mmap
-        self._indexes: dict[str, Any] = {}  # a `SearchIndex` or a `TextIndex`, by name
+        self._indexes: dict[str, Any] = {}  # a `SearchIndex`, a `TokenIndex` or a `TextIndex`, by name
+        self._graphs: dict[str, Neighbours] = {}  # by name of the index
         self._others: dict[str, QuestionEncoder] = {}  # encoders of further representations, by name
 
     @property
@@ -139,7 +142,7 @@ class Opened:
     def asked_by(self, encoder: QuestionEncoder) -> "Opened":
         """Return the same indexes and models, asked by another encoder."""
         other = Opened(self.snapshot, lambda: encoder, self.scorers, mmap=self._mmap)
-        other._indexes, other._others = self._indexes, self._others
+        other._indexes, other._graphs, other._others = self._indexes, self._graphs, self._others
         return other
 
     def retriever(self, expression: str, *, products: bool = False) -> SnapshotRetriever:
@@ -150,6 +153,7 @@ class Opened:
     def close(self) -> None:
         """Free what is open."""
         self._indexes.clear()
+        self._graphs.clear()
         self._others.clear()
         self._encoder.clear()
 
@@ -171,6 +175,21 @@ class Opened:
             self._indexes[name] = open_index_of(self.snapshot, name, mmap=self._mmap)
         return self._indexes[name]
 
+    def kind(self, name: str) -> str:
+        """Return the kind of an index."""
+        return kind_name(self.snapshot, name)
+
+    def tokens(self, name: str) -> Tokens:
+        """Return an index over token vectors, with the encoder of its questions."""
+        index = self.index(name)
+        return Tokens(self.encoder_of(self.snapshot.manifest.content.over(name)), index)
+
+    def graph(self, name: str) -> Neighbours:
+        """Map the bottom layer of a graph, or return it where it is mapped."""
+        if name not in self._graphs:
+            self._graphs[name] = graph_of(self.snapshot, name)
+        return self._graphs[name]
+
     def scorer(self, model: Word) -> PairScorer:
         """Load a model, or return it where it is loaded."""
         return self.scorers.load(model.text)
@@ -181,10 +200,12 @@ class Opened:
 
 
 def _leg(opened: Opened, name: str) -> SnapshotRetriever:
-    """Return what searches the index `name`, by vectors or by text."""
+    """Return what searches the index `name`: by vectors, by token vectors or by text."""
     index = opened.index(name)  # first, so that a wrong name is refused before an encoder is loaded
     if represents(opened.snapshot, name) == "text":
         return TextRetriever(opened.snapshot, name, index)
+    if represents(opened.snapshot, name) == "tokens":
+        return TokenRetriever(opened.snapshot, name, opened.tokens(name))
     encoder = opened.encoder_of(opened.snapshot.manifest.content.over(name))
     return DenseRetriever(opened.snapshot, encoder, name, index)
 

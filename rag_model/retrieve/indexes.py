@@ -6,6 +6,7 @@ from typing import Any
 from rag_model.errors import StoreError, UsageError
 from rag_model.index.exact.scan import ExactIndex
 from rag_model.index.files.engine import Metric
+from rag_model.index.graphs.graph_file import GraphFile
 from rag_model.index.kind import IndexFiles, Represents
 from rag_model.index.registry import kind_of
 from rag_model.store.versions.paths import EMBEDDINGS, EXACT
@@ -18,7 +19,7 @@ def open_index_of(snapshot: Snapshot, name: str, *, mmap: bool = True) -> Any:
     Its file is mapped, or without `mmap` loaded into memory. Rows that it ranks by are mapped in any case.
 
     Returns:
-        A `SearchIndex` over vectors, or a `TextIndex` over text, as the index's kind says.
+        A `SearchIndex` over vectors, a `TokenIndex` over token vectors, or a `TextIndex` over text, by its kind.
 
     Raises:
         InputError: its file is damaged.
@@ -64,7 +65,7 @@ def unknown_index(snapshot: Snapshot, name: str) -> str:
 
 
 def represents(snapshot: Snapshot, name: str) -> Represents:
-    """Return what an index is searched by: `vectors` of questions, or their `text`.
+    """Return what an index is searched by: a vector of each question, its `tokens`, or its `text`.
 
     Raises:
         StoreError: its kind is not installed.
@@ -73,6 +74,31 @@ def represents(snapshot: Snapshot, name: str) -> Represents:
     if name == EXACT and name not in snapshot.manifest.content.indexes:
         return "vectors"
     return kind_of(entry_of(snapshot, name)).represents
+
+
+def kind_name(snapshot: Snapshot, name: str) -> str:
+    """Return the kind of an index, as manifests name it.
+
+    Raises:
+        StoreError: its kind is not installed.
+        UsageError: the snapshot has no such index.
+    """
+    if name == EXACT and name not in snapshot.manifest.content.indexes:
+        return EXACT
+    return kind_of(entry_of(snapshot, name)).name
+
+
+def graph_of(snapshot: Snapshot, name: str) -> GraphFile:
+    """Map the graph of an HNSW index, for the neighbours of its rows.
+
+    Raises:
+        InputError: the file is missing, damaged, or no graph.
+        StoreError: the graph has another number of nodes than the snapshot has passages.
+    """
+    graph = GraphFile.open(snapshot.path(snapshot.manifest.content.index_file(name)))
+    if graph.n != snapshot.n:
+        raise StoreError(f"index {name} holds {graph.n} rows for {snapshot.n} passages: reindex the snapshot")
+    return graph
 
 
 def files_of(snapshot: Snapshot, name: str) -> IndexFiles:

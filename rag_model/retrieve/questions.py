@@ -17,7 +17,7 @@ class QuestionEncoder(Protocol):
         ...
 
     def encode_questions(self, questions: Sequence[str]) -> Vectors:
-        """Return (n, d) float32 vectors, in order."""
+        """Return (n, d) float32 vectors, in order; (n, l, d) of a ColBERT."""
         ...
 
 
@@ -43,7 +43,7 @@ class Questions:
         return len(self.texts)
 
     def vectors(self, encoder: QuestionEncoder) -> Vectors:
-        """Return the (n, d) float32 vectors of the questions by `encoder`, in order."""
+        """Return the (n, d) float32 vectors of the questions by `encoder`, in order; (n, l, d) of a ColBERT."""
         known = self.known(encoder)
         if known is None:
             known = self._made(encoder)

@@ -1,14 +1,17 @@
 """What an expression needs, known before a file is opened: it is composed from materials that open nothing."""
 
 from collections.abc import Sequence
+from typing import Any
 
+from rag_model.encoders.space import Space
 from rag_model.errors import UsageError
-from rag_model.index.files.engine import Vectors
+from rag_model.index.files.engine import Rows, Vectors
 from rag_model.retrieve.composer import Build, Composer, builder_of
 from rag_model.retrieve.dense import gives_products
 from rag_model.retrieve.expression import parse
 from rag_model.retrieve.found import Found, SnapshotRetriever
-from rag_model.retrieve.indexes import known_indexes, unknown_index
+from rag_model.retrieve.indexes import kind_name, known_indexes, unknown_index
+from rag_model.retrieve.maxsim import Neighbours, Tokens
 from rag_model.retrieve.nodes import Call, Word
 from rag_model.retrieve.questions import Questions
 from rag_model.retrieve.rerank import PairScorer
@@ -48,6 +51,20 @@ class Survey:
             self.indexes.append(name)
         return _Unopened(self.snapshot, name)
 
+    def kind(self, name: str) -> str:
+        """Return the kind of an index."""
+        return kind_name(self.snapshot, name)
+
+    def tokens(self, name: str) -> Tokens:
+        """Note an index over token vectors."""
+        self.leg(name)
+        return Tokens(_Unread(), _Unread())
+
+    def graph(self, name: str) -> Neighbours:
+        """Note a graph."""
+        self.leg(name)
+        return _Unread()
+
     def scorer(self, model: Word) -> PairScorer:
         """Note a model."""
         if model.text not in self.models:
@@ -77,6 +94,30 @@ class _Unopened(SnapshotRetriever):
 
     def find(self, asked: Questions, k: int) -> Found:
         raise UsageError(f"index {self.name} was not opened: use open_retriever")
+
+
+class _Unread:
+    """Token vectors, their questions' encoder and a graph that were not opened: each use is refused."""
+
+    n, dim = 0, 0
+
+    def space(self) -> Space:
+        raise self._refused()
+
+    def encode_questions(self, questions: Sequence[str]) -> Vectors:
+        raise self._refused()
+
+    def search(self, questions: Vectors, k: int, **parameters: Any) -> tuple[Vectors, Rows]:
+        raise self._refused()
+
+    def score(self, question: Vectors, rows: Rows) -> Vectors:
+        raise self._refused()
+
+    def bottom(self, nodes: Rows) -> Any:
+        raise self._refused()
+
+    def _refused(self) -> UsageError:
+        return UsageError("the index was not opened: use open_retriever")
 
 
 class _Unloaded:

@@ -6,6 +6,7 @@ from typing import Self
 from rag_model.retrieve.composer import CALLS, Build
 from rag_model.retrieve.factory import Opened
 from rag_model.retrieve.found import SnapshotRetriever
+from rag_model.retrieve.maxsim import Neighbours, Tokens
 from rag_model.retrieve.nodes import Call, Word
 from rag_model.retrieve.rerank import PairScorer
 from rag_model.retrieve.survey import Survey
@@ -58,6 +59,18 @@ class Composable:
     def leg(self, name: str) -> SnapshotRetriever:
         """Return what searches an index."""
         return self._opened.leg(name)
+
+    def kind(self, name: str) -> str:
+        """Return the kind of an index."""
+        return self._opened.kind(name)
+
+    def tokens(self, name: str) -> Tokens:
+        """Return an index over token vectors."""
+        return self._opened.tokens(name)
+
+    def graph(self, name: str) -> Neighbours:
+        """Return the bottom layer of a graph."""
+        return self._opened.graph(name)
 
     def scorer(self, model: Word) -> PairScorer:
         """Refuse every model.

@@ -3,22 +3,25 @@ examine each index file: links, lists and codes, which explain its recall.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
 import numpy as np
 
 from rag_model.encoders.encoder import Encoder
+from rag_model.encoders.token_encoder import TokenEncoder
 from rag_model.evaluation.gate import Findings, GateRecipe
 from rag_model.evaluation.sampling import sample_rows, sample_sentences
-from rag_model.index.kind import Measurement, TextTrial
+from rag_model.index.kind import Measurement, TextTrial, TokenTrial
 from rag_model.index.quality.health import Effort, Health, Trial
 from rag_model.index.quality.recall import percentile5
 from rag_model.index.registry import kind_of
 from rag_model.retrieve.indexes import exact_index_of, files_of
-from rag_model.store.versions.paths import EMBEDDINGS, TEXT, question_encoder
+from rag_model.store.versions.paths import EMBEDDINGS, TEXT, TOKENS, question_encoder
 from rag_model.store.versions.snapshot import Snapshot
+
+_TOKEN_QUESTIONS, _TOKEN_PASSAGES = 64, 2_000  # exact MaxSim over whole corpora costs hundred times a dense scan
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +89,13 @@ def measure(snapshot: Snapshot, recipe: GateRecipe, merges: Mapping[str, Mapping
     )
 
 
-def trials_of(snapshot: Snapshot, recipe: GateRecipe) -> Callable[[str], Trial | TextTrial]:
+def trials_of(snapshot: Snapshot, recipe: GateRecipe) -> Callable[[str], Trial | TokenTrial | TextTrial]:
     """Return a function that gives the trial of a representation by name; each is made once."""
 
     @cache
-    def made(representation: str) -> Trial | TextTrial:
+    def made(representation: str) -> Trial | TokenTrial | TextTrial:
+        if snapshot.manifest.content.kind_of(representation) == TOKENS:
+            return token_trial_of(snapshot, recipe, representation)
         if representation == TEXT:
             rows, sentences = _asked(snapshot, recipe)
             return TextTrial(sentences, min(recipe.k, snapshot.n), np.array(rows, np.int64))
@@ -108,6 +113,14 @@ def trial_of(snapshot: Snapshot, recipe: GateRecipe, representation: str = EMBED
     encoder = Encoder.load(snapshot.folder(question_encoder(representation)), "question")
     questions = encoder.encode_questions(_asked(snapshot, recipe)[1])
     return Trial.of(exact_index_of(snapshot, representation), questions, min(recipe.k, snapshot.n))
+
+
+def token_trial_of(snapshot: Snapshot, recipe: GateRecipe, representation: str) -> TokenTrial:
+    """Return questions drawn from the corpus as token vectors, and a sample of passages that holds their sources."""
+    rows, sentences = _asked(snapshot, replace(recipe, queries=min(recipe.queries, _TOKEN_QUESTIONS)))
+    encoder = TokenEncoder.load(snapshot.folder(question_encoder(representation)))
+    among = np.union1d(rows, sample_rows(snapshot.n, _TOKEN_PASSAGES, recipe.seed)).astype(np.int64)
+    return TokenTrial(encoder.encode_questions(sentences), min(recipe.k, snapshot.n), among)
 
 
 def _asked(snapshot: Snapshot, recipe: GateRecipe) -> tuple[list[int], list[str]]:

@@ -56,10 +56,10 @@ class ResidualBits:
     @property
     def width(self) -> int:
         """Bytes of a residual's code."""
-        return self.centroids.shape[1] * self.bits // 8
+        return int(self.centroids.shape[1]) * self.bits // 8
 
     def encode(self, vectors: Vectors) -> tuple[CentroidIds, npt.NDArray[np.uint8]]:
-        """Return the centroids, (t,), and the residuals' codes, (t, width); a byte's low bits are the first component."""
+        """Return the centroids, (t,), and the residuals' codes, (t, width); the first component has the low bits."""
         ids = nearest(self.centroids, vectors)
         codes = np.empty((len(vectors), self.width), np.uint8)
         places = np.arange(8 // self.bits, dtype=np.uint8) * np.uint8(self.bits)

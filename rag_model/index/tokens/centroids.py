@@ -49,9 +49,7 @@ def learn(sample: Vectors, count: int, seed: int) -> Vectors:
         min_points_per_centroid=1,
         max_points_per_centroid=len(sample),
     )
-    with engine.guarded(
-        ResourceError, f"{len(sample)} tokens could not be cut into {count} cells: use a smaller sample"
-    ):
+    with engine.guarded(ResourceError, f"{len(sample)} tokens could not be cut into {count} cells: use fewer"):
         kmeans.train(sample)
     centroids: Vectors = kmeans.centroids
     return centroids

@@ -33,7 +33,10 @@ Array = npt.NDArray[Any]
 class Codec(Protocol):
     """Trained: turns unit vectors into codes and back."""
 
-    centroids: Vectors  # (K, d)
+    @property
+    def centroids(self) -> Vectors:
+        """The centroids, (K, d)."""
+        ...
 
     @property
     def width(self) -> int:
@@ -95,9 +98,7 @@ def form_of(factory: str, d: int | None = None) -> Form:
     if found["bits"]:
         form = Form(bits=int(found["bits"]))
         if form.bits not in _BITS or (d is not None and d * form.bits % 8):
-            raise UsageError(
-                f"{factory} does not fill whole bytes: use 1, 2, 4 or 8 bits of a multiple of 8 dimensions"
-            )
+            raise UsageError(f"{factory} does not fill bytes: use 1, 2, 4 or 8 bits, and a multiple of 8 dimensions")
         return form
     pieces = int(found["pieces"] or (divisor(d, d // 4) or 1 if d else 0))
     form = Form(pieces=pieces, piece_bits=4 if found["narrow"] else 8)

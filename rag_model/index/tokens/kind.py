@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -10,10 +10,11 @@ from rag_model.errors import UsageError
 from rag_model.index.exact.scan import best_of
 from rag_model.index.files.engine import Rows, Vectors
 from rag_model.index.files.pieces import Opener
-from rag_model.index.kind import Entry, IndexFiles, Measurement, Represents, TokenTrial, UntrainedKind
+from rag_model.index.kind import Entry, IndexFiles, Measurement, Represents, TokenTrial
 from rag_model.index.plan import Facts
 from rag_model.index.quality.fit import SAMPLE, Fit
 from rag_model.index.quality.recall import Floor, recall_at
+from rag_model.index.quality.tune import Tuned
 from rag_model.index.recipe import IndexRecipe, check_search
 from rag_model.index.sizing.estimate import PROCESS, Estimate
 from rag_model.index.tokens import build, centroids
@@ -31,7 +32,7 @@ _MOVED = 5e7  # bytes of codes per second that one core joins
 _ROUNDS = 20  # of k-means, the codes' included
 
 
-class TokenKind(UntrainedKind):
+class TokenKind:
     """`MaxSim`, `MaxSim,PQ32`, `MaxSim,Bits2`: a codec that is trained once, and codes part by part."""
 
     name: ClassVar[str] = "tokens"
@@ -47,7 +48,8 @@ class TokenKind(UntrainedKind):
 
     def check(self, recipe: IndexRecipe) -> None:
         """Check the codec, and that nothing is set that does not apply."""
-        UntrainedKind.check(self, recipe)
+        if recipe.recall_target is not None:
+            raise UsageError(f"recall_target does not apply to {recipe.factory}: leave it out")
         form_of(recipe.factory)
         check_search(recipe.search, ())
         if recipe.settings:
@@ -71,6 +73,10 @@ class TokenKind(UntrainedKind):
             train_sample=recipe.train_sample,
         )
 
+    def steady(self, recipe: IndexRecipe, plan: TokenPlan, before: Mapping[str, Any]) -> TokenPlan:
+        """Return the plan: the number of centroids is learnt, and so inherited with them."""
+        return plan
+
     def train(self, plan: TokenPlan, rows: Sequence[Path], out: Path) -> Facts:
         """Learn centroids and codes from a sample of the tokens."""
         return build.train(plan, rows, out)
@@ -78,6 +84,14 @@ class TokenKind(UntrainedKind):
     def scatter(self, plan: TokenPlan, trained: Path, rows: Path, number: int, out: Path) -> Facts:
         """Encode a part."""
         return build.scatter(plan, trained, rows, number, out)
+
+    def shard(self, plan: TokenPlan, trained: Path, scattered: Sequence[Opener], number: int, out: Path) -> Facts:
+        """Refuse: there are no shards.
+
+        Raises:
+            ValueError: always.
+        """
+        raise ValueError(f"{plan.factory} has no shards: merge the scattered pieces")
 
     def merge(
         self,
@@ -110,6 +124,10 @@ class TokenKind(UntrainedKind):
         now = self.losses(plan, trained, vectors)
         return Fit(len(vectors), {name: (now[name], losses[name]) for name in now if name in losses})
 
+    def follow(self, plan: TokenPlan, trained: Path, rows: Sequence[Path], out: Path) -> Facts:
+        """Train: nothing is kept of an inherited file that does not fit."""
+        return self.train(plan, rows, out)
+
     def open(self, files: IndexFiles, entry: Entry, *, mmap: bool = True) -> TokenIndexFile:
         """Map the file."""
         return TokenIndexFile.open(files.index, mmap=mmap)
@@ -127,6 +145,10 @@ class TokenKind(UntrainedKind):
             "loss": round(float(np.square(tokens.vectors - coded.vectors).sum(axis=1).mean()), 4),
         }
         return Measurement(recall_at(found, exact, scores, k), figures=figures)
+
+    def tune(self, files: IndexFiles, entry: Entry, trial: Any, target: float) -> Tuned:
+        """Return the entry's own search setting: `check` refuses a target."""
+        return Tuned(dict(entry["search"]), 1.0)
 
     def floor(self, factory: str) -> Floor:
         """Return the floor of codes."""
