@@ -37,8 +37,8 @@ class TokenSpec:
     def __post_init__(self) -> None:
         for field in fields(self):
             value: Any = getattr(self, field.name)
-            wanted = type(field.default)
-            if type(value) is not wanted or (wanted is tuple and not all(isinstance(one, str) for one in value)):
+            wanted: type = type(field.default)
+            if type(value) is not wanted or (wanted is tuple and any(not isinstance(one, str) for one in value)):
                 raise UsageError(f"{field.name} of a ColBERT is {value!r}: give a value of type {wanted.__name__}")
         for name in ("question_length", "passage_length"):
             if getattr(self, name) < _SHORTEST:

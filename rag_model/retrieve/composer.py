@@ -11,7 +11,7 @@ from typing import Protocol
 from rag_model.plugins import Registry
 from rag_model.retrieve.found import SnapshotRetriever
 from rag_model.retrieve.leg import Deep, Leg
-from rag_model.retrieve.maxsim import Neighbours, Tokens
+from rag_model.retrieve.maxsim import Graph, Neighbours, Tokens
 from rag_model.retrieve.nodes import Call, Node, Word
 from rag_model.retrieve.rerank import PairScorer
 
@@ -103,17 +103,18 @@ class Composer:
         name = self._of_kind(node, "tokens", "an index over token vectors")
         return name, self._materials.tokens(name)
 
-    def graph(self, node: Node | None) -> Neighbours | None:
-        """Return the bottom layer of a graph: of the index that is named, else of the first, None if there is none.
+    def graph(self, node: Node | None) -> Graph | None:
+        """Return a graph and its bottom layer: of the index that is named, else of the first, None if there is none.
 
         Raises:
             UsageError: it is another kind of index, or unknown here.
         """
         if node is not None:
-            return self._materials.graph(self._of_kind(node, "hnsw", "a graph"))
+            name = self._of_kind(node, "hnsw", "a graph")
+            return Graph(name, self._materials.graph(name))
         graphs = (name for name in self._materials.names() if self._materials.kind(name) == "hnsw")
         first = next(graphs, None)
-        return None if first is None else self._materials.graph(first)
+        return None if first is None else Graph(first, self._materials.graph(first))
 
     def scorer(self, node: Node) -> tuple[str, PairScorer]:
         """Return a model's name as the expression has it, and the scorer of pairs that uses it.

@@ -5,6 +5,7 @@ graph: a passage near a good one is often good, and A need not have found it (Ma
 Reproducibility Study of PLAID", arXiv 2404.14989: better than PLAID at every cost). Each candidate is scored once.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -38,6 +39,14 @@ class Neighbours(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Graph:
+    """A graph whose neighbours become candidates."""
+
+    name: str  # of its index
+    links: Neighbours
+
+
+@dataclass(frozen=True, slots=True)
 class Tokens:
     """An index over token vectors, and the encoder of its questions."""
 
@@ -67,7 +76,7 @@ class MaxSimRetriever(SnapshotRetriever):
         leg: Leg,
         index: str,
         tokens: Tokens,
-        neighbours: Neighbours | None = None,
+        graph: Graph | None = None,
         depth: int = DEPTH,
         rounds: int = _ROUNDS,
     ) -> None:
@@ -77,13 +86,13 @@ class MaxSimRetriever(SnapshotRetriever):
             leg: gives the first candidates: as many as its own depth says, else half of `depth`.
             index: how an expression calls the index.
             tokens: the index, opened.
-            neighbours: adds candidates; None: only what the leg finds.
+            graph: adds candidates; None: only what the leg finds.
             depth: passages that are scored.
             rounds: how often neighbours of the best are added; they share what the leg leaves of `depth`.
         """
         super().__init__(leg.retriever.snapshot, f"maxsim({leg.name}, {index})")
         self._leg, self._tokens, self._depth = leg, tokens, depth
-        self._neighbours, self._rounds = neighbours, rounds if neighbours is not None else 0
+        self._graph, self._rounds = graph, rounds if graph is not None else 0
 
     @property
     def most(self) -> int:
@@ -93,19 +102,19 @@ class MaxSimRetriever(SnapshotRetriever):
 
     def find(self, asked: Questions, k: int) -> Found:
         """Find candidates with the leg, add neighbours, and order all by MaxSim; of equal scores by row."""
-        below = self._leg.find(asked, self._depth // 2 or 1 if self._rounds else self._depth)
+        below = self._leg.find(asked, max(1, self._depth // 2) if self._rounds else self._depth)
+        first = below.cut(self._depth)
         vectors = asked.vectors(self._tokens.encoder)  # (q, l, d)
-        scores = np.full((len(asked), k), -np.inf, np.float32)
-        rows = np.full((len(asked), k), -1, np.int64)
-        for number, (question, first) in enumerate(zip(vectors, below.rows, strict=True)):
-            known, told = self._scored(question, first[first >= 0][: self._depth])
-            best, order = best_of(told[None], known[None], k)  # (1, m) -> (1, k)
-            kept = int((best > -np.inf).sum())
-            scores[number, :kept], rows[number, :kept] = best[0, :kept], order[0, :kept]
-        return Found(self.name, rows, scores, below=(below,), passages=below.passages)
+        found = [self._scored(question, rows[rows >= 0]) for question, rows in zip(vectors, first.rows, strict=True)]
+        if self._graph is not None:
+            counts = (first.rows >= 0).sum(axis=1).tolist()
+            new = [(known[count:], told[count:]) for (known, told), count in zip(found, counts, strict=True)]
+            near = _ordered(f"neighbours({self._graph.name})", new)
+            return _ordered(self.name, found, (below, near)).cut(k)
+        return _ordered(self.name, found, (below,)).cut(k)
 
     def _scored(self, question: Vectors, known: Rows) -> tuple[Rows, Vectors]:
-        """Return the candidates of a question and their scores."""
+        """Return the candidates of a question, the leg's first, and their scores."""
         scores = self._tokens.index.score(question, known)
         for left in range(self._rounds, 0, -1):
             room = (self._depth - len(known)) // left
@@ -118,13 +127,25 @@ class MaxSimRetriever(SnapshotRetriever):
 
     def _near(self, ranked: Rows, known: Rows, room: int) -> Rows:
         """Return up to `room` neighbours that are not known: those of the best passage first."""
-        if self._neighbours is None or room < 1:
+        if self._graph is None or room < 1:
             return np.empty(0, np.int64)
-        links = self._neighbours.bottom(ranked[:room]).reshape(-1).astype(np.int64)  # (m, w) -> (m w,)
+        links = self._graph.links.bottom(ranked[:room]).reshape(-1).astype(np.int64)  # (m, w) -> (m w,)
         links = links[(links >= 0) & (links < self.snapshot.n)]
         links = links[~np.isin(links, known)]
         _, first = np.unique(links, return_index=True)
         return links[np.sort(first)][:room]
+
+
+def _ordered(name: str, scored: Sequence[tuple[Rows, Vectors]], below: tuple[Found, ...] = ()) -> Found:
+    """Return each question's rows by score, best first; of equal scores the smaller row first."""
+    width = max(len(rows) for rows, _ in scored)
+    rows, scores = np.full((len(scored), width), -1, np.int64), np.full((len(scored), width), -np.inf, np.float32)
+    for number, (own, told) in enumerate(scored):
+        rows[number, : len(own)], scores[number, : len(own)] = own, told
+    rows[scores == -np.inf] = -1  # a passage without tokens
+    scores, rows = best_of(scores, rows, width)
+    passages = {row: passage for found in below for row, passage in found.passages.items()}
+    return Found(name, rows, scores, below=below, passages=passages)
 
 
 def build(call: Call, composer: "Composer") -> SnapshotRetriever:

@@ -1,0 +1,139 @@
+"""Token vectors the whole way: encoded by part, compressed, gated, inherited, taken down, pulled and searched."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rag_model.corpus.token_file import TokenFile
+from rag_model.encoders.token_encoder import TokenEncoder
+from rag_model.index.tokens.maxsim import maxsim
+from rag_model.index.tokens.rows import TokenRows
+from rag_model.retrieve.factory import open_retriever
+from rag_model.retrieve.indexes import open_index_of
+from rag_model.store.store import Store
+from rag_model.store.upkeep.verify import verify
+from rag_model.store.versions.snapshot import Snapshot
+from tests.fixtures.tiny_colbert import save_colbert
+
+pytestmark = pytest.mark.xdist_group("flows")  # one server for all of them
+
+RECIPE = """
+part_bytes = 50_000
+
+[represent.tokens]
+encoder = "{colbert}"
+
+[index.hnsw]
+factory = "HNSW8"
+
+[index.tokens]
+factory = "MaxSim,PQ8"
+
+[gate.floors.tokens]
+mean = 0.1
+p5 = 0.0
+"""
+QUESTION = "who was the king of the river city?"
+
+
+@pytest.fixture(scope="module")
+def colbert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny ColBERT."""
+    return save_colbert(tmp_path_factory.mktemp("late") / "colbert")
+
+
+@pytest.fixture
+def late(tmp_path: Path, colbert: Path) -> Path:
+    """A recipe with token vectors."""
+    path = tmp_path / "late.toml"
+    path.write_text(RECIPE.format(colbert=colbert))
+    return path
+
+
+def test_token_vectors_go_the_whole_way(
+    reindex: Any, bookwheel: Any, colbert: Path, late: Path, tmp_path: Path
+) -> None:
+    store = tmp_path / "store"
+    first = reindex(store, recipe=late)
+    assert first.code == 0, first.err
+    assert "embed tokens" in first.json["seconds"]
+    assert first.json["metrics"]["tokens"]["tokens_a_passage"] > 5
+    with Snapshot.open(str(store)) as snapshot:
+        content = snapshot.manifest.content
+        assert content.representations["tokens"]["kind"] == "tokens"
+        files = snapshot.row_files("tokens")
+        assert [TokenFile(path).n for path in files] == [part.rows for part in snapshot.parts]
+        assert len(files) > 1
+        before = snapshot.n
+        some = snapshot.passages([0, before - 1])
+        own = TokenEncoder.load(colbert).encode_passages([one.title for one in some], [one.text for one in some])
+        stored = TokenRows(files).take(np.array([0, before - 1]))
+        assert (stored.offsets == own.offsets).all()
+        assert np.abs(stored.vectors - own.vectors).max() < 2e-3  # float16
+
+        every = open_index_of(snapshot, "tokens")
+        asked = TokenEncoder.load(colbert).encode_questions([QUESTION])
+        tokens = every.decoded(np.arange(before))
+        wanted = maxsim(asked, tokens.vectors, tokens.offsets)[0]
+        best = np.lexsort((np.arange(before), -wanted))[:5]
+        assert [hit.row for hit in open_retriever(snapshot, "tokens").search([QUESTION], 5)[0]] == best.tolist()
+        deep = f"maxsim(hnsw:20, tokens, {before}, rounds=4)"
+        hits = open_retriever(snapshot, deep).search([QUESTION], 5)[0]
+        assert [hit.score for hit in hits] == pytest.approx([float(wanted[hit.row]) for hit in hits], abs=1e-3)
+        assert all({leg.leg for leg in hit.legs} & {"hnsw", "neighbours(hnsw)"} for hit in hits)
+
+    again = reindex(store, recipe=late)
+    assert (again.json["snapshot"], again.json["counts"]["embedded"]) == (first.json["snapshot"], 0)
+
+    ran = bookwheel("takedown", "12", "--store", store, "--yes", "--json", "--", "--runner=FnApiRunner")
+    assert ran.code == 0, ran.err
+    with Snapshot.open(str(store)) as after:
+        assert 0 < after.n < before
+        assert TokenRows(after.row_files("tokens")).n == open_index_of(after, "tokens").n == after.n
+        identity = after.id
+    assert verify(Store.open(str(store)), identity) == []
+
+    pulled = tmp_path / "pulled"
+    assert bookwheel("pull", "latest", pulled, "--store", store, "--index", "hnsw", "--index", "tokens").code == 0
+    with Snapshot.from_folder(pulled) as local:
+        found = open_retriever(local, "maxsim(hnsw:20, tokens, 50)").search([QUESTION], 3)[0]
+        assert len(found) == 3
+    ran = bookwheel(
+        "search", QUESTION, "--store", store, "-k", 3, "--retriever", "maxsim(hnsw:20, tokens, 50)", "--json"
+    )
+    assert [hit["id"] for hit in ran.json["results"][0]["hits"]] == [hit.passage.id for hit in found]
+
+
+def test_what_does_not_fit_is_refused_in_one_sentence(
+    reindex: Any, bookwheel: Any, library: Path, tiny: Path, colbert: Path, tmp_path: Path
+) -> None:
+    plain, swapped, bare = (tmp_path / f"{name}.toml" for name in ("plain", "swapped", "bare"))
+    plain.write_text(f'[represent.tokens]\nencoder = "{tiny}"\n[index.hnsw]\nfactory = "HNSW8"\n')
+    swapped.write_text(f'[represent.other]\nencoder = "{colbert}"\n[index.hnsw]\nfactory = "HNSW8"\n')
+    bare.write_text('[index.tokens]\nfactory = "MaxSim"\n')
+    for path, words in ((plain, "is no ColBERT"), (swapped, "is a ColBERT"), (bare, "add [represent.tokens]")):
+        ran = reindex(tmp_path / "none", recipe=path)
+        assert ran.code
+        assert words in ran.complaint
+
+    for expression, words in (
+        ("maxsim(hnsw, hnsw, 50)", "hnsw is not an index over token vectors"),
+        ("maxsim(hnsw)", "maxsim takes a retriever"),
+        ("maxsim(hnsw, rrf(hnsw, exact), 50)", "is not an index over token vectors"),
+        ("maxsim(hnsw, lost, 50)", "no index 'lost'"),
+    ):
+        ran = bookwheel("search", "x", "--store", library, "--retriever", expression)
+        assert ran.code == 2
+        assert words in ran.complaint
+
+
+def test_a_dry_run_explains_what_would_be_encoded(reindex: Any, late: Path, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    assert reindex(store, recipe=late).code == 0
+    ran = reindex(store, "--explain", recipe=late)
+    assert ran.code == 0, ran.err
+    stages = {row["stage"]: row for row in json.loads(ran.out)["stages"]}
+    assert stages["embed tokens"]["recorded"] == stages["embed tokens"]["tasks"]

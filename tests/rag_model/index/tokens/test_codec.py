@@ -1,0 +1,115 @@
+"""The codecs: ColBERTv2's byte for byte beside a restatement in numpy, and a better one at equal bytes."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rag_model.errors import InputError, UsageError
+from rag_model.index.tokens import centroids
+from rag_model.index.tokens.bits import ResidualBits
+from rag_model.index.tokens.build import loss
+from rag_model.index.tokens.codec import form_of, read_codec, write_codec
+from rag_model.index.tokens.products import ResidualProducts
+
+D = 32
+
+
+def unit(vectors: np.ndarray) -> np.ndarray:
+    return (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def vectors() -> np.ndarray:
+    """Unit vectors around some topics, with components that go together, as tokens' are."""
+    random = np.random.default_rng(1)
+    topics, mix = random.normal(size=(24, D)), random.normal(size=(D, D)) ** 3
+    return unit(topics[random.integers(24, size=6000)] * 2 + random.normal(size=(6000, D)) @ mix / 6)
+
+
+def restated(sample: np.ndarray, cells: np.ndarray, vectors: np.ndarray, bits: int) -> tuple[np.ndarray, ...]:
+    """ColBERTv2's codec: Santhanam et al. 2022, section 3.3."""
+    residuals = sample - cells[(sample @ cells.T).argmax(1)]
+    cutoffs = np.quantile(residuals, [i / 2**bits for i in range(1, 2**bits)]).astype(np.float32)
+    weights = np.quantile(residuals, [(i + 0.5) / 2**bits for i in range(2**bits)]).astype(np.float32)
+    codes = (vectors @ cells.T).argmax(1)
+    packed, rebuilt = [], []
+    for vector, code in zip(vectors, codes, strict=True):
+        buckets = [int((component > cutoffs).sum()) for component in vector - cells[code]]
+        line = []
+        for first in range(0, len(buckets), 8 // bits):
+            byte = 0
+            for place, bucket in enumerate(buckets[first : first + 8 // bits]):
+                byte |= bucket << (place * bits)
+            line.append(byte)
+        packed.append(line)
+        whole = cells[code] + weights[buckets]
+        rebuilt.append(whole / np.sqrt((whole * whole).sum()))
+    return codes, np.array(packed, np.uint8), np.array(rebuilt, np.float32), cutoffs, weights
+
+
+@pytest.mark.parametrize("bits", [1, 2, 4])
+def test_colberts_codec_is_the_restatement_byte_for_byte(vectors: np.ndarray, bits: int) -> None:
+    cells = centroids.learn(vectors[:3000], 16, seed=3)
+    codec = ResidualBits.train(vectors[:3000], cells, bits)
+    ids, codes = codec.encode(vectors[3000:3500])
+    wanted = restated(vectors[:3000], cells, vectors[3000:3500], bits)
+    assert (ids == wanted[0]).all()
+    assert codes.tobytes() == wanted[1].tobytes()
+    assert (codec.cutoffs == wanted[3]).all()
+    assert (codec.weights == wanted[4]).all()
+    assert np.abs(codec.decode(ids, codes) - wanted[2]).max() < 1e-6
+    assert codes.shape[1] == D * bits // 8
+
+
+def test_centroids_are_unit_vectors_and_as_many_as_the_paper_says() -> None:
+    assert [centroids.wanted(n) for n in (1, 200_000, 2_500_000_000)] == [16, 4096, 1 << 19]
+    assert centroids.affordable(200_000, 200_000) == 4096
+    assert centroids.affordable(200_000, 1000) == 16
+    assert centroids.affordable(3, 3) == 1
+    learnt = centroids.learn(unit(np.random.default_rng(0).normal(size=(400, D))), 8, seed=0)
+    assert np.linalg.norm(learnt, axis=1) == pytest.approx(np.ones(8), abs=1e-5)
+
+
+def test_at_equal_bytes_a_product_quantizer_loses_less(vectors: np.ndarray) -> None:
+    cells = centroids.learn(vectors, 16, seed=3)
+    lost = {}
+    for factory in ("MaxSim,Bits2", "MaxSim,PQ8", "MaxSim,PQ16x4"):
+        codec = form_of(factory, D).train(vectors, cells)
+        assert codec.width == 8
+        lost[factory] = loss(codec, vectors)
+    assert max(lost["MaxSim,PQ8"], lost["MaxSim,PQ16x4"]) < lost["MaxSim,Bits2"]
+
+
+@pytest.mark.parametrize("factory", ["MaxSim,Bits2", "MaxSim,PQ8", "MaxSim,PQ16x4"])
+def test_a_codec_is_read_back(vectors: np.ndarray, tmp_path: Path, factory: str) -> None:
+    codec = form_of(factory, D).train(vectors, centroids.learn(vectors, 16, seed=3))
+    write_codec(codec, tmp_path / "codec")
+    again = read_codec(tmp_path / "codec")
+    ids, codes = codec.encode(vectors[:50])
+    assert (again.encode(vectors[:50])[1] == codes).all()
+    assert (again.decode(ids, codes) == codec.decode(ids, codes)).all()
+    whole = (tmp_path / "codec").read_bytes()
+    for broken in (b"", whole[:-1], b"\xff" * len(whole), whole.replace(b"Residual", b"Unknown_")):
+        (tmp_path / "codec").write_bytes(broken)
+        with pytest.raises(InputError):
+            read_codec(tmp_path / "codec")
+
+
+def test_few_tokens_train_a_codec(vectors: np.ndarray) -> None:
+    codec = ResidualProducts.train(vectors[:20], centroids.learn(vectors[:20], 1, seed=0), 8, 8)
+    assert loss(codec, vectors[:20]) < 0.05
+
+
+def test_the_default_is_a_byte_for_four_components() -> None:
+    assert str(form_of("MaxSim", 128)) == "MaxSim,PQ32"
+    assert str(form_of("MaxSim", 96)) == "MaxSim,PQ24"
+    assert form_of("MaxSim,Bits2", 128).width(128) == form_of("MaxSim,PQ64x4", 128).width(128) == 32
+
+
+@pytest.mark.parametrize(
+    "factory", ["MaxSim,Bits3", "MaxSim,PQ7", "MaxSim,PQ9x4", "MaxSim,PQ0", "MaxSim,"]
+)
+def test_a_wrong_codec_is_refused(factory: str) -> None:
+    with pytest.raises(UsageError):
+        form_of(factory, D)

@@ -1,0 +1,125 @@
+"""The kind `tokens`: built part by part as at once, searched, measured, inherited; damage is refused."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rag_model.corpus.token_file import TokenVectors, TokenWriter, offsets_of
+from rag_model.errors import InputError, UsageError
+from rag_model.index.kind import IndexFiles, TokenTrial
+from rag_model.index.recipe import IndexRecipe
+from rag_model.index.registry import kind_for
+from rag_model.index.stages import build
+from rag_model.index.tokens.maxsim import maxsim
+from rag_model.index.tokens.rows import TokenRows
+from rag_model.index.tokens.search import TokenIndexFile
+
+D = 16
+KIND = kind_for("MaxSim")
+
+
+def write(path: Path, lengths: Sequence[int], seed: int) -> Path:
+    random = np.random.default_rng(seed)
+    vectors = random.normal(size=(sum(lengths), D)) + random.normal(size=(1, D))
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    with TokenWriter(path, D, "float16") as writer:
+        writer.write(TokenVectors(vectors.astype(np.float32), offsets_of(np.array(lengths))))
+    return path
+
+
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Three parts; one passage has no tokens."""
+    folder = tmp_path_factory.mktemp("tokens")
+    lengths = [[5, 9, 3, 0] * 10, [7], [12, 4] * 15]
+    return [write(folder / f"{number}.arrow", own, number) for number, own in enumerate(lengths)]
+
+
+def made(parts: Sequence[Path], folder: Path, factory: str = "MaxSim,PQ4") -> Path:
+    folder.mkdir(exist_ok=True)
+    plan = KIND.plan(IndexRecipe(factory), TokenRows(parts).n, D)
+    build(plan, parts, folder / "index", folder)
+    return folder / "index"
+
+
+@pytest.mark.parametrize("factory", ["MaxSim,PQ4", "MaxSim,Bits2"])
+def test_search_and_score_are_maxsim_over_what_is_rebuilt(parts: list[Path], tmp_path: Path, factory: str) -> None:
+    index = TokenIndexFile.open(made(parts, tmp_path, factory))
+    every = index.decoded(np.arange(index.n))
+    assert index.n == TokenRows(parts).n == 71
+    assert (every.offsets == offsets_of(TokenRows(parts).lengths)).all()
+    questions = np.random.default_rng(9).normal(size=(11, 6, D)).astype(np.float32)
+    wanted = maxsim(questions, every.vectors, every.offsets)
+    scores, rows = index.search(questions, 5)
+    order = np.lexsort((np.broadcast_to(np.arange(71), wanted.shape), -wanted), axis=1)[:, :5]
+    assert (rows == order).all()
+    assert np.allclose(scores, np.take_along_axis(wanted, order, 1), atol=1e-5)
+    some = np.array([70, 3, 0, 41, 40])
+    assert np.allclose(index.score(questions[0], some)[[0, 2, 3, 4]], wanted[0, some][[0, 2, 3, 4]], atol=1e-5)
+    assert index.score(questions[0], some)[1] == -np.inf  # without tokens
+
+
+def test_equal_input_gives_equal_bytes_and_parts_are_encoded_alone(parts: list[Path], tmp_path: Path) -> None:
+    assert made(parts, tmp_path / "a").read_bytes() == made(parts, tmp_path / "b").read_bytes()
+    whole = TokenIndexFile.open(tmp_path / "a" / "index").decoded(np.arange(40, 71))
+    trained, plan = tmp_path / "a" / "trained", KIND.plan(IndexRecipe("MaxSim,PQ4"), 31, D)
+    pieces = [tmp_path / "c0", tmp_path / "c1"]
+    for number, (part, piece) in enumerate(zip(parts[1:], pieces, strict=True)):
+        KIND.scatter(plan, trained, part, number, piece)
+    openers = [lambda path=piece: path.open("rb") for piece in pieces]
+    KIND.merge(plan, trained, parts[1:], openers, [], tmp_path / "fewer")
+    fewer = TokenIndexFile.open(tmp_path / "fewer").decoded(np.arange(31))
+    assert (fewer.vectors == whole.vectors).all()
+
+
+def test_it_is_measured_against_the_vectors_as_they_were(parts: list[Path], tmp_path: Path) -> None:
+    path = made(parts, tmp_path, "MaxSim,Bits8")
+    trial = TokenTrial(np.random.default_rng(9).normal(size=(8, 6, D)).astype(np.float32), 5, np.arange(0, 71, 2))
+    entry = KIND.plan(IndexRecipe("MaxSim,Bits8"), 71, D).entry()
+    found = KIND.measure(IndexFiles(path, lambda: parts, 71), entry, trial)
+    assert found.recalls.mean() > 0.9
+    assert found.figures["tokens_a_passage"] == round(TokenRows(parts).tokens / 71, 1)
+    assert found.figures["loss"] < 0.01
+
+
+def test_a_trained_file_fits_the_same_topics_and_not_others(parts: list[Path], tmp_path: Path) -> None:
+    made(parts, tmp_path)
+    plan = KIND.plan(IndexRecipe("MaxSim,PQ4"), 71, D)
+    losses = KIND.train(plan, parts, tmp_path / "again")["losses"]
+    assert KIND.fit(plan, tmp_path / "trained", losses, [(parts[0], [])], []).reason(1.2) is None
+    other = write(tmp_path / "other.arrow", [30] * 20, 99)
+    assert KIND.fit(plan, tmp_path / "trained", losses, [(other, [])], []).reason(1.2)
+
+
+def test_damage_is_refused(parts: list[Path], tmp_path: Path) -> None:
+    path = made(parts, tmp_path)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(InputError, match="truncated or damaged"):
+        TokenIndexFile.open(path)
+    index = np.frombuffer(whole, np.uint8).copy()
+    offsets = whole.index(b"\x00" * 8 + (5).to_bytes(8, "little"))  # the first two offsets
+    index[offsets + 8 : offsets + 16] = 255
+    path.write_bytes(index.tobytes())
+    with pytest.raises(InputError, match="do not fit each other"):
+        TokenIndexFile.open(path)
+
+
+def test_wrong_requests_and_settings_are_refused(parts: list[Path], tmp_path: Path) -> None:
+    index = TokenIndexFile.open(made(parts, tmp_path))
+    good = np.zeros((1, 4, D), np.float32)
+    for questions, k in ((good, 0), (good, 72), (good[:, :, :3], 1), (good * np.nan, 1)):
+        with pytest.raises(UsageError):
+            index.search(questions, k)
+    with pytest.raises(UsageError, match="search parameter"):
+        index.search(good, 1, efSearch=3)
+    for wrong in ({"recall_target": 0.9}, {"search": {"nprobe": 1}}, {"settings": {"a": 1}}, {"train_sample": 0}):
+        with pytest.raises(UsageError):
+            IndexRecipe("MaxSim", **wrong)  # type: ignore[arg-type]
+    other = tmp_path / "other.arrow"
+    with TokenWriter(other, 8, "float16") as writer:
+        writer.write(TokenVectors(np.ones((2, 8), np.float32), np.array([0, 2])))
+    with pytest.raises(InputError, match="has 8 dimensions, not 16"):
+        TokenRows([*parts, other])

@@ -1,0 +1,34 @@
+"""MaxSim beside a loop, and where nothing but negative numbers is there to be the largest."""
+
+import numpy as np
+
+from rag_model.corpus.token_file import offsets_of
+from rag_model.index.tokens.maxsim import maxsim
+
+
+def looped(questions: np.ndarray, passages: list[np.ndarray]) -> np.ndarray:
+    return np.array([[sum(max(t @ v for v in one) for t in question) for one in passages] for question in questions])
+
+
+def test_it_is_the_sum_of_the_largest_products() -> None:
+    random = np.random.default_rng(0)
+    questions = random.normal(size=(3, 5, 8)).astype(np.float32)
+    passages = [random.normal(size=(n, 8)).astype(np.float32) for n in (4, 1, 7, 2)]
+    offsets = offsets_of(np.array([4, 1, 7, 2]))
+    assert np.allclose(maxsim(questions, np.concatenate(passages), offsets), looped(questions, passages), atol=1e-5)
+
+
+def test_where_all_similarities_are_negative_a_passage_is_no_better_for_being_short() -> None:
+    question = np.array([[[1.0, 0.0], [0.8, 0.6]]], np.float32)
+    passages = [np.array([[-1.0, 0.0], [-0.6, -0.8]], np.float32), np.array([[-1.0, 0.0]], np.float32)]
+    scores = maxsim(question, np.concatenate(passages), offsets_of(np.array([2, 1])))
+    assert (scores < 0).all()
+    assert np.allclose(scores, looped(question, passages))
+    assert scores[0, 0] > scores[0, 1]
+
+
+def test_a_passage_without_tokens_comes_behind_every_other() -> None:
+    question = np.array([[[1.0, 0.0]]], np.float32)
+    vectors = np.array([[-1.0, 0.0], [0.5, 0.5]], np.float32)
+    assert maxsim(question, vectors, np.array([0, 0, 1, 1, 2, 2])).tolist() == [[-np.inf, -1, -np.inf, 0.5, -np.inf]]
+    assert maxsim(question, vectors[:0], np.array([0, 0])).tolist() == [[-np.inf]]
