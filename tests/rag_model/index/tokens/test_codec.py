@@ -107,9 +107,7 @@ def test_the_default_is_a_byte_for_four_components() -> None:
     assert form_of("MaxSim,Bits2", 128).width(128) == form_of("MaxSim,PQ64x4", 128).width(128) == 32
 
 
-@pytest.mark.parametrize(
-    "factory", ["MaxSim,Bits3", "MaxSim,PQ7", "MaxSim,PQ9x4", "MaxSim,PQ0", "MaxSim,"]
-)
+@pytest.mark.parametrize("factory", ["MaxSim,Bits3", "MaxSim,PQ7", "MaxSim,PQ9x4", "MaxSim,PQ0", "MaxSim,"])
 def test_a_wrong_codec_is_refused(factory: str) -> None:
     with pytest.raises(UsageError):
         form_of(factory, D)

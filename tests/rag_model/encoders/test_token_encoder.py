@@ -1,0 +1,156 @@
+"""The ColBERT encoder: marks, masks, dropped punctuation, unit length; three layouts of one model; refusals."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from rag_model.encoders.encoder import Encoder
+from rag_model.encoders.token_encoder import TokenEncoder, token_files
+from rag_model.encoders.token_model import TokenModel
+from rag_model.encoders.token_spec import TokenSpec, is_token_encoder, read_token_spec
+from rag_model.errors import InputError, UsageError
+from rag_model.store.objects.trees import linked_tree
+from tests.fixtures.tiny import save_bert, write_json
+from tests.fixtures.tiny_colbert import DIM, SPEC, save_colbert, save_marked_bert
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A ColBERT in Stanford's layout."""
+    return save_colbert(tmp_path_factory.mktemp("colbert") / "stanford")
+
+
+@pytest.fixture(scope="module")
+def encoder(folder: Path) -> TokenEncoder:
+    return TokenEncoder.load(folder, device="cpu", dtype="float32")
+
+
+def pylate(folder: Path, out: Path) -> Path:
+    """Write the model of a folder as PyLate does."""
+    out.mkdir()
+    tensors = load_file(folder / "model.safetensors")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(folder / name, out / name)
+    body = {name.removeprefix("bert."): value for name, value in tensors.items() if name != "linear.weight"}
+    save_file(body, out / "model.safetensors", {"format": "pt"})
+    write_json(
+        out / "config.json", {**json.loads((folder / "config.json").read_text()), "architectures": ["BertModel"]}
+    )
+    types = ["sentence_transformers.models.Transformer", "pylate.models.Dense.Dense"]
+    paths = ["", "1_Dense"]
+    write_json(out / "modules.json", [{"path": a, "type": b} for a, b in zip(paths, types, strict=True)])
+    activation = "torch.nn.modules.linear.Identity"
+    write_json(out / "1_Dense" / "config.json", {"bias": False, "activation_function": activation})
+    save_file({"linear.weight": tensors["linear.weight"]}, out / "1_Dense" / "model.safetensors")
+    told = {"query_prefix": "[unused0]", "document_prefix": "[unused1]", "query_length": 16, "document_length": 48}
+    write_json(out / "config_sentence_transformers.json", told)
+    return out
+
+
+def by_hand(encoder: TokenEncoder, text: str, mark: str, length: int | None) -> tuple[list[int], np.ndarray]:
+    """Return ids and vectors of one text, without batches: [CLS] mark text [SEP], padded with [MASK] to `length`."""
+    tokenizer = encoder.marker.asked
+    ids = tokenizer.encode(text).ids
+    ids = [ids[0], tokenizer.token_to_id(mark), *ids[1:]]
+    seen = len(ids)
+    ids += [tokenizer.token_to_id("[MASK]")] * ((length or seen) - seen)
+    mask = torch.arange(len(ids))[None] < seen
+    with torch.no_grad():
+        hidden = encoder.model.body(input_ids=torch.tensor([ids]), attention_mask=mask.long())[0]
+        vectors = hidden[0] @ encoder.model.linear.weight.T
+    return ids, (vectors / vectors.norm(dim=1, keepdim=True)).numpy()
+
+
+def test_a_question_is_marked_and_padded_with_masks_that_count(encoder: TokenEncoder) -> None:
+    questions = ["who wrote the music?", "a", "the king of the city was born in the river " * 9]
+    found = encoder.encode_questions(questions)
+    assert found.shape == (3, SPEC.question_length, DIM)
+    for text, vectors in zip(questions[:2], found, strict=False):
+        assert np.abs(vectors - by_hand(encoder, text, "[unused0]", SPEC.question_length)[1]).max() < 1e-5
+    assert np.linalg.norm(found, axis=2) == pytest.approx(np.ones(found.shape[:2]), abs=1e-5)
+
+
+def test_a_passage_is_marked_and_its_punctuation_dropped(encoder: TokenEncoder) -> None:
+    titles, texts = ["The king", ""], ["was born, in a city. The end!", "war - music"]
+    found = encoder.encode_passages(titles, texts)
+    dots = {encoder.marker.asked.token_to_id(sign) for sign in ",.!-"}
+    for row, text in enumerate(["The king was born, in a city. The end!", "war - music"]):
+        ids, vectors = by_hand(encoder, text, "[unused1]", None)
+        kept = [place for place, number in enumerate(ids) if number not in dots]
+        assert len(kept) < len(ids)
+        own = found.vectors[found.offsets[row] : found.offsets[row + 1]]
+        assert np.abs(own - vectors[kept]).max() < 1e-5
+
+
+def test_a_passage_does_not_depend_on_its_neighbours(encoder: TokenEncoder) -> None:
+    texts = ["the river " * (1 + n % 17) for n in range(40)]
+    whole, alone = encoder.encode_passages([""] * 40, texts), encoder.encode_passages([""], texts[11:12])
+    assert (whole.take(np.array([11])).vectors == alone.vectors).all()
+    assert len(encoder.encode_passages([], [])) == 0
+
+
+def test_pylates_layout_and_the_stored_files_are_the_same_encoder(
+    folder: Path, encoder: TokenEncoder, tmp_path: Path
+) -> None:
+    other = TokenEncoder.load(pylate(folder, tmp_path / "pylate"), device="cpu", dtype="float32")
+    assert other.spec == encoder.spec == SPEC
+    assert other.space().digest == encoder.space().digest
+    assert (other.encode_questions(["who?"]) == encoder.encode_questions(["who?"])).all()
+    for number, one in enumerate((folder, tmp_path / "pylate")):
+        work = tmp_path / f"work{number}"
+        work.mkdir()
+        spec = TokenSpec().changed({**SPEC.to_json(), "question_length": 9})
+        files = token_files(one, spec, encoder.space(), work)
+        stored = TokenEncoder.load(linked_tree(files), device="cpu", dtype="float32")
+        assert stored.spec.question_length == 9
+        assert stored.space().digest == encoder.space().digest
+        assert stored.encode_questions(["who?"]).shape == (1, 9, DIM)
+
+
+def test_what_decides_a_passage_is_in_the_space(folder: Path, encoder: TokenEncoder) -> None:
+    def digest(**changed: Any) -> str:
+        return TokenEncoder.load(folder, changed, device="cpu").space().digest
+
+    assert digest(question_length=20) == encoder.space().digest
+    others = {digest(passage_length=20), digest(skipped=[]), digest(passage_mark="[MASK]"), encoder.space().digest}
+    assert len(others) == 4
+
+
+def test_saving_keeps_the_vectors(encoder: TokenEncoder, tmp_path: Path) -> None:
+    encoder.model.save(tmp_path / "again", encoder.folder, encoder.spec)
+    again = TokenEncoder.load(tmp_path / "again", device="cpu", dtype="float32")
+    assert (again.encode_questions(["who?"]) == encoder.encode_questions(["who?"])).all()
+    assert again.space().digest == encoder.space().digest
+
+
+def test_a_new_projection_is_orthonormal(tmp_path: Path) -> None:
+    model = TokenModel.begin(save_marked_bert(tmp_path / "plain"), 8, seed=1, device="cpu")
+    weight = model.linear.weight.detach()
+    assert torch.allclose(weight @ weight.T, torch.eye(8), atol=1e-5)
+
+
+def test_other_models_and_wrong_settings_are_refused_in_one_sentence(folder: Path, tmp_path: Path) -> None:
+    plain, bare = save_bert(tmp_path / "plain"), tmp_path / "bare"
+    assert not is_token_encoder(plain)
+    with pytest.raises(InputError, match="is no ColBERT"):
+        TokenEncoder.load(plain)
+    with pytest.raises(InputError, match="is a ColBERT"):
+        Encoder.load(folder)
+    shutil.copytree(folder, bare)
+    tensors = load_file(bare / "model.safetensors")
+    del tensors["linear.weight"]
+    save_file(tensors, bare / "model.safetensors", {"format": "pt"})
+    with pytest.raises(InputError, match="lacks its projection"):
+        TokenEncoder.load(bare)
+    TokenModel.begin(plain, 8, device="cpu").save(tmp_path / "unmarked", plain, SPEC)
+    with pytest.raises(InputError, match="has no token"):
+        TokenEncoder.load(tmp_path / "unmarked")
+    for wrong in ({"words": 1}, {"question_length": 2}, {"passage_length": "long"}, {"passage_length": 1000}):
+        with pytest.raises(UsageError):
+            read_token_spec(folder, wrong)
