@@ -77,8 +77,8 @@ class TokenModel(nn.Module):
             if path.is_file() and path.resolve() != (folder / path.name).resolve():
                 shutil.copyfile(path, folder / path.name)
         prefix = self.body.base_model_prefix
-        tensors = {f"{prefix}.{name}": value for name, value in self.body.state_dict().items()}
-        tensors = {**tensors, LINEAR: self.linear.weight.data}
+        tensors = {f"{prefix}.{name}": value for name, value in self.body.state_dict().items() if not _unused(name)}
+        tensors[LINEAR] = self.linear.weight.data
         save_file(
             {name: value.detach().cpu().contiguous() for name, value in tensors.items()},
             folder / WEIGHTS,
@@ -126,8 +126,13 @@ def _transformer(folder: Path, device: str | None, dtype: torch.dtype) -> Any:
     if missing := sorted(name for name in loading["missing_keys"] if "pooler" not in name):
         raise InputError(f"encoder {folder} lacks {len(missing)} tensors, the first is {missing[0]}: fetch it again")
     for name, parameter in body.named_parameters():
-        parameter.requires_grad_("pooler" not in name.split("."))  # no vector depends on it
+        parameter.requires_grad_(not _unused(name))
     return body.to(where).eval()
+
+
+def _unused(name: str) -> bool:
+    """Whether no vector depends on a tensor: BERT's pooler."""
+    return "pooler" in name.split(".")
 
 
 def _write(path: Path, value: Any) -> None:

@@ -55,7 +55,7 @@ def pylate(folder: Path, out: Path) -> Path:
 
 def by_hand(encoder: TokenEncoder, text: str, mark: str, length: int | None) -> tuple[list[int], np.ndarray]:
     """Return ids and vectors of one text, without batches: [CLS] mark text [SEP], padded with [MASK] to `length`."""
-    tokenizer = encoder.marker.asked
+    tokenizer = encoder.marker.asked if length else encoder.marker.read
     ids = tokenizer.encode(text).ids
     ids = [ids[0], tokenizer.token_to_id(mark), *ids[1:]]
     seen = len(ids)
