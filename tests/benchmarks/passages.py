@@ -50,8 +50,8 @@ def drawn(
     passages: Path | None, questions: Sequence[Path], count: int, asked: int
 ) -> tuple[list[dict[str, Any]], list[str]]:
     """Return the very passages and questions whose vectors `embedded` gives."""
-    rows = _drawn(_lines(passages) if passages else demo_passages(), count)
-    return rows, _drawn([row["question"] for path in questions or [QUESTIONS] for row in _lines(path)], asked)
+    rows = _drawn(lines(passages) if passages else demo_passages(), count)
+    return rows, _drawn([row["question"] for path in questions or [QUESTIONS] for row in lines(path)], asked)
 
 
 def demo_passages() -> list[dict[str, str]]:
@@ -66,9 +66,10 @@ def demo_passages() -> list[dict[str, str]]:
         return rows
 
 
-def _lines(path: Path) -> list[dict[str, Any]]:
-    with lzma.open(path, "rt") if path.suffix == ".xz" else path.open() as lines:
-        return [json.loads(line) for line in lines]
+def lines(path: Path) -> list[dict[str, Any]]:
+    """Return the rows of a file of JSON lines, plain or `.xz`."""
+    with lzma.open(path, "rt") if path.suffix == ".xz" else path.open() as read:
+        return [json.loads(line) for line in read]
 
 
 def _drawn(rows: list[Any], count: int) -> list[Any]:
