@@ -51,7 +51,7 @@ class OnnxModel:
         inputs, output = tuple(one.name for one in session.get_inputs()), session.get_outputs()[0]
         if strange := [name for name in inputs if name not in _INPUTS]:
             raise no_cross_encoder(folder, f"has a graph with the input {strange[0]}, which a pair does not give")
-        if len(output.shape) != 2 or output.shape[1] not in (1, None) and not isinstance(output.shape[1], str):
+        if len(output.shape) != 2 or (isinstance(output.shape[1], int) and output.shape[1] != 1):
             raise no_cross_encoder(folder, f"has a graph whose output {output.name} is no score a pair")
         return cls(session, inputs, output.name, _batch_tokens(file, session))
 
