@@ -145,7 +145,14 @@ def test_a_deployment_has_a_form_for_it(deployment: str) -> None:
     with get_client(sync_client=True) as client:
         deployed = client.read_deployment_by_name(deployment)
         schema: Any = deployed.parameter_openapi_schema
-        assert schema["properties"]["kind"]["enum"] == ["dpr", "cross-encoder", "margin-mse", "rag-sequence", "rag-token", "toy"]
+        assert schema["properties"]["kind"]["enum"] == [
+            "dpr",
+            "cross-encoder",
+            "margin-mse",
+            "rag-sequence",
+            "rag-token",
+            "toy",
+        ]
         forms = {form.get("title"): form for form in schema["properties"]["recipe"]["anyOf"]}
         assert list(forms) == ["dpr", "cross-encoder", "margin-mse", "rag-sequence, rag-token", "toy", None]
         width = forms["toy"]["properties"]["toy"]["properties"]["width"]

@@ -15,7 +15,7 @@ from rag_model.encoders.files import CONFIG, read_object
 from rag_model.encoders.model import CUDA_BATCH_TOKENS, device_named
 from rag_model.encoders.pairs.onednn import with_onednn
 from rag_model.encoders.pairs.tokens import PairBatch, check_scores_pairs
-from rag_model.encoders.weights import stored_tensors
+from rag_model.encoders.weights import stored_tensors, weight_files
 from rag_model.errors import InputError
 
 CPU_BATCH_TOKENS = 1024  # padding included; a float32 MiniLM is 10 % slower with 4,096, which no cache holds
@@ -35,6 +35,7 @@ class TorchModel:
             InputError: a file is missing or corrupt, or it is another kind of model, such as a bi-encoder.
             UsageError: this machine has no such device.
         """
+        weight_files(folder)
         read_object(folder / CONFIG)
         check_scores_pairs(folder)
         where = device_named(device)

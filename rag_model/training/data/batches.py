@@ -21,7 +21,7 @@ class DprBatch:
 
 
 def groups(examples: Sequence[Example], size: int, dice: random.Random) -> list[list[Example]]:
-    """Return the examples in groups of `size`, shuffled; an incomplete last one is left out, unless it is the only one."""
+    """Return shuffled groups of `size` examples; an incomplete last one is left out, unless it is the only one."""
     order = dice.sample(range(len(examples)), len(examples))
     ends = range(size, len(order) + 1, size) if size <= len(order) else [len(order)]
     return [[examples[place] for place in order[max(0, end - size) : end]] for end in ends]

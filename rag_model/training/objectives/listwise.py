@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 def as_lists(flat: Tensor, lengths: Sequence[int]) -> Tensor:
     """Return (b, l) scores of lists from their (n,) scores end to end; shorter lists end in -inf."""
-    lists = torch.split(flat, list(lengths))  # type: ignore[no-untyped-call]
+    lists = list(torch.split(flat, list(lengths)))
     return nn.utils.rnn.pad_sequence(lists, batch_first=True, padding_value=-torch.inf)  # b times (l,) -> (b, l)
 
 
