@@ -36,9 +36,9 @@ class TokenSpec:
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            value: Any = getattr(self, field.name)
-            wanted: type = type(field.default)
-            if type(value) is not wanted or (wanted is tuple and any(not isinstance(one, str) for one in value)):
+            value, wanted = getattr(self, field.name), type(field.default)
+            inside = value if isinstance(value, tuple) else ()
+            if type(value) is not wanted or not all(isinstance(one, str) for one in inside):
                 raise UsageError(f"{field.name} of a ColBERT is {value!r}: give a value of type {wanted.__name__}")
         for name in ("question_length", "passage_length"):
             if getattr(self, name) < _SHORTEST:

@@ -6,7 +6,7 @@ from pathlib import Path
 from rag_model.encoders.resolve import question_sibling, resolve_folder
 from rag_model.errors import UsageError
 from rag_model.store.store import MODEL, Store
-from rag_model.store.versions.model_parts import CROSS_ENCODER, PASSAGE, QUESTION
+from rag_model.store.versions.model_parts import COLBERT, CROSS_ENCODER, PASSAGE, QUESTION
 from rag_model.store.versions.models import model_folder
 
 
@@ -34,6 +34,22 @@ def encoder_names(store: Store, name: str) -> EncoderNames:
     if not question.is_dir():
         raise UsageError(f"{name} has no encoder in a folder {QUESTION}/: name a model that `finetune dpr` made")
     return EncoderNames(str(question), str(passage) if passage.is_dir() else None)
+
+
+def colbert_folder(store: Store, name: str) -> Path:
+    """Return the folder of the ColBERT `name`: a folder, a hub name, or `model:` and a model of the store.
+
+    Raises:
+        InputError: there is no such folder, and the hub has no such model or cannot be reached.
+        StoreError: the store has no such model, or a file of it is damaged.
+        UsageError: the model of the store is no ColBERT.
+    """
+    if not name.startswith(MODEL):
+        return resolve_folder(name)
+    folder = model_folder(store, name.removeprefix(MODEL)) / COLBERT
+    if not folder.is_dir():
+        raise UsageError(f"{name} makes no token vectors: name a model that `finetune colbert` made")
+    return folder
 
 
 def cross_encoder_folder(store: Store | None, name: str) -> Path:

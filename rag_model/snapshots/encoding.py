@@ -15,7 +15,7 @@ from rag_model.encoders.spec import EncoderSpec, known_prompts, read_spec
 from rag_model.encoders.token_encoder import token_files, token_space
 from rag_model.encoders.token_spec import TokenSpec, read_token_spec
 from rag_model.errors import UsageError
-from rag_model.retrieve.named import encoder_names
+from rag_model.retrieve.named import colbert_folder, encoder_names
 from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.store import Store
 
@@ -99,11 +99,11 @@ def store_token_encoder(store: Store, name: str, recipe: EncodeRecipe, models: S
     Raises:
         InputError: it is not found, it is no ColBERT, or a file of it is missing or corrupt.
         StoreError: the store has no such model.
-        UsageError: `recipe.spec` names an unknown field, or there is a question encoder.
+        UsageError: `recipe.spec` names an unknown field, there is a question encoder, or the model is no ColBERT.
     """
     if recipe.question_encoder:
         raise UsageError(f"{name} encodes questions and passages alike: leave question_encoder out")
-    folder = resolve_folder(encoder_names(models or store, name).passage or name)
+    folder = colbert_folder(models or store, name)
     spec = read_token_spec(folder, recipe.spec)
     space = _named(token_space(folder, spec), folder)
     with tempfile.TemporaryDirectory(prefix="bookwheel-") as workdir:

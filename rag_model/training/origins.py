@@ -9,9 +9,9 @@ from rag_model.encoders.resolve import resolve_folder
 from rag_model.encoders.space import Space, space_of
 from rag_model.encoders.spec import read_spec
 from rag_model.errors import UsageError
-from rag_model.retrieve.named import cross_encoder_folder, encoder_names
+from rag_model.retrieve.named import colbert_folder, cross_encoder_folder, encoder_names
 from rag_model.store.store import Store
-from rag_model.store.versions.model_parts import CROSS_ENCODER
+from rag_model.store.versions.model_parts import COLBERT, CROSS_ENCODER
 from rag_model.store.versions.paths import QUESTION_ENCODER
 from rag_model.store.versions.snapshot import Snapshot
 
@@ -93,6 +93,20 @@ def classifier_of(store: Store, snapshot: Snapshot, encoder: str | None) -> Orig
     """
     named = snapshot.folder(QUESTION_ENCODER) if encoder is None else cross_encoder_folder(store, encoder)
     return Origins({CROSS_ENCODER: str(named)})
+
+
+def late_of(store: Store, snapshot: Snapshot, encoder: str | None) -> Origins:
+    """Return what a ColBERT begins as: the named ColBERT or encoder, else the encoder that the snapshot carries.
+
+    An encoder without a projection gets a new one; `model:NAME` is a ColBERT of the store.
+
+    Raises:
+        InputError: there is no such folder.
+        StoreError: the store has no such model, or the snapshot carries no encoder.
+        UsageError: the named model of the store is no ColBERT.
+    """
+    named = snapshot.folder(QUESTION_ENCODER) if encoder is None else colbert_folder(store, encoder)
+    return Origins({COLBERT: str(named)})
 
 
 def taught(store: Store, origins: Origins, teacher: str | None) -> Origins:

@@ -1,6 +1,6 @@
 """Measure an encoder's ranking during training: a dev set, its passages, and all scores between them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -40,13 +40,17 @@ class Ranking:
         are left out. `Success@k`: the share of examples with a passage that holds an answer (DPR's token match; if the
         example has no answers, one of its positives) among their first k.
         """
+        # (b, d) @ (d, m) -> (b, m)
+        return self.measure_scores(asked[at : at + _AT_ONCE] @ read.T for at in range(0, len(asked), _AT_ONCE))
+
+    def measure_scores(self, blocks: Iterable[Vectors]) -> Measures:
+        """Return what `measure` does, from scores, (b, m) a block of examples, in order; m is the pool."""
         firsts, ranks = list[int | None](), list[int]()
-        for start in range(0, len(asked), _AT_ONCE):
-            scores = asked[start : start + _AT_ONCE] @ read.T  # (b, d) @ (d, m) -> (b, m)
-            for example, own in zip(self.examples[start:], scores, strict=False):
-                firsts.append(self._first_answer(example, own))
-                if example.positives:
-                    ranks.append(int((own > own[self.rows[example.positives[0].hash]]).sum()) + 1)
+        every = (own for block in blocks for own in block)
+        for example, own in zip(self.examples, every, strict=True):
+            firsts.append(self._first_answer(example, own))
+            if example.positives:
+                ranks.append(int((own > own[self.rows[example.positives[0].hash]]).sum()) + 1)
         success = {
             f"Success@{k}": sum(first is not None and first <= k for first in firsts) / len(firsts) for k in CUTOFFS
         }
