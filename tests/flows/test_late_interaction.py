@@ -1,6 +1,7 @@
 """Token vectors the whole way: encoded by part, compressed, gated, inherited, taken down, pulled and searched."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ from rag_model.retrieve.indexes import open_index_of
 from rag_model.store.store import Store
 from rag_model.store.upkeep.verify import verify
 from rag_model.store.versions.snapshot import Snapshot
-from tests.fixtures.tiny_colbert import save_colbert
+from tests.fixtures.tiny import save_cross_encoder
+from tests.fixtures.tiny_colbert import save_colbert, save_marked_bert
 
 pytestmark = pytest.mark.xdist_group("flows")  # one server for all of them
 
@@ -137,3 +139,52 @@ def test_a_dry_run_explains_what_would_be_encoded(reindex: Any, late: Path, tmp_
     assert ran.code == 0, ran.err
     stages = {row["stage"]: row for row in json.loads(ran.out)["stages"]}
     assert stages["embed tokens"]["recorded"] == stages["embed tokens"]["tasks"]
+
+
+TRAINING = """
+[loop]
+learning_rate = 1e-3
+max_steps = 3
+cpu = true
+
+[colbert]
+dim = 16
+question_length = 12
+passage_length = 32
+batch_size = 4
+ways = 3
+
+[negatives]
+ranked = 20
+"""
+
+
+def test_a_colbert_is_trained_taught_stored_and_indexed_by_its_name(
+    reindex: Any, bookwheel: Any, library: Path, tmp_path: Path
+) -> None:
+    store = Path(shutil.copytree(library, tmp_path / "store"))
+    passages = Snapshot.open(str(store)).passages(range(0, 120, 10))
+    rows = [
+        {"question": one.title, "answers": [one.title], "title": one.title, "context": one.text} for one in passages
+    ]
+    train, dev, training = tmp_path / "train.jsonl", tmp_path / "dev.jsonl", tmp_path / "colbert.toml"
+    for path, some in ((train, rows[:8]), (dev, rows[8:])):
+        path.write_text("".join(json.dumps(row) + "\n" for row in some))
+    training.write_text(TRAINING)
+    named = ["--store", store, "--train", train, "--dev", dev, "--training", training]
+    begins = ["--encoder", save_marked_bert(tmp_path / "plain")]
+    plain = bookwheel("finetune", "colbert", *named, *begins, "--json")
+    assert plain.code == 0, plain.err
+    teacher = ["--teacher", save_cross_encoder(tmp_path / "teacher")]
+    taught = bookwheel("finetune", "colbert", *named, *begins, *teacher, "--name", "taught", "--json")
+    assert taught.code == 0, taught.err
+    assert taught.json["model"] != plain.json["model"]
+    assert "average_rank" in taught.json["metrics"]["after"]
+
+    recipe = tmp_path / "named.toml"
+    recipe.write_text(RECIPE.format(colbert="model:taught"))
+    made = reindex(store, recipe=recipe)
+    assert made.code == 0, made.err
+    assert made.json["metrics"]["tokens"]["tokens_a_passage"] <= 32
+    recipe.write_text(RECIPE.format(colbert="model:lost"))
+    assert reindex(store, recipe=recipe).complaint

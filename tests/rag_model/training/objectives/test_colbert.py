@@ -1,5 +1,6 @@
 """The objective `colbert`: both losses by hand, weights that move, a rank that falls, folders that open again."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -68,7 +69,7 @@ def test_a_teacher_adds_the_divergence_of_whole_lists(plain: Path, tmp_path: Pat
     assert float(loss.detach()) == pytest.approx(
         float(measures["in_batch"]) + float(measures["distillation"]), rel=1e-5
     )
-    alone = task(plain, ColbertRecipe(**{**{f: getattr(RECIPE, f) for f in RECIPE.__slots__}, "in_batch": False}), some)
+    alone = task(plain, replace(RECIPE, in_batch=False), some)
     loss, measures = alone.loss(alone.batches(0)[0])
     assert float(loss.detach()) == pytest.approx(float(measures["distillation"]), rel=1e-6)
 
