@@ -10,12 +10,14 @@ from cyclopts import Parameter
 from flows.command.reply import Common, Reply, figures
 from flows.index import Indexed, Order, index_vectors
 from flows.prospect import prospect
+from flows.token_prospect import token_prospect
 from rag_model.errors import UsageError
 from rag_model.index.build import rows_path
 from rag_model.index.files.engine import Metric
 from rag_model.index.files.intake import Invalid, look
 from rag_model.index.quality.health import Effort
 from rag_model.index.recipe import IndexRecipe
+from rag_model.index.registry import kind_for
 from rag_model.index.sizing.amounts import parse_bytes
 
 OPEN = "HNSW32"  # the default structure, if it fits in memory
@@ -69,7 +71,8 @@ def index(
     """Build one index over vectors of any origin: a file that plain faiss reads, and a report of recall and latency.
 
     An interrupted run is resumed by running the same command again. Beam's options follow after `--`.
-    With --plan nothing is built: `bookwheel index --plan --n 21015324 -d 768 --memory 16GB`.
+    With --plan nothing is built: `bookwheel index --plan --n 21015324 -d 768 --memory 16GB`. With --index MaxSim it
+    tells what token vectors of so many passages cost: `bookwheel index --plan --index MaxSim --n 21015324 -d 128`.
     """
     files = tuple(Path(path) for path in takewhile(lambda path: not path.startswith("-"), paths))
     if not plan and len(files) < 2:
@@ -96,8 +99,11 @@ def index(
         work=work,
         beam_options=paths[len(files) :],
     )
+    represents = kind_for(recipe.factory).represents
     if plan:
-        return prospect(order, *_size(order, n, d))
+        return (token_prospect if represents == "tokens" else prospect)(order, *_size(order, n, d))
+    if represents != "vectors":
+        raise UsageError(f"{factory} is not built over vectors from files: name it in a recipe, as [index.NAME]")
     made = index_vectors(order)
     return Reply(_document(made), _words(made))
 

@@ -159,15 +159,16 @@ def exhaustive(data: Data, every: TokenVectors) -> Rows:
     return np.array(best)
 
 
-def codecs(data: Data, every: TokenVectors, folder: Path, names: Sequence[str]) -> dict[str, Any]:
+def codecs(data: Data, every: TokenVectors, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Measure codecs: bytes and error of a token, nDCG@10 of all passages by the codes."""
     found: dict[str, Any] = {}
-    for name in names:
+    for name in options.codecs:
         kind, n = kind_for(name), len(every)
+        recipe = IndexRecipe(name, train_sample=options.sample)
         work = folder / name
         work.mkdir()
         began = time.process_time()
-        facts = build(kind.plan(IndexRecipe(name), n, every.vectors.shape[1]), [data.tokens], work / "index", work)
+        facts = build(kind.plan(recipe, n, every.vectors.shape[1]), [data.tokens], work / "index", work)
         seconds = time.process_time() - began
         index = TokenIndexFile.open(work / "index")
         coded = index.decoded(np.arange(n))
@@ -175,10 +176,11 @@ def codecs(data: Data, every: TokenVectors, folder: Path, names: Sequence[str]) 
             "code_bytes": index.codec.width,
             "bytes_a_passage": round((work / "index").stat().st_size / n),
             "error": round(float(np.square(coded.vectors - every.vectors).sum(axis=1).mean()), 4),
-            "ndcg": round(float(ndcg(exhaustive(data, coded), data.relevant).mean()), 4),
             "centroids": facts["train"][0]["centroids"],
             "build_cpu_seconds": round(seconds, 1),
         }
+        if not options.errors_only:
+            found[name]["ndcg"] = round(float(ndcg(exhaustive(data, coded), data.relevant).mean()), 4)
     peers = {row["code_bytes"]: row["error"] for name, row in found.items() if "Bits" in name}
     for row in found.values():
         row["error_ratio"] = round(row["error"] / peers.get(row["code_bytes"], row["error"]), 3)
@@ -232,6 +234,8 @@ def main() -> None:
     parser.add_argument("--asked", type=int, default=60, help="questions")
     parser.add_argument("--colbert", help="folder of a trained ColBERT")
     parser.add_argument("--codecs", nargs="+", default=list(CODECS[:3]))
+    parser.add_argument("--sample", type=int, help="tokens that train a codec; by default by their number")
+    parser.add_argument("--errors-only", action="store_true", help="no nDCG@10 of each codec: it takes longest")
     parser.add_argument("--depths", type=int, nargs="+", default=[100, 200, 500])
     parser.add_argument("--cache", type=Path, help="keeps the vectors; by default a temporary folder")
     options = parser.parse_args()
@@ -241,7 +245,7 @@ def main() -> None:
         file = TokenFile(data.tokens)
         every = TokenVectors.joined(list(file.blocks()))
         best = ndcg(exhaustive(data, every), data.relevant)
-        coded = codecs(data, every, Path(folder), options.codecs)
+        coded = codecs(data, every, Path(folder), options)
         chosen = min(coded, key=lambda name: (coded[name]["code_bytes"] != 32, coded[name]["error"]))
         told = {
             "benchmark": "maxsim",

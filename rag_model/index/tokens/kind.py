@@ -29,6 +29,7 @@ TOKENS = 120  # vectors of a passage of 100 words and its title, punctuation dro
 _CODED = Floor(mean=0.60, p5=0.25)
 _PRODUCTS = 5e9  # multiplications and additions per second of one core
 _MOVED = 5e7  # bytes of codes per second that one core joins
+_PART = 1 << 16  # passages of a part, if it is not known
 _ROUNDS = 20  # of k-means, the codes' included
 
 
@@ -161,7 +162,7 @@ class TokenKind:
         code = bytes_a_token(plan)
         cells = 4 * plan.d * centroids.affordable(tokens, sample)
         size = tokens * code + 8 * plan.n + cells
-        part = (part_rows or plan.n) * TOKENS * code
+        part = min(plan.n, part_rows or _PART) * TOKENS * code
         stages = {"train": 3 * 4 * plan.d * sample, "scatter": 2 * part + cells + (64 << 20), "merge": 32 << 20}
         held = {stage: round(amount) + PROCESS for stage, amount in stages.items()}
         return Estimate(held, size + PROCESS, size, 3 * size)

@@ -1,0 +1,28 @@
+"""`index --plan --index MaxSim`: bytes and seconds of token vectors before they are paid; nothing is built."""
+
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.xdist_group("flows")  # one server for all of them
+
+
+def test_a_plan_says_what_a_passage_costs(bookwheel: Any) -> None:
+    ran = bookwheel("index", "--plan", "--index", "MaxSim,Bits2", "--n", 21_015_324, "-d", 128, "--json")
+    assert ran.code == 0, ran.err
+    found = ran.json
+    assert found["vector_bytes_a_passage"] == 120 * 128 * 2
+    assert found["bytes_a_passage"] == 120 * (2 + 32) + 8
+    assert found["disk_bytes"] == pytest.approx(found["n"] * found["bytes_a_passage"], rel=0.01)
+    assert 0 < found["coding_seconds_a_passage"] < 10
+    assert found["encoding_seconds_a_passage"]["MiniLM"] < found["encoding_seconds_a_passage"]["BERT-base"]
+    told = bookwheel("index", "--plan", "--index", "MaxSim", "--n", 1000, "-d", 96).out
+    assert "MaxSim,PQ24 over 1,000 passages" in told
+    assert "a passage" in told
+
+
+def test_token_vectors_are_not_built_from_files(bookwheel: Any, tmp_path: Any) -> None:
+    ran = bookwheel("index", tmp_path / "a.npy", tmp_path / "out", "--index", "MaxSim")
+    assert (ran.code, "is not built over vectors from files" in ran.complaint) == (2, True)
+    ran = bookwheel("index", "--plan", "--index", "MaxSim,PQ7", "--n", 10, "-d", 128)
+    assert (ran.code, "cannot cut 128 dimensions into 7 pieces" in ran.complaint) == (2, True)
