@@ -9,10 +9,9 @@ from typing import Any, Literal, Self
 from beam_jobs.job import run_job
 from beam_jobs.launch import Launch, OnProgress, Report
 from beam_jobs.libraries import versions
+from rag_model.encoders.carried import load_carried
 from rag_model.encoders.embed import VERSION, Dtype, embed_changes
 from rag_model.encoders.embed_tokens import embed_tokens
-from rag_model.encoders.encoder import Encoder
-from rag_model.encoders.token_encoder import TokenEncoder
 from rag_model.snapshots.cut_part import CutPart
 from rag_model.snapshots.encoded_part import EncodedPart
 from rag_model.snapshots.encoding import StoredEncoder
@@ -66,7 +65,7 @@ def embed(task: EmbedTask, store: Store) -> Report:
     def produce(workdir: Path) -> Produced:
         out = workdir / "embeddings.npy"
         passages, earlier = store.blobs.local(task.passages), local_files(store, task.earlier)
-        given = passages, out, partial(_encoder, store.url, task.encoder, task.kind), task.dim, task.dtype, earlier
+        given = passages, out, partial(_encoder, store.url, task.encoder), task.dim, task.dtype, earlier
         facts = embed_tokens(*given) if task.kind == "tokens" else embed_changes(*given)
         return Produced({"embeddings": out}, asdict(facts))
 
@@ -75,10 +74,9 @@ def embed(task: EmbedTask, store: Store) -> Report:
 
 
 @lru_cache(maxsize=1)  # a worker loads the model once, for the first part that needs it
-def _encoder(store_url: str, files: tuple[tuple[str, BlobRef], ...], kind: str) -> Any:
+def _encoder(store_url: str, files: tuple[tuple[str, BlobRef], ...]) -> Any:
     blobs = Store.open(store_url).blobs
-    folder = linked_tree({name: blobs.local(ref) for name, ref in files})
-    return TokenEncoder.load(folder) if kind == "tokens" else Encoder.load(folder)
+    return load_carried(linked_tree({name: blobs.local(ref) for name, ref in files}), "passage")
 
 
 def run(tasks: Sequence[EmbedTask], launch: Launch, on_progress: OnProgress | None = None) -> list[EncodedPart]:

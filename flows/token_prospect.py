@@ -2,9 +2,9 @@
 
 from flows.command.reply import Reply
 from flows.index import Order
-from rag_model.index.registry import kind_for
 from rag_model.index.sizing.amounts import gigabytes
 from rag_model.index.tokens.cost import cost_of
+from rag_model.index.tokens.kind import KIND
 from rag_model.needs.machine import CORE, GPU
 
 _ENCODERS = {"MiniLM": 10.6e6, "BERT-base": 85e6}  # weights of the layers: each is used twice a token
@@ -17,9 +17,8 @@ def token_prospect(order: Order, n: int, d: int) -> Reply:
     Raises:
         UsageError: the codec does not fit `d`.
     """
-    kind = kind_for(order.recipe.factory)
-    plan = kind.plan(order.recipe, n, d)
-    whole, one = kind.estimate(plan), cost_of(plan)
+    plan = KIND.plan(order.recipe, n, d)
+    whole, one = KIND.estimate(plan), cost_of(plan)
     encoding = {name: 2 * size * _READ for name, size in _ENCODERS.items()}  # operations a passage
     document = {
         "factory": plan.factory,

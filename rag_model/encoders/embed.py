@@ -5,11 +5,11 @@ and on the encoder. Only the other passages are encoded, one window at a time, i
 an incremental build gives the same vectors as a full one. At most one window of texts and vectors is held in memory.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO, Literal, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from rag_model.encoders.encoder import Encoder
+from rag_model.encoders.encoder import Encoder, Vectors
 from rag_model.encoders.spec import TextInput
 from rag_model.errors import InputError
 
@@ -38,6 +38,29 @@ class EmbedFacts:
     arithmetic: str  # bfloat16
 
 
+class PassageEncoder(Protocol):
+    """What is needed of an encoder; `Encoder` is one."""
+
+    @property
+    def window(self) -> int:
+        """How many inputs are encoded together."""
+        ...
+
+    @property
+    def spec(self) -> Any:
+        """Makes an input of title and text, by `passage`."""
+        ...
+
+    @property
+    def model(self) -> Any:
+        """Has a `device` and a `dtype`."""
+        ...
+
+    def stream(self, windows: Iterable[Sequence[TextInput]], *, steady: bool = False) -> Iterator[tuple[Vectors, int]]:
+        """Yield each window's (n, d) float32 vectors and its number of tokens."""
+        ...
+
+
 def embed_part(passages: Path, out: Path, encoder: Encoder, dtype: Dtype = "float16") -> EmbedFacts:
     """Write the vectors of the passages in Parquet file `passages` to `out`: an (n, d) `.npy` of `dtype`.
 
@@ -50,7 +73,7 @@ def embed_part(passages: Path, out: Path, encoder: Encoder, dtype: Dtype = "floa
 def embed_changes(
     passages: Path,
     out: Path,
-    encoder: Callable[[], Encoder],
+    encoder: Callable[[], PassageEncoder],
     dim: int,
     dtype: Dtype,
     earlier: Sequence[tuple[Path, Path]],
@@ -165,7 +188,7 @@ def _vectors(file: Path) -> NDArray[Any]:
 
 
 def _inputs(
-    source: pq.ParquetFile, rows: NDArray[np.int64], encoder: Encoder, passages: Path
+    source: pq.ParquetFile, rows: NDArray[np.int64], encoder: PassageEncoder, passages: Path
 ) -> Iterator[list[TextInput]]:
     """Yield the encoder inputs of ascending `rows`, one window at a time; the last may be shorter."""
     held, start = list[TextInput](), 0

@@ -6,17 +6,30 @@ to d' components by random signs, and all of it is repeated R times: R 2^k d' co
 trained: the seed decides every random number.
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from rag_model.corpus.token_file import TokenVectors
 from rag_model.encoders.encoder import Vectors
-from rag_model.errors import UsageError
+from rag_model.encoders.files import read_object
+from rag_model.encoders.space import Space, asked_space
+from rag_model.encoders.spec import RECORD_FILE, TextInput
+from rag_model.encoders.token_encoder import TokenEncoder
+from rag_model.encoders.token_spec import TokenSpec
+from rag_model.errors import InputError, UsageError
 
+if TYPE_CHECKING:
+    from rag_model.encoders.token_model import TokenModel
+
+RECORDED = "muvera"  # field of an encoder's record
 _MOST_BITS = 10
+_WINDOW = 512  # passages whose token vectors are held at a time
 Buckets = npt.NDArray[np.int64]
 
 
@@ -91,14 +104,94 @@ class Muvera:
         if self.projected == self.dim:
             return np.broadcast_to(np.eye(self.dim, dtype=np.float32) * np.float32(scale), shape)
         drawn = np.random.default_rng([self.seed, 1]).integers(0, 2, shape) * 2 - 1
-        return (drawn * scale / np.sqrt(self.projected)).astype(np.float32)
+        signs: Vectors = (drawn * scale / np.sqrt(self.projected)).astype(np.float32)
+        return signs
 
 
 def nearest(buckets: Buckets, wanted: Buckets) -> Buckets:
     """Return for each of (w,) buckets the place of the token, (t,), whose bucket differs in the fewest bits.
 
-    Of several the first. The paper: "the token whose bucket is nearest in Hamming distance", section 2.1.
+    Of several the first.
     """
     distance = np.bitwise_count(wanted[:, None] ^ buckets[None, :])  # (w, 1), (1, t) -> (w, t)
     found: Buckets = distance.argmin(axis=1)
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class MuveraEncoder:
+    """A ColBERT whose vectors become one: an encoder of dense vectors, with another side for questions."""
+
+    tokens: TokenEncoder
+    muvera: Muvera
+
+    @classmethod
+    def load(cls, folder: Path) -> Self:
+        """Load the encoder of a folder whose record says how its ColBERT's vectors become one.
+
+        Raises:
+            InputError: the record or a file of the ColBERT is missing or corrupt.
+        """
+        tokens = TokenEncoder.load(folder)
+        told = read_object(folder / RECORD_FILE).get(RECORDED)
+        if not isinstance(told, dict):
+            raise InputError(f"{folder} does not say how its token vectors become one: reindex the snapshot")
+        return cls(tokens, muvera_of(told, tokens.dim))
+
+    @property
+    def name(self) -> str:
+        """The ColBERT's name."""
+        return self.tokens.name
+
+    @property
+    def spec(self) -> TokenSpec:
+        """How a passage is read."""
+        return self.tokens.spec
+
+    @property
+    def model(self) -> "TokenModel":
+        """The ColBERT's model."""
+        return self.tokens.model
+
+    @property
+    def dim(self) -> int:
+        """The number of components of a vector."""
+        return self.muvera.width
+
+    @property
+    def window(self) -> int:
+        """How many passages are encoded together."""
+        return _WINDOW
+
+    def space(self) -> Space:
+        """Return the space of its question vectors."""
+        return asked_space(self.tokens.folder) or muvera_space(self.tokens.space(), self.muvera)
+
+    def encode_questions(self, questions: Sequence[str]) -> Vectors:
+        """Return (n, d) float32 vectors of questions, in order: sums."""
+        return self.muvera.questions(self.tokens.encode_questions(questions))
+
+    def stream(self, windows: Iterable[Sequence[TextInput]], *, steady: bool = False) -> Iterator[tuple[Vectors, int]]:
+        """Yield each window's (n, d) float32 vectors of passages, and its number of token vectors."""
+        for window in windows:
+            tokens = self.tokens.encode_inputs([one if isinstance(one, str) else " ".join(one) for one in window])
+            yield self.muvera.passages(tokens), int(tokens.offsets[-1])
+
+
+def muvera_of(settings: Mapping[str, Any], dim: int) -> Muvera:
+    """Return the encoding that settings ask for, of token vectors of `dim` components.
+
+    Raises:
+        UsageError: a setting is unknown or wrong.
+    """
+    known = [field.name for field in fields(Muvera) if field.name != "dim"]
+    for name, value in settings.items():
+        if name not in known or type(value) is not int:
+            raise UsageError(f"{name} = {value!r} is no setting of MUVERA: give whole numbers for {', '.join(known)}")
+    return Muvera(dim, **settings)
+
+
+def muvera_space(tokens: Space, muvera: Muvera) -> Space:
+    """Return the space of the single vectors, from that of the token vectors."""
+    numbers = f"{muvera.repetitions}x{muvera.bits}x{muvera.projected}, seed {muvera.seed}"
+    return replace(tokens, pooling=f"{tokens.pooling}, muvera {numbers}", normalize=False, dim=muvera.width)

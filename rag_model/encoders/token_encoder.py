@@ -162,7 +162,15 @@ class TokenEncoder:
         Raises:
             InputError: a vector is not finite.
         """
-        lines = self.marker.passages([f"{a} {b}".strip() for a, b in zip(titles, texts, strict=True)])
+        return self.encode_inputs([self.spec.passage(*both) for both in zip(titles, texts, strict=True)])
+
+    def encode_inputs(self, inputs: Sequence[str]) -> TokenVectors:
+        """Return what `encode_passages` does, of passages as the spec joins them.
+
+        Raises:
+            InputError: a vector is not finite.
+        """
+        lines = self.marker.passages(inputs)
         if not lines:
             return TokenVectors(np.zeros((0, self.dim), np.float32), offsets_of(np.zeros(0, np.int64)))
         found: list[Vectors | None] = [None] * len(lines)
@@ -216,16 +224,18 @@ def token_space(folder: Path, spec: TokenSpec, name: str = "") -> Space:
     )
 
 
-def token_files(folder: Path, spec: TokenSpec, space: Space, workdir: Path) -> dict[str, Path]:
+def token_files(
+    folder: Path, spec: TokenSpec, space: Space, workdir: Path, more: Mapping[str, Any] | None = None
+) -> dict[str, Path]:
     """Return, by relative name, the files that form a ColBERT for questions in `space`.
 
-    Its record, `bookwheel.json`, is written into `workdir`; the others are files of `folder`.
+    Its record, `bookwheel.json`, is written into `workdir`, with `more` fields; the others are files of `folder`.
 
     Raises:
         InputError: `folder` has no weights or no tokenizer.
     """
     record = workdir / RECORD_FILE
-    told = {"asks": space.to_json(), RECORDED: spec.to_json()}
+    told = {"asks": space.to_json(), RECORDED: spec.to_json(), **(more or {})}
     record.write_text(json.dumps(told, indent=2, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
     files = {path.name: path for path in [folder / CONFIG, *tokenizer_files(folder), *weight_files(folder), record]}
     files |= {name: folder / name for name in (METADATA, MODULES, PYLATE) if (folder / name).is_file()}

@@ -61,6 +61,11 @@ class TokenModel(nn.Module):
         return int(self.linear.weight.shape[0])
 
     @property
+    def dtype(self) -> torch.dtype:
+        """The arithmetic of the transformer."""
+        return self.linear.weight.dtype
+
+    @property
     def device(self) -> torch.device:
         """The current device of the weights."""
         return self.linear.weight.device

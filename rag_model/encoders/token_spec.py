@@ -50,6 +50,10 @@ class TokenSpec:
         usual = self.skipped == tuple(string.punctuation)
         return "tokens" if usual else f"tokens without {digest_json(list(self.skipped))[-8:]}"
 
+    def passage(self, title: str, text: str) -> str:
+        """Return the tokenizer's input for a passage."""
+        return f"{title} {text}".strip()
+
     def to_json(self) -> dict[str, Any]:
         """Return the spec as JSON values."""
         return {**asdict(self), "skipped": list(self.skipped)}

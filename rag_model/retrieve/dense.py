@@ -7,9 +7,8 @@ still searches by vector, with nothing installed but the core.
 from collections.abc import Mapping
 from typing import Any, Self
 
-from rag_model.encoders.encoder import Encoder
+from rag_model.encoders.carried import load_carried
 from rag_model.encoders.space import Space, check_same_space
-from rag_model.encoders.token_encoder import TokenEncoder
 from rag_model.errors import UsageError
 from rag_model.index.factory import Exact, Graph, parse
 from rag_model.index.files.engine import Vectors
@@ -18,7 +17,7 @@ from rag_model.retrieve.found import Found, SnapshotRetriever
 from rag_model.retrieve.indexes import metric_of, open_index_of, represents
 from rag_model.retrieve.questions import QuestionEncoder, Questions
 from rag_model.retrieve.retriever import Hit
-from rag_model.store.versions.paths import EMBEDDINGS, TOKENS, question_encoder
+from rag_model.store.versions.paths import EMBEDDINGS, question_encoder
 from rag_model.store.versions.snapshot import Snapshot
 
 
@@ -98,10 +97,7 @@ def carried_encoder(snapshot: Snapshot, representation: str = EMBEDDINGS) -> Que
         MissingExtraError: the model extra is not installed.
         StoreError: the snapshot carries none.
     """
-    folder = snapshot.folder(question_encoder(representation))
-    if snapshot.manifest.content.kind_of(representation) == TOKENS:
-        return TokenEncoder.load(folder)
-    return Encoder.load(folder, "question")
+    return load_carried(snapshot.folder(question_encoder(representation)))
 
 
 def gives_products(indexes: Mapping[str, Mapping[str, Any]], name: str) -> bool:

@@ -1,5 +1,6 @@
 """The encoders of a build, one per representation."""
 
+from rag_model.encoders.muvera import RECORDED as MUVERA
 from rag_model.errors import UsageError
 from rag_model.snapshots.encoding import StoredEncoder, store_encoder, store_token_encoder
 from rag_model.snapshots.recipe import Recipe
@@ -19,6 +20,8 @@ def store_encoders(store: Store, encoder: str, recipe: Recipe, models: Store | N
             raise UsageError(f"[represent.{name}] of the recipe names no encoder: add encoder = FOLDER or model:NAME")
     found = {EMBEDDINGS: store_encoder(store, encoder, recipe.encode, models)}
     for name, its in recipe.represent.items():
-        put = store_token_encoder if recipe.represented()[name] == TOKENS else store_encoder
-        found[name] = put(store, its.encoder, its.encode, models)
+        if recipe.represented()[name] == TOKENS or its.kind == MUVERA:
+            found[name] = store_token_encoder(store, its.encoder, its, models)
+        else:
+            found[name] = store_encoder(store, its.encoder, its.encode, models)
     return found

@@ -9,6 +9,8 @@ from typing import Any, Literal
 from rag_model.encoders.architecture import check_kind
 from rag_model.encoders.embed import Dtype
 from rag_model.encoders.files import CONFIG, read_object
+from rag_model.encoders.muvera import RECORDED as MUVERA
+from rag_model.encoders.muvera import muvera_of, muvera_space
 from rag_model.encoders.resolve import question_files, resolve_folder
 from rag_model.encoders.space import Space, asked_space, check_same_space, space_of
 from rag_model.encoders.spec import EncoderSpec, known_prompts, read_spec
@@ -29,18 +31,19 @@ class EncodeRecipe:
     spec: Mapping[str, Any] = field(default_factory=dict)  # fields of EncoderSpec that replace those of the folder
 
 
-Kind = Literal["", "vectors", "tokens"]
+Kind = Literal["", "vectors", "tokens", "muvera"]
 
 
 @dataclass(frozen=True, slots=True)
 class RepresentRecipe:
     """How passages become vectors of an additional representation."""
 
-    kind: Kind = ""  # one vector a passage, or many (`tokens`, by a ColBERT); empty: as the name `tokens` says
+    kind: Kind = ""  # one vector a passage; `tokens`: many, by a ColBERT; `muvera`: one made of many; empty: by name
     encoder: str = ""  # folder or hub name of its passage encoder, or `model:NAME`; a build needs one
     dtype: Dtype = "float16"  # as stored
     question_encoder: str = ""  # as of `EncodeRecipe`
     spec: Mapping[str, Any] = field(default_factory=dict)  # as of `EncodeRecipe`
+    muvera: Mapping[str, Any] = field(default_factory=dict)  # of the kind `muvera`: repetitions, bits, projected, seed
 
     @property
     def encode(self) -> EncodeRecipe:
@@ -57,11 +60,7 @@ class StoredEncoder:
     space: Space
     passage: tuple[tuple[str, BlobRef], ...]  # (file name, blob), hashable: a worker loads equal encoders once
     question: tuple[tuple[str, BlobRef], ...]
-
-    @property
-    def kind(self) -> Literal["vectors", "tokens"]:
-        """What it makes of a passage: one vector, or many."""
-        return "tokens" if isinstance(self.spec, TokenSpec) else "vectors"
+    kind: Literal["vectors", "tokens"] = "vectors"  # what it makes of a passage: one vector, or many
 
 
 def store_encoder(store: Store, name: str, recipe: EncodeRecipe, models: Store | None = None) -> StoredEncoder:
@@ -93,22 +92,28 @@ def store_encoder(store: Store, name: str, recipe: EncodeRecipe, models: Store |
     return StoredEncoder(name, spec, space, passage, question)
 
 
-def store_token_encoder(store: Store, name: str, recipe: EncodeRecipe, models: Store | None = None) -> StoredEncoder:
+def store_token_encoder(store: Store, name: str, recipe: RepresentRecipe, models: Store | None = None) -> StoredEncoder:
     """Do as `store_encoder` with a ColBERT: a folder, a hub name, or `model:NAME` of one that was trained here.
 
     Raises:
         InputError: it is not found, it is no ColBERT, or a file of it is missing or corrupt.
         StoreError: the store has no such model.
-        UsageError: `recipe.spec` names an unknown field, there is a question encoder, or the model is no ColBERT.
+        UsageError: a setting is unknown, there is a question encoder, or the model is no ColBERT.
     """
     if recipe.question_encoder:
         raise UsageError(f"{name} encodes questions and passages alike: leave question_encoder out")
     folder = colbert_folder(models or store, name)
     spec = read_token_spec(folder, recipe.spec)
-    space = _named(token_space(folder, spec), folder)
+    space, more = token_space(folder, spec), dict[str, Any]()
+    if recipe.kind == MUVERA:
+        space = muvera_space(space, muvera_of(recipe.muvera, space.dim))
+        more = {MUVERA: dict(recipe.muvera)}
+    elif recipe.muvera:
+        raise UsageError(f"muvera settings do not apply to token vectors: say kind = {MUVERA!r}, or leave them out")
+    space = _named(space, folder)
     with tempfile.TemporaryDirectory(prefix="bookwheel-") as workdir:
-        files = _put(store, token_files(folder, spec, space, Path(workdir)))
-    return StoredEncoder(name, spec, space, files, files)
+        files = _put(store, token_files(folder, spec, space, Path(workdir), more))
+    return StoredEncoder(name, spec, space, files, files, "vectors" if more else "tokens")
 
 
 def _named(space: Space, folder: Path) -> Space:

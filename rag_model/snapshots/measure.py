@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from rag_model.encoders.encoder import Encoder
+from rag_model.encoders.carried import load_carried
 from rag_model.encoders.token_encoder import TokenEncoder
 from rag_model.evaluation.gate import Findings, GateRecipe
 from rag_model.evaluation.sampling import sample_rows, sample_sentences
@@ -110,7 +110,7 @@ def trial_of(snapshot: Snapshot, recipe: GateRecipe, representation: str = EMBED
     Raises:
         InputError: the vectors are damaged.
     """
-    encoder = Encoder.load(snapshot.folder(question_encoder(representation)), "question")
+    encoder = load_carried(snapshot.folder(question_encoder(representation)))
     questions = encoder.encode_questions(_asked(snapshot, recipe)[1])
     return Trial.of(exact_index_of(snapshot, representation), questions, min(recipe.k, snapshot.n))
 

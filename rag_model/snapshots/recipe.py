@@ -82,7 +82,8 @@ class Recipe:
         """Return the representations of vectors and what each has of a passage: one vector, or many."""
         found: dict[str, Represents] = {EMBEDDINGS: "vectors"}
         for name, its in self.represent.items():
-            found[name] = its.kind or ("tokens" if name == TOKENS else "vectors")
+            kind = its.kind or (TOKENS if name == TOKENS else "vectors")
+            found[name] = "tokens" if kind == TOKENS else "vectors"
         return found
 
     def content(self) -> dict[str, Any]:
@@ -95,8 +96,9 @@ class Recipe:
         del values["gate"], values["retriever"], values["encode"]["question_encoder"]
         for representation in values["represent"].values():
             del representation["encoder"], representation["question_encoder"]
-            if not representation["kind"]:  # said by the name
-                del representation["kind"]
+            for setting in ("kind", "muvera"):
+                if not representation[setting]:
+                    del representation[setting]
         return {**values, "chunk": self.chunk.content()}
 
 

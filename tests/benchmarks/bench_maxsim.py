@@ -100,10 +100,12 @@ def read(options: argparse.Namespace, cache: Path) -> Data:
         rows = rows[:: max(1, len(rows) // options.count)]
     asked = lines(options.questions or QUESTIONS)
     rows, asked = rows[: options.count], asked[:: max(1, len(asked) // options.asked)][: options.asked]
-    known = {row["id"]: number for number, row in enumerate(rows) if "id" in row}
+    known = dict[str, int]()
+    for number, row in enumerate(rows):  # a later file may use an id again: questions are about the first
+        known.setdefault(str(row.get("id")), number)
     if all("paragraph" in one for one in asked):
-        asked = [one for one in asked if one["paragraph"] in known]
-        relevant = [{known[one["paragraph"]]} for one in asked]
+        asked = [one for one in asked if str(one["paragraph"]) in known]
+        relevant = [{known[str(one["paragraph"])]} for one in asked]
     else:
         answers = [Answers(one["answers"]) for one in asked]
         relevant = [{n for n, row in enumerate(rows) if one.are_in(row["text"])} for one in answers]
@@ -214,7 +216,7 @@ def candidates(data: Data, folder: Path, codec: str, depths: Sequence[int]) -> d
             own = ndcg(rows, data.relevant)
             found[f"depth {depth}, rounds {rounds}"] = {
                 "ndcg": round(float(own.mean()), 4),
-                "share": round(float(own.mean() / whole.mean()), 4),
+                "share": round(float(own.mean() / max(whole.mean(), 1e-9)), 4),
                 "difference": interval(own - whole),
                 "ms": ms,
             }

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from rag_model.corpus.token_file import TokenFile
+from rag_model.encoders.muvera import Muvera
 from rag_model.encoders.token_encoder import TokenEncoder
 from rag_model.index.tokens.maxsim import maxsim
 from rag_model.index.tokens.rows import TokenRows
@@ -18,6 +19,7 @@ from rag_model.store.store import Store
 from rag_model.store.upkeep.verify import verify
 from rag_model.store.versions.snapshot import Snapshot
 from tests.fixtures.tiny import save_cross_encoder
+from tests.fixtures.tiny_colbert import DIM as TINY_DIM
 from tests.fixtures.tiny_colbert import save_colbert, save_marked_bert
 
 pytestmark = pytest.mark.xdist_group("flows")  # one server for all of them
@@ -28,14 +30,27 @@ part_bytes = 50_000
 [represent.tokens]
 encoder = "{colbert}"
 
+[represent.fixed]
+kind = "muvera"
+encoder = "{colbert}"
+muvera = {{ repetitions = 2, bits = 2, projected = 8 }}
+
 [index.hnsw]
 factory = "HNSW8"
+
+[index.fixed]
+factory = "HNSW8"
+over = "fixed"
 
 [index.tokens]
 factory = "MaxSim,PQ8"
 
 [gate.floors.tokens]
 mean = 0.1
+p5 = 0.0
+
+[gate.floors.fixed]
+mean = 0.5
 p5 = 0.0
 """
 QUESTION = "who was the king of the river city?"
@@ -75,6 +90,14 @@ def test_token_vectors_go_the_whole_way(
         stored = TokenRows(files).take(np.array([0, before - 1]))
         assert (stored.offsets == own.offsets).all()
         assert np.abs(stored.vectors - own.vectors).max() < 2e-3  # float16
+
+        muvera = Muvera(TINY_DIM, repetitions=2, bits=2, projected=8)
+        fixed = np.concatenate([snapshot.embeddings(part.name, "fixed") for part in snapshot.parts])
+        assert fixed.shape == (before, muvera.width)
+        assert np.abs(fixed[[0, -1]] - muvera.passages(own)).max() < 2e-3
+        hits = open_retriever(snapshot, "fixed").search([QUESTION], 3)[0]
+        sums = muvera.questions(TokenEncoder.load(colbert).encode_questions([QUESTION]))[0]
+        assert [hit.score for hit in hits] == pytest.approx([float(sums @ fixed[hit.row]) for hit in hits], rel=1e-2)
 
         every = open_index_of(snapshot, "tokens")
         asked = TokenEncoder.load(colbert).encode_questions([QUESTION])

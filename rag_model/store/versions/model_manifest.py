@@ -22,7 +22,8 @@ from rag_model.store.versions.checks import (
 )
 
 FORMAT = 1
-SUFFIXES = (".json", ".jsonl", ".safetensors", ".txt", ".model", ".md", ".jinja")  # .model: sentencepiece; no pickles
+# No pickles. `.model` is sentencepiece's, `.metadata` ColBERT's settings in JSON.
+SUFFIXES = (".json", ".jsonl", ".safetensors", ".txt", ".model", ".md", ".jinja", ".metadata")
 _KIND = re.compile(r"[a-z][a-z0-9-]{0,39}")
 
 

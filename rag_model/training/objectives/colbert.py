@@ -194,7 +194,7 @@ class ColbertTask:
 
     def _read(self, passages: Sequence[Passage]) -> tuple[Tensor, Tensor]:
         """Return the vectors of passages, (m, t, d), and which of their tokens are kept, (m, t)."""
-        lines = self._begun.marker.passages([f"{one.title} {one.text}".strip() for one in passages])
+        lines = self._begun.marker.passages([self._begun.marker.spec.passage(one.title, one.text) for one in passages])
         marked = self._begun.marker.batch(lines)
         kept = torch.from_numpy(marked.kept).to(self.module.device)
         return self.module(*as_tensors(marked, self.module.device)), kept

@@ -112,7 +112,10 @@ def test_a_depth_asks_for_more_and_gives_as_many(snapshot: Snapshot, encoder: En
     [
         ("bm25", r"has no index 'bm25': choose one of hnsw, ivfpq, exact"),
         ("rrf(hnsw, bm52)", r"character 11: snapshot \w+ has no index 'bm52': choose one of hnsw, ivfpq, exact"),
-        ("fuse(hnsw, ivfpq)", "character 1: there is no call 'fuse': choose one of rerank, rrf, or name an index"),
+        (
+            "fuse(hnsw, ivfpq)",
+            "character 1: there is no call 'fuse': choose one of maxsim, rerank, rrf, or name an index",
+        ),
         ("hnsw(ivfpq)", "there is no call 'hnsw'"),
         ("rrf(hnsw, __import__)", "has no index '__import__'"),
         (f"rrf({MANY})", "more than 16 indexes are searched"),
@@ -233,7 +236,7 @@ def test_a_package_can_offer_a_call(
     assert ranks["exact"] + ranks["reversed(exact)"] == 13
     with pytest.raises(InputError, match=r"retriever 'lost' \(others_gone:build\) cannot be imported"):
         open_retriever(snapshot, "lost(hnsw)")
-    with pytest.raises(UsageError, match="choose one of rerank, rrf, lost, worst"):
+    with pytest.raises(UsageError, match="choose one of maxsim, rerank, rrf, lost, worst"):
         open_retriever(snapshot, "found(hnsw)")
 
 
