@@ -69,7 +69,8 @@ class Composer:
 
     def __init__(self, materials: Materials, most_depth: int | None = None) -> None:
         """Compose from `materials`; no leg may be asked for more than `most_depth` passages."""
-        self._materials, self.most_depth, self._legs = materials, most_depth, 0
+        self._materials, self.most_depth = materials, most_depth
+        self._searched: list[str] = []  # indexes, in the expression's order
 
     def retriever(self, tree: Word | Call) -> SnapshotRetriever:
         """Return the retriever of a whole expression.
@@ -104,7 +105,9 @@ class Composer:
         return name, self._materials.tokens(name)
 
     def graph(self, node: Node | None) -> Graph | None:
-        """Return a graph and its bottom layer: of the index that is named, else of the first, None if there is none.
+        """Return a graph and its bottom layer: of the index that is named, else of the first that is searched already.
+
+        Without such a one it is the first of all; None if there is none.
 
         Raises:
             UsageError: it is another kind of index, or unknown here.
@@ -112,8 +115,8 @@ class Composer:
         if node is not None:
             name = self._of_kind(node, "hnsw", "a graph")
             return Graph(name, self._materials.graph(name))
-        graphs = (name for name in self._materials.names() if self._materials.kind(name) == "hnsw")
-        first = next(graphs, None)
+        names = (*self._searched, *self._materials.names())
+        first = next((name for name in names if self._materials.kind(name) == "hnsw"), None)
         return None if first is None else Graph(first, self._materials.graph(first))
 
     def scorer(self, node: Node) -> tuple[str, PairScorer]:
@@ -139,8 +142,8 @@ class Composer:
     def _count(self, node: Word, name: str) -> None:
         if name not in self._materials.names():
             raise node.wrong(self._materials.unknown(name))
-        self._legs += 1
-        if self._legs > MOST_LEGS:
+        self._searched.append(name)
+        if len(self._searched) > MOST_LEGS:
             raise node.wrong(f"more than {MOST_LEGS} indexes are searched: take some out")
 
     def _called(self, call: Call) -> SnapshotRetriever:

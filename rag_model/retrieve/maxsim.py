@@ -152,7 +152,7 @@ def build(call: Call, composer: "Composer") -> SnapshotRetriever:
     """Build `maxsim(A, INDEX, 500, graph=GRAPH, rounds=1)`.
 
     INDEX is an index over token vectors. GRAPH is the HNSW index whose bottom layer gives neighbours: by default the
-    snapshot's first; `rounds=0` adds none.
+    first that A searches, else the snapshot's first; `rounds=0` adds none.
 
     Raises:
         UsageError: an argument is missing or wrong.

@@ -114,7 +114,7 @@ def test_a_depth_asks_for_more_and_gives_as_many(snapshot: Snapshot, encoder: En
         ("rrf(hnsw, bm52)", r"character 11: snapshot \w+ has no index 'bm52': choose one of hnsw, ivfpq, exact"),
         (
             "fuse(hnsw, ivfpq)",
-            "character 1: there is no call 'fuse': choose one of maxsim, rerank, rrf, or name an index",
+            "character 1: there is no call 'fuse': choose one of maxsim, rerank, rrf, or name",
         ),
         ("hnsw(ivfpq)", "there is no call 'hnsw'"),
         ("rrf(hnsw, __import__)", "has no index '__import__'"),

@@ -83,7 +83,5 @@ def test_a_mistake_is_one_sentence(package: None, snapshot: Snapshot, expression
 
 
 def test_without_the_package_the_call_is_named(snapshot: Snapshot) -> None:
-    with pytest.raises(
-        UsageError, match=r"there is no call 'interleave': choose one of maxsim, rerank, rrf, or name an index"
-    ):
+    with pytest.raises(UsageError, match=r"there is no call 'interleave': choose one of maxsim, rerank, rrf, or name"):
         open_retriever(snapshot, "interleave(hnsw, exact)")
