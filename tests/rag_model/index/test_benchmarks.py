@@ -75,3 +75,19 @@ def test_memory_is_projected_and_recall_measured(tmp_path: Path) -> None:
     assert flat["index_gb"] > graph["index_gb"] > lists["index_gb"]
     assert lists["vectors_on_disk_gb"] > 0
     assert len(table.read_text().splitlines()) == 2 + len(kinds)
+
+
+def test_late_interaction_is_measured_beside_colberts_codec_and_all_passages(tmp_path: Path) -> None:
+    words = ["river", "king", "physics", "opera", "football", "castle"]
+    passages, questions = tmp_path / "passages.jsonl", tmp_path / "questions.jsonl"
+    rows = [{"id": f"{a}{b}", "title": a, "text": f"the {b} of the {a}, and of the {b}"} for a in words for b in words]
+    passages.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    asked = [{"question": f"{a} of {b}", "paragraph": f"{a}{b}"} for a, b in zip(words, words[1:], strict=False)]
+    questions.write_text("".join(f"{json.dumps(row)}\n" for row in asked))
+    given = ["--passages", passages, "--questions", questions, "--cache", tmp_path / "cache"]
+    found = report("bench_maxsim.py", *given, "--depths", "10", "20", "--codecs", "MaxSim,Bits2", "MaxSim,PQ32")
+    assert (found["passages"], found["questions"]) == (36, 5)
+    assert found["codecs"]["MaxSim,Bits2"]["error_ratio"] == 1
+    assert found["codecs"]["MaxSim,PQ32"]["code_bytes"] == 32
+    assert {"all", "dense alone", "depth 20, rounds 1"} < found["candidates"].keys()
+    assert found["candidates"]["depth 20, rounds 1"]["of_the_best_10"] > 0.5
