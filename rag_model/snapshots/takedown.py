@@ -18,6 +18,7 @@ from rag_model.store.versions.paths import EMBEDDINGS, TEXT, articles_path
 _REBUILT = (
     "passages",
     "embeddings",
+    "tokens",
     "articles",
     "trained",
     "index",

@@ -4,18 +4,21 @@ from collections.abc import Callable, Sequence
 
 from rag_model.errors import UsageError
 from rag_model.store.versions.manifest import Content
-from rag_model.store.versions.paths import EXACT
+from rag_model.store.versions.paths import EMBEDDINGS, EXACT, TOKENS, is_tokens
 
-FOR_BUILDS = frozenset({"articles", "trained"})  # logs of articles, trained files of indexes: readers do not need them
+# Logs of articles, trained files of indexes, token vectors, whose index holds codes of them: readers do not need them.
+FOR_BUILDS = frozenset({"articles", "trained", TOKENS})
 
 
 def kind_of(path: str) -> str:
-    """Return the kind of a snapshot's file: `passages`, `embeddings`, `encoder`, or one index.
+    """Return the kind of a snapshot's file: `passages`, `embeddings`, `tokens`, `encoder`, or one index.
 
     >>> kind_of("passages/part-00042.parquet"), kind_of("index/hnsw.faiss")
     ('passages', 'index/hnsw')
     """
     top, _, rest = path.partition("/")
+    if top == EMBEDDINGS and is_tokens(path):
+        return TOKENS
     return f"index/{rest.partition('/')[0].partition('.')[0]}" if top == "index" else top
 
 

@@ -12,10 +12,18 @@ def passages_path(part: str) -> str:
     return f"passages/{part}.parquet"
 
 
+_TOKENS_SUFFIX = ".arrow"
+
+
 def embeddings_path(part: str, representation: str = EMBEDDINGS, kind: str = "vectors") -> str:
     """Return the path of a part's vectors in a representation, of one vector a passage or of many (`tokens`)."""
     folder = EMBEDDINGS if representation == EMBEDDINGS else f"{EMBEDDINGS}/{representation}"
-    return f"{folder}/{part}.{'arrow' if kind == TOKENS else 'npy'}"
+    return f"{folder}/{part}{_TOKENS_SUFFIX if kind == TOKENS else '.npy'}"
+
+
+def is_tokens(path: str) -> bool:
+    """Whether a path of vectors is one of many vectors a passage."""
+    return path.endswith(_TOKENS_SUFFIX)
 
 
 def question_encoder(representation: str = EMBEDDINGS) -> str:

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -82,7 +83,7 @@ def test_late_interaction_is_measured_beside_colberts_codec_and_all_passages(tmp
     passages, questions = tmp_path / "passages.jsonl", tmp_path / "questions.jsonl"
     rows = [{"id": f"{a}{b}", "title": a, "text": f"the {b} of the {a}, and of the {b}"} for a in words for b in words]
     passages.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    asked = [{"question": f"{a} of {b}", "paragraph": f"{a}{b}"} for a, b in zip(words, words[1:], strict=False)]
+    asked = [{"question": f"{a} of {b}", "paragraph": f"{a}{b}"} for a, b in pairwise(words)]
     questions.write_text("".join(f"{json.dumps(row)}\n" for row in asked))
     given = ["--passages", passages, "--questions", questions, "--cache", tmp_path / "cache"]
     found = report("bench_maxsim.py", *given, "--depths", "10", "20", "--codecs", "MaxSim,Bits2", "MaxSim,PQ32")
