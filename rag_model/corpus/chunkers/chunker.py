@@ -18,7 +18,7 @@ class Chunker(Protocol):
     The contract for the passages of an article, for every text and all accepted settings:
 
     * *Span.* A passage is a run of characters of the article's clean text on one line (its sections joined by spaces,
-      or one of them), unchanged. It starts and ends between words (`windows.split_words`), unless one word is longer
+      or one of them), unchanged. It starts and ends between words (`words.split_words`), unless one word is longer
       than the bound. `start_word` is the word that it starts in, counted from the start of the article, or of the
       section if no passage crosses a heading; `n_words` is its number of words, including parts of words.
     * *Cover.* Passages are in the order of their first word, and every character except spaces between them is in one.

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 
 from rag_model.corpus.chunkers.chunker import Chunker
 from rag_model.corpus.chunkers.registry import build_chunker
-from rag_model.corpus.chunkers.windows import split_words
+from rag_model.corpus.chunkers.words import split_words
 from rag_model.corpus.records import Article, Section
 from tests.fixtures.overlapping import Overlapping, save_tokenizer
 

@@ -1,0 +1,33 @@
+"""The chunker `sentences`: windows of whole sentences."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain
+
+from rag_model.corpus.chunkers.recursive import join
+from rag_model.corpus.chunkers.running import HEADING, SENTENCE, WORD, Running, Span, passages_at, run_together
+from rag_model.corpus.chunkers.windows import Windows
+from rag_model.corpus.records import Article, Passage
+
+
+@dataclass(frozen=True, slots=True)
+class Sentences(Windows):
+    """Windows of whole sentences that restart at headings."""
+
+    def __call__(self, article: Article) -> Iterator[Passage]:
+        """Yield passages of at most `words` words."""
+        text = run_together(article)
+        yield from passages_at(article, text, self.spans(text))
+
+    def spans(self, text: Running) -> Iterator[Span]:
+        sections = text.pieces((0, len(text.words)), HEADING)
+        return chain.from_iterable(whole(section, text, self.words) for section in sections)
+
+
+def whole(span: Span, text: Running, most: int) -> Iterator[Span]:
+    """Yield windows of whole sentences; a sentence of more than `most` words is cut between words."""
+    pieces: list[Span] = []
+    for sentence in text.pieces(span, SENTENCE):
+        start, end = sentence
+        pieces += [(at, min(at + most, end)) for at in range(start, end, most)]
+    return join(pieces, most)
