@@ -8,6 +8,7 @@ vector a sentence, several times what embedding the passages costs, and it lies 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import ClassVar
 
@@ -64,7 +65,7 @@ def _cut(settings: Semantic, encoder: Encoder, article: Article) -> Iterator[Pas
     ]
     cuts = _cuts(text, sentences, _distances([text.text(one) for one in sentences], encoder), settings.percentile)
     bounds = [0, *cuts, len(text.words)]
-    runs = [run for run in zip(bounds, bounds[1:], strict=False) if run[0] < run[1]]
+    runs = [run for run in pairwise(bounds) if run[0] < run[1]]
     yield from passages_at(article, text, (span for run in runs for span in whole(run, text, settings.words)))
 
 

@@ -2,7 +2,7 @@
 
 ```toml
 [chunk]
-chunker = "sections"
+chunker = "recursive"
 
 [encode]
 dtype = "float16"

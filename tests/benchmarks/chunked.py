@@ -5,6 +5,7 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -72,7 +73,7 @@ def chroma(folder: Path, names: Sequence[str]) -> tuple[list[Text], list[Asked]]
         whole = (folder / f"{name}.md").read_text(encoding="utf-8")
         starts[name] = sum(len(text.text) for text in texts)
         cuts = sorted({0, *(found.start() for found in _TITLE.finditer(whole)), len(whole)})
-        for number, (first, last) in enumerate(zip(cuts, cuts[1:], strict=False)):
+        for number, (first, last) in enumerate(pairwise(cuts)):
             text = whole[first:last]
             texts.append(Text(f"{name}-{number}", "", starts[name] + first, text, sections(text)))
     with (folder / "questions_df.csv").open(encoding="utf-8") as lines:
@@ -88,7 +89,7 @@ def _asked(row: dict[str, str], at: int) -> Asked:
 def sections(text: str) -> tuple[Section, ...]:
     """Return a text's sections, each with its heading's line, so that every chunker cuts the same characters."""
     cuts = sorted({0, *(found.start() for found in HEADING.finditer(text)), len(text)})
-    parts = [text[first:last] for first, last in zip(cuts, cuts[1:], strict=False)]
+    parts = [text[first:last] for first, last in pairwise(cuts)]
     headings = [found.group().strip(" =") if (found := HEADING.match(part)) else "" for part in parts]
     return tuple(map(Section, headings, parts))
 

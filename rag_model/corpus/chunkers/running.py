@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from rag_model.corpus.chunkers.anchors import anchor
 from rag_model.corpus.chunkers.chunker import passage_of
@@ -28,7 +29,7 @@ class Running:
         """Return the spans between the boundaries of at least this strength."""
         start, end = span
         cuts = [start, *(at for at in range(start + 1, end) if self.breaks[at] >= strength), end]
-        return list(zip(cuts, cuts[1:], strict=False)) if start < end else []
+        return list(pairwise(cuts)) if start < end else []
 
     def text(self, span: Span) -> str:
         """Return the text of a span, on one line."""

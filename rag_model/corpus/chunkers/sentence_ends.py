@@ -11,16 +11,10 @@ _CLOSERS = "\"'”’»›)]}」』】）〉》"
 _CJK = "。！？｡．"  # no space follows them, and no small letter
 _ENDS = ".!?…‽؟۔։।॥።፧။។៕" + _CJK
 _END, _CJK_END, _MAY_END = frozenset(_ENDS), frozenset(_CJK), frozenset(_ENDS + _CLOSERS)
-_ABBREVIATIONS = frozenset(
-    # titles
-    "mr mrs ms mx dr prof st ste sr sra rev hon fr gen col lt sgt capt cpt cmdr adm maj gov sen rep pres supt mme mlle "
-    "hr hrn dña ing mag "
-    # references and figures
-    "no nos nr vol vols fig figs ca cf approx pp ed eds trans vs al sec ch chap art para abb bd bzw vgl sog geb gest "
-    "jh jhs núm pág tel dept est incl "
-    # months and places
-    "jan feb mar apr jun jul aug sep sept oct okt nov dec dez mt ft ave blvd".split()
-)
+_TITLES = "mr mrs ms mx dr prof st ste sr sra rev hon fr gen col lt sgt capt cmdr adm maj gov sen rep pres mme mlle hr"
+_IN_REFERENCES = "no nos nr vol vols fig figs ca cf approx pp ed eds trans vs al sec ch art para bd bzw vgl geb jh núm"
+_MONTHS_AND_PLACES = "jan feb mar apr jun jul aug sep sept oct okt nov dec dez mt ft ave blvd dept"
+_ABBREVIATIONS = frozenset(f"{_TITLES} {_IN_REFERENCES} {_MONTHS_AND_PLACES}".split())
 
 
 def ends_sentence(word: str, following: str) -> bool:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import chain
 
 from rag_model.corpus.chunkers.recursive import join
-from rag_model.corpus.chunkers.running import HEADING, SENTENCE, WORD, Running, Span, passages_at, run_together
+from rag_model.corpus.chunkers.running import HEADING, SENTENCE, Running, Span, passages_at, run_together
 from rag_model.corpus.chunkers.windows import Windows
 from rag_model.corpus.records import Article, Passage
 

@@ -35,7 +35,9 @@ class Tokens:
 
     def __post_init__(self) -> None:
         if self.tokenizer is None:
-            raise UsageError("chunker 'tokens' needs a tokenizer: name tokenizer.json or the encoder's folder")
+            raise UsageError(
+                "chunker 'tokens' needs a tokenizer: name tokenizer.json or the encoder's folder in settings"
+            )
         if self.tokens < _LEAST:
             raise UsageError(f"a passage of {self.tokens} tokens may be shorter than a word: give at least {_LEAST}")
         if not 0 <= self.overlap <= self.tokens // 2:

@@ -95,7 +95,7 @@ def test_the_gate_and_where_an_encoder_lay_are_no_part_of_the_content(tmp_path: 
         ("[index.exact]\nfactory = 'HNSW32'", "compares every vector"),
         ("[index]", "names no index"),
         ("[chunk]\nwords = 0", "at least 1"),
-        ("[chunk]\nchunker = 'tokens'", "choose one of words, sections"),
+        ("[chunk]\nchunker = 'topics'", "choose one of words, sections"),
         ("[chunk]\nquarantine_share = nan", "share from 0 to 1"),
         ("[gate.floors.a]\nmean = 1.5\np5 = 0.5", "from 0 to 1"),
         ("part_bytes = 0", "at least 1"),

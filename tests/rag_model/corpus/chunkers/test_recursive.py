@@ -7,7 +7,9 @@ from langchain_text_splitters import RecursiveCharacterTextSplitter
 from rag_model.corpus.chunkers.recursive import Recursive
 from rag_model.corpus.records import Article, Section
 
-SENTENCES = st.lists(st.sampled_from(["one", "two", "three"]), max_size=8).map(lambda words: " ".join(["All", *words, "end."]))
+SENTENCES = st.lists(st.sampled_from(["one", "two", "three"]), max_size=8).map(
+    lambda words: " ".join(["All", *words, "end."])
+)
 LINES = st.lists(SENTENCES, min_size=1, max_size=5).map(" ".join)
 PARAGRAPHS = st.lists(LINES, min_size=1, max_size=4).map("\n".join)
 TEXTS = st.lists(PARAGRAPHS, min_size=1, max_size=5).map("\n\n".join)

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rag_model.corpus.chunkers.registry import build_chunker
 from rag_model.corpus.chunkers.anchors import anchor
+from rag_model.corpus.chunkers.registry import build_chunker
 from rag_model.corpus.chunkers.windows import Sections, Words
 from rag_model.corpus.chunkers.words import split_words
 from rag_model.corpus.records import Article, Passage, Section
