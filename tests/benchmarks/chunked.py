@@ -94,10 +94,14 @@ def sections(text: str) -> tuple[Section, ...]:
     return tuple(map(Section, headings, parts))
 
 
-def by_chunker(cut: Cut, *, overlaps: bool = False) -> Chunks:
+def by_chunker(opened: Callable[[], Cut], *, overlaps: bool = False) -> Chunks:
     """Return the chunks of a chunker of ours, found again in the text, whose lines end differently."""
+    kept: list[Cut] = []  # opened when it is used: it may load a model
 
     def chunks(text: Text) -> list[Chunk]:
+        if not kept:
+            kept.append(opened())
+        (cut,) = kept
         places = [place for place, character in enumerate(text.text) if not character.isspace()]
         dense, reached, found = "".join(text.text.split()), 0, []
         for passage in cut(text.article()):

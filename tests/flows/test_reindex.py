@@ -20,7 +20,7 @@ from rag_model.store.versions.snapshot import Snapshot
 pytestmark = pytest.mark.xdist_group("flows")  # one server for all of them
 
 STAGES = ["plan", "chunk", "embed", "train", "scatter", "shard", "merge", "tune", "gate"]
-COUNTS = {"articles": 3, "passages": 232, "embedded": 232, "reused": 0, "dropped": {"redirect": 37}}
+COUNTS = {"articles": 3, "passages": 247, "embedded": 247, "reused": 0, "dropped": {"redirect": 37}}
 
 
 def artifacts_beside(report: str) -> dict[str, Any]:
@@ -89,7 +89,7 @@ def test_prefect_shows_counts_progress_and_the_report(tmp_path: Path, reindex: A
     made = reindex(tmp_path).json
     seen = artifacts_beside(made["report"])
     table = json.loads(seen["reindex-counts"])
-    assert {"what": "passages", "value": "232"} in table
+    assert {"what": "passages", "value": "247"} in table
     assert {"what": "dropped: redirect", "value": "37"} in table
     shown = {row["what"]: row["value"] for row in table}
     assert set(shown) >= {f"{stage}, seconds" for stage in STAGES}
@@ -104,7 +104,7 @@ def test_a_rerun_makes_nothing_and_moves_nothing(tmp_path: Path, reindex: Any, b
     again = reindex(tmp_path).json
     assert again["snapshot"] == first["snapshot"]
     assert again["number"] == first["number"] == 1
-    assert again["counts"] == {**COUNTS, "embedded": 0, "reused": 232}
+    assert again["counts"] == {**COUNTS, "embedded": 0, "reused": 247}
     assert records(tmp_path) == before
     assert len(bookwheel("log", "--store", tmp_path, "--json").json) == 1
 
@@ -161,7 +161,7 @@ def test_explain_says_what_is_there_and_builds_nothing(
     assert stages.pop("plan") == (2, 2, {})
     assert stages == {
         "chunk": (3, 3, {}),
-        "embed": (232, 232, {}),
+        "embed": (247, 247, {}),
         "train/hnsw": (1, 1, {}),
         "index/hnsw": (1, 1, {}),
     }

@@ -35,9 +35,7 @@ class Tokens:
 
     def __post_init__(self) -> None:
         if self.tokenizer is None:
-            raise UsageError(
-                "chunker 'tokens' needs a tokenizer: name tokenizer.json or the encoder's folder in settings"
-            )
+            raise UsageError("chunker 'tokens' needs a tokenizer: name its file or the encoder's folder in settings")
         if self.tokens < _LEAST:
             raise UsageError(f"a passage of {self.tokens} tokens may be shorter than a word: give at least {_LEAST}")
         if not 0 <= self.overlap <= self.tokens // 2:
