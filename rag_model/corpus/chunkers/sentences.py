@@ -17,11 +17,9 @@ class Sentences(Windows):
     def __call__(self, article: Article) -> Iterator[Passage]:
         """Yield passages of at most `words` words."""
         text = run_together(article)
-        yield from passages_at(article, text, self.spans(text))
-
-    def spans(self, text: Running) -> Iterator[Span]:
         sections = text.pieces((0, len(text.words)), HEADING)
-        return chain.from_iterable(whole(section, text, self.words) for section in sections)
+        spans = (whole(section, text, self.words) for section in sections)
+        yield from passages_at(article, text, chain.from_iterable(spans))
 
 
 def whole(span: Span, text: Running, most: int) -> Iterator[Span]:

@@ -8,25 +8,8 @@ from rag_model.corpus.records import Article, Passage
 from rag_model.evaluation.match import has_answer
 from rag_model.evaluation.repeated import counted_once
 
-WORDS = [
-    f" {word}"
-    for word in [
-        "the",
-        "king",
-        "of",
-        "France",
-        "met",
-        "the",
-        "king",
-        "of",
-        "Spain",
-        "in",
-        "Paris",
-        "and",
-        "left",
-        "Paris",
-    ]
-]
+SENTENCE = "the king of France met the king of Spain in Paris and left Paris"
+WORDS = [f" {word}" for word in SENTENCE.split()]
 
 
 def passage(start: int, end: int, page: str = "1", words: list[str] = WORDS) -> Passage:
