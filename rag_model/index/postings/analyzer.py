@@ -132,7 +132,7 @@ _RUN_UNSPACED = re.compile(f"[{_UNSPACED}]")
 
 
 def _without_accents(word: str) -> str:
-    return unicodedata.normalize("NFC", _ACCENTS.sub("", unicodedata.normalize("NFD", word)))
+    return unicodedata.normalize("NFC", _ACCENTS.sub("", unicodedata.normalize("NFD", word))) or word
 
 
 _SAMPLE = """
