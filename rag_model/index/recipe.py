@@ -34,7 +34,7 @@ EMBEDDINGS, TEXT = "embeddings", "text"  # default representations of indexes ov
 MANY_LISTS = 8_192  # from here on finding centroids costs more than reading lists: use a graph over the centroids
 REFINE = 10  # times k candidates are ranked again: with codes of one bit per dimension, 4 lost 7 points, 10 two
 REFINED_LISTS = 256  # lists searched where candidates are ranked again: then only unread lists lose passages. Of 21,581
-# passages, 32 of 512 lists lost 6.1 points of Success@20 against exact search, 128 lost 1.9, 256 lost .5
+# passages, 32 of 512 lists lost 6.6 points of Success@20 against exact search, 128 lost 1.9, 256 lost .5
 FEW_VECTORS = 1_024  # fewer cannot train 256 centroids per code piece, and need no compression
 PQ_SAMPLE = 65_536  # training points of a product quantizer: 256 for each of 256 centroids
 

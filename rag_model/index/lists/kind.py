@@ -18,8 +18,8 @@ from rag_model.index.recipe import VectorPlan, lists_in
 from rag_model.index.vector_kind import CODES, MOVED, PRODUCTS, ROUNDS, VectorKind
 
 # Codes alone change the order of near neighbours even if every list is searched: recall .90 (p5 .80) over 5,227
-# passages of Wikipedia at a byte for 4 dimensions, .79 (p5 .60) at 8, and less in a large corpus. Codes trained on other
-# data find almost nothing. Candidates that are ranked again (`Refine`) come in the order of exact search: FLOOR.
+# passages of Wikipedia at a byte for 4 dimensions, .79 (p5 .60) at 8, and less in a large corpus. Codes trained on
+# other data find almost nothing. Candidates that are ranked again (`Refine`) come in the order of exact search: FLOOR.
 QUANTISED_FLOOR = Floor(mean=0.60, p5=0.30)
 _QUANTISERS = ("PQ", "RaBitQ")  # in a factory string; scalar quantisers lose too little to matter
 _ASKED = 256  # vectors searched of the new and of the old ones: gives a recall to about .03
