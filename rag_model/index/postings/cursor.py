@@ -24,6 +24,12 @@ def part_of(weight, length, fixed, slope):
 
 
 @compiled
+def units(factor, part):
+    """Return a posting's part of a score in units: at least one, so that whoever has the term is found."""
+    return max(np.int64(1), np.int64(factor * part))
+
+
+@compiled
 def header_of(cursor, block):
     """Return where the header of a block is."""
     return cursor[BEGIN] + HEADER * block

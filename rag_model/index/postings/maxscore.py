@@ -28,6 +28,7 @@ from rag_model.index.postings.cursor import (
     part_of,
     read_block,
     start,
+    units,
 )
 from rag_model.index.postings.heap import push, sort
 from rag_model.index.postings.lists import MOST_WEIGHT, last_row, two_bytes
@@ -42,7 +43,7 @@ DAMAGED = -1
 
 @compiled
 def _part(weight, length, factor, fixed, slope):
-    return np.int64(factor * part_of(weight, length, fixed, slope))
+    return units(factor, part_of(weight, length, fixed, slope))
 
 
 @compiled
