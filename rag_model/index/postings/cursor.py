@@ -5,8 +5,9 @@ A block is decoded only if its postings are wanted; a search that skips a block 
 
 import numpy as np
 
+from rag_model.index.postings.compiled import compiled
 from rag_model.index.postings.lists import HEADER, last_row, two_bytes
-from rag_model.index.postings.packing import BLOCK, compiled, decode, get_varint
+from rag_model.index.postings.packing import BLOCK, decode, get_varint
 
 # The numbers of a cursor: postings, begin, end and blocks of the list; the block where it stands, where that begins,
 # the row before it and its last row; the block that is decoded, its postings, and the place in it.

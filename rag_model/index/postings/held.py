@@ -11,11 +11,11 @@ from threading import Lock, local
 import numpy as np
 import numpy.typing as npt
 
+from rag_model.index.postings.compiled import compiled
 from rag_model.index.postings.cursor import part_of, read_list, units
 from rag_model.index.postings.file import PostingsFile
 from rag_model.index.postings.heap import push, sort
 from rag_model.index.postings.maxscore import DAMAGED
-from rag_model.index.postings.packing import compiled
 
 MOST_ROWS = 1 << 22  # passages of an index that is searched like this: a thread needs eight bytes for each
 MOST_POSTINGS = 1 << 23  # held at once, eight bytes each

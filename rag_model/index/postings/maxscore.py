@@ -11,6 +11,7 @@ nothing, not even among equal scores, which are ordered by row.
 
 import numpy as np
 
+from rag_model.index.postings.compiled import compiled
 from rag_model.index.postings.cursor import (
     AT,
     AT_BLOCK,
@@ -32,7 +33,7 @@ from rag_model.index.postings.cursor import (
 )
 from rag_model.index.postings.heap import push, sort
 from rag_model.index.postings.lists import MOST_WEIGHT, last_row, two_bytes
-from rag_model.index.postings.packing import BLOCK, compiled
+from rag_model.index.postings.packing import BLOCK
 
 UNIT = float(1 << 32)
 WINDOW = 4_096  # rows
