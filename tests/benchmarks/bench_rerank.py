@@ -14,7 +14,7 @@ import argparse
 import json
 import lzma
 import multiprocessing
-import resource
+import os
 import statistics
 import tempfile
 import time
@@ -52,7 +52,7 @@ class Contender:
     pipe: Connection
     seconds: list[float] = field(default_factory=list)
     cpu_seconds: list[float] = field(default_factory=list)
-    peak: int = 0  # bytes
+    peak: int = 0  # MB
 
     @classmethod
     def start(cls, load: Load, folder: Path, threads: int) -> "Contender":
@@ -90,13 +90,18 @@ def peer(folder: str, threads: int) -> Score:
 
 
 def serve(pipe: Connection, load: Load, folder: str, threads: int) -> None:
-    """Score what comes through the pipe; answer with wall and CPU seconds, scores and this process's peak bytes."""
+    """Score what comes through the pipe; answer with wall and CPU seconds, scores and this process's peak."""
     score = load(folder, threads)
     while (pairs := pipe.recv()) is not None:
         started, spent = time.perf_counter(), time.process_time()
         scores = score(pairs)
         took = time.perf_counter() - started, time.process_time() - spent
-        pipe.send((*took, scores, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024))
+        pipe.send((*took, scores, peak_mb()))
+
+
+def peak_mb() -> int:
+    """Return this process's own peak; `getrusage` gives the parent's where that was larger."""
+    return int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0]) >> 10
 
 
 def compared(contenders: dict[str, Contender], pairs: Pairs, rounds: int) -> dict[str, Any]:
@@ -119,7 +124,7 @@ def compared(contenders: dict[str, Contender], pairs: Pairs, rounds: int) -> dic
         "ratio_wall": round(wall["peer"] / wall["torch"], 2),
         "pairs_per_cpu_s": {name: round(count / one, 1) for name, one in cpu.items()},
         "pairs_per_s": {name: round(count / one, 1) for name, one in wall.items()},
-        "peak_mb": {name: one.peak >> 20 for name, one in contenders.items()},
+        "peak_mb": {name: one.peak for name, one in contenders.items()},
         "largest_difference": {name: float(np.abs(scores[name] - scores["peer"]).max()) for name in contenders},
         "cpu_seconds": {name: [round(s, 2) for s in one.cpu_seconds] for name, one in contenders.items()},
         "seconds": {name: [round(s, 2) for s in one.seconds] for name, one in contenders.items()},
@@ -208,6 +213,7 @@ def main() -> None:
         models["onnx"] = (ours, as_graph(folder, work / "graph"))
         if quantised:
             models["onnx_as_given"] = (ours, given)
+        os.environ["OMP_NUM_THREADS"] = str(options.threads)  # of the processes that are started
         if options.rounds:
             rows, asked = drawn(
                 options.passages, [options.questions] if options.questions else [], options.pairs, 10**9
