@@ -61,9 +61,14 @@ class OnnxModel:
         """Return the (b,) float32 logits of a batch.
 
         Raises:
-            InputError: the graph gives something else than one number a pair.
+            InputError: the graph gives something else than one number a pair, or does not fit its tokenizer.
         """
-        (told,) = self.session.run([self.output], {name: getattr(batch, _INPUTS[name]) for name in self.inputs})
+        given = {name: getattr(batch, _INPUTS[name]) for name in self.inputs}
+        try:
+            (told,) = self.session.run([self.output], given)
+        except Exception as failed:  # onnxruntime's own errors have no common base but this
+            sentence = str(failed).partition("\n")[0]
+            raise InputError(f"an ONNX model cannot score pairs ({sentence}): fetch its folder again") from failed
         if told.shape != (len(batch.ids), 1):
             raise InputError(f"an ONNX model gives {told.shape} scores for {len(batch.ids)} pairs: give another model")
         logits: npt.NDArray[np.float32] = told[:, 0].astype(np.float32)  # (b, 1) -> (b,)
