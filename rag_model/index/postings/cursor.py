@@ -17,10 +17,14 @@ BEYOND = np.int64(1) << 40  # more than any row
 
 @compiled
 def part_of(weight, length, fixed, slope):
-    """Return a posting's part of a score, without its factor: BM25's with `fixed` >= 0, else the weight."""
-    if fixed < 0:
-        return np.float32(weight)
+    """Return BM25's tf / (tf + fixed + slope · length) of a posting (see `maxscore.search`)."""
     return np.float32(weight / (weight + fixed + slope * length))
+
+
+@compiled
+def units(factor, part):
+    """Return a posting's part of a score in units: at least one, so that every passage with the term is found."""
+    return max(np.int64(1), np.int64(factor * part))
 
 
 @compiled
