@@ -1,8 +1,10 @@
 """Retrieval by text: one index over the passages themselves, searched by the words of the question."""
 
+from collections.abc import Mapping
+
 from rag_model.index.kind import TextIndex
 from rag_model.retrieve.found import Found, SnapshotRetriever
-from rag_model.retrieve.indexes import open_index_of
+from rag_model.retrieve.indexes import open_index_of, sizes_of
 from rag_model.retrieve.questions import Questions
 from rag_model.store.versions.snapshot import Snapshot
 
@@ -19,6 +21,11 @@ class TextRetriever(SnapshotRetriever):
         """
         super().__init__(snapshot, index)
         self._index: TextIndex = open_index_of(snapshot, index) if opened is None else opened
+
+    @property
+    def files(self) -> Mapping[str, int]:
+        """The index, and the rows that it ranks by."""
+        return sizes_of(self.snapshot, self.name)
 
     def find(self, asked: Questions, k: int) -> Found:
         """Search the index by the questions' texts."""

@@ -2,11 +2,14 @@
 
 import time
 from collections.abc import Sequence
-from typing import Protocol, Self
+from typing import TYPE_CHECKING, Protocol, Self
 
 from rag_model.encoders.space import Space
 from rag_model.errors import UsageError
 from rag_model.index.files.engine import Vectors
+
+if TYPE_CHECKING:
+    from rag_model.retrieve.watch import Watch
 
 
 class QuestionEncoder(Protocol):
@@ -24,10 +27,12 @@ class QuestionEncoder(Protocol):
 class Questions:
     """Texts that are asked together. Each encoder encodes all of them once, when a leg first asks for its vectors."""
 
-    def __init__(self, texts: Sequence[str]) -> None:
-        """Hold `texts`, in order."""
+    def __init__(self, texts: Sequence[str], watch: "Watch | None" = None) -> None:
+        """Hold `texts`, in order; a `watch` times every stage that they go through."""
         self.texts = texts
+        self.watch = watch
         self.seconds = 0.0  # that encoders took
+        self.uses = 0  # how often vectors were asked for
         self._vectors: list[tuple[QuestionEncoder, Vectors]] = []
         self._whole: tuple[Questions, Sequence[int]] | None = None
 
@@ -44,6 +49,7 @@ class Questions:
 
     def vectors(self, encoder: QuestionEncoder) -> Vectors:
         """Return the (n, d) float32 vectors of the questions by `encoder`, in order."""
+        self.uses += 1
         known = self.known(encoder)
         if known is None:
             known = self._made(encoder)
@@ -56,14 +62,16 @@ class Questions:
 
     def some(self, places: Sequence[int]) -> "Questions":
         """Return the questions at `places`; what is encoded for them is encoded for all."""
-        part = Questions([self.texts[place] for place in places])
+        part = Questions([self.texts[place] for place in places], self.watch)
         part._whole = self, places
         return part
 
     def _made(self, encoder: QuestionEncoder) -> Vectors:
         if self._whole is not None:
             whole, places = self._whole
+            before = whole.seconds
             found: Vectors = whole.vectors(encoder)[list(places)]
+            self.seconds += whole.seconds - before
             return found
         began = time.perf_counter()
         vectors = encoder.encode_questions(self.texts)

@@ -5,6 +5,7 @@ import math
 import pytest
 
 from rag_model.errors import UsageError
+from rag_model.evaluation.judging import page_ranking, ranks_of
 from rag_model.evaluation.questions import Question, QuestionSet
 from rag_model.evaluation.retrieval import (
     cutoffs,
