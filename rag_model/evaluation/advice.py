@@ -46,7 +46,7 @@ def prompt_words(snapshot: Snapshot) -> int | None:
 def wanted(measured: Sequence[Staged], measure: str, resampling: Resampling = RESAMPLING) -> str:
     """Return the sentence that names the cheapest retriever whose interval is not below the best."""
     candidates = _candidates(measured, measure, resampling)
-    best = max(candidates, key=lambda one: one.quality.value)
+    best = max(candidates, key=lambda one: (one.quality.value, -one.milliseconds))
     if len(candidates) == 1:
         return f"only {best.name} was measured: give --retriever again to learn which one this corpus wants"
     beside = {one.name: difference_interval(one.values, best.values, resampling) for one in candidates}
