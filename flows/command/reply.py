@@ -35,7 +35,7 @@ AsksName = Annotated[
 ]
 
 
-def whole(kind: object, value: str) -> list[str]:
+def whole(kind: object, value: str, *, delimiter: str | None = None) -> list[str]:
     """Return a setting of the environment as one value: an expression holds spaces."""
     return [value]
 

@@ -42,9 +42,8 @@ def groups_of(snapshot: Snapshot, asked: QuestionSet, judge: Judge) -> Groups:
         return Groups(places)
     texts, notes = gold_texts(snapshot, judge), []
     if lost := unknown(judge, texts):
-        notes.append(
-            f"{lost:,} of {len(asked.questions):,} questions name no {judge.by} that this snapshot holds; they count as missed"
-        )
+        some = f"{lost:,} of {len(asked.questions):,} questions"
+        notes.append(f"{some} name no {judge.by} that this snapshot holds; they count as missed")
     if str(snapshot.manifest.content.corpus.get("language") or "") in _ENGLISH:
         try:
             places[LOW_OVERLAP] = low_overlap(asked.questions, judge.grades, texts)
