@@ -24,7 +24,8 @@ from rag_model.evaluation.judging import Judge, JudgedBy
 from rag_model.evaluation.questions import QuestionSet, read_questions
 from rag_model.evaluation.retrieval_report import RetrievalReport, render
 from rag_model.evaluation.run_files import write_dpr, write_jsonl, write_page, write_trec
-from rag_model.evaluation.staged import Staged, measure_stages
+from rag_model.evaluation.staged import Batches, Lists, Staged, measure_lists, staged
+from rag_model.evaluation.timing import time_stages
 from rag_model.retrieve.factory import open_retrievers
 from rag_model.retrieve.found import SnapshotRetriever
 from rag_model.store.versions.snapshot import Snapshot
@@ -77,8 +78,10 @@ def compare(
     for name, opened in zip(work.names, work.retrievers, strict=True):
         with clock(name) as tell:
             search(work, Asked(name, opened), files or RunFiles(), tell)
+    with clock("time"):
+        measured = time_questions(work)
     with clock("compare"):
-        outcome = conclude(work, clock, report)
+        outcome = conclude(work, measured, clock, report)
     artifacts.show_retrievers(outcome)
     return outcome
 
@@ -91,8 +94,9 @@ class Work:
     ) -> None:
         """Hold a snapshot, known by its id, and its retrievers."""
         self.snapshot, self.names, self.retrievers, self.k = snapshot, names, retrievers, k
-        self.measured: list[Staged] = []
+        self.lists: list[Lists] = []
         self.asked = QuestionSet(())
+        self.batches = Batches(())
         self.judge = Judge("answers")
         self.groups = Groups()
 
@@ -129,21 +133,21 @@ def prepare(
     for opened in work.retrievers:
         opened.check_depth(k)  # of all, before the first is asked
     work.asked, work.judge, work.groups = asked, judge, groups_of(snapshot, asked, judge)
+    work.batches = Batches(asked.questions)
     return work
 
 
 @stage
 def search(work: Work, asked: Asked, files: RunFiles, tell: OnProgress) -> None:
     """Ask one retriever every question, measure its stages, and write what it found."""
-    questions = work.asked.questions
-    staged = measure_stages(asked.retriever, asked.name, questions, work.judge, work.k, tell=tell)
-    work.measured.append(staged)
-    name = "" if len(work.names) == 1 else f"{len(work.measured)}-{_slug(asked.name)}"
+    found = measure_lists(asked.retriever, asked.name, work.batches, work.judge, work.k, tell)
+    work.lists.append(found)
+    name = "" if len(work.names) == 1 else f"{len(work.lists)}-{_slug(asked.name)}"
     for path, write in ((files.dpr, write_dpr), (files.rows, write_jsonl)):
         if path:
-            write(staged.outcomes, named(Path(path), name))
+            write(found.outcomes, named(Path(path), name))
     if files.trec:
-        write_trec(staged.outcomes, named(Path(files.trec), name), name or "bookwheel")
+        write_trec(found.outcomes, named(Path(files.trec), name), name or "bookwheel")
 
 
 def named(path: Path, name: str) -> Path:
@@ -159,12 +163,27 @@ def _slug(expression: str) -> str:
     return re.sub(r"[^A-Za-z0-9]+", "-", expression).strip("-")[:_SLUG]
 
 
+class Measured:
+    """The figures of each retriever, wrapped as well."""
+
+    def __init__(self, figures: Sequence[Staged]) -> None:
+        """Hold them."""
+        self.figures = figures
+
+
 @stage
-def conclude(work: Work, clock: StageClock, report: str | None) -> Compared:
+def time_questions(work: Work) -> Measured:
+    """Ask some questions one by one, and time every stage."""
+    costs = time_stages(work.retrievers, work.batches.texts, work.k)
+    return Measured([staged(lists, its) for lists, its in zip(work.lists, costs, strict=True)])
+
+
+@stage
+def conclude(work: Work, measured: Measured, clock: StageClock, report: str | None) -> Compared:
     """Compare the retrievers, say which one the corpus wants, and write the report."""
-    standings = comparison.compare(work.measured, work.judge, work.k, work.groups)
+    standings = comparison.compare(measured.figures, work.judge, work.k, work.groups)
     measure = work.judge.headline(work.k)
-    said = advice(work.snapshot, work.measured, measure)
+    said = advice(work.snapshot, measured.figures, measure)
     if report:
         write_page(render(_page(work, standings, said)), Path(report))
     return Compared(

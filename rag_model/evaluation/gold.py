@@ -37,13 +37,14 @@ def gold_texts(snapshot: Snapshot, judge: Judge) -> dict[str, list[str]]:
     wanted = {name for grades in judge.grades.values() for name, grade in grades.items() if grade > 0}
     column = "page_id" if judge.by == "pages" else "id"
     found: dict[str, list[str]] = {}
+    name = ""
     for name, text in _every(snapshot, column):
         if name in wanted:
             found.setdefault(name, []).append(text)
     if wanted and not found:
         raise InputError(
             f"snapshot {snapshot.id[:12]} holds none of the {len(wanted):,} {judge.by} that the questions name, such "
-            f"as {min(wanted)!r}: use the ids of this corpus, or judge by answers"
+            f"as {min(wanted)!r}: use ids of this corpus, such as {name!r}, or judge by answers"
         )
     return found
 

@@ -222,7 +222,7 @@ def _json_question(line: str, number: int, where: str) -> Question:
 
 def _ids(value: Any, where: str) -> tuple[str, ...]:
     if not isinstance(value, list) or not all(isinstance(one, str | int) for one in value):
-        raise InputError(f'{where}: `passages` must be a list of passage ids such as ["12-0", "12-1"]')
+        raise InputError(f'{where}: `passages` must be a list of passage ids such as ["12:0", "12:1"]')
     return tuple(dict.fromkeys(map(str, value)))
 
 

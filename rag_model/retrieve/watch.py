@@ -8,7 +8,8 @@ A watch is handed in with the questions; without one nothing is measured, so ser
 """
 
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from rag_model.retrieve.found import Found, SnapshotRetriever
@@ -35,6 +36,16 @@ class Stage:
         for leg in self.legs:
             yield from leg.every()
         yield self
+
+
+def labels(stages: Sequence[Stage]) -> list[str]:
+    """Return the stages' names; a name that occurs again gets its number: `hnsw`, `hnsw (2)`."""
+    seen: Counter[str] = Counter()
+    given = []
+    for stage in stages:
+        seen[stage.name] += 1
+        given.append(stage.name if seen[stage.name] == 1 else f"{stage.name} ({seen[stage.name]})")
+    return given
 
 
 class Watch:

@@ -9,7 +9,8 @@ from rag_model.evaluation.comparison import LOW_OVERLAP, Groups, compare, groups
 from rag_model.evaluation.judging import Judge
 from rag_model.evaluation.questions import Question, QuestionSet
 from rag_model.evaluation.retrieval_report import RetrievalReport, render
-from rag_model.evaluation.staged import Staged, StageFigures, measure_stages
+from rag_model.evaluation.staged import Batches, Staged, StageFigures, measure_lists, staged
+from rag_model.evaluation.timing import time_stages
 from rag_model.retrieve.factory import open_retrievers
 from rag_model.store.versions.snapshot import Snapshot
 from tests.fixtures.pages import assert_harmless, parsed
@@ -22,7 +23,9 @@ NAMES = ["ivfpq", "rrf(hnsw, exact)"]
 def measured(snapshot: Snapshot, encoder: Encoder) -> list[Staged]:
     judge = Judge.of(QuestionSet(ASKED))
     opened = open_retrievers(snapshot, NAMES, encoder=encoder)
-    return [measure_stages(one, name, ASKED, judge, 3) for name, one in zip(NAMES, opened, strict=True)]
+    batches = Batches(ASKED)
+    lists = [measure_lists(one, name, batches, judge, 3) for name, one in zip(NAMES, opened, strict=True)]
+    return [staged(one, costs) for one, costs in zip(lists, time_stages(opened, batches.texts, 3), strict=True)]
 
 
 def test_differences_are_those_of_the_same_questions(snapshot: Snapshot, measured: list[Staged]) -> None:
@@ -81,7 +84,7 @@ def stage(name: str, milliseconds: float, values: list[float]) -> StageFigures:
     return StageFigures(name, {"Success@5": values}, milliseconds, milliseconds, 1, 1)
 
 
-def staged(expression: str, *stages: StageFigures) -> Staged:
+def alone(expression: str, *stages: StageFigures) -> Staged:
     return Staged(expression, stages, 0.0, 0, 1, ())
 
 
@@ -90,17 +93,17 @@ GOOD, EQUAL, BAD = [1.0] * 90 + [0.0] * 10, [1.0] * 89 + [0.0] * 10 + [1.0], [1.
 
 def test_the_cheapest_that_is_not_below_the_best_is_wanted() -> None:
     legs = stage("words", 1.0, BAD), stage("vectors", 3.0, EQUAL)
-    both = staged("rrf(words, vectors)", *legs, stage("rrf(words, vectors)", 4.5, [1.0] * 100))
+    both = alone("rrf(words, vectors)", *legs, stage("rrf(words, vectors)", 4.5, [1.0] * 100))
     assert wanted([both], "Success@5").startswith("this corpus wants rrf(words, vectors): Success@5 1.000 at 4.5 ms a")
-    level = staged("rrf(words, vectors)", *legs, stage("rrf(words, vectors)", 4.5, GOOD))
+    level = alone("rrf(words, vectors)", *legs, stage("rrf(words, vectors)", 4.5, GOOD))
     said = wanted([level], "Success@5")
     assert said.startswith("this corpus wants vectors: Success@5 0.900 at 3 ms a question is the best")
-    close = staged("rrf(words, vectors)", *legs, stage("rrf(words, vectors)", 4.5, [*EQUAL[:-2], 1.0, 1.0]))
+    close = alone("rrf(words, vectors)", *legs, stage("rrf(words, vectors)", 4.5, [*EQUAL[:-2], 1.0, 1.0]))
     assert "the best, rrf(words, vectors), has 0.910 at 4.5 ms, and the interval" in wanted([close], "Success@5")
 
 
 def test_one_retriever_alone_is_not_recommended() -> None:
-    assert wanted([staged("hnsw", stage("hnsw", 1.0, GOOD))], "Success@5").startswith("only hnsw was measured")
+    assert wanted([alone("hnsw", stage("hnsw", 1.0, GOOD))], "Success@5").startswith("only hnsw was measured")
 
 
 def test_a_small_corpus_fits_a_prompt(snapshot: Snapshot) -> None:
