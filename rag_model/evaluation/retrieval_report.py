@@ -99,19 +99,28 @@ def _ends(one: Estimate, sign: str) -> Node:
 
 def _trade_off(report: RetrievalReport) -> Node:
     """Show each stage of each retriever as a point: what a question costs up to there, and how good the list is."""
-    series = {one.expression: list(_points(one, report.measure)) for one in report.standings}
+    names = [one.expression for one in report.standings]
+    charts = [
+        courses(
+            {one.expression: list(_points(one, report.measure, alone)) for one in report.standings},
+            report.measure,
+            f"milliseconds a question{', without the encoder' if alone else ''}",
+            log=True,
+        )
+        for alone in (False, True)
+    ]
     note = (
         "A line is a retriever, a point one of its stages: its list, and the time until it is known. A whisker is "
         "the interval."
     )
-    chart = courses(series, report.measure, "milliseconds a question", log=True)
-    return section("Quality over time", legend(series), pair(chart), tag("p", note, class_="note"))
+    return section("Quality over time", legend(names), pair(*charts), tag("p", note, class_="note"))
 
 
-def _points(standing: Standing, measure: str) -> Iterator[Point]:
+def _points(standing: Standing, measure: str, alone: bool) -> Iterator[Point]:
     for stage, figures in zip(standing.staged.stages, standing.stages, strict=True):
         one = figures[measure]
-        yield Point(max(stage.total_milliseconds, 1e-3), one.value, one.low, one.high)
+        spent = stage.search_milliseconds if alone else stage.total_milliseconds
+        yield Point(max(spent, 1e-3), one.value, one.low, one.high)
 
 
 def _stages(standing: Standing) -> Node:

@@ -56,6 +56,7 @@ class StageFigures:
     name: str  # as the expression has it, without depths
     values: Mapping[str, Sequence[float]]  # by measure, one a question, in order
     milliseconds: float  # a question, of this stage alone
+    search_milliseconds: float  # a question, with its legs
     total_milliseconds: float  # a question, with its legs and the encoder
     bytes: int  # of the files that it reads and its legs do not
     total_bytes: int  # with its legs' files and the encoder's
@@ -147,6 +148,7 @@ def staged(lists: Lists, costs: Costs) -> Staged:
             name=own[id(stage)],
             values=lists.values[own[id(stage)]],
             milliseconds=spent[-1],
+            search_milliseconds=sum(spent),
             total_milliseconds=sum(spent) + (costs.encoder if stage.encoded else 0.0),
             bytes=sum(size for path, size in files.items() if path not in below),
             total_bytes=sum((files | (encoder if stage.encoded else {})).values()),

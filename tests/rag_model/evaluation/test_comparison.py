@@ -77,11 +77,11 @@ def test_the_page_shows_every_retriever_stage_and_group(snapshot: Snapshot, meas
     for said in ("by its id", "<take> exact.", "a note.", "Stages of rrf(hnsw, exact)", "source one", LOW_OVERLAP):
         assert said in text
     drawn = [attributes for name, attributes in parsed(html).seen if name == "circle"]
-    assert len(drawn) == 4  # one of ivfpq, three of the fused one
+    assert len(drawn) == 8  # in two charts: one of ivfpq, three of the fused one
 
 
 def stage(name: str, milliseconds: float, values: list[float]) -> StageFigures:
-    return StageFigures(name, {"Success@5": values}, milliseconds, milliseconds, 1, 1)
+    return StageFigures(name, {"Success@5": values}, milliseconds, milliseconds, milliseconds, 1, 1)
 
 
 def alone(expression: str, *stages: StageFigures) -> Staged:

@@ -55,6 +55,7 @@ def test_time_and_bytes_add_up(snapshot: Snapshot, encoder: Encoder) -> None:
     *legs, whole = seen.stages
     assert seen.timed == 3
     own = sum(stage.milliseconds for stage in seen.stages)
+    assert whole.search_milliseconds == pytest.approx(own)
     assert whole.total_milliseconds == pytest.approx(own + seen.encoder_milliseconds)
     for stage in legs:
         assert stage.total_milliseconds == pytest.approx(stage.milliseconds + seen.encoder_milliseconds)
