@@ -8,10 +8,10 @@ import numpy as np
 from rag_model.evaluation.judging import Judge
 from rag_model.evaluation.questions import Question
 from rag_model.evaluation.retrieval import BATCH, Retrieved, matcher
-from rag_model.evaluation.timing import Costs, leaves
+from rag_model.evaluation.timing import Costs
 from rag_model.retrieve.found import Found, SnapshotRetriever
-from rag_model.retrieve.indexes import encoder_sizes
 from rag_model.retrieve.questions import Questions, check_questions
+from rag_model.retrieve.stored import model_files
 from rag_model.retrieve.watch import Stage, Watch, labels
 
 Tell = Callable[[int, int], None]  # questions done, number of questions
@@ -137,26 +137,36 @@ def _ranked(
 def staged(lists: Lists, costs: Costs) -> Staged:
     """Return the figures of a retriever's stages; one that only some questions went through is left out."""
     own = dict(zip(map(id, lists.stages), labels(lists.stages), strict=True))
-    encoder = encoder_sizes(lists.retriever.snapshot, leaves(lists.stages))
 
     def figures(stage: Stage) -> StageFigures:
         parts = list(stage.every())
-        below = {path for part in parts[:-1] for path in part.retriever.files}
-        files = {path: size for part in parts for path, size in part.retriever.files.items()}
+        below = {path for part in parts[:-1] for path in part.files}
+        files = {path: size for part in parts for path, size in part.files.items()}
         spent = [costs.stages.get(own[id(part)], 0.0) for part in parts]
         return StageFigures(
             name=own[id(stage)],
             values=lists.values[own[id(stage)]],
             milliseconds=spent[-1],
             search_milliseconds=sum(spent),
-            total_milliseconds=sum(spent) + (costs.encoder if stage.encoded else 0.0),
+            total_milliseconds=sum(spent) + costs.encoding(stage),
             bytes=sum(size for path, size in files.items() if path not in below),
-            total_bytes=sum((files | (encoder if stage.encoded else {})).values()),
+            total_bytes=sum(files.values()) + _encoder_bytes(stage),
         )
 
-    whole = [stage for stage in lists.stages if _asked(lists.values[own[id(stage)]]) == len(lists.outcomes)]
-    stages = tuple(map(figures, whole))
-    return Staged(lists.expression, stages, costs.encoder, sum(encoder.values()), costs.questions, lists.outcomes)
+    *_, whole = lists.stages
+    asked = [stage for stage in lists.stages if _asked(lists.values[own[id(stage)]]) == len(lists.outcomes)]
+    return Staged(
+        lists.expression,
+        tuple(map(figures, asked)),
+        costs.encoding(whole),
+        _encoder_bytes(whole),
+        costs.questions,
+        lists.outcomes,
+    )
+
+
+def _encoder_bytes(stage: Stage) -> int:
+    return sum(sum(model_files(encoder).values()) for encoder in stage.encoders)
 
 
 def _asked(values: Mapping[str, Sequence[float]]) -> int:

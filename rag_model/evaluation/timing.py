@@ -6,15 +6,17 @@ whatever else the machine does slows down all of them; a time is the median over
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 
 from rag_model.errors import UsageError
 from rag_model.retrieve.found import SnapshotRetriever
-from rag_model.retrieve.indexes import encoders_of
 from rag_model.retrieve.questions import Questions
 from rag_model.retrieve.watch import Stage, Watch, labels
+
+_Key = TypeVar("_Key")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,15 +39,12 @@ class Costs:
     """What a retriever's stages take."""
 
     questions: int  # that were asked
-    encoder: float  # milliseconds a question; 0 without an encoder
+    encoders: Mapping[int, float]  # milliseconds a question, by an encoder's identity
     stages: Mapping[str, float]  # milliseconds a question, of each stage alone, by label
 
-
-@dataclass(slots=True)
-class _Tally:
-    encoders: tuple[str, ...] = ()  # representations whose encoders are asked
-    encoding: list[float] = field(default_factory=list)  # seconds, one a question
-    stages: dict[str, list[float]] = field(default_factory=dict)
+    def encoding(self, stage: Stage) -> float:
+        """Return the milliseconds a question of the encoders that a stage needs."""
+        return sum(self.encoders.get(id(one), 0.0) for one in stage.encoders)
 
 
 def time_stages(
@@ -53,40 +52,36 @@ def time_stages(
 ) -> list[Costs]:
     """Ask retrievers of one snapshot some of the questions to depth `k`, and return what their stages take.
 
-    Retrievers that encode questions by the same encoders get one time for it.
+    An encoder that several of them ask has one time for all.
     """
-    tallies, asked = [_Tally() for _ in retrievers], 0
-    end = time.perf_counter() + timing.seconds * len(retrievers)
+    encoders: dict[int, list[float]] = {}
+    stages: list[dict[str, list[float]]] = [{} for _ in retrievers]
+    asked, end = 0, time.perf_counter() + timing.seconds * len(retrievers)
     for place in np.linspace(0, len(texts) - 1, min(len(texts), timing.questions)).astype(int):
-        for retriever, tally in zip(retrievers, tallies, strict=True):
-            _ask(retriever, texts[place], k, tally)
+        for retriever, own in zip(retrievers, stages, strict=True):
+            _ask(retriever, texts[place], k, encoders, own)
         asked += 1
         if time.perf_counter() > end:
             break
-    shared: dict[tuple[str, ...], list[float]] = {}
-    for tally in tallies:
-        shared.setdefault(tally.encoders, []).extend(tally.encoding)
-    return [Costs(asked, _median(shared[tally.encoders]), _medians(tally)) for tally in tallies]
+    shared = _medians(encoders)
+    return [Costs(asked, shared, _medians(own)) for own in stages]
 
 
-def _ask(retriever: SnapshotRetriever, text: str, k: int, tally: _Tally) -> None:
+def _ask(
+    retriever: SnapshotRetriever,
+    text: str,
+    k: int,
+    encoders: dict[int, list[float]],
+    stages: dict[str, list[float]],
+) -> None:
     watch = Watch()
     questions = Questions([text], watch)
     watch.ask(retriever, questions, k)
-    tally.encoders = encoders_of(retriever.snapshot, leaves(watch.stages))
-    tally.encoding.append(questions.seconds)
+    for encoder in {id(one): one for one in questions.used}.values():
+        encoders.setdefault(id(encoder), []).append(questions.spent(encoder))
     for label, stage in zip(labels(watch.stages), watch.stages, strict=True):
-        tally.stages.setdefault(label, []).append(stage.seconds)
+        stages.setdefault(label, []).append(stage.seconds)
 
 
-def leaves(stages: Sequence[Stage]) -> list[str]:
-    """Return the names of the stages that encode questions and have no legs."""
-    return [stage.name for stage in stages if stage.encoded and not stage.legs]
-
-
-def _median(seconds: Sequence[float]) -> float:
-    return 1000 * float(np.median(seconds))
-
-
-def _medians(tally: _Tally) -> dict[str, float]:
-    return {label: _median(seconds) for label, seconds in tally.stages.items()}
+def _medians(seconds: Mapping[_Key, Sequence[float]]) -> dict[_Key, float]:
+    return {name: 1000 * float(np.median(some)) for name, some in seconds.items()}

@@ -1,6 +1,6 @@
 """The indexes of a snapshot, opened by their names, whatever kind they are of."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from rag_model.errors import StoreError, UsageError
@@ -8,7 +8,7 @@ from rag_model.index.exact.scan import ExactIndex
 from rag_model.index.files.engine import Metric
 from rag_model.index.kind import IndexFiles, Represents
 from rag_model.index.registry import kind_of
-from rag_model.store.versions.paths import EMBEDDINGS, EXACT, question_encoder, rows_path
+from rag_model.store.versions.paths import EMBEDDINGS, EXACT, rows_path
 from rag_model.store.versions.snapshot import Snapshot
 
 
@@ -90,20 +90,6 @@ def sizes_of(snapshot: Snapshot, name: str) -> dict[str, int]:
     if entry is None or entry.get("refine") == "vectors":
         paths += [rows_path(content.over(name), part.name) for part in content.parts]
     return {path: content.files[path].size for path in paths if path in content.files}
-
-
-def encoders_of(snapshot: Snapshot, names: Iterable[str]) -> tuple[str, ...]:
-    """Return the representations whose question encoders a search of these indexes asks, in the snapshot's order."""
-    content = snapshot.manifest.content
-    over = {content.over(name) for name in names}
-    return tuple(name for name in content.representations if name in over)
-
-
-def encoder_sizes(snapshot: Snapshot, names: Iterable[str]) -> dict[str, int]:
-    """Return the files of the question encoders that the snapshot carries for these indexes, in bytes by path."""
-    content = snapshot.manifest.content
-    folders = tuple(f"{question_encoder(name)}/" for name in encoders_of(snapshot, names))
-    return {path: blob.size for path, blob in content.files.items() if path.startswith(folders)}
 
 
 def exact_index_of(snapshot: Snapshot, representation: str = EMBEDDINGS) -> ExactIndex:

@@ -9,27 +9,28 @@ A watch is handed in with the questions; without one nothing is measured, so ser
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from rag_model.retrieve.found import Found, SnapshotRetriever
-from rag_model.retrieve.questions import Questions
+from rag_model.retrieve.questions import QuestionEncoder, Questions
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One retriever of an expression, and what it did for a batch of questions."""
+    """One retriever of an expression, or one list inside of it, and what it did for a batch of questions."""
 
-    retriever: SnapshotRetriever
+    name: str  # as the expression has it, without a depth
     found: Found  # to the depth that it was asked for
-    seconds: float  # its own: without those of its legs and of the question encoder
-    encoded: bool  # whether it, or a leg of it, needs the questions' vectors
-    legs: tuple["Stage", ...] = ()  # what it asked, in order
+    seconds: float  # its own: without those of its legs and of the question encoders
+    retriever: SnapshotRetriever | None = None  # None: a list that a retriever made on the way and gave as `below`
+    encoders: tuple[QuestionEncoder, ...] = ()  # of the questions, that it or a leg of it asked
+    legs: tuple["Stage", ...] = ()  # what it was made from, in order
 
     @property
-    def name(self) -> str:
-        """How the expression calls it, without a depth."""
-        return self.retriever.name
+    def files(self) -> Mapping[str, int]:
+        """The files that it reads itself, in bytes by name."""
+        return {} if self.retriever is None else self.retriever.files
 
     def every(self) -> Iterator["Stage"]:
         """Yield all stages below it and itself, parts before the whole."""
@@ -69,7 +70,7 @@ class Watch:
         """Let a retriever find, and note it as a stage of what is running around it."""
         legs: list[Stage] = []
         self._open.append(legs)
-        encoding, uses, began = asked.seconds, asked.uses, time.perf_counter()
+        encoding, used, began = asked.seconds, len(asked.used), time.perf_counter()
         try:
             found = retriever.find(asked, k)
         finally:
@@ -77,7 +78,15 @@ class Watch:
         spent = time.perf_counter() - began - (asked.seconds - encoding)
         if retriever.is_stage:
             own = spent - sum(stage.seconds for leg in legs for stage in leg.every())
-            self._open[-1].append(Stage(retriever, found, max(own, 0.0), asked.uses > uses, tuple(legs)))
+            encoders = tuple({id(one): one for one in asked.used[used:]}.values())
+            parts = (*legs, *_lists(found, legs))
+            self._open[-1].append(Stage(retriever.name, found, max(own, 0.0), retriever, encoders, parts))
         else:
             self._open[-1].extend(legs)
         return found
+
+
+def _lists(found: Found, legs: Sequence[Stage]) -> Iterator[Stage]:
+    """Yield the lists that a retriever was made from besides its legs, such as the neighbours of what they found."""
+    known = {leg.name for leg in legs}
+    yield from (Stage(one.leg, one, 0.0) for one in found.below if one.leg not in known)

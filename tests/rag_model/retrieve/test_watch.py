@@ -1,11 +1,14 @@
 """What a watch sees of an expression: every stage once, with its rows, and nothing changed by being watched."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from rag_model.encoders.encoder import Encoder
 from rag_model.retrieve.factory import open_retriever, open_retrievers
+from rag_model.retrieve.found import Found, SnapshotRetriever
+from rag_model.retrieve.leg import Leg
 from rag_model.retrieve.questions import Questions
 from rag_model.retrieve.watch import Watch
 from rag_model.store.versions.snapshot import Snapshot
@@ -33,7 +36,9 @@ def test_every_stage_is_seen_once_parts_before_the_whole(snapshot: Snapshot, enc
     assert hnsw.found.rows.shape == (2, 5)
     for stage, step in zip(watch.stages, [*found.steps()], strict=False):
         assert np.array_equal(stage.found.rows, step.rows)
-    assert all(stage.encoded for stage in watch.stages)
+    assert all(stage.encoders == (encoder,) for stage in watch.stages)
+    assert asked.spent(encoder) == asked.seconds
+    assert list(whole.files) == sorted(str(path) for path in cross.iterdir())
     assert all(stage.seconds > 0 for stage in watch.stages)
     assert asked.seconds > 0
 
@@ -60,3 +65,27 @@ def test_a_stage_reads_the_files_of_its_index(snapshot: Snapshot, encoder: Encod
     vectors = [f"embeddings/part-0000{part}.npy" for part in (0, 1)]
     assert exact.files == {path: files[path].size for path in vectors}
     assert fused.files == {}
+
+
+class Neighbours(SnapshotRetriever):
+    """Adds a list of its own making to what a leg found."""
+
+    def __init__(self, leg: Leg) -> None:
+        super().__init__(leg.retriever.snapshot, f"near({leg.name})")
+        self._leg = leg
+
+    def find(self, asked: Questions, k: int) -> Found:
+        below = self._leg.find(asked, k)
+        return replace(below, leg=self.name, below=(below, Found("neighbours", below.rows[:, 1:], below.scores[:, 1:])))
+
+
+def test_a_list_that_a_retriever_made_on_the_way_is_a_stage(snapshot: Snapshot, encoder: Encoder) -> None:
+    watch = Watch()
+    retriever = Neighbours(Leg(open_retriever(snapshot, "hnsw", encoder=encoder)))
+    watch.ask(retriever, Questions(ASKED, watch), 3)
+    assert [(stage.name, stage.found.rows.shape[1]) for stage in watch.stages] == [
+        ("hnsw", 3),
+        ("neighbours", 2),
+        ("near(hnsw)", 3),
+    ]
+    assert watch.stages[1].files == {}
