@@ -28,7 +28,7 @@ def prospect(order: Order, n: int, d: int) -> Reply:
         "search": dict(plan.search),
         "build_bytes": cost.build_bytes,
         "stage_bytes": dict(cost.stages),
-        **{name: getattr(cost, name) for name in ("search_bytes", "disk_bytes", "work_bytes")},
+        **{name: getattr(cost, name) for name in ("search_bytes", "disk_bytes", "work_bytes", "beside_bytes")},
         "cpu_seconds": {stage: round(spent, 1) for stage, spent in seconds.items()},
         "notes": list(plan.notes),
     }
@@ -45,12 +45,21 @@ def _words(plan: VectorPlan, cost: Estimate, rate: Rate, seconds: Mapping[str, f
         *(f"note      {note}" for note in plan.notes),
         f"memory    {gigabytes(cost.build_bytes)} to build ({stages}; a task each), "
         f"{gigabytes(cost.search_bytes)} to search",
-        f"disk      {gigabytes(cost.disk_bytes)} for the index, {gigabytes(cost.work_bytes)} while it is built",
+        f"disk      {gigabytes(cost.disk_bytes)} for the index, {cost.disk_bytes / plan.n:,.0f} bytes a vector; "
+        f"{gigabytes(cost.work_bytes)} while it is built",
+        *([_beside(plan, cost)] if plan.refine else []),
         f"time      {_time(sum(seconds.values()))} of one core ({times})",
         f"          extrapolated from {rate.plan.factory} over {rate.plan.n:,} synthetic vectors of {plan.d} "
         "dimensions, built here just now: real vectors and other machines differ",
     ]
     return "\n".join(lines)
+
+
+def _beside(plan: VectorPlan, cost: Estimate) -> str:
+    return (
+        f"vectors   {gigabytes(cost.beside_bytes)} on disk beside the index, {cost.beside_bytes / plan.n:,.0f} bytes "
+        f"each in float16: they rank {plan.search['refine']} times as many candidates as a question asks for"
+    )
 
 
 def _numbers(plan: VectorPlan) -> dict[str, Any]:

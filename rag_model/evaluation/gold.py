@@ -4,24 +4,19 @@ A question that was written with its passage in view repeats its words, and flat
 questions that share at most two stems with their passage shows what is left.
 """
 
-import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from rag_model.errors import InputError
 from rag_model.evaluation.judging import Grades, Judge
 from rag_model.evaluation.questions import Question
-from rag_model.extras import require
+from rag_model.index.postings.analyzer import Analyzer
 from rag_model.store.versions.snapshot import Snapshot
 
 MOST_SHARED = 2  # stems
-_WORD = re.compile(r"\w+")
 # Lucene's English stop words, and those of questions: shared by any question and any passage.
-_STOP = frozenset(
-    _WORD.findall(
-        """a an and are as at be but by for if in into is it no not of on or such that the their then there these they
-        this to was will with did do does from had has have how many much s were what when where which who whom whose
-        why"""
-    )
+_STOP = (
+    "a an and are as at be but by for if in into is it no not of on or such that the their then there these they this "
+    "to was will with did do does from had has have how many much s were what when where which who whom whose why"
 )
 
 
@@ -64,13 +59,14 @@ def unknown(judge: Judge, texts: dict[str, list[str]]) -> int:
 def low_overlap(questions: Sequence[Question], grades: Grades, texts: dict[str, list[str]]) -> list[int]:
     """Return the places of the questions that share at most two stems with each relevant passage that is known.
 
-    Stems are those of English Snowball; stop words do not count; a passage's title belongs to it.
+    Stems are the terms of an English index of words (`Analyzer`); stop words do not count. A title belongs to its
+    passage.
 
     Raises:
         MissingExtraError: PyStemmer is not installed.
     """
     stems = _stemmer()
-    known: dict[str, list[set[str]]] = {}
+    known: dict[str, list[set[bytes]]] = {}
     places = []
     for place, question in enumerate(questions):
         asked = stems(question.text)
@@ -83,14 +79,7 @@ def low_overlap(questions: Sequence[Question], grades: Grades, texts: dict[str, 
     return places
 
 
-def _stemmer() -> Callable[[str], set[str]]:
-    stemmer = require("Stemmer", "text").Stemmer("english")
-
-    def stems(text: str) -> set[str]:
-        return set(stemmer.stemWords(_content(_WORD.findall(text.lower()))))
-
-    return stems
-
-
-def _content(words: Iterable[str]) -> list[str]:
-    return [word for word in words if word not in _STOP]
+def _stemmer() -> Callable[[str], set[bytes]]:
+    analyzer = Analyzer("english")
+    common = set(analyzer.terms(_STOP))
+    return lambda text: set(analyzer.terms(text)) - common

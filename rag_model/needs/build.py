@@ -16,10 +16,10 @@ from rag_model.encoders.architecture import architecture_of
 from rag_model.encoders.files import vector_length
 from rag_model.encoders.weights import weight_files
 from rag_model.errors import ResourceError
-from rag_model.index.recipe import IndexRecipe, resolve
+from rag_model.index.recipe import IndexRecipe
+from rag_model.index.registry import kind_for
 from rag_model.index.sizing.amounts import gigabytes
-from rag_model.index.sizing.choice import fitted
-from rag_model.index.sizing.estimate import estimate
+from rag_model.index.sizing.estimate import Estimate
 from rag_model.needs.machine import CHUNKER, CUT, ENCODER, INDEXED, LAUNCHER, SPARE, Work
 
 WORDS = 100  # words of a passage, in the figures below
@@ -87,8 +87,7 @@ def work_of(bulk: Bulk, indexes: Mapping[str, IndexRecipe], memory: int, *, loca
             f"{gigabytes(SPARE * LAUNCHER)}: raise the limit"
         )
     n, d = bulk.passages, bulk.dim
-    plans = [fitted(one, n, d, room, bulk.part) if local else resolve(one, n, d) for one in indexes.values()]
-    costs = [estimate(plan, bulk.part) for plan in plans]
+    costs = [_cost(one, n, d, room if local else None, bulk.part) for one in indexes.values()]
     sizes = {"passages, about": f"{n:,}", "dimensions": f"{d:,}", "weights of the encoder": gigabytes(bulk.weights)}
     disk = sum(cost.work_bytes for cost in costs)
     if not local:
@@ -98,6 +97,11 @@ def work_of(bulk: Bulk, indexes: Mapping[str, IndexRecipe], memory: int, *, loca
         stages |= {stage: max(size, stages.get(stage, 0)) for stage, size in cost.stages.items()}
     takes, seconds = f"about {n:,} passages of {d} dimensions need", n * (CUT + INDEXED * d)
     return Work(sizes, stages, n * bulk.operations, seconds, disk, workers=True, takes=takes, instead="")
+
+
+def _cost(recipe: IndexRecipe, n: int, d: int, room: int | None, part: int) -> Estimate:
+    kind = kind_for(recipe.factory)
+    return kind.estimate(kind.plan(recipe, n, d, memory=room, part_rows=part), part)
 
 
 def _bytes_a_passage(url: str) -> float:

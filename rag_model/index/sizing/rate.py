@@ -5,6 +5,7 @@ estimate: real vectors are harder or easier, and other machines slower or faster
 
 * An insertion into a larger graph costs more: a power of the nodes, measured between the two builds.
 * Training and assignment to centroids are products of matrices, whose rate is measured separately.
+* Codes of a product quantizer are trained piece by piece: one piece is, on as many vectors as in the build.
 * Everything else grows linearly with the vectors.
 """
 
@@ -29,7 +30,8 @@ _SAMPLE = 2_000  # of them, to train codes
 _CELLS, _LISTS = 4, 64  # of a small build
 _POWERS = (0.2, 0.55)  # bounds of the measured power: up to 64,000 nodes it was .31 at 96 dimensions, .55 at 768
 _LOOKED_UP = 0.3  # the cost of the graph over the centroids grows with this power of their number
-_OPQ = 2.6  # factor on a quantizer's training: OPQ adds ten rounds of four iterations to its 25
+_POINTS = 256  # training points of a quantizer per centroid, at most
+_OPQ = 4.8  # factor on a quantizer's training: 4.7 to 5.0 at 96 and 384 dimensions
 _ROUNDS = 10  # of k-means
 _INTRINSIC = 24  # dimensions that synthetic vectors mostly lie in, like those of sentences
 
@@ -42,6 +44,7 @@ class Rate:
     seconds: Mapping[str, float]  # of one core, by stage
     products: float  # multiplications and additions per second, of one core
     power: float  # an insertion's cost grows with this power of the nodes
+    piece: float = 0.0  # seconds of one core to train one piece of the plan's product quantizer; 0: it has none
 
 
 def measure_rate(plan: VectorPlan) -> Rate:
@@ -53,7 +56,7 @@ def measure_rate(plan: VectorPlan) -> Rate:
         before, after = _timed(few), _timed(more)
         dearer = after.get("shard", 0.0) / more.n / max(before.get("shard", 0.0) / few.n, 1e-9)
         power = math.log(max(dearer, 1e-9)) / math.log(_SIZES[1] / _SIZES[0])
-        return Rate(more, after, _products(), min(max(power, _POWERS[0]), _POWERS[1]))
+        return Rate(more, after, _products(), min(max(power, _POWERS[0]), _POWERS[1]), _piece(plan))
     finally:
         faiss.omp_set_num_threads(threads)
 
@@ -66,15 +69,17 @@ def cpu_seconds(plan: VectorPlan, rate: Rate) -> dict[str, float]:
     times, larger = plan.n / small.n, (plan.n / plan.cells) / (small.n / small.cells)
     by_graph = isinstance(factory, Lists) and factory.coarse is not None  # the nearest centroid is found by a graph
     compared = 2.0 * plan.d * centroids / rate.products if centroids > 1 else 0.0  # seconds per vector
-    codes = 1.0 if graph else min(sample, PQ_SAMPLE) / small.train_sample * (_OPQ if "OPQ" in plan.factory else 1.0)
     factors = {
-        "train": codes,
+        "train": 1.0 if graph else min(sample, PQ_SAMPLE) / small.train_sample,
         "scatter": times * ((centroids / few) ** _LOOKED_UP if by_graph else 1.0),
         "shard": times * larger**rate.power,
         "merge": times * (times ** (rate.power / 2) if graph else 1.0),  # linking the upper levels is about half of it
     }
     products = {"train": _ROUNDS * sample * compared, "scatter": 0.0 if by_graph else plan.n * compared}
-    return {stage: spent * factors[stage] + products.get(stage, 0.0) for stage, spent in rate.seconds.items()}
+    seconds = {stage: spent * factors[stage] for stage, spent in rate.seconds.items()}
+    if isinstance(factory, Lists) and factory.codes.pieces:
+        seconds["train"] = factory.codes.pieces * rate.piece * (_OPQ if "OPQ" in plan.factory else 1.0)
+    return {stage: spent + products.get(stage, 0.0) for stage, spent in seconds.items()}
 
 
 def synthetic(n: int, d: int, seed: int = 1) -> Vectors:
@@ -113,6 +118,23 @@ def _timed(plan: VectorPlan) -> dict[str, float]:
             run()
             seconds[stage] = process_time() - started
     return {stage: spent for stage, spent in seconds.items() if shards or stage != "shard"}
+
+
+def _piece(plan: VectorPlan) -> float:
+    """Return the seconds of one core to train one piece of the plan's product quantizer; 0 if it has none.
+
+    On as many vectors as in the build: faiss 1.15 takes 12 times as long a vector for fewer than 128,000 numbers.
+    """
+    factory = parse(plan.factory)
+    if not isinstance(factory, Lists) or not factory.codes.pieces:
+        return 0.0
+    codes, width = factory.codes, factory.code_dim(plan.d) // factory.codes.pieces
+    quantizer = faiss.ProductQuantizer(width, 1, codes.bits)
+    quantizer.cp.min_points_per_centroid = 1  # faiss would print a warning
+    vectors = synthetic(min(plan.train_sample, _POINTS << codes.bits), width)
+    started = process_time()
+    quantizer.train(vectors)
+    return process_time() - started
 
 
 def _products(size: int = 1024) -> float:

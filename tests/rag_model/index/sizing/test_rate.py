@@ -31,6 +31,18 @@ def test_a_graph_of_more_vectors_or_larger_cells_takes_longer() -> None:
     assert finer["merge"] == large["merge"]
 
 
+def test_codes_are_trained_piece_by_piece() -> None:
+    def trained(factory: str, piece: float) -> float:
+        plan = resolve(IndexRecipe(factory), 10_000, 96)
+        rate = Rate(resolve(IndexRecipe("IVF64,PQ24np"), 4000, 96), LISTED, 1e30, power=0.2, piece=piece)
+        return cpu_seconds(plan, rate)["train"]
+
+    assert trained("IVF64,PQ48np", 0.5) == pytest.approx(24.0)
+    assert trained("OPQ24,IVF64,PQ24np", 0.5) > trained("IVF64,PQ24np", 0.5) == pytest.approx(12.0)
+    assert measure_rate(resolve(IndexRecipe("IVF4,PQ2x4np"), 1100, 8)).piece > 0
+    assert measure_rate(resolve(IndexRecipe("IVF4,SQ8"), 1100, 8)).piece == 0
+
+
 def test_comparing_with_every_centroid_takes_longer_than_their_graph() -> None:
     def scattered(factory: str) -> float:
         rate = Rate(resolve(IndexRecipe(factory.replace("65536", "64")), 4000, 96), LISTED, 1e11, power=0.2)
