@@ -56,7 +56,8 @@ def wanted(measured: Sequence[Staged], measure: str, resampling: Resampling = RE
     )
     said = f"this corpus wants {chosen.name}: {measure} {chosen.quality.value:.3f} at {chosen.milliseconds:.3g} ms"
     if chosen is best:
-        return f"{said} a question is the best, and every cheaper one lies below it"
+        dearer = all(one.milliseconds >= chosen.milliseconds for one in candidates)
+        return f"{said} a question is the best, and {'the cheapest' if dearer else 'every cheaper one lies below it'}"
     lost = beside[chosen.name]
     return (
         f"{said} a question; the best, {best.name}, has {best.quality.value:.3f} at {best.milliseconds:.3g} ms, and "

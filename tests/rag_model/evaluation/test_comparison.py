@@ -98,6 +98,10 @@ def test_the_cheapest_that_is_not_below_the_best_is_wanted() -> None:
     level = alone("rrf(words, vectors)", *legs, stage("rrf(words, vectors)", 4.5, GOOD))
     said = wanted([level], "Success@5")
     assert said.startswith("this corpus wants vectors: Success@5 0.900 at 3 ms a question is the best")
+    assert wanted([level], "Success@5").endswith("and every cheaper one lies below it")
+    assert wanted([alone("a", stage("a", 1.0, GOOD)), alone("b", stage("b", 2.0, BAD))], "Success@5").endswith(
+        "this corpus wants a: Success@5 0.900 at 1 ms a question is the best, and the cheapest"
+    )
     close = alone("rrf(words, vectors)", *legs, stage("rrf(words, vectors)", 4.5, [*EQUAL[:-2], 1.0, 1.0]))
     assert "the best, rrf(words, vectors), has 0.910 at 4.5 ms, and the interval" in wanted([close], "Success@5")
 
