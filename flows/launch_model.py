@@ -24,6 +24,7 @@ from rag_model.store.store import Store
 from rag_model.store.versions.models import model_folder
 from rag_model.store.versions.snapshot import Snapshot
 from rag_model.training.needs import work_of as of_training
+from rag_model.training.origins import Named
 
 
 @stage
@@ -36,11 +37,12 @@ def weigh_training(
     ref: str,
     encoder: str | None,
     generator: str | None,
+    teacher: str | None,
     recipe: dict[str, dict[str, Any]] | None,
     max_steps: int | None,
 ) -> Work:
     """Estimate what a fine-tuning needs; settings and examples are read as the fine-tuning itself does."""
-    told = Given(encoder, generator, recipe or {}, max_steps)
+    told = Given(Named(encoder, generator, teacher), recipe or {}, max_steps)
     return of_training(prepare(Store.open(store), kind, train, dev, ref, told))
 
 
