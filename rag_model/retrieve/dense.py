@@ -14,7 +14,7 @@ from rag_model.index.factory import Exact, Graph, parse
 from rag_model.index.files.engine import Vectors
 from rag_model.index.search import SearchIndex
 from rag_model.retrieve.found import Found, SnapshotRetriever
-from rag_model.retrieve.indexes import metric_of, open_index_of, represents
+from rag_model.retrieve.indexes import metric_of, open_index_of, represents, sizes_of
 from rag_model.retrieve.questions import QuestionEncoder, Questions
 from rag_model.retrieve.retriever import Hit
 from rag_model.store.versions.paths import EMBEDDINGS, question_encoder
@@ -51,6 +51,7 @@ class DenseRetriever(SnapshotRetriever):
             raise UsageError(f"index {self.name} is searched by text, not by vectors: use open_retriever")
         if encoder is not None:
             check_asks(encoder, snapshot, content.over(self.name))
+        self._over = self.name  # an expression may call it by its parameters too
         self._encoder = encoder
         self._index: SearchIndex = open_index_of(snapshot, self.name) if opened is None else opened
         self._parameters = parameters or {}
@@ -68,6 +69,11 @@ class DenseRetriever(SnapshotRetriever):
         content = snapshot.manifest.content
         over = content.over(content.default_retriever if index is None else index)
         return cls(snapshot, carried_encoder(snapshot, over), index)
+
+    @property
+    def files(self) -> Mapping[str, int]:
+        """The index, and the rows that it ranks by."""
+        return sizes_of(self.snapshot, self._over)
 
     def find(self, asked: Questions, k: int) -> Found:
         """Search the index by the questions' vectors.

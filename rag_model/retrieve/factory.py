@@ -25,7 +25,7 @@ from rag_model.retrieve.products import with_products
 from rag_model.retrieve.questions import QuestionEncoder
 from rag_model.retrieve.rerank import PairScorer
 from rag_model.retrieve.scorers import Scorers
-from rag_model.retrieve.survey import survey
+from rag_model.retrieve.survey import Survey
 from rag_model.store.store import Store
 from rag_model.store.versions.paths import EMBEDDINGS
 from rag_model.store.versions.snapshot import Snapshot
@@ -58,18 +58,39 @@ def open_retriever(
         StoreError: a file is missing or damaged.
         UsageError: the expression is wrong; the sentence says what, where, and what is known.
     """
-    named = snapshot.manifest.content.default_retriever if expression is None else expression
-    needed = survey(snapshot, named)
+    given = None if expression is None else [expression]
+    return open_retrievers(snapshot, given, encoder=encoder, store=store, products=products)[0]
+
+
+def open_retrievers(
+    snapshot: Snapshot,
+    expressions: Sequence[str] | None = None,
+    *,
+    encoder: QuestionEncoder | str | None = None,
+    store: Store | None = None,
+    products: bool = False,
+) -> tuple[SnapshotRetriever, ...]:
+    """Open several expressions as `open_retriever` does one: all are checked first, and share what they open.
+
+    None is the snapshot's default retriever alone.
+
+    Raises:
+        BookwheelError: what `open_retriever` raises.
+    """
+    named = [snapshot.manifest.content.default_retriever] if expressions is None else list(expressions)
+    needed = Survey(snapshot)
+    for one in named:
+        needed.add(one)
     where = snapshot.where if isinstance(snapshot.where, str) else None
     opened = Opened(snapshot, _loading(snapshot, encoder), Scorers(store or where))
     if isinstance(encoder, str):
         opened.use(Encoder.load(encoder, "question"), needed.indexes)
     try:
-        return opened.retriever(named, products=products)
+        return tuple(opened.retriever(one, products=products) for one in named)
     except BookwheelError as failed:
-        if expression is not None:
+        if expressions is not None:
             raise
-        raise type(failed)(f"the snapshot's default retriever {named} cannot be opened: {failed}") from failed
+        raise type(failed)(f"the snapshot's default retriever {named[0]} cannot be opened: {failed}") from failed
 
 
 class Opened:

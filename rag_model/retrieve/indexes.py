@@ -8,7 +8,7 @@ from rag_model.index.exact.scan import ExactIndex
 from rag_model.index.files.engine import Metric
 from rag_model.index.kind import IndexFiles, Represents
 from rag_model.index.registry import kind_of
-from rag_model.store.versions.paths import EMBEDDINGS, EXACT
+from rag_model.store.versions.paths import EMBEDDINGS, EXACT, rows_path
 from rag_model.store.versions.snapshot import Snapshot
 
 
@@ -95,6 +95,16 @@ def files_of(snapshot: Snapshot, name: str) -> IndexFiles:
     content = snapshot.manifest.content
     over = content.over(name)
     return IndexFiles(snapshot.path(content.index_file(name)), lambda: snapshot.row_files(over), snapshot.n)
+
+
+def sizes_of(snapshot: Snapshot, name: str) -> dict[str, int]:
+    """Return the files that a search of an index reads, in bytes by path: its own, and the rows that it ranks by."""
+    content = snapshot.manifest.content
+    entry = content.indexes.get(name)
+    paths = [] if entry is None else [content.index_file(name)]
+    if entry is None or entry.get("refine") == "vectors":
+        paths += [rows_path(content.over(name), part.name) for part in content.parts]
+    return {path: content.files[path].size for path in paths if path in content.files}
 
 
 def exact_index_of(snapshot: Snapshot, representation: str = EMBEDDINGS) -> ExactIndex:

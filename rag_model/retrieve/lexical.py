@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from rag_model.index.kind import TextIndex
 from rag_model.retrieve.found import Found, SnapshotRetriever
-from rag_model.retrieve.indexes import open_index_of
+from rag_model.retrieve.indexes import open_index_of, sizes_of
 from rag_model.retrieve.questions import Questions
 from rag_model.store.versions.snapshot import Snapshot
 
@@ -26,8 +26,14 @@ class TextRetriever(SnapshotRetriever):
             UsageError: the snapshot has no such index.
         """
         super().__init__(snapshot, index)
+        self._over = index  # an expression may call it by its parameters too
         self._index: TextIndex = open_index_of(snapshot, index) if opened is None else opened
         self._parameters = parameters or {}
+
+    @property
+    def files(self) -> Mapping[str, int]:
+        """The index, and the rows that it ranks by."""
+        return sizes_of(self.snapshot, self._over)
 
     def find(self, asked: Questions, k: int) -> Found:
         """Search the index by the questions' texts."""

@@ -272,3 +272,21 @@ def test_the_gate_refuses_an_older_dump(
     store = tmp_path / "store"
     parent = reindex(store, dump=newer).json["snapshot"]
     assert refused(reindex(store, dump=older), store, parent) == "newest revision"
+
+
+def test_the_gate_holds_a_retriever_to_a_floor_on_the_users_questions(
+    tmp_path: Path, recipe: Path, reindex: Any
+) -> None:
+    asked, strict, store = tmp_path / "dev.jsonl", tmp_path / "strict.toml", tmp_path / "store"
+    asked.write_text('{"question": "What is autism?", "answers": ["qzx"]}\n{"question": "Who?", "answers": ["of"]}\n')
+    table = f'\n[gate.questions.dev]\nfile = "{asked}"\nretriever = "rrf(hnsw, exact)"\nmeasure = "Success@50"\n'
+    strict.write_text(f"{recipe.read_text()}{table}floor = 0.6\n")
+    told = refused(reindex(store, recipe=strict), store, None)
+    assert told == "Success@50 of rrf(hnsw, exact) on the questions dev"
+    strict.write_text(f"{recipe.read_text()}{table}floor = 0.5\n")
+    ran = reindex(store, recipe=strict)
+    assert (ran.code, ran.json["number"]) == (0, 1), ran.err
+    strict.write_text(f"{recipe.read_text()}{table}floor = 0.5\n".replace("dev.jsonl", "gone.jsonl"))
+    ran = reindex(tmp_path / "other", recipe=strict)
+    assert (ran.code, "the gate cannot ask the questions dev" in ran.complaint) == (1, True)
+    assert not (tmp_path / "other").exists()
