@@ -2,10 +2,10 @@
 
 A group begins with a whole term; the others leave out what they share with the term before. Each term is
 
-    varint  bytes shared with the term before (0 for the first of a group)
-    varint  bytes that follow, then these bytes
-    varint  postings
-    varint  bytes of the list
+* a varint: bytes shared with the term before (0 for the first of a group)
+* a varint: bytes that follow, then these bytes
+* a varint: postings
+* a varint: bytes of the list
 
 and an array tells where each group begins, here and among the lists (two int64).
 """

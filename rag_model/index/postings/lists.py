@@ -3,10 +3,10 @@
 A list of one posting is a varint of 2 * row, + 1 if its weight is above 1; then a varint of the weight minus 2. A list
 of up to 128 is one block. A longer one begins with a header for each block, all headers first:
 
-    4 bytes  the block's last row
-    2 bytes  its size in bytes
-    1 byte   its largest weight; 255: that, or more
-    2 bytes  the length of its shortest passage
+* 4 bytes: the block's last row
+* 2 bytes: its size in bytes
+* 1 byte: its largest weight; 255: that, or more
+* 2 bytes: the length of its shortest passage
 
 BM25's part of a posting rises with the weight and falls with the length, whatever k1, b, the number of passages and
 their mean length are. So a bound by the largest weight and the shortest length stays valid when lists of other parts
