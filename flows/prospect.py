@@ -9,19 +9,18 @@ from rag_model.index.factory import Graph, Lists, parse
 from rag_model.index.recipe import VectorPlan
 from rag_model.index.sizing.amounts import gigabytes
 from rag_model.index.sizing.estimate import Estimate, estimate
-from rag_model.index.sizing.rate import Rate, cpu_seconds, measure_rate
+from rag_model.index.sizing.rate import measured_seconds
 
 
 def prospect(order: Order, n: int, d: int) -> Reply:
-    """Plan an order for n vectors of d dimensions, and time a small build of the same kind on this machine.
+    """Plan an order for n vectors of d dimensions, and time the build of a small graph on this machine.
 
     Raises:
         UsageError: the recipe does not fit `d`.
         ResourceError: it does not fit in memory; the message names an index that does.
     """
     plan = planned(order, n, d)
-    cost, rate = estimate(plan), measure_rate(plan)
-    seconds = cpu_seconds(plan, rate)
+    cost, (small, seconds) = estimate(plan), measured_seconds(plan)
     document = {
         **{name: getattr(plan, name) for name in ("factory", "metric", "n", "d")},
         **_numbers(plan),
@@ -32,10 +31,10 @@ def prospect(order: Order, n: int, d: int) -> Reply:
         "cpu_seconds": {stage: round(spent, 1) for stage, spent in seconds.items()},
         "notes": list(plan.notes),
     }
-    return Reply(document, _words(plan, cost, rate, seconds))
+    return Reply(document, _words(plan, cost, small, seconds))
 
 
-def _words(plan: VectorPlan, cost: Estimate, rate: Rate, seconds: Mapping[str, float]) -> str:
+def _words(plan: VectorPlan, cost: Estimate, small: VectorPlan, seconds: Mapping[str, float]) -> str:
     stages = ", ".join(f"{stage} {gigabytes(held)}" for stage, held in cost.stages.items())
     times = ", ".join(f"{stage} {_time(spent)}" for stage, spent in seconds.items())
     lines = [
@@ -47,7 +46,7 @@ def _words(plan: VectorPlan, cost: Estimate, rate: Rate, seconds: Mapping[str, f
         f"{gigabytes(cost.search_bytes)} to search",
         f"disk      {gigabytes(cost.disk_bytes)} for the index, {gigabytes(cost.work_bytes)} while it is built",
         f"time      {_time(sum(seconds.values()))} of one core ({times})",
-        f"          extrapolated from {rate.plan.factory} over {rate.plan.n:,} synthetic vectors of {plan.d} "
+        f"          extrapolated from {small.factory} over {small.n:,} synthetic vectors of {plan.d} "
         "dimensions, built here just now: real vectors and other machines differ",
     ]
     return "\n".join(lines)

@@ -14,8 +14,8 @@ from rag_model.index.files.pieces import Opener
 from rag_model.index.lists import ivf
 from rag_model.index.plan import Facts
 from rag_model.index.quality.recall import FLOOR, Floor, recall_at
-from rag_model.index.recipe import VectorPlan, lists_in
-from rag_model.index.vector_kind import CODES, MOVED, PRODUCTS, ROUNDS, VectorKind
+from rag_model.index.recipe import PQ_SAMPLE, VectorPlan, lists_in
+from rag_model.index.vector_kind import MOVED, PRODUCTS, ROUNDS, VectorKind
 
 # Codes change the order of near neighbours even if every list is searched: recall .90 (p5 .80) over 5,227 passages of
 # Wikipedia at a byte for 4 dimensions, .79 (p5 .60) at 8, and less in a large corpus. Codes trained on other data find
@@ -25,6 +25,12 @@ _QUANTISERS = ("PQ", "RaBitQ")  # in a factory string; scalar quantisers lose to
 _ASKED = 256  # vectors searched of the new and of the old ones: gives a recall to about .03
 _FEWEST = 32  # of each, below which a recall is too uncertain
 _K = 10  # neighbours searched for each
+_CODED = 1.4e10  # multiplications and additions per second of one core, to compare pieces with a codec's 256 centroids
+_CODES = (
+    25,
+    2.6,
+)  # rounds of k-means for codes, and how many times longer OPQ takes, which learns them again and again
+_BY_GRAPH = (380, 0.3)  # a graph over n centroids compares a vector with about a n^b of them; at most with all
 
 
 class ListKind(VectorKind):
@@ -81,12 +87,15 @@ class ListKind(VectorKind):
 
     def seconds(self, plan: VectorPlan, stage: str, rows: int, size: int, *, inherited: bool = False) -> float:
         """Return about how many seconds of one core a task of a stage takes."""
-        lists = lists_in(plan)
+        lists, codes = lists_in(plan), 256.0 if "PQ" in plan.factory.removeprefix("OPQ") else 0.0
         if stage == "train":
-            return 1 if inherited else 1 + 2.0 * ROUNDS * plan.train_sample * (lists + CODES) * plan.d / PRODUCTS
-        if stage == "scatter":
-            return size / MOVED + size * lists / PRODUCTS  # size / (2 d) rows, each compared with lists x d numbers
-        return 4.0 * plan.n * plan.d / MOVED
+            rounds = _CODES[0] * (_CODES[1] if "OPQ" in plan.factory else 1) * min(plan.train_sample, PQ_SAMPLE)
+            learned = ROUNDS * plan.train_sample * lists / PRODUCTS + rounds * codes / _CODED
+            return 1 if inherited else 0.1 + learned * plan.d
+        if stage == "scatter":  # size / (2 d) rows, each compared with lists x d numbers
+            compared = min(lists, _BY_GRAPH[0] * lists ** _BY_GRAPH[1]) if "_HNSW" in plan.factory else lists
+            return size / MOVED + size / 2 * (compared / PRODUCTS + codes / _CODED)
+        return 0.1 * plan.n * plan.d / MOVED
 
 
 KIND = ListKind()
