@@ -1,6 +1,5 @@
 """`bookwheel index --plan`: the planned index, its memory, disk and time, without any vectors."""
 
-from collections.abc import Mapping
 from typing import Any
 
 from flows.command.reply import Reply, figures
@@ -8,7 +7,7 @@ from flows.index import Order, planned
 from rag_model.index.factory import Graph, Lists, parse
 from rag_model.index.recipe import VectorPlan
 from rag_model.index.sizing.amounts import gigabytes
-from rag_model.index.sizing.estimate import Estimate, estimate
+from rag_model.index.sizing.estimate import estimate
 from rag_model.index.sizing.rate import measured_seconds
 
 
@@ -21,20 +20,10 @@ def prospect(order: Order, n: int, d: int) -> Reply:
     """
     plan = planned(order, n, d)
     cost, (small, seconds) = estimate(plan), measured_seconds(plan)
-    document = {
-        **{name: getattr(plan, name) for name in ("factory", "metric", "n", "d")},
-        **_numbers(plan),
-        "search": dict(plan.search),
-        "build_bytes": cost.build_bytes,
-        "stage_bytes": dict(cost.stages),
-        **{name: getattr(cost, name) for name in ("search_bytes", "disk_bytes", "work_bytes")},
-        "cpu_seconds": {stage: round(spent, 1) for stage, spent in seconds.items()},
-        "notes": list(plan.notes),
-    }
-    return Reply(document, _words(plan, cost, small, seconds))
-
-
-def _words(plan: VectorPlan, cost: Estimate, small: VectorPlan, seconds: Mapping[str, float]) -> str:
+    of_plan = {name: getattr(plan, name) for name in ("factory", "metric", "n", "d")}
+    of_cost = {name: getattr(cost, name) for name in ("build_bytes", "search_bytes", "disk_bytes", "work_bytes")}
+    rounded = {stage: round(spent, 1) for stage, spent in seconds.items()}
+    document = of_plan | _numbers(plan) | {"search": dict(plan.search)} | of_cost | {"stage_bytes": dict(cost.stages)}
     stages = ", ".join(f"{stage} {gigabytes(held)}" for stage, held in cost.stages.items())
     times = ", ".join(f"{stage} {_time(spent)}" for stage, spent in seconds.items())
     lines = [
@@ -49,7 +38,7 @@ def _words(plan: VectorPlan, cost: Estimate, small: VectorPlan, seconds: Mapping
         f"          extrapolated from {small.factory} over {small.n:,} synthetic vectors of {plan.d} "
         "dimensions, built here just now: real vectors and other machines differ",
     ]
-    return "\n".join(lines)
+    return Reply(document | {"cpu_seconds": rounded, "notes": list(plan.notes)}, "\n".join(lines))
 
 
 def _numbers(plan: VectorPlan) -> dict[str, Any]:
