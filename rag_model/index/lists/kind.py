@@ -8,6 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from rag_model.errors import InputError
+from rag_model.index.factory import Lists, parse
 from rag_model.index.files import engine
 from rag_model.index.files.engine import Vectors, faiss
 from rag_model.index.files.pieces import Opener
@@ -25,11 +26,10 @@ _QUANTISERS = ("PQ", "RaBitQ")  # in a factory string; scalar quantisers lose to
 _ASKED = 256  # vectors searched of the new and of the old ones: gives a recall to about .03
 _FEWEST = 32  # of each, below which a recall is too uncertain
 _K = 10  # neighbours searched for each
-_CODED = 1.4e10  # multiplications and additions per second of one core, to compare pieces with a codec's 256 centroids
-_CODES = (
-    25,
-    2.6,
-)  # rounds of k-means for codes, and how many times longer OPQ takes, which learns them again and again
+_CODED = 1.4e10  # multiplications and additions per second of one core, to compare pieces of vectors with centroids
+_ROUNDS = 25  # of k-means for codes
+_ROTATED = 2.6  # times longer with OPQ, which trains codes again and again
+_FEW, _SLOW = 128_000, 12  # faiss 1.15 trains this many times slower on pieces with fewer numbers together
 _BY_GRAPH = (380, 0.3)  # a graph over n centroids compares a vector with about a n^b of them; at most with all
 
 
@@ -87,14 +87,20 @@ class ListKind(VectorKind):
 
     def seconds(self, plan: VectorPlan, stage: str, rows: int, size: int, *, inherited: bool = False) -> float:
         """Return about how many seconds of one core a task of a stage takes."""
-        lists, codes = lists_in(plan), 256.0 if "PQ" in plan.factory.removeprefix("OPQ") else 0.0
+        lists = compared = lists_in(plan)
+        factory = parse(plan.factory)
+        pieces = factory.codes.pieces if isinstance(factory, Lists) else None
+        codes = (1 << factory.codes.bits) / _CODED if isinstance(factory, Lists) and pieces else 0.0
         if stage == "train":
-            rounds = _CODES[0] * (_CODES[1] if "OPQ" in plan.factory else 1) * min(plan.train_sample, PQ_SAMPLE)
-            learned = ROUNDS * plan.train_sample * lists / PRODUCTS + rounds * codes / _CODED
-            return 1 if inherited else 0.1 + learned * plan.d
+            points = min(plan.train_sample, PQ_SAMPLE)
+            slower = _SLOW if points * plan.d < _FEW * (pieces or 0) else 1
+            rounds = slower * _ROUNDS * (_ROTATED if "OPQ" in plan.factory else 1)
+            learned = (ROUNDS * plan.train_sample * lists / PRODUCTS + rounds * points * codes) * plan.d
+            return 1 if inherited else 0.1 + learned
         if stage == "scatter":  # size / (2 d) rows, each compared with lists x d numbers
-            compared = min(lists, _BY_GRAPH[0] * lists ** _BY_GRAPH[1]) if "_HNSW" in plan.factory else lists
-            return size / MOVED + size / 2 * (compared / PRODUCTS + codes / _CODED)
+            if isinstance(factory, Lists) and factory.coarse:
+                compared = min(lists, int(_BY_GRAPH[0] * lists ** _BY_GRAPH[1]))
+            return size / MOVED + size / 2 * (compared / PRODUCTS + codes)
         return 0.1 * plan.n * plan.d / MOVED
 
 
