@@ -24,7 +24,7 @@ from rag_model.retrieve.retriever import Hit
 from rag_model.retrieve.scorers import Scorers
 from rag_model.serving.asking import Asker, ReadingModel
 from rag_model.serving.offer import Composable, Offer
-from rag_model.serving.settings import ServiceSettings
+from rag_model.serving.service_settings import ServiceSettings
 from rag_model.store.versions.paths import QUESTION_ENCODER
 from rag_model.store.versions.snapshot import Snapshot
 

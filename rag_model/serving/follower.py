@@ -26,7 +26,7 @@ from rag_model.serving.memory import check_memory
 from rag_model.serving.observer import Observer, Refusal, tell
 from rag_model.serving.offer import Offer
 from rag_model.serving.secrets import without_secrets
-from rag_model.serving.settings import ServiceSettings
+from rag_model.serving.service_settings import ServiceSettings
 from rag_model.store.pulling.kinds import chosen
 from rag_model.store.pulling.pull import pull
 from rag_model.store.pulling.pulled import CURRENT

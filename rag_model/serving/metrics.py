@@ -24,7 +24,7 @@ from rag_model.generate.reader import Answer
 from rag_model.serving.edition import Edition, Named
 from rag_model.serving.observer import Batch, Observer, Refusal
 from rag_model.serving.quality import Quality
-from rag_model.serving.settings import ServiceSettings
+from rag_model.serving.service_settings import ServiceSettings
 from rag_model.serving.state import Served, State
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST

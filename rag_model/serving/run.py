@@ -16,7 +16,7 @@ from rag_model.serving.quality import Quality
 from rag_model.serving.secrets import without_secrets
 from rag_model.serving.server import Server, address, bound
 from rag_model.serving.service import Service
-from rag_model.serving.settings import ServiceSettings
+from rag_model.serving.service_settings import ServiceSettings
 from rag_model.store.objects.cache import cache_folder
 from rag_model.store.objects.files import Files
 from rag_model.store.pulling.pulled import CURRENT

@@ -11,7 +11,7 @@ from rag_model.serving.desk import Desk
 from rag_model.serving.edition import threads_of, workers_of
 from rag_model.serving.follower import Followed, Follower
 from rag_model.serving.observer import Observer, tell
-from rag_model.serving.settings import ServiceSettings
+from rag_model.serving.service_settings import ServiceSettings
 from rag_model.serving.work import Answered, Found
 
 

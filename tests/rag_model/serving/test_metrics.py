@@ -13,7 +13,7 @@ from rag_model.serving.edition import Named
 from rag_model.serving.metrics import Metrics
 from rag_model.serving.observer import Refusal
 from rag_model.serving.quality import Quality
-from rag_model.serving.settings import ServiceSettings
+from rag_model.serving.service_settings import ServiceSettings
 from rag_model.serving.state import Served
 from rag_model.serving.windows import WatchSettings
 from rag_model.store.versions.manifest import Content, Manifest

@@ -15,7 +15,7 @@ from rag_model.retrieve.retriever import hit_json
 from rag_model.serving import messages
 from rag_model.serving.metrics import Metrics
 from rag_model.serving.quality import Quality
-from rag_model.serving.settings import ServiceSettings
+from rag_model.serving.service_settings import ServiceSettings
 from rag_model.serving.windows import WatchSettings
 from rag_model.store.versions.snapshot import Snapshot
 from tests.fixtures.serving import Gate, Library, Serving, rounded, serving, until, with_limits
