@@ -186,6 +186,14 @@ class IndexKind(Protocol):
         """Measure an index with questions whose answers are known: a `Trial` over vectors, a `TextTrial` over text."""
         ...
 
+    def check_search(self, entry: Entry, parameters: Mapping[str, Any]) -> None:
+        """Check the parameters of one search, before the index is opened.
+
+        Raises:
+            UsageError: one is unknown or out of range; the message names it.
+        """
+        ...
+
     def tune(self, files: IndexFiles, entry: Entry, trial: Any, target: float) -> Tuned:
         """Return the cheapest search setting whose recall against exhaustive search is `target`."""
         ...
@@ -265,6 +273,11 @@ class UntrainedKind(PlainKind[IndexPlan]):
     def follow(self, plan: IndexPlan, trained: Path, rows: Sequence[Path], out: Path) -> Facts:
         """Train: nothing is inherited."""
         return self.train(plan, rows, out)
+
+    def check_search(self, entry: Entry, parameters: Mapping[str, Any]) -> None:
+        """Refuse every parameter; override it if a search takes some."""
+        if parameters:
+            raise UsageError(f"{next(iter(parameters))} is not a search parameter of this index: it takes none")
 
     def tune(self, files: IndexFiles, entry: Entry, trial: Any, target: float) -> Tuned:
         """Return the entry's own search setting: `check` refuses a target."""

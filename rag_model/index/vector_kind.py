@@ -7,6 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
+from rag_model.errors import UsageError
+from rag_model.index.factory import parse
 from rag_model.index.files.engine import Vectors
 from rag_model.index.kind import Entry, IndexFiles, Measurement, PlainKind, Represents
 from rag_model.index.plan import Facts
@@ -15,7 +17,7 @@ from rag_model.index.quality.fit import Fit
 from rag_model.index.quality.health import Effort, Trial, effort, examine, setting_name, sweep
 from rag_model.index.quality.recall import FLOOR, Floor, recall_at
 from rag_model.index.quality.tune import Tuned, tune
-from rag_model.index.recipe import IndexRecipe, VectorPlan, check_vectors, resolve
+from rag_model.index.recipe import IndexRecipe, VectorPlan, check_search, check_vectors, parameters_of, resolve
 from rag_model.index.search import IndexFile, open_index
 from rag_model.index.sizing.choice import fitted
 from rag_model.index.sizing.estimate import Estimate, estimate
@@ -93,6 +95,14 @@ class VectorKind(PlainKind[VectorPlan], ABC):
             _setting(index, trial, entry["search"], curve),
             examine(files.index, files.rows()),
         )
+
+    def check_search(self, entry: Entry, parameters: Mapping[str, Any]) -> None:
+        """Check efSearch, nprobe and refine: whole numbers from 1 to the number of vectors."""
+        refined = ("refine",) if entry.get("refine") == "vectors" else ()
+        check_search(parameters, (*parameters_of(parse(str(entry["factory"]))), *refined))
+        for name, value in parameters.items():
+            if value > entry["n"]:
+                raise UsageError(f"{name} is {value:,}, but the index holds {entry['n']:,} vectors: give at most that")
 
     def tune(self, files: IndexFiles, entry: Entry, trial: Trial, target: float) -> Tuned:
         """Find the smallest efSearch or nprobe that reaches the target."""

@@ -5,9 +5,11 @@ an entry point of the group `bookwheel.retrievers`. A builder is called twice: f
 the whole expression is checked before anything is loaded.
 """
 
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, Protocol
 
+from rag_model.errors import UsageError
 from rag_model.plugins import Registry
 from rag_model.retrieve.found import SnapshotRetriever
 from rag_model.retrieve.leg import Deep, Leg
@@ -34,8 +36,12 @@ class Materials(Protocol):
         """Return the sentence that refuses another name."""
         ...
 
-    def leg(self, name: str) -> SnapshotRetriever:
-        """Open an index to search it."""
+    def leg(self, name: str, parameters: Mapping[str, Any]) -> SnapshotRetriever:
+        """Open an index to search it with these parameters, instead of the snapshot's.
+
+        Raises:
+            UsageError: a parameter is unknown or out of range.
+        """
         ...
 
     def scorer(self, model: Word) -> PairScorer:
@@ -76,10 +82,7 @@ class Composer:
         name, depth = node.with_depth()
         if name not in self._materials.names():
             raise node.wrong(self._materials.unknown(name))
-        self._legs += 1
-        if self._legs > MOST_LEGS:
-            raise node.wrong(f"more than {MOST_LEGS} indexes are searched: take some out")
-        return Leg(self._materials.leg(name), self._checked(node, depth))
+        return Leg(self._index(node, name, {}), self._checked(node, depth))
 
     def scorer(self, node: Node) -> tuple[str, PairScorer]:
         """Return a model's name as the expression has it, and the scorer of pairs that uses it.
@@ -94,10 +97,33 @@ class Composer:
 
     def _called(self, call: Call) -> SnapshotRetriever:
         build = self._materials.build(call)
+        if build is None and call.name in self._materials.names():
+            return self._with_parameters(call)
         if build is None:
             known = ", ".join(CALLS.names())
             raise call.wrong(f"there is no call {call.name!r}: choose one of {known}, or name an index")
         return build(call, self)
+
+    def _with_parameters(self, call: Call) -> SnapshotRetriever:
+        """Return an index that is searched with other parameters: `bm25(k1=1.2, b=.75)`."""
+        if call.arguments:
+            raise call.wrong(f"{call.name} is an index: it takes search parameters alone, as in {call.name}(NAME=1)")
+        parameters = {name: call.number(name) for name in call.options}
+        for name, value in parameters.items():
+            if self._most_depth is not None and value > self._most_depth:
+                raise call.wrong(f"{name} is {value:,}: ask for at most {self._most_depth:,} here")
+        try:
+            found = self._index(call, call.name, parameters)
+        except UsageError as wrong:
+            raise call.wrong(str(wrong)) from wrong
+        found.name = str(replace(call, depth=None))
+        return found
+
+    def _index(self, node: Node, name: str, parameters: Mapping[str, Any]) -> SnapshotRetriever:
+        self._legs += 1
+        if self._legs > MOST_LEGS:
+            raise node.wrong(f"more than {MOST_LEGS} indexes are searched: take some out")
+        return self._materials.leg(name, parameters)
 
     def _checked(self, node: Node, depth: int | None) -> int | None:
         if depth is not None and self._most_depth is not None and depth > self._most_depth:

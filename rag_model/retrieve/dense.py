@@ -30,6 +30,7 @@ class DenseRetriever(SnapshotRetriever):
         encoder: QuestionEncoder | None = None,
         index: str | None = None,
         opened: SearchIndex | None = None,
+        parameters: Mapping[str, int] | None = None,
     ) -> None:
         """Open `index` (one of the snapshot's, or `exact`); without `encoder` only vectors can be searched.
 
@@ -38,6 +39,7 @@ class DenseRetriever(SnapshotRetriever):
             encoder: of the questions.
             index: its name; None: the snapshot's default.
             opened: what `open_index_of` has opened for that name already, so that several retrievers share it.
+            parameters: of its search, in place of the snapshot's.
 
         Raises:
             UsageError: the snapshot has no such index.
@@ -51,6 +53,7 @@ class DenseRetriever(SnapshotRetriever):
             check_asks(encoder, snapshot, content.over(self.name))
         self._encoder = encoder
         self._index: SearchIndex = open_index_of(snapshot, self.name) if opened is None else opened
+        self._parameters = parameters or {}
         self.exact_products = gives_products(content.indexes, self.name)
 
     @classmethod
@@ -86,7 +89,7 @@ class DenseRetriever(SnapshotRetriever):
         return self.hits(self._found(vectors, k))
 
     def _found(self, vectors: Vectors, k: int) -> Found:
-        scores, rows = self._index.search(vectors, k)
+        scores, rows = self._index.search(vectors, k, **self._parameters)
         return Found(self.name, rows, scores, scores if self.exact_products else None)
 
 

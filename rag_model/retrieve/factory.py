@@ -3,12 +3,13 @@
 | expression | finds |
 | --- | --- |
 | `hnsw` | by an index of the snapshot; `exact` compares every vector |
+| `bm25(k1=1.2, b=.75)` | by an index, searched with these parameters instead of the snapshot's |
 | `hnsw:100` | the same, asked for 100 passages also if fewer are returned |
 | `rrf(A, B, …, k=60, weights=[…])` | by the ranks of several lists (`fusion`) |
 | `rerank(A, MODEL, 50)` | by a model that reads the first 50 of A (`rerank`) |
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rag_model.encoders.encoder import Encoder
@@ -17,7 +18,7 @@ from rag_model.retrieve.composer import Build, Composer, builder_of
 from rag_model.retrieve.dense import DenseRetriever, carried_encoder, check_asks
 from rag_model.retrieve.expression import parse
 from rag_model.retrieve.found import SnapshotRetriever
-from rag_model.retrieve.indexes import known_indexes, open_index_of, represents, unknown_index
+from rag_model.retrieve.indexes import check_search, known_indexes, open_index_of, represents, unknown_index
 from rag_model.retrieve.lexical import TextRetriever
 from rag_model.retrieve.nodes import Call, Word
 from rag_model.retrieve.products import with_products
@@ -161,9 +162,9 @@ class Opened:
         """Return the sentence that refuses another name."""
         return unknown_index(self.snapshot, name)
 
-    def leg(self, name: str) -> SnapshotRetriever:
+    def leg(self, name: str, parameters: Mapping[str, Any]) -> SnapshotRetriever:
         """Return what searches an index."""
-        return _leg(self, name)
+        return _leg(self, name, parameters)
 
     def index(self, name: str) -> Any:
         """Open an index, or return it where it is open."""
@@ -180,13 +181,14 @@ class Opened:
         return builder_of(call)
 
 
-def _leg(opened: Opened, name: str) -> SnapshotRetriever:
+def _leg(opened: Opened, name: str, parameters: Mapping[str, Any]) -> SnapshotRetriever:
     """Return what searches the index `name`, by vectors or by text."""
+    check_search(opened.snapshot, name, parameters)
     index = opened.index(name)  # first, so that a wrong name is refused before an encoder is loaded
     if represents(opened.snapshot, name) == "text":
-        return TextRetriever(opened.snapshot, name, index)
+        return TextRetriever(opened.snapshot, name, index, parameters)
     encoder = opened.encoder_of(opened.snapshot.manifest.content.over(name))
-    return DenseRetriever(opened.snapshot, encoder, name, index)
+    return DenseRetriever(opened.snapshot, encoder, name, index, parameters)
 
 
 def _loading(snapshot: Snapshot, encoder: QuestionEncoder | str | None) -> Callable[[], QuestionEncoder]:

@@ -75,6 +75,21 @@ def represents(snapshot: Snapshot, name: str) -> Represents:
     return kind_of(entry_of(snapshot, name)).represents
 
 
+def check_search(snapshot: Snapshot, name: str, parameters: Mapping[str, Any]) -> None:
+    """Check the search parameters of an index, before it is opened.
+
+    Raises:
+        StoreError: its kind is not installed.
+        UsageError: the snapshot has no such index, or a parameter is unknown or out of range.
+    """
+    if not parameters:
+        return
+    if name == EXACT and name not in snapshot.manifest.content.indexes:
+        raise UsageError(f"{next(iter(parameters))} is not a search parameter of {EXACT}: it takes none")
+    entry = entry_of(snapshot, name)
+    kind_of(entry).check_search(entry, parameters)
+
+
 def files_of(snapshot: Snapshot, name: str) -> IndexFiles:
     """Return where an index and its rows lie."""
     content = snapshot.manifest.content

@@ -1,6 +1,7 @@
 """What an expression needs, known before a file is opened: it is composed from materials that open nothing."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from rag_model.errors import UsageError
 from rag_model.index.files.engine import Vectors
@@ -8,7 +9,7 @@ from rag_model.retrieve.composer import Build, Composer, builder_of
 from rag_model.retrieve.dense import gives_products
 from rag_model.retrieve.expression import parse
 from rag_model.retrieve.found import Found, SnapshotRetriever
-from rag_model.retrieve.indexes import known_indexes, unknown_index
+from rag_model.retrieve.indexes import check_search, known_indexes, unknown_index
 from rag_model.retrieve.nodes import Call, Word
 from rag_model.retrieve.questions import Questions
 from rag_model.retrieve.rerank import PairScorer
@@ -42,8 +43,9 @@ class Survey:
         """Return the sentence that refuses another name."""
         return unknown_index(self.snapshot, name)
 
-    def leg(self, name: str) -> SnapshotRetriever:
+    def leg(self, name: str, parameters: Mapping[str, Any]) -> SnapshotRetriever:
         """Note an index."""
+        check_search(self.snapshot, name, parameters)
         if name not in self.indexes:
             self.indexes.append(name)
         return _Unopened(self.snapshot, name)

@@ -1,7 +1,8 @@
 """The retrievers that a service offers for a snapshot, and the files that they need on this machine."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 from rag_model.retrieve.composer import CALLS, Build
 from rag_model.retrieve.factory import Opened
@@ -55,9 +56,9 @@ class Composable:
         """Return the sentence that refuses another name."""
         return f"index {name!r} is not served here: choose one of {', '.join(self.names())}"
 
-    def leg(self, name: str) -> SnapshotRetriever:
+    def leg(self, name: str, parameters: Mapping[str, Any]) -> SnapshotRetriever:
         """Return what searches an index."""
-        return self._opened.leg(name)
+        return self._opened.leg(name, parameters)
 
     def scorer(self, model: Word) -> PairScorer:
         """Refuse every model.

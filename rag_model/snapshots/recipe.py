@@ -40,8 +40,8 @@ _REPRESENTATION = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 
 
 def default_indexes() -> dict[str, IndexRecipe]:
-    """Return the default indexes of a recipe: a graph for fast search, and codes for little memory."""
-    return {"hnsw": IndexRecipe("HNSW"), "ivfpq": IndexRecipe("IVF,PQ")}
+    """Return the default indexes of a recipe: a graph for fast search, codes for little memory, and words."""
+    return {"hnsw": IndexRecipe("HNSW"), "ivfpq": IndexRecipe("IVF,PQ"), "bm25": IndexRecipe("BM25")}
 
 
 @dataclass(frozen=True, slots=True)

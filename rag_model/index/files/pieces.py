@@ -16,7 +16,7 @@ from numpy.lib import format as npy
 
 from rag_model.digest import digest_file, digest_json
 from rag_model.errors import InputError, ResourceError
-from rag_model.index.recipe import VectorPlan
+from rag_model.index.plan import IndexPlan
 
 Opener = Callable[[], BinaryIO]  # opens a piece for reading at any offset: `path.open` bound to "rb", or a blob's
 Array = npt.NDArray[Any]
@@ -31,7 +31,7 @@ def _open(path: Path) -> BinaryIO:
     return path.open("rb")
 
 
-def stamp_of(plan: VectorPlan, trained: Path, role: str, number: int) -> str:
+def stamp_of(plan: IndexPlan, trained: Path, role: str, number: int) -> str:
     """Return the stamp of a piece: the digest of its plan, the trained file, its role and its number."""
     facts = trained.stat()
     return digest_json([plan.shared(), _digest(trained, facts.st_size, facts.st_mtime_ns), role, number])

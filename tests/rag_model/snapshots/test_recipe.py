@@ -49,12 +49,12 @@ def test_the_recipe_of_the_documentation_is_a_recipe(tmp_path: Path) -> None:
     text, *_ = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
     recipe = read(tmp_path, text)
     assert recipe.encode.spec == {"passage_prompt": "passage: ", "question_prompt": "query: "}
-    assert set(recipe.index) == {"hnsw", "ivfpq"}
+    assert set(recipe.index) == {"hnsw", "ivfpq", "bm25"}
 
 
 def test_no_file_and_an_empty_file_are_the_default(tmp_path: Path) -> None:
     assert read_recipe(None) == read(tmp_path, "") == Recipe()
-    assert set(Recipe().index) == {"hnsw", "ivfpq"}
+    assert set(Recipe().index) == {"hnsw", "ivfpq", "bm25"}
 
 
 def test_every_setting_is_read(tmp_path: Path) -> None:
