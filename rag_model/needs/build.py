@@ -94,7 +94,7 @@ def work_of(bulk: Bulk, indexes: Mapping[str, IndexRecipe], memory: int, *, loca
         plan = kind.plan(recipe, n, d, memory=room_for, part_rows=bulk.part)
         cost = kind.estimate(plan, bulk.part)
         disk += cost.work_bytes
-        seconds += sum(stage_seconds(plan, _BYTES[""] if kind.represents == TEXT else 2 * d).values())
+        seconds += sum(stage_seconds(plan, _BYTES[".parquet"] if kind.represents == TEXT else 2 * d).values())
         stages |= {stage: max(size, stages.get(stage, 0)) for stage, size in cost.stages.items()}
     if not local:
         return Work(sizes, {"launcher": 0}, disk=disk, workers=True)
