@@ -13,7 +13,7 @@ from rag_model.generate.named import open_reader
 from rag_model.generate.reader import answer_json
 from rag_model.retrieve.dense import DenseRetriever
 from rag_model.retrieve.retriever import hit_json
-from rag_model.serving import messages
+from rag_model.serving.http import messages
 from rag_model.store.versions.snapshot import Snapshot
 from tests.fixtures.serving import PASSAGES, PATIENCE, Gate, Library, Serving, rounded, serving, until, with_limits
 

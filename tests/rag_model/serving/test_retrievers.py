@@ -12,11 +12,11 @@ from rag_model.generate.named import open_reader
 from rag_model.generate.reader import answer_json
 from rag_model.retrieve.factory import open_retriever
 from rag_model.retrieve.retriever import hit_json
-from rag_model.serving import messages
-from rag_model.serving.metrics import Metrics
-from rag_model.serving.quality import Quality
+from rag_model.serving.http import messages
 from rag_model.serving.service_settings import ServiceSettings
-from rag_model.serving.windows import WatchSettings
+from rag_model.serving.watching.metrics import Metrics
+from rag_model.serving.watching.quality import Quality
+from rag_model.serving.watching.windows import WatchSettings
 from rag_model.store.versions.snapshot import Snapshot
 from tests.fixtures.serving import Gate, Library, Serving, rounded, serving, until, with_limits
 from tests.fixtures.tiny import save_cross_encoder

@@ -11,10 +11,10 @@ from rag_model.encoders.encoder import Encoder
 from rag_model.retrieve.factory import Opened
 from rag_model.retrieve.questions import Questions
 from rag_model.retrieve.scorers import Scorers
-from rag_model.serving.asking import Asker
-from rag_model.serving.desk import Desk, NotReadyError
-from rag_model.serving.edition import Edition, Named
-from rag_model.serving.offer import Offer
+from rag_model.serving.answering.asking import Asker
+from rag_model.serving.answering.edition import Edition, Named
+from rag_model.serving.answering.offer import Offer
+from rag_model.serving.following.desk import Desk, NotReadyError
 from rag_model.store.pulling.pull import pull
 from rag_model.store.versions.paths import QUESTION_ENCODER
 from rag_model.store.versions.snapshot import Snapshot

@@ -10,9 +10,9 @@ from typing import Any
 from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily, Metric
 
 from rag_model.evaluation.collapse import Collapse
-from rag_model.serving.edition import Named
-from rag_model.serving.observer import Refusal
-from rag_model.serving.windows import Figures
+from rag_model.serving.answering.edition import Named
+from rag_model.serving.watching.observer import Refusal
+from rag_model.serving.watching.windows import Figures
 from rag_model.store.versions.manifest import Manifest
 
 _Gauge = tuple[str, str, float | None]  # name, what it says, value; None: it can't be known, and is left out

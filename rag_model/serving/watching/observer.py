@@ -12,7 +12,7 @@ from typing import Any
 from rag_model.generate.reader import Answer
 from rag_model.index.files.engine import Vectors
 from rag_model.retrieve.retriever import Hit
-from rag_model.serving.edition import Edition, Named
+from rag_model.serving.answering.edition import Edition, Named
 
 _LOG = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rag_model.errors import BookwheelError
-from rag_model.serving.edition import Edition, Named
+from rag_model.serving.answering.edition import Edition, Named
 
 
 class NotReadyError(BookwheelError):

@@ -21,11 +21,11 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from rag_model.generate.reader import Answer
-from rag_model.serving.edition import Edition, Named
-from rag_model.serving.observer import Batch, Observer, Refusal
-from rag_model.serving.quality import Quality
+from rag_model.serving.answering.edition import Edition, Named
 from rag_model.serving.service_settings import ServiceSettings
-from rag_model.serving.state import Served, State
+from rag_model.serving.watching.observer import Batch, Observer, Refusal
+from rag_model.serving.watching.quality import Quality
+from rag_model.serving.watching.state import Served, State
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)

@@ -19,14 +19,14 @@ from pathlib import Path
 from rag_model.errors import BookwheelError, InputError, MissingExtraError, RefusedError, UsageError
 from rag_model.generate.named import rag_id
 from rag_model.retrieve.scorers import Scorers
-from rag_model.serving.asking import ReadingModel
-from rag_model.serving.desk import Desk
-from rag_model.serving.edition import Edition, Named
-from rag_model.serving.memory import check_memory
-from rag_model.serving.observer import Observer, Refusal, tell
-from rag_model.serving.offer import Offer
-from rag_model.serving.secrets import without_secrets
+from rag_model.serving.answering.asking import ReadingModel
+from rag_model.serving.answering.edition import Edition, Named
+from rag_model.serving.answering.offer import Offer
+from rag_model.serving.following.desk import Desk
+from rag_model.serving.following.memory import check_memory
+from rag_model.serving.following.secrets import without_secrets
 from rag_model.serving.service_settings import ServiceSettings
+from rag_model.serving.watching.observer import Observer, Refusal, tell
 from rag_model.store.pulling.kinds import chosen
 from rag_model.store.pulling.pull import pull
 from rag_model.store.pulling.pulled import CURRENT

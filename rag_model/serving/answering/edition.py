@@ -22,8 +22,8 @@ from rag_model.retrieve.products import with_products
 from rag_model.retrieve.questions import Questions
 from rag_model.retrieve.retriever import Hit
 from rag_model.retrieve.scorers import Scorers
-from rag_model.serving.asking import Asker, ReadingModel
-from rag_model.serving.offer import Composable, Offer
+from rag_model.serving.answering.asking import Asker, ReadingModel
+from rag_model.serving.answering.offer import Composable, Offer
 from rag_model.serving.service_settings import ServiceSettings
 from rag_model.store.versions.paths import QUESTION_ENCODER
 from rag_model.store.versions.snapshot import Snapshot
