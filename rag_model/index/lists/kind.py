@@ -18,9 +18,9 @@ from rag_model.index.quality.recall import FLOOR, Floor, recall_at
 from rag_model.index.recipe import PQ_SAMPLE, VectorPlan, lists_in
 from rag_model.index.vector_kind import MOVED, PRODUCTS, ROUNDS, VectorKind
 
-# Codes change the order of near neighbours even if every list is searched: recall .90 (p5 .80) over 5,227 passages of
-# Wikipedia at a byte for 4 dimensions, .79 (p5 .60) at 8, and less in a large corpus. Codes trained on other data find
-# almost nothing.
+# Codes alone change the order of near neighbours even if every list is searched: recall .90 (p5 .80) over 5,227
+# passages of Wikipedia at a byte for 4 dimensions, .79 (p5 .60) at 8, and less in a large corpus. Codes trained on
+# other data find almost nothing. Candidates that are ranked again (`Refine`) come in the order of exact search: FLOOR.
 QUANTISED_FLOOR = Floor(mean=0.60, p5=0.30)
 _QUANTISERS = ("PQ", "RaBitQ")  # in a factory string; scalar quantisers lose too little to matter
 _ASKED = 256  # vectors searched of the new and of the old ones: gives a recall to about .03
@@ -28,7 +28,7 @@ _FEWEST = 32  # of each, below which a recall is too uncertain
 _K = 10  # neighbours searched for each
 _CODED = 1.4e10  # multiplications and additions per second of one core, to compare pieces of vectors with centroids
 _ROUNDS = 25  # of k-means for codes
-_ROTATED = 2.6  # times longer with OPQ, which trains codes again and again
+_ROTATED = 4.8  # times longer with OPQ, which trains codes again and again: 4.7 to 5.0 at 96 and 384 dimensions
 _FEW, _SLOW = 128_000, 12  # faiss 1.15 trains this many times slower on pieces with fewer numbers together
 _BY_GRAPH = (380, 0.3)  # a graph over n centroids compares a vector with about a n^b of them; at most with all
 
@@ -41,8 +41,9 @@ class ListKind(VectorKind):
     factories = re.compile("IVF|OPQ|PCA")
 
     def floor(self, factory: str) -> Floor:
-        """Return the floor for codes of this factory."""
-        return QUANTISED_FLOOR if any(name in factory for name in _QUANTISERS) else FLOOR
+        """Return the floor of codes that rank alone, or the usual one."""
+        alone = any(name in factory for name in _QUANTISERS) and "Refine" not in factory
+        return QUANTISED_FLOOR if alone else FLOOR
 
     def train(self, plan: VectorPlan, rows: Sequence[Path], out: Path) -> Facts:
         """Train centroids, rotation and codes on a sample."""

@@ -40,7 +40,7 @@ def put_varint(out, at, value):
 @compiled
 def get_varint(data, at, end):
     """Read what `put_varint` wrote; return the value and the place behind it, or (-1, end) if it is not whole."""
-    value, shift = 0, 0
+    value, shift = np.int64(0), 0
     while at < end and shift < 63:
         byte = np.int64(data[at])
         at += 1

@@ -14,8 +14,10 @@ from rag_model.index.postings import maxscore
 from rag_model.index.postings.analyzer import Analyzer
 from rag_model.index.postings.dictionary import find
 from rag_model.index.postings.file import PostingsFile
+from rag_model.index.postings.held import HeldLists
 from rag_model.index.postings.parameters import K1, B, check_parameters
 
+_KNOWN = 100_000  # terms whose place is remembered
 MOST_TERMS = 10_000  # of one question
 
 
@@ -42,6 +44,8 @@ class Bm25Index:
         """
         self.file, self._analyzer = PostingsFile(path, mapped=mmap), analyzer
         self.defaults = {"k1": K1, "b": B, **defaults}
+        self._held = HeldLists(self.file)
+        self._known: dict[bytes, list[int]] = {}  # terms that were asked for
         self.n = self.file.layout.n
 
     def search(self, questions: Sequence[str], k: int, **parameters: Any) -> tuple[Vectors, Rows]:
@@ -94,20 +98,23 @@ class Bm25Index:
         rows: Rows,
     ) -> int:
         file = self.file
-        count: int = maxscore.search(
-            file.lists,
-            file.words,
-            file.layout.lists,
-            file.lengths,
-            lists,
-            factors,
-            fixed,
-            slope,
-            len(rows),
-            skip,
-            units,
-            rows,
-        )
+        if skip and self._held.suit(lists):
+            count = self._held.search(lists, factors, fixed, slope, units, rows)
+        else:
+            count = maxscore.search(
+                file.lists,
+                file.words,
+                file.layout.lists,
+                file.lengths,
+                lists,
+                factors,
+                fixed,
+                slope,
+                len(rows),
+                skip,
+                units,
+                rows,
+            )
         if count == maxscore.DAMAGED:
             raise file.damaged()
         return count
@@ -122,11 +129,20 @@ class Bm25Index:
                 f"question {number + 1} has {len(counts):,} different words: ask with up to {MOST_TERMS:,}"
             )
         found = self._found(list(counts))
-        if (found[:, 0] < 0).any():
+        if found.min() < 0:
             raise self.file.damaged()
+        asked = np.fromiter(counts.values(), np.float64, len(counts))
         known = found[:, 0] > 0
-        return found[known], np.fromiter(counts.values(), np.float64, len(counts))[known]
+        return (found, asked) if known.all() else (found[known], asked[known])
 
     def _found(self, terms: list[bytes]) -> npt.NDArray[np.int64]:
-        file = self.file
-        return find(terms, file.dictionary, file.groups, file.layout.terms)
+        """Return postings, begin and end of each term's list, (t, 3); 0 postings of a term that no passage holds."""
+        known = self._known
+        new = [term for term in terms if term not in known]
+        if len(known) + len(new) > _KNOWN:
+            known, new = {}, terms
+            self._known = known  # searches under way keep the former one
+        if new:
+            file = self.file
+            known |= zip(new, find(new, file.dictionary, file.groups, file.layout.terms).tolist(), strict=True)
+        return np.array([known[term] for term in terms], np.int64)

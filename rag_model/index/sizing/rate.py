@@ -25,12 +25,8 @@ def stage_seconds(plan: IndexPlan, row_bytes: int) -> dict[str, float]:
 
 def measured_seconds(plan: VectorPlan) -> tuple[VectorPlan, dict[str, float]]:
     """Return the plan of a small graph that was built here, on one thread, and the seconds of `plan` at its speed."""
-    small = resolve(*_SMALL, plan.d)
-    graph, threads, vectors = (
-        faiss.index_factory(plan.d, small.factory),
-        faiss.omp_get_max_threads(),
-        synthetic(small.n, plan.d),
-    )
+    small, threads = resolve(*_SMALL, plan.d), faiss.omp_get_max_threads()
+    graph, vectors = faiss.index_factory(plan.d, small.factory), synthetic(small.n, plan.d)
     graph.hnsw.efConstruction = small.ef_construction
     faiss.omp_set_num_threads(1)
     began = process_time()

@@ -10,10 +10,10 @@ import numpy as np
 
 from rag_model.corpus.records import Passage
 from rag_model.errors import UsageError
-from rag_model.index.stages import build
 from rag_model.index.kind import IndexFiles
 from rag_model.index.recipe import IndexRecipe
 from rag_model.index.registry import kind_for, kind_of
+from rag_model.index.stages import build
 from rag_model.needs.reading import retriever_bytes
 from rag_model.retrieve.factory import open_retriever
 from rag_model.retrieve.found import SnapshotRetriever

@@ -49,6 +49,13 @@ def test_each_index_has_its_own_floor() -> None:
     assert failed(flat=0.94) == ["flat recall@20, mean"]
 
 
+@pytest.mark.parametrize("refine", ["vectors", "SQfp16", "SQ8"])
+def test_codes_whose_candidates_are_ranked_again_have_the_floor_of_a_graph(refine: str) -> None:
+    refined, alone = (GateRecipe().floor("ivfpq", factory) for factory in (f"IVF64,PQ48np,Refine({refine})", "IVF,PQ"))
+    assert refined == GateRecipe().floor("hnsw", "HNSW32") == Floor(0.95, 0.80)
+    assert alone == Floor(0.60, 0.30)
+
+
 @pytest.mark.parametrize("wrong", [{"k": 0}, {"queries": 0}, {"max_passage_loss": 10.0}])
 def test_thresholds_that_make_no_sense_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(UsageError):

@@ -1,6 +1,7 @@
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +96,12 @@ def test_no_stage_of_wikipedia_needs_a_large_machine() -> None:
         cost = estimate(resolve(IndexRecipe(factory), *WIKIPEDIA))
         assert max(cost.stages.values()) == cost.build_bytes < 8 * 10**9
     assert estimate(resolve(IndexRecipe("HNSW32"), *WIKIPEDIA)).search_bytes > 64 * 10**9
+
+
+def test_the_vectors_that_candidates_are_ranked_by_lie_beside_the_index() -> None:
+    alone, refined = (estimate(resolve(IndexRecipe(text), *WIKIPEDIA)) for text in ("IVF,PQ", "IVF,PQ,Refine(vectors)"))
+    assert refined == replace(alone, beside_bytes=2 * 21_015_324 * 768)
+    assert alone.beside_bytes == 0
 
 
 def test_memory_falls_with_cells_and_with_parts() -> None:
