@@ -1,6 +1,6 @@
 """The work of a run (`Work`), its limits (`Limits`), and the resources it gets (`Needs`).
 
-Every constant of hardware and of processes is here, each with its unit and its source.
+The constants of hardware and of processes are here, each with its unit and its source; an index kind has its own.
 """
 
 from collections.abc import Mapping
