@@ -29,6 +29,7 @@ from rag_model.training.finetuning import Finetuning, Outcome
 from rag_model.training.loop.loop import Trained
 from rag_model.training.objectives.objective import Job
 from rag_model.training.objectives.registry import objective
+from rag_model.training.origins import Named
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,7 @@ def finetune(
     ref: str = "latest",
     encoder: str | None = None,
     generator: str | None = None,
+    teacher: str | None = None,
     recipe: RecipeTables = None,
     name: str | None = None,
     max_steps: int | None = None,
@@ -74,8 +76,10 @@ def finetune(
         train: examples to learn from: DPR's JSON, question CSV or JSONL, triples, KILT, or a BEIR folder.
         dev: examples to choose the best weights by.
         ref: a ref, ref@number, an id or a unique prefix of a snapshot; it is pinned by id before anything else.
-        encoder: initial weights of the encoders: a folder, a hub name, or `model:NAME`; by default the snapshot's.
+        encoder: initial weights of the encoder or encoders: a folder, a hub name, or `model:NAME`; by default the
+            snapshot's.
         generator: initial weights of the generator: a folder or a hub name.
+        teacher: the cross-encoder to learn from: a folder, a hub name, or `model:NAME`.
         recipe: tables of settings, as in a TOML file (`flows.training`); by default those of the papers.
         name: the ref of models to move; by default `kind`.
         max_steps: the number of steps, in place of the recipe's.
@@ -90,7 +94,9 @@ def finetune(
     target.models.refs.require_exclusion()
     with target.intents.held(f"finetune-{secrets.token_hex(8)}"):  # keeps `gc` from deleting its snapshot
         with clock("prepare"):
-            job = prepare(target, kind, train, dev, ref, Given(encoder, generator, recipe or {}, max_steps))
+            job = prepare(
+                target, kind, train, dev, ref, Given(Named(encoder, generator, teacher), recipe or {}, max_steps)
+            )
         found = job.known()
         if found is not None:
             put = job.name(found, name)
@@ -103,10 +109,9 @@ def finetune(
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """The initial weights of a model, and the settings of its training."""
+    """The models that a training begins with, and its settings."""
 
-    encoder: str | None
-    generator: str | None
+    named: Named
     tables: Tables
     max_steps: int | None
 
@@ -115,8 +120,8 @@ class Given:
 def prepare(store: Store, kind: str, train: str, dev: str, ref: str, given: Given) -> Finetuning:
     """Pin the snapshot, find the models, read the examples, and decide the settings."""
     chosen, snapshot = objective(kind), Snapshot.from_store(store, ref)
-    taken = {option: getattr(given, option) for option in chosen.options}  # other options may be set for another verb
-    origins = chosen.origins(store, snapshot, taken.get("encoder"), taken.get("generator"))
+    taken = {option: getattr(given.named, option) for option in chosen.options}  # others may be set for another verb
+    origins = chosen.origins(store, snapshot, Named(**taken))
     settings = training_of(kind, given.tables, given.max_steps, unit_vectors=origins.unit_vectors())
     examples = {"train": read_examples(train), "dev": read_examples(dev, split="dev")}
     return Finetuning(chosen, Job(store, snapshot, origins, settings, examples))

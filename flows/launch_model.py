@@ -24,12 +24,14 @@ from rag_model.store.store import Store
 from rag_model.store.versions.models import model_folder
 from rag_model.store.versions.snapshot import Snapshot
 from rag_model.training.needs import work_of as of_training
+from rag_model.training.origins import Named
 
 
 @stage
 def weigh_training(limits: Limits, kind: str, store: str, train: str, dev: str, ref: str, **given: Any) -> Work:
     """Estimate what a fine-tuning needs; settings and examples are read as the fine-tuning itself does."""
-    told = Given(given["encoder"], given["generator"], given["recipe"] or {}, given["max_steps"])
+    named = Named(given["encoder"], given["generator"], given["teacher"])
+    told = Given(named, given["recipe"] or {}, given["max_steps"])
     return of_training(prepare(Store.open(store), kind, train, dev, ref, told))
 
 

@@ -30,6 +30,9 @@ def finetune(
         Parameter(help="Initial encoder: a folder, a hub name, or `model:NAME`; by default that of the snapshot."),
     ] = None,
     generator: Annotated[str | None, Parameter(help="Initial generator: a folder or a hub name.")] = None,
+    teacher: Annotated[
+        str | None, Parameter(help="Cross-encoder to learn from: a folder, a hub name, or `model:NAME`.")
+    ] = None,
     max_steps: Annotated[int | None, Parameter(help="Number of steps, in place of the recipe's.")] = None,
     name: Annotated[str | None, Parameter(help="The ref of the model in the store; by default its kind.")] = None,
     training: Annotated[
@@ -40,12 +43,14 @@ def finetune(
 ) -> Reply:
     """Train a model on a snapshot and put it into the store.
 
-    An interrupted run continues when the same command is run again; a finished one is not repeated. Use a DPR pair by
-    `bookwheel reindex --encoder model:NAME`, a RAG model by `bookwheel answer --model NAME`.
+    An interrupted run continues when the same command is run again; a finished one is not repeated. Use a pair of
+    encoders by `bookwheel reindex --encoder model:NAME`, a RAG model by `bookwheel answer --model NAME`, a
+    cross-encoder by `bookwheel search --retriever "rerank(hnsw, model:NAME, 50)"`.
     """
     tables: Any = read_tables(training)
     folder = str(work) if work else None
-    outcome = run_flow(finetune_flow, kind, store, train, dev, ref, encoder, generator, tables, name, max_steps, folder)
+    begins = (encoder, generator, teacher)
+    outcome = run_flow(finetune_flow, kind, store, train, dev, ref, *begins, tables, name, max_steps, folder)
     return Reply(outcome.to_json(), "\n".join(_lines(outcome)))
 
 

@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from rag_model.encoders.files import CONFIG, read_object
+from rag_model.encoders.pairs.session import onnx_file
 from rag_model.encoders.sentence_transformers import MODULES
 from rag_model.encoders.spec import RECORD_FILE
-from rag_model.encoders.weights import stored_tensors
+from rag_model.encoders.weights import WEIGHTS, stored_tensors
 from rag_model.errors import InputError
 from rag_model.extras import require
 
@@ -18,6 +19,7 @@ _MORE_LAYERS = ("decoder_layers", "num_decoder_layers")
 _HIDDEN = ("hidden_size", "d_model", "n_embd", "dim")
 _HEADS = ("num_attention_heads", "n_head", "encoder_attention_heads", "num_heads", "n_heads")
 _VOCABULARY = ("vocab_size",)
+_FLOAT = 4  # bytes of a float32
 DPR_ENCODERS = {"DPRContextEncoder": "ctx_encoder", "DPRQuestionEncoder": "question_encoder"}
 _GENERATORS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 _OTHER_TASKS = ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
@@ -51,7 +53,7 @@ class Architecture:
 
 
 def architecture_of(folder: Path, part: str | None = None) -> Architecture:
-    """Read the sizes of the model in a folder: safetensors with a config, or one GGUF file.
+    """Read the sizes of the model in a folder: safetensors or an ONNX graph with a config, or one GGUF file.
 
     `part`: `question_encoder` or `generator` of a RAG model in transformers' layout, whose one file holds both.
 
@@ -64,9 +66,15 @@ def architecture_of(folder: Path, part: str | None = None) -> Architecture:
         return _of_gguf(files[0])
     config = read_object(folder / CONFIG)
     told = config.get(part) if part else config
+    return _described(told if isinstance(told, dict) else {}, _parameters(folder, part), folder)
+
+
+def _parameters(folder: Path, part: str | None) -> int:
+    graph = onnx_file(folder)
+    if graph is not None and not (folder / WEIGHTS).is_file():
+        return graph.stat().st_size // _FLOAT
     tensors = stored_tensors(folder).items()
-    shapes = [tensor.shape for name, tensor in tensors if part is None or part in name.split(".")]
-    return _described(told if isinstance(told, dict) else {}, sum(map(math.prod, shapes)), folder)
+    return sum(math.prod(tensor.shape) for name, tensor in tensors if part is None or part in name.split("."))
 
 
 def _described(config: dict[str, Any], parameters: int, folder: Path) -> Architecture:

@@ -45,9 +45,9 @@ def optional_object(path: Path) -> dict[str, Any]:
 
 
 def longest_input(folder: Path) -> int:
-    """Return how many tokens the model of `folder` can read: the smallest limit that its files name."""
+    """Return how many tokens the model of `folder` can read: the smallest limit that its files name, else 512."""
     limits = [
-        read_object(folder / CONFIG).get("max_position_embeddings"),
+        optional_object(folder / CONFIG).get("max_position_embeddings"),
         optional_object(folder / "tokenizer_config.json").get("model_max_length"),
     ]
     return min((int(limit) for limit in limits if limit and limit < _UNBOUNDED), default=_DEFAULT_MAX_LENGTH)

@@ -4,6 +4,7 @@ If there is a `tokenizer.json`, only it is used, so the digest covers the rules 
 """
 
 import os
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 _AT_ONCE = 256  # inputs; the tokenizer's result takes 20 times the memory of the ids
+_SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "vocab.txt", "vocab.json", "merges.txt")
 TokenIds = npt.NDArray[np.int32]
 
 
@@ -47,6 +49,14 @@ def tokenize(tokenizer: "Tokenizer", inputs: Sequence[TextInput]) -> list[TokenI
     return [
         np.array(encoding.ids, np.int32) for piece in pieces for encoding in tokenizer.encode_batch_fast(list(piece))
     ]
+
+
+def copy_tokenizer(source: Path, folder: Path) -> None:
+    """Copy the files of a tokenizer, its rules and settings, from one model's folder to another's."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in [*tokenizer_files(source), *(source / name for name in _SETTINGS)]:
+        if path.is_file() and path.resolve() != (folder / path.name).resolve():
+            shutil.copyfile(path, folder / path.name)
 
 
 def limit_tokenizer(threads: int) -> None:

@@ -5,7 +5,6 @@ dropout.
 """
 
 import json
-import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,14 +18,13 @@ from rag_model.corpus.records import Passage
 from rag_model.encoders.encoder import Encoder, Role, Vectors
 from rag_model.encoders.files import CONFIG
 from rag_model.encoders.model import Model
-from rag_model.encoders.space import Space, asked_space, space_of, tokenizer_files
+from rag_model.encoders.space import Space, asked_space, space_of
 from rag_model.encoders.spec import RECORD_FILE, EncoderSpec, TextInput
-from rag_model.encoders.tokens import tokenize
+from rag_model.encoders.tokens import copy_tokenizer, tokenize
 from rag_model.errors import InputError
 
 Text = str | tuple[str, str]  # a question or a passage without title; or a passage's title and text
 _UNUSED = "pooler"  # BERT's: vectors do not depend on it, and several GPUs would wait for its gradient
-_COPIED = ("tokenizer_config.json", "special_tokens_map.json", "vocab.txt", "vocab.json", "merges.txt")
 
 
 class TrainableEncoder(nn.Module):
@@ -125,10 +123,7 @@ class TrainableEncoder(nn.Module):
 
     def save_reading(self, folder: Path, asks: Space | None = None) -> None:
         """Write everything except config and weights: tokenizer, spec, and the passage space."""
-        folder.mkdir(parents=True, exist_ok=True)
-        for path in [*tokenizer_files(self.folder), *(self.folder / name for name in _COPIED)]:
-            if path.is_file() and path.resolve() != (folder / path.name).resolve():
-                shutil.copyfile(path, folder / path.name)
+        copy_tokenizer(self.folder, folder)
         record = {"spec": self.spec.to_json(), **({"asks": asks.to_json()} if asks else {})}
         text = json.dumps(record, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
         (folder / RECORD_FILE).write_text(text, encoding="utf-8")

@@ -1,11 +1,12 @@
-"""The encoders that a name means: a folder's, a hub's, or those of a model in the store (`model:NAME`)."""
+"""The models that a name means: a folder's, a hub's, or those of a model in the store (`model:NAME`)."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
-from rag_model.encoders.resolve import question_sibling
+from rag_model.encoders.resolve import question_sibling, resolve_folder
 from rag_model.errors import UsageError
 from rag_model.store.store import MODEL, Store
-from rag_model.store.versions.model_parts import PASSAGE, QUESTION
+from rag_model.store.versions.model_parts import CROSS_ENCODER, PASSAGE, QUESTION
 from rag_model.store.versions.models import model_folder
 
 
@@ -33,3 +34,21 @@ def encoder_names(store: Store, name: str) -> EncoderNames:
     if not question.is_dir():
         raise UsageError(f"{name} has no encoder in a folder {QUESTION}/: name a model that `finetune dpr` made")
     return EncoderNames(str(question), str(passage) if passage.is_dir() else None)
+
+
+def cross_encoder_folder(store: Store | None, name: str) -> Path:
+    """Return the folder of the cross-encoder `name`: a folder, a hub name, or `model:` and a model of the store.
+
+    Raises:
+        InputError: there is no such folder, and the hub has no such model or cannot be reached.
+        StoreError: the store has no such model, or a file of it is damaged.
+        UsageError: the model of the store is no cross-encoder, or there is no store to look it up in.
+    """
+    if not name.startswith(MODEL):
+        return resolve_folder(name)
+    if store is None:
+        raise UsageError(f"{name} is a model of a store, but no store is given: give the model's folder")
+    folder = model_folder(store, name.removeprefix(MODEL)) / CROSS_ENCODER
+    if not folder.is_dir():
+        raise UsageError(f"{name} scores no pairs: name a model that `finetune cross-encoder` made")
+    return folder

@@ -1,14 +1,11 @@
 """The models that score pairs of question and passage, by their names in expressions."""
 
 import threading
-from importlib import import_module
-from pathlib import Path
 
-from rag_model.encoders.resolve import resolve_folder
-from rag_model.errors import UsageError
+from rag_model.encoders.crossencoder import CrossEncoder
+from rag_model.retrieve.named import cross_encoder_folder
 from rag_model.retrieve.rerank import PairScorer
 from rag_model.store.store import MODEL, Store
-from rag_model.store.versions.models import model_folder
 
 
 class Scorers:
@@ -25,21 +22,16 @@ class Scorers:
 
         Raises:
             InputError: it is missing, incomplete, or not a cross-encoder.
-            MissingExtraError: the model extra is not installed.
+            MissingExtraError: what runs the model is not installed.
             StoreError: the store has no such model.
-            UsageError: there is no store to look it up in.
+            UsageError: the model of the store is no cross-encoder, or there is no store to look it up in.
         """
         with self._lock:
             if name not in self._loaded:
-                folder = self._folder(name)
-                self._loaded[name] = import_module("rag_model.encoders.crossencoder").CrossEncoder.load(folder)
+                self._loaded[name] = CrossEncoder.load(cross_encoder_folder(self._opened(name), name))
             return self._loaded[name]
 
-    def _folder(self, name: str) -> Path:
-        if not name.startswith(MODEL):
-            return resolve_folder(name)
-        if self._store is None:
-            raise UsageError(f"{name} is a model of a store, but no store is given: give the model's folder")
-        if isinstance(self._store, str):
+    def _opened(self, name: str) -> Store | None:
+        if isinstance(self._store, str) and name.startswith(MODEL):
             self._store = Store.open(self._store)
-        return model_folder(self._store, name.removeprefix(MODEL))
+        return self._store if isinstance(self._store, Store) else None

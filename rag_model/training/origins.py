@@ -1,4 +1,4 @@
-"""The initial models of a fine-tuning: encoders and a generator by their names, and the digests of their files."""
+"""The models that a fine-tuning begins with, by their names: encoders, a generator, a teacher; and their digests."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,17 +9,29 @@ from rag_model.encoders.resolve import resolve_folder
 from rag_model.encoders.space import Space, space_of
 from rag_model.encoders.spec import read_spec
 from rag_model.errors import UsageError
-from rag_model.retrieve.named import encoder_names
+from rag_model.retrieve.named import cross_encoder_folder, encoder_names
 from rag_model.store.store import Store
+from rag_model.store.versions.model_parts import CROSS_ENCODER
 from rag_model.store.versions.paths import QUESTION_ENCODER
 from rag_model.store.versions.snapshot import Snapshot
+
+TEACHER = "teacher"  # a part of `Origins`
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """The models that a user named for a training, by option; None: not named."""
+
+    encoder: str | None = None  # a folder, a hub name, or `model:NAME`
+    generator: str | None = None  # a folder or a hub name
+    teacher: str | None = None  # a cross-encoder: a folder, a hub name, or `model:NAME`
 
 
 @dataclass(frozen=True, slots=True)
 class Origins:
     """The initial models of a training: by part, a name for `Encoder.load` or `load_generator`."""
 
-    names: Mapping[str, str]  # question, passage, generator, or another part of the training
+    names: Mapping[str, str]  # question, passage, generator, teacher, or another part of the training
 
     def digests(self) -> Mapping[str, str]:
         """Return the digest of the files of each part; reads all of them once.
@@ -67,6 +79,33 @@ def reader_of(store: Store, snapshot: Snapshot, encoder: str | None, generator: 
         raise UsageError("there is no generator to train: name one with --generator, a folder or a hub name")
     question = str(snapshot.folder(QUESTION_ENCODER)) if encoder is None else encoder_names(store, encoder).question
     return Origins({"question": question, "generator": generator})
+
+
+def classifier_of(store: Store, snapshot: Snapshot, encoder: str | None) -> Origins:
+    """Return what a cross-encoder begins as: the named model, else the passage encoder that the snapshot carries.
+
+    A transformer without a head for scores gets a new one; `model:NAME` is a cross-encoder of the store.
+
+    Raises:
+        InputError: there is no such folder.
+        StoreError: the store has no such model, or the snapshot carries no encoder.
+        UsageError: the named model of the store is no cross-encoder.
+    """
+    named = snapshot.folder(QUESTION_ENCODER) if encoder is None else cross_encoder_folder(store, encoder)
+    return Origins({CROSS_ENCODER: str(named)})
+
+
+def taught(store: Store, origins: Origins, teacher: str | None) -> Origins:
+    """Return the initial models with a teacher, a cross-encoder.
+
+    Raises:
+        InputError: there is no such folder.
+        StoreError: the store has no such model.
+        UsageError: no teacher is named, or the named model of the store is no cross-encoder.
+    """
+    if teacher is None:
+        raise UsageError("there is no teacher: name a cross-encoder with --teacher, a folder or model:NAME")
+    return Origins({**origins.names, TEACHER: str(cross_encoder_folder(store, teacher))})
 
 
 def _digest_folder(folder: Path) -> str:

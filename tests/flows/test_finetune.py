@@ -13,12 +13,14 @@ from flows.training import training_of
 from rag_model.encoders.encoder import Encoder
 from rag_model.errors import UsageError
 from rag_model.generate.folder import load_rag
+from rag_model.retrieve.scorers import Scorers
 from rag_model.store.store import Store
 from rag_model.store.upkeep.gc import gc
 from rag_model.store.versions.models import model_folder
 from rag_model.store.versions.snapshot import Snapshot
 from rag_model.training.loop.journal import read_metrics
 from rag_model.training.objectives.rag import LOOP
+from tests.fixtures.tiny import save_cross_encoder
 from tests.fixtures.tiny_generators import save_bart
 from tests.flows.conftest import Bookwheel
 
@@ -36,6 +38,8 @@ batch_size = 4
 [negatives]
 ranked = 20
 """
+CROSS = DPR.replace("[dpr]", "[cross_encoder]")
+MARGIN = DPR.replace("[dpr]", "[margin_mse]")
 RAG = """
 [loop]
 learning_rate = 1e-3
@@ -61,6 +65,11 @@ def generator(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_bart(tmp_path_factory.mktemp("generator"))
 
 
+@pytest.fixture(scope="session")
+def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_cross_encoder(tmp_path_factory.mktemp("teacher") / "cross")
+
+
 @pytest.fixture
 def given(tmp_path: Path, library: Path) -> dict[str, Path]:
     """Questions about real passages, as triples; and the settings."""
@@ -76,8 +85,8 @@ def given(tmp_path: Path, library: Path) -> dict[str, Path]:
     ]
     for name, some in (("train", rows[:8]), ("dev", rows[8:])):
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in some))
-    (tmp_path / "dpr.toml").write_text(DPR)
-    (tmp_path / "rag.toml").write_text(RAG)
+    for name, text in (("dpr", DPR), ("cross", CROSS), ("margin", MARGIN), ("rag", RAG)):
+        (tmp_path / f"{name}.toml").write_text(text)
     return {name: tmp_path / f"{name}.jsonl" for name in ("train", "dev")}
 
 
@@ -140,12 +149,14 @@ def test_what_was_trained_before_is_looked_up(finetune: Bookwheel, store: Path, 
     assert (relearned["trained"], relearned["model"]) == (True, first["model"]), "the same inputs, the same bytes"
 
 
+@pytest.mark.parametrize("kind", ["dpr", "cross-encoder", "margin-mse"])
 def test_a_run_that_died_goes_on(
-    finetune: Bookwheel, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    finetune: Bookwheel, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, teacher: Path
 ) -> None:
-    whole = finetune("dpr", max_steps=4).json
-    work = tmp_path / "work"
-    (tmp_path / "dpr.toml").write_text(DPR.replace("evaluate_every = 2", "evaluate_every = 2\ncheckpoint_every = 1"))
+    options: dict[str, Any] = {"max_steps": 4, **({"teacher": teacher} if kind == "margin-mse" else {})}
+    whole = finetune(kind, **options).json
+    work, recipe = tmp_path / "work", tmp_path / f"{kind.partition('-')[0]}.toml"
+    recipe.write_text(recipe.read_text().replace("evaluate_every = 2", "evaluate_every = 2\ncheckpoint_every = 1"))
     Store.open(str(store)).files.delete("memo/finetune")
 
     class Died(BaseException):
@@ -157,10 +168,10 @@ def test_a_run_that_died_goes_on(
     with monkeypatch.context() as patch:
         patch.setattr("rag_model.training.finetuning.put_model", die)
         with pytest.raises(Died):
-            finetune("dpr", max_steps=4, work=work)
+            finetune(kind, **options, work=work)
     assert list((work / "checkpoints").iterdir())
     steps = (work / "metrics.jsonl").read_text()
-    told = finetune("dpr", max_steps=4, work=work).json
+    told = finetune(kind, **options, work=work).json
     assert (work / "metrics.jsonl").read_text() == steps, "no step is taken again"
     assert (told["metrics"], told["model"]) == (whole["metrics"], whole["model"])
 
@@ -203,6 +214,52 @@ def test_a_killed_process_is_gone_on_with(
     again = finetune("dpr", max_steps=60, work=work).json
     assert (again["model"], again["metrics"], again["trained"]) == (whole["model"], whole["metrics"], True)
     assert read_metrics(work) == read_metrics(tmp_path / "whole")
+
+
+def test_a_cross_encoder_is_trained_and_reranks(
+    finetune: Bookwheel, store: Path, bookwheel: Bookwheel, tmp_path: Path
+) -> None:
+    ran = finetune("cross-encoder", name="judge")
+    assert ran.code == 0, ran.err
+    told = ran.json
+    assert set(told["metrics"]["after"]) == {"loss", "MRR", "Success@1"}
+    opened = Store.open(str(store))
+    content = opened.models.get(opened.models.resolve("judge")).content
+    assert (content.kind, content.space) == ("cross-encoder", None)
+    assert {"README.md", "cross-encoder/model.safetensors", "cross-encoder/tokenizer.json"} <= set(content.files)
+    asked = ("search", "who was king", "--store", store, "-k", 3, "--json")
+    found = bookwheel(*asked, "--retriever", "rerank(hnsw, model:judge, 5)")
+    assert found.code == 0, found.err
+    hits = found.json["results"][0]["hits"]
+    scorer = Scorers(opened).load("model:judge")
+    again = scorer.scores(["who was king"] * 3, [one["title"] for one in hits], [one["text"] for one in hits])
+    assert [one["score"] for one in hits] == pytest.approx(again.tolist(), abs=1e-4)
+    goes_on = finetune("cross-encoder", encoder="model:judge", name="again")
+    assert goes_on.code == 0, goes_on.err
+    assert goes_on.json["metrics"]["before"] == pytest.approx(told["metrics"]["after"], abs=1e-4)
+
+
+def test_a_pair_is_taught_by_a_cross_encoder(finetune: Bookwheel, store: Path, teacher: Path, tmp_path: Path) -> None:
+    assert finetune("cross-encoder", encoder=teacher, name="judge", max_steps=1).code == 0
+    ran = finetune("margin-mse", teacher="model:judge", name="pupil")
+    assert ran.code == 0, ran.err
+    assert {"loss", "average_rank", "Success@20"} <= set(ran.json["metrics"]["after"])
+    opened = Store.open(str(store))
+    content = opened.models.get(opened.models.resolve("pupil")).content
+    assert set(content.lineage["models"]) == {"question", "passage", "teacher"}
+    folder = model_folder(opened, "pupil")
+    question = Encoder.load(folder / "question", "question", threads=1, device="cpu")
+    assert question.space().digest == (content.space or {})["digest"]
+    other = finetune("margin-mse", teacher=save_cross_encoder(tmp_path / "other", seed=8), name="pupil").json
+    assert (other["trained"], other["number"]) == (True, 2), "another teacher is another training"
+
+
+def test_a_model_that_is_no_cross_encoder_is_refused(finetune: Bookwheel, store: Path, bookwheel: Bookwheel) -> None:
+    assert finetune("dpr", name="finder").code == 0
+    found = bookwheel("search", "who", "--store", store, "--retriever", "rerank(hnsw, model:finder)")
+    assert (found.code, "model:finder scores no pairs: name a model that" in found.complaint) == (2, True), found.err
+    taught = finetune("margin-mse", teacher="model:finder")
+    assert (taught.code, "model:finder scores no pairs" in taught.complaint) == (2, True), taught.err
 
 
 def test_a_reader_is_trained_and_answers(
@@ -265,6 +322,8 @@ def test_a_reader_of_another_space_is_refused(
     ("kind", "options", "code", "why"),
     [
         ("rag-token", {}, 2, "no generator to train"),
+        ("margin-mse", {}, 2, "there is no teacher: name a cross-encoder with --teacher"),
+        ("margin-mse", {"teacher": "nowhere"}, 1, "there is no model folder nowhere"),
         ("dpr", {"encoder": "model:nobody"}, 1, "no model or ref 'nobody'"),
         ("dpr", {"name": "a/b"}, 2, "not a ref name"),
         ("dpr", {"ref": "nothing"}, 1, "no snapshot or ref 'nothing'"),

@@ -5,8 +5,9 @@ A block is decoded only if its postings are wanted; a search that skips a block 
 
 import numpy as np
 
+from rag_model.index.postings.compiled import compiled
 from rag_model.index.postings.lists import HEADER, last_row, two_bytes
-from rag_model.index.postings.packing import BLOCK, compiled, decode, get_varint
+from rag_model.index.postings.packing import BLOCK, decode, get_varint
 
 # The numbers of a cursor: postings, begin, end and blocks of the list; the block where it stands, where that begins,
 # the row before it and its last row; the block that is decoded, its postings, and the place in it.
@@ -17,10 +18,14 @@ BEYOND = np.int64(1) << 40  # more than any row
 
 @compiled
 def part_of(weight, length, fixed, slope):
-    """Return a posting's part of a score, without its factor: BM25's with `fixed` >= 0, else the weight."""
-    if fixed < 0:
-        return np.float32(weight)
+    """Return BM25's tf / (tf + fixed + slope · length) of a posting (see `maxscore.search`)."""
     return np.float32(weight / (weight + fixed + slope * length))
+
+
+@compiled
+def units(factor, part):
+    """Return a posting's part of a score in units: at least one, so that every passage with the term is found."""
+    return max(np.int64(1), np.int64(factor * part))
 
 
 @compiled

@@ -13,7 +13,8 @@ and an array tells where each group begins, here and among the lists (two int64)
 import numpy as np
 import numpy.typing as npt
 
-from rag_model.index.postings.packing import compiled, get_varint
+from rag_model.index.postings.compiled import compiled
+from rag_model.index.postings.packing import get_varint
 
 GROUP = 16  # terms
 

@@ -1,6 +1,6 @@
 """The k best of what a search finds, as a heap: the worst on top, equal scores by row."""
 
-from rag_model.index.postings.packing import compiled
+from rag_model.index.postings.compiled import compiled
 
 
 @compiled

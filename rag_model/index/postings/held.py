@@ -11,15 +11,16 @@ from threading import Lock, local
 import numpy as np
 import numpy.typing as npt
 
-from rag_model.index.postings.cursor import part_of, read_list
+from rag_model.index.postings.compiled import compiled
+from rag_model.index.postings.cursor import part_of, read_list, units
 from rag_model.index.postings.file import PostingsFile
 from rag_model.index.postings.heap import push, sort
 from rag_model.index.postings.maxscore import DAMAGED
-from rag_model.index.postings.packing import compiled
 
 MOST_ROWS = 1 << 22  # passages of an index that is searched like this: a thread needs eight bytes for each
 MOST_POSTINGS = 1 << 23  # held at once, eight bytes each
 _STEPS = 512  # in which scores are told apart for a threshold
+_NOTHING = (0, 0, 0.0)  # place and largest part of a term without postings
 _LOOKED_UP = 8  # a look-up costs as much as so many additions
 Ints = npt.NDArray[np.int64]
 
@@ -98,10 +99,16 @@ def _promising(sums, touched, count, least):
 def _search(rows, parts, places, factors, mosts, n, k, sums, touched, best, ids):
     """Find the k best rows of the lists rows[places[t, 0]:places[t, 1]]; `sums` are 0 before and after."""
     t = len(places)
-    bounds = np.empty(t, np.int64)
+    bounds, order = np.empty(t, np.int64), np.empty(t, np.int64)
     for i in range(t):
-        bounds[i] = np.int64(factors[i] * mosts[i])
-    order = np.argsort(-bounds)
+        bounds[i] = units(factors[i], mosts[i])
+        order[i] = i
+    for i in range(1, t):  # by bound, descending
+        one, at = order[i], i
+        while at and bounds[order[at - 1]] < bounds[one]:
+            order[at] = order[at - 1]
+            at -= 1
+        order[at] = one
     left = np.zeros(t + 1, np.int64)  # what the lists from here on can add
     for i in range(t - 1, -1, -1):
         left[i] = left[i + 1] + bounds[order[i]]
@@ -120,18 +127,18 @@ def _search(rows, parts, places, factors, mosts, n, k, sums, touched, best, ids)
                 if sums[row] == 0:
                     touched[count] = row
                     count += 1
-                sums[row] += np.int64(factor * parts[at])
+                sums[row] += units(factor, parts[at])
             continue
         count = _promising(sums, touched, count, threshold - left[i])
         if count * _LOOKED_UP < last - first:
             for j in range(count):
                 at = _look_up(rows, first, last, touched[j], n)
                 if at >= 0:
-                    sums[touched[j]] += np.int64(factor * parts[at])
+                    sums[touched[j]] += units(factor, parts[at])
         else:
             for at in range(first, last):
                 if sums[rows[at]]:
-                    sums[rows[at]] += np.int64(factor * parts[at])
+                    sums[rows[at]] += units(factor, parts[at])
     size = 0
     for i in range(count):
         row = touched[i]
@@ -141,6 +148,28 @@ def _search(rows, parts, places, factors, mosts, n, k, sums, touched, best, ids)
             size = push(best, ids, size, k, score, row)
     sort(best, ids, size)
     return size
+
+
+@compiled
+def _search_all(rows, parts, places, factors, mosts, ends, n, sums, touched, best, ids, sizes):
+    """Answer several questions; the terms of each end at its `ends`."""
+    first = 0
+    for question in range(len(ends)):
+        last = ends[question]
+        sizes[question] = _search(
+            rows,
+            parts,
+            places[first:last],
+            factors[first:last],
+            mosts[first:last],
+            n,
+            best.shape[1],
+            sums,
+            touched,
+            best[question],
+            ids[question],
+        )
+        first = last
 
 
 class _Lists:
@@ -164,20 +193,39 @@ class HeldLists:
 
     def suit(self, found: Ints) -> bool:
         """Whether lists, (t, 3) as `find` gives them, fit here together."""
-        return self._file.layout.n <= MOST_ROWS and int(found[:, 0].sum()) <= self._room
+        return self._file.layout.n <= MOST_ROWS and int(np.unique(found[:, :2], axis=0)[:, 0].sum()) <= self._room
 
     def search(
-        self, found: Ints, factors: npt.NDArray[np.float64], fixed: float, slope: float, scores: Ints, rows: Ints
-    ) -> int:
-        """Find the best rows of lists that `suit`; see `maxscore.search`."""
-        lists, known = self._known(found, (fixed, slope))
+        self,
+        found: Ints,
+        factors: npt.NDArray[np.float64],
+        ends: Ints,
+        setting: tuple[float, float],
+        scores: Ints,
+        rows: Ints,
+    ) -> Ints | None:
+        """Find the best rows of several questions, whose lists `suit`; see `maxscore.search`.
+
+        Args:
+            found: (t, 3) lists of all questions' terms; those without postings add nothing.
+            factors: (t,) of each term.
+            ends: (q,) where the terms of each question end.
+            setting: `fixed` and `slope`.
+            scores: (q, k) int64, filled.
+            rows: (q, k) int64, filled.
+
+        Returns:
+            How many were found of each question, (q,); None if a list is damaged.
+        """
+        lists, known = self._known(found, setting)
         if lists is None:
-            return DAMAGED
+            return None
         places, mosts = np.array([one[:2] for one in known]), np.array([one[2] for one in known])
         sums, touched = self._scratch()
+        sizes = np.empty(len(ends), np.int64)
         n = self._file.layout.n
-        size: int = _search(lists.rows, lists.parts, places, factors, mosts, n, len(rows), sums, touched, scores, rows)
-        return size
+        _search_all(lists.rows, lists.parts, places, factors, mosts, ends, n, sums, touched, scores, rows, sizes)
+        return sizes
 
     def _known(
         self, found: Ints, setting: tuple[float, float]
@@ -185,9 +233,10 @@ class HeldLists:
         """Return the lists and where each asked one is, decoded now if it is new; None if one is damaged."""
         with self._lock:
             lists, file = self._lists, self._file
-            new = [one for one in found.tolist() if one[1] not in lists.places]
+            asked = {(df, begin, end): None for df, begin, end in found.tolist() if df}
+            new = [one for one in asked if one[1] not in lists.places]
             if setting != lists.setting or lists.used + sum(one[0] for one in new) > len(lists.rows):
-                lists, new = _Lists(setting, self._room), found.tolist()  # searches under way keep the former ones
+                lists, new = _Lists(setting, self._room), list(asked)  # searches under way keep the former ones
             for one in new:
                 first, last = lists.used, lists.used + one[0]
                 most = _decode(
@@ -199,7 +248,7 @@ class HeldLists:
                 lists.places[one[1]] = first, last, most
                 lists.used = last
             self._lists = lists
-            return lists, [lists.places[one[1]] for one in found.tolist()]
+            return lists, [lists.places[begin] if df else _NOTHING for df, begin, _ in found.tolist()]
 
     def _scratch(self) -> tuple[Ints, Ints]:
         """Return this thread's sums, all 0, and room for touched rows."""

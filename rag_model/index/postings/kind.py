@@ -90,10 +90,10 @@ class Bm25Kind(UntrainedKind):
         from rag_model.index.postings.merge import merge  # noqa: PLC0415
 
         with _readers(plan, trained, scattered) as parts:
-            facts = merge(parts, out)
-        if facts["rows"] != plan.n:
-            raise InputError(f"the pieces hold {facts['rows']} rows, but the index is of {plan.n}: build them again")
-        return facts
+            held = sum(part.n for part in parts)
+            if held != plan.n:
+                raise InputError(f"the pieces hold {held} rows, but the index is of {plan.n}: build them again")
+            return merge(parts, out)
 
     def open(self, files: IndexFiles, entry: Entry, *, mmap: bool = True) -> "Bm25Index":
         """Open the file; a question is analyzed as the passages were.

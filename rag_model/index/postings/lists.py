@@ -15,7 +15,8 @@ are merged behind it (Mackenzie et al. 2020 keep such pairs for the same reason)
 
 import numpy as np
 
-from rag_model.index.postings.packing import BLOCK, compiled, encode, put_varint
+from rag_model.index.postings.compiled import compiled
+from rag_model.index.postings.packing import BLOCK, encode, put_varint
 
 HEADER = 9  # bytes of a block's header
 MOST_WEIGHT = 255  # in a header

@@ -11,6 +11,7 @@ nothing, not even among equal scores, which are ordered by row.
 
 import numpy as np
 
+from rag_model.index.postings.compiled import compiled
 from rag_model.index.postings.cursor import (
     AT,
     AT_BLOCK,
@@ -28,10 +29,11 @@ from rag_model.index.postings.cursor import (
     part_of,
     read_block,
     start,
+    units,
 )
 from rag_model.index.postings.heap import push, sort
 from rag_model.index.postings.lists import MOST_WEIGHT, last_row, two_bytes
-from rag_model.index.postings.packing import BLOCK, compiled
+from rag_model.index.postings.packing import BLOCK
 
 UNIT = float(1 << 32)
 WINDOW = 4_096  # rows
@@ -42,13 +44,13 @@ DAMAGED = -1
 
 @compiled
 def _part(weight, length, factor, fixed, slope):
-    return np.int64(factor * part_of(weight, length, fixed, slope))
+    return units(factor, part_of(weight, length, fixed, slope))
 
 
 @compiled
 def _bound(weight, length, factor, fixed, slope):
     """Return at least `_part` of each posting up to `weight` in passages of `length` or more; a unit for rounding."""
-    if weight >= MOST_WEIGHT and fixed >= 0:
+    if weight >= MOST_WEIGHT:
         return np.int64(factor) + 1
     return _part(weight, length, factor, fixed, slope) + 1
 
@@ -162,9 +164,8 @@ def search(data, words, lists, lengths, found, factors, fixed, slope, k, skip, s
         lists: bytes of all lists.
         lengths: (n,) uint16.
         found: (t, 3) int64 of each known term: postings, begin and end of its list.
-        factors: (t,) float64, above 0, in units: of BM25 idf times how often the question has the term; else the
-            question's weight of the term.
-        fixed: k1 (1 - b); below 0: a score is the sum of products of weights, without BM25's saturation.
+        factors: (t,) float64, above 0, in units: idf times how often the question has the term.
+        fixed: k1 (1 - b).
         slope: k1 b / mean length of a passage.
         k: at least 1.
         skip: False reads every posting.

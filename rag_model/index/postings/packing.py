@@ -16,9 +16,7 @@ that it was given, and returns -1 for bytes that are no block.
 
 import numpy as np
 
-from rag_model.extras import require
-
-compiled = require("numba", extra="text").njit(cache=True, nogil=True, error_model="numpy")
+from rag_model.index.postings.compiled import compiled
 
 BLOCK = 128  # postings
 PADDING = 8  # bytes behind the last block at least, so that whole words can be read

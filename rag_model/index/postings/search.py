@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,23 @@ from rag_model.index.postings.file import PostingsFile
 from rag_model.index.postings.held import HeldLists
 from rag_model.index.postings.parameters import K1, B, check_parameters
 
+Ints = npt.NDArray[np.int64]
 _KNOWN = 100_000  # terms whose place is remembered
 MOST_TERMS = 10_000  # of one question
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """The terms of some questions, end to end."""
+
+    lists: Ints  # (t, 3) postings, begin and end of each term's list; 0 postings of one that no passage holds
+    factors: npt.NDArray[np.float64]  # (t,) idf times how often the question has the term, in units
+    ends: Ints  # (q,) where each question's terms end
+
+    def part(self, first: int, last: int) -> "_Asked":
+        """Return the questions [first, last)."""
+        begin, end = int(self.ends[first - 1]) if first else 0, int(self.ends[last - 1])
+        return _Asked(self.lists[begin:end], self.factors[begin:end], self.ends[first:last] - begin)
 
 
 class Bm25Index:
@@ -71,14 +87,12 @@ class Bm25Index:
         fixed = chosen["k1"] * (1 - chosen["b"])
         slope = chosen["k1"] * chosen["b"] / self.file.mean_length
         scores, rows = np.full((len(questions), k), -np.inf, np.float32), np.full((len(questions), k), -1, np.int64)
-        units, found = np.empty(k, np.int64), np.empty(k, np.int64)
-        for number, question in enumerate(questions):
-            lists, weights = self._terms(question, number)
-            if not len(lists):
-                continue
-            idf = np.log1p((self.n - lists[:, 0] + 0.5) / (lists[:, 0] + 0.5))
-            count = self._best(lists, idf * weights * maxscore.UNIT, fixed, slope, bool(skip), units, found)
-            scores[number, :count], rows[number, :count] = units[:count] / maxscore.UNIT, found[:count]
+        if questions:
+            asked = self._asked(questions)
+            units, found = np.zeros((len(questions), k), np.int64), np.zeros((len(questions), k), np.int64)
+            sizes = self._best(asked, (fixed, slope), bool(skip), units, found)
+            held = np.arange(k) < sizes[:, None]  # (q, k)
+            scores[held], rows[held] = units[held] / maxscore.UNIT, found[held]
         return scores, rows
 
     def missing(self, text: str) -> list[str]:
@@ -87,55 +101,52 @@ class Bm25Index:
         found = self._found(terms)[:, 0] if terms else ()
         return [term.decode() for term, count in zip(terms, found, strict=True) if count < 1]
 
-    def _best(
-        self,
-        lists: npt.NDArray[np.int64],
-        factors: npt.NDArray[np.float64],
-        fixed: float,
-        slope: float,
-        skip: bool,
-        units: npt.NDArray[np.int64],
-        rows: Rows,
-    ) -> int:
-        file = self.file
-        if skip and self._held.suit(lists):
-            count = self._held.search(lists, factors, fixed, slope, units, rows)
-        else:
-            count = maxscore.search(
-                file.lists,
-                file.words,
-                file.layout.lists,
-                file.lengths,
-                lists,
-                factors,
-                fixed,
-                slope,
-                len(rows),
-                skip,
-                units,
-                rows,
-            )
+    def _best(self, asked: "_Asked", setting: tuple[float, float], skip: bool, scores: Ints, rows: Ints) -> Ints:
+        """Fill the best scores, in units, and rows of each question; return how many there are."""
+        if skip and self._held.suit(asked.lists):
+            sizes = self._held.search(asked.lists, asked.factors, asked.ends, setting, scores, rows)
+            if sizes is None:
+                raise self.file.damaged()
+            return sizes
+        if len(asked.ends) > 1:  # fewer at once may fit
+            half = len(asked.ends) // 2
+            parts = ((asked.part(0, half), slice(half)), (asked.part(half, len(asked.ends)), slice(half, None)))
+            return np.concatenate([self._best(one, setting, skip, scores[at], rows[at]) for one, at in parts])
+        known, file = asked.lists[:, 0] > 0, self.file
+        lists, factors = asked.lists[known], asked.factors[known]
+        if not len(lists):
+            return np.zeros(1, np.int64)
+        count: int = maxscore.search(
+            file.lists,
+            file.words,
+            file.layout.lists,
+            file.lengths,
+            lists,
+            factors,
+            *setting,
+            scores.shape[1],
+            skip,
+            scores[0],
+            rows[0],
+        )
         if count == maxscore.DAMAGED:
             raise file.damaged()
-        return count
+        return np.array([count])
 
-    def _terms(self, question: str, number: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
-        """Return the (t, 3) lists of a question's known terms, and how often it has each, (t,)."""
-        counts = Counter(self._analyzer.terms(question))
-        if not counts:
-            return np.empty((0, 3), np.int64), np.empty(0)
-        if len(counts) > MOST_TERMS:
-            raise UsageError(
-                f"question {number + 1} has {len(counts):,} different words: ask with up to {MOST_TERMS:,}"
-            )
-        found = self._found(list(counts))
-        if found.min() < 0:
+    def _asked(self, questions: Sequence[str]) -> "_Asked":
+        counts = [Counter(self._analyzer.terms(question)) for question in questions]
+        for number, own in enumerate(counts, start=1):
+            if len(own) > MOST_TERMS:
+                raise UsageError(f"question {number} has {len(own):,} different words: ask with up to {MOST_TERMS:,}")
+        ends = np.cumsum([len(own) for own in counts])
+        lists = self._found([term for own in counts for term in own])
+        if lists.min(initial=0) < 0:
             raise self.file.damaged()
-        asked = np.fromiter(counts.values(), np.float64, len(counts))
-        known = found[:, 0] > 0
-        return (found, asked) if known.all() else (found[known], asked[known])
+        times = np.fromiter((count for own in counts for count in own.values()), np.float64, len(lists))
+        idf = np.log1p((self.n - lists[:, 0] + 0.5) / (lists[:, 0] + 0.5))
+        return _Asked(lists, idf * times * maxscore.UNIT, ends)
 
-    def _found(self, terms: list[bytes]) -> npt.NDArray[np.int64]:
+    def _found(self, terms: list[bytes]) -> Ints:
         """Return postings, begin and end of each term's list, (t, 3); 0 postings of a term that no passage holds."""
         known = self._known
         new = [term for term in terms if term not in known]
@@ -145,4 +156,4 @@ class Bm25Index:
         if new:
             file = self.file
             known |= zip(new, find(new, file.dictionary, file.groups, file.layout.terms).tolist(), strict=True)
-        return np.array([known[term] for term in terms], np.int64)
+        return np.array([known[term] for term in terms], np.int64).reshape(-1, 3)

@@ -170,7 +170,7 @@ class Edition:
         rows = [self.snapshot.n * place // _WARMING for place in range(_WARMING)]
         asked = Questions([one.title or one.text[:100] or "?" for one in self.snapshot.passages(rows)])
         for name, retriever in self._retrievers.items():
-            if not all(retriever.ask(asked, min(_WARM_K, retriever.most))):
+            if not any(retriever.ask(asked, min(_WARM_K, retriever.most))):  # by words, a title of signs finds nothing
                 raise RefusedError(f"index {name} of snapshot {self.id[:12]} finds nothing: build it again")
         if self._readers:
             self.answer(asked.texts[:1], None)

@@ -1,12 +1,13 @@
 """The parts of a model, found by its files: they decide what the model can do, whichever training made it.
 
-A part is a folder that `from_pretrained` opens: `question/`, `passage/`, `generator/`, or one that a training defines.
+A part is a folder that `from_pretrained` opens: `question/`, `passage/`, `generator/`,
+`cross-encoder/`, or one that a training defines.
 transformers keeps a RAG model's question encoder and generator in one file; there each has a folder for its tokenizer.
 """
 
 from collections.abc import Iterable
 
-QUESTION, PASSAGE, GENERATOR = "question", "passage", "generator"
+QUESTION, PASSAGE, GENERATOR, CROSS_ENCODER = "question", "passage", "generator", "cross-encoder"
 _HALVES = {"question_encoder_tokenizer": QUESTION, "generator_tokenizer": GENERATOR}
 
 

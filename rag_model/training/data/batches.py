@@ -1,4 +1,4 @@
-"""DPR batches: questions, their positives and negatives, each passage once."""
+"""Batches: the examples of an epoch in groups, and DPR's batches, which hold each passage once."""
 
 import random
 from collections.abc import Sequence
@@ -18,6 +18,13 @@ class DprBatch:
     examples: tuple[Example, ...]
     passages: tuple[Passage, ...]
     gold: tuple[int, ...]  # (b,) the positive of each question, as a position in `passages`
+
+
+def groups(examples: Sequence[Example], size: int, dice: random.Random) -> list[list[Example]]:
+    """Return shuffled groups of `size` examples; an incomplete last one is left out, unless it is the only one."""
+    order = dice.sample(range(len(examples)), len(examples))
+    ends = range(size, len(order) + 1, size) if size <= len(order) else [len(order)]
+    return [[examples[place] for place in order[max(0, end - size) : end]] for end in ends]
 
 
 def dpr_batch(examples: Sequence[Example], hard_negatives: int, dice: random.Random | None) -> DprBatch:

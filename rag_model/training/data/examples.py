@@ -35,6 +35,7 @@ class Example:
     positives: tuple[Passage, ...] = ()  # hold an answer; best first
     negatives: tuple[Passage, ...] = ()  # look similar but hold no answer; hardest first
     pages: tuple[str, ...] = ()  # ids of the pages that hold an answer, if only pages are known (KILT)
+    scores: tuple[float, ...] = ()  # a teacher's, of the first positive and of each negative; follow from the others
 
 
 ReadRow = Callable[[Mapping[str, Any], str, int], Example]  # a row, its source, hard negatives to keep
@@ -65,7 +66,7 @@ def read_examples(source: str | Path, split: str = "train", negatives: int = 30)
 
 
 def digest_examples(examples: Iterable[Example]) -> str:
-    """Return the digest of the examples' content, in order; their source is not part of it."""
+    """Return the digest of the examples' content, in order, without their source and a teacher's scores."""
     return digest_chunks(json.dumps(_content(example)).encode() for example in examples)
 
 

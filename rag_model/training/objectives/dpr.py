@@ -17,7 +17,7 @@ from rag_model.errors import InputError, UsageError
 from rag_model.needs.reading import PASSAGE, QUESTION, weights
 from rag_model.store.store import Store
 from rag_model.store.versions.snapshot import Snapshot
-from rag_model.training.data.batches import DprBatch, dpr_batch, other_positives, passage_keys
+from rag_model.training.data.batches import DprBatch, dpr_batch, groups, other_positives, passage_keys
 from rag_model.training.data.examples import Example, digest_examples
 from rag_model.training.data.negatives import NegativesRecipe, mining_bytes, ranked_passages, with_negatives
 from rag_model.training.loop.settings import LoopSettings
@@ -35,7 +35,7 @@ from rag_model.training.objectives.objective import (
     Result,
 )
 from rag_model.training.objectives.ranking import Ranking
-from rag_model.training.origins import Origins, pair_of
+from rag_model.training.origins import Named, Origins, pair_of
 
 GoalName = Literal["average_rank", "loss", "Success@20"]
 Missing = Literal["drop", "refuse"]
@@ -134,11 +134,9 @@ class DprTask:
 
     def batches(self, epoch: int) -> Sequence[DprBatch]:
         """Return an epoch's batches, shuffled by seed and epoch; an incomplete last batch is left out."""
-        size, dice = self._recipe.batch_size, random.Random(f"{self._recipe.seed} {epoch}")
-        order = dice.sample(range(len(self.train)), len(self.train))
-        ends = range(size, len(order) + 1, size) if size <= len(order) else [len(order)]
-        groups = ([self.train[place] for place in order[max(0, end - size) : end]] for end in ends)
-        return [dpr_batch(group, self._recipe.hard_negatives, dice) for group in groups]
+        dice = random.Random(f"{self._recipe.seed} {epoch}")
+        found = groups(self.train, self._recipe.batch_size, dice)
+        return [dpr_batch(group, self._recipe.hard_negatives, dice) for group in found]
 
     def ids(self, batch: DprBatch) -> Sequence[str]:
         """Return the ids of the batch's examples."""
@@ -212,9 +210,9 @@ class Dpr(Objective[DprTraining]):
         """Return a temperature for vectors of unit length."""
         return {"dpr": {"temperature": UNIT_TEMPERATURE}} if unit_vectors else {}
 
-    def origins(self, store: Store, snapshot: Snapshot, encoder: str | None, generator: str | None) -> Origins:
+    def origins(self, store: Store, snapshot: Snapshot, named: Named) -> Origins:
         """Return the named encoders, else the one that the snapshot carries; see `pair_of`."""
-        return pair_of(store, snapshot, encoder)
+        return pair_of(store, snapshot, named.encoder)
 
     def prepare(self, job: Job[DprTraining]) -> Examples:
         """Return the examples with missing negatives and positives added; see `with_negatives`."""

@@ -1,7 +1,7 @@
 """The protocol of objectives: one training in one file.
 
 It defines its name, initial models, settings, task, result, and costs.
-`dpr.py` and `rag.py` in this folder are the built-in ones. Another package registers its own as an entry point:
+`dpr.py`, `rag.py` and others in this folder are the built-in ones. Another package registers its own as an entry point:
 
 ```toml
 [project.entry-points."bookwheel.objectives"]
@@ -22,13 +22,13 @@ from rag_model.store.versions.snapshot import Snapshot
 from rag_model.training.data.examples import Example
 from rag_model.training.loop.settings import LoopSettings
 from rag_model.training.loop.task import Measures, Task
-from rag_model.training.origins import Origins
+from rag_model.training.origins import Named, Origins
 
 UNIT_TEMPERATURE = 0.05  # of scores of unit vectors: sentence-transformers' scale of 20
 LEARNED = 4  # numbers per trained weight: itself, its gradient, and Adam's two moments
 BACKWARD = 3  # times a forward pass: forward, and twice that for backward (Kaplan et al. 2020, section 2.1)
 
-Option = Literal["encoder", "generator"]
+Option = Literal["encoder", "generator", "teacher"]
 Examples = Mapping[str, Sequence[Example]]  # `train` and `dev`
 
 
@@ -94,8 +94,8 @@ class Objective(Protocol[S]):
         """
         return {}
 
-    def origins(self, store: Store, snapshot: Snapshot, encoder: str | None, generator: str | None) -> Origins:
-        """Return the initial models; an option that is not among `options` is None.
+    def origins(self, store: Store, snapshot: Snapshot, named: Named) -> Origins:
+        """Return the models that the training begins with; what is not among `options` is not named.
 
         Raises:
             StoreError: the store has no such model, or the snapshot carries none.

@@ -15,7 +15,7 @@ from rag_model.training.loop.settings import LoopSettings
 from rag_model.training.loop.task import Measures
 from rag_model.training.objectives.objective import BACKWARD, LEARNED, UNIT_TEMPERATURE, Costs, Job, Objective, Result
 from rag_model.training.objectives.rag_task import RagRecipe, RagTask
-from rag_model.training.origins import Origins, reader_of
+from rag_model.training.origins import Named, Origins, reader_of
 
 _ANSWER = 25  # tokens of an answer
 _LOGITS = 4  # copies of the logits: logits, their logarithms, and the gradients of both
@@ -62,9 +62,9 @@ class RagObjective(Objective[RagTraining]):
         """Return a temperature for vectors of unit length."""
         return {"rag": {"temperature": UNIT_TEMPERATURE}} if unit_vectors else {}
 
-    def origins(self, store: Store, snapshot: Snapshot, encoder: str | None, generator: str | None) -> Origins:
+    def origins(self, store: Store, snapshot: Snapshot, named: Named) -> Origins:
         """Return the named question encoder, else the snapshot's, and the generator; see `reader_of`."""
-        return reader_of(store, snapshot, encoder, generator)
+        return reader_of(store, snapshot, named.encoder, named.generator)
 
     def task(self, job: Job[RagTraining]) -> RagTask:
         """Load the question encoder and the generator."""

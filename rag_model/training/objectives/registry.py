@@ -13,6 +13,8 @@ OBJECTIVES: Registry[Objective[Any]] = Registry(
     "bookwheel.objectives",
     {
         "dpr": f"{_HERE}.dpr:DPR",
+        "cross-encoder": f"{_HERE}.cross_encoder:CROSS_ENCODER",
+        "margin-mse": f"{_HERE}.margin_mse:MARGIN_MSE",
         "rag-sequence": f"{_HERE}.rag:SEQUENCE",
         "rag-token": f"{_HERE}.rag:TOKEN",
     },

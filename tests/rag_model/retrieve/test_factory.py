@@ -123,6 +123,7 @@ def test_a_depth_asks_for_more_and_gives_as_many(snapshot: Snapshot, encoder: En
         (f"rrf({MANY})", "more than 16 indexes are searched"),
         ("rerank(hnsw)", "rerank takes a retriever, a model and how many"),
         ("rerank(hnsw, ce, 0)", "argument 3 of rerank is 0: give a whole number from 1 to 1,000"),
+        ("rerank(hnsw, ce, 1001)", "argument 3 of rerank is 1001: give a whole number from 1 to 1,000"),
         ("rerank(hnsw, ce, many)", "argument 3 of rerank is many"),
         ("rerank(hnsw, [ce])", r"\[ce\] is not a model"),
         ("rerank(hnsw, ce, 50, 3)", "rerank takes a retriever"),

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import bm25s
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from rag_model.corpus.records import Passage
 from rag_model.errors import InputError, UsageError
+from rag_model.index.postings import held
 from rag_model.index.postings import merge as merging
 from rag_model.index.postings.analyzer import Analyzer
 from rag_model.index.postings.search import Bm25Index
@@ -70,14 +72,26 @@ def test_scores_are_those_of_bm25s(index: Bm25Index, k1: float, b: float) -> Non
         np.testing.assert_allclose(score[held], best[best > 0], rtol=1e-5)
 
 
+@pytest.mark.parametrize("room", ["all lists are held", "some are", "none is"])
 @pytest.mark.parametrize("k", [1, 10, 300, 3_000])
-def test_skipping_changes_nothing(index: Bm25Index, k: int) -> None:
-    questions = asked(40)
-    for parameters in ({}, {"k1": 3.0, "b": 0.9}):
-        skipped = index.search(questions, k, **parameters)
-        every = index.search(questions, k, skip=False, **parameters)
+def test_skipping_changes_nothing(index: Bm25Index, k: int, room: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(held, "MOST_ROWS", 0 if room == "none is" else 1 << 22)
+    monkeypatch.setattr(held, "MOST_POSTINGS", 3_000 if room == "some are" else 1 << 23)
+    opened, questions = Bm25Index(index.file.path, Analyzer(), {}), asked(40)
+    for parameters in ({}, {"k1": 3.0, "b": 0.9}, {"k1": 1000.0, "b": 1.0}):
+        skipped = opened.search(questions, k, **parameters)
+        every = opened.search(questions, k, skip=False, **parameters)
         np.testing.assert_array_equal(skipped[1], every[1])
         np.testing.assert_array_equal(skipped[0], every[0])
+
+
+def test_threads_share_what_is_held(index: Bm25Index) -> None:
+    opened, questions = Bm25Index(index.file.path, Analyzer(), {}), asked(60)
+    expected = index.search(questions, 10)
+    with ThreadPoolExecutor(4) as pool:
+        for found in pool.map(lambda number: opened.search(questions[number % 7 :], 10), range(40)):
+            first = len(questions) - len(found[0])
+            np.testing.assert_array_equal(found[1], expected[1][first:])
 
 
 def test_equal_scores_are_in_the_order_of_rows(tmp_path: Path) -> None:

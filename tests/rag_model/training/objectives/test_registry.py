@@ -10,7 +10,7 @@ from rag_model.training.objectives.dpr import DPR
 from rag_model.training.objectives.registry import OBJECTIVES, names, objective, objectives
 
 ROOT = Path(__file__).parents[4]
-OURS = ("dpr", "rag-sequence", "rag-token")
+OURS = ("dpr", "cross-encoder", "margin-mse", "rag-sequence", "rag-token")
 
 
 def install(folder: Path, package: str, monkeypatch: pytest.MonkeyPatch, **points: str) -> None:
@@ -41,7 +41,7 @@ def test_ours_are_known_without_any_metadata() -> None:
     assert names() == OURS
     assert [one.name for one in objectives()] == list(OURS)
     assert objective("dpr") is DPR
-    with pytest.raises(UsageError, match="no objective 'toy': choose one of dpr, rag-sequence, rag-token"):
+    with pytest.raises(UsageError, match=f"no objective 'toy': choose one of {', '.join(OURS)}"):
         objective("toy")
 
 

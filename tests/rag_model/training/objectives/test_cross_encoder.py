@@ -1,0 +1,95 @@
+"""A cross-encoder that is trained: it learns, repeats, and is a cross-encoder afterwards."""
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from rag_model.encoders.crossencoder import CrossEncoder
+from rag_model.encoders.pairs.trainable import TrainableCrossEncoder
+from rag_model.errors import InputError, UsageError
+from rag_model.training.data.examples import Example
+from rag_model.training.loop.journal import read_metrics
+from rag_model.training.loop.loop import train
+from rag_model.training.loop.settings import LoopSettings
+from rag_model.training.objectives.cross_encoder import CrossEncoderRecipe, CrossEncoderTask
+from tests.fixtures.tiny import save_cross_encoder, write_json
+
+SETTINGS = LoopSettings(max_steps=80, learning_rate=1e-2, evaluate_every=20, checkpoint_every=80, cpu=True)
+RECIPE = CrossEncoderRecipe(batch_size=6, negatives=3, ranked=5)
+
+
+@pytest.fixture(scope="session")
+def confused(kings: list[Example]) -> list[Example]:
+    """The kings, with the passages of others as further negatives."""
+    others = [one.positives[0] for one in kings[::2]]
+    return [
+        dataclasses.replace(one, negatives=(*one.negatives, *(o for o in others if o.hash != one.positives[0].hash)))
+        for one in kings
+    ]
+
+
+def test_it_learns_to_tell_kings_apart(tiny: Path, confused: list[Example], tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    task = CrossEncoderTask(TrainableCrossEncoder.load(tiny), confused, confused, RECIPE)
+    done = train(task, SETTINGS, tmp_path)
+    assert done.after["MRR"] > done.before["MRR"] + 0.05
+    assert done.after["loss"] < done.before["loss"]
+    assert {row["kind"]: row.keys() for row in read_metrics(tmp_path)}["train"] >= {"loss", "accuracy"}
+    scorer = CrossEncoder.load(done.best / "cross-encoder", device="cpu")
+    ranks = []
+    for one in confused:
+        passages = [one.positives[0], *one.negatives[:5]]
+        told = scorer.scores([one.question] * 6, [p.title for p in passages], [p.text for p in passages])
+        ranks.append(int((told >= told[0]).sum()))
+    assert np.mean(1 / np.array(ranks)) == pytest.approx(done.after["MRR"], abs=1e-6)
+
+
+def test_losses_repeat(tiny: Path, confused: list[Example], tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        torch.manual_seed(0)
+        task = CrossEncoderTask(TrainableCrossEncoder.load(tiny), confused, confused, RECIPE)
+        train(task, dataclasses.replace(SETTINGS, max_steps=5), tmp_path / name)
+    assert read_metrics(tmp_path / "a") == read_metrics(tmp_path / "b")
+
+
+def test_the_loss_is_that_of_the_scores(confused: list[Example], tmp_path: Path) -> None:
+    folder = save_cross_encoder(tmp_path / "cross")
+    task = CrossEncoderTask(TrainableCrossEncoder.load(folder).eval(), confused, confused, RECIPE)
+    batch = task.batches(0)[0]
+    told = CrossEncoder.load(folder, device="cpu")
+    losses = []
+    for one, passages in zip(batch.examples, batch.lists, strict=True):
+        scores = told.scores([one.question] * 4, [p.title for p in passages], [p.text for p in passages])
+        losses.append(np.logaddexp.reduce(scores) - scores[0])
+    assert task.loss(batch)[0].item() == pytest.approx(np.mean(losses), rel=1e-4)
+
+
+def test_every_weight_learns(tiny: Path, confused: list[Example]) -> None:
+    task = CrossEncoderTask(TrainableCrossEncoder.load(tiny), confused, confused, RECIPE)
+    task.loss(task.batches(0)[0])[0].backward()  # type: ignore[no-untyped-call]
+    assert [name for name, one in task.module.named_parameters() if one.grad is None] == []
+
+
+def test_a_constant_model_is_last(confused: list[Example], tmp_path: Path) -> None:
+    model = TrainableCrossEncoder.load(save_cross_encoder(tmp_path / "cross"))
+    torch.nn.init.zeros_(model.whole.classifier.weight)  # type: ignore[union-attr, arg-type]
+    measures = CrossEncoderTask(model.eval(), confused, confused, RECIPE).evaluate()
+    assert (measures["MRR"], measures["Success@1"]) == (pytest.approx(1 / 6), 0)
+
+
+def test_what_cannot_be_is_refused(tiny: Path, kings: list[Example], tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="negatives of a cross-encoder's recipe is 0: use 1 or more"):
+        CrossEncoderRecipe(negatives=0)
+    with pytest.raises(UsageError, match="goal 'nDCG' is unknown: use one of MRR"):
+        CrossEncoderRecipe(goal="nDCG")  # type: ignore[arg-type]
+    bare = [dataclasses.replace(one, negatives=()) for one in kings]
+    with pytest.raises(InputError, match="no example has a positive and a negative passage"):
+        CrossEncoderTask(TrainableCrossEncoder.load(tiny), bare, kings, RECIPE)
+    write_json(tmp_path / "dpr" / "config.json", {"model_type": "dpr"})
+    with pytest.raises(InputError, match=r"has no model\.safetensors"):
+        TrainableCrossEncoder.load(tmp_path / "dpr")
+    with pytest.raises(InputError, match="cannot be loaded"):
+        TrainableCrossEncoder.load(save_cross_encoder(tmp_path / "three", labels=3))

@@ -1,0 +1,87 @@
+"""A pair of encoders that a cross-encoder teaches: its margins, what learns, and what is refused."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from rag_model.corpus.records import Passage
+from rag_model.encoders.crossencoder import CrossEncoder
+from rag_model.encoders.encoder import Encoder
+from rag_model.encoders.space import check_same_space
+from rag_model.errors import UsageError
+from rag_model.training.data.examples import Example
+from rag_model.training.data.lists import with_scores
+from rag_model.training.loop.loop import Trained, train
+from rag_model.training.loop.settings import LoopSettings
+from rag_model.training.objectives.biencoder import BiEncoder
+from rag_model.training.objectives.margin_mse import MarginMseRecipe, MarginMseTask
+from tests.fixtures.tiny import save_cross_encoder
+
+SETTINGS = LoopSettings(max_steps=60, learning_rate=3e-3, evaluate_every=20, checkpoint_every=60, cpu=True)
+RECIPE = MarginMseRecipe(batch_size=8, negatives=2, temperature=0.1, goal="loss")
+
+
+@pytest.fixture(scope="session")
+def taught(kings: list[Example], tmp_path_factory: pytest.TempPathFactory) -> list[Example]:
+    """The kings with the scores of a random cross-encoder."""
+    teacher = CrossEncoder.load(save_cross_encoder(tmp_path_factory.mktemp("teacher") / "cross"), device="cpu")
+    others = [one.positives[0] for one in kings[::2]]
+    many = [
+        dataclasses.replace(one, negatives=tuple(o for o in others if o.hash != one.positives[0].hash)) for one in kings
+    ]
+    return with_scores(many, teacher, 4)
+
+
+def distilled(tiny: Path, taught: list[Example], folder: Path, **changed: bool) -> Trained:
+    recipe = dataclasses.replace(RECIPE, **changed)
+    encoder = BiEncoder.load(tiny, shared=recipe.shared, frozen=recipe.freeze_passages, device="cpu")
+    return train(MarginMseTask(encoder, taught, taught, recipe), SETTINGS, folder)
+
+
+@pytest.mark.parametrize("how", ["two", "shared", "frozen"])
+def test_its_margins_come_closer_to_the_teachers(tiny: Path, taught: list[Example], tmp_path: Path, how: str) -> None:
+    done = distilled(tiny, taught, tmp_path, shared=how == "shared", freeze_passages=how == "frozen")
+    assert done.after["loss"] < 0.9 * done.before["loss"]
+    asking = Encoder.load(done.best / "question", "question", dtype="float32")
+    reading = Encoder.load(done.best / "passage", dtype="float32")
+    check_same_space(asking.space(), reading.space())
+    errors = []
+    for one in taught:
+        passages = [one.positives[0], *one.negatives]
+        read = reading.encode_passages([p.title for p in passages], [p.text for p in passages])
+        scores = read @ asking.encode_questions([one.question])[0] / RECIPE.temperature
+        errors += [
+            ((scores[0] - score) - (one.scores[0] - told)) ** 2
+            for score, told in zip(scores[1:], one.scores[1:], strict=True)
+        ]
+    assert sum(errors) / len(errors) == pytest.approx(done.after["loss"], rel=1e-4)
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+def test_gradients_reach_the_encoders_that_learn(tiny: Path, taught: list[Example], frozen: bool) -> None:
+    encoder = BiEncoder.load(tiny, frozen=frozen, device="cpu").double()
+    task = MarginMseTask(encoder, taught, taught, dataclasses.replace(RECIPE, freeze_passages=frozen))
+    task.loss(task.batches(0)[0])[0].backward()  # type: ignore[no-untyped-call]
+    reached = {name.partition(".")[0] for name, one in encoder.named_parameters() if one.grad is not None}
+    assert reached == ({"question"} if frozen else {"question", "passage"})
+    assert any(one.grad.abs().max() > 0 for one in encoder.question.parameters() if one.grad is not None)
+
+
+def test_a_draw_keeps_its_teachers_scores(tiny: Path, taught: list[Example]) -> None:
+    task = MarginMseTask(BiEncoder.load(tiny, device="cpu"), taught, taught, RECIPE)
+    told = {(one.id, p.hash): s for one in taught for p, s in _scored(one)}
+    for batch in task.batches(3):
+        for one, passages, scores in zip(batch.examples, batch.lists, batch.scores, strict=True):
+            assert scores == tuple(told[one.id, passage.hash] for passage in passages)
+
+
+def test_what_cannot_be_is_refused() -> None:
+    with pytest.raises(UsageError, match="scored of a MarginMSE recipe is 0"):
+        MarginMseRecipe(scored=0)
+    with pytest.raises(UsageError, match="temperature of a MarginMSE recipe is nan"):
+        MarginMseRecipe(temperature=float("nan"))
+
+
+def _scored(one: Example) -> list[tuple[Passage, float]]:
+    return list(zip([one.positives[0], *one.negatives], one.scores, strict=True))
