@@ -34,7 +34,7 @@ _MOST_WORKERS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
+class ServedRef:
     """The ref that names a served snapshot, and the move of the ref that chose it."""
 
     ref: str
@@ -47,7 +47,12 @@ class Edition:
     """Answers questions from one snapshot. Safe among threads; `Desk` says when it may be closed."""
 
     def __init__(
-        self, named: Named, offer: Offer, opened: Opened, settings: ServiceSettings, model: ReadingModel | None = None
+        self,
+        named: ServedRef,
+        offer: Offer,
+        opened: Opened,
+        settings: ServiceSettings,
+        model: ReadingModel | None = None,
     ) -> None:
         """Compose what `open` opened.
 
@@ -70,7 +75,7 @@ class Edition:
     def open(
         cls,
         folder: Path,
-        named: Named,
+        named: ServedRef,
         settings: ServiceSettings,
         model: ReadingModel | None = None,
         before: Self | None = None,

@@ -21,7 +21,7 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from rag_model.generate.reader import Answer
-from rag_model.serving.answering.edition import Edition, Named
+from rag_model.serving.answering.edition import Edition, ServedRef
 from rag_model.serving.service_settings import ServiceSettings
 from rag_model.serving.watching.observer import Batch, Observer, Refusal
 from rag_model.serving.watching.quality import Quality
@@ -101,7 +101,7 @@ class Metrics(Observer):
         self.quality.follow(edition.snapshot, edition.dense, encode)
         self.renamed(edition, edition.named)
 
-    def renamed(self, edition: Edition, named: Named) -> None:
+    def renamed(self, edition: Edition, named: ServedRef) -> None:
         """Note by which move of the ref it is served."""
         self.served = Served.of(edition.snapshot.manifest, named, edition.retrievers[0])
         self.refusal = None

@@ -11,7 +11,7 @@ from rag_model.generate.rag import Rag, Variant
 from rag_model.needs.reading import NUMBER, PROMPT, QUESTION, decoding_bytes, retriever_bytes, weights
 from rag_model.store.store import Store
 from rag_model.store.versions.snapshot import Snapshot
-from rag_model.training.loop.settings import LoopSettings
+from rag_model.training.loop.loop_settings import LoopSettings
 from rag_model.training.loop.task import Measures
 from rag_model.training.objectives.objective import BACKWARD, LEARNED, UNIT_TEMPERATURE, Costs, Job, Objective, Result
 from rag_model.training.objectives.rag_task import RagRecipe, RagTask

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from rag_model.serving.answering.edition import Named
+from rag_model.serving.answering.edition import ServedRef
 from rag_model.serving.service_settings import ServiceSettings
 from rag_model.serving.watching.metrics import Metrics
 from rag_model.serving.watching.observer import Refusal
@@ -20,7 +20,7 @@ from rag_model.store.versions.manifest import Content, Manifest
 from tests.fixtures.serving import Library, serving, until
 from tests.fixtures.tiny_rag import save_tiny_rag
 
-NAMED = Named("latest", 7, "0" * 64, "2026-11-01T00:00:00+00:00")
+NAMED = ServedRef("latest", 7, "0" * 64, "2026-11-01T00:00:00+00:00")
 
 
 def scraped(metrics: Metrics) -> dict[str, float]:
