@@ -16,11 +16,11 @@ from rag_model.encoders.architecture import architecture_of
 from rag_model.encoders.files import vector_length
 from rag_model.encoders.weights import weight_files
 from rag_model.errors import ResourceError
-from rag_model.index.recipe import IndexRecipe
+from rag_model.index.recipe import TEXT, IndexRecipe
 from rag_model.index.registry import kind_for
 from rag_model.index.sizing.amounts import gigabytes
-from rag_model.index.sizing.estimate import Estimate
-from rag_model.needs.machine import CHUNKER, CUT, ENCODER, INDEXED, LAUNCHER, SPARE, Work
+from rag_model.index.sizing.rate import stage_seconds
+from rag_model.needs.machine import CHUNKER, CUT, ENCODER, LAUNCHER, SPARE, Work
 
 WORDS = 120  # most words of a passage, in the figures below
 _ARTICLE = 60  # upper bound of the mean passages per article: 54 in the demo's long articles
@@ -86,22 +86,20 @@ def work_of(bulk: Bulk, indexes: Mapping[str, IndexRecipe], memory: int, *, loca
             f"a run may have {gigabytes(memory)} of memory, and its launcher alone takes "
             f"{gigabytes(SPARE * LAUNCHER)}: raise the limit"
         )
-    n, d = bulk.passages, bulk.dim
-    costs = [_cost(one, n, d, room if local else None, bulk.part) for one in indexes.values()]
+    n, d, room_for = bulk.passages, bulk.dim, room if local else None
     sizes = {"passages, about": f"{n:,}", "dimensions": f"{d:,}", "weights of the encoder": gigabytes(bulk.weights)}
-    disk = sum(cost.work_bytes for cost in costs)
+    stages, seconds, disk = {"chunk": CHUNKER, "embed": ENCODER + 2 * bulk.weights}, n * CUT, 0
+    for recipe in indexes.values():
+        kind = kind_for(recipe.factory)
+        plan = kind.plan(recipe, n, d, memory=room_for, part_rows=bulk.part)
+        cost = kind.estimate(plan, bulk.part)
+        disk += cost.work_bytes
+        seconds += sum(stage_seconds(plan, _BYTES[".parquet"] if kind.represents == TEXT else 2 * d).values())
+        stages |= {stage: max(size, stages.get(stage, 0)) for stage, size in cost.stages.items()}
     if not local:
         return Work(sizes, {"launcher": 0}, disk=disk, workers=True)
-    stages = {"chunk": CHUNKER, "embed": ENCODER + 2 * bulk.weights}
-    for cost in costs:
-        stages |= {stage: max(size, stages.get(stage, 0)) for stage, size in cost.stages.items()}
-    takes, seconds = f"about {n:,} passages of {d} dimensions need", n * (CUT + INDEXED * d)
+    takes = f"about {n:,} passages of {d} dimensions need"
     return Work(sizes, stages, n * bulk.operations, seconds, disk, workers=True, takes=takes, instead="")
-
-
-def _cost(recipe: IndexRecipe, n: int, d: int, room: int | None, part: int) -> Estimate:
-    kind = kind_for(recipe.factory)
-    return kind.estimate(kind.plan(recipe, n, d, memory=room, part_rows=part), part)
 
 
 def _bytes_a_passage(url: str) -> float:

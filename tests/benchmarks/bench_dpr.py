@@ -46,7 +46,7 @@ from rag_model.training.data.examples import Example, passage_of, read_examples
 from rag_model.training.data.json_values import values
 from rag_model.training.data.mine import Mining, Search, mine
 from rag_model.training.loop.loop import train
-from rag_model.training.loop.settings import LoopSettings
+from rag_model.training.loop.loop_settings import LoopSettings
 from rag_model.training.loop.task import Measures
 from rag_model.training.objectives.biencoder import BiEncoder
 from rag_model.training.objectives.dpr import DprRecipe, DprTask

@@ -66,15 +66,6 @@ def estimate(plan: VectorPlan, part_rows: int | None = None) -> Estimate:
     return Estimate(held, size + PROCESS, size, work_bytes=round(pieces) + 2 * size, beside_bytes=beside)
 
 
-def check_disk(plan: VectorPlan, folder: Path) -> None:
-    """Check that a folder's disk has room for the finished index, before the build starts.
-
-    Raises:
-        ResourceError: it has not.
-    """
-    check_room(plan.factory, estimate(plan).disk_bytes, folder)
-
-
 def check_room(factory: str, needed: int, folder: Path) -> None:
     """Check that a folder's disk has room for `needed` bytes of a finished index.
 

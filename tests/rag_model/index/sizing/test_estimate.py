@@ -9,7 +9,7 @@ import pytest
 
 from rag_model.errors import ResourceError
 from rag_model.index.recipe import IndexRecipe, resolve
-from rag_model.index.sizing.estimate import PROCESS, check_disk, estimate
+from rag_model.index.sizing.estimate import PROCESS, check_room, estimate
 from rag_model.index.stages import build
 
 Make = Callable[..., Any]  # fixtures of conftest.py
@@ -113,6 +113,6 @@ def test_memory_falls_with_cells_and_with_parts() -> None:
 
 
 def test_a_merge_that_the_disk_cannot_hold_is_refused_before_it_starts(tmp_path: Path) -> None:
-    check_disk(resolve(IndexRecipe("HNSW32"), 1000, 32), tmp_path)
+    check_room("HNSW32", 1000, tmp_path)
     with pytest.raises(ResourceError, match=r"merging HNSW32 needs .* of disk in .*, and .* are free"):
-        check_disk(resolve(IndexRecipe("HNSW32"), 2_000_000_000, 4096), tmp_path)
+        check_room("HNSW32", 1 << 60, tmp_path)

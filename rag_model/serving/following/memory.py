@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rag_model.errors import ResourceError
 from rag_model.index.sizing.amounts import gigabytes
-from rag_model.serving.settings import ServiceSettings
+from rag_model.serving.service_settings import ServiceSettings
 from rag_model.store.versions.manifest import Content
 
 _GROUP = Path("/sys/fs/cgroup")  # what a container may use, version 2

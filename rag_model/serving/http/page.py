@@ -50,5 +50,5 @@ def script() -> Response:
 
 
 def _file(kind: str) -> Response:
-    content = (files("rag_model.serving") / f"page.{kind}").read_bytes()
+    content = (files("rag_model.serving.http") / f"page.{kind}").read_bytes()
     return Response(content, headers=_HEADERS, media_type=_TYPES[kind])

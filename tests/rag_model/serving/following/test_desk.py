@@ -11,10 +11,10 @@ from rag_model.encoders.encoder import Encoder
 from rag_model.retrieve.factory import Opened
 from rag_model.retrieve.questions import Questions
 from rag_model.retrieve.scorers import Scorers
-from rag_model.serving.asking import Asker
-from rag_model.serving.desk import Desk, NotReadyError
-from rag_model.serving.edition import Edition, Named
-from rag_model.serving.offer import Offer
+from rag_model.serving.answering.asking import Asker
+from rag_model.serving.answering.edition import Edition, ServedRef
+from rag_model.serving.answering.offer import Offer
+from rag_model.serving.following.desk import Desk, NotReadyError
 from rag_model.store.pulling.pull import pull
 from rag_model.store.versions.paths import QUESTION_ENCODER
 from rag_model.store.versions.snapshot import Snapshot
@@ -23,7 +23,7 @@ from tests.fixtures.serving import PATIENCE, QUICK, Library, with_limits
 
 def opened(library: Library, dest: Path, snapshot: str, before: Edition | None = None, **bounds: object) -> Edition:
     folder = pull(library.store, snapshot, dest).path
-    named = Named("latest", 1, snapshot, "2026-11-01T00:00:00+00:00")
+    named = ServedRef("latest", 1, snapshot, "2026-11-01T00:00:00+00:00")
     return Edition.open(folder, named, with_limits(**bounds) if bounds else QUICK, before=before)
 
 
@@ -33,7 +33,7 @@ def mapped(library: Library, dest: Path, snapshot: str, dtype: str) -> Edition:
     found = Snapshot.from_folder(folder)
     asker = Asker(Encoder.load(folder / QUESTION_ENCODER, "question", dtype=dtype))
     offer, opened = Offer.of(found, QUICK, reads=False), Opened(found, lambda: asker, Scorers(), mmap=True)
-    return Edition(Named("latest", 1, snapshot, ""), offer, opened, QUICK, None)
+    return Edition(ServedRef("latest", 1, snapshot, ""), offer, opened, QUICK, None)
 
 
 def mapped_inodes(folder: Path) -> set[int]:
@@ -120,6 +120,6 @@ def test_an_edition_outlives_the_folder_of_its_encoder(shared_library: Library, 
     red.close()
     folder = pull(shared_library.store, shared_library.blue, dest, keep=1).path
     assert not (dest / shared_library.red).exists()
-    blue = Edition.open(folder, Named("latest", 2, shared_library.blue, ""), QUICK, before=red)
+    blue = Edition.open(folder, ServedRef("latest", 2, shared_library.blue, ""), QUICK, before=red)
     blue.warm()
     blue.close()

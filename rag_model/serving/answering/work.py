@@ -11,10 +11,10 @@ from rag_model.errors import BookwheelError, UsageError
 from rag_model.generate.reader import Answer
 from rag_model.retrieve.questions import Questions
 from rag_model.retrieve.retriever import Hit
-from rag_model.serving.batcher import Ask
-from rag_model.serving.desk import Desk
-from rag_model.serving.edition import Edition
-from rag_model.serving.observer import Batch, Observer, tell
+from rag_model.serving.answering.batcher import Ask
+from rag_model.serving.answering.edition import Edition
+from rag_model.serving.following.desk import Desk
+from rag_model.serving.watching.observer import Batch, Observer, tell
 
 _Key = TypeVar("_Key", bound=Hashable)
 

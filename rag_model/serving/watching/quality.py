@@ -21,9 +21,9 @@ from rag_model.errors import UsageError
 from rag_model.generate.reader import Answer
 from rag_model.index.files.engine import Vectors, faiss
 from rag_model.retrieve.retriever import Hit
-from rag_model.serving.drift import LEAST, MOST, Reference
-from rag_model.serving.spotcheck import Truth
-from rag_model.serving.windows import Figures, WatchSettings, Windows
+from rag_model.serving.watching.drift import LEAST, MOST, Reference
+from rag_model.serving.watching.spotcheck import Truth
+from rag_model.serving.watching.windows import Figures, WatchSettings, Windows
 from rag_model.store.versions.snapshot import Snapshot
 
 Encode = Callable[[Sequence[str]], Vectors]

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from rag_model.encoders.encoder import Encoder
 from rag_model.errors import UsageError
 from rag_model.index.files.engine import Vectors
-from rag_model.serving.drift import Reference
+from rag_model.serving.watching.drift import Reference
 
 DIM = 384
 

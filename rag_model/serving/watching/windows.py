@@ -17,7 +17,7 @@ from rag_model.evaluation.collapse import Collapse, measure
 from rag_model.index.files.engine import Vectors
 from rag_model.index.quality.recall import Recalls, percentile5
 from rag_model.retrieve.retriever import Hit
-from rag_model.serving.spotcheck import Asked
+from rag_model.serving.watching.spotcheck import Asked
 
 _WAITING = 32  # sampled questions that wait for exact search: one pass over the vectors serves them all
 

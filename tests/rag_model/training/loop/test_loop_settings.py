@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from transformers import get_scheduler
 
 from rag_model.errors import UsageError
+from rag_model.training.loop.loop_settings import LoopSettings
 from rag_model.training.loop.schedule import learning_rate
-from rag_model.training.loop.settings import LoopSettings
 from rag_model.training.loop.task import Goal
 
 NAMES = {"linear": "linear", "cosine": "cosine", "constant": "constant_with_warmup"}

@@ -9,18 +9,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from rag_model.serving.edition import Named
-from rag_model.serving.metrics import Metrics
-from rag_model.serving.observer import Refusal
-from rag_model.serving.quality import Quality
-from rag_model.serving.settings import ServiceSettings
-from rag_model.serving.state import Served
-from rag_model.serving.windows import WatchSettings
+from rag_model.serving.answering.edition import ServedRef
+from rag_model.serving.service_settings import ServiceSettings
+from rag_model.serving.watching.metrics import Metrics
+from rag_model.serving.watching.observer import Refusal
+from rag_model.serving.watching.quality import Quality
+from rag_model.serving.watching.state import Served
+from rag_model.serving.watching.windows import WatchSettings
 from rag_model.store.versions.manifest import Content, Manifest
 from tests.fixtures.serving import Library, serving, until
 from tests.fixtures.tiny_rag import save_tiny_rag
 
-NAMED = Named("latest", 7, "0" * 64, "2026-11-01T00:00:00+00:00")
+NAMED = ServedRef("latest", 7, "0" * 64, "2026-11-01T00:00:00+00:00")
 
 
 def scraped(metrics: Metrics) -> dict[str, float]:

@@ -13,8 +13,8 @@ from rag_model.errors import UsageError
 from rag_model.index.files.engine import Vectors
 from rag_model.retrieve.dense import DenseRetriever
 from rag_model.retrieve.retriever import Hit
-from rag_model.serving.quality import Quality
-from rag_model.serving.windows import Figures, WatchSettings
+from rag_model.serving.watching.quality import Quality
+from rag_model.serving.watching.windows import Figures, WatchSettings
 from rag_model.store.pulling.pull import pull
 from rag_model.store.store import Store
 from rag_model.store.versions.snapshot import Snapshot

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rag_model.errors import BookwheelError
-from rag_model.serving.edition import Edition, Named
+from rag_model.serving.answering.edition import Edition, ServedRef
 
 
 class NotReadyError(BookwheelError):
@@ -28,7 +28,7 @@ class Desk:
         return self._current
 
     @property
-    def named(self) -> Named | None:
+    def named(self) -> ServedRef | None:
         """What the current edition is served as; None: there is none yet."""
         current = self._current
         return None if current is None else current.named
@@ -63,7 +63,7 @@ class Desk:
         if before is not None:
             self._leave(before)
 
-    def rename(self, named: Named) -> None:
+    def rename(self, named: ServedRef) -> None:
         """Record that the ref moved and names the current edition's snapshot again."""
         with self._changed:
             if self._current is not None and self._current.id == named.snapshot:

@@ -10,7 +10,7 @@ from rag_model.retrieve.found import SnapshotRetriever
 from rag_model.retrieve.nodes import Call, Word
 from rag_model.retrieve.rerank import PairScorer
 from rag_model.retrieve.survey import Survey
-from rag_model.serving.settings import ServiceSettings
+from rag_model.serving.service_settings import ServiceSettings
 from rag_model.store.versions.paths import EXACT
 from rag_model.store.versions.snapshot import Snapshot
 

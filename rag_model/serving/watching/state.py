@@ -10,9 +10,9 @@ from typing import Any
 from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily, Metric
 
 from rag_model.evaluation.collapse import Collapse
-from rag_model.serving.edition import Named
-from rag_model.serving.observer import Refusal
-from rag_model.serving.windows import Figures
+from rag_model.serving.answering.edition import ServedRef
+from rag_model.serving.watching.observer import Refusal
+from rag_model.serving.watching.windows import Figures
 from rag_model.store.versions.manifest import Manifest
 
 _Gauge = tuple[str, str, float | None]  # name, what it says, value; None: it can't be known, and is left out
@@ -31,7 +31,7 @@ class Served:
     recall_p5: float | None
 
     @classmethod
-    def of(cls, manifest: Manifest, named: Named, index: str) -> "Served":
+    def of(cls, manifest: Manifest, named: ServedRef, index: str) -> "Served":
         """Read it from a manifest, which anyone may have written."""
         figures = manifest.metrics.get(index)
         figures = figures if isinstance(figures, dict) else {}

@@ -27,12 +27,19 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from rag_model.errors import BookwheelError, UsageError
-from rag_model.serving import messages, page
-from rag_model.serving.batcher import BusyError, ClosingError, LateError
-from rag_model.serving.desk import NotReadyError
-from rag_model.serving.messages import AnswerReply, AnswerRequest, MalformedError, Problem, SearchReply, SearchRequest
-from rag_model.serving.observer import tell
+from rag_model.serving.answering.batcher import BusyError, ClosingError, LateError
+from rag_model.serving.following.desk import NotReadyError
+from rag_model.serving.http import messages, page
+from rag_model.serving.http.messages import (
+    AnswerReply,
+    AnswerRequest,
+    MalformedError,
+    Problem,
+    SearchReply,
+    SearchRequest,
+)
 from rag_model.serving.service import Service
+from rag_model.serving.watching.observer import tell
 
 _LOG = logging.getLogger(__name__)
 _STATUS: tuple[tuple[type[BookwheelError], int], ...] = (  # the first that fits

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rag_model.errors import UsageError
-from rag_model.serving.batcher import Ask, Batcher, BusyError, ClosingError, LateError
+from rag_model.serving.answering.batcher import Ask, Batcher, BusyError, ClosingError, LateError
 from tests.fixtures.serving import PATIENCE
 
 

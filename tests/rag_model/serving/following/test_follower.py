@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rag_model.errors import BookwheelError
-from rag_model.serving.observer import Observer, Refusal
+from rag_model.serving.watching.observer import Observer, Refusal
 from rag_model.store.objects.files import json_bytes
 from rag_model.store.pulling.pull import pull
 from rag_model.store.store import Store
@@ -196,7 +196,7 @@ def test_a_model_of_another_space_refuses_the_snapshot(library: Library, dest: P
 
 def test_an_edition_that_does_not_fit_is_refused(library: Library, dest: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with serving(library.url, dest) as found:
-        monkeypatch.setattr("rag_model.serving.memory.free_bytes", lambda: 100)
+        monkeypatch.setattr("rag_model.serving.following.memory.free_bytes", lambda: 100)
         library.move(library.blue)
         assert "--low-memory" in found.until_refused("of memory")["reason"]
         monkeypatch.undo()

@@ -21,11 +21,11 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from rag_model.generate.reader import Answer
-from rag_model.serving.edition import Edition, Named
-from rag_model.serving.observer import Batch, Observer, Refusal
-from rag_model.serving.quality import Quality
-from rag_model.serving.settings import ServiceSettings
-from rag_model.serving.state import Served, State
+from rag_model.serving.answering.edition import Edition, ServedRef
+from rag_model.serving.service_settings import ServiceSettings
+from rag_model.serving.watching.observer import Batch, Observer, Refusal
+from rag_model.serving.watching.quality import Quality
+from rag_model.serving.watching.state import Served, State
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
@@ -101,7 +101,7 @@ class Metrics(Observer):
         self.quality.follow(edition.snapshot, edition.dense, encode)
         self.renamed(edition, edition.named)
 
-    def renamed(self, edition: Edition, named: Named) -> None:
+    def renamed(self, edition: Edition, named: ServedRef) -> None:
         """Note by which move of the ref it is served."""
         self.served = Served.of(edition.snapshot.manifest, named, edition.retrievers[0])
         self.refusal = None

@@ -22,9 +22,9 @@ from rag_model.retrieve.products import with_products
 from rag_model.retrieve.questions import Questions
 from rag_model.retrieve.retriever import Hit
 from rag_model.retrieve.scorers import Scorers
-from rag_model.serving.asking import Asker, ReadingModel
-from rag_model.serving.offer import Composable, Offer
-from rag_model.serving.settings import ServiceSettings
+from rag_model.serving.answering.asking import Asker, ReadingModel
+from rag_model.serving.answering.offer import Composable, Offer
+from rag_model.serving.service_settings import ServiceSettings
 from rag_model.store.versions.paths import QUESTION_ENCODER
 from rag_model.store.versions.snapshot import Snapshot
 
@@ -34,7 +34,7 @@ _MOST_WORKERS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
+class ServedRef:
     """The ref that names a served snapshot, and the move of the ref that chose it."""
 
     ref: str
@@ -47,7 +47,12 @@ class Edition:
     """Answers questions from one snapshot. Safe among threads; `Desk` says when it may be closed."""
 
     def __init__(
-        self, named: Named, offer: Offer, opened: Opened, settings: ServiceSettings, model: ReadingModel | None = None
+        self,
+        named: ServedRef,
+        offer: Offer,
+        opened: Opened,
+        settings: ServiceSettings,
+        model: ReadingModel | None = None,
     ) -> None:
         """Compose what `open` opened.
 
@@ -70,7 +75,7 @@ class Edition:
     def open(
         cls,
         folder: Path,
-        named: Named,
+        named: ServedRef,
         settings: ServiceSettings,
         model: ReadingModel | None = None,
         before: Self | None = None,

@@ -12,7 +12,7 @@ from typing import Any
 from rag_model.generate.reader import Answer
 from rag_model.index.files.engine import Vectors
 from rag_model.retrieve.retriever import Hit
-from rag_model.serving.edition import Edition, Named
+from rag_model.serving.answering.edition import Edition, ServedRef
 
 _LOG = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ class Observer:
     def serves(self, edition: Edition, seconds: float) -> None:
         """Take note that an edition serves from now on, and how many seconds it took to bring it."""
 
-    def renamed(self, edition: Edition, named: Named) -> None:
+    def renamed(self, edition: Edition, named: ServedRef) -> None:
         """Take note that the ref moved and names the same snapshot as before."""
 
     def freed(self, snapshot: str) -> None:

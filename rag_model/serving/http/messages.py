@@ -15,8 +15,8 @@ from rag_model.generate.reader import answer_json
 from rag_model.retrieve.expression import one_of
 from rag_model.retrieve.questions import check_questions
 from rag_model.retrieve.retriever import hit_json
-from rag_model.serving.settings import ServiceSettings
-from rag_model.serving.work import Answered, Found
+from rag_model.serving.answering.work import Answered, Found
+from rag_model.serving.service_settings import ServiceSettings
 
 
 class MalformedError(UsageError):

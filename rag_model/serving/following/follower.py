@@ -19,14 +19,14 @@ from pathlib import Path
 from rag_model.errors import BookwheelError, InputError, MissingExtraError, RefusedError, UsageError
 from rag_model.generate.named import rag_id
 from rag_model.retrieve.scorers import Scorers
-from rag_model.serving.asking import ReadingModel
-from rag_model.serving.desk import Desk
-from rag_model.serving.edition import Edition, Named
-from rag_model.serving.memory import check_memory
-from rag_model.serving.observer import Observer, Refusal, tell
-from rag_model.serving.offer import Offer
-from rag_model.serving.secrets import without_secrets
-from rag_model.serving.settings import ServiceSettings
+from rag_model.serving.answering.asking import ReadingModel
+from rag_model.serving.answering.edition import Edition, ServedRef
+from rag_model.serving.answering.offer import Offer
+from rag_model.serving.following.desk import Desk
+from rag_model.serving.following.memory import check_memory
+from rag_model.serving.following.secrets import without_secrets
+from rag_model.serving.service_settings import ServiceSettings
+from rag_model.serving.watching.observer import Observer, Refusal, tell
 from rag_model.store.pulling.kinds import chosen
 from rag_model.store.pulling.pull import pull
 from rag_model.store.pulling.pulled import CURRENT
@@ -51,7 +51,7 @@ class Followed:
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    named: Named
+    named: ServedRef
     model: str | None  # id
 
 
@@ -132,9 +132,9 @@ class Follower:
         followed = self._followed
         move = None if "@" in followed.ref else store.refs.current(followed.ref)
         if move is not None:
-            named = Named(followed.ref, move.number, move.snapshot, move.created_at)
+            named = ServedRef(followed.ref, move.number, move.snapshot, move.created_at)
         else:
-            named = Named(followed.ref, 0, store.snapshots.resolve(followed.ref), "")
+            named = ServedRef(followed.ref, 0, store.snapshots.resolve(followed.ref), "")
         return _Target(named, None if followed.model is None else rag_id(store, followed.model))
 
     def _unreadable(self, error: BookwheelError) -> None:
@@ -145,7 +145,7 @@ class Follower:
             numbers = []
         if numbers:
             self._looked("")
-            self._refuse(None, Named(self._followed.ref, numbers[-1], "", ""), error, final=False)
+            self._refuse(None, ServedRef(self._followed.ref, numbers[-1], "", ""), error, final=False)
         else:
             self._looked(str(error))
             if self._desk.current is None and isinstance(error, _FINAL):
@@ -161,7 +161,7 @@ class Follower:
         identity = current.resolve().name
         try:
             model = None if followed.model is None else ReadingModel.load(None, followed.model, followed.asks)
-            self._serve(current, Named(followed.ref, 0, identity, ""), model, None, time.monotonic())
+            self._serve(current, ServedRef(followed.ref, 0, identity, ""), model, None, time.monotonic())
         except BookwheelError as error:
             _LOG.error("snapshot %s on the disk can't be served: %s", identity[:12], error)
 
@@ -172,7 +172,7 @@ class Follower:
         self.problem = problem
         tell(self._observer.looked, problem)
 
-    def _rename(self, serving: Edition, named: Named) -> None:
+    def _rename(self, serving: Edition, named: ServedRef) -> None:
         if serving.named != named:
             self._desk.rename(named)
             _LOG.info("%s@%d names snapshot %s, which is served already", named.ref, named.number, named.snapshot[:12])
@@ -211,7 +211,7 @@ class Follower:
         return report.path, model
 
     def _serve(
-        self, folder: Path, named: Named, model: ReadingModel | None, serving: Edition | None, began: float
+        self, folder: Path, named: ServedRef, model: ReadingModel | None, serving: Edition | None, began: float
     ) -> None:
         """Open a pulled snapshot, try it, and only then put it on the desk."""
         edition = Edition.open(folder, named, self._settings, model, serving, self._scorers)
@@ -229,7 +229,7 @@ class Follower:
         if self._stopping.is_set():
             raise _StoppedError("the service ends")
 
-    def _refuse(self, target: _Target | None, named: Named, error: Exception, *, final: bool) -> None:
+    def _refuse(self, target: _Target | None, named: ServedRef, error: Exception, *, final: bool) -> None:
         before = self._refused
         tries = before[1].tries + 1 if before is not None and before[0] == target else 1
         reason = str(error) if isinstance(error, BookwheelError) else f"{type(error).__name__}: {error}"
