@@ -43,7 +43,11 @@ def one_for_all() -> Tokenizer:
     return tokenizer
 
 
-@pytest.fixture(scope="module", params=[bytes_of, compatible_bytes, one_for_all, None], ids=lambda alter: alter.__name__ if alter else "own")
+@pytest.fixture(
+    scope="module",
+    params=[bytes_of, compatible_bytes, one_for_all, None],
+    ids=["bytes", "compatible bytes", "one for all", "own"],
+)
 def tokenizer(request: pytest.FixtureRequest, minilm: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Files of tokenizers, and the folder of a real one."""
     if request.param is None:
