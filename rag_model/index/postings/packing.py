@@ -7,8 +7,8 @@ and the few that are larger keep their higher bits apart. A block holds up to 12
 * a byte: the width c of weights, + 128 if weights have exceptions
 * row gaps - 1, b bits each, from the lowest bit on, up to a whole byte
 * weights - 1, c bits each, up to a whole byte
-* exceptions of the gaps, then of the weights: a byte with their number, then for each its place (one byte) and its higher
-  bits (a varint)
+* exceptions of the gaps, then of the weights: a byte with their number, then for each its place (one byte) and its
+  higher bits (a varint)
 
 Widths are those with the fewest bytes, so equal postings give equal bytes. A decoder never reads outside of the bytes
 that it was given, and returns -1 for bytes that are no block.
