@@ -11,7 +11,7 @@ COMMA := ,
 # Two processes of one thread each: threads that wait for a core that another process has do nothing but spin.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadgroup
 
-.PHONY: install demo test test-avx2 lint docs bench release lock up down clean
+.PHONY: install demo test test-avx2 lint docs bench release lock up down clean clean-compiled
 .DELETE_ON_ERROR:
 
 install: .venv/dev
@@ -25,7 +25,7 @@ test: .venv/dev
 # The tests of models as a processor with AVX2 alone computes: with other kernels, and its encoders in float32.
 test-avx2: .venv/dev
 	ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 $(PYTEST) $(addprefix tests/rag_model/, \
-	  encoders generate training serving/test_desk.py) --ignore-glob='*/test_benchmarks.py' $(ARGS)
+	  encoders generate training serving/following/test_desk.py) --ignore-glob='*/test_benchmarks.py' $(ARGS)
 
 lint: .venv/dev
 	$(BIN)/ruff check .
@@ -62,6 +62,10 @@ up: .venv/dev
 
 down: .venv/dev
 	$(BIN)/python -m flows.machine.local down
+
+# numba keeps compiled code by file: needed after a change of a function that another file calls.
+clean-compiled:
+	find rag_model -name '*.nb[ci]' -delete
 
 clean:
 	rm -rf .venv bookwheel-demo

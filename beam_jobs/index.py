@@ -24,7 +24,7 @@ from rag_model.digest import digest_json
 from rag_model.index.files.pieces import Opener, opener
 from rag_model.index.plan import Facts, IndexPlan
 from rag_model.index.quality import fit
-from rag_model.index.quality.fit import Fit, Trained
+from rag_model.index.quality.fit import Fit, TrainingFit
 from rag_model.index.registry import kind_named
 from rag_model.index.sizing.estimate import check_room
 from rag_model.snapshots.content import BuiltIndex
@@ -43,14 +43,14 @@ class IndexBuild:
     rows: BlobRef  # JSON list of the row files of its representation, one per part, in row order
     inherited: Heirloom | None = None  # used instead of training, if it fits
     trained: BlobRef | None = None  # the trained file, which all workers read
-    fitted: Trained | None = None  # how well it fitted its training vectors
+    fitted: TrainingFit | None = None  # how well it fitted its training vectors
     scattered: BlobRef | None = None  # JSON list of the parts' pieces, in row order
     cells: BlobRef | None = None  # JSON list: for each shard its rows and a digest of its slices
     shards: BlobRef | None = None  # JSON list of the shards, in order; may be empty
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ScatterTask:
     """One part's rows, to be scattered."""
 
     build: IndexBuild
@@ -59,7 +59,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Shard:
+class ShardTask:
     """One worker's share of an index."""
 
     build: IndexBuild
@@ -114,7 +114,7 @@ def _trained(build: IndexBuild, made: StageOutput) -> IndexBuild:
     if made.out is None:
         return _kept(build)
     noted = _noted(build, made.note) if made.note else build
-    fitted = Trained(made.facts["losses"]) if kind_named(build.plan.kind).learns else None
+    fitted = TrainingFit(made.facts["losses"]) if kind_named(build.plan.kind).learns else None
     return replace(noted, trained=made.out, fitted=fitted)
 
 
@@ -133,7 +133,9 @@ def _noted(build: IndexBuild, said: str) -> IndexBuild:
 def scatter(builds: Sequence[IndexBuild], launch: Launch, on_progress: OnProgress | None = None) -> list[IndexBuild]:
     """Sort every part's vectors by shard, for all indexes."""
     store = Store.open(launch.store_url)
-    parts = [[Part(build, number, ref) for number, ref in enumerate(_listed(store, build.rows))] for build in builds]
+    parts = [
+        [ScatterTask(build, number, ref) for number, ref in enumerate(_listed(store, build.rows))] for build in builds
+    ]
     roomy = _with_room(builds, "scatter", launch)
     done = _grouped("scatter", scatter_one, parts, roomy, on_progress, _to_scatter)
     return [
@@ -148,7 +150,10 @@ def build_shards(
     """Build all shards of all indexes."""
     store = Store.open(launch.store_url)
     shards = [
-        [Shard(build, number, **cell) for number, cell in enumerate(json.loads(store.blobs.read(_made(build.cells))))]
+        [
+            ShardTask(build, number, **cell)
+            for number, cell in enumerate(json.loads(store.blobs.read(_made(build.cells))))
+        ]
         for build in builds
     ]
     roomy = _with_room(builds, "shard", launch)
@@ -166,7 +171,7 @@ def merge(builds: Sequence[IndexBuild], launch: Launch, on_progress: OnProgress 
     ]
 
 
-def _passed_on(store: Store, build: IndexBuild) -> tuple[BlobRef, Trained] | None:
+def _passed_on(store: Store, build: IndexBuild) -> tuple[BlobRef, TrainingFit] | None:
     """Return the trained file that later builds inherit, and how evenly it now fills its cells."""
     rows = [cell["rows"] for cell in json.loads(store.blobs.read(_made(build.cells)))]
     imbalance = round(max(rows) * len(rows) / max(1, sum(rows)), 4) if rows else 0.0
@@ -217,7 +222,7 @@ def _fit_of(build: IndexBuild, heirloom: Heirloom, store: Store) -> Fit:
     return Fit.of(store.memo.once("fit", inputs, measured)[0].facts)
 
 
-def scatter_one(part: Part, store: Store) -> Report:
+def scatter_one(part: ScatterTask, store: Store) -> Report:
     """Sort one part's vectors, once."""
     plan, trained = part.build.plan, _made(part.build.trained)
 
@@ -230,7 +235,7 @@ def scatter_one(part: Part, store: Store) -> Report:
     ).to_json()
 
 
-def build_shard(shard: Shard, store: Store) -> Report:
+def build_shard(shard: ShardTask, store: Store) -> Report:
     """Build one shard from its slices of all parts, once."""
     plan, trained, scattered = shard.build.plan, _made(shard.build.trained), _made(shard.build.scattered)
 
@@ -279,12 +284,12 @@ def _to_train(build: IndexBuild) -> float:
     return kind_named(build.plan.kind).seconds(build.plan, "train", build.plan.n, 0, inherited=bool(build.inherited))
 
 
-def _to_scatter(part: Part) -> float:
+def _to_scatter(part: ScatterTask) -> float:
     plan = part.build.plan
     return kind_named(plan.kind).seconds(plan, "scatter", 0, part.rows.size)
 
 
-def _to_link(shard: Shard) -> float:
+def _to_link(shard: ShardTask) -> float:
     plan = shard.build.plan
     return kind_named(plan.kind).seconds(plan, "shard", shard.rows, 0)
 

@@ -6,8 +6,8 @@ worker writes to `runs/<run>/<stage>/`: this gives results and progress on any r
 
 from collections.abc import Callable, Sequence
 
-from beam_jobs.here import START, Task, Work, recorded
-from beam_jobs.launch import Launch, OnProgress, Report, done
+from beam_jobs.here import START, Task, Work, done, recorded
+from beam_jobs.launch import Launch, OnProgress, Report
 from beam_jobs.threads import own_threads
 from beam_jobs.workers import here, named
 from rag_model.store.store import Store

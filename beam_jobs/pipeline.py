@@ -18,8 +18,8 @@ from apache_beam.options.pipeline_options import GoogleCloudOptions, PipelineOpt
 
 from beam_jobs.failure import FAILED, WORKER_DIED, told
 from beam_jobs.flink import cancel, reach
-from beam_jobs.here import Task, Work
-from beam_jobs.launch import Launch, OnProgress, Report, done
+from beam_jobs.here import Task, Work, done
+from beam_jobs.launch import Launch, OnProgress, Report
 from beam_jobs.lease import held_lease, leave_with
 from beam_jobs.options import is_local, local_runner, pipeline_options, worker_threads
 from beam_jobs.threads import limit_threads

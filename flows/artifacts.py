@@ -3,12 +3,13 @@
 Outside a flow run nothing is written.
 """
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from prefect.artifacts import create_link_artifact, create_markdown_artifact, create_table_artifact
 
-from flows.outcome import Evaluated, Reindexed
+from flows.outcome import Compared, Evaluated, Reindexed
 from flows.stage import in_run
 
 
@@ -43,6 +44,41 @@ def show_answers(outcome: Evaluated) -> None:
     table(rows, key="evaluate-figures", description=described)
     if outcome.report:
         link(Path(outcome.report).absolute().as_uri(), "How it answers", key="evaluate-report")
+
+
+def show_retrievers(outcome: Compared) -> None:
+    """Write the figures of each retriever, of its stages and groups, and the link to the report as artifacts."""
+    rows = [row for expression, one in outcome.standings.items() for row in _retriever_rows(expression, one)]
+    described = (
+        f"Retrievers of snapshot {outcome.snapshot[:12]}, {outcome.n:,} questions judged by {outcome.judged_by}: "
+        f"{outcome.advice}"
+    )
+    table(rows, key="compare-figures", description=described)
+    if outcome.report:
+        link(Path(outcome.report).absolute().as_uri(), "How passages are found", key="compare-report")
+
+
+def _retriever_rows(expression: str, told: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    costs = {"ms a question": f"{told['milliseconds']:.3g}", "bytes": f"{told['bytes']:,}"}
+    yield {"retriever": expression, "of": "all", **_values(told), **costs}
+    for one in told["stages"]:
+        costs = {"ms a question": f"{one['milliseconds']:.3g}", "bytes": f"{one['bytes']:,}"}
+        yield {"retriever": expression, "of": f"stage {one['stage']}", **_values(one), **costs}
+    for name, one in told["groups"].items():
+        yield {"retriever": expression, "of": f"{name} ({one['n']:,} questions)", **_values(one)}
+
+
+def _values(told: dict[str, Any]) -> dict[str, str]:
+    ends, lost = told["intervals"], told.get("differences", {})
+    return {
+        name: f"{value:.3f} [{ends[name][0]:.3f}, {ends[name][1]:.3f}]"
+        + (
+            f", {lost[name]['value']:+.3f} [{lost[name]['low']:+.3f}, {lost[name]['high']:+.3f}]"
+            if name in lost
+            else ""
+        )
+        for name, value in told["metrics"].items()
+    }
 
 
 def table(rows: list[dict[str, Any]], key: str, description: str) -> None:

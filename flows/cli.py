@@ -91,7 +91,10 @@ app.command("flows.verbs.reindex:reindex", help="Build a snapshot from a dump, c
 app.command("flows.verbs.search:search", help="Answer questions with passages of a snapshot.")
 app.command("flows.verbs.answer:answer", help="Answer questions with a RAG model, from passages of a snapshot.")
 app.command("flows.verbs.evaluate:evaluate", help="Measure retrieval on questions with known answers.")
-app.command("flows.verbs.finetune:finetune", help="Train encoders or a RAG model on a snapshot; keep it in the store.")
+app.command(
+    "flows.verbs.finetune:finetune",
+    help="Train encoders, a reranker or a RAG model on a snapshot; keep it in the store.",
+)
 app.command("flows.verbs.index:index", help="Build one index over vectors of any origin, or plan it.")
 app.command("flows.verbs.add_index:add_index", name="add-index", help="Build indexes over an existing snapshot.")
 app.command("flows.verbs.log:log", help="List the moves of a ref, newest first.")

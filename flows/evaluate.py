@@ -23,6 +23,7 @@ from rag_model.evaluation.ablation import Condition
 from rag_model.evaluation.answer_report import AnswerReport, read_courses, render
 from rag_model.evaluation.answering import Answering
 from rag_model.evaluation.examination import Examination
+from rag_model.evaluation.judging import Judge
 from rag_model.evaluation.questions import read_questions
 from rag_model.evaluation.run_files import write_answers, write_kilt, write_page
 from rag_model.evaluation.scores import check_golds
@@ -110,6 +111,7 @@ class Work:
             intervals={name: (one.low, one.high) for name, one in {**examined.intervals, **book.figures}.items()},
             ranks=examined.ranks,
             collapse=examined.collapse.metrics(),
+            judged_by=examined.judge.by,
             refusal=examined.collapse.reason(examined.settings.limits),
             ablations=[row.to_json() for row in examined.rows] if len(examined.rows) > 1 else [],
             seconds=seconds,
@@ -122,6 +124,7 @@ def prepare(store: Store, model: str, questions: str, ref: str, settings: Evalua
     """Read the questions; pin the snapshot and the model, and load the model."""
     asked = read_questions(questions)
     check_golds(asked.questions, settings.kind)  # before a model is fetched and loaded
+    Judge.of(asked, settings.judged_by)
     snapshot = Snapshot.from_store(store, ref)
     named, reader = open_reader(snapshot, store.url, model, settings.expression, settings.decoding, asks)
     if reader.retriever is None:
@@ -188,5 +191,10 @@ def _page(work: Work, outcome: Evaluated) -> AnswerReport:
         collapse=examined.collapse,
         collapsed=outcome.refusal,
         courses=read_courses(work.folder / "metrics.jsonl"),
-        lineage={"model": outcome.model, "snapshot": outcome.snapshot, "decoding": decoding},
+        lineage={
+            "model": outcome.model,
+            "snapshot": outcome.snapshot,
+            "judged by": outcome.judged_by,
+            "decoding": decoding,
+        },
     )

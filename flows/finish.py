@@ -146,7 +146,7 @@ def tune_indexes(store: Store, draft: Content, built: Sequence[BuiltIndex], reci
 
 @stage
 def measure_indexes(store: Store, manifest: Manifest, built: Sequence[BuiltIndex], recipe: Recipe) -> Measured:
-    """Compare every index with exact search, and examine its file."""
+    """Compare every index with exact search, examine its file, and ask the user's questions that have a floor."""
     with Snapshot.of(store, manifest) as snapshot:
         return measure(snapshot, recipe.gate, {index.name: index.facts for index in built})
 
@@ -154,4 +154,5 @@ def measure_indexes(store: Store, manifest: Manifest, built: Sequence[BuiltIndex
 @stage
 def publish_snapshot(store: Store, manifest: Manifest, measured: Measured, recipe: Recipe, ref: str) -> Published:
     """Write the manifest, apply the gate, and move the ref if it passes."""
-    return publish(store, manifest, ref, partial(judge, recipe.gate, vitals(manifest), measured.found))
+    judged = partial(judge, recipe.gate, vitals(manifest), measured.found, reached=measured.reached)
+    return publish(store, manifest, ref, judged)

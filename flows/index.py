@@ -17,12 +17,12 @@ from beam_jobs.workers import worker_memory
 from flows.machine.workplace import workplace
 from flows.progress import StageClock
 from rag_model.errors import UsageError
-from rag_model.index.build import place, plan_of
+from rag_model.index.build import check_alone, place
 from rag_model.index.files.arrays import Block
 from rag_model.index.files.engine import Rows
 from rag_model.index.files.intake import Intake, Invalid, cut, look
 from rag_model.index.quality.appraisal import Appraisal, appraise, read_questions
-from rag_model.index.recipe import IndexRecipe, VectorPlan
+from rag_model.index.recipe import IndexRecipe, VectorPlan, resolve
 from rag_model.index.sizing.choice import choose, fitted
 from rag_model.index.sizing.estimate import estimate
 from rag_model.snapshots.content import BuiltIndex
@@ -72,6 +72,7 @@ def index_vectors(order: Order) -> Indexed:
     clock, intake = StageClock(), look(order.vectors, order.column)
     _check_out(order.out, intake)
     plan = planned(order, intake.n, intake.d)
+    check_alone(plan)
     questions = read_questions(order.questions, intake.d) if order.questions else None
     cost, vectors_bytes = estimate(plan), intake.n * intake.d * intake.dtype.itemsize
     with workplace(order.out, order.work, cost.work_bytes + vectors_bytes, cost.disk_bytes) as store:
@@ -100,7 +101,7 @@ def planned(order: Order, n: int, d: int) -> VectorPlan:
     memory = order.memory or worker_memory(order.beam_options)
     if memory is not None and order.chosen:
         return choose(order.recipe, n, d, memory)
-    plan = plan_of(order.recipe, n, d)
+    plan = resolve(order.recipe, n, d)
     return plan if memory is None else fitted(order.recipe, n, d, memory, serving=order.memory is not None)
 
 

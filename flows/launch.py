@@ -7,6 +7,7 @@ Requires: the deployment to start; this run must be able to read the dump's and 
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 from beam_jobs.workers import here
 from flows.machine.pools import launching
@@ -22,20 +23,14 @@ from rag_model.store.store import Store
 
 @stage
 def weigh(
-    limits: Limits,
-    dump: str,
-    store: str,
-    encoder: str,
-    recipe: Recipe | None,
-    limit: int | None,
-    beam_options: Sequence[str],
+    limits: Limits, dump: str, store: str, encoder: str, limit: int | None, beam_options: Sequence[str], **other: Any
 ) -> Work:
     """Estimate what a rebuild needs."""
     named = encoder_names(Store.open(store), encoder).passage if encoder.startswith("model:") else encoder
-    decided = recipe or Recipe()
-    words: int = getattr(decided.chunk.built(), "words", WORDS)  # other chunkers: assume the default's length
-    bulk = bulk_of(dump, resolve_folder(named or encoder), words, decided.part_bytes, limit)
-    return work_of(bulk, decided.index, limits.memory, local=here(beam_options))
+    recipe = other["recipe"] or Recipe()
+    words: int = getattr(recipe.chunk.built(), "words", WORDS)  # other chunkers: assume the default's length
+    bulk = bulk_of(dump, resolve_folder(named or encoder), words, recipe.part_bytes, limit)
+    return work_of(bulk, recipe.index, limits.memory, local=here(beam_options))
 
 
 launch = launching("launch", reindex, weigh, "dry_run")

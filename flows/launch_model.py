@@ -28,27 +28,16 @@ from rag_model.training.origins import Named
 
 
 @stage
-def weigh_training(
-    limits: Limits,
-    kind: str,
-    store: str,
-    train: str,
-    dev: str,
-    ref: str,
-    encoder: str | None,
-    generator: str | None,
-    teacher: str | None,
-    recipe: dict[str, dict[str, Any]] | None,
-    max_steps: int | None,
-) -> Work:
+def weigh_training(limits: Limits, kind: str, store: str, train: str, dev: str, ref: str, **given: Any) -> Work:
     """Estimate what a fine-tuning needs; settings and examples are read as the fine-tuning itself does."""
-    told = Given(Named(encoder, generator, teacher), recipe or {}, max_steps)
+    named = Named(given["encoder"], given["generator"], given["teacher"])
+    told = Given(named, given["recipe"] or {}, given["max_steps"])
     return of_training(prepare(Store.open(store), kind, train, dev, ref, told))
 
 
 @stage
 def weigh_evaluation(
-    limits: Limits, store: str, model: str, questions: str, ref: str, settings: Evaluation | None
+    limits: Limits, store: str, model: str, questions: str, ref: str, settings: Evaluation | None, **_: Any
 ) -> Work:
     """Estimate what an evaluation needs."""
     opened, asked, settings = Store.open(store), read_questions(questions), settings or Evaluation()

@@ -88,6 +88,7 @@ class Evaluated:
     intervals: dict[str, tuple[float, float]]  # of metrics and ranks, if there is one: 95 %, by resampling questions
     ranks: dict[str, float]  # of the first passage with an answer, and of the evidence
     collapse: dict[str, float]
+    judged_by: str  # how relevance was judged: answers, pages or passages
     refusal: str  # one sentence that says what has collapsed; empty: nothing
     ablations: list[dict[str, Any]] = field(default_factory=list)  # one per condition, the open book first
     seconds: dict[str, float] = field(default_factory=dict)  # by stage
@@ -101,6 +102,53 @@ class Evaluated:
     def to_json(self) -> dict[str, Any]:
         """Return the outcome as JSON values."""
         return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """The outcome of a comparison of retrievers."""
+
+    snapshot: str  # full id
+    k: int  # passages to which they were measured
+    n: int  # questions
+    judged_by: str  # answers, pages or passages
+    measure: str  # that decides between retrievers
+    standings: dict[str, dict[str, Any]]  # by expression, the first one first: figures, differences, stages, groups
+    advice: str  # one sentence: which retriever the corpus wants
+    notes: tuple[str, ...] = ()  # sentences about the questions
+    seconds: dict[str, float] = field(default_factory=dict)  # by stage
+    report: str | None = None  # the HTML report
+
+    @property
+    def first(self) -> str:
+        """The retriever with which the others are compared."""
+        return next(iter(self.standings))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the outcome as JSON values: the first retriever's figures, and with several those of each.
+
+        `retrievers` has the metrics of each expression, `compared` everything else.
+        """
+        several = len(self.standings) > 1
+        each = {
+            "retrievers": {name: one["metrics"] for name, one in self.standings.items()},
+            "compared": self.standings,
+        }
+        return {
+            "snapshot": self.snapshot,
+            "retriever": self.first,
+            "index": self.first,  # the key's name from when every retriever was an index
+            "k": self.k,
+            "n": self.n,
+            "judged_by": self.judged_by,
+            **self.standings[self.first],
+            **(each if several else {}),
+            "measure": self.measure,
+            "advice": self.advice,
+            "notes": list(self.notes),
+            "seconds": self.seconds,
+            "report": self.report,
+        }
 
 
 class CollapseRefusedError(CollapsedError):

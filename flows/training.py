@@ -4,10 +4,10 @@
 [loop]
 learning_rate = 2e-5
 
-[dpr]               # or [rag], or a table of another objective
+[dpr]               # or [cross_encoder], [margin_mse], [rag], or a table of another objective
 batch_size = 32
 
-[negatives]         # for dpr
+[negatives]         # for dpr, cross-encoder and margin-mse
 search = "bm25"
 ```
 """

@@ -1,6 +1,7 @@
 """Optional dependencies: one clear error with the exact install line."""
 
 from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
 from types import ModuleType
 
 from rag_model.errors import MissingExtraError
@@ -23,3 +24,19 @@ def require(module: str, extra: str) -> ModuleType:
         raise MissingExtraError(
             f"{module} is not installed: run `pip install 'bookwheel[{extra}]'` and try again"
         ) from missing
+
+
+def installed(*distributions: str) -> str:
+    """Return names and versions of distributions, as a part of memo keys; `none` is the version of an absent one.
+
+    >>> installed("no-such-distribution")
+    'no-such-distribution none'
+    """
+    return ", ".join(f"{name} {_version(name)}" for name in distributions)
+
+
+def _version(distribution: str) -> str:
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return "none"

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from types import UnionType
-from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from rag_model.errors import InputError, UsageError
 
@@ -63,7 +63,7 @@ def _checked(hint: Any, value: Any, where: str) -> Any:
     origin, arguments = get_origin(hint), get_args(hint)
     if is_dataclass(hint):
         return from_table(hint, value, where)  # type: ignore[arg-type]
-    if origin is UnionType:
+    if origin in (UnionType, Union):
         return _checked(next(kind for kind in arguments if kind is not type(None)), value, where)
     if origin is Literal:
         if value not in arguments:

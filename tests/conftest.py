@@ -40,7 +40,7 @@ def demo_dump() -> Path:
 
 @pytest.fixture(scope="session")
 def mini_dump(demo_dump: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The first 40 pages of the real extract: 3 articles, 37 redirects, 232 passages in 2 parts."""
+    """The first 40 pages of the real extract: 3 articles, 37 redirects, 247 passages in 2 parts."""
     path = tmp_path_factory.mktemp("mini") / "mini.xml.bz2"
     pages = bz2.decompress(demo_dump.read_bytes()).split(b"</page>\n")[:40]
     path.write_bytes(bz2.compress(b"</page>\n".join([*pages, b"</mediawiki>\n"])))

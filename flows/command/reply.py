@@ -35,6 +35,11 @@ AsksName = Annotated[
 ]
 
 
+def whole(kind: object, value: str, *, delimiter: str | None = None) -> list[str]:
+    """Return a setting of the environment as one value: an expression holds spaces."""
+    return [value]
+
+
 def figures(values: Mapping[str, Any]) -> str:
     """Return named numbers in one line.
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from inspect import Signature, getdoc, signature
 from pathlib import Path
 from typing import Any, cast
@@ -25,7 +24,6 @@ from rag_model.needs.machine import LAUNCHER, Limits, Needs, Work, needs_of
 
 HOURS = 6.0  # the default duration: one night
 HERE = "process"  # the type of a work pool whose runs share the worker's machine
-_OWN = ("deployment", "most", "hours")  # parameters of a launch that its run does not have
 _SCRATCH = 100  # least GiB, for downloads, the cache, and Beam's temporary files
 
 
@@ -57,50 +55,45 @@ def launching(name: str, target: Flow[..., Any], weigh: Callable[..., Work], *le
     Args:
         name: the name of the flow.
         target: the flow whose runs are estimated; the run gets its parameters.
-        weigh: returns a run's work within its `Limits`, the first argument; the others are the run's parameters.
+        weigh: returns a run's work from its `Limits`, the first argument, and its parameters, by name.
         left_out: parameters of `target` that a launch does not take.
     """
-    asked = [one for one in signature(target.fn).parameters.values() if one.name not in left_out]
-    own = [signature(start).parameters[one] for one in _OWN]
+    _, _, *own = signature(start).parameters.values()
     own[0] = own[0].replace(default=f"{target.name}/library")
+    asked = [one for one in signature(target.fn).parameters.values() if one.name not in left_out]
     taken = Signature([*asked, *own], return_annotation=Launched)
 
     def launch(*args: Any, **kwargs: Any) -> Launched:
         bound = taken.bind(*args, **kwargs)
         bound.apply_defaults()
-        given = bound.arguments
-        chosen = {one: given.pop(one) for one in _OWN}
-        known = {one: given[one] for one in signature(weigh).parameters if one in given}
-        return start(**chosen, parameters=given, weigh=partial(weigh, **known))
+        chosen = [bound.arguments.pop(one.name) for one in own]
+        return start(bound.arguments, weigh, *chosen)
 
-    described = ((getdoc(one) or "").partition("Args:\n")[2].partition("\n\n")[0] for one in (target.fn, start))
-    launch.__doc__ = "\n".join(
-        [f"Estimate the needs of a run of `{target.name}`, and start it with them.\n\nArgs:", *described]
-    )
+    args = "\n".join((getdoc(one) or "").partition("Args:\n")[2].partition("\n\n")[0] for one in (target.fn, start))
+    launch.__doc__ = f"Estimate the needs of a run of `{target.name}`, and start it with them.\n\nArgs:\n{args}"
     launch.__name__, launch.__module__ = name.replace("-", "_"), weigh.__module__
     launch.__dict__["__signature__"] = taken  # Prefect reads it for the form and to check a call
     return deployed(name)(launch)
 
 
 def start(
+    parameters: Mapping[str, Any],
+    weigh: Callable[..., Work],
     deployment: str,
     most: Most | None = None,
     hours: float | None = None,
-    *,
-    parameters: Mapping[str, Any],
-    weigh: Callable[[Limits], Work],
 ) -> Launched:
     """Start a run of a deployment with the resources that its work needs, and do not wait for it.
 
     A launch that is retried finds the run that it started.
 
     Args:
+        parameters: the run's parameters; for those that are None or empty the deployment's own are used.
+        weigh: returns the work of the run from its `Limits` and its parameters.
         deployment: the deployment to start, FLOW/NAME; the type of its work pool decides how a machine is requested.
         most: the most memory, cores and GPUs for the run; by default those of this machine.
         hours: the intended duration, approximately: a longer run gets more cores, or a GPU. By default 6, or the
             shortest possible if runs share this machine.
-        parameters: the run's parameters; for those that are None or empty the deployment's own are used.
-        weigh: returns the work of the run within its limits.
 
     Raises:
         ResourceError: the work would not fit; nothing was started.
@@ -108,16 +101,17 @@ def start(
     """
     pool = pool_of(deployment)
     limits, night = limits_of(most, pool), 0.0 if pool == HERE else HOURS
-    needs = needs_of(weigh(limits), limits, night if hours is None else hours)
+    needs = needs_of(weigh(limits, **parameters), limits, night if hours is None else hours)
     show(needs)
-    variables = job_variables(pool, needs)
-    key = f"launch-{flow_run.id}" if flow_run.id else None
-    given = to_jsonable_python({name: value for name, value in parameters.items() if value not in (None, [], ())})
-    begun = run_deployment(deployment, parameters=given, job_variables=variables, timeout=0, idempotency_key=key)
-    run = cast(FlowRun, begun)
-    if PREFECT_UI_URL.value():
-        artifacts.link(f"{PREFECT_UI_URL.value()}/runs/flow-run/{run.id}", f"The run: {run.name}", key="launch-run")
-    return Launched(str(run.id), run.name, variables, needs)
+    told = {
+        "parameters": to_jsonable_python({k: v for k, v in parameters.items() if v not in (None, [], ())}),
+        "job_variables": job_variables(pool, needs),
+        "idempotency_key": f"launch-{flow_run.id}" if flow_run.id else None,
+    }
+    run = cast(FlowRun, run_deployment(deployment, timeout=0, **told))
+    if url := PREFECT_UI_URL.value():
+        artifacts.link(f"{url}/runs/flow-run/{run.id}", f"The run: {run.name}", key="launch-run")
+    return Launched(str(run.id), run.name, told["job_variables"], needs)
 
 
 def pool_of(deployment: str) -> str:
@@ -144,16 +138,13 @@ def limits_of(most: Most | None, pool: str) -> Limits:
     Raises:
         UsageError: the limits are not valid amounts, or have to be given.
     """
-    if most is not None:
-        if most.cores < 1 or most.gpus < 0:
-            raise UsageError(
-                f"a run needs a core, and cannot have {most.cores} cores and {most.gpus} GPUs: correct `most`"
-            )
-        return Limits(parse_bytes(most.memory), most.cores, most.gpus)
-    if pool != HERE:
+    if most is None and pool != HERE:
         raise UsageError(f"runs of this deployment get machines of their own ({pool}): say how large in `most`")
-    gpus = len(list(Path("/dev").glob("nvidia[0-9]*")))
-    return Limits((worker_memory(()) or 0), cores(), gpus)
+    if most is None:
+        return Limits(worker_memory(()) or 0, cores(), len([*Path("/dev").glob("nvidia[0-9]*")]))
+    if most.cores < 1 or most.gpus < 0:
+        raise UsageError(f"a run needs a core, and cannot have {most.cores} cores and {most.gpus} GPUs: correct `most`")
+    return Limits(parse_bytes(most.memory), most.cores, most.gpus)
 
 
 def job_variables(pool: str, needs: Needs) -> dict[str, Any]:
@@ -163,12 +154,12 @@ def job_variables(pool: str, needs: Needs) -> dict[str, Any]:
     """
     told = {CORES: str(needs.cores), MEMORY: str(max(1, needs.memory - LAUNCHER)), **needs.env}
     if pool == "docker":
-        devices = [{"count": needs.gpus, "capabilities": [["gpu"]]}] if needs.gpus else []
-        sized = {"nano_cpus": needs.cores * 10**9, **({"device_requests": devices} if devices else {})}
+        gpus = {"device_requests": [{"count": needs.gpus, "capabilities": [["gpu"]]}]} if needs.gpus else {}
+        sized = {"nano_cpus": needs.cores * 10**9, **gpus}
         return {"env": told, "mem_limit": f"{needs.memory}b", "container_create_kwargs": sized}
     if pool == "kubernetes":
-        memory, count = f"{-(-needs.memory // 2**20)}Mi", str(needs.cores)
-        asked = {"memory_request": memory, "memory_limit": memory, "cpu_request": count, "cpu_limit": count}
+        sized = {"memory": f"{-(-needs.memory // 2**20)}Mi", "cpu": str(needs.cores)}
+        asked = {f"{what}_{bound}": size for what, size in sized.items() for bound in ("request", "limit")}
         scratch = f"{max(_SCRATCH, -(-5 * needs.disk // 2**32))}Gi"  # a quarter more than needed
         return {"env": told, **asked, "gpus": needs.gpus, "scratch": scratch}
     return {"env": told | ({} if needs.gpus else {"CUDA_VISIBLE_DEVICES": ""})}
@@ -176,16 +167,10 @@ def job_variables(pool: str, needs: Needs) -> dict[str, Any]:
 
 def show(needs: Needs) -> None:
     """Write the estimate as an artifact of the run."""
-    rows: Mapping[str, str] = {
-        **needs.work,
-        "cores": f"{needs.cores:,}",
-        "GPUs": f"{needs.gpus:,}",
-        "memory": gigabytes(needs.memory),
-        **{f"memory, {stage}": gigabytes(size) for stage, size in needs.stages.items()},
-        "disk": gigabytes(needs.disk),
-        "time, about": f"{needs.hours:.1f} hours" if needs.hours >= 1 else f"{60 * needs.hours:.0f} minutes",
-    }
-    described = f"The run gets {gigabytes(needs.memory)} of memory, {needs.cores} × core, {needs.gpus} × GPU"
-    artifacts.table(
-        [{"what": what, "value": value} for what, value in rows.items()], key="launch-needs", description=described
-    )
+    told, stages = gigabytes(needs.memory), {f"memory, {stage}": size for stage, size in needs.stages.items()}
+    hours = f"{needs.hours:.1f} hours" if needs.hours >= 1 else f"{60 * needs.hours:.0f} minutes"
+    rows = {**needs.work, "cores": f"{needs.cores:,}", "GPUs": f"{needs.gpus:,}", "memory": told}
+    rows |= {what: gigabytes(size) for what, size in {**stages, "disk": needs.disk}.items()} | {"time, about": hours}
+    described = f"The run gets {told} of memory, {needs.cores} × core, {needs.gpus} × GPU"
+    table = [{"what": what, "value": value} for what, value in rows.items()]
+    artifacts.table(table, key="launch-needs", description=described)

@@ -1,21 +1,17 @@
 """`bookwheel evaluate`: how often the answer is among the passages found, and, with a model, how well it answers."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from flows.command.reply import AsksName, Common, EncoderName, IndexName, Reply, RetrieverName, SnapshotName, StoreUrl
+from flows.command.reply import AsksName, Common, EncoderName, Reply, SnapshotName, StoreUrl, whole
 from rag_model.errors import UsageError
 from rag_model.evaluation.ablation import Ablations
-from rag_model.evaluation.questions import read_questions
-from rag_model.evaluation.retrieval import ask, intervals_of, measures_of, ranks_of
-from rag_model.evaluation.run_files import write_dpr, write_jsonl, write_trec
+from rag_model.evaluation.judging import JudgedBy
 from rag_model.evaluation.scores import AnswerKind
-from rag_model.retrieve.expression import one_of
-from rag_model.retrieve.factory import open_retriever
-from rag_model.store.versions.snapshot import Snapshot
+from rag_model.retrieve.expression import all_of
 
 if TYPE_CHECKING:
     from flows.outcome import Evaluated
@@ -28,12 +24,33 @@ def evaluate(
     store: StoreUrl,
     questions: Annotated[str, Parameter(help="DPR's CSV, JSONL with `question` and `answers`, KILT's, a BEIR folder.")],
     ref: SnapshotName = "latest",
-    retriever: RetrieverName = None,
-    index: IndexName = None,
+    retriever: Annotated[
+        tuple[str, ...],
+        Parameter(
+            negative="",
+            env_var_split=whole,
+            help="How to find passages: an index, rrf(A, B, k=60, weights=[1, 1]) of several, rerank(A, MODEL, 50); "
+            "A:100 asks A for 100. Again for one more, to compare it with the first. By default the snapshot's own.",
+        ),
+    ] = (),
+    index: Annotated[
+        tuple[str, ...],
+        Parameter(
+            negative="",
+            help="An index of the snapshot, or `exact`; again for one more: the short form of --retriever.",
+        ),
+    ] = (),
     k: Annotated[
         int | None, Parameter(alias="-k", help="Passages a question; 20, and to answer from as many as in training.")
     ] = None,
     encoder: EncoderName = None,
+    judge: Annotated[
+        JudgedBy | None,
+        Parameter(
+            help="What is relevant: a passage with an `answers`, or `pages` or `passages` that the questions name. By "
+            "default the pages of a BEIR folder, passages if every question names one, else answers."
+        ),
+    ] = None,
     model: Annotated[
         str | None, Parameter(help="Answer the questions too, with this RAG model of the store, or folder of one.")
     ] = None,
@@ -46,7 +63,7 @@ def evaluate(
     ablations: Annotated[
         bool, Parameter(negative="", help="With --model: also closed book, gold passage, shuffled passages, k swept.")
     ] = False,
-    report: Annotated[Path | None, Parameter(help="With --model: write an HTML report to this file.")] = None,
+    report: Annotated[Path | None, Parameter(help="Write an HTML report to this file.")] = None,
     kilt: Annotated[Path | None, Parameter(help="With --model: write KILT's prediction file to this file.")] = None,
     trec: Annotated[Path | None, Parameter(help="Write a TREC run to this file.")] = None,
     dpr: Annotated[Path | None, Parameter(help="Write DPR's retrieval JSON to this file.")] = None,
@@ -55,19 +72,28 @@ def evaluate(
 ) -> Reply:
     """Search every question of a set; report Success@k by DPR's token match, or measures against judgements.
 
+    Several retrievers are asked the same questions, each stage of them is measured with its milliseconds and bytes, and
+    the reply says in one sentence which one the corpus wants. Files that they write are numbered: run.1-hnsw.trec.
+    Questions with a `source` are also reported by source, and questions that name their passages also those that share
+    few words with it.
+
     With a model also exact match, F1 and the like. Answers are kept in the store: the same questions to the same
     snapshot and model are not answered twice.
     """
-    named_retriever = one_of(index, retriever)
+    retrievers = all_of(index, retriever)
     if model is None:
-        of_models = {"--ablations": ablations, "--report": report, "--kilt": kilt, "--asks": asks}
+        of_models = {"--ablations": ablations, "--kilt": kilt, "--asks": asks}
         _refuse(of_models, "needs a model: give one with --model")
-        depth = _DEPTH if k is None else k
-        return _retrieve(store, questions, ref, named_retriever, depth, encoder, answers, (trec, dpr, rows))
+        asked = {"k": _DEPTH if k is None else k, "judged_by": judge, "patterns": answers == "patterns"}
+        return _compare(store, questions, retrievers, ref, asked | {"encoder": encoder}, report, (trec, dpr, rows))
     why = "measures retrieval alone: leave it out, or leave out --model"
     _refuse({"--question-encoder": encoder, "--trec": trec, "--dpr": dpr}, why)
-    settings: dict[str, Any] = {"kind": answers, "k": k, "depth": max(_DEPTH, k or 0)}
-    settings["retriever"] = named_retriever
+    if len(retrievers) > 1:
+        raise UsageError(
+            f"a model answers from one retriever, and {len(retrievers)} are given: leave out --model, or them"
+        )
+    settings: dict[str, Any] = {"kind": answers, "k": k, "depth": max(_DEPTH, k or 0), "judged_by": judge}
+    settings["retriever"] = retrievers[0] if retrievers else None
     settings["ablations"] = Ablations() if ablations else None
     named = {"rows": rows, "kilt": kilt, "report": report, "asks": asks}
     return _answer(store, model, questions, ref, settings, beams, named)
@@ -79,45 +105,23 @@ def _refuse(given: dict[str, Any], why: str) -> None:
             raise UsageError(f"{name} {why}")
 
 
-def _retrieve(
+def _compare(
     store: str,
     questions: str,
+    retrievers: Sequence[str],
     ref: str,
-    named: str | None,
-    k: int,
-    encoder: str | None,
-    answers: AnswerKind,
-    files: tuple[Path | None, Path | None, Path | None],
+    asked: dict[str, Any],
+    report: Path | None,
+    paths: tuple[Path | None, Path | None, Path | None],
 ) -> Reply:
-    asked = read_questions(questions)
-    snapshot = Snapshot.open(store, ref)
-    named = named or snapshot.manifest.content.default_retriever
-    retriever = open_retriever(snapshot, named, encoder=encoder)
-    outcomes = list(ask(retriever, asked.questions, k, patterns=answers == "patterns"))
-    metrics = measures_of(asked, outcomes, k)
-    for path, write in zip(files, (write_trec, write_dpr, write_jsonl), strict=True):
-        if path is not None:
-            write(outcomes, path)
-    ranks = {} if asked.grades else ranks_of(outcomes, k)
-    intervals = {name: (one.low, one.high) for name, one in intervals_of(asked, outcomes, k).items()}
-    document = {
-        "snapshot": snapshot.id,
-        "retriever": named,
-        "index": named,  # the key's name from when every retriever was an index
-        "k": k,
-        "n": len(outcomes),
-        "metrics": metrics,
-        "intervals": intervals,
-        "ranks": ranks,
-    }
-    lines = [f"{len(outcomes)} questions on snapshot {snapshot.id[:12]}, retriever {named}"]
-    return Reply(document, "\n".join([*lines, *_figures({**metrics, **ranks}, intervals)]))
+    from flows.command.comparison import words  # noqa: PLC0415 - Prefect, which `--help` does without
+    from flows.compare import RunFiles, compare  # noqa: PLC0415
+    from flows.stage import run_flow  # noqa: PLC0415
 
-
-def _figures(found: Mapping[str, float], intervals: Mapping[str, tuple[float, float]]) -> Iterator[str]:
-    for name, value in found.items():
-        ends = intervals.get(name)
-        yield f"{name:<12} {value:.3f}" + (f"  [{ends[0]:.3f}, {ends[1]:.3f}]" if ends else "")
+    files = RunFiles(*(None if path is None else str(path) for path in paths))
+    page = None if report is None else str(report)
+    outcome = run_flow(compare, store, questions, retrievers, ref, **asked, report=page, files=files)
+    return Reply(outcome.to_json(), words(outcome))
 
 
 def _answer(
@@ -129,7 +133,7 @@ def _answer(
     beams: int,
     others: dict[str, Path | str | None],
 ) -> Reply:
-    # Torch and Prefect, which retrieval and `--help` do without.
+    # Torch and Prefect, which `--help` does without.
     from flows.evaluate import evaluate as evaluate_flow  # noqa: PLC0415
     from flows.outcome import CollapseRefusedError  # noqa: PLC0415
     from flows.stage import run_flow  # noqa: PLC0415
@@ -146,14 +150,16 @@ def _answer(
 
 
 def _words(outcome: "Evaluated") -> str:
+    from flows.command.comparison import figures  # noqa: PLC0415 - as above
+
     lines = [
         f"{outcome.n:,} questions, model {outcome.named}, snapshot {outcome.snapshot[:12]}, "
         f"answered from {outcome.k} passages each",
-        *_figures({**outcome.metrics, **outcome.ranks}, outcome.intervals),
+        *figures({**outcome.metrics, **outcome.ranks}, outcome.intervals),
     ]
     for row in outcome.ablations[1:]:
-        figures = ", ".join(f"{name} {figure['value']:.3f}" for name, figure in row["metrics"].items())
-        lines.append(f"{row['condition']}: {figures} ({row['n']:,} questions)")
+        found = ", ".join(f"{name} {figure['value']:.3f}" for name, figure in row["metrics"].items())
+        lines.append(f"{row['condition']}: {found} ({row['n']:,} questions)")
     seen = outcome.collapse
     lines.append(f"{seen['distinct']:,} distinct passages, spread {seen['spread']:.2f}")
     return "\n".join([*lines, *([f"report       {outcome.report}"] if outcome.report else [])])

@@ -25,7 +25,7 @@ def pull(
         Parameter(negative="", help="Pull only this index, or `exact`; repeat it for more."),
     ] = (),
     no_embeddings: Annotated[
-        bool, Parameter(negative="", help="Leave the vectors out; only `exact` needs them.")
+        bool, Parameter(negative="", help="Leave out the vectors, and the indexes that rank by them.")
     ] = False,
     passages_only: Annotated[bool, Parameter(negative="", help="Pull only the passages.")] = False,
     no_mapped: Annotated[

@@ -61,7 +61,7 @@ def asked_of(arguments: Sequence[str], file: str | None) -> list[str]:
 
 
 def _words(question: str, hits: Sequence[Hit]) -> str:
-    lines = [question]
+    lines = [question] if hits else [question, "     nothing found"]
     for hit in hits:
         title = hit.passage.title + (f" § {hit.passage.section}" if hit.passage.section else "")
         legs = ", ".join(f"{leg.leg} {leg.rank}" for leg in shown_legs(hit))

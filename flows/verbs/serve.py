@@ -9,15 +9,9 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from flows.command.reply import AsksName, Common, SnapshotName, StoreUrl
+from flows.command.reply import AsksName, Common, SnapshotName, StoreUrl, whole
 from rag_model.extras import require
 from rag_model.retrieve.expression import all_of
-
-
-def _whole(kind: object, value: str) -> list[str]:
-    """Return a setting's one value as it stands."""
-    return [value]
-
 
 _NEEDED = {"fastapi": "serve", "uvicorn": "serve", "prometheus_client": "serve", "torch": "model"}
 
@@ -36,7 +30,7 @@ def serve(
         tuple[str, ...],
         Parameter(
             negative="",
-            env_var_split=_whole,  # an expression holds spaces
+            env_var_split=whole,
             help="How to find passages: an index, rrf(A, B, k=60, weights=[1, 1]), rerank(A, MODEL, 50); again for one "
             "more. The first is the default. Requests may compose others of their indexes. By default the snapshot's.",
         ),

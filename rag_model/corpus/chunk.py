@@ -26,7 +26,7 @@ from rag_model.corpus.records import Article, Page, Part, Passage, Siteinfo
 from rag_model.corpus.wikitext import Unparsable, clean
 from rag_model.errors import InputError, UsageError
 
-VERSION = 2  # raise it when the same page would give other passages: then no article is inherited
+VERSION = 3  # raise it when the same page would give other passages: then no article is inherited
 MAX_LISTED = 100  # quarantined pages that are named; the others are only counted
 BUCKET = 10  # words; width of the bins of the length histogram
 
@@ -35,7 +35,7 @@ BUCKET = 10  # words; width of the bins of the length histogram
 class ChunkRecipe:
     """The settings that decide the passages of an article, and when too many quarantined pages fail a part."""
 
-    chunker: str = "sections"
+    chunker: str = "recursive"
     words: int | None = None  # short for the setting of that name; None: the chunker's own default
     settings: Mapping[str, Any] = field(default_factory=dict)  # of the chunker; omitted ones keep defaults
     quarantine_share: float = 0.01  # share of a part's articles that may be unparsable

@@ -48,7 +48,7 @@ class Article:
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """The unit that is retrieved: about 100 words with their title."""
+    """The unit that is retrieved: some sentences, with their title."""
 
     id: str  # page and position in the article: stable across snapshots, unlike the row
     page_id: str
@@ -56,7 +56,7 @@ class Passage:
     title: str
     section: str
     text: str
-    start_word: int  # of its section (`sections`) or of its article (`words`), counted from 0
+    start_word: int  # of its article, or of its section where no passage crosses a heading; counted from 0
     n_words: int
     hash: str  # of title and text alone: equal passages share a vector
 

@@ -45,6 +45,7 @@ class CrossEncoder:
 
     tokens: PairTokens
     model: PairModel
+    folder: Path | None = None  # None: of a model in training
 
     @classmethod
     def load(cls, folder: Path, *, device: str | None = None) -> Self:
@@ -64,7 +65,7 @@ class CrossEncoder:
         else:
             require("torch", "model")
             model = import_module("rag_model.encoders.pairs.classifier").TorchModel.load(folder, device)
-        return cls(PairTokens.load(folder), model)
+        return cls(PairTokens.load(folder), model, folder)
 
     def scores(self, questions: Sequence[str], titles: Sequence[str], texts: Sequence[str]) -> Scores:
         """Return the (n,) float32 logits of n pairs of a question and a passage, in order; larger is better.

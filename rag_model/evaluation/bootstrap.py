@@ -5,7 +5,7 @@ The questions are drawn again with replacement, the figure is computed for each 
 compared pair by pair: the interval of the mean difference is narrower than two separate intervals.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -56,6 +56,29 @@ def mean_interval(values: Sequence[float] | Numbers, resampling: Resampling = RE
     numbers = _finite(values)
     low, high = _ends(_means(numbers, resampling), resampling.level)
     return Estimate(float(numbers.mean()), low, high, len(numbers))
+
+
+def mean_intervals(columns: Mapping[str, Sequence[float]], resampling: Resampling = RESAMPLING) -> dict[str, Estimate]:
+    """Return the mean of each named column of one value per question, with its interval; all over the same draws.
+
+    Equal to `mean_interval` of each, at the cost of one.
+
+    Raises:
+        UsageError: there is no value, or one is not a finite number.
+    """
+    if not columns:
+        return {}
+    numbers = np.stack([_finite(column) for column in columns.values()], axis=1)  # (n, m)
+    n = len(numbers)
+    drawn = []
+    for block in _draws(n, resampling):  # (r, n): how often each question is drawn, times its values
+        rows = np.arange(len(block))[:, None] * n
+        times = np.bincount((block + rows).ravel(), minlength=block.size).reshape(block.shape)
+        drawn.append(times @ numbers / n)  # (r, n) @ (n, m) -> (r, m)
+    means = np.concatenate(drawn)
+    ends = [_ends(means[:, column], resampling.level) for column in range(numbers.shape[1])]
+    values = numbers.mean(axis=0)
+    return {name: Estimate(float(values[i]), *ends[i], n) for i, name in enumerate(columns)}
 
 
 def difference_interval(

@@ -190,12 +190,19 @@ def courses(series: Mapping[str, Sequence[Point]], what: str, across: str, *, lo
     bottom, top = min(p.low for p in points), max(p.high for p in points)
     room = (top - bottom or abs(top) or 1.0) / 20
     x, y = Scale(left, right, _X0 + 8, _X1 - 8, log=log), Scale(bottom - room, top + room, _Y0, _Y1)
-    asked = sorted({point.x for point in points})
-    marks = asked if len(asked) <= _FEET else _log_ticks(left, right) if log else _ticks(left, right, _FEET)
+    marks = _marks(sorted({point.x for point in points}), log=log)
     levels = [_level(y(tick), f"{tick:g}") for tick in _ticks(bottom - room, top + room)]
     feet = [_foot(x(tick), f"{tick:,g}") for tick in marks]
     lines = [_course(n, name, some, x, y) for n, (name, some) in enumerate(series.items(), start=1)]
     return _figure(f"{what} by {across}", join(*levels, *feet, _caption(across), *lines))
+
+
+def _marks(asked: Sequence[float], *, log: bool) -> list[float]:
+    """Return what is labelled below a chart: the quantities themselves if they are few and whole, else round ones."""
+    if len(asked) <= _FEET and all(float(one).is_integer() for one in asked):
+        return list(asked)
+    spread = _log_ticks(asked[0], asked[-1]) if log else []
+    return spread if len(spread) > 1 else _ticks(asked[0], asked[-1], _FEET)
 
 
 def _course(number: int, name: str, points: Sequence[Point], x: Scale, y: Scale) -> Node:

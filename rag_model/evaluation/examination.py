@@ -14,9 +14,10 @@ from rag_model.evaluation.answering import Answering
 from rag_model.evaluation.bootstrap import Estimate
 from rag_model.evaluation.collapse import Collapse, unchanged_share
 from rag_model.evaluation.collapse import measure as measure_collapse
+from rag_model.evaluation.judging import Judge, ranks_of
 from rag_model.evaluation.questions import QuestionSet
 from rag_model.evaluation.readings import Reading
-from rag_model.evaluation.retrieval import Retrieved, ask, intervals_of, measures_of, ranks_of
+from rag_model.evaluation.retrieval import Retrieved, ask
 from rag_model.evaluation.scores import check_golds
 from rag_model.evaluation.settings import Evaluation
 from rag_model.retrieve.retriever import Retriever
@@ -51,11 +52,12 @@ class Examination:
             settings: everything else.
 
         Raises:
-            UsageError: no question has an answer of the kind that the settings name.
+            UsageError: no question has an answer of the kind that the settings name, or one names nothing to judge by.
             InputError: an answer is no regular expression, where they are patterns.
         """
         self.settings = settings or Evaluation()
         check_golds(asked.questions, self.settings.kind)
+        self.judge = Judge.of(asked, self.settings.judged_by, patterns=self.settings.kind == "patterns")
         self.asked, self.corpus, self.k = asked, corpus, min(k, corpus)
         self.depth = min(self.settings.deepest(self.k), corpus)
         self.outcomes: list[Retrieved] = []
@@ -87,22 +89,24 @@ class Examination:
         return row
 
     @property
+    def _nowhere(self) -> bool:
+        return self.settings.kind == "labels" and self.judge.by == "answers"
+
+    @property
     def _measured(self) -> int:
         return min(self.settings.depth, self.corpus)
 
     @property
     def retrieval(self) -> dict[str, float]:
         """Return how often retrieval finds an answer: Success@k; empty for labels, which no passage holds."""
-        if self.settings.kind == "labels":
-            return {}
-        return measures_of(self.asked, self.outcomes, self._measured)
+        return {} if self._nowhere else self.judge.means(self.outcomes, self._measured)
 
     @property
     def intervals(self) -> dict[str, Estimate]:
         """Return the confidence intervals of retrieval's figures; empty for labels."""
-        if self.settings.kind == "labels":
+        if self._nowhere:
             return {}
-        return intervals_of(self.asked, self.outcomes, self._measured, self.settings.resampling)
+        return self.judge.intervals(self.outcomes, self._measured, self.settings.resampling)
 
     @property
     def ranks(self) -> dict[str, float]:

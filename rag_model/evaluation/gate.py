@@ -1,15 +1,33 @@
-"""The gate: the checks of a new snapshot before a ref moves to it. Four checks: each index has enough recall against
-exact search, most of the parent's passages are still there, the encoder space is the same, and the snapshot is not
-older than the one it replaces. Every check reports the observed and the wanted value. This module only decides; the
-flow measures.
+"""The gate: the checks of a new snapshot before a ref moves to it. Each index has enough recall against exact search,
+retrievers reach their floors on the user's questions, most of the parent's passages are still there, the encoder space
+is the same, and the snapshot is not older than the one it replaces. Every check reports the observed and the wanted
+value. This module only decides; the flow measures.
 """
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from rag_model.errors import UsageError
+from rag_model.evaluation.bootstrap import Estimate
+from rag_model.evaluation.judging import JudgedBy
 from rag_model.index.quality.recall import Floor, Recalls, percentile5
 from rag_model.index.registry import kind_for
+
+
+@dataclass(frozen=True, slots=True)
+class QuestionFloor:
+    """What a retriever must reach on a file of questions: `[gate.questions.NAME]` of a recipe."""
+
+    file: str  # as `evaluate` reads it: a path, a URL, or a BEIR folder
+    floor: float  # of the mean over the questions
+    measure: str = "Success@20"  # or RR@k; with relevant pages or passages also nDCG@k and R@k
+    retriever: str = ""  # an expression; empty: the snapshot's default retriever
+    judged_by: JudgedBy | None = None  # what is relevant; None: as the questions allow
+    patterns: bool = False  # the answers are regular expressions
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.floor <= 1:
+            raise UsageError(f"the floor of {self.measure} is {self.floor}: give a share from 0 to 1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +38,7 @@ class GateRecipe:
     queries: int = 256  # gives the mean recall to about .01
     seed: int = 0
     floors: Mapping[str, Floor] = field(default_factory=dict)  # by index name, to replace the defaults
+    questions: Mapping[str, QuestionFloor] = field(default_factory=dict)  # floors on files of the user, by name
     max_passage_loss: float = 0.1  # share of the parent's passages; a month of Wikipedia edits loses far less
     same_space: bool = True  # a ref's readers keep the encoder they already have
 
@@ -47,8 +66,16 @@ class Vitals:
 class Findings:
     """The results of one index on the sampled queries."""
 
-    factory: str  # HNSW32
+    factory: str  # HNSW32, or with its refinement IVF1024,PQ48np,Refine(vectors)
     recalls: Recalls  # of each query, with the default search setting
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """What a retriever reached on a file of questions."""
+
+    retriever: str
+    estimate: Estimate  # of the floor's measure
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,16 +103,23 @@ class Verdict:
         return "; ".join(failed)
 
 
-def judge(recipe: GateRecipe, now: Vitals, found: Mapping[str, Findings], parent: Vitals | None = None) -> Verdict:
+def judge(
+    recipe: GateRecipe,
+    now: Vitals,
+    found: Mapping[str, Findings],
+    parent: Vitals | None = None,
+    reached: Mapping[str, Reached] | None = None,
+) -> Verdict:
     """Decide whether a ref may move to a snapshot.
 
     Args:
         recipe: thresholds.
         now: the new snapshot.
         found: of each index, by name, the recall@k of each sampled query against exact search.
-        parent: the ref's current snapshot; None for the first snapshot, for which only passages and recall are checked.
+        parent: the ref's current snapshot; None for the first snapshot, which is not compared with one.
+        reached: of each floor on questions, by name, what the retriever reached.
     """
-    checks = [_holds_passages(now), *_finds(recipe, found)]
+    checks = [_holds_passages(now), *_finds(recipe, found), *_answers(recipe, reached or {})]
     if parent is not None:
         checks += _continues(recipe, now, parent)
     return Verdict(all(check.passed for check in checks), tuple(checks))
@@ -119,6 +153,18 @@ def _finds(recipe: GateRecipe, found: Mapping[str, Findings]) -> Iterator[Check]
                 f"at least {wanted:.3f}",
                 why,
             )
+
+
+def _answers(recipe: GateRecipe, reached: Mapping[str, Reached]) -> Iterator[Check]:
+    for name, its in reached.items():
+        wanted = recipe.questions[name]
+        yield Check(
+            f"{wanted.measure} of {its.retriever} on the questions {name}",
+            its.estimate.value >= wanted.floor,
+            str(its.estimate),
+            f"at least {wanted.floor:.3f}",
+            f"The retriever finds less than you asked for on {wanted.file}: look at its stages with `evaluate`.",
+        )
 
 
 def _continues(recipe: GateRecipe, now: Vitals, parent: Vitals) -> Iterator[Check]:

@@ -10,7 +10,7 @@ character that both know.
 import re
 import unicodedata
 from collections.abc import Iterable
-from functools import cache
+from functools import cache, lru_cache
 from itertools import groupby
 
 _BETWEEN = "\n"  # a control character: never inside a token, and lower-casing does not cross it
@@ -48,6 +48,11 @@ def _fence(text: str) -> str:
     return "".join([_BETWEEN, *(f"{token}{_BETWEEN}" for token in found)]).lower()
 
 
+@lru_cache(maxsize=1 << 14)  # many questions find the same passages, and so do the stages of a retriever
+def _fenced(passage: str) -> str:
+    return _fence(passage)
+
+
 class Answers:
     """The accepted answers of one question, prepared once for many passages."""
 
@@ -61,7 +66,7 @@ class Answers:
         >>> Answers(["New York"]).are_in("in new  york, 1900"), Answers(["York"]).are_in("Yorkshire")
         (True, False)
         """
-        haystack = _fence(text)
+        haystack = _fenced(text)
         return any(needle in haystack for needle in self._needles)
 
 

@@ -1,8 +1,9 @@
 """Questions with their answers, from common file formats.
 
 DPR's `question<tab>['answer', …]` files, JSONL with `question` and `answers`, KILT's JSONL, a BEIR folder, or one
-question per line; a path, a URL, or an open stream such as standard input. A malformed line is refused with its number,
-because an evaluation must not skip questions silently.
+question per line; a path, a URL, or an open stream such as standard input. JSONL may also give `passages`, the ids of
+the passages that answer the question, and `source`. A malformed line is refused with its number, because an evaluation
+must not skip questions silently.
 """
 
 import ast
@@ -33,6 +34,8 @@ class Question:
     text: str
     answers: tuple[str, ...] = ()
     evidence: tuple[frozenset[str], ...] = ()  # KILT's: sets of page ids, each of which suffices
+    passages: tuple[str, ...] = ()  # ids of the passages that answer it
+    source: str = ""  # where the question comes from, to report each source by itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,9 +214,23 @@ def _json_question(line: str, number: int, where: str) -> Question:
     if not isinstance(text, str) or not text.strip():
         raise InputError(f"{where}: need `question` (BEIR's `text`, KILT's `input`), a string that is not empty")
     identity = str(value.get("id", value.get("_id", number - 1)))
+    told: dict[str, Any] = {"passages": _ids(value.get("passages", []), where), "source": _source(value, where)}
     if kilt:
-        return Question(identity, text.strip(), *_kilt_outputs(value.get("output", []), where))
-    return Question(identity, text.strip(), _answers(value.get("answers", value.get("answer", [])), where))
+        return Question(identity, text.strip(), *_kilt_outputs(value.get("output", []), where), **told)
+    return Question(identity, text.strip(), _answers(value.get("answers", value.get("answer", [])), where), **told)
+
+
+def _ids(value: Any, where: str) -> tuple[str, ...]:
+    if not isinstance(value, list) or not all(isinstance(one, str | int) for one in value):
+        raise InputError(f'{where}: `passages` must be a list of passage ids such as ["12:0", "12:1"]')
+    return tuple(dict.fromkeys(map(str, value)))
+
+
+def _source(value: Mapping[str, Any], where: str) -> str:
+    source = value.get("source", "")
+    if not isinstance(source, str):
+        raise InputError(f"{where}: `source` must be a text, such as the name of the data set")
+    return source
 
 
 def _kilt_outputs(outputs: Any, where: str) -> tuple[tuple[str, ...], tuple[frozenset[str], ...]]:

@@ -162,10 +162,11 @@ def _stage_text(stage: Stage) -> str:
 
 def _sizes(sizes: Mapping[str, int]) -> Node | None:
     rows = sorted(sizes.items(), key=lambda pair: -pair[1])
-    return section("Size by kind of file", bars([(kind, n, _bytes(n)) for kind, n in rows])) if rows else None
+    return section("Size by kind of file", bars([(kind, n, sized(n)) for kind, n in rows])) if rows else None
 
 
-def _bytes(n: int) -> str:
+def sized(n: int) -> str:
+    """Return bytes for people: `1.53 MB`."""
     size = float(n)
     for unit in ("B", "kB", "MB", "GB"):
         if size < 1000:

@@ -6,6 +6,7 @@ from rag_model.errors import UsageError
 from rag_model.evaluation.ablation import Ablations
 from rag_model.evaluation.bootstrap import RESAMPLING, Resampling
 from rag_model.evaluation.collapse import LIMITS, Limits
+from rag_model.evaluation.judging import JudgedBy
 from rag_model.evaluation.scores import AnswerKind
 from rag_model.generate.decoding import Decoding
 from rag_model.retrieve.expression import one_of
@@ -18,6 +19,7 @@ class Evaluation:
     kind: AnswerKind = "spans"  # of the answers: selects the measures
     k: int | None = None  # passages per answer; None: as many as in training
     depth: int = 20  # passages to which retrieval is measured
+    judged_by: JudgedBy | None = None  # what is relevant; None: as the questions allow
     retriever: str | None = None  # an expression, such as rrf(hnsw, ivfpq); None: the snapshot's default
     index: str | None = None  # of the snapshot, or `exact`: the short form of `retriever`
     decoding: Decoding = field(default_factory=Decoding)

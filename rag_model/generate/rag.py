@@ -26,22 +26,22 @@ from rag_model.generate.likelihood import (
     token_uniform,
 )
 
-Kind = Literal["sequence", "token"]
+Variant = Literal["sequence", "token"]  # RAG-Sequence, RAG-Token: how passages are marginalised
 
 
 @dataclass(frozen=True, slots=True)
 class RagSettings:
     """How passages are marginalised, and the loss; defaults are those of Lewis et al. and transformers."""
 
-    kind: Kind = "sequence"
+    kind: Variant = "sequence"
     k: int = 5  # passages per question; the paper trains with 5 or 10
     temperature: float = 1.0  # of p(z|x); normalised encoders need less, because cosines lie in [-1, 1]
     label_smoothing: float = 0.0  # ε; fairseq's RAG and BART fine-tuning use .1
     exclude_bos: bool = False  # do not count the token that begins every target, such as BART's <s>
 
     def __post_init__(self) -> None:
-        if self.kind not in get_args(Kind):
-            raise UsageError(f"kind {self.kind!r} of a RAG model is unknown: use one of {', '.join(get_args(Kind))}")
+        if self.kind not in get_args(Variant):
+            raise UsageError(f"kind {self.kind!r} of a RAG model is unknown: use one of {', '.join(get_args(Variant))}")
         if self.k < 1 or not self.temperature > 0 or not 0 <= self.label_smoothing < 1:
             raise UsageError(f"{self} is out of bounds: k >= 1, temperature > 0 and 0 <= label_smoothing < 1")
 

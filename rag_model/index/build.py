@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from rag_model.errors import ResourceError, UsageError
+from rag_model.index.factory import with_refinement
 from rag_model.index.files.arrays import Block
 from rag_model.index.files.engine import Rows, Vectors
 from rag_model.index.files.intake import Invalid, cut, look
@@ -59,22 +60,22 @@ def build_index(
             np.save(parts[-1], block, allow_pickle=False)
 
         kept = cut(intake, put, invalid)
-        plan = plan_of(recipe, intake.n if kept is None else len(kept), intake.d)
+        plan = resolve(recipe, intake.n if kept is None else len(kept), intake.d)
+        check_alone(plan)
         build(plan, parts, work / "index", work)
         place(work / "index", out, plan.search, kept)
     return plan
 
 
-def plan_of(recipe: IndexRecipe, n: int, d: int) -> VectorPlan:
-    """Resolve a recipe for a standalone index file.
+def check_alone(plan: VectorPlan) -> None:
+    """Check that an index file answers without the snapshot that a plan may count on.
 
     Raises:
         UsageError: it ranks again by vectors outside the file.
     """
-    plan = resolve(recipe, n, d)
     if plan.refine is not None:
-        raise UsageError(f"{recipe.factory} ranks by vectors outside the index file: use Refine(SQfp16) instead")
-    return plan
+        wanted = with_refinement(plan.factory, plan.refine)
+        raise UsageError(f"{wanted} ranks by vectors outside the index file: use Refine(SQfp16) instead")
 
 
 def place(index: Path, out: Path, search: Mapping[str, int], kept: Rows | None) -> None:

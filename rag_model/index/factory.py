@@ -136,6 +136,15 @@ def structure_of(text: str) -> Structure:
     return "hnsw" if isinstance(factory, Graph) else "ivf"
 
 
+def with_refinement(text: str, refine: str | None) -> str:
+    """Return an index's factory string with its refinement by the snapshot's vectors, as a recipe gives it.
+
+    >>> with_refinement("IVF1024,PQ48np", "vectors")
+    'IVF1024,PQ48np,Refine(vectors)'
+    """
+    return f"{text},Refine({refine})" if refine else text
+
+
 def without_vectors(factory: Factory) -> Factory:
     """Return the factory in faiss's form, without `Refine(vectors)`."""
     return replace(factory, refine=None) if isinstance(factory, Lists) and factory.refine == "vectors" else factory

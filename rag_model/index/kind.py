@@ -18,7 +18,7 @@ only new rows of a file whose entry says `row_bytes`: it ends in one row of that
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
 from rag_model.errors import UsageError
 from rag_model.index.files.engine import Rows, Vectors
@@ -32,6 +32,7 @@ from rag_model.index.sizing.estimate import PROCESS, Estimate
 
 Represents = Literal["vectors", "tokens", "text"]
 Entry = Mapping[str, Any]  # an index's entry in a manifest
+Plan = TypeVar("Plan", bound=IndexPlan)
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +210,14 @@ class IndexKind(Protocol):
         """Measure an index with questions whose answers are known: a `Trial`, a `TokenTrial` or a `TextTrial`."""
         ...
 
+    def check_search(self, entry: Entry, parameters: Mapping[str, Any]) -> None:
+        """Check the parameters of one search, before the index is opened.
+
+        Raises:
+            UsageError: one is unknown or out of range; the message names it.
+        """
+        ...
+
     def tune(self, files: IndexFiles, entry: Entry, trial: Any, target: float) -> Tuned:
         """Return the cheapest search setting whose recall against exhaustive search is `target`."""
         ...
@@ -226,7 +235,23 @@ class IndexKind(Protocol):
         ...
 
 
-class UntrainedKind:
+class PlainKind(Generic[Plan]):
+    """Defaults for a kind that has no shards and keeps no number of the parent's index."""
+
+    def steady(self, recipe: Any, plan: Plan, before: Mapping[str, Any]) -> Plan:
+        """Return the plan unchanged."""
+        return plan
+
+    def shard(self, plan: Plan, trained: Path, scattered: Sequence[Opener], number: int, out: Path) -> Facts:
+        """Refuse: there are no shards, because the scattered pieces are merged directly.
+
+        Raises:
+            ValueError: always.
+        """
+        raise ValueError(f"{plan.factory} has no shards: merge the scattered pieces")
+
+
+class UntrainedKind(PlainKind[IndexPlan]):
     """Defaults for a kind over text: it trains nothing, has no shards and is built part by part."""
 
     represents: ClassVar[Represents] = "text"
@@ -249,22 +274,10 @@ class UntrainedKind:
             kind=self.name, factory=recipe.factory, n=n, search=search, over=recipe.over, settings=settings
         )
 
-    def steady(self, recipe: Any, plan: IndexPlan, before: Mapping[str, Any]) -> IndexPlan:
-        """Return the plan: nothing is kept."""
-        return plan
-
     def train(self, plan: IndexPlan, rows: Sequence[Path], out: Path) -> Facts:
         """Write an empty file: nothing is trained."""
         out.write_bytes(b"")
         return {"losses": {}}
-
-    def shard(self, plan: IndexPlan, trained: Path, scattered: Sequence[Opener], number: int, out: Path) -> Facts:
-        """Refuse: there are no shards.
-
-        Raises:
-            ValueError: always.
-        """
-        raise ValueError(f"{plan.factory} has no shards: merge the scattered pieces")
 
     def losses(self, plan: IndexPlan, trained: Path, vectors: Vectors) -> dict[str, float]:
         """Return no losses: nothing is trained."""
@@ -284,6 +297,11 @@ class UntrainedKind:
     def follow(self, plan: IndexPlan, trained: Path, rows: Sequence[Path], out: Path) -> Facts:
         """Train: nothing is inherited."""
         return self.train(plan, rows, out)
+
+    def check_search(self, entry: Entry, parameters: Mapping[str, Any]) -> None:
+        """Refuse every parameter; override it if a search takes some."""
+        if parameters:
+            raise UsageError(f"{next(iter(parameters))} is not a search parameter of this index: it takes none")
 
     def tune(self, files: IndexFiles, entry: Entry, trial: Any, target: float) -> Tuned:
         """Return the entry's own search setting: `check` refuses a target."""

@@ -33,6 +33,8 @@ POINTS_PER_LIST = 39  # faiss calls a centroid of fewer points badly trained
 EMBEDDINGS = "embeddings"  # the default representation of indexes over vectors
 MANY_LISTS = 8_192  # from here on finding centroids costs more than reading lists: use a graph over the centroids
 REFINE = 10  # times k candidates are ranked again: with codes of one bit per dimension, 4 lost 7 points, 10 two
+REFINED_LISTS = 256  # lists searched where candidates are ranked again: then only unread lists lose passages. Of 21,581
+# passages, 32 of 512 lists lost 6.6 points of Success@20 against exact search, 128 lost 1.9, 256 lost .5
 FEW_VECTORS = 1_024  # fewer cannot train 256 centroids per code piece, and need no compression
 PQ_SAMPLE = 65_536  # training points of a product quantizer: 256 for each of 256 centroids
 
@@ -280,14 +282,16 @@ def _least_sample(factory: Factory) -> int:
 def default_search(text: str) -> dict[str, int]:
     """Return the default search parameters of a complete factory string.
 
-    efSearch is 128 (recall@20 of .99 at a million); nprobe a sixteenth of the lists, 16 to 128 of them; refine is 10:
-    ten times k candidates are ranked again.
+    efSearch is 128 (recall@20 of .99 at a million); nprobe a sixteenth of the lists, 16 to 128 of them, because codes
+    alone lose more than further lists would find. With a refinement, nprobe is 256 and refine 10: ten times k
+    candidates are ranked again.
     """
     factory = parse(text)
     if isinstance(factory, Graph):
         return {"efSearch": 128}
     if isinstance(factory, Lists):
         lists = factory.lists or 1
-        probes = {"nprobe": min(lists, max(16, min(128, lists // 16)))}
-        return probes | ({"refine": REFINE} if factory.refine else {})
+        if factory.refine:
+            return {"nprobe": min(lists, REFINED_LISTS), "refine": REFINE}
+        return {"nprobe": min(lists, max(16, min(128, lists // 16)))}
     return {}

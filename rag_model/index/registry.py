@@ -17,6 +17,7 @@ KINDS: "Registry[IndexKind]" = Registry(
     "index kind",
     "bookwheel.index_kinds",
     {
+        "bm25": "rag_model.index.postings.kind:KIND",
         "exact": "rag_model.index.exact.kind:KIND",
         "hnsw": "rag_model.index.graphs.kind:KIND",
         "ivf": "rag_model.index.lists.kind:KIND",

@@ -20,15 +20,16 @@ from rag_model.errors import ResourceError
 from rag_model.index.recipe import IndexRecipe
 from rag_model.index.registry import kind_for
 from rag_model.index.sizing.amounts import gigabytes
-from rag_model.index.sizing.estimate import Estimate
-from rag_model.needs.machine import CHUNKER, CUT, ENCODER, INDEXED, LAUNCHER, SPARE, Work
+from rag_model.index.sizing.rate import stage_seconds
+from rag_model.index.tokens.kind import TOKENS
+from rag_model.needs.machine import CHUNKER, CUT, ENCODER, LAUNCHER, SPARE, Work
 
-WORDS = 100  # words of a passage, in the figures below
+WORDS = 120  # most words of a passage, in the figures below
 _ARTICLE = 60  # upper bound of the mean passages per article: 54 in the demo's long articles
 _TOKENS = 160  # tokens of a passage and its title
-# Bytes of source per passage of 100 words, by the ending of the file name: measured on the demo's dump, which is mostly
-# prose, and on psgs_w100.tsv. A whole Wikipedia has twice as many bytes per passage.
-_BYTES = {".bz2": 324, ".gz": 400, ".parquet": 300, ".xml": 1165, "": 650}
+# Bytes of source per passage of the default chunker, by the ending of the file name: measured on the demo's dump, which
+# is mostly prose, and on psgs_w100.tsv. A whole Wikipedia has twice as many bytes per passage.
+_BYTES = {".bz2": 312, ".gz": 320, ".parquet": 240, ".xml": 1124, ".tsv": 650, "": 520}
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,23 +88,22 @@ def work_of(bulk: Bulk, indexes: Mapping[str, IndexRecipe], memory: int, *, loca
             f"a run may have {gigabytes(memory)} of memory, and its launcher alone takes "
             f"{gigabytes(SPARE * LAUNCHER)}: raise the limit"
         )
-    n, d = bulk.passages, bulk.dim
-    costs = [_cost(one, bulk, room if local else None) for one in indexes.values()]
+    n, d, room_for = bulk.passages, bulk.dim, room if local else None
     sizes = {"passages, about": f"{n:,}", "dimensions": f"{d:,}", "weights of the encoder": gigabytes(bulk.weights)}
-    disk = sum(cost.work_bytes for cost in costs)
+    stages, seconds, disk = {"chunk": CHUNKER, "embed": ENCODER + 2 * bulk.weights}, n * CUT, 0
+    rows = {"text": (0, _BYTES[".parquet"]), "vectors": (d, 2 * d), "tokens": (DIM, 2 * DIM * TOKENS)}  # width, bytes
+    for recipe in indexes.values():
+        kind = kind_for(recipe.factory)
+        width, row_bytes = rows[kind.represents]
+        plan = kind.plan(recipe, n, width, memory=room_for, part_rows=bulk.part)
+        cost = kind.estimate(plan, bulk.part)
+        disk += cost.work_bytes
+        seconds += sum(stage_seconds(plan, row_bytes).values())
+        stages |= {stage: max(size, stages.get(stage, 0)) for stage, size in cost.stages.items()}
     if not local:
         return Work(sizes, {"launcher": 0}, disk=disk, workers=True)
-    stages = {"chunk": CHUNKER, "embed": ENCODER + 2 * bulk.weights}
-    for cost in costs:
-        stages |= {stage: max(size, stages.get(stage, 0)) for stage, size in cost.stages.items()}
-    takes, seconds = f"about {n:,} passages of {d} dimensions need", n * (CUT + INDEXED * d)
+    takes = f"about {n:,} passages of {d} dimensions need"
     return Work(sizes, stages, n * bulk.operations, seconds, disk, workers=True, takes=takes, instead="")
-
-
-def _cost(recipe: IndexRecipe, bulk: Bulk, room: int | None) -> Estimate:
-    kind = kind_for(recipe.factory)
-    width = {"vectors": bulk.dim, "tokens": DIM, "text": 0}[kind.represents]
-    return kind.estimate(kind.plan(recipe, bulk.passages, width, memory=room, part_rows=bulk.part), bulk.part)
 
 
 def _bytes_a_passage(url: str) -> float:

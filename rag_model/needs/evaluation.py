@@ -29,14 +29,10 @@ def work_of(snapshot: Snapshot, model: Path, k: int, questions: int, settings: E
     if settings.ablations:  # closed book, gold passage, shuffled passages, k swept
         read += [1, 1, k, *(min(one, snapshot.n) for one in settings.ablations.sweep)]
     found = NUMBER * snapshot.manifest.content.n  # a row number a passage, at most, while the index is searched
-    held = weights(question, generator) + retriever_bytes(snapshot, settings.expression) + found
-    held += questions * depth * _PASSAGE
+    loaded = weights(question, generator)
+    held = loaded + retriever_bytes(snapshot, settings.expression) + found + questions * depth * _PASSAGE
     decoded = decoding_bytes(generator, _BATCH * max(read) * beams, answer) + _RESCORED
-    sizes = {
-        "questions": f"{questions:,}",
-        "conditions": f"{len(read):,}",
-        "weights": gigabytes(weights(question, generator)),
-    }
+    sizes = {"questions": f"{questions:,}", "conditions": f"{len(read):,}", "weights": gigabytes(loaded)}
     said = generator.operations * (PROMPT + answer * (beams + max(read)))
     return Work(sizes, {"retrieve": held, "answer": held + decoded}, questions * sum(read) * said)
 

@@ -1,6 +1,6 @@
 """The work of a run (`Work`), its limits (`Limits`), and the resources it gets (`Needs`).
 
-Every constant of hardware and of processes is here, each with its unit and its source.
+The constants of hardware and of processes are here, each with its unit and its source; an index kind has its own.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,6 @@ LAUNCHER = 700 << 20  # bytes of a process with Prefect, Beam and faiss, which r
 CHUNKER = 256 << 20  # bytes of a worker that cuts pages: 209 MB measured
 ENCODER = 600 << 20  # bytes of a worker that encodes, without twice its weights: 720 MB measured with MiniLM's 90
 CUT = 2e-4  # seconds of a core to cut a passage: measured on the demo's dump
-INDEXED = 180e-6 / 96  # seconds of a core per vector and dimension to build the indexes: measured at 96 dimensions
 
 _ALONE = ("launcher", "train", "merge")  # stages of one task; in other stages each core runs one task
 
@@ -44,6 +43,12 @@ class Work:
     workers: bool = False  # whether worker processes share it, one per core; else one process with at most one GPU
     takes: str = "it takes"  # the beginning of the refusal
     instead: str = ", or take smaller batches, fewer passages or a smaller model"  # its end
+
+    def held(self, cores: int) -> dict[str, int]:
+        """Return the bytes of each stage on so many cores, the process that runs the flow included."""
+        flow = LAUNCHER if self.workers else PROCESS
+        times = {stage: cores if self.workers and stage not in _ALONE else 1 for stage in self.stages}
+        return {stage: flow + times[stage] * size for stage, size in self.stages.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +84,11 @@ def needs_of(work: Work, limits: Limits, hours: float) -> Needs:
         gpus = min(limits.gpus if work.workers else min(1, limits.gpus), ceil(work.operations / GPU / wanted))
     left = work.seconds if gpus else on_cores
     cores = min(limits.cores, max(1, ceil(left / wanted), gpus))
-    while cores > 1 and _memory(work, cores) > limits.memory:
+    while cores > 1 and SPARE * max(work.held(cores).values()) > limits.memory:
         cores -= 1
-    memory, stages, sizes = _memory(work, cores), _stages(work, cores), dict(work.sizes)
-    worst = max(stages, key=lambda stage: stages[stage])
+    stages, sizes = work.held(cores), dict(work.sizes)
+    worst = max(stages, key=stages.__getitem__)
+    memory = ceil(SPARE * stages[worst])
     if memory > limits.memory:
         raise ResourceError(
             f"{work.takes} {gigabytes(memory)} of memory to {worst}, and a run may have {gigabytes(limits.memory)}: "
@@ -93,14 +99,3 @@ def needs_of(work: Work, limits: Limits, hours: float) -> Needs:
     threads = {} if work.workers else {"OMP_NUM_THREADS": str(cores)}  # torch would use every core that it sees
     seconds = left / cores + (work.operations / GPU / gpus if gpus else 0)
     return Needs(sizes, stages, memory, cores, gpus, work.disk, seconds / 3600, threads)
-
-
-def _stages(work: Work, cores: int) -> dict[str, int]:
-    """Return the bytes of each stage, the process that runs the flow included."""
-    if not work.workers:
-        return {stage: PROCESS + size for stage, size in work.stages.items()}
-    return {stage: LAUNCHER + size * (1 if stage in _ALONE else cores) for stage, size in work.stages.items()}
-
-
-def _memory(work: Work, cores: int) -> int:
-    return ceil(SPARE * max(_stages(work, cores).values()))

@@ -5,9 +5,11 @@ an entry point of the group `bookwheel.retrievers`. A builder is called twice: f
 the whole expression is checked before anything is loaded.
 """
 
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, Protocol
 
+from rag_model.errors import UsageError
 from rag_model.plugins import Registry
 from rag_model.retrieve.found import SnapshotRetriever
 from rag_model.retrieve.leg import Deep, Leg
@@ -43,8 +45,12 @@ class Materials(Protocol):
         """Return the kind of an index."""
         ...
 
-    def leg(self, name: str) -> SnapshotRetriever:
-        """Open an index to search it."""
+    def leg(self, name: str, parameters: Mapping[str, Any]) -> SnapshotRetriever:
+        """Open an index to search it with these parameters, instead of the snapshot's.
+
+        Raises:
+            UsageError: a parameter is unknown or out of range.
+        """
         ...
 
     def tokens(self, name: str) -> Tokens:
@@ -92,8 +98,7 @@ class Composer:
         if not isinstance(node, Word):
             raise node.wrong(f"{node} is not a retriever: name an index, or a call")
         name, depth = node.with_depth()
-        self._count(node, name)
-        return Leg(self._materials.leg(name), self._checked(node, depth))
+        return Leg(self._index(node, name, {}), self._checked(node, depth))
 
     def tokens(self, node: Node) -> tuple[str, Tokens]:
         """Return the name of an index over token vectors, and the index with the encoder of its questions.
@@ -139,7 +144,7 @@ class Composer:
             raise node.wrong(f"{node} is not {what}: choose one of {', '.join(known) or 'none, build one first'}")
         return node.text
 
-    def _count(self, node: Word, name: str) -> None:
+    def _count(self, node: Node, name: str) -> None:
         if name not in self._materials.names():
             raise node.wrong(self._materials.unknown(name))
         self._searched.append(name)
@@ -148,10 +153,31 @@ class Composer:
 
     def _called(self, call: Call) -> SnapshotRetriever:
         build = self._materials.build(call)
+        if build is None and call.name in self._materials.names():
+            return self._with_parameters(call)
         if build is None:
             known = ", ".join(CALLS.names())
             raise call.wrong(f"there is no call {call.name!r}: choose one of {known}, or name an index")
         return build(call, self)
+
+    def _with_parameters(self, call: Call) -> SnapshotRetriever:
+        """Return an index that is searched with other parameters: `bm25(k1=1.2, b=.75)`."""
+        if call.arguments:
+            raise call.wrong(f"{call.name} is an index: it takes search parameters alone, as in {call.name}(NAME=1)")
+        parameters = {name: call.number(name) for name in call.options}
+        for name, value in parameters.items():
+            if self.most_depth is not None and value > self.most_depth:
+                raise call.wrong(f"{name} is {value:,}: ask for at most {self.most_depth:,} here")
+        try:
+            found = self._index(call, call.name, parameters)
+        except UsageError as wrong:
+            raise call.wrong(str(wrong)) from wrong
+        found.name = str(replace(call, depth=None))
+        return found
+
+    def _index(self, node: Node, name: str, parameters: Mapping[str, Any]) -> SnapshotRetriever:
+        self._count(node, name)
+        return self._materials.leg(name, parameters)
 
     def _checked(self, node: Node, depth: int | None) -> int | None:
         if depth is not None and self.most_depth is not None and depth > self.most_depth:

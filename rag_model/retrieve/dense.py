@@ -14,7 +14,7 @@ from rag_model.index.factory import Exact, Graph, parse
 from rag_model.index.files.engine import Vectors
 from rag_model.index.search import SearchIndex
 from rag_model.retrieve.found import Found, SnapshotRetriever
-from rag_model.retrieve.indexes import metric_of, open_index_of, represents
+from rag_model.retrieve.indexes import metric_of, open_index_of, represents, sizes_of
 from rag_model.retrieve.questions import QuestionEncoder, Questions
 from rag_model.retrieve.retriever import Hit
 from rag_model.store.versions.paths import EMBEDDINGS, question_encoder
@@ -30,6 +30,7 @@ class DenseRetriever(SnapshotRetriever):
         encoder: QuestionEncoder | None = None,
         index: str | None = None,
         opened: SearchIndex | None = None,
+        parameters: Mapping[str, int] | None = None,
     ) -> None:
         """Open `index` (one of the snapshot's, or `exact`); without `encoder` only vectors can be searched.
 
@@ -38,6 +39,7 @@ class DenseRetriever(SnapshotRetriever):
             encoder: of the questions.
             index: its name; None: the snapshot's default.
             opened: what `open_index_of` has opened for that name already, so that several retrievers share it.
+            parameters: of its search, in place of the snapshot's.
 
         Raises:
             UsageError: the snapshot has no such index.
@@ -49,8 +51,10 @@ class DenseRetriever(SnapshotRetriever):
             raise UsageError(f"index {self.name} is not searched by one vector a question: use open_retriever")
         if encoder is not None:
             check_asks(encoder, snapshot, content.over(self.name))
+        self._over = self.name  # an expression may call it by its parameters too
         self._encoder = encoder
         self._index: SearchIndex = open_index_of(snapshot, self.name) if opened is None else opened
+        self._parameters = parameters or {}
         self.exact_products = gives_products(content.indexes, self.name)
 
     @classmethod
@@ -65,6 +69,11 @@ class DenseRetriever(SnapshotRetriever):
         content = snapshot.manifest.content
         over = content.over(content.default_retriever if index is None else index)
         return cls(snapshot, carried_encoder(snapshot, over), index)
+
+    @property
+    def files(self) -> Mapping[str, int]:
+        """The index, and the rows that it ranks by."""
+        return sizes_of(self.snapshot, self._over)
 
     def find(self, asked: Questions, k: int) -> Found:
         """Search the index by the questions' vectors.
@@ -86,7 +95,7 @@ class DenseRetriever(SnapshotRetriever):
         return self.hits(self._found(vectors, k))
 
     def _found(self, vectors: Vectors, k: int) -> Found:
-        scores, rows = self._index.search(vectors, k)
+        scores, rows = self._index.search(vectors, k, **self._parameters)
         return Found(self.name, rows, scores, scores if self.exact_products else None)
 
 

@@ -3,13 +3,14 @@
 | expression | finds |
 | --- | --- |
 | `hnsw` | by an index of the snapshot; `exact` compares every vector |
+| `bm25(k1=1.2, b=.75)` | by an index, searched with these parameters instead of the snapshot's |
 | `hnsw:100` | the same, asked for 100 passages also if fewer are returned |
 | `rrf(A, B, …, k=60, weights=[…])` | by the ranks of several lists (`fusion`) |
 | `rerank(A, MODEL, 50)` | by a model that reads the first 50 of A (`rerank`) |
 | `maxsim(A, INDEX, 500)` | by the token vectors of up to 500 candidates: A's, and their neighbours (`maxsim`) |
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rag_model.encoders.encoder import Encoder
@@ -18,7 +19,15 @@ from rag_model.retrieve.composer import Build, Composer, builder_of
 from rag_model.retrieve.dense import DenseRetriever, carried_encoder, check_asks
 from rag_model.retrieve.expression import parse
 from rag_model.retrieve.found import SnapshotRetriever
-from rag_model.retrieve.indexes import graph_of, kind_name, known_indexes, open_index_of, represents, unknown_index
+from rag_model.retrieve.indexes import (
+    check_search,
+    graph_of,
+    kind_name,
+    known_indexes,
+    open_index_of,
+    represents,
+    unknown_index,
+)
 from rag_model.retrieve.lexical import TextRetriever
 from rag_model.retrieve.maxsim import Neighbours, TokenRetriever, Tokens
 from rag_model.retrieve.nodes import Call, Word
@@ -26,7 +35,7 @@ from rag_model.retrieve.products import with_products
 from rag_model.retrieve.questions import QuestionEncoder
 from rag_model.retrieve.rerank import PairScorer
 from rag_model.retrieve.scorers import Scorers
-from rag_model.retrieve.survey import survey
+from rag_model.retrieve.survey import Survey
 from rag_model.store.store import Store
 from rag_model.store.versions.paths import EMBEDDINGS
 from rag_model.store.versions.snapshot import Snapshot
@@ -59,18 +68,39 @@ def open_retriever(
         StoreError: a file is missing or damaged.
         UsageError: the expression is wrong; the sentence says what, where, and what is known.
     """
-    named = snapshot.manifest.content.default_retriever if expression is None else expression
-    needed = survey(snapshot, named)
+    given = None if expression is None else [expression]
+    return open_retrievers(snapshot, given, encoder=encoder, store=store, products=products)[0]
+
+
+def open_retrievers(
+    snapshot: Snapshot,
+    expressions: Sequence[str] | None = None,
+    *,
+    encoder: QuestionEncoder | str | None = None,
+    store: Store | None = None,
+    products: bool = False,
+) -> tuple[SnapshotRetriever, ...]:
+    """Open several expressions as `open_retriever` does one: all are checked first, and share what they open.
+
+    None is the snapshot's default retriever alone.
+
+    Raises:
+        BookwheelError: what `open_retriever` raises.
+    """
+    named = [snapshot.manifest.content.default_retriever] if expressions is None else list(expressions)
+    needed = Survey(snapshot)
+    for one in named:
+        needed.add(one)
     where = snapshot.where if isinstance(snapshot.where, str) else None
     opened = Opened(snapshot, _loading(snapshot, encoder), Scorers(store or where))
     if isinstance(encoder, str):
         opened.use(Encoder.load(encoder, "question"), needed.indexes)
     try:
-        return opened.retriever(named, products=products)
+        return tuple(opened.retriever(one, products=products) for one in named)
     except BookwheelError as failed:
-        if expression is not None:
+        if expressions is not None:
             raise
-        raise type(failed)(f"the snapshot's default retriever {named} cannot be opened: {failed}") from failed
+        raise type(failed)(f"the snapshot's default retriever {named[0]} cannot be opened: {failed}") from failed
 
 
 class Opened:
@@ -165,9 +195,9 @@ class Opened:
         """Return the sentence that refuses another name."""
         return unknown_index(self.snapshot, name)
 
-    def leg(self, name: str) -> SnapshotRetriever:
+    def leg(self, name: str, parameters: Mapping[str, Any]) -> SnapshotRetriever:
         """Return what searches an index."""
-        return _leg(self, name)
+        return _leg(self, name, parameters)
 
     def index(self, name: str) -> Any:
         """Open an index, or return it where it is open."""
@@ -199,15 +229,16 @@ class Opened:
         return builder_of(call)
 
 
-def _leg(opened: Opened, name: str) -> SnapshotRetriever:
+def _leg(opened: Opened, name: str, parameters: Mapping[str, Any]) -> SnapshotRetriever:
     """Return what searches the index `name`: by vectors, by token vectors or by text."""
+    check_search(opened.snapshot, name, parameters)
     index = opened.index(name)  # first, so that a wrong name is refused before an encoder is loaded
     if represents(opened.snapshot, name) == "text":
-        return TextRetriever(opened.snapshot, name, index)
+        return TextRetriever(opened.snapshot, name, index, parameters)
     if represents(opened.snapshot, name) == "tokens":
         return TokenRetriever(opened.snapshot, name, opened.tokens(name))
     encoder = opened.encoder_of(opened.snapshot.manifest.content.over(name))
-    return DenseRetriever(opened.snapshot, encoder, name, index)
+    return DenseRetriever(opened.snapshot, encoder, name, index, parameters)
 
 
 def _loading(snapshot: Snapshot, encoder: QuestionEncoder | str | None) -> Callable[[], QuestionEncoder]:

@@ -54,6 +54,7 @@ class SnapshotRetriever(ABC):
     """A `Retriever` over one snapshot. A kind of retriever is a subclass with `find`."""
 
     exact_products = False  # whether `find` gives `Found.products`
+    is_stage = True  # whether it does something that is worth a measurement of its own
 
     def __init__(self, snapshot: Snapshot, name: str) -> None:
         """Hold the snapshot; `name` is how an expression calls it, without a depth."""
@@ -68,6 +69,11 @@ class SnapshotRetriever(ABC):
     def most(self) -> int:
         """How many passages a question can be given."""
         return self.snapshot.n
+
+    @property
+    def files(self) -> Mapping[str, int]:
+        """The files that it reads itself, its legs' left out: bytes by name."""
+        return {}
 
     def search(self, questions: Sequence[str], k: int) -> list[list[Hit]]:
         """Return the best `k` passages of each question, best first, in the order of the questions.

@@ -101,11 +101,36 @@ def graph_of(snapshot: Snapshot, name: str) -> GraphFile:
     return graph
 
 
+def check_search(snapshot: Snapshot, name: str, parameters: Mapping[str, Any]) -> None:
+    """Check the search parameters of an index, before it is opened.
+
+    Raises:
+        StoreError: its kind is not installed.
+        UsageError: the snapshot has no such index, or a parameter is unknown or out of range.
+    """
+    if not parameters:
+        return
+    if name == EXACT and name not in snapshot.manifest.content.indexes:
+        raise UsageError(f"{next(iter(parameters))} is not a search parameter of {EXACT}: it takes none")
+    entry = entry_of(snapshot, name)
+    kind_of(entry).check_search(entry, parameters)
+
+
 def files_of(snapshot: Snapshot, name: str) -> IndexFiles:
     """Return where an index and its rows lie."""
     content = snapshot.manifest.content
     over = content.over(name)
     return IndexFiles(snapshot.path(content.index_file(name)), lambda: snapshot.row_files(over), snapshot.n)
+
+
+def sizes_of(snapshot: Snapshot, name: str) -> dict[str, int]:
+    """Return the files that a search of an index reads, in bytes by path: its own, and the rows that it ranks by."""
+    content = snapshot.manifest.content
+    entry = content.indexes.get(name)
+    paths = [] if entry is None else [content.index_file(name)]
+    if entry is None or entry.get("refine") == "vectors":
+        paths += [content.rows_path(content.over(name), part.name) for part in content.parts]
+    return {path: content.files[path].size for path in paths if path in content.files}
 
 
 def exact_index_of(snapshot: Snapshot, representation: str = EMBEDDINGS) -> ExactIndex:

@@ -25,11 +25,16 @@ class Leg:
 
     def find(self, asked: Questions, wanted: int) -> Found:
         """Find its own depth of passages, else `wanted`; never more than it can give."""
-        return self.retriever.find(asked, min(self.depth or wanted, self.retriever.most))
+        depth = min(self.depth or wanted, self.retriever.most)
+        if asked.watch is None:
+            return self.retriever.find(asked, depth)
+        return asked.watch.find(self.retriever, asked, depth)
 
 
 class Deep(SnapshotRetriever):
     """A retriever that is asked for more passages than it gives: an approximate index then finds better ones."""
+
+    is_stage = False
 
     def __init__(self, leg: Leg) -> None:
         """Ask a leg to its own depth."""

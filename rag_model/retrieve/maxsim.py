@@ -5,7 +5,7 @@ graph: a passage near a good one is often good, and A need not have found it (Ma
 Reproducibility Study of PLAID", arXiv 2404.14989: better than PLAID at every cost). Each candidate is scored once.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -16,6 +16,7 @@ from rag_model.index.exact.scan import best_of
 from rag_model.index.files.engine import Rows, Vectors
 from rag_model.index.kind import TokenIndex
 from rag_model.retrieve.found import Found, SnapshotRetriever
+from rag_model.retrieve.indexes import sizes_of
 from rag_model.retrieve.leg import Leg
 from rag_model.retrieve.nodes import Call
 from rag_model.retrieve.questions import QuestionEncoder, Questions
@@ -62,6 +63,11 @@ class TokenRetriever(SnapshotRetriever):
         super().__init__(snapshot, name)
         self._tokens = tokens
 
+    @property
+    def files(self) -> Mapping[str, int]:
+        """The index's file."""
+        return sizes_of(self.snapshot, self.name)
+
     def find(self, asked: Questions, k: int) -> Found:
         """Search all passages."""
         scores, rows = self._tokens.index.search(asked.vectors(self._tokens.encoder), k)
@@ -93,12 +99,18 @@ class MaxSimRetriever(SnapshotRetriever):
         super().__init__(leg.retriever.snapshot, f"maxsim({leg.name}, {index})")
         self._leg, self._tokens, self._depth = leg, tokens, depth
         self._graph, self._rounds = graph, rounds if graph is not None else 0
+        self._read = (index,) if graph is None else (index, graph.name)
 
     @property
     def most(self) -> int:
         """As many as are scored."""
         found = self.snapshot.n if self._rounds else self._leg.most
         return min(self._depth, found)
+
+    @property
+    def files(self) -> Mapping[str, int]:
+        """The files of the index, and of the graph whose links are read."""
+        return {file: size for name in self._read for file, size in sizes_of(self.snapshot, name).items()}
 
     def find(self, asked: Questions, k: int) -> Found:
         """Find candidates with the leg, add neighbours, and order all by MaxSim; of equal scores by row."""

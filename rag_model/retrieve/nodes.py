@@ -100,6 +100,21 @@ class Call(Node):
             raise node.wrong(f"{_called(self, what)} is {text}: give a whole number from {least} to {most:,}")
         return int(text)
 
+    def number(self, option: str) -> int | float:
+        """Return an option as a number, whole where it is written without a point.
+
+        Raises:
+            UsageError: it is not a number.
+        """
+        node = self.options[option]
+        try:
+            value = float(str(node))
+        except ValueError:
+            value = math.nan
+        if not math.isfinite(value):
+            raise node.wrong(f"{option} of {self.name} is {node}: give a number")
+        return int(str(node)) if re.fullmatch(r"-?[0-9]+", str(node)) else value
+
     def reals(self, option: str, count: int, most: float) -> tuple[float, ...] | None:
         """Return an option as `count` numbers above 0 and up to `most`; None where it is not given.
 

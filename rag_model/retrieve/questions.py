@@ -2,11 +2,14 @@
 
 import time
 from collections.abc import Sequence
-from typing import Protocol, Self
+from typing import TYPE_CHECKING, Protocol, Self
 
 from rag_model.encoders.space import Space
 from rag_model.errors import UsageError
 from rag_model.index.files.engine import Vectors
+
+if TYPE_CHECKING:
+    from rag_model.retrieve.watch import Watch
 
 
 class QuestionEncoder(Protocol):
@@ -24,10 +27,13 @@ class QuestionEncoder(Protocol):
 class Questions:
     """Texts that are asked together. Each encoder encodes all of them once, when a leg first asks for its vectors."""
 
-    def __init__(self, texts: Sequence[str]) -> None:
-        """Hold `texts`, in order."""
+    def __init__(self, texts: Sequence[str], watch: "Watch | None" = None) -> None:
+        """Hold `texts`, in order; a `watch` times every stage that they go through."""
         self.texts = texts
+        self.watch = watch
         self.seconds = 0.0  # that encoders took
+        self.used: list[QuestionEncoder] = []  # the encoder of each time that vectors were asked for
+        self._spent: dict[int, float] = {}  # seconds by an encoder's identity
         self._vectors: list[tuple[QuestionEncoder, Vectors]] = []
         self._whole: tuple[Questions, Sequence[int]] | None = None
 
@@ -44,6 +50,7 @@ class Questions:
 
     def vectors(self, encoder: QuestionEncoder) -> Vectors:
         """Return the (n, d) float32 vectors of the questions by `encoder`, in order; (n, l, d) of a ColBERT."""
+        self.used.append(encoder)
         known = self.known(encoder)
         if known is None:
             known = self._made(encoder)
@@ -54,21 +61,31 @@ class Questions:
         """Return the vectors that `encoder` has made already; None: it has made none."""
         return next((vectors for by, vectors in self._vectors if by is encoder), None)
 
+    def spent(self, encoder: QuestionEncoder) -> float:
+        """Return the seconds that `encoder` took; 0 where its vectors were known."""
+        return self._spent.get(id(encoder), 0.0)
+
     def some(self, places: Sequence[int]) -> "Questions":
         """Return the questions at `places`; what is encoded for them is encoded for all."""
-        part = Questions([self.texts[place] for place in places])
+        part = Questions([self.texts[place] for place in places], self.watch)
         part._whole = self, places
         return part
 
     def _made(self, encoder: QuestionEncoder) -> Vectors:
         if self._whole is not None:
             whole, places = self._whole
+            before = whole.spent(encoder)
             found: Vectors = whole.vectors(encoder)[list(places)]
+            self._note(encoder, whole.spent(encoder) - before)
             return found
         began = time.perf_counter()
         vectors = encoder.encode_questions(self.texts)
-        self.seconds += time.perf_counter() - began
+        self._note(encoder, time.perf_counter() - began)
         return vectors
+
+    def _note(self, encoder: QuestionEncoder, seconds: float) -> None:
+        self.seconds += seconds
+        self._spent[id(encoder)] = self.spent(encoder) + seconds
 
 
 def check_questions(questions: Sequence[str]) -> None:

@@ -4,7 +4,7 @@ A model that reads question and passage together (a cross-encoder) orders simila
 costs one forward pass per pair: so it reads only the best passages of a cheaper retriever.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -15,6 +15,7 @@ from rag_model.retrieve.found import Found, SnapshotRetriever
 from rag_model.retrieve.leg import Leg
 from rag_model.retrieve.nodes import Call
 from rag_model.retrieve.questions import Questions
+from rag_model.retrieve.stored import model_files
 
 if TYPE_CHECKING:
     from rag_model.retrieve.composer import Composer
@@ -44,6 +45,11 @@ class RerankedRetriever(SnapshotRetriever):
     def most(self) -> int:
         """As many as are read."""
         return min(self._depth, self._leg.most)
+
+    @property
+    def files(self) -> Mapping[str, int]:
+        """Those of the model."""
+        return model_files(self._scorer)
 
     def find(self, asked: Questions, k: int) -> Found:
         """Find with the leg, and order by the model's scores; of rows that tie the smaller comes first.

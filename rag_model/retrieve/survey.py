@@ -1,6 +1,6 @@
 """What an expression needs, known before a file is opened: it is composed from materials that open nothing."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rag_model.encoders.space import Space
@@ -10,7 +10,7 @@ from rag_model.retrieve.composer import Build, Composer, builder_of
 from rag_model.retrieve.dense import gives_products
 from rag_model.retrieve.expression import parse
 from rag_model.retrieve.found import Found, SnapshotRetriever
-from rag_model.retrieve.indexes import kind_name, known_indexes, unknown_index
+from rag_model.retrieve.indexes import check_search, kind_name, known_indexes, unknown_index
 from rag_model.retrieve.maxsim import Neighbours, Tokens
 from rag_model.retrieve.nodes import Call, Word
 from rag_model.retrieve.questions import Questions
@@ -45,8 +45,9 @@ class Survey:
         """Return the sentence that refuses another name."""
         return unknown_index(self.snapshot, name)
 
-    def leg(self, name: str) -> SnapshotRetriever:
+    def leg(self, name: str, parameters: Mapping[str, Any]) -> SnapshotRetriever:
         """Note an index."""
+        check_search(self.snapshot, name, parameters)
         if name not in self.indexes:
             self.indexes.append(name)
         return _Unopened(self.snapshot, name)
@@ -57,12 +58,12 @@ class Survey:
 
     def tokens(self, name: str) -> Tokens:
         """Note an index over token vectors."""
-        self.leg(name)
+        self.leg(name, {})
         return Tokens(_Unread(), _Unread())
 
     def graph(self, name: str) -> Neighbours:
         """Note a graph."""
-        self.leg(name)
+        self.leg(name, {})
         return _Unread()
 
     def scorer(self, model: Word) -> PairScorer:

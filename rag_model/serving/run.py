@@ -9,14 +9,14 @@ from rag_model.digest import digest_bytes
 from rag_model.errors import BookwheelError
 from rag_model.evaluation.questions import read_questions
 from rag_model.generate.named import rag_id
-from rag_model.serving.app import create_app
-from rag_model.serving.follower import Followed
-from rag_model.serving.metrics import CONTENT_TYPE, Metrics
-from rag_model.serving.quality import Quality
-from rag_model.serving.secrets import without_secrets
-from rag_model.serving.server import Server, address, bound
+from rag_model.serving.following.follower import Followed
+from rag_model.serving.following.secrets import without_secrets
+from rag_model.serving.http.app import create_app
+from rag_model.serving.http.server import Server, address, bound
 from rag_model.serving.service import Service
-from rag_model.serving.settings import ServiceSettings
+from rag_model.serving.service_settings import ServiceSettings
+from rag_model.serving.watching.metrics import CONTENT_TYPE, Metrics
+from rag_model.serving.watching.quality import Quality
 from rag_model.store.objects.cache import cache_folder
 from rag_model.store.objects.files import Files
 from rag_model.store.pulling.pulled import CURRENT

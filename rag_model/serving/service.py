@@ -5,14 +5,14 @@ from functools import partial
 
 from rag_model.errors import BookwheelError, UsageError
 from rag_model.index.files.engine import faiss
-from rag_model.serving import work
-from rag_model.serving.batcher import Batcher
-from rag_model.serving.desk import Desk
-from rag_model.serving.edition import threads_of, workers_of
-from rag_model.serving.follower import Followed, Follower
-from rag_model.serving.observer import Observer, tell
-from rag_model.serving.settings import ServiceSettings
-from rag_model.serving.work import Answered, Found
+from rag_model.serving.answering import work
+from rag_model.serving.answering.batcher import Batcher
+from rag_model.serving.answering.edition import threads_of, workers_of
+from rag_model.serving.answering.work import Answered, Found
+from rag_model.serving.following.desk import Desk
+from rag_model.serving.following.follower import Followed, Follower
+from rag_model.serving.service_settings import ServiceSettings
+from rag_model.serving.watching.observer import Observer, tell
 
 
 class Service:

@@ -13,7 +13,7 @@ from rag_model.corpus import chunk
 from rag_model.corpus.records import Plan
 from rag_model.encoders import embed
 from rag_model.index.plan import IndexPlan
-from rag_model.index.quality.fit import Trained
+from rag_model.index.quality.fit import TrainingFit
 from rag_model.index.registry import kind_named
 from rag_model.snapshots.cut_part import CutPart
 from rag_model.snapshots.encoded_part import EncodedPart
@@ -45,7 +45,7 @@ class BuiltIndex:
     plan: IndexPlan
     blob: BlobRef  # its file
     facts: Mapping[str, Any] = field(default_factory=dict)  # the report of its merge
-    trained: tuple[BlobRef, Trained] | None = None  # the file that its workers shared; later builds inherit it
+    trained: tuple[BlobRef, TrainingFit] | None = None  # the file that its workers shared; later builds inherit it
 
 
 def assemble(

@@ -13,7 +13,7 @@ import numpy as np
 
 from rag_model.corpus.records import Part
 from rag_model.index.plan import IndexPlan
-from rag_model.index.quality.fit import Trained
+from rag_model.index.quality.fit import TrainingFit
 from rag_model.index.recipe import IndexRecipe
 from rag_model.index.registry import kind_named
 from rag_model.snapshots.encoded_part import EncodedPart
@@ -36,7 +36,7 @@ class Heirloom:
 
     snapshot: str  # id of the parent
     blob: BlobRef
-    trained: Trained
+    trained: TrainingFit
     changed: tuple[tuple[BlobRef, tuple[BlobRef, ...]], ...] = ()  # vectors of changed parts; the parent's
     same: tuple[BlobRef, ...] = ()  # vectors of unchanged parts
 
@@ -45,7 +45,7 @@ class Heirloom:
         return not self.changed and self.trained.reason(drift) is None
 
 
-def trained_entry(plan: IndexPlan, trained: Trained) -> dict[str, Any]:
+def trained_entry(plan: IndexPlan, trained: TrainingFit) -> dict[str, Any]:
     """Return the entry of a trained file in a manifest, which a later build compares."""
     return {"plan": plan.shared(), "code": kind_named(plan.kind).VERSION, **trained.to_json()}
 
@@ -95,7 +95,7 @@ def inherit(
     return Heirloom(
         parent.manifest.id,
         files[trained_path(name)],
-        Trained.of(_entry(parent, name)),
+        TrainingFit.of(_entry(parent, name)),
         tuple((vectors, _earlier(store, parent, part, space)) for part, vectors in changed),
         tuple(_some([vectors for _, vectors in encoded if vectors in known], plan.seed)),
     )

@@ -1,5 +1,6 @@
 """Measure a snapshot before it is published: each index against exact search, on questions drawn from the corpus. And
-examine each index file: links, lists and codes, which explain its recall.
+examine each index file: links, lists and codes, which explain its recall. And ask the user's own questions, where the
+gate holds a retriever to a floor on them.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -11,12 +12,18 @@ import numpy as np
 
 from rag_model.encoders.carried import load_carried
 from rag_model.encoders.token_encoder import TokenEncoder
-from rag_model.evaluation.gate import Findings, GateRecipe
+from rag_model.evaluation.bootstrap import mean_interval
+from rag_model.evaluation.gate import Findings, GateRecipe, QuestionFloor, Reached
+from rag_model.evaluation.judging import Judge
+from rag_model.evaluation.questions import read_questions
+from rag_model.evaluation.retrieval import ask
 from rag_model.evaluation.sampling import sample_rows, sample_sentences
+from rag_model.index.factory import with_refinement
 from rag_model.index.kind import Measurement, TextTrial, TokenTrial
 from rag_model.index.quality.health import Effort, Health, Trial
 from rag_model.index.quality.recall import percentile5
 from rag_model.index.registry import kind_of
+from rag_model.retrieve.factory import open_retriever
 from rag_model.retrieve.indexes import exact_index_of, files_of
 from rag_model.store.versions.paths import EMBEDDINGS, TEXT, TOKENS, question_encoder
 from rag_model.store.versions.snapshot import Snapshot
@@ -35,6 +42,7 @@ class Measured:
     health: Mapping[str, Health] = field(default_factory=dict)
     repaired: Mapping[str, int] = field(default_factory=dict)  # unreachable nodes that the merge linked
     figures: Mapping[str, Mapping[str, float | int]] = field(default_factory=dict)  # further figures of a kind
+    reached: Mapping[str, Reached] = field(default_factory=dict)  # by the name of a floor on questions
 
     def metrics(self) -> dict[str, Any]:
         """Return the figures that the manifest keeps by index: recall@k, mean and 5th percentile, cost and health.
@@ -80,13 +88,36 @@ def measure(snapshot: Snapshot, recipe: GateRecipe, merges: Mapping[str, Mapping
         measured[name] = kind_of(entry).measure(files_of(snapshot, name), entry, trials(content.over(name)))
     return Measured(
         min(recipe.k, snapshot.n),
-        {name: Findings(content.indexes[name]["factory"], own.recalls) for name, own in measured.items()},
+        {name: Findings(_factory(content.indexes[name]), own.recalls) for name, own in measured.items()},
         {name: own.curve for name, own in measured.items() if own.curve},
         {name: own.setting for name, own in measured.items() if own.setting is not None},
         {name: own.health for name, own in measured.items() if own.health is not None},
         _repaired(merges or {}),
         {name: own.figures for name, own in measured.items() if own.figures},
+        {name: reach(snapshot, floor) for name, floor in recipe.questions.items()},
     )
+
+
+def reach(snapshot: Snapshot, floor: QuestionFloor) -> Reached:
+    """Ask a retriever the questions that it is held to a floor on.
+
+    It is asked as deep as the measure looks, or as deep as it goes.
+
+    Raises:
+        InputError: the questions or a model cannot be read.
+        UsageError: the questions cannot be judged so, or the expression is wrong.
+    """
+    asked = read_questions(floor.file)
+    judge = Judge.of(asked, floor.judged_by, patterns=floor.patterns)
+    named = floor.retriever or snapshot.manifest.content.default_retriever
+    retriever = open_retriever(snapshot, named)
+    depth = min(judge.depth(floor.measure), retriever.most)
+    outcomes = list(ask(retriever, asked.questions, depth, patterns=floor.patterns))
+    return Reached(named, mean_interval(judge.values(outcomes, [floor.measure])[floor.measure]))
+
+
+def _factory(entry: Mapping[str, Any]) -> str:
+    return with_refinement(entry["factory"], entry.get("refine"))
 
 
 def trials_of(snapshot: Snapshot, recipe: GateRecipe) -> Callable[[str], Trial | TokenTrial | TextTrial]:

@@ -2,7 +2,7 @@
 
 ```toml
 [chunk]
-chunker = "sections"
+chunker = "recursive"
 
 [encode]
 dtype = "float16"
@@ -24,8 +24,10 @@ from typing import Any
 
 from rag_model.corpus.chunk import ChunkRecipe
 from rag_model.encoders.embed import Dtype
-from rag_model.errors import UsageError
-from rag_model.evaluation.gate import GateRecipe
+from rag_model.errors import BookwheelError, UsageError
+from rag_model.evaluation.gate import GateRecipe, QuestionFloor
+from rag_model.evaluation.judging import Judge
+from rag_model.evaluation.questions import read_questions
 from rag_model.index.kind import Represents
 from rag_model.index.recipe import IndexRecipe, over_of
 from rag_model.index.registry import kind_for
@@ -41,8 +43,19 @@ _REPRESENTATION = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 
 
 def default_indexes() -> dict[str, IndexRecipe]:
-    """Return the default indexes of a recipe: a graph for fast search, and codes for little memory."""
-    return {"hnsw": IndexRecipe("HNSW"), "ivfpq": IndexRecipe("IVF,PQ")}
+    """Return the default indexes of a recipe: a graph for fast search, codes for little memory, and words.
+
+    Codes find candidates, and the snapshot's vectors rank them: the loss against exact search stays below half a point
+    of Success@20, where codes alone lost 3 to 7 (2,562 and 21,581 passages). The index file stays as small: a byte for
+    4 dimensions and an id, 104 bytes a passage at 384 dimensions, all that a search keeps in memory. The store grows by
+    nothing. A reader needs the vectors too, on disk: 2 bytes a dimension, 768 a passage. Without them `IVF,PQ` or
+    `IVF,SQ8` search alone, with more loss or 4 times the memory.
+    """
+    return {
+        "hnsw": IndexRecipe("HNSW"),
+        "ivfpq": IndexRecipe("IVF,PQ,Refine(vectors)"),
+        "bm25": IndexRecipe("BM25"),
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +123,7 @@ def _check_name(name: str, what: str, form: re.Pattern[str]) -> None:
 def check_fit(
     recipe: Recipe, representations: Mapping[str, Represents], beside: Mapping[str, Mapping[str, Any]] | None = None
 ) -> None:
-    """Check that each index has its representation, and that the default retriever can be opened from the indexes.
+    """Check that each index has its representation, and that the retrievers of the recipe and its gate can be opened.
 
     Args:
         recipe: what will be built.
@@ -118,7 +131,9 @@ def check_fit(
         beside: entries of the indexes that are there already, by name.
 
     Raises:
-        UsageError: a name is unknown, or a model of the retriever is a folder, which other machines do not have.
+        InputError: questions that the gate asks cannot be read.
+        UsageError: a name is unknown, a model of the retriever is a folder, which other machines do not have, or the
+            gate's questions cannot be judged as it says.
     """
     for name, index in recipe.index.items():
         over, wanted = over_of(index), kind_for(index.factory).represents
@@ -128,20 +143,35 @@ def check_fit(
                 f"index {name} is over {over!r}, but {index.factory} takes {wanted}: "
                 + (f"choose from {', '.join(known)}" if known else f"add [represent.{wanted}] with an encoder")
             )
-    if not recipe.retriever:
-        return
     own = {name: {"factory": its.factory, "over": over_of(its)} for name, its in recipe.index.items()}
     drafted = Snapshot(Manifest(Content({}, (), {}, indexes={**(beside or {}), **own})), Path, Path, "the recipe")
+    if recipe.retriever:
+        _check_retriever(drafted, recipe.retriever)
+    for name, floor in recipe.gate.questions.items():
+        _check_floor(drafted, name, floor)
+
+
+def _check_retriever(drafted: Snapshot, expression: str) -> None:
     try:
-        models = survey(drafted, recipe.retriever).models
+        models = survey(drafted, expression).models
     except UsageError as wrong:
-        raise UsageError(f"the recipe's retriever {recipe.retriever!r} does not fit its indexes: {wrong}") from wrong
+        raise UsageError(f"the recipe's retriever {expression!r} does not fit its indexes: {wrong}") from wrong
     for model in models:
         if model.startswith(("/", ".", "~")) or Path(model).exists():
             raise UsageError(
-                f"the recipe's retriever {recipe.retriever!r} names the folder {model}, which other machines do not "
+                f"the recipe's retriever {expression!r} names the folder {model}, which other machines do not "
                 "have: put the model into the store, and name it as model:NAME"
             )
+
+
+def _check_floor(drafted: Snapshot, name: str, floor: QuestionFloor) -> None:
+    """Check a floor before hours of work: its questions can be read and judged, and its retriever fits the indexes."""
+    try:
+        if floor.retriever:
+            survey(drafted, floor.retriever)
+        Judge.of(read_questions(floor.file), floor.judged_by, patterns=floor.patterns).depth(floor.measure)
+    except BookwheelError as wrong:
+        raise type(wrong)(f"the gate cannot ask the questions {name}: {wrong}") from wrong
 
 
 def read_recipe(path: Path | None) -> Recipe:

@@ -33,6 +33,7 @@ import torch
 from alone import alone
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
+from words import searching_words
 
 from flows.demo import demo_encoder
 from rag_model.corpus.records import Passage
@@ -43,9 +44,9 @@ from rag_model.evaluation.bootstrap import Estimate, difference_interval, mean_i
 from rag_model.training.data.batches import DprBatch
 from rag_model.training.data.examples import Example, passage_of, read_examples
 from rag_model.training.data.json_values import values
-from rag_model.training.data.mine import Bm25, Mining, mine
+from rag_model.training.data.mine import Mining, Search, mine
 from rag_model.training.loop.loop import train
-from rag_model.training.loop.settings import LoopSettings
+from rag_model.training.loop.loop_settings import LoopSettings
 from rag_model.training.loop.task import Measures
 from rag_model.training.objectives.biencoder import BiEncoder
 from rag_model.training.objectives.dpr import DprRecipe, DprTask
@@ -62,6 +63,7 @@ class Data:
     dev: list[Example]
     test: list[Example]
     corpus: list[Passage]
+    words: Search  # BM25 over the corpus
 
 
 def read_data(options: argparse.Namespace) -> Data:
@@ -81,8 +83,9 @@ def read_data(options: argparse.Namespace) -> Data:
     sample = random.Random(1).sample(others, min(options.passages_count, len(others)))
     contexts_of = [one.positives[0] for one in (*test, *dev, *learned)]
     corpus = list({one.hash: one for one in (*contexts_of, *sample)}.values())
-    mined = mine(learned, Bm25(corpus).search, Mining(depth=20, negatives=5))
-    return Data(mined, dev, test, corpus)
+    with tempfile.TemporaryDirectory() as folder:
+        search = searching_words(corpus, Path(folder))  # its map outlives the folder
+    return Data(mine(learned, search, Mining(depth=20, negatives=5)), dev, test, corpus, search)
 
 
 def take(examples: Iterator[Example], count: int, without: Collection[str] = ()) -> list[Example]:
@@ -107,7 +110,7 @@ def found(question: Path | str, passage: Path | str, data: Data, length: int) ->
 
 def found_by_bm25(data: Data) -> dict[int, npt.NDArray[np.bool_]]:
     """Return for each depth which test questions BM25 answers."""
-    ranked = Bm25(data.corpus).search([one.question for one in data.test], CUTOFFS[-1])
+    ranked = data.words([one.question for one in data.test], CUTOFFS[-1])
     firsts = [first_answer(example, passages) for example, passages in zip(data.test, ranked, strict=True)]
     return {k: np.array([first is not None and first <= k for first in firsts]) for k in CUTOFFS}
 

@@ -46,7 +46,7 @@ from rag_model.store.versions.paths import QUESTION_ENCODER
 from rag_model.store.versions.snapshot import Snapshot
 from rag_model.training.data.examples import Example
 from rag_model.training.loop.loop import train
-from rag_model.training.loop.settings import LoopSettings
+from rag_model.training.loop.loop_settings import LoopSettings
 from rag_model.training.objectives.rag_task import RagRecipe, RagTask
 
 Figures = dict[str, list[float]]  # by measure, one value a question

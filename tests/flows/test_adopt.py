@@ -66,7 +66,7 @@ def test_what_was_taken_down_is_not_imported(
     assert ran.code == 0, ran.err
     gone = ran.json["counts"]["dropped"]["taken_down"]
     with Snapshot.open(store.url) as snapshot:
-        assert snapshot.n == 232 - gone
+        assert snapshot.n == 247 - gone
         assert "Anarchism" not in {passage.title for passage in snapshot.passages(range(snapshot.n))}
         assert sum(len(snapshot.embeddings(part.name)) for part in snapshot.parts) == snapshot.n
     store.takedowns.add("", ["Autism", "Albedo"], "", "me")

@@ -129,7 +129,11 @@ def test_an_edited_model_folder_is_another_model(
     ("given", "code", "told"),
     [
         (["--ablations"], 2, "--ablations needs a model"),
-        (["--report", "page.html"], 2, "--report needs a model"),
+        (["--kilt", "page.jsonl"], 2, "--kilt needs a model"),
+        (["--model", "reader", "--retriever", "hnsw", "--retriever", "exact"], 2, "a model answers from one retriever"),
+        (["--judge", "passages"], 2, "question 'p' names no passages"),
+        (["--model", "reader", "--judge", "pages"], 2, "question 'p' names no pages"),
+        (["--retriever", "hnsw", "--retriever", "hnsw"], 2, "the retriever hnsw is given twice"),
         (["--model", "reader", "--trec", "run"], 2, "--trec measures retrieval alone"),
         (["--model", "reader", "--answers", "labels"], 2, "no question has one of the labels"),
         (["--model", "reader", "-k", "0"], 2, "at least 1"),

@@ -53,7 +53,7 @@ def test_versions_are_forgotten_and_their_files_deleted(store: Path, bookwheel: 
 
     assert bookwheel("verify", "--store", store).code == 0
     counts = reindex(store).json["counts"]
-    assert (counts["embedded"], counts["reused"]) == (0, 232)
+    assert (counts["embedded"], counts["reused"]) == (0, 247)
     assert [move["number"] for move in bookwheel("log", "--store", store, "--json").json] == [3]
 
 

@@ -217,6 +217,19 @@ def test_planning_needs_no_vectors(bookwheel: Any) -> None:
     assert ran.json["cpu_seconds"].keys() == ran.json["stage_bytes"].keys() == {"train", "scatter", "shard", "merge"}
 
 
+def test_a_plan_says_what_the_vectors_beside_an_index_take(bookwheel: Any) -> None:
+    command = ["index", "--plan", "--n", 40_000, "-d", 16, "--index", "IVF64,PQ4x4np,Refine(vectors)"]
+    ran = bookwheel(*command)
+    assert "1 MB on disk beside the index, 32 bytes each in float16: they rank 10 times as many" in ran.out, ran.err
+    assert bookwheel(*command, "--json").json["beside_bytes"] == 40_000 * 32
+
+
+def test_an_index_file_cannot_count_on_vectors_beside_it(given: Path, bookwheel: Any, tmp_path: Path) -> None:
+    ran = bookwheel("index", given, tmp_path / "out", "--index", "IVF8,SQ8,Refine(vectors)")
+    assert ran.code == 2
+    assert "ranks by vectors outside the index file: use Refine(SQfp16) instead" in ran.complaint
+
+
 def test_a_plan_that_cannot_fit_names_one_that_would(bookwheel: Any) -> None:
     ran = bookwheel("index", "--plan", "--n", 21015324, "-d", 768, "--memory", "16GB", "--index", "HNSW32")
     assert ran.code == 1

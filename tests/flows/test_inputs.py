@@ -226,7 +226,7 @@ def test_a_bad_request(argv: list[str], code: int, said: str, library: Path, boo
 
 
 def test_k_larger_than_the_corpus_is_one_sentence_that_says_how_many_there_are(library: Path, bookwheel: Any) -> None:
-    assert "232" in bookwheel("search", "Who?", "-k", 233, "--store", library).complaint
+    assert "247" in bookwheel("search", "Who?", "-k", 248, "--store", library).complaint
 
 
 def test_a_question_from_another_space(library: Path, other_tiny: Path, bookwheel: Any) -> None:

@@ -1,6 +1,7 @@
 """A rebuild is sized before it is launched: what its dump and its encoder need is what Prefect's workers are told."""
 
 import json
+import shutil
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -34,6 +35,7 @@ from rag_model.generate.load import load_generator
 from rag_model.generate.rag import Rag, RagSettings
 from rag_model.needs.machine import LAUNCHER, Needs
 from rag_model.store.versions.snapshot import Snapshot
+from tests.fixtures.tiny import save_cross_encoder, save_onnx
 from tests.fixtures.tiny_generators import save_bart
 from tests.fixtures.wikimedia import serving
 
@@ -261,6 +263,22 @@ def test_a_fine_tuning_gets_what_its_models_and_batches_need(
     assert run.job_variables["memory_limit"] == f"{-(-large.needs.memory // 2**20)}Mi"
     with pytest.raises(ResourceError, match=r"GB of memory to train, and a run may have 64\.0 GB"):
         launched(1_000_000)
+
+
+def test_trainings_that_rerank_are_weighed_with_their_teacher(
+    deployment: Callable[..., str], library: Path, examples: dict[str, str], tmp_path: Path
+) -> None:
+    name, cross = deployment("kubernetes", "finetune"), save_cross_encoder(tmp_path / "cross")
+    graph = save_onnx(cross, tmp_path / "graph")
+    shutil.copy(cross / "config.json", graph)
+    common: dict[str, Any] = {**examples, "max_steps": 5, "deployment": name, "most": MOST}
+    alone = launch_finetune("cross-encoder", str(library), **common, encoder=str(cross))
+    assert set(alone.needs.stages) == {"train", "mine"}
+    for teacher in (cross, graph):
+        taught = launch_finetune("margin-mse", str(library), **common, teacher=str(teacher))
+        assert set(taught.needs.stages) == {"train", "mine", "teach"}
+        with get_client(sync_client=True) as client:
+            assert client.read_flow_run(taught.run).parameters["teacher"] == str(teacher)  # type: ignore[arg-type]
 
 
 def test_an_evaluation_gets_what_its_model_and_questions_need(

@@ -20,7 +20,7 @@ from rag_model.store.versions.snapshot import Snapshot
 pytestmark = pytest.mark.xdist_group("flows")  # one server for all of them
 
 STAGES = ["plan", "chunk", "embed", "train", "scatter", "shard", "merge", "tune", "gate"]
-COUNTS = {"articles": 3, "passages": 232, "embedded": 232, "reused": 0, "dropped": {"redirect": 37}}
+COUNTS = {"articles": 3, "passages": 247, "embedded": 247, "reused": 0, "dropped": {"redirect": 37}}
 
 
 def artifacts_beside(report: str) -> dict[str, Any]:
@@ -89,7 +89,7 @@ def test_prefect_shows_counts_progress_and_the_report(tmp_path: Path, reindex: A
     made = reindex(tmp_path).json
     seen = artifacts_beside(made["report"])
     table = json.loads(seen["reindex-counts"])
-    assert {"what": "passages", "value": "232"} in table
+    assert {"what": "passages", "value": "247"} in table
     assert {"what": "dropped: redirect", "value": "37"} in table
     shown = {row["what"]: row["value"] for row in table}
     assert set(shown) >= {f"{stage}, seconds" for stage in STAGES}
@@ -104,7 +104,7 @@ def test_a_rerun_makes_nothing_and_moves_nothing(tmp_path: Path, reindex: Any, b
     again = reindex(tmp_path).json
     assert again["snapshot"] == first["snapshot"]
     assert again["number"] == first["number"] == 1
-    assert again["counts"] == {**COUNTS, "embedded": 0, "reused": 232}
+    assert again["counts"] == {**COUNTS, "embedded": 0, "reused": 247}
     assert records(tmp_path) == before
     assert len(bookwheel("log", "--store", tmp_path, "--json").json) == 1
 
@@ -161,7 +161,7 @@ def test_explain_says_what_is_there_and_builds_nothing(
     assert stages.pop("plan") == (2, 2, {})
     assert stages == {
         "chunk": (3, 3, {}),
-        "embed": (232, 232, {}),
+        "embed": (247, 247, {}),
         "train/hnsw": (1, 1, {}),
         "index/hnsw": (1, 1, {}),
     }
@@ -272,3 +272,21 @@ def test_the_gate_refuses_an_older_dump(
     store = tmp_path / "store"
     parent = reindex(store, dump=newer).json["snapshot"]
     assert refused(reindex(store, dump=older), store, parent) == "newest revision"
+
+
+def test_the_gate_holds_a_retriever_to_a_floor_on_the_users_questions(
+    tmp_path: Path, recipe: Path, reindex: Any
+) -> None:
+    asked, strict, store = tmp_path / "dev.jsonl", tmp_path / "strict.toml", tmp_path / "store"
+    asked.write_text('{"question": "What is autism?", "answers": ["qzx"]}\n{"question": "Who?", "answers": ["of"]}\n')
+    table = f'\n[gate.questions.dev]\nfile = "{asked}"\nretriever = "rrf(hnsw, exact)"\nmeasure = "Success@50"\n'
+    strict.write_text(f"{recipe.read_text()}{table}floor = 0.6\n")
+    told = refused(reindex(store, recipe=strict), store, None)
+    assert told == "Success@50 of rrf(hnsw, exact) on the questions dev"
+    strict.write_text(f"{recipe.read_text()}{table}floor = 0.5\n")
+    ran = reindex(store, recipe=strict)
+    assert (ran.code, ran.json["number"]) == (0, 1), ran.err
+    strict.write_text(f"{recipe.read_text()}{table}floor = 0.5\n".replace("dev.jsonl", "gone.jsonl"))
+    ran = reindex(tmp_path / "other", recipe=strict)
+    assert (ran.code, "the gate cannot ask the questions dev" in ran.complaint) == (1, True)
+    assert not (tmp_path / "other").exists()

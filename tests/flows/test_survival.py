@@ -93,7 +93,7 @@ def check_finishes(store: Path, reindex: Any, bookwheel: Any, library: Path) -> 
     made = reindex(store).json
     assert made["snapshot"] == undisturbed.snapshots.resolve("latest")
     assert made["counts"]["reused"] == encoded
-    assert made["counts"]["embedded"] == 232 - encoded
+    assert made["counts"]["embedded"] == 247 - encoded
     assert all(path.read_bytes() == data for path, data in known.items())
     assert _keys(store) == _keys(library)
     assert len(bookwheel("log", "--store", store, "--json").json) == 1

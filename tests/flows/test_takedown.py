@@ -69,7 +69,7 @@ def test_a_page_leaves_every_byte(store: Path, bookwheel: Any, reindex: Any, min
     assert rehearsed["wiki"] == "enwiki"
     (holder,) = rehearsed["snapshots"]
     assert (holder["snapshot"], holder["refs"], holder["pages"]) == (old, ["latest"], [PAGE])
-    assert 0 < holder["passages"] < 232
+    assert 0 < holder["passages"] < 247
     words = bookwheel("takedown", PAGE, "--store", store).out
     assert f"page      {PAGE}: {TITLE}\n" in words
     assert "nothing was changed" in words
@@ -90,7 +90,7 @@ def test_a_page_leaves_every_byte(store: Path, bookwheel: Any, reindex: Any, min
     with Snapshot.open(str(store)) as after:
         assert after.id == new
         assert pages_of(after) == titles - {PAGE}
-        assert after.n == 232 - holder["passages"]
+        assert after.n == 247 - holder["passages"]
         assert after.manifest.provenance["takedown"] == {"of": old, "pages": [PAGE]}
         index = faiss.read_index(str(after.path("index/hnsw.faiss")))
         assert index.ntotal == after.n

@@ -18,7 +18,7 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 
-from rag_model.serving.settings import ServiceSettings
+from rag_model.serving.service_settings import ServiceSettings
 from tests.fixtures.declared import PROJECT, ROOT, built, dockerfile, known_variables
 
 FILE = ROOT / "docker/compose.yaml"

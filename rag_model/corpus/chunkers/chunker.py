@@ -6,6 +6,7 @@ from typing import ClassVar, Protocol
 from rag_model.corpus.records import Article, Passage
 
 Cut = Callable[[Article], Iterator[Passage]]
+MAX_HEADING = 256  # characters of a heading that a passage keeps: every passage of a section has a copy
 
 
 class Chunker(Protocol):
@@ -18,12 +19,13 @@ class Chunker(Protocol):
     The contract for the passages of an article, for every text and all accepted settings:
 
     * *Span.* A passage is a run of characters of the article's clean text on one line (its sections joined by spaces,
-      or one of them), unchanged. It starts and ends between words (`windows.split_words`), unless one word is longer
+      or one of them), unchanged. It starts and ends between words (`words.split_words`), unless one word is longer
       than the bound. `start_word` is the word that it starts in, counted from the start of the article, or of the
       section if no passage crosses a heading; `n_words` is its number of words, including parts of words.
     * *Cover.* Passages are in the order of their first word, and every character except spaces between them is in one.
-    * *Bound.* No passage is longer than the settings say, in the unit that they say, for any text. Two passages
-      overlap by no more than the settings say, by default not at all. No passage is empty.
+    * *Bound.* No passage is longer than the settings say, in the unit that they say, for any text; nor in characters,
+      since no word has more than `words.LONGEST`. Two passages overlap by no more than the settings say. None is empty.
+    * *Time* is in proportion to the article's length, for every text.
     * *Ids.* `<page_id>:<place>`, unique in the article and without spaces.
     * *Repeat.* Equal articles, settings and files give equal passages on every machine: no clock, no network, no
       random numbers, and no dependence on earlier articles.
@@ -31,7 +33,7 @@ class Chunker(Protocol):
 
     version: ClassVar[str]
     """Part of every key: change it when an equal article would give other passages, and include the versions of
-    libraries that decide passages too. Empty for built-in chunkers, whose version is `chunk.VERSION`."""
+    libraries that decide passages too. The code of built-in chunkers has the version `chunk.VERSION`."""
 
     def open(self) -> Cut:
         """Return the function that yields an article's passages; reads the files, once per part.
@@ -50,7 +52,7 @@ def passage_of(article: Article, place: str, heading: str, start: int, words: Se
         page_id=article.page_id,
         rev_id=article.rev_id,
         title=article.title,
-        section=heading,
+        section=heading[:MAX_HEADING],
         text=text,
         start_word=start,
         n_words=len(words),

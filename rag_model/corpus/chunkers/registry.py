@@ -11,7 +11,14 @@ from rag_model.toml import from_table
 CHUNKERS: Registry[type[Chunker]] = Registry(
     "chunker",
     "bookwheel.chunkers",
-    {"words": "rag_model.corpus.chunkers.windows:Words", "sections": "rag_model.corpus.chunkers.windows:Sections"},
+    {
+        "words": "rag_model.corpus.chunkers.windows:Words",
+        "sections": "rag_model.corpus.chunkers.windows:Sections",
+        "sentences": "rag_model.corpus.chunkers.sentences:Sentences",
+        "recursive": "rag_model.corpus.chunkers.recursive:Recursive",
+        "tokens": "rag_model.corpus.chunkers.tokens:Tokens",
+        "semantic": "rag_model.encoders.semantic:Semantic",
+    },
 )
 
 

@@ -1,6 +1,7 @@
 """Logits of pairs by onnxruntime, from an ONNX graph; torch is not needed."""
 
 import mmap
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -18,6 +19,7 @@ _CPU, _CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 _CPU_BATCH_TOKENS = 1024  # padding included; a float32 MiniLM is 15 % slower with 2,048
 _CUDA_BATCH_TOKENS = 65_536
 _ONE_PAIR = 1
+_THREADS = "OMP_NUM_THREADS"  # which torch obeys as well
 # Such a graph scales activations by their range over the whole batch, so scores would depend on the batch.
 _QUANTISES_BATCHES = b"DynamicQuantize"
 
@@ -59,9 +61,14 @@ class OnnxModel:
         """Return the (b,) float32 logits of a batch.
 
         Raises:
-            InputError: the graph gives something else than one number a pair.
+            InputError: the graph gives something else than one number a pair, or does not fit its tokenizer.
         """
-        (told,) = self.session.run([self.output], {name: getattr(batch, _INPUTS[name]) for name in self.inputs})
+        given = {name: getattr(batch, _INPUTS[name]) for name in self.inputs}
+        try:
+            (told,) = self.session.run([self.output], given)
+        except Exception as failed:  # onnxruntime's own errors have no common base but this
+            sentence = str(failed).partition("\n")[0]
+            raise InputError(f"an ONNX model cannot score pairs ({sentence}): fetch its folder again") from failed
         if told.shape != (len(batch.ids), 1):
             raise InputError(f"an ONNX model gives {told.shape} scores for {len(batch.ids)} pairs: give another model")
         logits: npt.NDArray[np.float32] = told[:, 0].astype(np.float32)  # (b, 1) -> (b,)
@@ -79,6 +86,9 @@ def _session(file: Path, device: str | None) -> Any:
     options.enable_cpu_mem_arena = False  # it would keep the memory of the largest batch
     options.enable_mem_pattern = False  # every batch has another shape
     options.log_severity_level = 3  # errors
+    threads = os.environ.get(_THREADS, "")
+    options.intra_op_num_threads = int(threads) if threads.isdigit() else 0  # 0: all cores
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # waiting threads leave cores to others
     providers = _providers(device, runtime.get_available_providers())
     try:
         return runtime.InferenceSession(str(file), options, providers=providers)

@@ -11,9 +11,11 @@ from rag_model.index.graphs import hnsw
 from rag_model.index.graphs.cells import sample_size
 from rag_model.index.plan import Facts
 from rag_model.index.recipe import IndexRecipe, VectorPlan
-from rag_model.index.vector_kind import CODES, MOVED, PRODUCTS, ROUNDS, VectorKind, steady_cells
+from rag_model.index.vector_kind import MOVED, PRODUCTS, ROUNDS, VectorKind, steady_cells
 
-_LINKED = 1.5e-6  # seconds of one core per vector and dimension, to insert a vector into its cell's graph
+_LINKED = 3.2e-9  # seconds of one core per dimension and candidate, to insert a vector into a graph of `_NODES`
+_STEPS = 140  # dimensions whose products take as long as the rest of an insertion
+_NODES, _GROWS = 20_000, 0.35  # cost grows with this power of the nodes: measured .31 at 96 dimensions, .55 at 768
 _STEADY = 1.25  # keep the parent's number of cells within this factor: another number would rebuild all cells
 
 
@@ -64,12 +66,13 @@ class GraphKind(VectorKind):
     def seconds(self, plan: VectorPlan, stage: str, rows: int, size: int, *, inherited: bool = False) -> float:
         """Return about how many seconds of one core a task of a stage takes."""
         if stage == "train":
-            return 1 if inherited else 1 + 2.0 * ROUNDS * sample_size(plan) * (plan.cells + CODES) * plan.d / PRODUCTS
+            return 1 if inherited else 0.1 + ROUNDS * sample_size(plan) * plan.cells * plan.d / PRODUCTS
         if stage == "scatter":
-            return size / MOVED + size / PRODUCTS  # size / (2 d) rows, each compared with d numbers
+            return size / MOVED + size / 2 * plan.cells / PRODUCTS  # size / (2 d) rows, each compared with the cells
         if stage == "shard":
-            return rows * (1 + plan.linked / 2) * plan.d * _LINKED
-        return 4.0 * plan.n * plan.d / MOVED
+            inserted: float = rows * (1 + plan.linked / 2) * plan.ef_construction * (rows / _NODES) ** _GROWS
+            return inserted * (_STEPS + plan.d) * _LINKED
+        return 1.5 * plan.n * plan.d / MOVED
 
 
 KIND = GraphKind()

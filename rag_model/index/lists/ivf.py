@@ -103,15 +103,6 @@ def scatter(plan: VectorPlan, trained: Path, vectors: Path, number: int, out: Pa
     return {"rows": files.n, "bytes": out.stat().st_size}
 
 
-def shard(plan: VectorPlan, trained: Path, scattered: Sequence[Opener], number: int, out: Path) -> Facts:
-    """Refuse: `plan.shards` is 0, because the scattered pieces are merged directly.
-
-    Raises:
-        ValueError: always.
-    """
-    raise ValueError(f"{plan.factory} has no shards: merge the scattered pieces")
-
-
 def merge(
     plan: VectorPlan,
     trained: Path,

@@ -8,23 +8,29 @@ from typing import ClassVar
 import numpy as np
 
 from rag_model.errors import InputError
+from rag_model.index.factory import Lists, parse
 from rag_model.index.files import engine
 from rag_model.index.files.engine import Vectors, faiss
 from rag_model.index.files.pieces import Opener
 from rag_model.index.lists import ivf
 from rag_model.index.plan import Facts
 from rag_model.index.quality.recall import FLOOR, Floor, recall_at
-from rag_model.index.recipe import VectorPlan, lists_in
-from rag_model.index.vector_kind import CODES, MOVED, PRODUCTS, ROUNDS, VectorKind
+from rag_model.index.recipe import PQ_SAMPLE, VectorPlan, lists_in
+from rag_model.index.vector_kind import MOVED, PRODUCTS, ROUNDS, VectorKind
 
-# Codes change the order of near neighbours even if every list is searched: recall .90 (p5 .80) over 5,227 passages of
-# Wikipedia at a byte for 4 dimensions, .79 (p5 .60) at 8, and less in a large corpus. Codes trained on other data find
-# almost nothing.
+# Codes alone change the order of near neighbours even if every list is searched: recall .90 (p5 .80) over 5,227
+# passages of Wikipedia at a byte for 4 dimensions, .79 (p5 .60) at 8, and less in a large corpus. Codes trained on
+# other data find almost nothing. Candidates that are ranked again (`Refine`) come in the order of exact search: FLOOR.
 QUANTISED_FLOOR = Floor(mean=0.60, p5=0.30)
 _QUANTISERS = ("PQ", "RaBitQ")  # in a factory string; scalar quantisers lose too little to matter
 _ASKED = 256  # vectors searched of the new and of the old ones: gives a recall to about .03
 _FEWEST = 32  # of each, below which a recall is too uncertain
 _K = 10  # neighbours searched for each
+_CODED = 1.4e10  # multiplications and additions per second of one core, to compare pieces of vectors with centroids
+_ROUNDS = 25  # of k-means for codes
+_ROTATED = 4.8  # times longer with OPQ, which trains codes again and again: 4.7 to 5.0 at 96 and 384 dimensions
+_FEW, _SLOW = 128_000, 12  # faiss 1.15 trains this many times slower on pieces with fewer numbers together
+_BY_GRAPH = (380, 0.3)  # a graph over n centroids compares a vector with about a n^b of them; at most with all
 
 
 class ListKind(VectorKind):
@@ -35,8 +41,9 @@ class ListKind(VectorKind):
     factories = re.compile("IVF|OPQ|PCA")
 
     def floor(self, factory: str) -> Floor:
-        """Return the floor for codes of this factory."""
-        return QUANTISED_FLOOR if any(name in factory for name in _QUANTISERS) else FLOOR
+        """Return the floor of codes that rank alone, or the usual one."""
+        alone = any(name in factory for name in _QUANTISERS) and "Refine" not in factory
+        return QUANTISED_FLOOR if alone else FLOOR
 
     def train(self, plan: VectorPlan, rows: Sequence[Path], out: Path) -> Facts:
         """Train centroids, rotation and codes on a sample."""
@@ -81,12 +88,21 @@ class ListKind(VectorKind):
 
     def seconds(self, plan: VectorPlan, stage: str, rows: int, size: int, *, inherited: bool = False) -> float:
         """Return about how many seconds of one core a task of a stage takes."""
-        lists = lists_in(plan)
+        lists = compared = lists_in(plan)
+        factory = parse(plan.factory)
+        pieces = factory.codes.pieces if isinstance(factory, Lists) else None
+        codes = (1 << factory.codes.bits) / _CODED if isinstance(factory, Lists) and pieces else 0.0
         if stage == "train":
-            return 1 if inherited else 1 + 2.0 * ROUNDS * plan.train_sample * (lists + CODES) * plan.d / PRODUCTS
-        if stage == "scatter":
-            return size / MOVED + size * lists / PRODUCTS  # size / (2 d) rows, each compared with lists x d numbers
-        return 4.0 * plan.n * plan.d / MOVED
+            points = min(plan.train_sample, PQ_SAMPLE)
+            slower = _SLOW if points * plan.d < _FEW * (pieces or 0) else 1
+            rounds = slower * _ROUNDS * (_ROTATED if "OPQ" in plan.factory else 1)
+            learned = (ROUNDS * plan.train_sample * lists / PRODUCTS + rounds * points * codes) * plan.d
+            return 1 if inherited else 0.1 + learned
+        if stage == "scatter":  # size / (2 d) rows, each compared with lists x d numbers
+            if isinstance(factory, Lists) and factory.coarse:
+                compared = min(lists, int(_BY_GRAPH[0] * lists ** _BY_GRAPH[1]))
+            return size / MOVED + size / 2 * (compared / PRODUCTS + codes)
+        return 0.1 * plan.n * plan.d / MOVED
 
 
 KIND = ListKind()

@@ -29,7 +29,8 @@ def trained_on(plan: VectorPlan, sample: Vectors) -> FaissIndex:
         kept = _set_training(index, plan.seed)
         index.train(sample)
     del kept
-    _set_search(index, default_search(plan.factory))
+    codes = plan.factory.partition(",Refine")[0]
+    _set_search(index, default_search(plan.factory) | default_search(codes))  # lists for plain faiss; plans say more
     return index
 
 

@@ -17,7 +17,7 @@ from rag_model.index.files.intake import look
 from rag_model.index.files.vectors import VectorFiles
 from rag_model.index.quality.health import Effort, Trial, examine, sweep
 from rag_model.index.quality.tune import tune
-from rag_model.index.recipe import VectorPlan, default_search
+from rag_model.index.recipe import VectorPlan
 from rag_model.index.search import open_index
 
 DEPTH = 20  # neighbours searched per query
@@ -55,7 +55,7 @@ def appraise(path: Path, plan: VectorPlan, vectors: Sequence[Path], questions: V
     asked = VectorFiles(vectors).sample(_affordable(plan), plan.seed + 1) if questions is None else questions
     index, k = open_index(path), min(DEPTH, plan.n)
     trial = Trial.of(ExactIndex(vectors, plan.metric), asked, k)
-    search, note = default_search(plan.factory), ""
+    search, note = dict(plan.search), ""
     if plan.recall_target is not None:
         tuned = tune(index, trial, plan.recall_target)
         search, note = search | dict(tuned.search), tuned.note

@@ -28,7 +28,7 @@ _EVEN = 1.5  # always allowed size of a cell, as a multiple of the mean: cells a
 
 
 @dataclass(frozen=True, slots=True)
-class Trained:
+class TrainingFit:
     """How a trained file fitted its training vectors."""
 
     losses: Mapping[str, float]  # mean |x - approximation|^2 / |x|^2: of `cells` or `lists`, and of `codes`

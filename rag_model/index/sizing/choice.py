@@ -9,11 +9,11 @@ from dataclasses import replace
 
 from rag_model.errors import ResourceError
 from rag_model.index.factory import Graph, parse
-from rag_model.index.recipe import PQ_SAMPLE, IndexRecipe, VectorPlan, lists_in, resolve
+from rag_model.index.recipe import LINKS, PQ_SAMPLE, IndexRecipe, VectorPlan, lists_in, resolve
 from rag_model.index.sizing.amounts import gigabytes
 from rag_model.index.sizing.estimate import Estimate, estimate
 
-LADDER = ("HNSW32", "HNSW32_SQfp16", "HNSW32_SQ8", "IVF,PQ")  # then codes of d/8, d/16 bytes, and RaBitQ
+_STORAGES = ("", "_SQfp16", "_SQ8")  # of a graph; then codes of d/4, d/8, d/16 bytes, and RaBitQ
 _SHORTER = (8, 16)  # dimensions per byte
 _FINER = (2, 4, 8)  # times the default number of cells: smaller cells lose recall and save no memory
 _LESS = (2, 3, 4)  # divisors of the training sample
@@ -37,13 +37,7 @@ def choose(recipe: IndexRecipe, n: int, d: int, memory_bytes: int, part_rows: in
 
 
 def fitted(
-    recipe: IndexRecipe,
-    n: int,
-    d: int,
-    memory_bytes: int,
-    part_rows: int | None = None,
-    *,
-    serving: bool = False,
+    recipe: IndexRecipe, n: int, d: int, memory_bytes: int, part_rows: int | None = None, *, serving: bool = False
 ) -> VectorPlan:
     """Return the recipe's plan, with more cells if a cell's graph would not fit.
 
@@ -61,9 +55,8 @@ def fitted(
     plan, cost = _adjusted(recipe, n, d, memory_bytes, part_rows)
     if cost.needed_bytes(serving=serving) <= memory_bytes:
         return plan
-    others = (
-        _adjusted(one, n, d, memory_bytes, part_rows) for one in _ladder(recipe, d) if one.factory != recipe.factory
-    )
+    unlike = (other for other in _ladder(recipe, d) if other.factory != recipe.factory)
+    others = (_adjusted(other, n, d, memory_bytes, part_rows) for other in unlike)
     fitting = (f"use {other.factory}" for other, less in others if less.needed_bytes(serving=serving) <= memory_bytes)
     what, needed = ("build", cost.build_bytes) if cost.build_bytes > memory_bytes else ("search", cost.search_bytes)
     raise ResourceError(
@@ -77,34 +70,33 @@ def _adjusted(
     recipe: IndexRecipe, n: int, d: int, memory_bytes: int, part_rows: int | None
 ) -> tuple[VectorPlan, Estimate]:
     """Return the first plan of a recipe whose build fits, and its cost; if none fits, the smallest."""
-    plans = _plans(recipe, resolve(recipe, n, d))
-    tried = [(plan, estimate(plan, part_rows)) for plan in plans]
-    fitting = (one for one in tried if one[1].build_bytes <= memory_bytes)
-    return next(fitting, min(tried, key=lambda one: one[1].build_bytes))
+    tried = [(plan, estimate(plan, part_rows)) for plan in _plans(recipe, resolve(recipe, n, d))]
+    return min(tried, key=lambda one: max(memory_bytes, one[1].build_bytes))
 
 
 def _plans(recipe: IndexRecipe, plan: VectorPlan) -> Iterator[VectorPlan]:
     """Yield the plan, then variants with more cells or a smaller sample, unless the recipe sets these numbers."""
     yield plan
-    if plan.kind == "hnsw" and recipe.cells is None:
-        for times in _FINER:
-            finer = resolve(replace(recipe, cells=times * plan.cells), plan.n, plan.d)
-            yield replace(finer, notes=(*finer.notes, f"{finer.cells} cells, so that one cell's graph fits in memory"))
-    if plan.kind == "ivf" and recipe.train_sample is None:
-        least = max(PQ_SAMPLE, _LEAST_POINTS * lists_in(plan))
-        for sample in (plan.train_sample // share for share in _LESS):
-            if sample >= least:
-                note = f"trained on {sample:,} vectors, so that they fit in memory"
-                yield replace(plan, train_sample=sample, notes=(*plan.notes, note))
+    for times in _FINER if plan.kind == "hnsw" and recipe.cells is None else ():
+        finer = resolve(replace(recipe, cells=times * plan.cells), plan.n, plan.d)
+        yield _noted(finer, f"{finer.cells} cells, so that one cell's graph fits in memory")
+    for share in _LESS if plan.kind == "ivf" and recipe.train_sample is None else ():
+        sample = plan.train_sample // share
+        if sample >= max(PQ_SAMPLE, _LEAST_POINTS * lists_in(plan)):
+            less = replace(plan, train_sample=sample)
+            yield _noted(less, f"trained on {sample:,} vectors, so that they fit in memory")
+
+
+def _noted(plan: VectorPlan, note: str) -> VectorPlan:
+    return replace(plan, notes=(*plan.notes, note))
 
 
 def _ladder(recipe: IndexRecipe, d: int) -> Iterator[IndexRecipe]:
     """Yield the recipe with each factory in turn, the best first; a graph keeps its links and cells."""
     asked = parse(recipe.factory)
+    links = asked.links if isinstance(asked, Graph) and asked.links else LINKS
+    for storage in _STORAGES:
+        yield replace(recipe, factory=f"HNSW{links}{storage}", train_sample=None, search={})
     codes = [f"OPQ{d // share}_{d // share * 4},IVF,PQ{d // share}np" for share in _SHORTER if d // share]
-    for factory in map(parse, (*LADDER, *codes, "IVF,RaBitQ")):
-        if isinstance(factory, Graph):
-            links = asked.links if isinstance(asked, Graph) and asked.links else factory.links
-            yield replace(recipe, factory=str(replace(factory, links=links)), train_sample=None, search={})
-        else:
-            yield replace(recipe, factory=str(factory), cells=None, train_sample=None, search={})
+    for factory in ("IVF,PQ", *codes, "IVF,RaBitQ"):
+        yield replace(recipe, factory=factory, cells=None, train_sample=None, search={})

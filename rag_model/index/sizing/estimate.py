@@ -23,6 +23,7 @@ from rag_model.index.sizing.amounts import gigabytes
 PROCESS = 192 << 20  # Python, numpy and faiss, for any n
 _HEADER = 512  # bytes of a file's header
 _ID = 8  # bytes of an id in a list
+_STORED = 2  # bytes of a stored dimension: representations are float16
 _KEY = 8  # bytes of a link with its similarity
 _CROSSED = 8 + 8  # links of a vector across a border, in both directions
 _UNEVEN = 2.0  # assumed size of the largest cell, as a multiple of the mean: splitting keeps it below
@@ -38,6 +39,7 @@ class Estimate:
     search_bytes: int  # memory when every page of the index has been read
     disk_bytes: int  # the finished index file
     work_bytes: int  # disk during the build, without the vectors: pieces, and twice the file
+    beside_bytes: int = 0  # float16 vectors of the snapshot that candidates are ranked by: on a reader's disk too
 
     @property
     def build_bytes(self) -> int:
@@ -60,16 +62,8 @@ def estimate(plan: VectorPlan, part_rows: int | None = None) -> Estimate:
         _graph(plan, factory, empty, rows) if isinstance(factory, Graph) else _lists(plan, factory, empty, rows)
     )
     held = {stage: round(amount) + PROCESS for stage, amount in stages.items()}
-    return Estimate(held, search_bytes=size + PROCESS, disk_bytes=size, work_bytes=round(pieces) + 2 * size)
-
-
-def check_disk(plan: VectorPlan, folder: Path) -> None:
-    """Check that a folder's disk has room for the finished index, before the build starts.
-
-    Raises:
-        ResourceError: it has not.
-    """
-    check_room(plan.factory, estimate(plan).disk_bytes, folder)
+    beside = _STORED * plan.n * plan.d if plan.refine else 0
+    return Estimate(held, size + PROCESS, size, work_bytes=round(pieces) + 2 * size, beside_bytes=beside)
 
 
 def check_room(factory: str, needed: int, folder: Path) -> None:

@@ -1,80 +1,39 @@
-"""Estimate the time of a build: two small builds are timed on this machine, and each stage is extrapolated.
+"""Estimate the time of a build: each kind says how long its stages take, and this machine's speed is measured.
 
-The small builds are real, with the plan's factory and dimensions, over synthetic vectors. The extrapolation is an
-estimate: real vectors are harder or easier, and other machines slower or faster.
-
-* An insertion into a larger graph costs more: a power of the nodes, measured between the two builds.
-* Training and assignment to centroids are products of matrices, whose rate is measured separately.
-* Everything else grows linearly with the vectors.
+The result is an estimate: real vectors are harder or easier, and other machines slower or faster.
 """
 
-import math
-import tempfile
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from pathlib import Path
 from time import process_time
 
 import numpy as np
 
-from rag_model.index.factory import Lists, parse
 from rag_model.index.files.engine import Vectors, faiss
-from rag_model.index.files.pieces import opener
-from rag_model.index.graphs.cells import sample_size
-from rag_model.index.recipe import PQ_SAMPLE, IndexRecipe, VectorPlan, lists_in, resolve
+from rag_model.index.plan import IndexPlan
+from rag_model.index.recipe import IndexRecipe, VectorPlan, resolve
 from rag_model.index.registry import kind_named
 
-_SIZES = (2_000, 8_000)  # vectors of the small builds
-_SAMPLE = 2_000  # of them, to train codes
-_CELLS, _LISTS = 4, 64  # of a small build
-_POWERS = (0.2, 0.55)  # bounds of the measured power: up to 64,000 nodes it was .31 at 96 dimensions, .55 at 768
-_LOOKED_UP = 0.3  # the cost of the graph over the centroids grows with this power of their number
-_OPQ = 2.6  # factor on a quantizer's training: OPQ adds ten rounds of four iterations to its 25
-_ROUNDS = 10  # of k-means
+_SMALL = IndexRecipe("HNSW32"), 8_000  # the graph whose build is timed, and its vectors
 _INTRINSIC = 24  # dimensions that synthetic vectors mostly lie in, like those of sentences
 
 
-@dataclass(frozen=True, slots=True)
-class Rate:
-    """The measured speed of this machine."""
-
-    plan: VectorPlan  # of the larger small build
-    seconds: Mapping[str, float]  # of one core, by stage
-    products: float  # multiplications and additions per second, of one core
-    power: float  # an insertion's cost grows with this power of the nodes
+def stage_seconds(plan: IndexPlan, row_bytes: int) -> dict[str, float]:
+    """Return the seconds of one core by stage, as the plan's kind says, for rows of `row_bytes` bytes in a file."""
+    tasks = {"train": 1, "scatter": 1, "shard": plan.shards, "merge": 1}
+    seconds = kind_named(plan.kind).seconds
+    return {stage: n * seconds(plan, stage, plan.n // n, plan.n * row_bytes) for stage, n in tasks.items() if n}
 
 
-def measure_rate(plan: VectorPlan) -> Rate:
-    """Time small builds like `plan` here, on one thread; takes a few seconds."""
-    threads = faiss.omp_get_max_threads()
+def measured_seconds(plan: VectorPlan) -> tuple[VectorPlan, dict[str, float]]:
+    """Return the plan of a small graph that was built here, on one thread, and the seconds of `plan` at its speed."""
+    small, threads = resolve(*_SMALL, plan.d), faiss.omp_get_max_threads()
+    graph, vectors = faiss.index_factory(plan.d, small.factory), synthetic(small.n, plan.d)
+    graph.hnsw.efConstruction = small.ef_construction
     faiss.omp_set_num_threads(1)
-    try:
-        few, more = (_small(plan, min(size, plan.n)) for size in _SIZES)
-        before, after = _timed(few), _timed(more)
-        dearer = after.get("shard", 0.0) / more.n / max(before.get("shard", 0.0) / few.n, 1e-9)
-        power = math.log(max(dearer, 1e-9)) / math.log(_SIZES[1] / _SIZES[0])
-        return Rate(more, after, _products(), min(max(power, _POWERS[0]), _POWERS[1]))
-    finally:
-        faiss.omp_set_num_threads(threads)
-
-
-def cpu_seconds(plan: VectorPlan, rate: Rate) -> dict[str, float]:
-    """Estimate the seconds of one core by stage of a plan."""
-    small, factory, graph = rate.plan, parse(plan.factory), plan.kind == "hnsw"
-    centroids, few = (one.cells if graph else lists_in(one) for one in (plan, small))
-    sample = sample_size(plan) if graph else plan.train_sample
-    times, larger = plan.n / small.n, (plan.n / plan.cells) / (small.n / small.cells)
-    by_graph = isinstance(factory, Lists) and factory.coarse is not None  # the nearest centroid is found by a graph
-    compared = 2.0 * plan.d * centroids / rate.products if centroids > 1 else 0.0  # seconds per vector
-    codes = 1.0 if graph else min(sample, PQ_SAMPLE) / small.train_sample * (_OPQ if "OPQ" in plan.factory else 1.0)
-    factors = {
-        "train": codes,
-        "scatter": times * ((centroids / few) ** _LOOKED_UP if by_graph else 1.0),
-        "shard": times * larger**rate.power,
-        "merge": times * (times ** (rate.power / 2) if graph else 1.0),  # linking the upper levels is about half of it
-    }
-    products = {"train": _ROUNDS * sample * compared, "scatter": 0.0 if by_graph else plan.n * compared}
-    return {stage: spent * factors[stage] + products.get(stage, 0.0) for stage, spent in rate.seconds.items()}
+    began = process_time()
+    graph.add(vectors)
+    slower = (process_time() - began) / stage_seconds(small, 0)["shard"]
+    faiss.omp_set_num_threads(threads)
+    return small, {stage: slower * said for stage, said in stage_seconds(plan, 2 * plan.d).items()}
 
 
 def synthetic(n: int, d: int, seed: int = 1) -> Vectors:
@@ -84,42 +43,3 @@ def synthetic(n: int, d: int, seed: int = 1) -> Vectors:
     vectors = draw((n, _INTRINSIC), np.float32) @ plane + 0.3 * draw((n, d), np.float32)  # (n, i) @ (i, d) -> (n, d)
     unit: Vectors = (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
     return unit
-
-
-def _small(plan: VectorPlan, n: int) -> VectorPlan:
-    """Return a plan of `n` vectors with the structure of `plan`, in few cells or lists, and without rotation."""
-    factory = parse(plan.factory)
-    if isinstance(factory, Lists):
-        factory = replace(factory, rotation=None, lists=min(_LISTS, factory.lists or 1))
-    recipe = IndexRecipe(str(factory), plan.metric, plan.ef_construction, _CELLS if plan.cells > 1 else 1)
-    return resolve(replace(recipe, border=plan.border, linked=plan.linked, train_sample=_SAMPLE), n, plan.d)
-
-
-def _timed(plan: VectorPlan) -> dict[str, float]:
-    """Build `plan` over synthetic vectors; return the processor time of each stage."""
-    builder, seconds = kind_named(plan.kind), dict[str, float]()
-    with tempfile.TemporaryDirectory(prefix="bookwheel-rate-") as name:
-        vectors, trained, piece, out = (Path(name) / file for file in ("vectors.npy", "trained", "scattered", "index"))
-        shards = [Path(name) / f"shard-{number}" for number in range(plan.shards)]
-        np.save(vectors, synthetic(plan.n, plan.d), allow_pickle=False)
-        stages: dict[str, Callable[[], object]] = {
-            "train": lambda: builder.train(plan, [vectors], trained),
-            "scatter": lambda: builder.scatter(plan, trained, vectors, 0, piece),
-            "shard": lambda: [builder.shard(plan, trained, [opener(piece)], *one) for one in enumerate(shards)],
-            "merge": lambda: builder.merge(plan, trained, [vectors], [opener(piece)], [*map(opener, shards)], out),
-        }
-        for stage, run in stages.items():
-            started = process_time()
-            run()
-            seconds[stage] = process_time() - started
-    return {stage: spent for stage, spent in seconds.items() if shards or stage != "shard"}
-
-
-def _products(size: int = 1024) -> float:
-    """Return the multiplications and additions per second of one core, in faiss's matrix products."""
-    vectors = synthetic(size, size)
-    started, repeats = process_time(), 0
-    while process_time() - started < 0.2:  # seconds
-        faiss.knn(vectors, vectors, 1)
-        repeats += 1
-    return 2.0 * size**3 * repeats / (process_time() - started)

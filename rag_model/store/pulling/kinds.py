@@ -27,7 +27,8 @@ def chosen(
 ) -> Callable[[str], bool]:
     """Return a `select` for `pull`: the files that readers need, without unselected indexes; or passages alone.
 
-    `indexes` names the indexes to pull; without names all are pulled. `exact` means the embeddings.
+    `indexes` names the indexes to pull; without names all are pulled that can be searched. `exact` means the
+    embeddings, which an index that ranks by them (`refine` in its entry) needs too.
 
     Raises:
         UsageError: the snapshot has no such index, or the choice contradicts itself.
@@ -39,7 +40,11 @@ def chosen(
         raise UsageError(f"passages alone include no index {indexes[0]}: select one or the other")
     if EXACT in indexes and EXACT not in content.indexes and not embeddings:
         raise UsageError("index exact is searched in the embeddings: pull them too")
-    left_out = {*FOR_BUILDS, *(f"index/{name}" for name in content.indexes if indexes and name not in indexes)}
+    unwanted = [name for name in content.indexes if indexes and name not in indexes]
     if not embeddings:
-        left_out.add("embeddings")
+        ranking = [name for name, entry in content.indexes.items() if entry.get("refine") == "vectors"]
+        if named := sorted({*ranking} & {*indexes}):
+            raise UsageError(f"index {named[0]} ranks what it finds by the embeddings: pull them too")
+        unwanted += ranking
+    left_out = {*FOR_BUILDS, *(f"index/{name}" for name in unwanted), *([] if embeddings else ["embeddings"])}
     return lambda path: kind_of(path) == "passages" if passages_only else kind_of(path) not in left_out

@@ -38,7 +38,7 @@ class Example:
     scores: tuple[float, ...] = ()  # a teacher's, of the first positive and of each negative; follow from the others
 
 
-Kind = Callable[[Mapping[str, Any], str, int], Example]
+ReadRow = Callable[[Mapping[str, Any], str, int], Example]  # a row, its source, hard negatives to keep
 
 
 def read_examples(source: str | Path, split: str = "train", negatives: int = 30) -> list[Example]:
@@ -100,7 +100,7 @@ def _read_file(url: str, negatives: int) -> Iterator[Example]:
         yield example
 
 
-def _kind(value: Any) -> Kind | None:
+def _kind(value: Any) -> ReadRow | None:
     """Detect the format of a file by its first object; None for question files."""
     keys = value.keys() if isinstance(value, Mapping) else set()
     return next((kind for wanted, kind in _KINDS.items() if keys >= set(wanted)), None)
@@ -169,7 +169,7 @@ def _kilt(value: Mapping[str, Any], _: str, __: int) -> Example:
     )
 
 
-_KINDS: dict[tuple[str, ...], Kind] = {
+_KINDS: dict[tuple[str, ...], ReadRow] = {
     ("question", "positive_ctxs"): _dpr,
     ("input", "output"): _kilt,
     ("question", "context"): _triple,

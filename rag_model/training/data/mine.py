@@ -7,22 +7,17 @@ be trained (Xiong et al. 2021, "ANCE"). KILT names the pages that hold an answer
 FEVER's claims need this, because passages do not contain their labels.
 """
 
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-import bm25s
-import numpy as np
-
 from rag_model.corpus.records import Passage
 from rag_model.errors import UsageError
-from rag_model.evaluation.match import Answers, tokens
+from rag_model.evaluation.match import Answers
 from rag_model.retrieve.retriever import Retriever
 from rag_model.training.data.examples import Example
 
 Search = Callable[[Sequence[str], int], list[list[Passage]]]  # questions, k -> the best k passages of each, best first
 _AT_ONCE = 256  # questions
-logging.getLogger("bm25s").setLevel(logging.WARNING)  # it sets DEBUG, and would flood the logs
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,33 +89,3 @@ def searching(retriever: Retriever, n: int) -> Search:
         return [[hit.passage for hit in hits] for hits in retriever.search(questions, min(k, n))]
 
     return search
-
-
-class Bm25:
-    """BM25 over passages in memory: titles and texts in DPR's tokens, which work in any language."""
-
-    def __init__(self, passages: Sequence[Passage], k1: float = 0.9, b: float = 0.4) -> None:
-        """Index the passages; k1 and b are DPR's tuned values (section 5).
-
-        Raises:
-            UsageError: there is no passage with a word in it.
-        """
-        self._passages = list(passages)
-        words = [tokens(f"{passage.title} {passage.text}") for passage in passages]
-        if not any(words):
-            raise UsageError("no passage contains a word: give the passages of a corpus")
-        self._words = {word for some in words for word in some}
-        self._index = bm25s.BM25(k1=k1, b=b)
-        self._index.index(words, show_progress=False)
-
-    def search(self, questions: Sequence[str], k: int) -> list[list[Passage]]:
-        """Return the passages of each question that share a word with it, at most `k`, best first."""
-        asked = [[word for word in tokens(question) if word in self._words] for question in questions]
-        depth = min(k, len(self._passages))
-        found = list[list[Passage]]()
-        for words in asked:
-            scores = self._index.get_scores(words) if words else np.zeros(len(self._passages))  # (n,)
-            best = np.argpartition(-scores, depth - 1)[:depth]
-            ranked = best[np.lexsort((best, -scores[best]))]
-            found.append([self._passages[row] for row in ranked if scores[row] > 0])
-        return found

@@ -2,21 +2,29 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Literal, get_args
 
 import numpy as np
 
 from rag_model.corpus.records import Passage
-from rag_model.errors import ResourceError, UsageError
+from rag_model.errors import UsageError
+from rag_model.index.kind import IndexFiles
+from rag_model.index.recipe import IndexRecipe
+from rag_model.index.registry import kind_for, kind_of
+from rag_model.index.stages import build
 from rag_model.needs.reading import retriever_bytes
 from rag_model.retrieve.factory import open_retriever
+from rag_model.retrieve.found import SnapshotRetriever
+from rag_model.retrieve.lexical import TextRetriever
+from rag_model.store.versions.paths import TEXT
 from rag_model.store.versions.snapshot import Snapshot
 from rag_model.training.data.examples import Example
-from rag_model.training.data.mine import Bm25, Mining, Search, mine, searching
+from rag_model.training.data.mine import Mining, Search, mine, searching
 
 SearchName = Literal["bm25", "snapshot", "own"]
-_MOST = 2_000_000  # passages; BM25 holds all of them in memory
-_HELD = 2000  # bytes of a passage in BM25
+_BM25 = "bm25"  # the index kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +48,7 @@ def with_negatives(examples: Sequence[Example], snapshot: Snapshot, recipe: Nega
     """Return the examples, in order; missing positives or negatives are mined in the snapshot.
 
     Raises:
-        ResourceError: BM25 would hold more passages than fit.
+        ResourceError: the snapshot has no index of words, and the disk has no room to build one for this training.
         UsageError: the retriever is wrong.
     """
     lacking = [one for one in examples if not (one.positives and one.negatives)]
@@ -64,16 +72,37 @@ def mining_bytes(snapshot: Snapshot, recipe: NegativesRecipe) -> int:
     """
     if recipe.search == "snapshot":
         return retriever_bytes(snapshot, recipe.retriever)
-    return _HELD * snapshot.n if recipe.search == "bm25" else 0
+    if recipe.search == "own":
+        return 0
+    name = _index_of_words(snapshot)
+    if name is not None:
+        return retriever_bytes(snapshot, name)
+    own = IndexRecipe("BM25")
+    return kind_for(own.factory).estimate(kind_for(own.factory).plan(own, snapshot.n, 0)).needed_bytes(serving=True)
 
 
 def _search(snapshot: Snapshot, recipe: NegativesRecipe) -> Search:
     if recipe.search == "snapshot":
         retriever = open_retriever(snapshot, recipe.retriever)
         return searching(retriever, retriever.most)
-    if snapshot.n > _MOST:
-        raise ResourceError(
-            f"BM25 would hold the {snapshot.n:,} passages of snapshot {snapshot.id[:12]} in memory: mine with "
-            'search = "snapshot", or give negatives and use search = "own"'
-        )
-    return Bm25(snapshot.passages(range(snapshot.n))).search
+    name = _index_of_words(snapshot)
+    retriever = _built(snapshot) if name is None else open_retriever(snapshot, name)
+    return searching(retriever, snapshot.n)
+
+
+def _index_of_words(snapshot: Snapshot) -> str | None:
+    """Return the name of the snapshot's first BM25 index; None: it has none."""
+    entries = snapshot.manifest.content.indexes.items()
+    return next((name for name, entry in entries if kind_of(entry).name == _BM25), None)
+
+
+def _built(snapshot: Snapshot) -> SnapshotRetriever:
+    """Return BM25 over a snapshot that has no such index: it is built here, and is gone when it is closed."""
+    recipe, rows = IndexRecipe("BM25"), snapshot.row_files(TEXT)
+    kind = kind_for(recipe.factory)
+    plan = kind.plan(recipe, snapshot.n, 0)
+    with TemporaryDirectory(prefix="bookwheel-words-") as workdir:
+        out = Path(workdir) / f"index.{kind.suffix}"
+        build(plan, rows, out, Path(workdir))
+        opened = kind.open(IndexFiles(out, lambda: rows, snapshot.n), plan.entry())  # a map outlives the file's name
+    return TextRetriever(snapshot, _BM25, opened)

@@ -24,8 +24,8 @@ from rag_model.errors import RefusedError, UsageError
 from rag_model.training.loop.checkpoint import Asked, Best, Standing, checkpoints, new_folder
 from rag_model.training.loop.folder import TrainingFolder
 from rag_model.training.loop.journal import Journal
+from rag_model.training.loop.loop_settings import LoopSettings
 from rag_model.training.loop.schedule import learning_rate
-from rag_model.training.loop.settings import LoopSettings
 from rag_model.training.loop.task import AskingTask, Batch, Measures, Task
 
 Report = Callable[[str, int, int, Measures], None]  # kind (train, dev), step, number of steps, values

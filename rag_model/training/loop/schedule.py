@@ -2,7 +2,7 @@
 
 import math
 
-from rag_model.training.loop.settings import LoopSettings
+from rag_model.training.loop.loop_settings import LoopSettings
 
 
 def learning_rate(settings: LoopSettings, step: int, steps: int) -> float:

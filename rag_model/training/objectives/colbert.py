@@ -28,7 +28,7 @@ from rag_model.training.data.batches import groups, other_positives, passage_key
 from rag_model.training.data.examples import Example, digest_examples
 from rag_model.training.data.lists import ListBatch, Missing, list_batch, with_lists, with_scores
 from rag_model.training.data.negatives import NegativesRecipe, mining_bytes, ranked_passages, with_negatives
-from rag_model.training.loop.settings import LoopSettings
+from rag_model.training.loop.loop_settings import LoopSettings
 from rag_model.training.loop.task import Goal, Measures
 from rag_model.training.objectives.late import cross_entropy, distillation, maxsim
 from rag_model.training.objectives.listwise import as_lists

@@ -21,7 +21,7 @@ from rag_model.training.data.batches import groups
 from rag_model.training.data.examples import Example, digest_examples
 from rag_model.training.data.lists import ListBatch, Missing, list_batch, with_lists
 from rag_model.training.data.negatives import NegativesRecipe, mining_bytes, with_negatives
-from rag_model.training.loop.settings import LoopSettings
+from rag_model.training.loop.loop_settings import LoopSettings
 from rag_model.training.loop.task import Goal, Measures
 from rag_model.training.objectives.listwise import as_lists, list_loss
 from rag_model.training.objectives.objective import BACKWARD, LEARNED, Costs, Examples, Job, Objective, Result

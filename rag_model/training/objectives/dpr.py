@@ -20,7 +20,7 @@ from rag_model.store.versions.snapshot import Snapshot
 from rag_model.training.data.batches import DprBatch, dpr_batch, groups, other_positives, passage_keys
 from rag_model.training.data.examples import Example, digest_examples
 from rag_model.training.data.negatives import NegativesRecipe, mining_bytes, ranked_passages, with_negatives
-from rag_model.training.loop.settings import LoopSettings
+from rag_model.training.loop.loop_settings import LoopSettings
 from rag_model.training.loop.task import Goal, Measures
 from rag_model.training.objectives.biencoder import BiEncoder
 from rag_model.training.objectives.contrastive import in_batch_loss, of_all_processes

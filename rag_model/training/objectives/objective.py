@@ -20,7 +20,7 @@ from rag_model.store.store import Store
 from rag_model.store.versions.model_parts import PASSAGE, QUESTION
 from rag_model.store.versions.snapshot import Snapshot
 from rag_model.training.data.examples import Example
-from rag_model.training.loop.settings import LoopSettings
+from rag_model.training.loop.loop_settings import LoopSettings
 from rag_model.training.loop.task import Measures, Task
 from rag_model.training.origins import Named, Origins
 

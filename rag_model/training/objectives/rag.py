@@ -7,11 +7,11 @@ from typing import Any
 from rag_model.encoders.architecture import Architecture
 from rag_model.encoders.trainable import TrainableEncoder
 from rag_model.generate.load import load_generator
-from rag_model.generate.rag import Kind, Rag
+from rag_model.generate.rag import Rag, Variant
 from rag_model.needs.reading import NUMBER, PROMPT, QUESTION, decoding_bytes, retriever_bytes, weights
 from rag_model.store.store import Store
 from rag_model.store.versions.snapshot import Snapshot
-from rag_model.training.loop.settings import LoopSettings
+from rag_model.training.loop.loop_settings import LoopSettings
 from rag_model.training.loop.task import Measures
 from rag_model.training.objectives.objective import BACKWARD, LEARNED, UNIT_TEMPERATURE, Costs, Job, Objective, Result
 from rag_model.training.objectives.rag_task import RagRecipe, RagTask
@@ -45,7 +45,7 @@ class RagObjective(Objective[RagTraining]):
     options = frozenset({"encoder", "generator"})
     settings = RagTraining
 
-    def __init__(self, marginal: Kind, when: str) -> None:
+    def __init__(self, marginal: Variant, when: str) -> None:
         """Name the objective after its marginal; `when` says, in the card, when passages are summed over."""
         self._marginal = marginal
         self.name = f"rag-{marginal}"

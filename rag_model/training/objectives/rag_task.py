@@ -22,7 +22,7 @@ from rag_model.evaluation.collapse import LIMITS, Collapse, Limits, measure
 from rag_model.evaluation.match import Answers
 from rag_model.generate.folder import save_rag
 from rag_model.generate.generator import Contexts, Targets
-from rag_model.generate.rag import Kind, Rag, RagSettings
+from rag_model.generate.rag import Rag, RagSettings, Variant
 from rag_model.retrieve.expression import one_of
 from rag_model.store.versions.snapshot import Snapshot
 from rag_model.training.data.examples import Example, digest_examples
@@ -78,7 +78,7 @@ class RagRecipe:
         """The retriever that finds passages, in one spelling; None: the snapshot's default."""
         return one_of(self.index, self.retriever)
 
-    def settings(self, kind: Kind) -> RagSettings:
+    def settings(self, kind: Variant) -> RagSettings:
         """Return the settings of the model to train."""
         return RagSettings(kind, self.k, self.temperature, self.label_smoothing, self.exclude_bos)
 

@@ -36,7 +36,7 @@ def chunk(plan: Plan, tmp_path: Path, recipe: ChunkRecipe | None = None) -> tupl
 
 def test_pages_become_passages_and_drops_are_counted(tmp_path: Path) -> None:
     plan = plan_of(tmp_path, "One '''two''' three.\n== Life ==\nFour.", "#REDIRECT [[Page 1]]", "{{stub}}", HOSTILE)
-    facts, passages = chunk(plan, tmp_path)
+    facts, passages = chunk(plan, tmp_path, ChunkRecipe(words=3))
     assert [(p.id, p.page_id, p.rev_id, p.title, p.section, p.text) for p in passages] == [
         ("1:0", "1", 10, "Page 1", "", "One two three."),
         ("1:Life.0", "1", 10, "Page 1", "Life", "Four."),
@@ -72,8 +72,10 @@ def test_the_recipe_decides_the_cut(tmp_path: Path) -> None:
 
 
 def test_an_edit_changes_only_the_passages_of_its_section(tmp_path: Path) -> None:
-    before = chunk(plan_of(tmp_path, "Lead.\n== A ==\nold\n== B ==\nsame", name="1.xml"), tmp_path)[1]
-    after = chunk(plan_of(tmp_path, "Lead.\n== A ==\nnew and longer\n== B ==\nsame", name="2.xml"), tmp_path)[1]
+    old, new = (
+        plan_of(tmp_path, f"Lead.\n== A ==\n{text}\n== B ==\nsame", name=f"{text}.xml") for text in ("a", "b c")
+    )
+    before, after = (chunk(plan, tmp_path, ChunkRecipe("sections"))[1] for plan in (old, new))
     hashes = {p.id: p.hash for p in before}
     assert [p.id for p in after if hashes.get(p.id) != p.hash] == ["1:A.0"]
 

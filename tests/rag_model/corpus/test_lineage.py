@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from rag_model.corpus import chunk
 from rag_model.corpus.chunk import ChunkFacts, ChunkRecipe, chunk_part
 from rag_model.corpus.lineage import Inheritance, article_key, cutting_basis
 from rag_model.corpus.passages import PassageFile, PassageWriter
@@ -18,6 +19,7 @@ from tests.fixtures.overlapping import Overlapping, offer, save_tokenizer
 SITE = Siteinfo("enwiki", "en", "https://en.wikipedia.org/wiki/Main_Page", {"file": 6})
 PAGE = Page(7, 70, "2026-01-01T00:00:00Z", 0, "Title", False, "wikitext", "Some text.")
 DEFAULT = ChunkRecipe()
+SECTIONS = ChunkRecipe("sections")  # the default of before
 HOSTILE = "{{small|" * 200
 
 
@@ -27,12 +29,12 @@ def key(page: Page = PAGE, site: Siteinfo = SITE, recipe: ChunkRecipe = DEFAULT,
 
 def test_keys_of_before_chunkers_had_other_settings_still_serve() -> None:
     """Made by the version before; the next month inherits from article logs of it."""
-    bases = [cutting_basis(SITE, recipe.identity(), 2) for recipe in (DEFAULT, ChunkRecipe("words", 50))]
+    bases = [cutting_basis(SITE, recipe.identity(), 2) for recipe in (SECTIONS, ChunkRecipe("words", 50))]
     assert bases == [
         b"sha256:62b7532f82d94920e536973f1792100c988ec84b27ac27210939eb9bc703f097",
         b"sha256:08cbceb34a7ab22da4f14c7264e10d8fe528c0d356db7beb62095f97dfeec339",
     ]
-    assert DEFAULT.identity() == {
+    assert SECTIONS.identity() == {
         "chunker": "sections",
         "words": 100,
         "quarantine_share": 0.01,
@@ -50,6 +52,7 @@ def test_the_key_is_of_all_that_decides_the_passages() -> None:
         key(site=replace(SITE, language="de")),
         key(site=replace(SITE, namespaces={"bild": 6})),
         key(recipe=ChunkRecipe("words")),
+        key(recipe=SECTIONS),
         key(recipe=ChunkRecipe(words=99)),
         key(version=2),
     ]
@@ -60,7 +63,7 @@ def test_the_key_is_of_all_that_decides_the_passages() -> None:
 @pytest.fixture
 def part(tmp_path: Path, page_xml: Any, export_xml: Any) -> tuple[Part, Siteinfo]:
     long = " ".join(f"word{number}" for number in range(600))
-    texts = ["One '''two'''.\n== Life ==\nThree.", "{{stub}}", HOSTILE, *(f"{long} {page}" for page in range(160))]
+    texts = ["One '''two'''.\n== Life ==\nThree.", "{{stub}}", HOSTILE, *(f"{long} {page}" for page in range(200))]
     pages = (page_xml(number, text) for number, text in enumerate(texts, start=1))
     (tmp_path / "dump.xml").write_bytes(export_xml(*pages))
     plan = plan_dump(str(tmp_path / "dump.xml"), workdir=tmp_path, stage=str, part_bytes=1 << 30)
@@ -110,6 +113,23 @@ def test_what_is_taken_over_is_what_would_be_made(part: tuple[Part, Siteinfo], t
     assert (first.inherited, again.inherited) == (0, again.articles)
     assert replace(again, inherited=0) == first
     assert [path.read_bytes() for path in same] == [path.read_bytes() for path in files]
+
+
+def test_passages_of_the_default_of_before_are_not_mixed_in(part: tuple[Part, Siteinfo], tmp_path: Path) -> None:
+    _, *files = cut(part, tmp_path / "before", recipe=SECTIONS)
+    fresh, *expected = cut(part, tmp_path / "fresh")
+    again, *made = cut(part, tmp_path / "again", (files[0], files[1]))
+    assert (again.inherited, again) == (0, fresh)
+    assert [path.read_bytes() for path in made] == [path.read_bytes() for path in expected]
+
+
+def test_passages_of_another_version_are_not_mixed_in(
+    part: tuple[Part, Siteinfo], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as before:
+        before.setattr(chunk, "VERSION", chunk.VERSION - 1)
+        _, *files = cut(part, tmp_path / "before")
+    assert cut(part, tmp_path / "again", (files[0], files[1]))[0].inherited == 0
 
 
 def test_a_log_that_does_not_fit_the_passages_is_left_aside(part: tuple[Part, Siteinfo], tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Cross-encoders: the scores that transformers gives, by torch and by ONNX, and refusals of other models."""
 
+import json
 import shutil
 import subprocess
 import sys
@@ -197,6 +198,15 @@ def test_a_damaged_folder_is_refused(
     (folder / file).write_bytes((folder / file).read_bytes()[:kept])
     with pytest.raises(InputError, match=file.replace(".", r"\.")):
         CrossEncoder.load(folder)
+
+
+def test_a_graph_that_does_not_fit_its_tokenizer_is_refused(graph: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(graph, tmp_path / "cross"))
+    rules = json.loads((folder / "tokenizer.json").read_text())
+    rules["model"]["vocab"]["king"] = 50_000
+    (folder / "tokenizer.json").write_text(json.dumps(rules))
+    with pytest.raises(InputError, match="an ONNX model cannot score pairs"):
+        CrossEncoder.load(folder).scores(["king"], [""], ["king"])
 
 
 def test_a_device_that_is_not_here_is_refused(graph: Path) -> None:

@@ -9,7 +9,13 @@ from hypothesis import strategies as st
 from scipy.stats import bootstrap
 
 from rag_model.errors import UsageError
-from rag_model.evaluation.bootstrap import Resampling, difference_interval, interval_of_sums, mean_interval
+from rag_model.evaluation.bootstrap import (
+    Resampling,
+    difference_interval,
+    interval_of_sums,
+    mean_interval,
+    mean_intervals,
+)
 
 VALUES = np.random.default_rng(7).normal(0.4, 0.2, 200).tolist()
 MANY = Resampling(draws=20_000)
@@ -89,3 +95,16 @@ def test_differences_need_the_same_questions() -> None:
 def test_settings_that_make_no_sense(wrong: dict[str, float]) -> None:
     with pytest.raises(UsageError, match=r"an interval has .*: need draws >= 1"):
         Resampling(**wrong)
+
+
+def test_many_columns_are_resampled_as_each_alone() -> None:
+    random = np.random.default_rng(3)
+    columns = {name: list(random.random(57)) for name in "abc"} | {"shares": [float(n % 3 == 0) for n in range(57)]}
+    together = mean_intervals(columns)
+    for name, values in columns.items():
+        alone = mean_interval(values)
+        assert (together[name].value, together[name].n) == (pytest.approx(alone.value), 57)
+        assert (together[name].low, together[name].high) == pytest.approx((alone.low, alone.high))
+    assert mean_intervals({}) == {}
+    with pytest.raises(UsageError, match="NaN"):
+        mean_intervals({"a": [1.0], "b": [float("nan")]})

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from rag_model.errors import UsageError
-from rag_model.evaluation.gate import Findings, Floor, GateRecipe, Vitals, judge
+from rag_model.evaluation.bootstrap import mean_interval
+from rag_model.evaluation.gate import Findings, Floor, GateRecipe, QuestionFloor, Reached, Vitals, judge
 
 PARENT = Vitals(passages=1000, space="sha256:aa", newest_revision="2026-10-01T00:00:00Z")
 FACTORIES = {"hnsw": "HNSW32", "ivfpq": "IVF64,PQ48np"}
@@ -49,6 +50,13 @@ def test_each_index_has_its_own_floor() -> None:
     assert failed(flat=0.94) == ["flat recall@20, mean"]
 
 
+@pytest.mark.parametrize("refine", ["vectors", "SQfp16", "SQ8"])
+def test_codes_whose_candidates_are_ranked_again_have_the_floor_of_a_graph(refine: str) -> None:
+    refined, alone = (GateRecipe().floor("ivfpq", factory) for factory in (f"IVF64,PQ48np,Refine({refine})", "IVF,PQ"))
+    assert refined == GateRecipe().floor("hnsw", "HNSW32") == Floor(0.95, 0.80)
+    assert alone == Floor(0.60, 0.30)
+
+
 @pytest.mark.parametrize("wrong", [{"k": 0}, {"queries": 0}, {"max_passage_loss": 10.0}])
 def test_thresholds_that_make_no_sense_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
@@ -79,3 +87,15 @@ def test_an_older_dump_is_refused() -> None:
 def test_the_reason_says_what_was_seen_and_wanted() -> None:
     verdict = judge(GateRecipe(), replace(PARENT, passages=100), found(), PARENT)
     assert verdict.reason == "passages lost since the parent is 90.0% (1,000 to 100), wanted at most 10.0%"
+
+
+@pytest.mark.parametrize(("floor", "passed"), [(0.5, True), (0.51, False)])
+def test_a_retriever_may_be_held_to_a_floor_on_questions(floor: float, passed: bool) -> None:
+    recipe = GateRecipe(questions={"dev": QuestionFloor("dev.jsonl", floor, "Success@5")})
+    reached = {"dev": Reached("rrf(hnsw, ivfpq)", mean_interval([1.0, 0.0, 1.0, 0.0]))}
+    verdict = judge(recipe, PARENT, found(), PARENT, reached)
+    assert verdict.passed is passed
+    (check,) = [check for check in verdict.checks if "questions dev" in check.name]
+    assert check.name == "Success@5 of rrf(hnsw, ivfpq) on the questions dev"
+    assert check.observed == "0.500 [0.000, 1.000]"
+    assert check.wanted == f"at least {floor:.3f}"

@@ -147,3 +147,27 @@ def test_any_text_is_read_or_refused(text: str) -> None:
     except InputError:
         return
     assert all(question.text.strip() for question in read.questions)
+
+
+def test_a_question_may_name_its_passages_and_its_source() -> None:
+    lines = [
+        {"question": "One?", "passages": ["12:0", 7, "12:0"], "source": "squad"},
+        {"text": "Two?", "answers": ["a"]},
+        {"input": "Three?", "output": [{"answer": "b"}], "passages": ["3-1"], "source": "kilt"},
+    ]
+    read = read_questions(io.StringIO("".join(json.dumps(line) + "\n" for line in lines))).questions
+    assert [(q.passages, q.source) for q in read] == [(("12:0", "7"), "squad"), ((), ""), (("3-1",), "kilt")]
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        ({"passages": "12:0"}, r'line 1: `passages` must be a list of passage ids such as \["12:0", "12:1"\]'),
+        ({"passages": [1.5]}, "`passages` must be a list"),
+        ({"passages": None}, "`passages` must be a list"),
+        ({"source": 3}, "line 1: `source` must be a text"),
+    ],
+)
+def test_passages_and_sources_of_the_wrong_kind(more: dict[str, object], says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        read_questions(io.StringIO(json.dumps({"question": "One?", **more}) + "\n"))

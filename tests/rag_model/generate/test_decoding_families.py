@@ -10,7 +10,7 @@ from rag_model.corpus.records import Passage
 from rag_model.generate.decoding import Decoding, Sampling
 from rag_model.generate.generator import Generator, Targets
 from rag_model.generate.load import load_generator
-from rag_model.generate.rag import Kind, Rag, RagSettings
+from rag_model.generate.rag import Rag, RagSettings, Variant
 from rag_model.generate.sequence_beam import decode_sequence
 from rag_model.generate.token_beam import decode_token
 from tests.fixtures.tiny_generators import save_bart, save_llama, save_t5
@@ -32,7 +32,9 @@ def generator(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 @pytest.mark.parametrize(
     "how", [Decoding(), Decoding(beams=3), Decoding(sampling=Sampling(seed=3))], ids=["1", "3", "s"]
 )
-def test_likelihood_and_posterior_are_those_of_teacher_forcing(generator: Generator, kind: Kind, how: Decoding) -> None:
+def test_likelihood_and_posterior_are_those_of_teacher_forcing(
+    generator: Generator, kind: Variant, how: Decoding
+) -> None:
     passages = [[Passage("", "", 1, "T", "", text, 0, 1, "") for text in TEXTS]] * len(QUESTIONS)
     contexts = generator.contexts(QUESTIONS, passages)  # of many lengths, so padded
     short = Decoding(how.beams, 7, sampling=how.sampling)

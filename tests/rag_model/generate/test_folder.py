@@ -28,7 +28,7 @@ from rag_model.generate.folder import load_rag, save_rag
 from rag_model.generate.generator import Contexts, Targets
 from rag_model.generate.inputs import PaperForm
 from rag_model.generate.load import load_generator
-from rag_model.generate.rag import Kind, Rag, RagSettings
+from rag_model.generate.rag import Rag, RagSettings, Variant
 from tests.fixtures.tiny import SHAPE, add_tokenizer, save_bert
 from tests.fixtures.tiny_generators import save_bart, save_t5
 from tests.fixtures.tiny_generators import save_llama as save_llama_
@@ -37,7 +37,7 @@ CLS = EncoderSpec(pooling="cls", normalize=False, max_length=64)
 QUESTIONS = ["who wrote the book", "日本 ?"]
 PASSAGES = [[Passage("1", "1", 0, title, "", text, 0, 2, "") for title, text in (("A", "bc"), ("D", "e f"))]] * 2
 ANSWERS = ["the answer is 42", "no"]
-ORACLES: dict[Kind, Any] = {"sequence": RagSequenceForGeneration, "token": RagTokenForGeneration}
+ORACLES: dict[Variant, Any] = {"sequence": RagSequenceForGeneration, "token": RagTokenForGeneration}
 SAVE: dict[str, Callable[[Path], Path]] = {"bart": save_bart, "t5": save_t5, "llama": save_llama_}
 
 
@@ -85,7 +85,7 @@ CASES = [
 def test_what_is_saved_is_loaded(
     parts: dict[str, Path],
     tmp_path: Path,
-    kind: Kind,
+    kind: Variant,
     question: str,
     family: str,
     spec: EncoderSpec | None,
@@ -112,7 +112,7 @@ def test_what_is_saved_is_loaded(
 def test_transformers_opens_it_and_finds_the_same_loss(
     parts: dict[str, Path],
     tmp_path: Path,
-    kind: Kind,
+    kind: Variant,
     question: str,
     family: str,
     spec: EncoderSpec | None,

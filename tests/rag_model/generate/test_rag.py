@@ -23,7 +23,7 @@ from rag_model.encoders.trainable import TrainableEncoder
 from rag_model.errors import UsageError
 from rag_model.generate.generator import Contexts, Targets
 from rag_model.generate.load import load_generator
-from rag_model.generate.rag import Kind, Rag, RagSettings
+from rag_model.generate.rag import Rag, RagSettings, Variant
 from tests.fixtures.tiny import SHAPE, add_tokenizer
 from tests.fixtures.tiny_generators import save_bart, save_t5
 
@@ -115,7 +115,7 @@ def gradients(module: torch.nn.Module) -> Iterator[tuple[str, Tensor]]:
     ],
 )
 def test_loss_and_gradients_are_those_of_transformers(
-    folders: Folders, family: str, kind: Kind, smoothing: float, exclude_bos: bool, answers: list[str]
+    folders: Folders, family: str, kind: Variant, smoothing: float, exclude_bos: bool, answers: list[str]
 ) -> None:
     """In float64: in float32, which kernels a processor has decides whether gradients of T5 agree to four digits."""
     settings = RagSettings(kind, K, label_smoothing=smoothing, exclude_bos=exclude_bos)
@@ -143,7 +143,7 @@ def rag(folders: Folders) -> Rag:
 
 
 @pytest.mark.parametrize("kind", ["sequence", "token"])
-def test_a_passage_that_helped_is_drawn_nearer(folders: Folders, kind: Kind) -> None:
+def test_a_passage_that_helped_is_drawn_nearer(folders: Folders, kind: Variant) -> None:
     """∂ -log p(y|x) / ∂ score(z) = p(z|x) - p(z|x,y): below zero where the answer speaks for the passage."""
     ours = rag_of(folders, "bart", RagSettings(kind))
     _, _, contexts, targets = batch(ours, UNEVEN)
@@ -166,7 +166,7 @@ def test_the_loss_is_the_negative_likelihood(rag: Rag) -> None:
 
 
 @pytest.mark.parametrize("kind", ["sequence", "token"])
-def test_a_loss_without_gradient_is_the_same(folders: Folders, kind: Kind) -> None:
+def test_a_loss_without_gradient_is_the_same(folders: Folders, kind: Variant) -> None:
     ours = rag_of(folders, "t5", RagSettings(kind, label_smoothing=0.1))
     given = batch(ours, UNEVEN)
     with torch.no_grad():

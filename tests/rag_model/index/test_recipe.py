@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from rag_model.errors import InputError, UsageError
 from rag_model.index.factory import check, parse
 from rag_model.index.files.engine import faiss
-from rag_model.index.recipe import IndexRecipe, default_search, resolve
+from rag_model.index.recipe import IndexRecipe, default_search, lists_in, resolve
 
 TEMPLATES = [
     "HNSW",
@@ -62,9 +62,9 @@ def test_numbers_that_were_asked_for_are_kept() -> None:
 def test_a_second_look_has_a_setting_of_its_own() -> None:
     plan = resolve(IndexRecipe("IVF,PQ,Refine(SQfp16)"), 5000, 384)
     assert plan.factory == "IVF128,PQ96np,Refine(SQfp16)"
-    assert plan.search == {"nprobe": 16, "refine": 10} == default_search(plan.factory)
+    assert plan.search == {"nprobe": 128, "refine": 10} == default_search(plan.factory)
     asked = resolve(IndexRecipe("IVF,PQ,Refine(SQfp16)", search={"refine": 7}), 5000, 384)
-    assert asked.search == {"nprobe": 16, "refine": 7}
+    assert asked.search == {"nprobe": 128, "refine": 7}
     with pytest.raises(UsageError, match="refine is not a search parameter of this index: it takes nprobe"):
         IndexRecipe("IVF,PQ", search={"refine": 7})
     few = resolve(IndexRecipe("IVF,PQ,Refine(SQfp16)", search={"refine": 7}), 500, 384)
@@ -74,7 +74,16 @@ def test_a_second_look_has_a_setting_of_its_own() -> None:
 def test_looking_at_the_vectors_leaves_the_index_as_it_is() -> None:
     plain, refined = (resolve(IndexRecipe(text), 5000, 384) for text in ("IVF,PQ", "IVF,PQ,Refine(vectors)"))
     assert refined.built() == plain.built()
-    assert refined.entry() == plain.entry() | {"refine": "vectors", "search": {"nprobe": 16, "refine": 10}}
+    assert refined.entry() == plain.entry() | {"refine": "vectors", "search": {"nprobe": 128, "refine": 10}}
+
+
+@given(st.integers(1, 30_000_000))
+def test_what_is_ranked_again_is_looked_for_in_as_many_lists_as_there_are_up_to_256(n: int) -> None:
+    plan = resolve(IndexRecipe("IVF,PQ,Refine(vectors)"), n, 64)
+    if plan.refine:
+        assert plan.search == {"nprobe": min(256, lists_in(plan)), "refine": 10}
+    else:
+        assert plan.search == {"nprobe": lists_in(plan)}, "too few to train codes: every list is searched"
 
 
 def test_what_is_tuned_later_changes_no_byte() -> None:

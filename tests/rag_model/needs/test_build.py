@@ -35,7 +35,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_demo_is_estimated_as_what_it_came_to(demo_dump: Path, tiny: Path) -> None:
     bulk = bulk_of(str(demo_dump), tiny, WORDS)
-    assert bulk.passages == pytest.approx(5_228, rel=0.01)
+    assert bulk.passages == pytest.approx(5_417, rel=0.01)
     assert bulk.dim == 32
     assert bulk.weights == (tiny / "model.safetensors").stat().st_size
     assert 0 < bulk.part < bulk.passages
@@ -43,11 +43,11 @@ def test_the_demo_is_estimated_as_what_it_came_to(demo_dump: Path, tiny: Path) -
 
 def test_longer_passages_are_fewer_and_a_limit_of_articles_limits_them(demo_dump: Path, tiny: Path) -> None:
     whole = bulk_of(str(demo_dump), tiny, WORDS).passages
-    assert bulk_of(str(demo_dump), tiny, 200).passages == pytest.approx(whole / 2, abs=1)
+    assert bulk_of(str(demo_dump), tiny, 2 * WORDS).passages == pytest.approx(whole / 2, abs=1)
     assert bulk_of(str(demo_dump), tiny, WORDS, limit=10).passages == 600
 
 
-@pytest.mark.parametrize(("name", "size", "passages"), [("p.tsv", 65_000, 100), ("d.jsonl.gz", 40_000, 100)])
+@pytest.mark.parametrize(("name", "size", "passages"), [("p.tsv", 65_000, 100), ("d.jsonl.gz", 32_000, 100)])
 def test_other_sources_are_counted_by_what_their_names_end_in(
     tmp_path: Path, tiny: Path, name: str, size: int, passages: int
 ) -> None:

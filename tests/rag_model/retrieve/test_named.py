@@ -6,10 +6,10 @@ import pytest
 
 from rag_model.encoders.encoder import Encoder
 from rag_model.errors import StoreError, UsageError
-from rag_model.retrieve.named import EncoderNames, encoder_names
+from rag_model.retrieve.named import EncoderNames, cross_encoder_folder, encoder_names
 from rag_model.store.store import Store
 from rag_model.store.versions.models import Made, put_model
-from tests.fixtures.tiny import save_bert
+from tests.fixtures.tiny import save_bert, save_cross_encoder
 
 
 @pytest.fixture
@@ -44,3 +44,17 @@ def test_what_is_no_encoder_is_refused(store: Store, tmp_path: Path) -> None:
     put_model(store, tmp_path / "whole", Made("rag-token", None, {}), "whole")
     with pytest.raises(UsageError, match="has no encoder in a folder question/"):
         encoder_names(store, "model:whole")
+
+
+def test_a_cross_encoder_is_a_folder_or_a_part_of_a_model(store: Store, tmp_path: Path) -> None:
+    folder = save_cross_encoder(tmp_path / "model" / "cross-encoder")
+    assert cross_encoder_folder(None, str(folder)) == folder.resolve()
+    put_model(store, tmp_path / "model", Made("cross-encoder", None, {}), "judge")
+    found = cross_encoder_folder(store, "model:judge")
+    assert (found / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
+    with pytest.raises(UsageError, match="model:judge is a model of a store, but no store is given"):
+        cross_encoder_folder(None, "model:judge")
+    save_bert(tmp_path / "reader" / "question")
+    put_model(store, tmp_path / "reader", Made("rag-token", None, {}), "reader")
+    with pytest.raises(UsageError, match="model:reader scores no pairs: name a model that `finetune cross-encoder`"):
+        cross_encoder_folder(store, "model:reader")

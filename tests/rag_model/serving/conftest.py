@@ -8,11 +8,18 @@ from pathlib import Path
 import pytest
 
 from tests.fixtures.serving import Library, make_library
+from tests.fixtures.tiny_rag import save_tiny_rag
 
 
 @pytest.fixture(scope="session")
 def made_library(tmp_path_factory: pytest.TempPathFactory) -> Library:
     return make_library(tmp_path_factory.mktemp("library"))
+
+
+@pytest.fixture(scope="session")
+def model(made_library: Library, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny RAG model that encodes as the library's encoder does."""
+    return save_tiny_rag(tmp_path_factory.mktemp("rag"), made_library.encoder, "token")
 
 
 @pytest.fixture

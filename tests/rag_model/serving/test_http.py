@@ -5,7 +5,6 @@ import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -14,17 +13,11 @@ from rag_model.generate.named import open_reader
 from rag_model.generate.reader import answer_json
 from rag_model.retrieve.dense import DenseRetriever
 from rag_model.retrieve.retriever import hit_json
-from rag_model.serving import messages
+from rag_model.serving.http import messages
 from rag_model.store.versions.snapshot import Snapshot
-from tests.fixtures.serving import PASSAGES, PATIENCE, Gate, Library, Serving, serving, until, with_limits
-from tests.fixtures.tiny_rag import save_tiny_rag
+from tests.fixtures.serving import PASSAGES, PATIENCE, Gate, Library, Serving, rounded, serving, until, with_limits
 
 ASKED = ["who was the king of the river?", "Où est 東京 🗼?"]
-
-
-@pytest.fixture(scope="module")
-def model(made_library: Library, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_rag(tmp_path_factory.mktemp("rag"), made_library.encoder, "token")
 
 
 @pytest.fixture(scope="module")
@@ -34,15 +27,6 @@ def served(made_library: Library, model: Path, tmp_path_factory: pytest.TempPath
     )
     with serving(made_library.url, tmp_path_factory.mktemp("dest"), bounds, model=str(model)) as found:
         yield found
-
-
-def rounded(value: Any) -> Any:
-    """Leave out the last digits, in which vectors that were encoded beside others differ."""
-    if isinstance(value, float):
-        return pytest.approx(value, abs=1e-4)
-    if isinstance(value, dict):
-        return {key: rounded(one) for key, one in value.items()}
-    return [rounded(one) for one in value] if isinstance(value, list) else value
 
 
 @pytest.mark.parametrize("index", ["hnsw", "exact"])

@@ -12,13 +12,13 @@ from rag_model.generate.named import open_reader
 from rag_model.generate.reader import answer_json
 from rag_model.retrieve.factory import open_retriever
 from rag_model.retrieve.retriever import hit_json
-from rag_model.serving import messages
-from rag_model.serving.metrics import Metrics
-from rag_model.serving.quality import Quality
-from rag_model.serving.settings import ServiceSettings
-from rag_model.serving.windows import WatchSettings
+from rag_model.serving.http import messages
+from rag_model.serving.service_settings import ServiceSettings
+from rag_model.serving.watching.metrics import Metrics
+from rag_model.serving.watching.quality import Quality
+from rag_model.serving.watching.windows import WatchSettings
 from rag_model.store.versions.snapshot import Snapshot
-from tests.fixtures.serving import Gate, Library, Serving, serving, until, with_limits
+from tests.fixtures.serving import Gate, Library, Serving, rounded, serving, until, with_limits
 from tests.fixtures.tiny import save_cross_encoder
 from tests.fixtures.tiny_rag import save_tiny_rag
 
@@ -32,26 +32,12 @@ def cross(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def model(made_library: Library, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_rag(tmp_path_factory.mktemp("rag"), made_library.encoder, "token")
-
-
-@pytest.fixture(scope="module")
 def served(
     made_library: Library, model: Path, cross: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Serving]:
     bounds = with_limits(retrievers=(FUSED, f"rerank(hnsw, {cross}, 6)", "hnsw"), max_depth=50)
     with serving(made_library.url, tmp_path_factory.mktemp("dest"), bounds, model=str(model)) as found:
         yield found
-
-
-def rounded(value: Any) -> Any:
-    """Leave out the last digits, in which vectors that were encoded beside others differ."""
-    if isinstance(value, float):
-        return pytest.approx(value, abs=1e-4)
-    if isinstance(value, dict):
-        return {key: rounded(one) for key, one in value.items()}
-    return [rounded(one) for one in value] if isinstance(value, list) else value
 
 
 @pytest.mark.parametrize("asked", [None, FUSED, "hnsw", "exact", " rrf(exact:3,hnsw , weights=[2,1]) ", "hnsw:50"])

@@ -6,7 +6,7 @@ from typing import Any
 
 import httpx
 
-from rag_model.serving.observer import Observer
+from rag_model.serving.watching.observer import Observer
 from tests.fixtures.serving import PATIENCE, Library, serving, until, with_limits
 from tests.fixtures.tiny_rag import save_tiny_rag
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rag_model.corpus.records import Part
-from rag_model.index.quality.fit import Trained
+from rag_model.index.quality.fit import TrainingFit
 from rag_model.index.recipe import IndexRecipe, VectorPlan, resolve
 from rag_model.snapshots.encoded_part import EncodedPart
 from rag_model.snapshots.heritage import inherit, noted, obstacles, steady, trained_entry
@@ -16,7 +16,7 @@ from rag_model.store.store import Store
 from rag_model.store.versions.manifest import Content, Manifest, PartEntry, in_space
 
 RECIPE = IndexRecipe("HNSW8")
-TRAINED = Trained({"cells": 0.5}, 1.2, 1.25)
+TRAINED = TrainingFit({"cells": 0.5}, 1.2, 1.25)
 N = 200_000
 
 

@@ -1,12 +1,13 @@
 """A snapshot measured: sound indexes pass the gate, and one built over other vectors does not."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from rag_model.evaluation.gate import GateRecipe, Vitals, judge
+from rag_model.evaluation.gate import GateRecipe, QuestionFloor, Vitals, judge
 from rag_model.index.recipe import IndexRecipe, resolve
 from rag_model.index.stages import build
 from rag_model.snapshots.measure import measure
@@ -71,3 +72,18 @@ def test_an_index_of_other_vectors_fails_the_gate(content: tuple[Store, Content]
         "hnsw recall@5, mean",
         "hnsw recall@5, 5th percentile",
     ]
+
+
+def test_questions_with_a_floor_are_asked(snapshot: Snapshot, tmp_path: Path) -> None:
+    path = tmp_path / "dev.jsonl"
+    asked = [("who wrote animal farm?", "Orwell"), ("what does the aardvark eat", "nothing")]
+    path.write_text("".join(json.dumps({"question": text, "answers": [one]}) + "\n" for text, one in asked))
+    floors = {
+        "deep": QuestionFloor(str(path), 0.9, "Success@100", "rrf(hnsw, exact)"),  # deeper than the corpus
+        "first": QuestionFloor(str(path), 0.9, "RR@1"),
+    }
+    reached = measure(snapshot, replace(RECIPE, questions=floors)).reached
+    assert {name: (one.retriever, one.estimate.value, one.estimate.n) for name, one in reached.items()} == {
+        "deep": ("rrf(hnsw, exact)", 0.5, 2),
+        "first": ("hnsw", 0.5, 2),
+    }

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from rag_model.errors import BookwheelError, InputError, UsageError
-from rag_model.snapshots.recipe import Recipe, read_recipe
+from rag_model.evaluation.gate import QuestionFloor
+from rag_model.snapshots.recipe import Recipe, check_fit, read_recipe
 
 WHOLE = """
 part_bytes = 1_000_000
@@ -35,6 +36,12 @@ max_passage_loss = 1
 [gate.floors.codes]
 mean = 0.5
 p5 = 0
+
+[gate.questions.dev]
+file = "dev.jsonl"
+floor = 0.75
+measure = "nDCG@10"
+judged_by = "passages"
 """
 
 
@@ -49,12 +56,12 @@ def test_the_recipe_of_the_documentation_is_a_recipe(tmp_path: Path) -> None:
     text, *_ = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
     recipe = read(tmp_path, text)
     assert recipe.encode.spec == {"passage_prompt": "passage: ", "question_prompt": "query: "}
-    assert set(recipe.index) == {"hnsw", "ivfpq"}
+    assert set(recipe.index) == {"hnsw", "ivfpq", "bm25"}
 
 
 def test_no_file_and_an_empty_file_are_the_default(tmp_path: Path) -> None:
     assert read_recipe(None) == read(tmp_path, "") == Recipe()
-    assert set(Recipe().index) == {"hnsw", "ivfpq"}
+    assert set(Recipe().index) == {"hnsw", "ivfpq", "bm25"}
 
 
 def test_every_setting_is_read(tmp_path: Path) -> None:
@@ -67,6 +74,7 @@ def test_every_setting_is_read(tmp_path: Path) -> None:
     assert recipe.index["codes"].metric == "l2"
     assert recipe.gate.max_passage_loss == 1.0
     assert recipe.gate.floor("codes", "IVF64,PQ8").p5 == 0.0
+    assert recipe.gate.questions == {"dev": QuestionFloor("dev.jsonl", 0.75, "nDCG@10", "", "passages")}
     assert recipe.gate.floor("graph", "HNSW16") == Recipe().gate.floor("graph", "HNSW16")
 
 
@@ -95,11 +103,14 @@ def test_the_gate_and_where_an_encoder_lay_are_no_part_of_the_content(tmp_path: 
         ("[index.exact]\nfactory = 'HNSW32'", "compares every vector"),
         ("[index]", "names no index"),
         ("[chunk]\nwords = 0", "at least 1"),
-        ("[chunk]\nchunker = 'tokens'", "choose one of words, sections"),
+        ("[chunk]\nchunker = 'topics'", "choose one of words, sections"),
         ("[chunk]\nquarantine_share = nan", "share from 0 to 1"),
         ("[gate.floors.a]\nmean = 1.5\np5 = 0.5", "from 0 to 1"),
         ("part_bytes = 0", "at least 1"),
         ("[gate.floors.a]\nmean = 1", "gate, floors.a lacks 'p5'"),
+        ("[gate.questions.a]\nfile = 'q'", "gate, questions.a lacks 'floor'"),
+        ("[gate.questions.a]\nfile = 'q'\nfloor = 75", "the floor of Success@20 is 75.0: give a share from 0 to 1"),
+        ("[gate.questions.a]\nfile = 'q'\nfloor = 1\njudged_by = 'me'", "choose one of answers, pages, passages"),
     ],
 )
 def test_a_mistake_is_one_sentence(tmp_path: Path, text: str, says: str) -> None:
@@ -115,3 +126,22 @@ def test_what_is_no_recipe_file(tmp_path: Path) -> None:
             read_recipe(path)
         assert isinstance(wrong.value, BookwheelError)
         assert str(path) in str(wrong.value)
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        ("file = '{folder}/none.jsonl'", "the gate cannot ask the questions dev: .*none.jsonl cannot be read"),
+        ("retriever = 'rrf(hnsw, bm52)'", "the gate cannot ask the questions dev: .* has no index 'bm52'"),
+        ("measure = 'nDCG@10'", "'nDCG@10' does not measure questions that are judged by answers"),
+        ("judged_by = 'passages'", "question '0' names no passages"),
+    ],
+)
+def test_a_floor_that_can_not_be_measured_is_refused_before_the_build(tmp_path: Path, more: str, says: str) -> None:
+    asked = tmp_path / "dev.jsonl"
+    asked.write_text('{"question": "Who?", "answers": ["me"]}\n')
+    table = {"file": f"'{asked}'", "floor": "0.5"} | {more.split(" = ", maxsplit=1)[0]: more.split(" = ")[1]}
+    lines = "\n".join(f"{name} = {value}" for name, value in table.items()).replace("{folder}", str(tmp_path))
+    with pytest.raises(BookwheelError, match=says):
+        check_fit(read(tmp_path, f"[gate.questions.dev]\n{lines}\n"), ["embeddings"])
+    check_fit(read(tmp_path, f"[gate.questions.dev]\nfile = '{asked}'\nfloor = 0.5\n"), ["embeddings"])

@@ -44,5 +44,5 @@ def test_what_is_written_is_read(tmp_path: Path, recipe: Recipe) -> None:
 
 
 def test_the_default_recipe_is_written_with_all_its_settings(tmp_path: Path) -> None:
-    assert again(Recipe(), tmp_path) == replace(Recipe(), chunk=ChunkRecipe(words=100))
+    assert again(Recipe(), tmp_path) == replace(Recipe(), chunk=ChunkRecipe(words=120))
     assert '[index.hnsw]\nfactory = "HNSW"\n' in recipe_text(Recipe().content())

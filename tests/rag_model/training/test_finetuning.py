@@ -9,7 +9,7 @@ from rag_model.errors import UsageError
 from rag_model.store.store import Store
 from rag_model.training.data.examples import Example
 from rag_model.training.finetuning import Finetuning
-from rag_model.training.loop.settings import LoopSettings
+from rag_model.training.loop.loop_settings import LoopSettings
 from rag_model.training.objectives.objective import Job
 from rag_model.training.origins import Origins
 from tests.fixtures.tiny_snapshot import publish_tiny

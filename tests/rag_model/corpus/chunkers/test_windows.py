@@ -6,8 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rag_model.corpus.chunkers.anchors import anchor
 from rag_model.corpus.chunkers.registry import build_chunker
-from rag_model.corpus.chunkers.windows import Sections, Words, anchor, split_words
+from rag_model.corpus.chunkers.windows import Sections, Words
+from rag_model.corpus.chunkers.words import split_words
 from rag_model.corpus.records import Article, Passage, Section
 
 TEXTS = st.lists(st.from_regex(r"[\w.]{1,9}", fullmatch=True), max_size=40).map(" ".join)
@@ -84,7 +86,7 @@ def test_an_edit_moves_only_its_own_section(article: Article, size: int, text: s
     sections = list(article.sections)
     sections[edited] = replace(sections[edited], text=text)
     after = list(Sections(size)(replace(article, sections=tuple(sections))))
-    taken: set[str] = set()
+    taken: dict[str, int] = {}
     prefix = [anchor(section.heading, taken) for section in sections][edited]
     others = [p for p in Sections(size)(article) if not p.id.startswith(f"12:{prefix}.")]
     assert [p for p in after if not p.id.startswith(f"12:{prefix}.")] == others

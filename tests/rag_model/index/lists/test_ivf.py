@@ -15,6 +15,7 @@ from rag_model.index.files.anatomy import list_anatomy
 from rag_model.index.files.engine import faiss, read, write
 from rag_model.index.files.pieces import opener
 from rag_model.index.lists import ivf
+from rag_model.index.lists.kind import KIND
 from rag_model.index.lists.training import trained_on
 from rag_model.index.quality.recall import recall_at
 from rag_model.index.recipe import IndexRecipe, VectorPlan, resolve
@@ -201,7 +202,7 @@ def test_lists_have_no_shards(make_vectors: Make, write_parts: Make, tmp_path: P
     plan = resolve(IndexRecipe("IVF16,Flat"), 1200, 32)
     assert plan.shards == 0
     with pytest.raises(ValueError, match="no shards"):
-        ivf.shard(plan, tmp_path / "trained", [], 0, tmp_path / "out")
+        KIND.shard(plan, tmp_path / "trained", [], 0, tmp_path / "out")
 
 
 def test_pieces_that_do_not_belong_are_refused(make_vectors: Make, write_parts: Make, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rag_model.errors import UsageError
-from rag_model.index.quality.fit import SAMPLE, Fit, Sampled, Trained, measure, sample
+from rag_model.index.quality.fit import SAMPLE, Fit, Sampled, TrainingFit, measure, sample
 from rag_model.index.recipe import IndexRecipe, resolve
 from rag_model.index.registry import kind_named
 
@@ -86,16 +86,16 @@ def test_a_few_vectors_are_chance(fit_of: Callable[..., Fit], make_vectors: Make
 
 
 def test_a_cell_that_outgrew_the_others_wears_the_cells_out() -> None:
-    first = Trained({"cells": 0.4}).used(1.3)
+    first = TrainingFit({"cells": 0.4}).used(1.3)
     assert (first.imbalance, first.imbalance_now) == (1.3, 1.3)
-    later = Trained.of(first.to_json()).used(1.7)
+    later = TrainingFit.of(first.to_json()).used(1.7)
     assert (later.imbalance, later.imbalance_now, later.losses) == (1.3, 1.7, first.losses)
     assert later.reason(1.2) is None
     assert later.used(1.9).reason(1.2) == "the largest cell has grown to 1.90 times the mean"
-    assert Trained({}).used(6.0).reason(1.2) is None, (
+    assert TrainingFit({}).used(6.0).reason(1.2) is None, (
         "equal vectors, which nothing splits, are not learnt anew for ever"
     )
-    assert Trained({}).used(0.0).reason(1.2) is None, "lists have no cells"
+    assert TrainingFit({}).used(0.0).reason(1.2) is None, "lists have no cells"
 
 
 @given(seed=st.integers(0, 99), before=st.sets(st.integers(0, 30)), now=st.sets(st.integers(0, 30), min_size=1))

@@ -1,6 +1,7 @@
 """What is chosen for a pull, and what a folder says of what was left out."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,14 @@ def test_a_file_is_of_one_kind() -> None:
 )
 def test_a_choice_is_of_kinds(choice: dict[str, Any], kinds: str) -> None:
     assert {kind_of(path) for path in filter(chosen(CONTENT, **choice), PATHS)} == set(kinds.split())
+
+
+def test_an_index_that_ranks_by_the_embeddings_is_not_pulled_without_them() -> None:
+    ranks = replace(CONTENT, indexes={**INDEXES, "ivfpq": {"refine": "vectors"}})
+    assert set(map(kind_of, filter(chosen(ranks, embeddings=False), PATHS))) == {"passages", "encoder", "index/hnsw"}
+    assert "index/ivfpq" in set(map(kind_of, filter(chosen(ranks, indexes=["ivfpq"]), PATHS)))
+    with pytest.raises(UsageError, match="index ivfpq ranks what it finds by the embeddings: pull them too"):
+        chosen(ranks, indexes=["ivfpq"], embeddings=False)
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,13 @@
-from pathlib import Path
-
-import numpy as np
 import pytest
 
 from rag_model.corpus.records import Passage
 from rag_model.errors import UsageError
-from rag_model.evaluation.match import Answers, tokens
+from rag_model.evaluation.match import Answers
 from rag_model.retrieve.dense import DenseRetriever
 from rag_model.store.versions.snapshot import Snapshot
 from rag_model.training.data.examples import Example, passage_of
-from rag_model.training.data.mine import Bm25, Mining, Search, mine, searching
+from rag_model.training.data.mine import Mining, Search, mine, searching
+from tests.fixtures.words import searching_words
 
 CORPUS = [
     passage_of("Orwell", "George Orwell wrote the novella Animal Farm in 1945."),
@@ -20,40 +18,29 @@ CORPUS = [
     passage_of("動物農場", "ジョージ・オーウェルの小説 👩‍🚀"),
     passage_of("Aardvark", "Eats ants."),
 ]
+
+
+@pytest.fixture(scope="module")
+def words(tmp_path_factory: pytest.TempPathFactory) -> Search:
+    return searching_words(CORPUS, tmp_path_factory.mktemp("words"))
+
+
 QUESTION = Example("1", "Who wrote the novella Animal Farm?", ("George Orwell",))
 
 
-def test_bm25_is_robertsons_formula_over_dprs_tokens() -> None:
-    words = [tokens(f"{one.title} {one.text}") for one in CORPUS]
-    mean, n = np.mean([len(some) for some in words]), len(words)
-
-    def score(question: str, some: list[str]) -> float:
-        total = 0.0
-        for word in tokens(question):
-            holding, count = sum(word in one for one in words), some.count(word)
-            idf = np.log(1 + (n - holding + 0.5) / (holding + 0.5))
-            total += idf * count / (count + 0.9 * (1 - 0.4 + 0.4 * len(some) / mean))
-        return total
-
-    for question in ("who wrote animal farm", "オーウェル 小説", "ants ants"):
-        ranked = sorted(range(n), key=lambda row: (-score(question, words[row]), row))
-        expected = [CORPUS[row] for row in ranked if score(question, words[row]) > 0]
-        assert Bm25(CORPUS).search([question], 99) == [expected]
-
-
-def test_a_negative_never_holds_an_answer() -> None:
-    (mined,) = mine([QUESTION], Bm25(CORPUS).search)
+def test_a_negative_never_holds_an_answer(words: Search) -> None:
+    (mined,) = mine([QUESTION], words)
     assert mined.positives == (CORPUS[0],)  # the first that holds it
     assert [one.title for one in mined.negatives] == ["Novella", "Farm"]  # and not the one that bears its name
-    (unfound,) = mine([QUESTION], Bm25(CORPUS).search, Mining(find_positives=False))
+    (unfound,) = mine([QUESTION], words, Mining(find_positives=False))
     assert unfound.negatives == mined.negatives  # nor one that nobody calls a positive
 
 
-def test_positives_of_ones_own_stay_and_are_no_negatives() -> None:
+def test_positives_of_ones_own_stay_and_are_no_negatives(words: Search) -> None:
     own = Example("1", "animal farm", ("nobody",), (CORPUS[1],), (CORPUS[6],))
-    (mined,) = mine([own], Bm25(CORPUS).search, Mining(negatives=1))
+    (mined,) = mine([own], words, Mining(negatives=1))
     assert (mined.positives, mined.negatives) == ((CORPUS[1],), (CORPUS[0],))
-    (left,) = mine([QUESTION], Bm25(CORPUS).search, Mining(find_positives=False, skip=2))
+    (left,) = mine([QUESTION], words, Mining(find_positives=False, skip=2))
     assert (left.positives, [one.title for one in left.negatives]) == ((), ["Farm"])
 
 
@@ -82,14 +69,8 @@ def test_pages_that_kilt_names_hold_the_positive_and_no_negative() -> None:
         Example("1", "who wrote?", (), (), (CORPUS[6],)),
     ],
 )
-def test_what_can_not_be_judged_is_left_as_it_is(example: Example) -> None:
-    assert mine([example], Bm25(CORPUS).search) == [example]
-
-
-@pytest.mark.parametrize("question", ["zyx", "…", "?!", "  👩‍🚀  "])
-def test_questions_without_a_known_word_find_nothing_or_what_shares_a_sign(question: str) -> None:
-    (found,) = Bm25(CORPUS).search([question], 3)
-    assert all(set(tokens(question)) & set(tokens(one.title + " " + one.text)) for one in found)
+def test_what_can_not_be_judged_is_left_as_it_is(example: Example, words: Search) -> None:
+    assert mine([example], words) == [example]
 
 
 def test_a_snapshot_is_mined_with_the_encoder_that_is_to_learn(snapshot: Snapshot, passages: list[Passage]) -> None:
@@ -101,9 +82,9 @@ def test_a_snapshot_is_mined_with_the_encoder_that_is_to_learn(snapshot: Snapsho
     assert not any(Answers(["Orwell"]).are_in(one.text) for one in mined.negatives)
 
 
-def test_order_and_number_are_kept_over_many(tmp_path: Path) -> None:
+def test_order_and_number_are_kept_over_many(words: Search) -> None:
     many = [Example(str(number), "animal farm", ("cows",)) for number in range(300)]
-    mined = mine(many, Bm25(CORPUS).search)
+    mined = mine(many, words)
     assert [one.id for one in mined] == [one.id for one in many]
     assert len({one.negatives for one in mined}) == 1
 
@@ -111,5 +92,3 @@ def test_order_and_number_are_kept_over_many(tmp_path: Path) -> None:
 def test_settings_that_contradict_are_refused() -> None:
     with pytest.raises(UsageError, match="need 0 <= skip < depth"):
         Mining(depth=5, skip=5)
-    with pytest.raises(UsageError, match="no passage contains a word"):
-        Bm25([passage_of("", " ")])

@@ -13,7 +13,7 @@ from rag_model.errors import InputError, UsageError
 from rag_model.training.data.examples import Example
 from rag_model.training.loop.journal import read_metrics
 from rag_model.training.loop.loop import train
-from rag_model.training.loop.settings import LoopSettings
+from rag_model.training.loop.loop_settings import LoopSettings
 from rag_model.training.objectives.cross_encoder import CrossEncoderRecipe, CrossEncoderTask
 from tests.fixtures.tiny import save_cross_encoder, write_json
 

@@ -14,7 +14,7 @@ from rag_model.training.data.batches import dpr_batch, other_positives, passage_
 from rag_model.training.data.examples import Example, passage_of
 from rag_model.training.loop.journal import read_metrics
 from rag_model.training.loop.loop import Trained, train
-from rag_model.training.loop.settings import LoopSettings
+from rag_model.training.loop.loop_settings import LoopSettings
 from rag_model.training.objectives.biencoder import BiEncoder
 from rag_model.training.objectives.dpr import DprRecipe, DprTask
 from rag_model.training.objectives.ranking import Ranking

@@ -13,7 +13,7 @@ from rag_model.errors import UsageError
 from rag_model.training.data.examples import Example
 from rag_model.training.data.lists import with_scores
 from rag_model.training.loop.loop import Trained, train
-from rag_model.training.loop.settings import LoopSettings
+from rag_model.training.loop.loop_settings import LoopSettings
 from rag_model.training.objectives.biencoder import BiEncoder
 from rag_model.training.objectives.margin_mse import MarginMseRecipe, MarginMseTask
 from tests.fixtures.tiny import save_cross_encoder

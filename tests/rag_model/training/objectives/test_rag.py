@@ -16,7 +16,7 @@ from rag_model.errors import InputError, RefusedError, UsageError
 from rag_model.evaluation.collapse import CollapsedError, Limits
 from rag_model.generate.folder import load_rag
 from rag_model.generate.load import load_generator
-from rag_model.generate.rag import Kind, Rag
+from rag_model.generate.rag import Rag, Variant
 from rag_model.store.store import Store
 from rag_model.store.versions.snapshot import Snapshot
 from rag_model.training.data.examples import Example
@@ -57,7 +57,7 @@ def task_of(encoder: Path, generators: dict[str, Path], snapshot: Snapshot) -> A
     def task_of(
         recipe: RagRecipe = RECIPE,
         *,
-        kind: Kind = "token",
+        kind: Variant = "token",
         family: str = "bart",
         examples: Sequence[Example] = EXAMPLES,
         dev: Sequence[Example] = DEV,
@@ -72,7 +72,7 @@ def task_of(encoder: Path, generators: dict[str, Path], snapshot: Snapshot) -> A
 
 @pytest.mark.parametrize(("kind", "family"), [("token", "bart"), ("sequence", "bart"), ("token", "llama")])
 def test_it_learns_and_the_passages_stay(
-    task_of: Any, tmp_path: Path, kind: Kind, family: str, snapshot: Snapshot
+    task_of: Any, tmp_path: Path, kind: Variant, family: str, snapshot: Snapshot
 ) -> None:
     task = task_of(kind=kind, family=family)
     before = {name: tensor.clone() for name, tensor in task.module.named_parameters()}
@@ -221,7 +221,7 @@ def test_deaf_generators_answer_the_same_from_any_passages(task_of: Any) -> None
 
 
 @pytest.mark.parametrize("kind", ["token", "sequence"])
-def test_half_precision_learns_nearly_the_same(task_of: Any, tmp_path: Path, kind: Kind) -> None:
+def test_half_precision_learns_nearly_the_same(task_of: Any, tmp_path: Path, kind: Variant) -> None:
     losses = {}
     for precision in ("no", "bf16"):
         task = task_of(kind=kind)

@@ -1,0 +1,158 @@
+"""The terms of an index in order, front-coded in groups of 16, with the number and the place of their postings.
+
+A group begins with a whole term; the others leave out what they share with the term before. Each term is
+
+* a varint: bytes shared with the term before (0 for the first of a group)
+* a varint: bytes that follow, then these bytes
+* a varint: postings
+* a varint: bytes of the list
+
+and an array tells where each group begins, here and among the lists (two int64).
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+from rag_model.index.postings.compiled import compiled
+from rag_model.index.postings.packing import get_varint
+
+GROUP = 16  # terms
+
+
+class DictionaryWriter:
+    """Collects terms, given in ascending order, as bytes."""
+
+    def __init__(self) -> None:
+        """Begin without terms."""
+        self.terms = 0
+        self._lists = 0  # bytes of all lists so far
+        self._before = b""
+        self._held = bytearray()
+        self._size = 0
+        self.groups = bytearray()
+
+    def add(self, term: bytes, postings: int, size: int) -> None:
+        """Add a term, the number of its postings and the bytes of its list, which follows the list before."""
+        shared = 0
+        if self.terms % GROUP:
+            most = min(len(term), len(self._before))
+            while shared < most and term[shared] == self._before[shared]:
+                shared += 1
+        else:
+            self.groups += np.array([self._size + len(self._held), self._lists], "<i8").tobytes()
+        rest = term[shared:]
+        self._held += _varint(shared) + _varint(len(rest)) + rest + _varint(postings) + _varint(size)
+        self._before = term
+        self._lists += size
+        self.terms += 1
+
+    def take(self) -> bytes:
+        """Return the bytes that were added since the last call."""
+        taken = bytes(self._held)
+        self._size += len(taken)
+        self._held.clear()
+        return taken
+
+
+def _varint(value: int) -> bytes:
+    if value < 128:
+        return _SMALL[value]
+    some = bytearray()
+    while value >= 128:
+        some.append(value & 127 | 128)
+        value >>= 7
+    some.append(value)
+    return bytes(some)
+
+
+_SMALL = [bytes([value]) for value in range(128)]
+
+
+@compiled
+def _compare(asked, data, at, size):
+    """Return -1, 0 or 1 as `asked` is before, equal to or behind data[at:at + size]."""
+    for i in range(min(len(asked), size)):
+        if asked[i] != data[at + i]:
+            return -1 if asked[i] < data[at + i] else 1
+    if len(asked) == size:
+        return 0
+    return -1 if len(asked) < size else 1
+
+
+@compiled
+def _look_up(asked, data, groups, terms):
+    """Return a term's postings, and begin and end of its list; 0 postings if it is unknown, -1 of a damaged file."""
+    end = len(data)
+    low, high = 0, len(groups)
+    while low < high:  # the last group whose first term is not behind `asked`
+        middle = (low + high) // 2
+        at = groups[middle, 0]
+        if at < 0 or at >= end:
+            return -1, 0, 0
+        shared, at = get_varint(data, at, end)
+        size, at = get_varint(data, at, end)
+        if shared != 0 or size < 0 or size > end - at:
+            return -1, 0, 0
+        if _compare(asked, data, at, size) < 0:
+            high = middle
+        else:
+            low = middle + 1
+    if low == 0:
+        return 0, 0, 0
+    group = low - 1
+    at, begin = groups[group, 0], groups[group, 1]
+    # `same` bytes of `asked` are those of the term before: a term that shares more or fewer needs no comparison.
+    same = 0
+    for _ in range(min(GROUP, terms - group * GROUP)):
+        shared, at = get_varint(data, at, end)
+        size, at = get_varint(data, at, end)
+        if shared < 0 or size < 0 or size > end - at:
+            return -1, 0, 0
+        found = False
+        if shared == same:
+            matched = 0
+            while matched < size and same + matched < len(asked) and asked[same + matched] == data[at + matched]:
+                matched += 1
+            same += matched
+            found = matched == size and same == len(asked)
+        elif shared < same:
+            same = shared
+        at += size
+        postings, at = get_varint(data, at, end)
+        size, at = get_varint(data, at, end)
+        if postings < 1 or size < 1:
+            return -1, 0, 0
+        if found:
+            return postings, begin, begin + size
+        begin += size
+    return 0, 0, 0
+
+
+@compiled
+def look_up(asked, ends, data, groups, terms, found):
+    """Find several terms.
+
+    Args:
+        asked: uint8, the terms one after another.
+        ends: (t,) int64: where each ends.
+        data: uint8, the dictionary.
+        groups: (g, 2) int64, see the module.
+        terms: in the dictionary.
+        found: (t, 3) int64, filled with postings, begin and end of the list; 0 postings: the term is unknown; -1: the
+            dictionary is damaged.
+    """
+    first = 0
+    for term in range(len(ends)):
+        found[term, 0], found[term, 1], found[term, 2] = _look_up(asked[first : ends[term]], data, groups, terms)
+        first = ends[term]
+
+
+def find(
+    terms: list[bytes], data: npt.NDArray[np.uint8], groups: npt.NDArray[np.int64], count: int
+) -> npt.NDArray[np.int64]:
+    """Return what `look_up` finds of `terms`: (t, 3) int64."""
+    asked = np.frombuffer(b"".join(terms), np.uint8)
+    ends = np.cumsum([len(term) for term in terms], dtype=np.int64)
+    found = np.zeros((len(terms), 3), np.int64)
+    look_up(asked, ends, data, groups, count, found)
+    return found

@@ -1,0 +1,173 @@
+"""The kind `bm25`: postings of terms with their frequencies, ranked by BM25.
+
+A recipe asks for it by `[index.bm25] factory = "BM25"`. Its settings are `language`, of the stemmer; and `search` takes
+`k1` and `b`, which any question may change. What works on postings is imported when it is called: it needs numba, which
+takes a second, and reading a recipe does not.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from rag_model.errors import InputError, StoreError, UsageError
+from rag_model.index.files.pieces import Opener, stamp_of
+from rag_model.index.kind import Entry, IndexFiles, Measurement, TextTrial, UntrainedKind
+from rag_model.index.plan import Facts, IndexPlan
+from rag_model.index.postings.analyzer import Analyzer
+from rag_model.index.postings.parameters import K1, B, check_parameters
+from rag_model.index.sizing.estimate import PROCESS, Estimate
+
+if TYPE_CHECKING:
+    from rag_model.index.postings.part import PartReader
+    from rag_model.index.postings.search import Bm25Index
+
+_LANGUAGE = "english"
+_BYTES = 90  # a passage of about 100 words, in the index; its terms' dictionary is a fifth of that
+_PIECE = 300  # bytes a passage in a part's piece
+_RATE = 4e6  # bytes of compressed passages a second that one core analyses
+_MERGED = 200_000  # passages a second that one core merges
+
+
+class Bm25Kind(UntrainedKind):
+    """Postings by part, merged as a stream: the same bytes however the passages are divided into parts."""
+
+    name: ClassVar[str] = "bm25"
+    suffix: ClassVar[str] = "postings"
+    libraries: ClassVar[tuple[str, ...]] = ("PyStemmer",)
+    VERSION: ClassVar[int] = 1
+
+    def takes(self, factory: str) -> bool:
+        """Whether a factory string is `BM25`."""
+        return factory == "BM25"
+
+    def check(self, recipe: Any) -> None:
+        """Check the settings `language`, and `k1` and `b` of `search`.
+
+        Raises:
+            MissingExtraError: the text extra is not installed.
+            UsageError: one is unknown or wrong.
+        """
+        super().check(recipe)
+        unknown = sorted(set(recipe.settings) - {"language"})
+        if unknown:
+            raise UsageError(f"{unknown[0]} is not a setting of {recipe.factory}: it takes language")
+        Analyzer(recipe.settings.get("language", _LANGUAGE))
+        check_parameters(recipe.search)
+
+    def check_search(self, entry: Entry, parameters: Mapping[str, Any]) -> None:
+        """Check `k1` and `b`."""
+        check_parameters(parameters)
+
+    def plan(
+        self, recipe: Any, n: int, width: int, *, memory: int | None = None, part_rows: int | None = None
+    ) -> IndexPlan:
+        """Return a plan with the analyzer's language and fingerprint among its settings."""
+        plan = super().plan(recipe, n, width, memory=memory, part_rows=part_rows)
+        language = recipe.settings.get("language", _LANGUAGE)
+        settings = {"language": language, "analyzer": Analyzer(language).fingerprint}
+        return replace(plan, settings=settings, search={"k1": K1, "b": B, **recipe.search})
+
+    def scatter(self, plan: IndexPlan, trained: Path, rows: Path, number: int, out: Path) -> Facts:
+        """Count and sort the terms of a part's passages, titles included."""
+        from rag_model.index.postings.part import PartPostings, terms_of  # noqa: PLC0415
+
+        postings = PartPostings.of(terms_of(rows, _analyzer(plan.settings)))
+        postings.write(out, stamp_of(plan, trained, "scattered", number))
+        return {"rows": len(postings.lengths), "terms": len(postings.terms), "postings": len(postings.rows)}
+
+    def merge(
+        self,
+        plan: IndexPlan,
+        trained: Path,
+        rows: Sequence[Path],
+        scattered: Sequence[Opener],
+        shards: Sequence[Opener],
+        out: Path,
+    ) -> Facts:
+        """Merge the parts' postings, term by term."""
+        from rag_model.index.postings.merge import merge  # noqa: PLC0415
+
+        with _readers(plan, trained, scattered) as parts:
+            held = sum(part.n for part in parts)
+            if held != plan.n:
+                raise InputError(f"the pieces hold {held} rows, but the index is of {plan.n}: build them again")
+            return merge(parts, out)
+
+    def open(self, files: IndexFiles, entry: Entry, *, mmap: bool = True) -> "Bm25Index":
+        """Open the file; a question is analyzed as the passages were.
+
+        Raises:
+            InputError: the file is damaged.
+            MissingExtraError: the text extra is not installed.
+            StoreError: it was built by another analyzer than the one installed here.
+        """
+        from rag_model.index.postings.search import Bm25Index  # noqa: PLC0415
+
+        return Bm25Index(files.index, _analyzer(entry["settings"]), entry["search"], mmap=mmap)
+
+    def measure(self, files: IndexFiles, entry: Entry, trial: TextTrial) -> Measurement:
+        """Compare search with a reading of every posting, and postings with the words of the questions' passages."""
+        index = self.open(files, entry)
+        found = index.search(trial.questions, trial.k)[1]
+        every = index.search(trial.questions, trial.k, skip=False)[1]
+        _check_sources(index, trial)
+        source = float((found == trial.rows[:, None]).any(axis=1).mean())
+        layout = index.file.layout
+        figures = {f"source@{trial.k}": round(source, 4), "terms": layout.terms, "postings": layout.postings}
+        return Measurement((found == every).mean(axis=1), figures=figures)
+
+    def estimate(self, plan: IndexPlan, part_rows: int | None = None) -> Estimate:
+        """Return what the build costs: a part in memory while it is analysed, a batch of postings while merged."""
+        part = (part_rows or min(plan.n, 100_000)) * 2_000
+        size = plan.n * _BYTES
+        stages = {"train": PROCESS, "scatter": PROCESS + part, "merge": 2 * PROCESS}
+        return Estimate(stages, size + PROCESS, size, size + plan.n * _PIECE)
+
+    def seconds(self, plan: IndexPlan, stage: str, rows: int, size: int, *, inherited: bool = False) -> float:
+        """Return the seconds to analyse a part's compressed passages, or to merge all postings."""
+        return {"scatter": size / _RATE, "merge": plan.n / _MERGED}.get(stage, 0.01)
+
+
+@contextmanager
+def _readers(plan: IndexPlan, trained: Path, scattered: Sequence[Opener]) -> Iterator[list["PartReader"]]:
+    from rag_model.index.postings.part import PartReader  # noqa: PLC0415
+
+    with ExitStack() as stack:
+        parts = []
+        for number, piece in enumerate(scattered):
+            name = f"the scattered piece of part {number}"
+            parts.append(PartReader(piece, stamp_of(plan, trained, "scattered", number), name))
+            stack.callback(parts[-1].close)
+        yield parts
+
+
+def _analyzer(settings: Any) -> Analyzer:
+    """Return the analyzer that an index was built with.
+
+    Raises:
+        StoreError: the one installed here gives other terms.
+    """
+    analyzer = Analyzer(settings["language"])
+    if analyzer.fingerprint != settings["analyzer"]:
+        raise StoreError(
+            f"the index was built by another analyzer of {analyzer.language} words than {analyzer.versions}: install "
+            "the versions that the snapshot's provenance names, or build the index again"
+        )
+    return analyzer
+
+
+def _check_sources(index: "Bm25Index", trial: TextTrial) -> None:
+    """Check that the index knows each question's words: a question is a sentence of a passage.
+
+    Raises:
+        InputError: it does not.
+    """
+    for question in trial.questions:
+        missing = index.missing(question)
+        if missing:
+            raise InputError(f"{index.file.path} lacks the term {missing[0]!r} of a passage: build it again")
+
+
+KIND = Bm25Kind()

@@ -1,0 +1,125 @@
+"""The postings of one part: its passages' terms, counted and sorted. What a worker makes, and a merge reads in ranges.
+
+A part's piece does not depend on other parts: rows are counted from the part's first row, and no statistic of the
+corpus is in it. So the piece of an unchanged part is used again whatever else has changed.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+
+from rag_model.corpus.passages import PassageFile
+from rag_model.errors import UsageError
+from rag_model.index.files.pieces import Array, Opener, Piece, write_piece
+from rag_model.index.postings.analyzer import Analyzer
+
+COUNT = 6  # arrays in a piece
+MOST = 65_535  # of a passage's length, and of a weight: two bytes; more is counted as this
+_LENGTHS, _TEXT, _CUTS, _ENDS, _ROWS, _WEIGHTS = range(COUNT)
+_MOST_ROWS = 1 << 24
+
+
+@dataclass(frozen=True, slots=True)
+class PartPostings:
+    """All postings of a part, by term."""
+
+    lengths: Array  # (n,) uint16: terms of each passage
+    terms: Sequence[bytes]  # (t,) ascending as bytes
+    ends: Array  # (t,) int64: where the postings of each term end
+    rows: Array  # (p,) of the part, ascending within a term
+    weights: Array  # (p,) at least 1
+
+    @classmethod
+    def of(cls, passages: Iterable[Sequence[bytes]]) -> Self:
+        """Count the terms of each passage, given in row order; a weight is how often a passage holds a term."""
+        numbers: dict[bytes, int] = {}
+        found: list[npt.NDArray[np.int32]] = []
+        for terms in passages:
+            found.append(np.fromiter((numbers.setdefault(one, len(numbers)) for one in terms), np.int32, len(terms)))
+        lengths = np.array([len(terms) for terms in found], np.int64)
+        order = sorted(numbers)
+        places = np.empty(len(numbers), np.int64)  # number -> place in the order
+        places[[numbers[term] for term in order]] = np.arange(len(order))
+        every = places[np.concatenate(found)] if found else np.empty(0, np.int64)
+        keys = every * _MOST_ROWS + np.repeat(np.arange(len(lengths)), lengths)  # term, then row
+        keys, counts = np.unique(keys, return_counts=True)
+        ends = np.searchsorted(keys, np.arange(1, len(order) + 1) * _MOST_ROWS)
+        return cls(
+            np.minimum(lengths, MOST).astype("<u2"),
+            order,
+            ends.astype("<i8"),
+            _narrow(keys % _MOST_ROWS, len(lengths)),
+            _narrow(np.minimum(counts, MOST), int(counts.max(initial=0)) + 1),
+        )
+
+    def write(self, path: Path, stamp: str) -> None:
+        """Write the piece.
+
+        Raises:
+            ResourceError: the file cannot be written.
+        """
+        text = np.frombuffer(b"".join(self.terms), np.uint8)
+        cuts = np.cumsum([len(term) for term in self.terms], dtype="<i8")
+        write_piece(path, stamp, [self.lengths, text, cuts, self.ends, self.rows, self.weights])
+
+
+def _narrow(values: Array, above: int) -> Array:
+    """Return numbers below `above` in the smallest type that holds them."""
+    return values.astype("u1" if above <= 1 << 8 else "<u2" if above <= 1 << 16 else "<u4")
+
+
+def terms_of(passages: Path, analyzer: Analyzer) -> Iterator[list[bytes]]:
+    """Yield the terms of each passage of a part, title first, in row order.
+
+    Raises:
+        InputError: the file is damaged.
+        UsageError: the part has more rows than a piece can number.
+    """
+    with PassageFile(passages) as file:
+        if file.n_rows >= _MOST_ROWS:
+            raise UsageError(f"{passages} has {file.n_rows:,} passages: a part may have up to {_MOST_ROWS - 1:,}")
+        for batch in file.iter_batches(["title", "text"]):
+            for title, text in zip(*batch.to_pydict().values(), strict=True):
+                yield analyzer.terms(f"{title} {text}")
+
+
+class PartReader:
+    """A piece that is read in ranges of terms and of postings."""
+
+    def __init__(self, opener: Opener, stamp: str, name: str) -> None:
+        """Open a piece; close it after use.
+
+        Raises:
+            InputError: it is missing, damaged or of another build.
+        """
+        self._piece = Piece.open(opener, stamp, COUNT, name)
+        self.n, self.terms = self._piece.rows(_LENGTHS), self._piece.rows(_CUTS)
+
+    def lengths(self) -> Array:
+        """Return the (n,) lengths of the part's passages."""
+        return self._piece.read(_LENGTHS)
+
+    def dictionary(self, first: int, last: int) -> tuple[list[bytes], Array]:
+        """Return the terms [first, last), and how many postings each has, (last - first,) int64."""
+        cuts = self._from(_CUTS, first, last)
+        text = self._piece.read(_TEXT, int(cuts[0]), int(cuts[-1])).tobytes()
+        places = (cuts - cuts[0]).tolist()
+        return [text[begin:end] for begin, end in pairwise(places)], np.diff(self._from(_ENDS, first, last))
+
+    def postings(self, first: int, last: int) -> tuple[Array, Array]:
+        """Return rows of the part and weights of the postings [first, last), terms in order."""
+        return self._piece.read(_ROWS, first, last), self._piece.read(_WEIGHTS, first, last)
+
+    def close(self) -> None:
+        """Close the piece."""
+        self._piece.close()
+
+    def _from(self, array: int, first: int, last: int) -> Array:
+        """Return the ends of items [first, last), with the end of the item before them in front."""
+        ends = self._piece.read(array, max(first - 1, 0), last)
+        return ends if first else np.concatenate([np.zeros(1, ends.dtype), ends])

@@ -1,0 +1,128 @@
+"""Turn a batch of requests into passages or answers. Each batch runs on one edition, from first to last step."""
+
+import time
+from collections import defaultdict
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, chain
+from typing import Any, TypeVar
+
+from rag_model.errors import BookwheelError, UsageError
+from rag_model.generate.reader import Answer
+from rag_model.retrieve.questions import Questions
+from rag_model.retrieve.retriever import Hit
+from rag_model.serving.answering.batcher import Ask
+from rag_model.serving.answering.edition import Edition
+from rag_model.serving.following.desk import Desk
+from rag_model.serving.watching.observer import Batch, Observer, tell
+
+_Key = TypeVar("_Key", bound=Hashable)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Passages for the questions of one request, all of one snapshot."""
+
+    snapshot: str
+    hits: list[list[Hit]]  # of each question, best first
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """Answers to the questions of one request, all from one snapshot and by one model."""
+
+    snapshot: str
+    model: str
+    answers: list[Answer]
+
+
+def search(desk: Desk, observer: Observer, asks: Sequence[Ask[Found]]) -> list[Found | BookwheelError]:
+    """Find passages for all questions of a batch; those with the same retriever are searched together."""
+    with desk.edition() as edition:
+        replies: dict[int, Found | BookwheelError] = {}
+        for retriever, places in _alike([ask.retriever for ask in asks]).items():
+            found = _searched(edition, observer, retriever, [asks[place] for place in places])
+            replies.update(zip(places, found, strict=True))
+        return [replies[place] for place in range(len(asks))]
+
+
+def answer(desk: Desk, observer: Observer, asks: Sequence[Ask[Answered]]) -> list[Answered | BookwheelError]:
+    """Answer all questions of a batch; those with the same retriever and depth are answered together."""
+    with desk.edition() as edition:
+        model = "" if edition.model is None else edition.model.id
+        replies: dict[int, Answered | BookwheelError] = {}
+        for (retriever, k), places in _alike([(ask.retriever, ask.k) for ask in asks]).items():
+            try:
+                found = edition.answer(_questions([asks[place] for place in places]), k, retriever)
+            except UsageError as wrong:
+                replies.update(dict.fromkeys(places, wrong))
+                continue
+            tell(observer.answered, edition, found)
+            answers = iter(found)
+            for place in places:
+                replies[place] = Answered(edition.id, model, [next(answers) for _ in asks[place].questions])
+        return [replies[place] for place in range(len(asks))]
+
+
+def _searched(
+    edition: Edition, observer: Observer, retriever: str | None, asks: Sequence[Ask[Found]]
+) -> list[Found | BookwheelError]:
+    """Search with one retriever: the questions of all asks are encoded at once, and searched depth by depth."""
+    began = time.perf_counter()
+    asked = Questions(_questions(asks))
+    starts = [0, *accumulate(len(ask.questions) for ask in asks)]
+    replies: dict[int, Found | BookwheelError] = {}
+    for k, places in _alike([ask.k or 1 for ask in asks]).items():
+        rows = [row for place in places for row in range(starts[place], starts[place + 1])]
+        try:
+            hits = iter(edition.search(asked if len(rows) == len(asked) else asked.some(rows), k, retriever))
+        except UsageError as wrong:  # no such retriever, or one that gives fewer passages
+            replies.update(dict.fromkeys(places, wrong))
+            continue
+        for place in places:
+            replies[place] = Found(edition.id, [next(hits) for _ in asks[place].questions])
+    told = [replies[place] for place in range(len(asks))]
+    if batch := _batch(edition, retriever, asks, asked, told, time.perf_counter() - began):
+        tell(observer.searched, batch)
+    return told
+
+
+def _batch(
+    edition: Edition,
+    retriever: str | None,
+    asks: Sequence[Ask[Found]],
+    asked: Questions,
+    replies: Sequence[Found | BookwheelError],
+    seconds: float,
+) -> Batch | None:
+    """Describe what was found; asks that were refused are left out. None: all were."""
+    found = [(ask, reply) for ask, reply in zip(asks, replies, strict=True) if isinstance(reply, Found)]
+    if not found:
+        return None
+    vectors = asked.known(edition.asker)
+    if vectors is not None and len(found) < len(asks):
+        vectors = vectors[
+            [isinstance(one, Found) for ask, one in zip(asks, replies, strict=True) for _ in ask.questions]
+        ]
+    return Batch(
+        edition=edition,
+        retriever=edition.retrievers[0] if retriever is None else retriever,
+        questions=_questions([ask for ask, _ in found]),
+        vectors=vectors,
+        ks=[ask.k or 1 for ask, _ in found for _ in ask.questions],
+        hits=[hits for _, reply in found for hits in reply.hits],
+        encode_seconds=asked.seconds,
+        search_seconds=seconds - asked.seconds,
+    )
+
+
+def _questions(asks: Sequence[Ask[Any]]) -> list[str]:
+    return list(chain.from_iterable(ask.questions for ask in asks))
+
+
+def _alike(keys: Sequence[_Key]) -> dict[_Key, list[int]]:
+    """Return the positions of each key."""
+    places: defaultdict[_Key, list[int]] = defaultdict(list)
+    for place, key in enumerate(keys):
+        places[key].append(place)
+    return places

@@ -1,0 +1,245 @@
+"""Follow a ref: pull the snapshot that it names, open it beside the current one, check it, and only then serve it.
+
+If anything is wrong with a new version (a ref record that cannot be read, a wrong manifest, a missing or damaged file,
+an index that finds nothing, an encoder space other than the model's, too little memory), it is refused and reported,
+and the old version stays in service. A refused version is tried again when the ref moves; after an error that may
+pass, as of a store, also before that, at growing intervals. A store that cannot be reached is reported and asked again.
+"""
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from rag_model.errors import BookwheelError, InputError, MissingExtraError, RefusedError, UsageError
+from rag_model.generate.named import rag_id
+from rag_model.retrieve.scorers import Scorers
+from rag_model.serving.answering.asking import ReadingModel
+from rag_model.serving.answering.edition import Edition, ServedRef
+from rag_model.serving.answering.offer import Offer
+from rag_model.serving.following.desk import Desk
+from rag_model.serving.following.memory import check_memory
+from rag_model.serving.following.secrets import without_secrets
+from rag_model.serving.service_settings import ServiceSettings
+from rag_model.serving.watching.observer import Observer, Refusal, tell
+from rag_model.store.pulling.kinds import chosen
+from rag_model.store.pulling.pull import pull
+from rag_model.store.pulling.pulled import CURRENT
+from rag_model.store.store import Store
+from rag_model.store.versions.snapshot import Snapshot
+
+_LOG = logging.getLogger(__name__)
+_FINAL = (InputError, MissingExtraError, RefusedError, UsageError)  # the version's own fault: a retry cannot help
+_NICE = 10  # pulling a version yields to questions; threads started here inherit it
+
+
+@dataclass(frozen=True, slots=True)
+class Followed:
+    """What a service serves, and where it keeps it."""
+
+    url: str  # of the store
+    ref: str  # or an id, or ref@number, which never move
+    dest: Path  # where snapshots are pulled to
+    model: str | None = None  # a RAG model of the store, or a folder
+    asks: str | None = None  # the passage encoder that the model's questions ask, where it does not say so
+
+
+@dataclass(frozen=True, slots=True)
+class _Target:
+    named: ServedRef
+    model: str | None  # id
+
+
+class _StoppedError(BookwheelError):
+    """The service ends while a version is on its way."""
+
+
+class Follower:
+    """Looks at a ref at regular intervals, in a thread of its own."""
+
+    def __init__(
+        self,
+        followed: Followed,
+        desk: Desk,
+        settings: ServiceSettings,
+        observer: Observer,
+        hopeless: Callable[[BookwheelError], None] = lambda error: None,
+    ) -> None:
+        """Prepare to follow; `hopeless` is called with the reason if the first version cannot be served."""
+        self._followed, self._desk, self._settings, self._observer = followed, desk, settings, observer
+        self._hopeless = hopeless
+        self._scorers = Scorers(followed.url)
+        self._store: Store | None = None
+        self._stopping = threading.Event()
+        self._refused: tuple[_Target | None, Refusal] | None = None
+        self._again = 0.0  # when the refused version is tried again, by the monotonic clock
+        self._thread = threading.Thread(target=self._run, name="follower", daemon=True)
+        self.problem = ""  # why the store could not be asked last time; empty: it could
+
+    @property
+    def refusal(self) -> Refusal | None:
+        """The refused version that the ref names; None: it is served, or not looked at yet."""
+        return None if self._refused is None else self._refused[1]
+
+    def start(self) -> None:
+        """Begin to follow."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop following; a pull under way is interrupted, and the next one resumes it."""
+        self._stopping.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def look(self) -> None:
+        """Look at the ref once and bring what it names, if that is new."""
+        try:
+            self._store = store = self._store or Store.open(self._followed.url)
+            target = self._target(store)
+        except BookwheelError as error:
+            self._unreadable(error)
+            return
+        self._looked("")
+        serving = self._desk.current
+        if serving is not None and (serving.id, serving.model and serving.model.id) == (
+            target.named.snapshot,
+            target.model,
+        ):
+            self._refused = None
+            self._rename(serving, target.named)
+        elif self._refused is None or self._refused[0] != target or time.monotonic() >= self._again:
+            self._bring(store, target, serving)
+
+    def _run(self) -> None:
+        with suppress(OSError, AttributeError):  # not everywhere has a thread a priority of its own
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+        while True:
+            try:
+                self.look()
+            except _StoppedError:
+                return
+            except Exception as failure:  # the next look may do better, and questions are answered meanwhile
+                self._looked(f"unexpected {type(failure).__name__}: {failure}")
+            if self._stopping.wait(self._settings.poll_seconds):
+                return
+
+    def _target(self, store: Store) -> _Target:
+        followed = self._followed
+        move = None if "@" in followed.ref else store.refs.current(followed.ref)
+        if move is not None:
+            named = ServedRef(followed.ref, move.number, move.snapshot, move.created_at)
+        else:
+            named = ServedRef(followed.ref, 0, store.snapshots.resolve(followed.ref), "")
+        return _Target(named, None if followed.model is None else rag_id(store, followed.model))
+
+    def _unreadable(self, error: BookwheelError) -> None:
+        """Distinguish a store that does not answer from one whose answer cannot be used."""
+        try:
+            numbers = [] if self._store is None else self._store.refs.numbers(self._followed.ref)
+        except BookwheelError:
+            numbers = []
+        if numbers:
+            self._looked("")
+            self._refuse(None, ServedRef(self._followed.ref, numbers[-1], "", ""), error, final=False)
+        else:
+            self._looked(str(error))
+            if self._desk.current is None and isinstance(error, _FINAL):
+                self._hopeless(error)
+            elif self._desk.current is None:
+                self._from_disk()
+
+    def _from_disk(self) -> None:
+        """Serve the last pulled snapshot until the store answers; a model of the store cannot be loaded without it."""
+        followed, current = self._followed, self._followed.dest / CURRENT
+        if not current.exists() or not (followed.model is None or Path(followed.model).is_dir()):
+            return
+        identity = current.resolve().name
+        try:
+            model = None if followed.model is None else ReadingModel.load(None, followed.model, followed.asks)
+            self._serve(current, ServedRef(followed.ref, 0, identity, ""), model, None, time.monotonic())
+        except BookwheelError as error:
+            _LOG.error("snapshot %s on the disk can't be served: %s", identity[:12], error)
+
+    def _looked(self, problem: str) -> None:
+        problem = without_secrets(problem)
+        if problem != self.problem:
+            _LOG.warning("%s", problem or f"the store answers again: {self._followed.ref} is followed")
+        self.problem = problem
+        tell(self._observer.looked, problem)
+
+    def _rename(self, serving: Edition, named: ServedRef) -> None:
+        if serving.named != named:
+            self._desk.rename(named)
+            _LOG.info("%s@%d names snapshot %s, which is served already", named.ref, named.number, named.snapshot[:12])
+            tell(self._observer.renamed, serving, named)
+
+    def _bring(self, store: Store, target: _Target, serving: Edition | None) -> None:
+        began, named = time.monotonic(), target.named
+        try:
+            folder, model = self._brought(store, target, serving)
+            self._serve(folder, named, model, serving, began)
+        except _StoppedError:
+            raise
+        except BookwheelError as error:
+            self._refuse(target, named, error, final=isinstance(error, _FINAL))
+        except Exception as error:
+            _LOG.exception("snapshot %s can't be opened", named.snapshot[:12])
+            self._refuse(target, named, error, final=False)
+
+    def _brought(self, store: Store, target: _Target, serving: Edition | None) -> tuple[Path, ReadingModel | None]:
+        """Pull a snapshot beside what serves, and load the model unless it serves already."""
+        snapshot = Snapshot.of(store, store.snapshots.get(target.named.snapshot))
+        content = snapshot.manifest.content
+        offer = Offer.of(snapshot, self._settings, reads=target.model is not None)
+        check_memory(content, offer.indexes, self._settings)
+        model = serving.model if serving is not None else None
+        if target.model is not None and (model is None or model.id != target.model):
+            model = ReadingModel.load(store, target.model, self._followed.asks)
+        report = pull(
+            store,
+            target.named.snapshot,
+            self._followed.dest,
+            select=chosen(content, indexes=offer.indexes, embeddings=offer.embeddings),
+            keep=self._settings.keep,
+            on_progress=self._goes_on,
+        )
+        return report.path, model
+
+    def _serve(
+        self, folder: Path, named: ServedRef, model: ReadingModel | None, serving: Edition | None, began: float
+    ) -> None:
+        """Open a pulled snapshot, try it, and only then put it on the desk."""
+        edition = Edition.open(folder, named, self._settings, model, serving, self._scorers)
+        try:
+            edition.warm()
+        except BaseException:
+            edition.close()
+            raise
+        self._refused, seconds = None, time.monotonic() - began
+        _LOG.info("%s@%d: snapshot %s serves, after %.1f s", named.ref, named.number, edition.id[:12], seconds)
+        tell(self._observer.serves, edition, seconds)
+        self._desk.put(edition)
+
+    def _goes_on(self, done: int, total: int) -> None:
+        if self._stopping.is_set():
+            raise _StoppedError("the service ends")
+
+    def _refuse(self, target: _Target | None, named: ServedRef, error: Exception, *, final: bool) -> None:
+        before = self._refused
+        tries = before[1].tries + 1 if before is not None and before[0] == target else 1
+        reason = str(error) if isinstance(error, BookwheelError) else f"{type(error).__name__}: {error}"
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        refusal = Refusal(named.ref, named.number, named.snapshot, without_secrets(reason), now, tries, final)
+        pause = self._settings.poll_seconds * 2.0 ** min(tries, 30)
+        self._again = float("inf") if final else time.monotonic() + min(pause, self._settings.retry_seconds)
+        if before is None or before[1].reason != refusal.reason:
+            _LOG.error("%s@%d is refused: %s", named.ref, named.number, refusal.reason)
+        self._refused = target, refusal
+        tell(self._observer.refused, refusal)
+        if final and self._desk.current is None and isinstance(error, BookwheelError):
+            self._hopeless(error)

@@ -1,0 +1,185 @@
+"""What chunkers let one find at equal tokens read, beside LangChain's RecursiveCharacterTextSplitter.
+
+Each text is cut by each chunker, MiniLM ranks the chunks, and the best are read until a budget of tokens is full; the
+last is cut there, so all read equally much, whatever the size of their chunks. One JSON line a set of questions:
+
+* `chroma`, with `--chroma FOLDER` (the corpora and `questions_df.csv` of Chroma's chunking_evaluation): recall,
+  precision and IoU of the characters that answer;
+* `demo`: articles of the demo dump and their questions: the share with an answer within the budget.
+
+Each chunker's mean over the budgets stands beside the peer's, and beside the default's before, with intervals of the
+paired differences. `python tests/benchmarks/bench_chunkers.py [--chroma FOLDER] [--articles 24] [--only NAME …]`, about
+a minute; with Chroma's set and `--articles 96` (all) a quarter of an hour.
+"""
+
+import argparse
+import json
+import resource
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from chunked import Asked, Chunk, Chunks, Library, Text, by_chunker, chroma, langchain
+from tokenizers import Tokenizer
+
+from flows.demo import QUESTIONS, demo_dump, demo_encoder
+from rag_model.corpus.articles import article_or_drop
+from rag_model.corpus.chunk import ChunkRecipe
+from rag_model.corpus.dump import read_pages
+from rag_model.corpus.plan import plan_dump
+from rag_model.corpus.records import Page, Section
+from rag_model.corpus.wikitext import clean
+from rag_model.encoders.encoder import Encoder
+from rag_model.evaluation.bootstrap import difference_interval
+from rag_model.evaluation.match import Answers
+from rag_model.evaluation.spans import span_measures
+
+BUDGETS = (250, 500, 1000, 2000)  # tokens
+CORPORA = ("wikitexts", "pubmed", "state_of_the_union", "chatlogs")
+PEER, BEFORE = "langchain 200 tokens", "sections 100"
+FIRST = ("recursive 120", BEFORE, PEER)
+Measure = Callable[[Sequence[Chunk]], dict[str, float]]  # of what was read for one question; the first counts
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """Texts, questions, and what is measured of each question's reading."""
+
+    name: str
+    texts: Sequence[Text]
+    questions: Sequence[str]
+    measures: Sequence[Measure]
+
+
+def contenders(encoder: str, tokenizer: Tokenizer) -> dict[str, Chunks]:
+    """Return the chunkers by name, at their defaults and, for the windows, at other sizes too."""
+    recipes = {
+        **{f"{name} {words}": ChunkRecipe(name, words) for name, words in _SIZES},
+        "tokens 256": ChunkRecipe("tokens", settings={"tokenizer": encoder}),
+        "tokens 128": ChunkRecipe("tokens", settings={"tokenizer": encoder, "tokens": 128, "overlap": 19}),
+        "semantic 200": ChunkRecipe("semantic", settings={"encoder": encoder}),
+    }
+    cuts = {name: by_chunker(one.built().open, overlaps=one.chunker == "tokens") for name, one in recipes.items()}
+    return {**cuts, PEER: langchain(tokenizer, 200), "langchain 130 tokens": langchain(tokenizer, 130)}
+
+
+_SIZES = [
+    ("recursive", 120),
+    ("recursive", 100),
+    ("recursive", 200),
+    ("sentences", 100),
+    ("sections", 100),
+    ("sections", 85),
+    ("words", 100),
+]
+
+
+def chroma_task(folder: Path, corpora: Sequence[str]) -> Task:
+    """Return Chroma's corpora, measured by the characters that answer."""
+    texts, asked = chroma(folder, corpora)
+
+    def measure(one: Asked) -> Measure:
+        def measured(read: Sequence[Chunk]) -> dict[str, float]:
+            found = span_measures([chunk.span for chunk in read], one.wanted)
+            return {"recall": found.recall, "precision": found.precision, "iou": found.iou}
+
+        return measured
+
+    return Task("chroma", texts, [one.text for one in asked], [measure(one) for one in asked])
+
+
+def demo_task(articles: int) -> Task:
+    """Return the first articles of the demo dump that a question is about, measured by answers that were read."""
+    rows = [json.loads(line) for line in QUESTIONS.read_text(encoding="utf-8").splitlines()]
+    kept = list(dict.fromkeys(row["article"] for row in rows))[:articles]
+    asked = [row for row in rows if row["article"] in kept]
+    texts = [text for text in demo_texts() if articles >= len(kept) + 1 or text.title in kept]
+
+    def measure(row: dict[str, Any]) -> Measure:
+        answers = Answers(row["answers"])
+        return lambda read: {"success": float(any(answers.are_in(chunk.text) for chunk in read))}
+
+    return Task("demo", texts, [row["question"] for row in asked], [measure(row) for row in asked])
+
+
+def demo_texts() -> list[Text]:
+    """Return the articles of the demo dump."""
+    texts: list[Text] = []
+    with tempfile.TemporaryDirectory() as workdir:
+        plan = plan_dump(demo_dump(), workdir=Path(workdir), stage=str)
+        for page in (page for part in plan.parts for page in read_pages(part)):
+            if isinstance(article_or_drop(page, plan.siteinfo), Page):
+                found = clean(page.text, plan.siteinfo, page.title)
+                sections = tuple(Section(one.heading, f"{one.text}\n\n") for one in found)
+                at = texts[-1].at + len(texts[-1].text) if texts else 0
+                texts.append(Text(str(page.page_id), page.title, at, "".join(one.text for one in sections), sections))
+    return texts
+
+
+def run(task: Task, chosen: dict[str, Chunks], encoder: Encoder, tokenizer: Tokenizer) -> dict[str, Any]:
+    """Return the figures of every chunker on a task."""
+    asked = encoder.encode_questions(task.questions)
+    rows: dict[str, dict[str, Any]] = {}
+    means: dict[str, list[float]] = {}
+    for name, chunks in chosen.items():
+        started = time.process_time()
+        cut = [chunk for text in task.texts for chunk in chunks(text)]
+        seconds = time.process_time() - started
+        library = Library(cut, encoder, tokenizer)
+        figures: dict[str, float] = {}
+        values = []
+        for budget in BUDGETS:
+            read = [library.read(question, budget) for question in asked]
+            measured = [measure(one) for measure, one in zip(task.measures, read, strict=True)]
+            figures |= {f"{key}@{budget}": _mean([one[key] for one in measured]) for key in measured[0]}
+            values.append([next(iter(one.values())) for one in measured])
+        means[name] = np.mean(values, axis=0).tolist()
+        tokens = [len(ends) for ends in library.ends]
+        rows[name] = {"chunks": len(cut), "tokens": _mean(tokens), "cut_cpu_s": round(seconds, 2), **figures}
+    for name, row in rows.items():
+        row["mean"] = _mean(means[name])
+        for key, other in {"over_peer": PEER, "over_before": BEFORE}.items():
+            if other in means and other != name:
+                row[key] = str(difference_interval(means[name], means[other]))
+    return {
+        "bench": f"chunkers, {task.name}",
+        "questions": len(task.questions),
+        "peer": PEER,
+        "ratio": round(rows[FIRST[0]]["mean"] / rows[PEER]["mean"], 3),
+        "peak_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3),
+        "chunkers": rows,
+    }
+
+
+def _mean(values: Sequence[float]) -> float:
+    return round(float(np.mean(values)), 4)
+
+
+def main() -> None:
+    """Measure each set of questions and print a line for each."""
+    arguments = argparse.ArgumentParser(description=__doc__)
+    arguments.add_argument("--chroma", type=Path)
+    arguments.add_argument("--corpora", nargs="+", default=CORPORA)
+    arguments.add_argument("--articles", type=int, default=24)
+    arguments.add_argument("--only", nargs="+", default=None, help="chunkers; the default, the one before and the peer")
+    arguments.add_argument("--all", action="store_true", help="all chunkers and sizes")
+    options = arguments.parse_args()
+    folder = demo_encoder()
+    tokenizer = Tokenizer.from_file(f"{folder}/tokenizer.json")
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    every = contenders(folder, tokenizer)
+    names = [*every] if options.all else list(dict.fromkeys([*FIRST, *(options.only or ())]))
+    encoder = Encoder.load(folder, device="cpu")
+    tasks = [demo_task(options.articles)] if options.articles else []
+    tasks += [chroma_task(options.chroma, options.corpora)] if options.chroma else []
+    for task in tasks:
+        print(json.dumps(run(task, {name: every[name] for name in names}, encoder, tokenizer)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,232 @@
+"""Reranking on a CPU, beside sentence-transformers' CrossEncoder at its defaults: same weights, pairs and threads.
+
+Prints one JSON line of speed: pairs/s of ours by torch in float32 (`ratio`, of CPU seconds), by onnxruntime from a
+float32 graph of the same weights, and, if the model was given as a quantised graph, from that one. Each runs in a
+process of its own and they take turns; medians of rounds. With `--paragraphs` and `--questions` (JSON lines: `id`,
+`title`, `text`; `question`, `answers`, `paragraph`) a second line says what `rerank(exact, MODEL, 50)` does to
+Success@5, with paired intervals.
+
+Without `--model` it is MiniLM-L6 with a head drawn by a seed, which is as fast as a trained one.
+`python tests/benchmarks/bench_rerank.py [--model DIR] [--pairs 200] [--threads 2]`.
+"""
+
+import argparse
+import json
+import lzma
+import multiprocessing
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from onnx_models import as_graph, as_safetensors, with_new_head
+from passages import drawn
+
+from flows.demo import demo_encoder
+from rag_model.encoders.crossencoder import CrossEncoder
+from rag_model.encoders.encoder import Encoder
+from rag_model.evaluation.bootstrap import Estimate, difference_interval, mean_interval
+from rag_model.evaluation.match import Answers
+
+WARM_UP = 32  # pairs, before the first round
+SHOWN = 5  # passages, after reranking
+Scores = npt.NDArray[np.float32]
+Pairs = tuple[list[str], list[str], list[str]]  # questions, titles, texts
+Score = Callable[[Pairs], Scores]
+Load = Callable[[str, int], Score]
+
+
+@dataclass(slots=True)
+class Contender:
+    """One model, in a process of its own."""
+
+    pipe: Connection
+    seconds: list[float] = field(default_factory=list)
+    cpu_seconds: list[float] = field(default_factory=list)
+    peak: int = 0  # MB
+
+    @classmethod
+    def start(cls, load: Load, folder: Path, threads: int) -> "Contender":
+        context = multiprocessing.get_context("spawn")
+        pipe, end = context.Pipe()
+        context.Process(target=serve, args=(end, load, str(folder), threads), daemon=True).start()
+        return cls(pipe)
+
+    def score(self, pairs: Pairs, *, timed: bool = True) -> Scores:
+        self.pipe.send(pairs)
+        seconds, cpu, scores, self.peak = self.pipe.recv()
+        if timed:
+            self.seconds.append(seconds)
+            self.cpu_seconds.append(cpu)
+        return scores
+
+
+def ours(folder: str, threads: int) -> Score:
+    torch.set_num_threads(threads)
+    loaded = CrossEncoder.load(Path(folder), device="cpu")
+    return lambda pairs: loaded.scores(*pairs)
+
+
+def peer(folder: str, threads: int) -> Score:
+    torch.set_num_threads(threads)
+    loaded = import_module("sentence_transformers").CrossEncoder(folder, device="cpu")  # in its process only
+    logit = torch.nn.Identity()
+
+    def score(pairs: Pairs) -> Scores:
+        both = [(asked, f"{title} {text}".strip()) for asked, title, text in zip(*pairs, strict=True)]
+        scores: Scores = loaded.predict(both, activation_fn=logit)
+        return scores
+
+    return score
+
+
+def serve(pipe: Connection, load: Load, folder: str, threads: int) -> None:
+    """Score what comes through the pipe; answer with wall and CPU seconds, scores and this process's peak."""
+    score = load(folder, threads)
+    while (pairs := pipe.recv()) is not None:
+        started, spent = time.perf_counter(), time.process_time()
+        scores = score(pairs)
+        took = time.perf_counter() - started, time.process_time() - spent
+        pipe.send((*took, scores, peak_mb()))
+
+
+def peak_mb() -> int:
+    """Return this process's own peak; `getrusage` gives the parent's where that was larger."""
+    return int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0]) >> 10
+
+
+def compared(contenders: dict[str, Contender], pairs: Pairs, rounds: int) -> dict[str, Any]:
+    warm = tuple(some[:WARM_UP] for some in pairs)
+    for one in contenders.values():
+        one.score(warm, timed=False)  # type: ignore[arg-type]
+    for _ in range(rounds):
+        scores = {name: one.score(pairs) for name, one in contenders.items()}
+    for one in contenders.values():
+        one.pipe.send(None)
+    cpu = {name: statistics.median(one.cpu_seconds) for name, one in contenders.items()}
+    wall = {name: statistics.median(one.seconds) for name, one in contenders.items()}
+    count = len(pairs[0])
+    return {
+        "pairs": count,
+        "mean_words": round(statistics.mean(len(text.split()) for text in pairs[2]), 1),
+        "words": np.percentile([len(text.split()) for text in pairs[2]], [0, 50, 100]).tolist(),
+        "ratio": round(cpu["peer"] / cpu["torch"], 2),
+        "ratio_onnx": round(cpu["peer"] / cpu["onnx"], 2),
+        "ratio_wall": round(wall["peer"] / wall["torch"], 2),
+        "pairs_per_cpu_s": {name: round(count / one, 1) for name, one in cpu.items()},
+        "pairs_per_s": {name: round(count / one, 1) for name, one in wall.items()},
+        "peak_mb": {name: one.peak for name, one in contenders.items()},
+        "largest_difference": {name: float(np.abs(scores[name] - scores["peer"]).max()) for name in contenders},
+        "cpu_seconds": {name: [round(s, 2) for s in one.cpu_seconds] for name, one in contenders.items()},
+        "seconds": {name: [round(s, 2) for s in one.seconds] for name, one in contenders.items()},
+    }
+
+
+def quality(model: Path, paragraphs: Path, questions: Path, asked: int, depth: int) -> dict[str, Any]:
+    """Compare the first 5 of an exact dense search with the first 5 of its `depth` after reranking."""
+    corpus = _lines(paragraphs)
+    some = [_lines(questions)[row] for row in np.random.default_rng(0).permutation(len(_lines(questions)))[:asked]]
+    encoder = Encoder.load(demo_encoder(), device="cpu")
+    read = encoder.encode_passages([one["title"] for one in corpus], [one["text"] for one in corpus])
+    scores = encoder.encode_questions([one["question"] for one in some]) @ read.T  # (q, n)
+    found = np.argsort(-scores, axis=1, kind="stable")[:, :depth]
+    flat = [corpus[row] for row in found.ravel().tolist()]
+    started = time.perf_counter()
+    told = CrossEncoder.load(model, device="cpu").scores(
+        [one["question"] for one in some for _ in range(depth)],
+        [one["title"] for one in flat],
+        [one["text"] for one in flat],
+    )
+    seconds = time.perf_counter() - started
+    order = np.argsort(-told.reshape(found.shape), axis=1, kind="stable")
+    reranked = np.take_along_axis(found, order, 1)
+    report: dict[str, Any] = {"benchmark": "rerank_quality", "questions": len(some), "passages": len(corpus)}
+    report |= {"depth": depth, "ms_a_question": round(1000 * seconds / len(some), 1)}
+    for name, holds in (("Success@5", _answers), ("gold@5", _gold), ("gold@1", _gold)):
+        k = 1 if name == "gold@1" else SHOWN
+        before, after = (
+            [_first(holds, one, rows, corpus, k) for one, rows in zip(some, ranked, strict=True)]
+            for ranked in (found, reranked)
+        )
+        report[name] = {
+            "input": _shown(mean_interval(before)),
+            "reranked": _shown(mean_interval(after)),
+            "difference": _shown(difference_interval(after, before)),
+        }
+    return report
+
+
+def _answers(question: dict[str, Any], passage: dict[str, Any]) -> bool:
+    return Answers(tuple(question["answers"])).are_in(passage["text"])
+
+
+def _gold(question: dict[str, Any], passage: dict[str, Any]) -> bool:
+    return bool(question["paragraph"] == passage["id"])
+
+
+def _first(
+    holds: Callable[[dict[str, Any], dict[str, Any]], bool],
+    question: dict[str, Any],
+    rows: npt.NDArray[np.int64],
+    corpus: Sequence[dict[str, Any]],
+    k: int,
+) -> float:
+    return float(any(holds(question, corpus[row]) for row in rows[:k].tolist()))
+
+
+def _shown(one: Estimate) -> list[float]:
+    return [round(one.value, 4), round(one.low, 4), round(one.high, 4)]
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    with lzma.open(path, "rt") if path.suffix == ".xz" else path.open() as lines:
+        return [json.loads(line) for line in lines]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", type=Path, help="a cross-encoder's folder, safetensors or a quantised ONNX graph")
+    parser.add_argument("--passages", type=Path, help="JSON lines with title and text; by default the demo's")
+    parser.add_argument("--questions", type=Path, help="JSON lines with question; by default the demo's")
+    parser.add_argument("--paragraphs", type=Path, help="JSON lines with id, title and text, to rerank")
+    parser.add_argument("--pairs", type=int, default=200)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--asked", type=int, default=200, help="questions whose passages are reranked")
+    parser.add_argument("--depth", type=int, default=50)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as workdir:
+        given, work = options.model, Path(workdir)
+        quantised = given is not None and not (given / "model.safetensors").is_file()
+        folder = as_safetensors(given, work / "floats") if quantised else given
+        folder = folder or with_new_head(Path(demo_encoder()), work / "drawn")
+        models: dict[str, tuple[Load, Path]] = {"torch": (ours, folder), "peer": (peer, folder)}
+        models["onnx"] = (ours, as_graph(folder, work / "graph"))
+        if quantised:
+            models["onnx_as_given"] = (ours, given)
+        os.environ["OMP_NUM_THREADS"] = str(options.threads)  # of the processes that are started
+        if options.rounds:
+            rows, asked = drawn(
+                options.passages, [options.questions] if options.questions else [], options.pairs, 10**9
+            )
+            questions = [asked[number % len(asked)] for number in range(len(rows))]
+            pairs = questions, [row["title"] for row in rows], [row["text"] for row in rows]
+            contenders = {name: Contender.start(*model, options.threads) for name, model in models.items()}
+            head = {"benchmark": "rerank", "model": given.name if given else "minilm-l6, drawn head"}
+            print(json.dumps({**head, "threads": options.threads, **compared(contenders, pairs, options.rounds)}))
+        if options.paragraphs and options.questions:
+            best = models.get("onnx_as_given", models["torch"])[1]
+            print(json.dumps(quality(best, options.paragraphs, options.questions, options.asked, options.depth)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,157 @@
+"""Texts cut by chunkers, their vectors, and the spans of characters that a reader reads of them within a budget."""
+
+import csv
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from langchain_text_splitters import RecursiveCharacterTextSplitter
+from tokenizers import Tokenizer
+
+from rag_model.corpus.chunkers.chunker import Cut
+from rag_model.corpus.records import Article, Section
+from rag_model.encoders.encoder import Encoder
+from rag_model.evaluation.spans import Span
+
+Vectors = npt.NDArray[np.float32]
+HEADING = re.compile(r"^ ?=+ .* =+ ?$", re.MULTILINE)
+_TITLE = re.compile(r"^ ?= [^=]+ = ?$", re.MULTILINE)
+_SEPARATORS = ["\n\n", "\n", ".", "?", "!", " ", ""]  # of Chroma's report
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A document of a corpus, at its place in all the corpora's characters."""
+
+    id: str
+    title: str
+    at: int  # characters before it
+    text: str
+    sections: tuple[Section, ...]  # of the same characters, a heading's own line included
+
+    def article(self) -> Article:
+        """Return it as chunkers want it."""
+        return Article(self.id, 0, self.title, self.sections)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A question, and the spans of all the corpora's characters that answer it."""
+
+    text: str
+    corpus: str
+    wanted: tuple[Span, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A span of a text, with the text itself."""
+
+    start: int  # of all the corpora's characters
+    title: str
+    text: str
+
+    @property
+    def span(self) -> Span:
+        """Return its characters' places."""
+        return self.start, self.start + len(self.text)
+
+
+Chunks = Callable[[Text], list[Chunk]]
+
+
+def chroma(folder: Path, names: Sequence[str]) -> tuple[list[Text], list[Asked]]:
+    """Return the texts of Chroma's corpora and their questions; an article of Wikipedia is a text of its own."""
+    texts: list[Text] = []
+    starts: dict[str, int] = {}
+    for name in names:
+        whole = (folder / f"{name}.md").read_text(encoding="utf-8")
+        starts[name] = sum(len(text.text) for text in texts)
+        cuts = sorted({0, *(found.start() for found in _TITLE.finditer(whole)), len(whole)})
+        for number, (first, last) in enumerate(pairwise(cuts)):
+            text = whole[first:last]
+            texts.append(Text(f"{name}-{number}", "", starts[name] + first, text, sections(text)))
+    with (folder / "questions_df.csv").open(encoding="utf-8") as lines:
+        rows = [row for row in csv.DictReader(lines) if row["corpus_id"] in starts]
+    return texts, [_asked(row, starts[row["corpus_id"]]) for row in rows]
+
+
+def _asked(row: dict[str, str], at: int) -> Asked:
+    spans = tuple((at + one["start_index"], at + one["end_index"]) for one in json.loads(row["references"]))
+    return Asked(row["question"], row["corpus_id"], spans)
+
+
+def sections(text: str) -> tuple[Section, ...]:
+    """Return a text's sections, each with its heading's line, so that every chunker cuts the same characters."""
+    cuts = sorted({0, *(found.start() for found in HEADING.finditer(text)), len(text)})
+    parts = [text[first:last] for first, last in pairwise(cuts)]
+    headings = [found.group().strip(" =") if (found := HEADING.match(part)) else "" for part in parts]
+    return tuple(map(Section, headings, parts))
+
+
+def by_chunker(opened: Callable[[], Cut], *, overlaps: bool = False) -> Chunks:
+    """Return the chunks of a chunker of ours, found again in the text, whose lines end differently."""
+    kept: list[Cut] = []  # opened when it is used: it may load a model
+
+    def chunks(text: Text) -> list[Chunk]:
+        if not kept:
+            kept.append(opened())
+        (cut,) = kept
+        places = [place for place, character in enumerate(text.text) if not character.isspace()]
+        dense, reached, found = "".join(text.text.split()), 0, []
+        for passage in cut(text.article()):
+            inside = "".join(passage.text.split())
+            at = dense.index(inside, reached)
+            reached = at + (1 if overlaps else len(inside))
+            start, end = places[at], places[at + len(inside) - 1] + 1
+            found.append(Chunk(text.at + start, text.title, text.text[start:end]))
+        return found
+
+    return chunks
+
+
+def langchain(tokenizer: Tokenizer, tokens: int) -> Chunks:
+    """Return the chunks of LangChain's recursive splitter, whose size is counted in the encoder's tokens."""
+    splitter = RecursiveCharacterTextSplitter(
+        chunk_size=tokens,
+        chunk_overlap=0,
+        length_function=lambda text: len(tokenizer.encode(text, add_special_tokens=False).ids),
+        separators=_SEPARATORS,
+        keep_separator="end",
+        add_start_index=True,
+    )
+
+    def chunks(text: Text) -> list[Chunk]:
+        found = splitter.create_documents([text.text])
+        return [Chunk(text.at + one.metadata["start_index"], text.title, one.page_content) for one in found]
+
+    return chunks
+
+
+class Library:
+    """The chunks of some texts by one chunker, with their vectors and tokens."""
+
+    def __init__(self, chunks: Sequence[Chunk], encoder: Encoder, tokenizer: Tokenizer) -> None:
+        """Encode all chunks."""
+        self.chunks = chunks
+        self.vectors: Vectors = encoder.encode_passages([one.title for one in chunks], [one.text for one in chunks])
+        encoded = tokenizer.encode_batch([one.text for one in chunks], add_special_tokens=False)
+        self.ends = [[end for _, end in one.offsets] for one in encoded]  # of each token, characters of the chunk
+
+    def read(self, question: npt.NDArray[np.float32], budget: int) -> list[Chunk]:
+        """Return the best chunks of at most `budget` tokens together: the last is cut where it reaches it."""
+        found: list[Chunk] = []
+        left = budget
+        for place in np.argsort(-(self.vectors @ question), kind="stable"):
+            chunk, ends = self.chunks[place], self.ends[place]
+            kept = chunk.text if len(ends) <= left else chunk.text[: ends[left - 1]]
+            found.append(Chunk(chunk.start, chunk.title, kept))
+            left -= len(ends)
+            if left <= 0:
+                break
+        return found

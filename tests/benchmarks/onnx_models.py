@@ -1,0 +1,104 @@
+"""Cross-encoders as both of their forms: an ONNX graph as safetensors in float32, and safetensors as an ONNX graph.
+
+A graph that was quantised after training keeps its weights as bytes with one scale a tensor. As float32 they are the
+same numbers, and a model that torch and sentence-transformers can run beside it.
+"""
+
+import re
+import shutil
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import torch
+from onnx import numpy_helper
+from transformers import AutoModelForSequenceClassification, BertConfig, BertForSequenceClassification
+
+TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt")
+INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+HEAD = 32  # dimensions of an attention head of the MiniLM family
+
+
+def as_safetensors(graph: Path, out: Path) -> Path:
+    """Write a BERT cross-encoder's quantised ONNX folder as a Hugging Face folder in float32."""
+    state = {name: torch.tensor(values) for name, values in _weights(onnx.load(str(graph / "model.onnx"))).items()}
+    layers = 1 + max(int(found[1]) for name in state if (found := re.search(r"layer\.(\d+)\.", name)))
+    words, hidden = state["bert.embeddings.word_embeddings.weight"].shape
+    wide = len(state["bert.encoder.layer.0.intermediate.dense.bias"])
+    config = BertConfig(
+        vocab_size=words,
+        hidden_size=hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=hidden // HEAD,
+        intermediate_size=wide,
+        num_labels=1,
+    )
+    model = BertForSequenceClassification(config)
+    model.load_state_dict(state)
+    model.save_pretrained(str(out))
+    _copy_tokenizer(graph, out)
+    return out
+
+
+def with_new_head(encoder: Path, out: Path) -> Path:
+    """Write an encoder as a cross-encoder whose head is drawn by a seed: as fast as a trained one, and of no use."""
+    torch.manual_seed(0)
+    AutoModelForSequenceClassification.from_pretrained(str(encoder), num_labels=1).save_pretrained(str(out))
+    _copy_tokenizer(encoder, out)
+    return out
+
+
+def as_graph(folder: Path, out: Path) -> Path:
+    """Write a BERT cross-encoder's Hugging Face folder as an ONNX folder in float32."""
+    out.mkdir(parents=True)
+    ids = torch.ones(2, 16, dtype=torch.int64)
+    axes = {name: {0: "pairs", 1: "tokens"} for name in INPUTS}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            _Positional(AutoModelForSequenceClassification.from_pretrained(str(folder)).eval()),
+            (ids, ids.clone(), torch.zeros_like(ids)),
+            str(out / "model.onnx"),
+            input_names=list(INPUTS),
+            output_names=["logits"],
+            dynamic_axes={**axes, "logits": {0: "pairs"}},
+            opset_version=17,
+            dynamo=False,
+        )
+    _copy_tokenizer(folder, out)
+    return out
+
+
+class _Positional(torch.nn.Module):
+    def __init__(self, whole: Any) -> None:
+        super().__init__()
+        self.whole = whole
+
+    def forward(self, ids: torch.Tensor, mask: torch.Tensor, types: torch.Tensor) -> Any:
+        return self.whole(input_ids=ids, attention_mask=mask, token_type_ids=types).logits
+
+
+def _weights(model: Any) -> dict[str, Any]:
+    stored = {one.name: numpy_helper.to_array(one) for one in model.graph.initializer}
+
+    def whole(name: str) -> Any:
+        base = name.removesuffix("_quantized")
+        zero = stored[f"{base}_zero_point"].astype(np.float32)
+        return (stored[name].astype(np.float32) - zero) * stored[f"{base}_scale"]
+
+    found = {name: values for name, values in stored.items() if values.dtype == np.float32 and values.ndim}
+    found |= {n.removesuffix("_quantized"): whole(n) for n in stored if n.endswith(".weight_quantized")}
+    for node in model.graph.node:
+        if node.op_type == "MatMulInteger":  # (in, out), where torch has (out, in)
+            place = re.match(r"/(.*)/(MatMul|Gemm)", node.name)
+            assert place, node.name
+            found[f"{place[1].replace('/', '.')}.weight"] = whole(node.input[1]).T
+    return found
+
+
+def _copy_tokenizer(source: Path, out: Path) -> None:
+    for name in TOKENIZER:
+        if (source / name).is_file():
+            shutil.copyfile(source / name, out / name)

@@ -1,0 +1,48 @@
+"""BM25 over passages of a benchmark, as a build makes it: parts, postings, merge."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rag_model.corpus.passages import PassageWriter
+from rag_model.corpus.records import Passage
+from rag_model.index.kind import IndexFiles
+from rag_model.index.plan import IndexPlan
+from rag_model.index.postings.kind import KIND
+from rag_model.index.postings.search import Bm25Index
+from rag_model.index.recipe import IndexRecipe
+from rag_model.index.stages import build
+from rag_model.training.data.mine import Search
+
+
+def write_parts(passages: Sequence[Passage], count: int, folder: Path) -> list[Path]:
+    """Write passages in `count` parts of about equal size."""
+    paths, size = [], -(-len(passages) // count)
+    for number in range(count):
+        paths.append(folder / f"part-{number:05d}.parquet")
+        with PassageWriter(paths[-1]) as writer:
+            for passage in passages[number * size : (number + 1) * size]:
+                writer.write(passage)
+    return paths
+
+
+def words_plan(n: int) -> IndexPlan:
+    """Return the plan of the default index of words."""
+    return KIND.plan(IndexRecipe("BM25"), n, 0)
+
+
+def open_words(path: Path, n: int) -> Bm25Index:
+    """Open an index of `n` passages."""
+    return KIND.open(IndexFiles(path, list, n), words_plan(n).entry())
+
+
+def searching_words(passages: Sequence[Passage], folder: Path) -> Search:
+    """Return a search of passages by their words."""
+    folder.mkdir(parents=True, exist_ok=True)
+    build(words_plan(len(passages)), write_parts(passages, 1, folder), folder / "bm25.postings", folder)
+    index = open_words(folder / "bm25.postings", len(passages))
+
+    def search(questions: Sequence[str], k: int) -> list[list[Passage]]:
+        rows = index.search(questions, min(k, index.n))[1]
+        return [[passages[row] for row in own if row >= 0] for own in rows.tolist()]
+
+    return search

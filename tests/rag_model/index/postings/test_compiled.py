@@ -1,0 +1,16 @@
+import os
+import subprocess
+import sys
+
+ASKED = """
+import numpy as np
+from rag_model.index.postings.packing import put_varint
+print(put_varint(np.zeros(9, np.uint8), 0, 300))
+"""
+
+
+def test_without_a_folder_for_machine_code_each_process_compiles() -> None:
+    """A container may have a disk that cannot be written."""
+    environment = {**os.environ, "NUMBA_CACHE_DIR": "/proc/no-such-folder"}
+    done = subprocess.run([sys.executable, "-c", ASKED], capture_output=True, text=True, check=False, env=environment)
+    assert (done.returncode, done.stdout.strip()) == (0, "2"), done.stderr

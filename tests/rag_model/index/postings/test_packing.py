@@ -1,0 +1,59 @@
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rag_model.index.postings.dictionary import GROUP, DictionaryWriter, find
+from rag_model.index.postings.packing import BLOCK, PADDING, decode, encode
+
+GAPS = st.one_of(st.integers(0, 3), st.integers(0, 2**14), st.integers(0, 2**24))
+WEIGHTS = st.one_of(st.just(1), st.integers(1, 4), st.integers(1, 65_535))
+
+
+def unpack(packed: bytes, count: int, before: int = -1) -> tuple[int, list[int], list[int]]:
+    """Return where a block ends, its rows and its weights."""
+    data = np.frombuffer(packed + bytes(PADDING + -len(packed) % 8), np.uint8)
+    rows, weights = np.empty(BLOCK, np.int64), np.empty(BLOCK, np.int64)
+    end = decode(data, data.view(np.uint64), 0, len(packed), before, count, rows, weights)
+    return int(end), rows[:count].tolist(), weights[:count].tolist()
+
+
+def pack(gaps: list[int], weights: list[int]) -> bytes:
+    out = np.zeros(20 * len(gaps) + 8, np.uint8)
+    end = encode(np.array(gaps), np.array(weights) - 1, len(gaps), out, 0)
+    return out[:end].tobytes()
+
+
+@given(st.lists(st.tuples(GAPS, WEIGHTS), min_size=1, max_size=BLOCK), st.integers(-1, 10))
+def test_a_block_gives_its_postings_back(postings: list[tuple[int, int]], before: int) -> None:
+    gaps, weights = [gap for gap, _ in postings], [weight for _, weight in postings]
+    packed = pack(gaps, weights)
+    rows = (before + np.cumsum(np.array(gaps) + 1)).tolist()
+    assert unpack(packed, len(gaps), before) == (len(packed), rows, weights)
+
+
+def test_a_rare_large_value_does_not_widen_the_others() -> None:
+    assert len(pack([0] * 127 + [1 << 20], [1] * 128)) == 2 + 1 + 1 + 3  # widths 0; one exception of 21 bits
+
+
+@given(st.binary(max_size=80), st.integers(1, BLOCK))
+def test_bytes_that_are_no_block_are_noticed_or_give_ascending_rows(data: bytes, count: int) -> None:
+    end, rows, weights = unpack(data, count)
+    if end >= 0:
+        assert end <= len(data)
+        assert rows == sorted(set(rows))
+        assert rows[0] >= 0
+        assert min(weights) >= 1
+
+
+@given(st.sets(st.binary(min_size=1, max_size=12), min_size=1, max_size=80), st.lists(st.binary(max_size=12)))
+def test_a_dictionary_finds_its_terms_and_no_others(terms: set[bytes], others: list[bytes]) -> None:
+    writer, known = DictionaryWriter(), {}
+    for number, term in enumerate(sorted(terms), start=1):
+        known[term] = (number, sum(range(200, 199 + number)), sum(range(200, 200 + number)))
+        writer.add(term, number, 199 + number)
+    data = np.frombuffer(writer.take(), np.uint8)
+    groups = np.frombuffer(bytes(writer.groups), np.int64).reshape(-1, 2)
+    assert len(groups) == -(-len(terms) // GROUP)
+    asked = [*known, *others]
+    found = [tuple(row) for row in find(asked, data, groups, writer.terms).tolist()]
+    assert found == [known.get(term, (0, 0, 0)) for term in asked]

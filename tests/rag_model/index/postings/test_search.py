@@ -1,0 +1,179 @@
+"""BM25 beside its oracle (bm25s), beside itself without skipping, on damaged files, and by any division into parts."""
+
+import random
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import bm25s
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from rag_model.corpus.records import Passage
+from rag_model.errors import InputError, UsageError
+from rag_model.index.postings import held
+from rag_model.index.postings import merge as merging
+from rag_model.index.postings.analyzer import Analyzer
+from rag_model.index.postings.search import Bm25Index
+from rag_model.training.data.examples import passage_of
+from tests.fixtures.words import build_words
+
+WORDS = [f"w{number}" for number in range(400)]
+COMMON = ["the", "of", "a"]
+
+
+def zipfian(count: int, seed: int = 0) -> list[Passage]:
+    """Return passages of words whose frequencies fall as 1 / rank; three of them stand in almost all."""
+    rng = random.Random(seed)
+    weights = [1 / rank for rank in range(1, len(WORDS) + 1)]
+    made = []
+    for number in range(count):
+        words = rng.choices(WORDS, weights, k=rng.randint(1, 40)) + rng.sample(COMMON, 2) * rng.randint(0, 2)
+        made.append(passage_of(f"t{number % 7}", " ".join(words)))
+    return made
+
+
+def asked(count: int) -> list[str]:
+    rng = random.Random(count)
+    return [" ".join(rng.choices([*WORDS, *COMMON, "unheard"], k=rng.randint(1, 9))) for _ in range(count)]
+
+
+CORPUS = zipfian(3_000)
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory: pytest.TempPathFactory) -> Bm25Index:
+    return build_words(CORPUS, tmp_path_factory.mktemp("words"), [700, 1, 0, 900])
+
+
+def bm25s_scores(passages: Sequence[Passage], questions: Sequence[str], k1: float, b: float) -> np.ndarray:
+    analyzer = Analyzer()
+
+    def terms(text: str) -> list[str]:
+        return [term.decode() for term in analyzer.terms(text)]
+
+    oracle = bm25s.BM25(method="lucene", k1=k1, b=b)
+    oracle.index([terms(f"{one.title} {one.text}") for one in passages], show_progress=False)
+    known = set(oracle.vocab_dict)
+    return np.array([oracle.get_scores([one for one in terms(each) if one in known]) for each in questions])
+
+
+@pytest.mark.parametrize(("k1", "b"), [(0.9, 0.4), (1.5, 0.75), (0.0, 0.0), (2.0, 1.0)])
+def test_scores_are_those_of_bm25s(index: Bm25Index, k1: float, b: float) -> None:
+    questions = asked(60)
+    every = bm25s_scores(CORPUS, questions, k1, b)
+    scores, rows = index.search(questions, 25, k1=k1, b=b)
+    for own, found, score in zip(every, rows, scores, strict=True):
+        held = found >= 0
+        np.testing.assert_allclose(score[held], own[found[held]], rtol=1e-5)
+        best = np.sort(own)[::-1][: len(found)]
+        np.testing.assert_allclose(score[held], best[best > 0], rtol=1e-5)
+
+
+@pytest.mark.parametrize("room", ["all lists are held", "some are", "none is"])
+@pytest.mark.parametrize("k", [1, 10, 300, 3_000])
+def test_skipping_changes_nothing(index: Bm25Index, k: int, room: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(held, "MOST_ROWS", 0 if room == "none is" else 1 << 22)
+    monkeypatch.setattr(held, "MOST_POSTINGS", 3_000 if room == "some are" else 1 << 23)
+    opened, questions = Bm25Index(index.file.path, Analyzer(), {}), asked(40)
+    for parameters in ({}, {"k1": 3.0, "b": 0.9}, {"k1": 1000.0, "b": 1.0}):
+        skipped = opened.search(questions, k, **parameters)
+        every = opened.search(questions, k, skip=False, **parameters)
+        np.testing.assert_array_equal(skipped[1], every[1])
+        np.testing.assert_array_equal(skipped[0], every[0])
+
+
+def test_threads_share_what_is_held(index: Bm25Index) -> None:
+    opened, questions = Bm25Index(index.file.path, Analyzer(), {}), asked(60)
+    expected = index.search(questions, 10)
+    with ThreadPoolExecutor(4) as pool:
+        for found in pool.map(lambda number: opened.search(questions[number % 7 :], 10), range(40)):
+            first = len(questions) - len(found[0])
+            np.testing.assert_array_equal(found[1], expected[1][first:])
+
+
+def test_equal_scores_are_in_the_order_of_rows(tmp_path: Path) -> None:
+    same = build_words([passage_of("", "pig farm"), passage_of("", "x"), *[passage_of("", "farm pig")] * 400], tmp_path)
+    rows = same.search(["farm pig farm"], 300)[1][0]
+    assert rows.tolist() == [0, *range(2, 301)]
+
+
+def test_a_question_with_a_word_twice_asks_twice(index: Bm25Index) -> None:
+    once, twice = index.search(["w300", "w300 w300"], 3)[0]
+    np.testing.assert_allclose(twice, 2 * once, rtol=1e-6)
+
+
+@given(sizes=st.lists(st.integers(0, 60), max_size=5), seed=st.integers(0, 3))
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_division_into_parts_gives_the_same_bytes(sizes: list[int], seed: int, tmp_path: Path) -> None:
+    some = zipfian(120, seed)
+    whole, divided = (build_words(some, tmp_path / name, its) for name, its in (("one", ()), ("many", sizes)))
+    assert whole.file.path.read_bytes() == divided.file.path.read_bytes()
+
+
+def test_a_word_with_more_postings_than_a_batch_holds_goes_through_in_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    some = zipfian(900)
+    whole = build_words(some, tmp_path / "one")
+    monkeypatch.setattr(merging, "_POSTINGS", 200)
+    monkeypatch.setattr(merging, "_TERMS", 7)
+    steps = build_words(some, tmp_path / "many", [300, 5, 400])
+    assert whole.file.path.read_bytes() == steps.file.path.read_bytes()
+
+
+def test_questions_that_nothing_can_answer_find_nothing(index: Bm25Index) -> None:
+    scores, rows = index.search(["unheard", "?!", "👩‍🚀", "w1"], 2)
+    assert rows[:3].tolist() == [[-1, -1]] * 3
+    assert (scores[:3] == -np.inf).all()
+    assert (rows[3] >= 0).all()
+
+
+def test_long_questions_are_searched_up_to_a_bound(index: Bm25Index) -> None:
+    assert (index.search([" ".join(WORDS * 250)], 5)[1] >= 0).all()  # 100,000 words
+    with pytest.raises(UsageError, match="question 2 has 10,001 different words: ask with up to 10,000"):
+        index.search(["w1", " ".join(f"v{number}" for number in range(10_001))], 5)
+
+
+def test_wrong_parameters_are_refused(index: Bm25Index) -> None:
+    with pytest.raises(UsageError, match=r"k1 of BM25 is -1: give a number from 0 to 1000"):
+        index.search(["w1"], 1, k1=-1)
+    with pytest.raises(UsageError, match="b of BM25 is True"):
+        index.search(["w1"], 1, b=True)
+    with pytest.raises(UsageError, match="z is not a search parameter of BM25: it takes k1 and b"):
+        index.search(["w1"], 1, z=1)
+    with pytest.raises(UsageError, match="ask for 1 to 3000"):
+        index.search(["w1"], 3_001)
+
+
+def test_a_damaged_file_is_noticed_or_answers(index: Bm25Index, tmp_path: Path) -> None:
+    """Whatever byte is wrong: a sentence, or an answer with rows of the corpus; never a crash."""
+    good, rng, questions = index.file.path.read_bytes(), random.Random(1), asked(12)
+    layout, noticed = index.file.layout, 0
+    for number in range(150):
+        bad = bytearray(good)
+        at = (
+            rng.randrange(72 if number % 3 else 0, len(good))
+            if number % 2
+            else rng.randrange(layout.at_dictionary, len(good))
+        )
+        bad[at : at + 8] = rng.randbytes(8)[: len(bad) - at]
+        path = tmp_path / "bad.postings"
+        path.write_bytes(bad)
+        try:
+            found = Bm25Index(path, Analyzer(), {}).search(questions, 10)[1].max()
+        except InputError:
+            noticed += 1
+        else:
+            assert found < index.n
+    assert noticed > 10
+
+
+@pytest.mark.parametrize("size", [0, 5, 72, 1_000, -1])
+def test_a_truncated_file_is_refused(index: Bm25Index, tmp_path: Path, size: int) -> None:
+    path = tmp_path / "cut.postings"
+    path.write_bytes(index.file.path.read_bytes()[:size])
+    with pytest.raises(InputError, match=r"cut\.postings is not a complete index of words: fetch or build it again"):
+        Bm25Index(path, Analyzer(), {})

@@ -1,0 +1,171 @@
+"""The queue: batches gather while one is worked on, the bound holds, and nobody suffers for another."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from rag_model.errors import UsageError
+from rag_model.serving.answering.batcher import Ask, Batcher, BusyError, ClosingError, LateError
+from tests.fixtures.serving import PATIENCE
+
+
+class Worker:
+    """Echoes questions, a batch at a time, when it is let."""
+
+    def __init__(self) -> None:
+        self.go = threading.Event()
+        self.at_work = threading.Event()
+        self.batches: list[list[str]] = []
+
+    def __call__(self, asks: Sequence[Ask[Any]]) -> list[Any]:
+        questions = [question for ask in asks for question in ask.questions]
+        self.batches.append(questions)
+        self.at_work.set()
+        assert self.go.wait(PATIENCE)
+        if "unheard of" in questions:
+            raise ValueError("unheard of")
+        return [UsageError("never") if "never" in ask.questions else list(ask.questions) for ask in asks]
+
+
+@contextmanager
+def batching(worker: Worker, waiting: int = 100, batch: int = 10, wait_ms: float = 0) -> Iterator[Batcher[Any]]:
+    batcher: Batcher[Any] = Batcher("test", worker, waiting=waiting, batch=batch, wait_ms=wait_ms)
+    try:
+        yield batcher
+    finally:
+        worker.go.set()
+        batcher.close()
+
+
+async def gathered(batcher: Batcher[Any], worker: Worker, asked: Sequence[Sequence[str]]) -> list[Any]:
+    """Ask the first; when it is worked on all others; then let the worker go."""
+    first = asyncio.create_task(batcher.ask(asked[0], 1, None, PATIENCE))
+    await asyncio.to_thread(worker.at_work.wait, PATIENCE)
+    others = [asyncio.create_task(batcher.ask(questions, 1, None, PATIENCE)) for questions in asked[1:]]
+    await held(lambda: batcher.waiting == sum(map(len, asked[1:])))
+    worker.go.set()
+    return await asyncio.gather(first, *others, return_exceptions=True)
+
+
+async def held(true: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE):
+        while not true():
+            await asyncio.sleep(0.001)  # between two looks
+
+
+@pytest.mark.parametrize("wait_ms", [0, 50])
+def test_what_gathers_goes_together_up_to_the_size_of_a_batch(wait_ms: float) -> None:
+    worker = Worker()
+    asked = [["a"], ["b", "c"], ["d"] * 7, ["e", "f"], ["g"] * 12, ["h"]]
+    with batching(worker, wait_ms=wait_ms) as batcher:
+        replies = asyncio.run(gathered(batcher, worker, asked))
+    assert replies == asked
+    assert worker.batches == [["a"], ["b", "c", *["d"] * 7], ["e", "f"], ["g"] * 12, ["h"]]
+
+
+def test_nobody_fails_for_another() -> None:
+    worker = Worker()
+    with batching(worker) as batcher:
+        replies = asyncio.run(gathered(batcher, worker, [["a"], ["b"], ["unheard of"], ["never"], ["c"]]))
+    assert [replies[place] for place in (0, 1, 4)] == [["a"], ["b"], ["c"]]
+    assert isinstance(replies[2], ValueError)
+    assert isinstance(replies[3], UsageError)
+
+
+def test_a_full_queue_refuses_and_an_empty_one_takes_anything() -> None:
+    worker = Worker()
+
+    async def asked(batcher: Batcher[Any]) -> None:
+        first = asyncio.create_task(batcher.ask(["a"], 1, None, PATIENCE))
+        await asyncio.to_thread(worker.at_work.wait, PATIENCE)
+        large = asyncio.create_task(batcher.ask(["b"] * 9, 1, None, PATIENCE))
+        await held(lambda: batcher.waiting == 9)
+        with pytest.raises(BusyError, match="9 questions are waiting"):
+            await batcher.ask(["c"], 1, None, PATIENCE)
+        worker.go.set()
+        assert await asyncio.gather(first, large) == [["a"], ["b"] * 9]
+
+    with batching(worker, waiting=5) as batcher:
+        asyncio.run(asked(batcher))
+
+
+def test_who_gives_up_or_leaves_frees_the_place() -> None:
+    worker = Worker()
+
+    async def asked(batcher: Batcher[Any]) -> None:
+        first = asyncio.create_task(batcher.ask(["a"], 1, None, PATIENCE))
+        await asyncio.to_thread(worker.at_work.wait, PATIENCE)
+        with pytest.raises(LateError, match=r"within 0\.01 s"):
+            await batcher.ask(["late"], 1, None, 0.01)
+        left = asyncio.create_task(batcher.ask(["left"], 1, None, PATIENCE))
+        await held(lambda: batcher.waiting == 1)
+        left.cancel()
+        await asyncio.wait([left])
+        assert batcher.waiting == 0
+        worker.go.set()
+        assert await first == ["a"]
+
+    with batching(worker) as batcher:
+        asyncio.run(asked(batcher))
+    assert worker.batches == [["a"]]
+
+
+def test_a_thread_whose_only_ask_leaves_while_it_waits_for_more_goes_on() -> None:
+    worker = Worker()
+
+    async def asked(batcher: Batcher[Any]) -> list[Any]:
+        await gathered(batcher, worker, [["a"], ["b"], ["c"], ["d"]])  # so that it waits for three at once
+        left = asyncio.create_task(batcher.ask(["left"], 1, None, PATIENCE))
+        await held(lambda: batcher.waiting == 1)
+        left.cancel()
+        await asyncio.wait([left])
+        await asyncio.sleep(0.1)  # longer than it waits
+        return await batcher.ask(["e"], 1, None, PATIENCE)
+
+    with batching(worker, wait_ms=50) as batcher:
+        assert asyncio.run(asked(batcher)) == ["e"]
+    assert worker.batches == [["a"], ["b", "c", "d"], ["e"]]
+
+
+def test_what_was_taken_is_answered_before_the_end() -> None:
+    worker = Worker()
+
+    async def asked(batcher: Batcher[Any]) -> None:
+        tasks = [asyncio.create_task(batcher.ask([letter], 1, None, PATIENCE)) for letter in "abc"]
+        await asyncio.to_thread(worker.at_work.wait, PATIENCE)
+        closing = asyncio.create_task(asyncio.to_thread(batcher.close))
+        await held(lambda: batcher._closing)
+        try:
+            with pytest.raises(ClosingError, match="shutting down"):
+                await batcher.ask(["d"], 1, None, PATIENCE)
+        finally:
+            worker.go.set()  # else a failure would wait for ever
+        assert await asyncio.gather(*tasks) == [["a"], ["b"], ["c"]]
+        await closing
+
+    with batching(worker) as batcher:
+        asyncio.run(asked(batcher))
+
+
+def test_several_workers_answer_everything_once() -> None:
+    worker = Worker()
+
+    async def asked(batcher: Batcher[Any]) -> None:
+        tasks = [asyncio.create_task(batcher.ask([letter], 1, None, PATIENCE)) for letter in "ab"]
+        await held(lambda: len(worker.batches) == 2)
+        tasks += [asyncio.create_task(batcher.ask([letter], 1, None, PATIENCE)) for letter in "cdefghij"]
+        await held(lambda: batcher.waiting == 8)
+        worker.go.set()
+        assert await asyncio.gather(*tasks) == [[letter] for letter in "abcdefghij"]
+
+    batcher: Batcher[Any] = Batcher("test", worker, waiting=100, batch=10, workers=2)
+    try:
+        asyncio.run(asked(batcher))
+    finally:
+        worker.go.set()
+        batcher.close()
+    assert sorted(question for batch in worker.batches for question in batch) == list("abcdefghij")

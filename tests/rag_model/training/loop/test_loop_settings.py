@@ -1,0 +1,74 @@
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import get_scheduler
+
+from rag_model.errors import UsageError
+from rag_model.training.loop.loop_settings import LoopSettings
+from rag_model.training.loop.schedule import learning_rate
+from rag_model.training.loop.task import Goal
+
+NAMES = {"linear": "linear", "cosine": "cosine", "constant": "constant_with_warmup"}
+
+
+@pytest.mark.parametrize("kind", NAMES)
+@pytest.mark.parametrize(("steps", "share"), [(20, 0.25), (20, 0.0), (7, 0.9), (1, 0.5)])
+def test_schedules_are_those_of_transformers_but_that_the_first_step_counts(
+    kind: Any, steps: int, share: float
+) -> None:
+    settings = LoopSettings(schedule=kind, warmup_share=share, learning_rate=3.0)
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=3.0)
+    warmup = round(share * steps)
+    peer = get_scheduler(NAMES[kind], optimizer, num_warmup_steps=warmup, num_training_steps=steps)
+    theirs = []
+    for _ in range(steps + 1):
+        theirs.append(peer.get_last_lr()[0])
+        optimizer.step()
+        peer.step()
+    ours = [learning_rate(settings, step, steps) for step in range(1, steps + 1)]
+    assert ours[:warmup] == pytest.approx(theirs[1 : warmup + 1])  # theirs wastes the first step on a rate of 0
+    assert ours[warmup:] == pytest.approx(theirs[warmup:steps])
+    assert all(rate > 0 for rate in ours)
+
+
+@given(st.integers(1, 500), st.floats(0, 1), st.sampled_from(list(NAMES)))
+def test_a_rate_never_passes_the_highest(steps: int, share: float, kind: Any) -> None:
+    settings = LoopSettings(schedule=kind, warmup_share=share)
+    rates = [learning_rate(settings, step, steps) for step in range(1, steps + 1)]
+    assert all(0 < rate <= settings.learning_rate for rate in rates)
+
+
+def test_epochs_become_steps() -> None:
+    assert LoopSettings(epochs=40).steps(batches=460, processes=1) == 18_400  # DPR's: 58,880 questions, 128 a batch
+    assert LoopSettings(epochs=3, accumulation=4).steps(batches=5, processes=2) == 2
+    assert LoopSettings(epochs=1, accumulation=8).steps(batches=1, processes=1) == 1
+    assert LoopSettings(max_steps=7).steps(batches=460, processes=1) == 7
+
+
+@pytest.mark.parametrize(
+    ("changed", "sentence"),
+    [
+        ({"epochs": 0}, "epochs of a training is 0: use 1 or more"),
+        ({"learning_rate": 0.0}, "learning_rate of a training is 0.0: use more than 0"),
+        ({"warmup_share": 2.0}, "warmup_share of a training is 2.0: use 1 or less"),
+        ({"schedule": "step"}, "schedule of a training is 'step': use one of linear, cosine, constant"),
+        ({"precision": "fp8"}, "precision of a training is 'fp8': use one of no, bf16, fp16"),
+    ],
+)
+def test_a_wrong_setting_is_one_sentence(changed: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(UsageError) as told:
+        LoopSettings(**changed)
+    assert str(told.value) == sentence
+
+
+def test_a_goal_is_never_reached_by_nan() -> None:
+    for larger in (True, False):
+        goal = Goal("x", larger)
+        assert not goal.is_better({"x": math.nan}, {"x": 1.0})
+        assert goal.is_better({"x": 1.0}, {"x": math.nan})
+        assert goal.is_better({"x": 2.0}, {"x": 1.0}) == larger
+        assert not goal.is_better({"x": 1.0}, {"x": 1.0})
