@@ -143,5 +143,5 @@ def test_a_floor_that_can_not_be_measured_is_refused_before_the_build(tmp_path: 
     table = {"file": f"'{asked}'", "floor": "0.5"} | {more.split(" = ", maxsplit=1)[0]: more.split(" = ")[1]}
     lines = "\n".join(f"{name} = {value}" for name, value in table.items()).replace("{folder}", str(tmp_path))
     with pytest.raises(BookwheelError, match=says):
-        check_fit(read(tmp_path, f"[gate.questions.dev]\n{lines}\n"), ["embeddings"])
-    check_fit(read(tmp_path, f"[gate.questions.dev]\nfile = '{asked}'\nfloor = 0.5\n"), ["embeddings"])
+        check_fit(read(tmp_path, f"[gate.questions.dev]\n{lines}\n"), {"embeddings": "vectors"})
+    check_fit(read(tmp_path, f"[gate.questions.dev]\nfile = '{asked}'\nfloor = 0.5\n"), {"embeddings": "vectors"})
