@@ -62,6 +62,7 @@ def test_parts_do_not_show_and_questions_are_answered(
     legs = {leg["leg"] for hit in fused.json["results"][0]["hits"] for leg in hit["legs"]}
     assert legs == {"bm25(k1=1.5, b=.75)", "hnsw(efSearch=40)"}
     said = bookwheel("search", "???", "--store", store, "--retriever", "bm25")
+    assert said.code == 0, said.err
     assert said.out.splitlines() == ["???", "     nothing found"]
     wrong = bookwheel("search", QUESTION, *asked, "--retriever", "bm25(b=2)")
     assert wrong.code == 2

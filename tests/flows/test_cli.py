@@ -79,11 +79,11 @@ def test_search_gives(library: Path, bookwheel: Any) -> None:
 
 
 def test_every_index_finds_the_same_in_a_small_corpus(library: Path, bookwheel: Any) -> None:
-    def ids(index: str) -> list[str]:
-        found = bookwheel("search", "Who wrote it?", "--index", index, "--store", library, "--json").json
+    def ids(retriever: str) -> list[str]:
+        found = bookwheel("search", "Who wrote it?", "--retriever", retriever, "--store", library, "--json").json
         return [hit["id"] for hit in found["results"][0]["hits"]]
 
-    assert ids("hnsw") == ids("exact")
+    assert ids("hnsw(efSearch=200)") == ids("exact")
 
 
 def test_evaluate_gives(library: Path, questions: Path, tmp_path: Path, bookwheel: Any) -> None:

@@ -43,7 +43,8 @@ def test_several_retrievers_are_measured_in_one_run(
     assert ran.code == 0, ran.err
     found = ran.json
     assert list(found["retrievers"]) == NAMES
-    assert (found["judged_by"], found["measure"], found["n"]) == ("passages", "nDCG@10", 12)
+    n = len(questions.read_text().splitlines())
+    assert (found["judged_by"], found["measure"], found["n"]) == ("passages", "nDCG@10", n)
     names = ["Success@1", "Success@5", "Success@20", "nDCG@10", "R@20", "RR@10"]
     for name in NAMES:
         alone = bookwheel(*words, "--retriever", name).json
@@ -53,7 +54,7 @@ def test_several_retrievers_are_measured_in_one_run(
         assert list(alone["metrics"]) == names
         assert list(told["intervals"]) == names
         assert told["milliseconds"] > 0
-        assert told["timed"] == 12
+        assert told["timed"] == n
         assert list(told["groups"]) == ["source odd", "source even"] or "at most 2 shared stems" in told["groups"]
         assert (told.get("differences") is None) == (name == "hnsw")
     assert found["metrics"] == found["retrievers"]["hnsw"]
@@ -66,7 +67,7 @@ def test_several_retrievers_are_measured_in_one_run(
     written = ["run.1-hnsw.trec", "run.2-rrf-hnsw-exact-30.trec", "run.3-exact.trec"]
     assert sorted(path.name for path in tmp_path.glob("*.trec")) == written
     assert (tmp_path / written[2]).read_text().splitlines()[0].endswith(" 3-exact")
-    assert len((tmp_path / "rows.1-hnsw.jsonl").read_text().splitlines()) == 12
+    assert len((tmp_path / "rows.1-hnsw.jsonl").read_text().splitlines()) == n
     assert_harmless(page.read_text())
     assert "by its id" in parsed(page.read_text()).text
 

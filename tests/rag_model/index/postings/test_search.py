@@ -129,6 +129,8 @@ def test_questions_that_nothing_can_answer_find_nothing(index: Bm25Index) -> Non
     assert rows[:3].tolist() == [[-1, -1]] * 3
     assert (scores[:3] == -np.inf).all()
     assert (rows[3] >= 0).all()
+    assert index.search(["?!"], 2)[1].tolist() == [[-1, -1]]
+    assert index.search([], 2)[1].shape == (0, 2)
 
 
 def test_long_questions_are_searched_up_to_a_bound(index: Bm25Index) -> None:
