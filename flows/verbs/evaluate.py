@@ -47,8 +47,8 @@ def evaluate(
     judge: Annotated[
         JudgedBy | None,
         Parameter(
-            help="What is relevant: a passage with an `answers`, or `pages` or `passages` that the questions name. By "
-            "default the pages of a BEIR folder, passages if every question names one, else answers."
+            help="What is relevant: a passage that holds one of the `answers`, or `pages` or `passages` that the "
+            "questions name. By default the pages of a BEIR folder, passages if every question names one, else answers."
         ),
     ] = None,
     model: Annotated[

@@ -20,6 +20,8 @@ from rag_model.index.recipe import IndexRecipe
 from rag_model.index.registry import kind_for
 from rag_model.index.sizing.amounts import parse_bytes
 
+_MOST_VECTORS, _MOST_DIMENSIONS = 1 << 40, 1 << 16  # that --plan takes
+
 OPEN = "HNSW32"  # the default structure, if it fits in memory
 _DEFAULT = IndexRecipe(OPEN)
 
@@ -71,7 +73,7 @@ def index(
     """Build one index over vectors of any origin: a file that plain faiss reads, and a report of recall and latency.
 
     An interrupted run is resumed by running the same command again. Beam's options follow after `--`.
-    With --plan nothing is built: `bookwheel index --plan --n 21015324 -d 768 --memory 16GB`. With --index MaxSim it
+    With --plan nothing is built: `bookwheel index --plan -n 21015324 -d 768 --memory 16GB`. With --index MaxSim it
     tells what token vectors of so many passages cost: `bookwheel index --plan --index MaxSim --n 21015324 -d 128`.
     """
     files = tuple(Path(path) for path in takewhile(lambda path: not path.startswith("-"), paths))
@@ -110,11 +112,14 @@ def index(
 
 def _size(order: Order, n: int | None, d: int | None) -> tuple[int, int]:
     """Return the number and the dimension of the vectors to plan for: as given, otherwise those of the files."""
+    for name, value, most in (("--n", n, _MOST_VECTORS), ("--d", d, _MOST_DIMENSIONS)):
+        if value is not None and not 1 <= value <= most:
+            raise UsageError(f"{name} is {value}: give a number from 1 to {most:,}")
     if n is not None and d is not None:
         return n, d
     if not order.vectors:
         raise UsageError(
-            "--plan needs --n and --d, or VECTORS: bookwheel index --plan --n 21015324 -d 768 --memory 16GB"
+            "--plan needs --n and --d, or VECTORS: bookwheel index --plan -n 21015324 -d 768 --memory 16GB"
         )
     found = look(order.vectors, order.column)
     return n or found.n, d or found.d

@@ -23,7 +23,7 @@ from rag_model.encoders.encoder import Encoder
 from rag_model.errors import UsageError
 from rag_model.extras import installed
 
-_FILES = ("*.json", "*.safetensors", "*.txt", "*.model")
+_FILES = ("config.json", "*.json", "*.safetensors", "*.txt", "*.model")
 _DIGITS = 3  # of a distance: machines round vectors differently, and must still cut equally
 _AT_ONCE = 4096  # sentences whose vectors are made together
 

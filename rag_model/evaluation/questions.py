@@ -193,6 +193,8 @@ def _python_list(text: str, where: str) -> tuple[str, ...]:
 def _answers(value: Any, where: str) -> tuple[str, ...]:
     if not isinstance(value, list | tuple) or not all(isinstance(answer, str) for answer in value):
         raise InputError(f"{where}: the answers must be a list of strings such as ['Paris', 'Lutetia']")
+    if not all(answer.strip() for answer in value):
+        raise InputError(f"{where}: an answer is empty, and would be found in every passage: take it out")
     return tuple(value)
 
 

@@ -203,7 +203,9 @@ def _lists(text: str) -> Lists:
     found = _LISTS.fullmatch(pieces[0]) if pieces else None
     if found is None:
         wrong = pieces[0] if pieces and pieces[0] else "nothing"
-        raise UsageError(f"{text!r} is not a factory string: it has {wrong!r} where IVF<lists> belongs; {_EXAMPLES}")
+        raise UsageError(
+            f"{text!r} is not a factory string of vectors: it has {wrong!r} where IVF<lists> belongs; {_EXAMPLES}"
+        )
     if len(pieces) == 1:
         raise UsageError(
             f"{text!r} does not say how its lists store a vector: add Flat, SQ8, PQ<m>np or RaBitQ4, {_EXAMPLES}"

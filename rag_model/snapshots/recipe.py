@@ -31,6 +31,7 @@ from rag_model.evaluation.questions import read_questions
 from rag_model.index.kind import Represents
 from rag_model.index.recipe import IndexRecipe, over_of
 from rag_model.index.registry import kind_for
+from rag_model.retrieve.composer import CALLS
 from rag_model.retrieve.survey import survey
 from rag_model.snapshots.encoding import EncodeRecipe, RepresentRecipe
 from rag_model.store.versions.manifest import Content, Manifest
@@ -79,6 +80,8 @@ class Recipe:
                 raise UsageError(f"every snapshot has a representation {name}: give [represent.{name}] another name")
         for name, index in self.index.items():
             _check_name(name, "an index", _INDEX)
+            if name in CALLS.names():
+                raise UsageError(f"{name} is how retrievers are called, as in {name}(…): give the index another name")
             if name == EXACT and index.factory != "Flat":
                 raise UsageError(f"an index named {EXACT} compares every vector: give {index.factory} another name")
 

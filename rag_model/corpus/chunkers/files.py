@@ -1,8 +1,9 @@
 """The files that a chunker's settings name: which of them are read, and their identity in a memo key.
 
-A setting of type `Path` names a file or a folder. Of a folder the files are used that the field's metadata names,
-`field(metadata={"files": ("tokenizer.json", "*.safetensors")})`, otherwise all; workers get no others. In keys and in
-the recipe of a snapshot, the path is replaced by a digest of the bytes.
+A setting of type `Path` names a file or a folder. Of a folder, and the folders in it, the files are used that the
+field's metadata names, `field(metadata={"files": ("tokenizer.json", "*.safetensors")})`, otherwise all; workers get no
+others. The first of these names must be in the folder itself: so a folder that is named by mistake is not copied to the
+store. In keys and in the recipe of a snapshot, the path is replaced by a digest of the bytes.
 """
 
 import re
@@ -65,8 +66,11 @@ def _files(chunker: Chunker, setting: str, path: Path) -> dict[str, Path]:
     if path.is_file():
         return {_ITSELF: path}
     (patterns,) = (field.metadata.get("files", ("*",)) for field in fields(chunker) if field.name == setting)  # type: ignore[arg-type]
-    found = {file.relative_to(path).as_posix(): file for pattern in patterns for file in path.rglob(pattern)}
-    kept = {name: found[name] for name in sorted(found) if found[name].is_file()}
-    if not kept:
-        raise InputError(f"{path} is not a {setting} for the recipe's chunker: name a file, or a folder with files")
-    return kept
+    if not any(path.glob(patterns[0])):
+        wanted = "a file" if patterns[0] == "*" else patterns[0]
+        raise InputError(
+            f"the recipe's chunker wants as {setting} a folder with {wanted}, and {path} is none: correct it"
+        )
+    places = (f"{folder}{pattern}" for pattern in patterns for folder in ("", "*/"))
+    found = {file.relative_to(path).as_posix(): file for place in places for file in path.glob(place)}
+    return {name: found[name] for name in sorted(found) if found[name].is_file()}

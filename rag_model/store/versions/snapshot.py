@@ -85,7 +85,7 @@ class Snapshot:
         return cls(manifest, lambda file: blobs.local(files[file]), source, store.url)
 
     @classmethod
-    def from_folder(cls, folder: Path) -> "Snapshot":
+    def from_folder(cls, folder: Path | str) -> "Snapshot":
         """Open the snapshot that was pulled to `folder` last; or `folder` is one snapshot's own folder in it.
 
         A file that was written to since it was verified is hashed before it is read. No pull deletes the snapshot
@@ -94,7 +94,7 @@ class Snapshot:
         Raises:
             StoreError: nothing was pulled there, or the manifest is damaged.
         """
-        root, data, lock = _held_manifest(folder)
+        root, data, lock = _held_manifest(Path(folder))
         manifest = Manifest.from_bytes(data)
         stamps = stamps_of(root.parent)
 

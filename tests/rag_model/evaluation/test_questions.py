@@ -132,7 +132,7 @@ def test_beir_folders_that_are_wrong(tmp_path: Path, qrels: str | None, sentence
         read_questions(tmp_path)
 
 
-@given(st.lists(st.tuples(st.text(min_size=1), st.lists(st.text())), min_size=1))
+@given(st.lists(st.tuples(st.text(min_size=1), st.lists(st.text().filter(str.strip))), min_size=1))
 def test_jsonl_brings_back_what_was_written(rows: list[tuple[str, list[str]]]) -> None:
     rows = [(text, answers) for text, answers in rows if text.strip()] or [("Q", [])]
     lines = "".join(json.dumps({"question": text, "answers": answers}) + "\n" for text, answers in rows)
@@ -171,3 +171,10 @@ def test_a_question_may_name_its_passages_and_its_source() -> None:
 def test_passages_and_sources_of_the_wrong_kind(more: dict[str, object], says: str) -> None:
     with pytest.raises(InputError, match=says):
         read_questions(io.StringIO(json.dumps({"question": "One?", **more}) + "\n"))
+
+
+def test_an_empty_answer_is_refused() -> None:
+    with pytest.raises(
+        InputError, match="line 1: an answer is empty, and would be found in every passage: take it out"
+    ):
+        read_questions(io.StringIO('{"question": "autism?", "answers": [" "]}\n'))

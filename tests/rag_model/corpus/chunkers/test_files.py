@@ -63,7 +63,8 @@ def test_a_digest_stays_itself_and_is_no_path(folder: Path) -> None:
         named_files(Model(known))
 
 
-def test_a_path_that_leads_nowhere_is_one_sentence(tmp_path: Path) -> None:
+def test_a_path_that_leads_nowhere_is_one_sentence(folder: Path, tmp_path: Path) -> None:
+    """Nor is a folder copied that is named by mistake, because a folder in it has such files."""
     for path in (tmp_path / "absent", tmp_path):
-        with pytest.raises(InputError, match="is not a model for the recipe's chunker"):
-            digest(path)
+        with pytest.raises(InputError, match=r"wants as model a folder with config\.json, and .* is none: correct it"):
+            named_files(Model(path))
