@@ -141,7 +141,8 @@ class Composer:
         self._count(node, node.text)
         if self._materials.kind(node.text) != kind:
             known = [name for name in self._materials.names() if self._materials.kind(name) == kind]
-            raise node.wrong(f"{node} is not {what}: choose one of {', '.join(known) or 'none, build one first'}")
+            rest = f"choose one of {', '.join(known)}" if known else "the snapshot has none, add one to its recipe"
+            raise node.wrong(f"{node} is not {what}: {rest}")
         return node.text
 
     def _count(self, node: Node, name: str) -> None:
