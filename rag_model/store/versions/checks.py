@@ -97,5 +97,5 @@ def from_bytes(data: bytes, from_json: Callable[[Any], T]) -> T:
     try:
         value = json.loads(data)
     except (ValueError, RecursionError) as broken:
-        raise StoreError(f"the manifest is damaged ({broken}): pull the snapshot again, or verify the store") from broken
+        raise StoreError(f"the manifest is damaged ({broken}): pull it again, or verify the store") from broken
     return from_json(value)

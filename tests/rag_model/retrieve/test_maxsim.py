@@ -102,7 +102,7 @@ def test_equal_scores_are_ordered_by_row_and_lists_end(snapshot: Snapshot) -> No
 
 def test_a_graph_and_an_index_are_named_or_refused(snapshot: Snapshot) -> None:
     for expression, words in (
-        ("maxsim(hnsw, hnsw)", "hnsw is not an index over token vectors: choose one of none, build one first"),
+        ("maxsim(hnsw, hnsw)", "hnsw is not an index over token vectors: the snapshot has none, add one to its recipe"),
         ("maxsim(hnsw, hnsw, 0)", "is not an index over token vectors"),
         ("maxsim(hnsw)", "maxsim takes a retriever, an index over token vectors"),
         ("maxsim(hnsw, hnsw, 5, near=2)", "maxsim has no option 'near': it takes graph and rounds"),
