@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 RRF_K = 60  # Cormack et al. 2009, section 3
 DEPTH = 100  # passages that a leg without a depth is asked for: DPR's and BEIR's depth
 _MOST_K = 1_000_000
+_DIGITS = 10  # of the best score, to which scores are told apart
 _MOST_WEIGHT = 1e6
 
 
@@ -77,7 +78,8 @@ def fuse(lists: Sequence["Rows"], k: int, weights: Sequence[float]) -> tuple["Ro
     keys, place = np.unique(key[order], return_inverse=True)
     sums = np.bincount(place, weights=part[order], minlength=len(keys))
     owner, row = np.divmod(keys, span)
-    order = np.lexsort((row, -sums, owner))
+    tied = np.round(sums / sums.max(initial=1e-300), _DIGITS)  # 1/1002 + 2/1002 and 3/1002 differ in their last bit
+    order = np.lexsort((row, -tied, owner))
     owner, row, sums = owner[order], row[order], sums[order]
     counts = np.bincount(owner, minlength=q)
     column = np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)

@@ -41,6 +41,11 @@ def test_the_sum_of_reciprocal_ranks_orders(questions: list[list[list[int]]], k:
         assert not kept[len(expected) :].any(), "what was not found stands behind the last"
 
 
+def test_sums_that_only_rounding_tells_apart_are_ties() -> None:
+    legs = [np.array([[0, 2]]), np.array([[3, 1]]), np.array([[3, 1]])]
+    assert fuse(legs, 1000, [3.0, 1.0, 2.0])[0].tolist() == [[0, 3, 1, 2]]
+
+
 def test_fused_hits_say_what_each_leg_said(snapshot: Snapshot, encoder: Encoder) -> None:
     legs = {name: DenseRetriever(snapshot, encoder, name).search(ASKED, 12) for name in ("hnsw", "exact")}
     fused = open_retriever(snapshot, "rrf(hnsw, exact:3, k=10, weights=[1, 2])", encoder=encoder).search(ASKED, 5)
