@@ -120,7 +120,7 @@ class Recipe:
 
 def _check_name(name: str, what: str, form: re.Pattern[str]) -> None:
     if not form.fullmatch(name):
-        raise UsageError(f"{name!r} is not a name for {what}, which names a file: use letters, digits, _ and -")
+        raise UsageError(f"{name!r} cannot name {what}, since files are called by it: use letters, digits, _ and -")
 
 
 def check_fit(

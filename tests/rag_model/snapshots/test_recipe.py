@@ -99,7 +99,7 @@ def test_the_gate_and_where_an_encoder_lay_are_no_part_of_the_content(tmp_path: 
         ("[index.a]\nfactory = 'HNSW32'\nborder = 2", "need 0 <= border <= 1"),
         ("[index.a]\nfactory = 'HNSW32'\nsearch = { nprobe = 3 }", "nprobe"),
         ("[index.a]\nfactory = 'HNSW99999999999'", "is too large"),
-        ("[index.'../x']\nfactory = 'Flat'", "is not a name for an index"),
+        ("[index.'../x']\nfactory = 'Flat'", "cannot name an index"),
         ("[index.exact]\nfactory = 'HNSW32'", "compares every vector"),
         ("[index]", "names no index"),
         ("[chunk]\nwords = 0", "at least 1"),
