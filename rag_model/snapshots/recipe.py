@@ -26,8 +26,8 @@ from rag_model.corpus.chunk import ChunkRecipe
 from rag_model.encoders.embed import Dtype
 from rag_model.errors import BookwheelError, UsageError
 from rag_model.evaluation.gate import GateRecipe, QuestionFloor
-from rag_model.evaluation.judging import Judge
-from rag_model.evaluation.questions import read_questions
+from rag_model.evaluation.questions.files import read_questions
+from rag_model.evaluation.retrieval.judging import Judge
 from rag_model.index.kind import Represents
 from rag_model.index.recipe import IndexRecipe, over_of
 from rag_model.index.registry import kind_for
