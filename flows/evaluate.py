@@ -26,7 +26,7 @@ from rag_model.evaluation.answers.scores import check_golds
 from rag_model.evaluation.answers.settings import Evaluation
 from rag_model.evaluation.questions.files import read_questions
 from rag_model.evaluation.reports.answers import AnswerReport, read_courses, render
-from rag_model.evaluation.reports.run_files import write_answers, write_kilt, write_page
+from rag_model.evaluation.reports.run_files import check_paths, write_answers, write_kilt, write_page
 from rag_model.evaluation.retrieval.judging import Judge
 from rag_model.generate.named import open_reader
 from rag_model.store.store import Store
@@ -64,6 +64,7 @@ def evaluate(
         BookwheelError: a stage failed; answers that were made are kept.
     """
     settings, clock = settings or Evaluation(), StageClock("evaluate")
+    check_paths(rows, kilt, report)
     target = Store.open(store)
     with target.intents.held(f"evaluate-{secrets.token_hex(8)}"):  # so that `gc` keeps this run's answers
         with clock("open"):

@@ -4,6 +4,7 @@ predictions. Each file appears complete or not at all.
 """
 
 import json
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,26 @@ from rag_model.evaluation.answers.scores import Scored
 from rag_model.evaluation.questions.kilt import distinct_pages
 from rag_model.evaluation.retrieval.retrieved import Retrieved
 from rag_model.landing import landing
+
+
+def check_paths(*paths: str | None) -> None:
+    """Check, before work begins, that files can be written to `paths`; None: not asked for.
+
+    Raises:
+        InputError: one is a folder, or lies in no folder that can be written.
+    """
+    for path in paths:
+        if path is not None and (why := _unwritable(Path(path))):
+            raise InputError(f"{path} cannot be written ({why}): choose another path")
+
+
+def _unwritable(path: Path) -> str:
+    if path.is_dir():
+        return "it is a folder"
+    folder = next(parent for parent in path.absolute().parents if parent.exists())  # missing ones are made
+    if not folder.is_dir():
+        return f"{folder} is no folder"
+    return "" if os.access(folder, os.W_OK) else f"{folder} is read-only"
 
 
 def write_trec(outcomes: Sequence[Retrieved], path: Path, tag: str = "bookwheel") -> None:

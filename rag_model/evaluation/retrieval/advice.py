@@ -9,6 +9,7 @@ from rag_model.store.versions.snapshot import Snapshot
 
 PROMPT = 100_000  # tokens of passages that a prompt of 128k takes with its question and its answer
 _TOKENS = 1.4  # a word of English, by the tokenizers of today's generators
+_AS_CHEAP = 1.2  # times the milliseconds: less than that is noise
 _MOST_ROWS = 20_000  # passages: of more, no corpus fits
 
 
@@ -44,20 +45,23 @@ def prompt_words(snapshot: Snapshot) -> int | None:
 
 
 def wanted(measured: Sequence[Staged], measure: str, resampling: Resampling = RESAMPLING) -> str:
-    """Return the sentence that names the cheapest retriever whose interval is not below the best."""
+    """Return the sentence that names the cheapest retriever whose interval is not below the best.
+
+    Of those that cost up to a fifth more, which another run may turn round, it names the one with the best quality.
+    """
     candidates = _candidates(measured, measure, resampling)
-    best = max(candidates, key=lambda one: (one.quality.value, -one.milliseconds))
+    best = max(candidates, key=lambda one: one.quality.value)
     if len(candidates) == 1:
         return f"only {best.name} was measured: give --retriever again to learn which one this corpus wants"
     beside = {one.name: difference_interval(one.values, best.values, resampling) for one in candidates}
-    chosen = min(
-        (one for one in candidates if beside[one.name].high >= 0),
-        key=lambda one: (one.milliseconds, -one.quality.value),
-    )
+    good = [one for one in candidates if beside[one.name].high >= 0]
+    cheap = _AS_CHEAP * min(one.milliseconds for one in good)
+    chosen = max((one for one in good if one.milliseconds <= cheap), key=lambda one: one.quality.value)
     said = f"this corpus wants {chosen.name}: {measure} {chosen.quality.value:.3f} at {chosen.milliseconds:.3g} ms"
-    if chosen is best:
-        dearer = all(one.milliseconds >= chosen.milliseconds for one in candidates)
-        return f"{said} a question is the best, and {'the cheapest' if dearer else 'every cheaper one lies below it'}"
+    if chosen.quality.value == best.quality.value:
+        cheapest = all(_AS_CHEAP * one.milliseconds >= chosen.milliseconds for one in candidates)
+        beyond = "no other is cheaper by a fifth" if cheapest else "every one that is cheaper by a fifth lies below it"
+        return f"{said} a question is the best, and {beyond}"
     lost = beside[chosen.name]
     return (
         f"{said} a question; the best, {best.name}, has {best.quality.value:.3f} at {best.milliseconds:.3g} ms, and "

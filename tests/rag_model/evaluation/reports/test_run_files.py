@@ -9,7 +9,14 @@ from rag_model.errors import InputError
 from rag_model.evaluation.answers.readings import Reading, Shown
 from rag_model.evaluation.answers.scores import Scored, score
 from rag_model.evaluation.questions.files import Question
-from rag_model.evaluation.reports.run_files import write_answers, write_dpr, write_jsonl, write_kilt, write_trec
+from rag_model.evaluation.reports.run_files import (
+    check_paths,
+    write_answers,
+    write_dpr,
+    write_jsonl,
+    write_kilt,
+    write_trec,
+)
 from rag_model.evaluation.retrieval.retrieved import Retrieved, match_hits
 
 
@@ -57,6 +64,15 @@ def test_a_failed_write_leaves_what_was_there(tmp_path: Path, outcomes: list[Ret
         write(broken, path)
     assert path.read_text() == "before"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_paths_are_checked_before_work_begins(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    check_paths(None, str(tmp_path / "new" / "run.trec"), str(tmp_path / "file"))
+    with pytest.raises(InputError, match=r"it is a folder"):
+        check_paths(str(tmp_path))
+    with pytest.raises(InputError, match=r"file is no folder"):
+        check_paths(None, str(tmp_path / "file" / "run.trec"))
 
 
 def test_a_place_that_can_not_be_written_is_named(tmp_path: Path, outcomes: list[Retrieved]) -> None:

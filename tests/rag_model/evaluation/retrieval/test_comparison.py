@@ -98,12 +98,18 @@ def test_the_cheapest_that_is_not_below_the_best_is_wanted() -> None:
     level = alone("rrf(words, vectors)", *legs, stage("rrf(words, vectors)", 4.5, GOOD))
     said = wanted([level], "Success@5")
     assert said.startswith("this corpus wants vectors: Success@5 0.900 at 3 ms a question is the best")
-    assert wanted([level], "Success@5").endswith("and every cheaper one lies below it")
+    assert wanted([level], "Success@5").endswith("and every one that is cheaper by a fifth lies below it")
     assert wanted([alone("a", stage("a", 1.0, GOOD)), alone("b", stage("b", 2.0, BAD))], "Success@5").endswith(
-        "this corpus wants a: Success@5 0.900 at 1 ms a question is the best, and the cheapest"
+        "this corpus wants a: Success@5 0.900 at 1 ms a question is the best, and no other is cheaper by a fifth"
     )
     close = alone("rrf(words, vectors)", *legs, stage("rrf(words, vectors)", 4.5, [*EQUAL[:-2], 1.0, 1.0]))
     assert "the best, rrf(words, vectors), has 0.910 at 4.5 ms, and the interval" in wanted([close], "Success@5")
+
+
+@pytest.mark.parametrize(("first", "second"), [(2.0, 2.3), (2.3, 2.0)])
+def test_what_two_equal_ones_cost_by_chance_decides_nothing(first: float, second: float) -> None:
+    given = [alone("a", stage("a", first, EQUAL)), alone("b", stage("b", second, GOOD))]
+    assert wanted(given, "Success@5").startswith("this corpus wants a: ")
 
 
 def test_one_retriever_alone_is_not_recommended() -> None:
