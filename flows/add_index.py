@@ -13,7 +13,7 @@ from prefect import flow
 
 from beam_jobs.launch import Launch
 from beam_jobs.workers import worker_memory
-from flows.admission import Url
+from flows.admission import Url, admitted
 from flows.finish import Build, finish
 from flows.outcome import Reindexed
 from flows.progress import StageClock
@@ -32,6 +32,7 @@ from rag_model.store.versions.snapshot import Snapshot
 
 
 @flow(name="add-index", persist_result=False)
+@admitted
 def add_index(
     snapshot: str,
     store: Url,

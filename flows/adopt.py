@@ -13,7 +13,7 @@ from prefect import flow
 
 from beam_jobs.launch import Launch, OnProgress
 from beam_jobs.workers import worker_memory
-from flows.admission import Url
+from flows.admission import Url, admitted
 from flows.finish import Build, finish
 from flows.outcome import Reindexed
 from flows.progress import StageClock
@@ -29,6 +29,7 @@ from rag_model.store.versions.paths import EMBEDDINGS
 
 
 @flow(name="import", persist_result=False)
+@admitted
 def adopt_library(
     passages: Url,
     vectors: Sequence[str],

@@ -97,7 +97,7 @@ def watch(
 
 
 @deployed("upkeep")
-def upkeep(store: str, keep: int = 10, older_than: str = "90d", grace: str = "24h", dry_run: bool = True) -> Kept:
+def upkeep(store: Url, keep: int = 10, older_than: str = "90d", grace: str = "24h", dry_run: bool = True) -> Kept:
     """Expire old versions of a store by policy, and delete files that are not needed any more.
 
     Args:
