@@ -30,6 +30,7 @@ except ModuleNotFoundError:  # only the core is installed
 from flows.command.reply import Common, Reply
 from rag_model.errors import BookwheelError, RefusedError
 from rag_model.secrets import without_secrets
+from rag_model.store.versions.signatures import TRUST
 
 USAGE = 2
 _ENVIRONMENT = {  # set before Prefect and transformers are imported; values that are set already are kept
@@ -134,7 +135,9 @@ def run(argv: Sequence[str]) -> int:
     common = Common()
     try:
         verb, bound, _ = app.parse_args(argv, exit_on_error=False, print_error=False)
-        common = bound.arguments.get("common", common)
+        common = bound.arguments.get("common") or common
+        if common.trust:
+            os.environ[TRUST] = str(common.trust)  # for every store that this process and its workers open
         with interruptible():
             reply = verb(*bound.args, **bound.kwargs)
     except CycloptsError as error:

@@ -51,7 +51,7 @@ def run(
     sys.setswitchinterval(_SWITCH)
     if not (followed.dest / CURRENT).exists():  # otherwise it can serve that without the store
         store = Store.open(followed.url)
-        store.snapshots.resolve(followed.ref)
+        store.snapshots.trusted(followed.ref)
         if followed.model is not None:
             rag_id(store, followed.model)
     failures: list[BookwheelError] = []
