@@ -14,7 +14,8 @@ from rag_model.store.versions.shelf import Shelf
 def verify(snapshot: AnyName = "latest", /, *, store: StoreUrl, common: Common | None = None) -> Reply:
     """Hash every file of a snapshot again, and check its manifest and the refs; exit 3 if anything is wrong.
 
-    `model:NAME` verifies a model. With `--trust` the snapshot, and the ref that names it, must be signed by a key of the file.
+    `model:NAME` verifies a model. With `--trust` the snapshot, and the ref that names it, must be signed by a key of
+    that file.
     """
     opened = Store.open(store)
     shelf, name = opened.shelf(snapshot)

@@ -56,8 +56,9 @@ class Tally:
 def gc(store: Store, grace: float = MARGIN, *, dry_run: bool = False) -> dict[str, Tally]:
     """Delete files that are not needed and at least `grace` seconds old; return their number and size by kind.
 
-    With `dry_run` nothing is deleted, only counted. The kinds are `KINDS`; `leftovers` are temporary files and intents
-    of writers that died, and signatures of what was deleted. Safe while writers run; a pull of a snapshot that has just expired may fail with an error.
+    With `dry_run` nothing is deleted, only counted. The kinds are `KINDS`; `leftovers` are temporary files, intents of
+    writers that died, and signatures of what was deleted. Safe while writers run; a pull of a snapshot that has just
+    expired may fail with an error.
 
     Danger: blobs that no manifest names yet count as garbage once they are older than the grace.
 

@@ -25,8 +25,8 @@ _ROLLBACK = re.compile(r"rollback to @([0-9]{1,8})")
 def tag(store: Store, snapshot: str, ref: str, note: str = "") -> RefMove:
     """Move `ref` to a snapshot (an id, a unique prefix, a ref or `ref@number`) and return the ref's current move.
 
-    A ref that names the snapshot already is not moved. If the environment has a key, the snapshot and the ref's move are
-    signed in either case. `model:` before the snapshot, or before both, means models.
+    A ref that names the snapshot already is not moved. If the environment has a key, the snapshot and the ref's move
+    are signed in either case. `model:` before the snapshot, or before both, means models.
 
     Raises:
         StoreError: there is no such snapshot.

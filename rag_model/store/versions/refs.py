@@ -174,6 +174,7 @@ class Refs:
         path, told = self.path(name, number), as_stored(move.to_json(self._noun))
         Signatures(self._files).sign(path, told)
         if not self._files.create(path, json_bytes(told)):
+            Signatures(self._files).withdraw(path, told)
             raise self._conflict(name, expected)
         return move
 

@@ -141,7 +141,7 @@ class Shelf(Generic[M]):
         )
 
     def signed(self, identity: str) -> str:
-        """Say who signed a manifest: `signed by NAME`, `signed by an unknown key`, or `not signed`.
+        """Say who signed a manifest: `signed by NAME`, `not signed`, or what is between these.
 
         Names are those of the trust file, if one is given; without one no signature is checked.
         """
@@ -150,10 +150,10 @@ class Shelf(Generic[M]):
             return f"signed by {name}"
         if not signatures.exist(path):
             return "not signed"
-        return "signed by an unknown key" if trust else "signed, unchecked: no trust file is given"
+        return "signed, but by no key of the trust file" if trust else "signed, unchecked: no trust file is given"
 
     def sign(self, identity: str) -> None:
-        """Sign a manifest that exists, if the environment has a key: a publisher vouches for what a ref of theirs names.
+        """Sign a manifest that exists, if the environment has a key.
 
         Raises:
             StoreError: there is no such manifest, or the store cannot be written.

@@ -107,6 +107,11 @@ class Signatures:
             told = base64.b64encode(key.sign(_message(path, value))).decode()
             self.files.put(_place(path, value, key.public_key()), json_bytes({"format": _FORMAT, "signature": told}))
 
+    def withdraw(self, path: str, value: Any) -> None:
+        """Delete the signature of a move that was not made, since another writer was first."""
+        if key := _private():
+            self.files.remove(_place(path, value, key.public_key()))
+
     def read(self, path: str, value: Any, key: Any) -> Any:
         """Return the JSON value of a key's signature of file `path`; None if there is none, or it is no JSON."""
         try:
