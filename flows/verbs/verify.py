@@ -6,7 +6,6 @@ from typing import Any
 from flows.command.reply import AnyName, Common, Reply, StoreUrl
 from rag_model.errors import RefusedError
 from rag_model.store.store import Store
-from rag_model.store.upkeep.verify import Problem
 from rag_model.store.upkeep.verify import verify as verify_snapshot
 from rag_model.store.versions.shelf import Shelf
 
@@ -20,15 +19,15 @@ def verify(snapshot: AnyName = "latest", /, *, store: StoreUrl, common: Common |
     opened = Store.open(store)
     shelf, name = opened.shelf(snapshot)
     identity = shelf.resolve(name)
-    problems = [*verify_snapshot(opened, identity, shelf), *_untrusted(shelf, name, identity)]
+    problems, untrusted = verify_snapshot(opened, identity, shelf), _untrusted(shelf, name)
     document = {
-        "ok": not problems,
+        "ok": not problems and not untrusted,
         shelf.noun: identity,
         "signed": shelf.signed(identity),
         "problems": [asdict(problem) for problem in problems],
     }
     if not problems:
-        return Reply(document, f"{shelf.noun} {identity[:12]} is whole, {document['signed']}")
+        return Reply(document, f"{shelf.noun} {identity[:12]} is whole, {document['signed']}", untrusted)
     lines = [f"{problem.path}: {problem.what}" for problem in problems]
     refusal = (
         f"{len(problems)} things in {opened.url} are not as they were published (first {lines[0]}): "
@@ -37,9 +36,10 @@ def verify(snapshot: AnyName = "latest", /, *, store: StoreUrl, common: Common |
     return Reply(document, "\n".join(lines), refusal)
 
 
-def _untrusted(shelf: Shelf[Any], name: str, identity: str) -> list[Problem]:
+def _untrusted(shelf: Shelf[Any], name: str) -> str:
+    """Return why a name may not be opened with the trust file, if one is given; empty if it may."""
     try:
         shelf.trusted(name)
     except RefusedError as refused:
-        return [Problem(shelf.path(identity), None, str(refused))]
-    return []
+        return str(refused)
+    return ""
