@@ -9,7 +9,7 @@ import mmap
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO
@@ -30,8 +30,8 @@ _TERMS = 2_048  # of a part, in memory at once
 _POSTINGS = 1 << 20  # of a batch
 
 
-def merge(parts: Sequence[PartReader], out: Path) -> Facts:
-    """Write the index file of parts that are given in row order.
+def merge(parts: Sequence[PartReader], out: Path, scale: int = 0) -> Facts:
+    """Write the index file of parts that are given in row order; `scale` as of `file.Layout`.
 
     Raises:
         InputError: a part is damaged.
@@ -39,7 +39,7 @@ def merge(parts: Sequence[PartReader], out: Path) -> Facts:
     """
     try:
         with out.open("w+b") as file:
-            layout = _written(parts, file)
+            layout = replace(_written(parts, file), scale=scale)
             file.seek(0)
             file.write(layout.pack())
     except OSError as failed:
