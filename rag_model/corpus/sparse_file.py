@@ -22,6 +22,7 @@ from rag_model.partition import Partition
 ROWS = 8_192  # passages of a record batch: 5 MB at 128 terms
 MOST_TERMS = 1 << 24  # of a vocabulary
 MOST_WEIGHT = 255
+QUESTION_UNITS = 4096  # of a question's weight of 1: finer than any encoder's rounding
 _COLUMN = "terms"
 
 

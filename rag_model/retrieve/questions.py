@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 
 
 class QuestionEncoder(Protocol):
-    """The encoder that dense retrieval needs; `Encoder` is one."""
+    """The encoder that retrieval needs; `Encoder` is one."""
 
     def space(self) -> Space:
         """Return the space of its question vectors."""
         ...
 
     def encode_questions(self, questions: Sequence[str]) -> Vectors:
-        """Return (n, d) float32 vectors, in order; (n, l, d) of a ColBERT."""
+        """Return (n, d) float32 vectors, in order; (n, l, d) of a ColBERT; (n, l, 2) of weighted terms."""
         ...
 
 
@@ -49,7 +49,7 @@ class Questions:
         return len(self.texts)
 
     def vectors(self, encoder: QuestionEncoder) -> Vectors:
-        """Return the (n, d) float32 vectors of the questions by `encoder`, in order; (n, l, d) of a ColBERT."""
+        """Return the (n, d) float32 vectors of the questions by `encoder`, in order; see `QuestionEncoder`."""
         self.used.append(encoder)
         known = self.known(encoder)
         if known is None:

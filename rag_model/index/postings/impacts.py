@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rag_model.corpus.sparse_file import MOST_TERMS as VOCABULARY
+from rag_model.corpus.sparse_file import QUESTION_UNITS
 from rag_model.errors import UsageError
 from rag_model.index.files.engine import Rows, Vectors
 from rag_model.index.postings.parameters import MOST_TERMS, check_terms
@@ -15,7 +16,6 @@ from rag_model.index.postings.part import numbered
 from rag_model.index.postings.ranking import Asked, PostingsIndex
 from rag_model.index.postings.weighting import IMPACT
 
-QUESTION_UNITS = 4096  # of a question's weight of 1: finer than any encoder's rounding
 _MOST_WEIGHT = 1e6  # of a question's term: sums stay whole numbers of 63 bits
 
 
