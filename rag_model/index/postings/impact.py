@@ -139,12 +139,10 @@ def _check_scores(
     Raises:
         InputError: they are not.
     """
-    from rag_model.index.postings.impacts import as_units  # noqa: PLC0415
-
     wanted = np.unique(found[found >= 0])
     held, unit = _taken(rows, wanted), QUESTION_UNITS * index.file.layout.scale
     table = np.zeros(int(held.terms.max(initial=0)) + 1, np.int64)  # units of a question by term
-    for terms, units, told, own in zip(*as_units(questions), scores, found, strict=True):
+    for terms, units, told, own in zip(*index.heaviest(questions), scores, found, strict=True):
         table[:] = 0
         known = terms < len(table)
         np.add.at(table, terms[known], units[known])

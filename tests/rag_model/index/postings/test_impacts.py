@@ -165,7 +165,7 @@ def test_a_damaged_file_is_noticed_or_answers(index: ImpactIndex, tmp_path: Path
 def test_the_gate_compares_with_the_passages_own_weights(factory: str, tmp_path: Path) -> None:
     rows = zipfian(300, 200, 30)
     index = build_impacts(rows, tmp_path, 200, [100], factory)
-    entry = KIND.plan(IndexRecipe(factory), 300, 200).entry()
+    entry = KIND.plan(IndexRecipe(factory, search={"terms": 12}), 300, 200).entry()
     trial = SparseTrial(questions(6, 200, 20), 5, np.arange(6))
 
     def files(others: SparseVectors) -> IndexFiles:
