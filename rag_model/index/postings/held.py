@@ -114,12 +114,14 @@ def _search(rows, parts, places, factors, mosts, n, k, sums, touched, best, ids)
     for i in range(t - 1, -1, -1):
         left[i] = left[i + 1] + bounds[order[i]]
     counts = np.empty(_STEPS, np.int64)
-    count, threshold, open_to_all = 0, np.int64(0), True
+    count, threshold, open_to_all, read = 0, np.int64(0), True, 0
     for i in range(t):
         one = order[i]
         first, last, factor = places[one, 0], places[one, 1], factors[one]
-        if last - first > count:  # worth knowing how good the best are
-            threshold = max(threshold, _at_least(sums, touched, count, k, left[0], counts))
+        read += last - first  # postings since the touched rows were last gone through
+        again = read > count
+        if again:  # worth knowing how good the best are
+            threshold, read = max(threshold, _at_least(sums, touched, count, k, left[0], counts)), 0
         if open_to_all and left[i] < threshold:
             open_to_all = False
         if open_to_all:
@@ -130,7 +132,8 @@ def _search(rows, parts, places, factors, mosts, n, k, sums, touched, best, ids)
                     count += 1
                 sums[row] += units(factor, parts[at])
             continue
-        count = _promising(sums, touched, count, threshold - left[i])
+        if again:
+            count = _promising(sums, touched, count, threshold - left[i])
         if count * _LOOKED_UP < last - first:
             for j in range(count):
                 at = _look_up(rows, first, last, touched[j], n)

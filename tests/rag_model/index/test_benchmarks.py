@@ -10,6 +10,8 @@ from xml.etree import ElementTree
 
 import pytest
 
+from tests.fixtures.tiny_splade import save_mlm
+
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 
 
@@ -92,3 +94,15 @@ def test_late_interaction_is_measured_beside_colberts_codec_and_all_passages(tmp
     assert found["codecs"]["MaxSim,PQ32"]["code_bytes"] == 32
     assert {"all", "dense alone", "depth 20, rounds 1"} < found["candidates"].keys()
     assert found["candidates"]["depth 20, rounds 1"]["of_the_best_10"] > 0.5
+
+
+def test_weighted_terms_are_measured_beside_a_product_of_matrices(tmp_path: Path) -> None:
+    few = ["--asked", "9", "--rounds", "1", "--parts", "3", "-k", "5"]
+    found = report("bench_sparse.py", "--count", "500", "--terms", "20", "--question-terms", "12", *few)
+    assert found["ratio"] > 0
+    assert (found["n"], found["questions"], found["model"]) == (500, 9, False)
+    assert found["scores_are_equal"]
+    assert found["merged_is_one_shot"]
+    assert found["bytes_per_passage"] > found["bytes_per_passage_one_bit"]
+    encoded = report("bench_sparse.py", "--model", save_mlm(tmp_path), "--count", "60", *few)
+    assert (encoded["n"], encoded["vocabulary"], encoded["scores_are_equal"]) == (60, 128, True)
