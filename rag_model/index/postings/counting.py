@@ -143,7 +143,7 @@ class _Counter:
         """Return the numbers of the texts' tokens, and where those of each text end; all are analysed."""
         _, offsets, data = texts.buffers()
         places = np.frombuffer(offsets, np.int32, len(texts) + 1, 4 * texts.offset)
-        size, known = int(places[-1] - places[0]), int(self._tokens.count[0])
+        size, known = int(places[-1] - places[0]), int(self._tokens.known[0])
         self._tokens = with_room(self._tokens, size)
         numbers, ends = np.empty(size, np.int32), np.empty(len(texts), np.int64)
         scan(np.frombuffer(data or b"", np.uint8), places, self._tokens, numbers, ends)
@@ -152,7 +152,7 @@ class _Counter:
 
     def _analyse(self, known: int) -> None:
         """Give the tokens from number `known` on their terms."""
-        ends = self._tokens.ends[known : int(self._tokens.count[0]) + 1]
+        ends = self._tokens.ends[known : int(self._tokens.known[0]) + 1]
         text = self._tokens.text[ends[0] : ends[-1]].tobytes()
         made = self._analyzer.terms_of_tokens([text[first:last] for first, last in pairwise((ends - ends[0]).tolist())])
         numbers = self._numbers

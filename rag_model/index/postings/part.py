@@ -6,7 +6,6 @@ corpus is in it. So the piece of an unchanged part is used again whatever else h
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -61,12 +60,11 @@ class PartReader:
         """Return the (n,) lengths of the part's passages."""
         return self._piece.read(_LENGTHS)
 
-    def dictionary(self, first: int, last: int) -> tuple[list[bytes], Array]:
-        """Return the terms [first, last), and how many postings each has, (last - first,) int64."""
+    def dictionary(self, first: int, last: int) -> tuple[Array, Array, Array]:
+        """Return the terms [first, last) as bytes, where each ends in them, and how many postings each has."""
         cuts = self._from(_CUTS, first, last)
-        text = self._piece.read(_TEXT, int(cuts[0]), int(cuts[-1])).tobytes()
-        places = (cuts - cuts[0]).tolist()
-        return [text[begin:end] for begin, end in pairwise(places)], np.diff(self._from(_ENDS, first, last))
+        text = self._piece.read(_TEXT, int(cuts[0]), int(cuts[-1]))
+        return text, cuts[1:] - cuts[0], np.diff(self._from(_ENDS, first, last))
 
     def postings(self, first: int, last: int) -> tuple[Array, Array]:
         """Return rows of the part and weights of the postings [first, last), terms in order."""

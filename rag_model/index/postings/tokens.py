@@ -27,7 +27,7 @@ class Tokens(NamedTuple):
     hashes: npt.NDArray[np.uint64]  # of each token
     ends: npt.NDArray[np.int64]  # where each token ends in `text`, after a leading 0
     text: npt.NDArray[np.uint8]
-    count: npt.NDArray[np.int64]  # (1,): tokens
+    known: npt.NDArray[np.int64]  # (1,): tokens
 
 
 def no_tokens() -> Tokens:
@@ -37,11 +37,11 @@ def no_tokens() -> Tokens:
 
 def with_room(tokens: Tokens, size: int) -> Tokens:
     """Return the table with room for all tokens of `size` more bytes: itself, or a larger one."""
-    count = int(tokens.count[0])
+    count = int(tokens.known[0])
     wanted, used = count + size // 2 + 2, int(tokens.ends[count])
     if wanted <= len(tokens.hashes) and used + size <= len(tokens.text):
         return tokens
-    larger = _table(max(wanted, 2 * count), max(used + size, 2 * used), tokens.count)
+    larger = _table(max(wanted, 2 * count), max(used + size, 2 * used), tokens.known)
     larger.hashes[:count] = tokens.hashes[:count]
     larger.ends[: count + 1] = tokens.ends[: count + 1]
     larger.text[:used] = tokens.text[:used]
@@ -60,7 +60,7 @@ def _table(most: int, size: int, count: npt.NDArray[np.int64]) -> Tokens:
 def _fill(tokens):
     """Enter all tokens into empty slots."""
     mask = np.uint64(len(tokens.slots) - 1)
-    for number in range(tokens.count[0]):
+    for number in range(tokens.known[0]):
         slot = tokens.hashes[number] & mask
         while tokens.slots[slot] >= 0:
             slot = (slot + np.uint64(1)) & mask
@@ -70,7 +70,7 @@ def _fill(tokens):
 @compiled
 def _number(tokens, size, hashed):
     """Return the number of the token in the `size` bytes behind the last known one; a new one is kept."""
-    slots, ends, text, count = tokens.slots, tokens.ends, tokens.text, tokens.count[0]
+    slots, ends, text, count = tokens.slots, tokens.ends, tokens.text, tokens.known[0]
     hashed ^= hashed >> _FOLD
     mask, begin = np.uint64(len(slots) - 1), ends[count]
     slot = hashed & mask
@@ -78,7 +78,7 @@ def _number(tokens, size, hashed):
         known = slots[slot]
         if known < 0:
             slots[slot], tokens.hashes[count], ends[count + 1] = count, hashed, begin + size
-            tokens.count[0] = count + 1
+            tokens.known[0] = count + 1
             return count
         if tokens.hashes[known] == hashed and ends[known + 1] - ends[known] == size:
             at, i = ends[known], 0
@@ -101,7 +101,7 @@ def _words(data, first, last, tokens, out, at):
                 if _LOWER[after] == 0 and after != _UNDERSCORE:  # a possessive
                     first += 1
             continue
-        begin, size, hashed = tokens.ends[tokens.count[0]], 0, _BASIS
+        begin, size, hashed = tokens.ends[tokens.known[0]], 0, _BASIS
         while byte != 0:
             tokens.text[begin + size] = byte
             size += 1
@@ -126,7 +126,7 @@ def _runs(data, first, last, tokens, out, at):
         if plain:
             at = _words(data, first, end, tokens, out, at)
         else:
-            begin, hashed = tokens.ends[tokens.count[0]], _BASIS
+            begin, hashed = tokens.ends[tokens.known[0]], _BASIS
             for i in range(first, end):
                 tokens.text[begin + i - first] = data[i]
                 hashed = (hashed ^ np.uint64(data[i])) * _PRIME
