@@ -16,7 +16,7 @@ are merged behind it (Mackenzie et al. 2020 keep such pairs for the same reason)
 import numpy as np
 
 from rag_model.index.postings.compiled import compiled
-from rag_model.index.postings.packing import BLOCK, encode, put_varint
+from rag_model.index.postings.packing import BLOCK, WIDTHS, encode, put_varint
 
 HEADER = 9  # bytes of a block's header
 MOST_WEIGHT = 255  # in a header
@@ -65,11 +65,11 @@ def begin_list(writer, at, place):
 
 
 @compiled
-def end_block(writer, block, out, headers):
+def end_block(writer, gaps, less, sizes, out, headers):
     """Write the open block, if it has postings."""
     if writer[HELD] == 0:
         return
-    behind = encode(block[0], block[1], writer[HELD], out, writer[AT_OUT])
+    behind = encode(gaps, less, writer[HELD], sizes, out, writer[AT_OUT])
     if writer[PLACE] >= 0:
         size = behind - writer[AT_OUT]
         put_header(headers, writer[PLACE], writer[BEFORE], size, writer[HEAVIEST], writer[SHORTEST])
@@ -78,16 +78,20 @@ def end_block(writer, block, out, headers):
 
 
 @compiled
-def put_postings(rows, weights, first_row, lengths, writer, block, out, headers):
-    """Add postings to the open list.
+def put_postings(rows, weights, first, last, first_row, lengths, writer, gaps, less, sizes, out, headers):
+    """Add postings [first, last) to the open list.
 
     Args:
         rows: (p,) ascending, counted from `first_row`.
         weights: (p,) at least 1.
+        first: see above.
+        last: see above.
         first_row: see `rows`.
         lengths: (n,) uint16 lengths of all passages.
         writer: see `begin_list`.
-        block: (2, 128) int64: gaps, and weights minus 1, of the open block.
+        gaps: (128,) int64, of the open block.
+        less: (128,) int64: weights minus 1, of the open block.
+        sizes: (33,) int64 of 0, for `encode`.
         out: uint8 with `ROOM` bytes a posting, where blocks go.
         headers: uint8, where headers go.
 
@@ -96,17 +100,17 @@ def put_postings(rows, weights, first_row, lengths, writer, block, out, headers)
     """
     held, before = writer[HELD], writer[BEFORE]
     heaviest, shortest = writer[HEAVIEST], writer[SHORTEST]
-    for i in range(len(rows)):
+    for i in range(first, last):
         row, weight = np.int64(rows[i]) + first_row, np.int64(weights[i])
         if row <= before or row >= len(lengths) or weight < 1:
             return False
-        block[0, held], block[1, held] = row - before - 1, weight - 1
+        gaps[held], less[held] = row - before - 1, weight - 1
         heaviest, shortest = max(heaviest, weight), min(shortest, np.int64(lengths[row]))
         before = row
         held += 1
         if held == BLOCK:
             writer[HELD], writer[BEFORE], writer[HEAVIEST], writer[SHORTEST] = held, before, heaviest, shortest
-            end_block(writer, block, out, headers)
+            end_block(writer, gaps, less, sizes, out, headers)
             held, heaviest, shortest = 0, np.int64(0), np.int64(MOST_LENGTH)
     writer[HELD], writer[BEFORE], writer[HEAVIEST], writer[SHORTEST] = held, before, heaviest, shortest
     return True
@@ -139,7 +143,8 @@ def put_lists(shares, counts, ends, parts, first_rows, places, rows, weights, le
         The bytes written; -1: postings are damaged.
     """
     at, share = 0, 0
-    writer, block = np.zeros(NUMBERS, np.int64), np.empty((2, BLOCK), np.int64)
+    writer = np.zeros(NUMBERS, np.int64)
+    gaps, less, scratch = np.empty(BLOCK, np.int64), np.empty(BLOCK, np.int64), np.zeros(WIDTHS, np.int64)
     for term in range(len(ends)):
         begin = at
         if counts[term] == 1:
@@ -156,12 +161,13 @@ def put_lists(shares, counts, ends, parts, first_rows, places, rows, weights, le
             while share < ends[term]:
                 part, first = parts[share], places[parts[share]]
                 last = first + shares[share]
-                its = rows[first:last], weights[first:last]
-                if not put_postings(its[0], its[1], first_rows[part], lengths, writer, block, out, out):
-                    return -1
                 places[part] = last
                 share += 1
-            end_block(writer, block, out, out)
+                if not put_postings(
+                    rows, weights, first, last, first_rows[part], lengths, writer, gaps, less, scratch, out, out
+                ):
+                    return -1
+            end_block(writer, gaps, less, scratch, out, out)
             at = writer[AT_OUT]
         sizes[term] = at - begin
     return at

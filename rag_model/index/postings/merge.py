@@ -21,7 +21,7 @@ from rag_model.index.plan import Facts
 from rag_model.index.postings.dictionary import DictionaryWriter
 from rag_model.index.postings.file import AT_LENGTHS, Layout
 from rag_model.index.postings.lists import AT_OUT, HEADER, NUMBERS, ROOM, begin_list, end_block, put_lists, put_postings
-from rag_model.index.postings.packing import BLOCK, PADDING
+from rag_model.index.postings.packing import BLOCK, PADDING, WIDTHS
 from rag_model.index.postings.part import PartReader
 from rag_model.index.postings.windows import DONE, EMPTY, Batch, clear, filled, no_batch, no_windows, take, terms_in
 
@@ -166,7 +166,8 @@ class _Joined:
         """Write the list of one frequent term step by step; return its bytes."""
         begin, count = self._file.tell(), int(batch.counts[0])
         headers = np.empty(HEADER * (-(-count // BLOCK)), np.uint8)
-        writer, block = np.zeros(NUMBERS, np.int64), np.empty((2, BLOCK), np.int64)
+        writer, sizes = np.zeros(NUMBERS, np.int64), np.zeros(WIDTHS, np.int64)
+        gaps, less = np.empty(BLOCK, np.int64), np.empty(BLOCK, np.int64)
         out = np.empty(ROOM * (_POSTINGS + BLOCK), np.uint8)
         begin_list(writer, 0, 0)
         self._file.seek(begin + len(headers))
@@ -175,11 +176,12 @@ class _Joined:
             while left:
                 rows, weights = self._read(part, min(left, _POSTINGS))
                 left -= len(rows)
-                if not put_postings(rows, weights, self._first_rows[part], self.lengths, writer, block, out, headers):
+                own = rows, weights, 0, len(rows), self._first_rows[part], self.lengths
+                if not put_postings(*own, writer, gaps, less, sizes, out, headers):
                     raise _damaged()
                 self._file.write(out[: writer[AT_OUT]].data)
                 writer[AT_OUT] = 0
-        end_block(writer, block, out, headers)
+        end_block(writer, gaps, less, sizes, out, headers)
         self._file.write(out[: writer[AT_OUT]].data)
         end = self._file.tell()
         self._file.seek(begin)

@@ -12,6 +12,7 @@ from rag_model.index.postings.compiled import compiled
 
 Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
+_KEY = 8  # bytes
 DONE, FULL, EMPTY = range(3)  # why a batch ends: no term is left; it is full; a part's next terms must be read
 _IN_HEAP, _USED, _TERMS, _SHARES, _POSTINGS = range(5)  # places in `numbers`
 
@@ -25,6 +26,7 @@ class Windows(NamedTuple):
     at: Ints  # (parts,): the next term
     sizes: Ints  # (parts,): terms
     heap: Ints  # (parts,): parts by their next term
+    keys: npt.NDArray[np.uint64]  # (parts,): the first eight bytes of the next term, as a number; missing ones are 0
     waiting: npt.NDArray[np.bool_]  # (parts,): not in the heap, because no next term was known
 
 
@@ -49,6 +51,7 @@ def no_windows(parts: int, terms: int) -> Windows:
         np.zeros(parts, np.int64),
         np.zeros(parts, np.int64),
         np.zeros(parts, np.int64),
+        np.zeros(parts, np.uint64),
         np.ones(parts, np.bool_),
     )
 
@@ -91,15 +94,33 @@ def terms_in(batch: Batch) -> int:
 
 
 @compiled
-def _before(windows, a, b):
-    """Whether part `a` comes before part `b`: by their next terms, then by number."""
+def _order(windows, a, b):
+    """Return a number below, equal to or above 0, as the next term of part `a` is before, equal to or behind that of b."""
+    if windows.keys[a] != windows.keys[b]:
+        return -1 if windows.keys[a] < windows.keys[b] else 1
     first, second = windows.at[a], windows.at[b]
     begin, other = windows.cuts[a, first], windows.cuts[b, second]
     size, others = windows.cuts[a, first + 1] - begin, windows.cuts[b, second + 1] - other
-    for i in range(min(size, others)):
+    for i in range(min(_KEY, size), min(size, others)):
         if windows.text[a, begin + i] != windows.text[b, other + i]:
-            return windows.text[a, begin + i] < windows.text[b, other + i]
-    return size < others if size != others else a < b
+            return np.int64(windows.text[a, begin + i]) - np.int64(windows.text[b, other + i])
+    return size - others
+
+
+@compiled
+def _before(windows, a, b):
+    """Whether part `a` comes before part `b`: by their next terms, then by number."""
+    order = _order(windows, a, b)
+    return order < 0 or (order == 0 and a < b)
+
+
+@compiled
+def _set_key(windows, part):
+    begin, end = windows.cuts[part, windows.at[part]], windows.cuts[part, windows.at[part] + 1]
+    key = np.uint64(0)
+    for i in range(begin, begin + _KEY):
+        key = (key << np.uint64(8)) | (np.uint64(windows.text[part, i]) if i < end else np.uint64(0))
+    windows.keys[part] = key
 
 
 @compiled
@@ -130,20 +151,6 @@ def _pop(windows, numbers):
         at = child
     heap[at] = part
     return top
-
-
-@compiled
-def _same(windows, a, b):
-    """Whether the next terms of two parts are equal."""
-    first, second = windows.at[a], windows.at[b]
-    begin, other = windows.cuts[a, first], windows.cuts[b, second]
-    size = windows.cuts[a, first + 1] - begin
-    if size != windows.cuts[b, second + 1] - other:
-        return False
-    i = 0
-    while i < size and windows.text[a, begin + i] == windows.text[b, other + i]:
-        i += 1
-    return i == size
 
 
 @compiled
@@ -179,11 +186,12 @@ def take(windows, batch, most):
     for part in range(k):
         if windows.waiting[part] and windows.at[part] < windows.sizes[part]:
             windows.waiting[part] = False
+            _set_key(windows, part)
             _push(windows, numbers, part)
     same = np.empty(k, np.int64)
     while numbers[_IN_HEAP]:
         found, postings = 0, 0
-        while numbers[_IN_HEAP] and (found == 0 or _same(windows, same[0], windows.heap[0])):
+        while numbers[_IN_HEAP] and (found == 0 or _order(windows, same[0], windows.heap[0]) == 0):
             same[found] = _pop(windows, numbers)
             postings += windows.counts[same[found], windows.at[same[found]]]
             found += 1
@@ -203,6 +211,7 @@ def take(windows, batch, most):
         for i in range(found):
             windows.at[same[i]] += 1
             if windows.at[same[i]] < windows.sizes[same[i]]:
+                _set_key(windows, same[i])
                 _push(windows, numbers, same[i])
             else:
                 windows.waiting[same[i]] = empty = True

@@ -19,7 +19,7 @@ def unpack(packed: bytes, count: int, before: int = -1) -> tuple[int, list[int],
 
 def pack(gaps: list[int], weights: list[int]) -> bytes:
     out = np.zeros(20 * len(gaps) + 8, np.uint8)
-    end = encode(np.array(gaps), np.array(weights) - 1, len(gaps), out, 0)
+    end = encode(np.array(gaps), np.array(weights) - 1, len(gaps), np.zeros(33, np.int64), out, 0)
     return out[:end].tobytes()
 
 
