@@ -95,7 +95,7 @@ def terms_in(batch: Batch) -> int:
 
 @compiled
 def _order(windows, a, b):
-    """Return a number below, equal to or above 0, as the next term of part `a` is before, equal to or behind that of b."""
+    """Return below, equal to or above 0: the next term of part `a` is before, equal to or behind that of `b`."""
     if windows.keys[a] != windows.keys[b]:
         return -1 if windows.keys[a] < windows.keys[b] else 1
     first, second = windows.at[a], windows.at[b]
