@@ -49,28 +49,33 @@ def get_varint(data, at, end):
     return -1, end
 
 
+_BITS = np.array([value.bit_length() for value in range(256)], np.int64)
+
+
 @compiled
 def _bits(value):
-    count = 0
-    while value:
-        value >>= 1
-        count += 1
-    return count
+    """Return how many bits a number from 0 to 2^32 - 1 has."""
+    if value < 1 << 8:
+        return _BITS[value]
+    if value < 1 << 16:
+        return _BITS[value >> 8] + 8
+    return _BITS[value >> 16] + 16 if value < 1 << 24 else _BITS[value >> 24] + 24
 
 
 @compiled
 def _width(values, count):
     """Return the width with the fewest bytes, and the number of values that are larger."""
-    sizes = np.zeros(_MOST_BITS + 1, np.int64)
+    sizes, most = np.zeros(_MOST_BITS + 1, np.int64), 0
     for i in range(count):
-        sizes[_bits(values[i])] += 1
+        bits = _bits(values[i])
+        sizes[bits] += 1
+        most = max(most, bits)
     best, best_width, best_larger = count * 16, 0, 0
-    for width in range(_MOST_BITS + 1):
+    for width in range(most + 1):
         cost, larger = (count * width + 7) // 8, 0
-        for bits in range(width + 1, _MOST_BITS + 1):
-            if sizes[bits]:
-                larger += sizes[bits]
-                cost += sizes[bits] * (1 + (bits - width + 6) // 7)
+        for bits in range(width + 1, most + 1):
+            larger += sizes[bits]
+            cost += sizes[bits] * (1 + (bits - width + 6) // 7)
         if larger:
             cost += 1
         if cost < best:
