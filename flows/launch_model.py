@@ -14,8 +14,8 @@ from flows.evaluate import evaluate
 from flows.finetune import Given, finetune, prepare
 from flows.machine.pools import launching
 from flows.stage import stage
-from rag_model.evaluation.questions import read_questions
-from rag_model.evaluation.settings import Evaluation
+from rag_model.evaluation.answers.settings import Evaluation
+from rag_model.evaluation.questions.files import read_questions
 from rag_model.generate.folder import rag_settings
 from rag_model.generate.named import rag_id
 from rag_model.needs.evaluation import work_of as of_evaluation

@@ -103,6 +103,8 @@ def index(
     )
     represents = kind_for(recipe.factory).represents
     if plan:
+        if represents == "text":
+            raise UsageError(f"{factory} is built over words, not over vectors: the flow launch-reindex tells its cost")
         return (token_prospect if represents == "tokens" else prospect)(order, *_size(order, n, d))
     if represents != "vectors":
         raise UsageError(f"{factory} is not built over vectors from files: name it in a recipe, as [index.NAME]")

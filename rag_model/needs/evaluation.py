@@ -4,7 +4,7 @@ from pathlib import Path
 
 from rag_model.encoders.architecture import Architecture, architecture_of
 from rag_model.encoders.files import CONFIG
-from rag_model.evaluation.settings import Evaluation
+from rag_model.evaluation.answers.settings import Evaluation
 from rag_model.generate.folder import GENERATOR, QUESTION
 from rag_model.index.sizing.amounts import gigabytes
 from rag_model.needs.machine import Work

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rag_model.digest import digest_bytes
 from rag_model.errors import BookwheelError
-from rag_model.evaluation.questions import read_questions
+from rag_model.evaluation.questions.files import read_questions
 from rag_model.generate.named import rag_id
 from rag_model.serving.following.follower import Followed
 from rag_model.serving.following.secrets import without_secrets

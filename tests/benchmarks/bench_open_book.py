@@ -26,7 +26,7 @@ from dumps import Export, read_export, write_plain
 
 from flows.demo import demo_dump, demo_encoder
 from rag_model.encoders.trainable import TrainableEncoder
-from rag_model.evaluation.match import Answers
+from rag_model.evaluation.questions.match import Answers
 from rag_model.generate.decoding import Decoding
 from rag_model.generate.inputs import PromptForm
 from rag_model.generate.load import load_generator

@@ -26,8 +26,8 @@ from flows.reindex import reindex
 from flows.stage import deployed
 from rag_model.encoders.trainable import TrainableEncoder
 from rag_model.errors import ResourceError, UsageError
-from rag_model.evaluation.ablation import Ablations
-from rag_model.evaluation.settings import Evaluation
+from rag_model.evaluation.answers.ablation import Ablations
+from rag_model.evaluation.answers.settings import Evaluation
 from rag_model.generate.decoding import Decoding
 from rag_model.generate.folder import save_rag
 from rag_model.generate.inputs import PaperForm

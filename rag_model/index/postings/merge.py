@@ -9,6 +9,7 @@ import mmap
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO
@@ -33,8 +34,8 @@ _BATCH = 1 << 16  # terms of a batch
 _LONGEST = 1 << 12  # bytes of a term, at least
 
 
-def merge(parts: Sequence[PartReader], out: Path) -> Facts:
-    """Write the index file of parts that are given in row order.
+def merge(parts: Sequence[PartReader], out: Path, scale: int = 0) -> Facts:
+    """Write the index file of parts that are given in row order; `scale` as of `file.Layout`.
 
     Raises:
         InputError: a part is damaged.
@@ -42,7 +43,7 @@ def merge(parts: Sequence[PartReader], out: Path) -> Facts:
     """
     try:
         with out.open("w+b") as file:
-            layout = _written(parts, file)
+            layout = replace(_written(parts, file), scale=scale)
             file.seek(0)
             file.write(layout.pack())
     except OSError as failed:

@@ -7,6 +7,7 @@ corpus is in it. So the piece of an unchanged part is used again whatever else h
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 
@@ -28,6 +29,27 @@ class PartPostings:
     rows: Array  # (p,) of the part, ascending within a term
     weights: Array  # (p,) at least 1
 
+    @classmethod
+    def weighted(cls, terms: Array, weights: Array, offsets: Array) -> Self:
+        """Sort the weighted terms of passages, given in row order.
+
+        Args:
+            terms: (p,) numbers below 2^24, none twice in a passage.
+            weights: (p,) from 1 to 65,535.
+            offsets: (n + 1,) where the terms of each passage begin, and the last ones end.
+        """
+        lengths = np.diff(offsets)
+        keys = terms.astype(np.int64) * MOST_ROWS + np.repeat(np.arange(len(lengths)), lengths)  # term, then row
+        order = np.argsort(keys)
+        known, counts = np.unique(terms, return_counts=True)
+        return cls(
+            np.minimum(lengths, MOST).astype("<u2"),
+            numbered(known),
+            np.cumsum(counts).astype("<i8"),
+            narrow(keys[order] % MOST_ROWS, len(lengths)),
+            narrow(weights[order], int(weights.max(initial=0)) + 1),
+        )
+
     def write(self, path: Path, stamp: str) -> None:
         """Write the piece.
 
@@ -42,6 +64,12 @@ class PartPostings:
 def narrow(values: Array, above: int) -> Array:
     """Return numbers below `above` in the smallest type that holds them."""
     return values.astype("u1" if above <= 1 << 8 else "<u2" if above <= 1 << 16 else "<u4")
+
+
+def numbered(terms: Array) -> list[bytes]:
+    """Return the terms that numbers below 2^24 are: three bytes, the highest first, so that they ascend as numbers."""
+    text = terms.astype(">u4").tobytes()
+    return [text[at + 1 : at + 4] for at in range(0, len(text), 4)]
 
 
 class PartReader:

@@ -1,6 +1,6 @@
 """Training examples: questions with their answers and, if known, the passages that hold them.
 
-Readers for common files: DPR's training JSON, question files (`evaluation.questions`), JSONL
+Readers for common files: DPR's training JSON, question files (`evaluation.questions.files`), JSONL
 triples of question, answers and context, KILT's JSONL, BEIR folders; `.gz`, `.xz` and other compressed files are
 unpacked. A malformed line is refused with its number, because training must not skip examples silently.
 """
@@ -19,7 +19,7 @@ import fsspec
 from rag_model.corpus.records import Passage
 from rag_model.digest import digest_chunks
 from rag_model.errors import InputError
-from rag_model.evaluation.questions import read_questions
+from rag_model.evaluation.questions.files import read_questions
 from rag_model.training.data.json_values import values
 
 _BROKEN = (OSError, EOFError, ImportError, ValueError, lzma.LZMAError, zlib.error)
