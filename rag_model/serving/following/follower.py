@@ -14,6 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 from rag_model.errors import BookwheelError, InputError, MissingExtraError, RefusedError, UsageError
@@ -26,6 +27,7 @@ from rag_model.serving.following.desk import Desk
 from rag_model.serving.following.memory import check_memory
 from rag_model.serving.following.secrets import without_secrets
 from rag_model.serving.service_settings import ServiceSettings
+from rag_model.serving.threads import WatchedThread
 from rag_model.serving.watching.observer import Observer, Refusal, tell
 from rag_model.store.pulling.kinds import chosen
 from rag_model.store.pulling.pull import pull
@@ -78,7 +80,7 @@ class Follower:
         self._stopping = threading.Event()
         self._refused: tuple[_Target | None, Refusal] | None = None
         self._again = 0.0  # when the refused version is tried again, by the monotonic clock
-        self._thread = threading.Thread(target=self._run, name="follower", daemon=True)
+        self.thread = WatchedThread("follower", self._run, partial(tell, observer.died))
         self.problem = ""  # why the store could not be asked last time; empty: it could
 
     @property
@@ -88,13 +90,12 @@ class Follower:
 
     def start(self) -> None:
         """Begin to follow."""
-        self._thread.start()
+        self.thread.start()
 
     def stop(self) -> None:
         """Stop following; a pull under way is interrupted, and the next one resumes it."""
         self._stopping.set()
-        if self._thread.ident is not None:
-            self._thread.join()
+        self.thread.join()
 
     def look(self) -> None:
         """Look at the ref once and bring what it names, if that is new."""
@@ -123,7 +124,9 @@ class Follower:
                 self.look()
             except _StoppedError:
                 return
-            except Exception as failure:  # the next look may do better, and questions are answered meanwhile
+            except (
+                BaseException
+            ) as failure:  # a panic too: the next look may do better, and questions are answered meanwhile
                 self._looked(f"unexpected {type(failure).__name__}: {failure}")
             if self._stopping.wait(self._settings.poll_seconds):
                 return
@@ -187,7 +190,7 @@ class Follower:
             raise
         except BookwheelError as error:
             self._refuse(target, named, error, final=isinstance(error, _FINAL))
-        except Exception as error:
+        except BaseException as error:  # a panic of a native library is no Exception
             _LOG.exception("snapshot %s can't be opened", named.snapshot[:12])
             self._refuse(target, named, error, final=False)
 
@@ -229,7 +232,7 @@ class Follower:
         if self._stopping.is_set():
             raise _StoppedError("the service ends")
 
-    def _refuse(self, target: _Target | None, named: ServedRef, error: Exception, *, final: bool) -> None:
+    def _refuse(self, target: _Target | None, named: ServedRef, error: BaseException, *, final: bool) -> None:
         before = self._refused
         tries = before[1].tries + 1 if before is not None and before[0] == target else 1
         reason = str(error) if isinstance(error, BookwheelError) else f"{type(error).__name__}: {error}"
