@@ -41,7 +41,7 @@ class ServiceSettings:
     workers: int = 0  # batches at once; 0: one a core, up to four: a core encodes while the other speaks HTTP
     threads: int = 0  # of torch and faiss in each; 0: the cores, divided among them
     # the ref
-    poll_seconds: float = 10.0  # between two looks at the ref: one listing each
+    poll_seconds: float = 10.0  # between two looks at the ref and the takedowns: a listing of each
     retry_seconds: float = 900.0  # at most, between two tries of a version that could not be pulled
     keep: int = 2  # pulled snapshots on the disk: the one that serves, and the one before it for a quick rollback
     # the end

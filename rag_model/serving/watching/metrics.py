@@ -115,6 +115,11 @@ class Metrics(Observer):
         """Note that an edition's memory is free."""
         self._editions.dec()
 
+    def withdrawn(self, snapshot: str) -> None:
+        """Note that nothing is served."""
+        self.served = None
+        self.quality.leave()
+
     def refused(self, refusal: Refusal) -> None:
         """Note that the version that the ref names was refused."""
         self._swaps.labels("refused").inc()

@@ -69,6 +69,9 @@ class Observer:
     def freed(self, snapshot: str) -> None:
         """Take note that an edition's last reader left and its memory is free."""
 
+    def withdrawn(self, snapshot: str) -> None:
+        """Take note that a snapshot was taken down and is not served any more, and that none serves in its place."""
+
     def refused(self, refusal: Refusal) -> None:
         """Take note of a version that was refused."""
 

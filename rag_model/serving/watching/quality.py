@@ -93,6 +93,12 @@ class Quality:
             self._watch = _Watch(snapshot, index, encode, windows, list(self._questions) if encode else [])
             self._changed.notify()
 
+    def leave(self) -> None:
+        """Watch no edition until `follow` names the next one."""
+        with self._changed:
+            self._watch = None
+            self._changed.notify()
+
     def saw(
         self,
         snapshot: str,
