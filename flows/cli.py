@@ -29,6 +29,7 @@ except ModuleNotFoundError:  # only the core is installed
 
 from flows.command.reply import Common, Reply
 from rag_model.errors import BookwheelError, RefusedError
+from rag_model.secrets import without_secrets
 
 USAGE = 2
 _ENVIRONMENT = {  # set before Prefect and transformers are imported; values that are set already are kept
@@ -173,7 +174,7 @@ def _interrupt(number: int, frame: object) -> None:
 
 
 def _fail(sentence: str, code: int) -> int:
-    print(f"bookwheel: {sentence}", file=sys.stderr)
+    print(f"bookwheel: {without_secrets(sentence)}", file=sys.stderr)
     return code
 
 

@@ -22,6 +22,7 @@ from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 from rag_model.errors import InputError, ResourceError
 from rag_model.landing import sync
+from rag_model.secrets import refuse_secret
 
 JOB = "articlesmultistreamdump"  # the current text of every article, in streams of 100 pages, with an offset index
 _RUN = re.compile(r'href="(?:[^"]*/)?(\d{8})/?"')
@@ -71,6 +72,7 @@ def newest(wiki: str, after: str = "", job: str = JOB) -> Published | None:
     Raises:
         InputError: the server cannot be reached, or its response is not a list of dumps or a dump's status.
     """
+    refuse_secret(wiki)
     wiki = wiki.rstrip("/") + "/"
     dates = sorted(set(_RUN.findall(_page(wiki))), reverse=True)
     if not dates:

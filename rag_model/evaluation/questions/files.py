@@ -19,6 +19,7 @@ from typing import Any, TextIO
 import fsspec
 
 from rag_model.errors import InputError
+from rag_model.secrets import refuse_secret
 
 _LONGEST_LINE = 1 << 20  # most characters of a line
 _LONGEST_LIST = 1 << 16  # most characters of a Python list of answers for the parser
@@ -57,6 +58,7 @@ def read_questions(source: str | Path | TextIO, split: str = "test") -> Question
     Raises:
         InputError: unreadable, not UTF-8, a malformed line (its number is named), two questions with one id, or no
         questions.
+        UsageError: the URL may contain a secret.
     """
     if not isinstance(source, str | Path):
         return QuestionSet(_all_of(source, getattr(source, "name", "the input")))
@@ -66,6 +68,7 @@ def read_questions(source: str | Path | TextIO, split: str = "test") -> Question
 
 
 def _read_file(url: str) -> tuple[Question, ...]:
+    refuse_secret(url)
     try:
         with fsspec.open(url, "rt", encoding="utf-8", newline="", compression="infer") as file:
             return _all_of(file, url)

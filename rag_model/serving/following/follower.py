@@ -23,12 +23,12 @@ from pathlib import Path
 from rag_model.errors import BookwheelError, InputError, MissingExtraError, RefusedError, UsageError
 from rag_model.generate.named import rag_id
 from rag_model.retrieve.scorers import Scorers
+from rag_model.secrets import without_secrets
 from rag_model.serving.answering.asking import ReadingModel
 from rag_model.serving.answering.edition import Edition, ServedRef
 from rag_model.serving.answering.offer import Offer
 from rag_model.serving.following.desk import Desk
 from rag_model.serving.following.memory import check_memory
-from rag_model.serving.following.secrets import without_secrets
 from rag_model.serving.service_settings import ServiceSettings
 from rag_model.serving.threads import WatchedThread
 from rag_model.serving.watching.observer import Observer, Refusal, tell
