@@ -17,6 +17,7 @@ from rag_model.encoders.files import vector_length
 from rag_model.encoders.token_spec import DIM
 from rag_model.encoders.weights import weight_files
 from rag_model.errors import ResourceError
+from rag_model.index.postings.impact import ROW_BYTES, VOCABULARY
 from rag_model.index.recipe import IndexRecipe
 from rag_model.index.registry import kind_for
 from rag_model.index.sizing.amounts import gigabytes
@@ -91,7 +92,12 @@ def work_of(bulk: Bulk, indexes: Mapping[str, IndexRecipe], memory: int, *, loca
     n, d, room_for = bulk.passages, bulk.dim, room if local else None
     sizes = {"passages, about": f"{n:,}", "dimensions": f"{d:,}", "weights of the encoder": gigabytes(bulk.weights)}
     stages, seconds, disk = {"chunk": CHUNKER, "embed": ENCODER + 2 * bulk.weights}, n * CUT, 0
-    rows = {"text": (0, _BYTES[".parquet"]), "vectors": (d, 2 * d), "tokens": (DIM, 2 * DIM * TOKENS)}  # width, bytes
+    rows = {  # width, bytes
+        "text": (0, _BYTES[".parquet"]),
+        "vectors": (d, 2 * d),
+        "tokens": (DIM, 2 * DIM * TOKENS),
+        "sparse": (VOCABULARY, ROW_BYTES),
+    }
     for recipe in indexes.values():
         kind = kind_for(recipe.factory)
         width, row_bytes = rows[kind.represents]
