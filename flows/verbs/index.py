@@ -10,7 +10,6 @@ from cyclopts import Parameter
 from flows.command.reply import Common, Reply, figures
 from flows.index import Indexed, Order, index_vectors
 from flows.prospect import prospect
-from flows.token_prospect import token_prospect
 from rag_model.errors import UsageError
 from rag_model.index.build import rows_path
 from rag_model.index.files.engine import Metric
@@ -103,9 +102,7 @@ def index(
     )
     represents = kind_for(recipe.factory).represents
     if plan:
-        if represents == "text":
-            raise UsageError(f"{factory} is built over words, not over vectors: the flow launch-reindex tells its cost")
-        return (token_prospect if represents == "tokens" else prospect)(order, *_size(order, n, d))
+        return prospect(order, *_size(order, n, 1 if represents == "text" else d))
     if represents != "vectors":
         raise UsageError(f"{factory} is not built over vectors from files: name it in a recipe, as [index.NAME]")
     made = index_vectors(order)

@@ -27,7 +27,7 @@ from rag_model.index.tokens.search import TokenIndexFile
 TOKENS = 120  # vectors of a passage of 100 words and its title, punctuation dropped: for estimates
 # Measured on 1,581 paragraphs (a MiniLM without training, 128 dimensions): of the best 20, PQ32 keeps .84, Bits2 .69.
 _CODED = Floor(mean=0.60, p5=0.25)
-_PRODUCTS = 5e9  # multiplications and additions per second of one core
+_PRODUCTS = 4e10  # multiplications and additions per second of one core: 2.6e10 to 5e10 measured, codes included
 _MOVED = 5e7  # bytes of codes per second that one core joins
 _PART = 1 << 16  # passages of a part, if it is not known
 _ROUNDS = 20  # of k-means, the codes' included
@@ -177,7 +177,7 @@ class TokenKind:
         sample = plan.train_sample or centroids.sample_size(tokens)
         cells = centroids.affordable(tokens, sample)
         if stage == "train":
-            return 1 if inherited else 1 + 2.0 * _ROUNDS * sample * cells * plan.d / _PRODUCTS / 8
+            return 1 if inherited else 1 + 2.0 * _ROUNDS * sample * cells * plan.d / _PRODUCTS
         if stage == "scatter":
             return size / (2 * plan.d) * (cells + 256) * plan.d / _PRODUCTS
         return tokens * bytes_a_token(plan) / _MOVED

@@ -1,7 +1,6 @@
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -98,15 +97,9 @@ def test_no_stage_of_wikipedia_needs_a_large_machine() -> None:
     assert estimate(resolve(IndexRecipe("HNSW32"), *WIKIPEDIA)).search_bytes > 64 * 10**9
 
 
-def test_the_vectors_that_candidates_are_ranked_by_lie_beside_the_index() -> None:
-    alone, refined = (estimate(resolve(IndexRecipe(text), *WIKIPEDIA)) for text in ("IVF,PQ", "IVF,PQ,Refine(vectors)"))
-    assert refined == replace(alone, beside_bytes=2 * 21_015_324 * 768)
-    assert alone.beside_bytes == 0
-
-
 def test_memory_falls_with_cells_and_with_parts() -> None:
     one, many = (estimate(resolve(IndexRecipe("HNSW32", cells=cells), 10**6, 96)) for cells in (1, 16))
-    assert many.stages["shard"] < one.stages["shard"] / 3
+    assert many.stages["shard"] - PROCESS < (one.stages["shard"] - PROCESS) / 3
     assert many.stages["merge"] == pytest.approx(one.stages["merge"], rel=0.1)
     plan = resolve(IndexRecipe("HNSW32"), 10**6, 96)
     assert estimate(plan, 10_000).stages["scatter"] < estimate(plan, 100_000).stages["scatter"]
