@@ -1,6 +1,7 @@
 """Work pools, which give runs of a deployment their machines, and the job variables that each type of pool takes."""
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from inspect import Signature, getdoc, signature
 from pathlib import Path
@@ -113,16 +114,10 @@ def pool_of(deployment: str) -> str:
     Raises:
         UsageError: there is no such deployment, or it has no pool.
     """
-    with get_client(sync_client=True) as client:
-        try:
-            name = client.read_deployment_by_name(deployment).work_pool_name
-        except (ObjectNotFound, ValueError) as missing:
-            raise UsageError(
-                f"there is no deployment {deployment}: deploy it, or name another as FLOW/NAME"
-            ) from missing
-        if name is None:
-            raise UsageError(f"the deployment {deployment} has no work pool: give it one, and a worker")
-        return str(client.read_work_pool(name).type)
+    with get_client(sync_client=True) as client, suppress(ObjectNotFound, ValueError):
+        if name := client.read_deployment_by_name(deployment).work_pool_name:
+            return str(client.read_work_pool(name).type)
+    raise UsageError(f"there is no deployment {deployment} in a work pool: deploy it, or name another as FLOW/NAME")
 
 
 def limits_of(most: Most | None, pool: str) -> Most:

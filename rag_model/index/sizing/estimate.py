@@ -4,12 +4,9 @@ The figures come from the plan alone. A build that will not fit is refused at on
 fit, instead of being killed after hours.
 """
 
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
-from rag_model.errors import ResourceError
 from rag_model.index.factory import Lists, parse
 from rag_model.index.files.engine import FaissIndex, faiss, metric_code
 from rag_model.index.files.intake import PART_BYTES
@@ -18,7 +15,6 @@ from rag_model.index.graphs.cells import sample_size
 from rag_model.index.lists.ivf import BLOCK_BYTES as LIST_BLOCK
 from rag_model.index.lists.training import lists_of
 from rag_model.index.recipe import VectorPlan
-from rag_model.index.sizing.amounts import gigabytes
 
 PROCESS = 192 << 20  # Python, numpy and faiss, for any n
 _HEADER = 512  # bytes of a file's header
@@ -59,20 +55,6 @@ def estimate(plan: VectorPlan, part_rows: int | None = None) -> Estimate:
     size, pieces, stages = (_graph if plan.kind == "hnsw" else _lists)(plan, empty, rows)
     held = {stage: round(amount) + PROCESS for stage, amount in stages.items()}
     return Estimate(held, size + PROCESS, size, round(pieces) + 2 * size)
-
-
-def check_room(factory: str, needed: int, folder: Path) -> None:
-    """Check that a folder's disk has room for `needed` bytes of a finished index.
-
-    Raises:
-        ResourceError: it has not.
-    """
-    free = shutil.disk_usage(folder).free
-    if needed > free:
-        raise ResourceError(
-            f"merging {factory} needs {gigabytes(needed)} of disk in {folder}, and {gigabytes(free)} are free: "
-            "free some, or set TMPDIR to a folder on a disk with room"
-        )
 
 
 def _graph(plan: VectorPlan, empty: FaissIndex, part_rows: int) -> Sums:
