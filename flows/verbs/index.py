@@ -72,8 +72,8 @@ def index(
     """Build one index over vectors of any origin: a file that plain faiss reads, and a report of recall and latency.
 
     An interrupted run is resumed by running the same command again. Beam's options follow after `--`.
-    With --plan nothing is built: `bookwheel index --plan -n 21015324 -d 768 --memory 16GB`. With --index MaxSim it
-    tells what token vectors of so many passages cost: `bookwheel index --plan --index MaxSim --n 21015324 -d 128`.
+    With --plan nothing is built: `bookwheel index --plan -n 21015324 -d 768 --memory 16GB`. For kinds that
+    are not built over vectors, n is the number of passages: `bookwheel index --plan --index MaxSim --n 1000 -d 128`.
     """
     files = tuple(Path(path) for path in takewhile(lambda path: not path.startswith("-"), paths))
     if not plan and len(files) < 2:

@@ -13,8 +13,10 @@ _TEXT = 240  # bytes of a passage of 100 words, in a compressed Parquet file
 
 
 def row_bytes(represents: Represents, d: int) -> int:
-    """Return the bytes of a passage's row in a file, about: its text, weighted terms, or vectors of `d` float16
-    components."""
+    """Estimate the bytes of a passage's row in a file.
+
+    A row is its text, weighted terms, or vectors of `d` components in float16.
+    """
     return {"text": _TEXT, "sparse": 5 * TERMS + 4, "vectors": 2 * d, "tokens": 2 * d * TOKENS}[represents]
 
 

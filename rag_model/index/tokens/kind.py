@@ -10,7 +10,7 @@ from rag_model.errors import UsageError
 from rag_model.index.exact.scan import best_of
 from rag_model.index.files.engine import Rows, Vectors
 from rag_model.index.files.pieces import Opener
-from rag_model.index.kind import Entry, IndexFiles, Measurement, Represents, TokenTrial
+from rag_model.index.kind import Entry, IndexFiles, Measurement, PlainKind, Represents, TokenTrial
 from rag_model.index.plan import Facts
 from rag_model.index.quality.fit import SAMPLE, Fit
 from rag_model.index.quality.recall import Floor, recall_at
@@ -33,7 +33,7 @@ _PART = 1 << 16  # passages of a part, if it is not known
 _ROUNDS = 20  # of k-means, the codes' included
 
 
-class TokenKind:
+class TokenKind(PlainKind[TokenPlan]):
     """`MaxSim`, `MaxSim,PQ32`, `MaxSim,Bits2`: a codec that is trained once, and codes part by part."""
 
     name: ClassVar[str] = "tokens"
@@ -74,10 +74,6 @@ class TokenKind:
             train_sample=recipe.train_sample,
         )
 
-    def steady(self, recipe: IndexRecipe, plan: TokenPlan, before: Mapping[str, Any]) -> TokenPlan:
-        """Return the plan: the number of centroids is learnt, and so inherited with them."""
-        return plan
-
     def train(self, plan: TokenPlan, rows: Sequence[Path], out: Path) -> Facts:
         """Learn centroids and codes from a sample of the tokens."""
         return build.train(plan, rows, out)
@@ -85,14 +81,6 @@ class TokenKind:
     def scatter(self, plan: TokenPlan, trained: Path, rows: Path, number: int, out: Path) -> Facts:
         """Encode a part."""
         return build.scatter(plan, trained, rows, number, out)
-
-    def shard(self, plan: TokenPlan, trained: Path, scattered: Sequence[Opener], number: int, out: Path) -> Facts:
-        """Refuse: there are no shards.
-
-        Raises:
-            ValueError: always.
-        """
-        raise ValueError(f"{plan.factory} has no shards: merge the scattered pieces")
 
     def merge(
         self,
