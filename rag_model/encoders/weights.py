@@ -4,7 +4,6 @@ Two folders that hold equal tensors have one digest, whatever the file names, sh
 bf16 values that equal the fp32 ones) or the class that saved them. Pure numpy: no torch is needed to check.
 """
 
-import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ import numpy.typing as npt
 from rag_model.digest import digest_chunks, digest_json
 from rag_model.encoders.files import read_object
 from rag_model.errors import InputError
+from rag_model.json_text import parse_json
 
 WEIGHTS = "model.safetensors"
 WEIGHTS_INDEX = "model.safetensors.index.json"
@@ -119,7 +119,7 @@ def _read_header(path: Path) -> dict[str, StoredTensor]:
     try:
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
-            header: dict[str, Any] = json.loads(file.read(min(length, _MAX_HEADER)))
+            header: dict[str, Any] = parse_json(file.read(min(length, _MAX_HEADER)))
         entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
         end = max(entry["data_offsets"][1] for entry in entries.values())
         missing = 8 + length + end - path.stat().st_size

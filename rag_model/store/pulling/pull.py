@@ -18,6 +18,7 @@ import os
 import secrets
 import shutil
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ from rag_model.store.objects.fetch import partial_bytes
 from rag_model.store.objects.files import json_bytes
 from rag_model.store.pulling.obtain import Puller, Watch, obtain_snapshot
 from rag_model.store.pulling.prune import check_keep, prune, pulling
-from rag_model.store.pulling.pulled import CURRENT, MANIFEST, blob_copy
+from rag_model.store.pulling.pulled import CURRENT, MANIFEST, blob_copy, stamps_of
 from rag_model.store.store import Store
 from rag_model.store.versions.shelf import Shelf
 
@@ -84,8 +85,11 @@ def pull(
                 fetched = puller.obtain(blobs)
             else:
                 fetched = obtain_snapshot(puller, manifest, files, mapped=mapped)
-            _place(manifest, files, dest)
-            pruned = prune(dest, keep, lock, shelf.parse) if keep else ()
+            with ExitStack() as stamps:  # links change a file's times
+                for ref in blobs:
+                    stamps.enter_context(stamps_of(dest).linked(blob_copy(dest, ref), ref.id))
+                _place(manifest, files, dest)
+                pruned = prune(dest, keep, lock, shelf.parse) if keep else ()
     except OSError as error:
         raise StoreError(f"cannot write {dest}: {error.strerror or error}") from error
     return PullReport(
