@@ -31,7 +31,7 @@ class Result:
 
     def add(self, number: int, outcome: str) -> None:
         """Count a case."""
-        self.counts[outcome.split()[0]] += 1
+        self.counts[outcome.split(maxsplit=1)[0]] += 1
         if outcome not in SOUND:
             cases = self.defects.setdefault(outcome, [])
             if len(cases) < _SHOWN:

@@ -10,7 +10,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -25,12 +25,14 @@ from rag_model.serving.answering.offer import Offer
 from rag_model.serving.following.desk import Desk
 from rag_model.serving.following.memory import check_memory
 from rag_model.serving.following.secrets import without_secrets
+from rag_model.serving.following.trial import try_indexes
 from rag_model.serving.service_settings import ServiceSettings
 from rag_model.serving.watching.observer import Observer, Refusal, tell
 from rag_model.store.pulling.kinds import chosen
 from rag_model.store.pulling.pull import pull
 from rag_model.store.pulling.pulled import CURRENT
 from rag_model.store.store import Store
+from rag_model.store.versions.manifest import Content
 from rag_model.store.versions.snapshot import Snapshot
 
 _LOG = logging.getLogger(__name__)
@@ -161,6 +163,9 @@ class Follower:
         identity = current.resolve().name
         try:
             model = None if followed.model is None else ReadingModel.load(None, followed.model, followed.asks)
+            with Snapshot.from_folder(current) as snapshot:
+                offer = Offer.of(snapshot, self._settings, reads=model is not None)
+                self._try(current.resolve(), snapshot.manifest.content, offer.indexes)
             self._serve(current, ServedRef(followed.ref, 0, identity, ""), model, None, time.monotonic())
         except BookwheelError as error:
             _LOG.error("snapshot %s on the disk can't be served: %s", identity[:12], error)
@@ -206,9 +211,14 @@ class Follower:
             self._followed.dest,
             select=chosen(content, indexes=offer.indexes, embeddings=offer.embeddings),
             keep=self._settings.keep,
+            accept=lambda folder: self._try(folder, content, offer.indexes),
             on_progress=self._goes_on,
         )
         return report.path, model
+
+    def _try(self, folder: Path, content: Content, indexes: Sequence[str]) -> None:
+        if self._settings.trial:
+            try_indexes(folder, content, indexes)
 
     def _serve(
         self, folder: Path, named: ServedRef, model: ReadingModel | None, serving: Edition | None, began: float

@@ -146,7 +146,7 @@ class Files:
             value = parse_json(data)
         except ValueError as broken:
             raise StoreError(
-                f"{self.url_of(path)} is damaged: it is not readable as JSON ({broken}); restore it from a copy"
+                f"{self.url_of(path)} is damaged: it is not JSON ({broken}); restore it from a copy"
             ) from broken
         if not isinstance(value, dict):
             raise StoreError(f"{self.url_of(path)} is damaged: it holds no JSON object; restore it from a copy")
