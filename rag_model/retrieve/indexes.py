@@ -34,6 +34,10 @@ def open_index_of(snapshot: Snapshot, name: str, *, mmap: bool = True) -> Any:
     entry = entry_of(snapshot, name)
     try:
         index = kind_of(entry).open(files_of(snapshot, name), entry, mmap=mmap)
+    except KeyError as left_out:
+        raise StoreError(
+            f"the manifest of snapshot {snapshot.id[:12]} lacks {left_out} of index {name}: build it again"
+        ) from left_out
     except StoreError as missing:
         if entry.get("refine") != "vectors":
             raise

@@ -1,6 +1,7 @@
 """The questions of one batch, and their vectors, which are computed only if a leg needs them."""
 
 import time
+import unicodedata
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol, Self
 
@@ -10,6 +11,8 @@ from rag_model.index.files.engine import Vectors
 
 if TYPE_CHECKING:
     from rag_model.retrieve.watch import Watch
+
+_SEEN = frozenset("LMNPS")  # letters, marks, numbers, punctuation, symbols: not spaces, controls, zero-width characters
 
 
 class QuestionEncoder(Protocol):
@@ -95,7 +98,7 @@ def check_questions(questions: Sequence[str]) -> None:
         UsageError: one is empty or no text; the sentence gives its number, from 1.
     """
     for number, question in enumerate(questions, start=1):
-        if not question.strip():
+        if not any(unicodedata.category(one)[0] in _SEEN for one in question):
             raise UsageError(f"question {number} is empty: ask something")
         try:
             question.encode()

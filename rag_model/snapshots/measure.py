@@ -15,10 +15,10 @@ from rag_model.encoders.sparse_encoder import SparseEncoder
 from rag_model.encoders.token_encoder import TokenEncoder
 from rag_model.evaluation.bootstrap import mean_interval
 from rag_model.evaluation.gate import Findings, GateRecipe, QuestionFloor, Reached
-from rag_model.evaluation.judging import Judge
-from rag_model.evaluation.questions import read_questions
-from rag_model.evaluation.retrieval import ask
-from rag_model.evaluation.sampling import sample_rows, sample_sentences
+from rag_model.evaluation.questions.files import read_questions
+from rag_model.evaluation.questions.sampling import sample_rows, sample_sentences
+from rag_model.evaluation.retrieval.judging import Judge
+from rag_model.evaluation.retrieval.retrieved import ask
 from rag_model.index.factory import with_refinement
 from rag_model.index.kind import Measurement, SparseTrial, TextTrial, TokenTrial
 from rag_model.index.quality.health import Effort, Health, Trial

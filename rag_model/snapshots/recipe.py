@@ -26,8 +26,8 @@ from rag_model.corpus.chunk import ChunkRecipe
 from rag_model.encoders.embed import Dtype
 from rag_model.errors import BookwheelError, UsageError
 from rag_model.evaluation.gate import GateRecipe, QuestionFloor
-from rag_model.evaluation.judging import Judge
-from rag_model.evaluation.questions import read_questions
+from rag_model.evaluation.questions.files import read_questions
+from rag_model.evaluation.retrieval.judging import Judge
 from rag_model.index.kind import Represents
 from rag_model.index.recipe import IndexRecipe, over_of
 from rag_model.index.registry import kind_for
@@ -121,7 +121,7 @@ class Recipe:
 
 def _check_name(name: str, what: str, form: re.Pattern[str]) -> None:
     if not form.fullmatch(name):
-        raise UsageError(f"{name!r} is not a name for {what}, which names a file: use letters, digits, _ and -")
+        raise UsageError(f"{name!r} cannot name {what}, since files are called by it: use letters, digits, _ and -")
 
 
 def check_fit(

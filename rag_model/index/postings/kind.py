@@ -68,9 +68,9 @@ class Bm25Kind(PostingsKind):
 
     def scatter(self, plan: IndexPlan, trained: Path, rows: Path, number: int, out: Path) -> Facts:
         """Count and sort the terms of a part's passages, titles included."""
-        from rag_model.index.postings.part import PartPostings, terms_of  # noqa: PLC0415
+        from rag_model.index.postings.counting import counted  # noqa: PLC0415
 
-        postings = PartPostings.of(terms_of(rows, _analyzer(plan.settings)))
+        postings = counted(rows, _analyzer(plan.settings))
         postings.write(out, stamp(plan, trained, number))
         return {"rows": len(postings.lengths), "terms": len(postings.terms), "postings": len(postings.rows)}
 
