@@ -29,6 +29,7 @@ except ModuleNotFoundError:  # only the core is installed
 
 from flows.command.reply import Common, Reply
 from rag_model.errors import BookwheelError, RefusedError
+from rag_model.secrets import without_secrets
 from rag_model.terminal import printable
 
 USAGE = 2
@@ -174,7 +175,7 @@ def _interrupt(number: int, frame: object) -> None:
 
 
 def _fail(sentence: str, code: int) -> int:
-    print(f"bookwheel: {printable(sentence)}", file=sys.stderr)
+    print(f"bookwheel: {printable(without_secrets(sentence))}", file=sys.stderr)
     return code
 
 

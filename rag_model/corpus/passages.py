@@ -111,16 +111,16 @@ class PassageFile:
         """
         self._name = name = getattr(source, "name", source)
         with self._reading():
-            plain = pq.ParquetFile(source, page_checksum_verification=True)
-            missing = [column for column in _NAMES if column not in plain.schema_arrow.names]
-            if missing:
-                raise InputError(f"{name} lacks the columns {', '.join(missing)} of a passage file: build it again")
-            footer = plain.metadata
+            metadata = pq.read_metadata(source)
+        missing = [column for column in _NAMES if column not in metadata.schema.to_arrow_schema().names]
+        if missing:
+            raise InputError(f"{name} lacks the columns {', '.join(missing)} of a passage file: build it again")
+        with self._reading():
             self._file = pq.ParquetFile(
-                source, metadata=footer, page_checksum_verification=True, read_dictionary=_TEXTS
+                source, metadata=metadata, page_checksum_verification=True, read_dictionary=_TEXTS
             )
-        self.n_rows: int = footer.num_rows
-        sizes = [footer.row_group(i).num_rows for i in range(footer.num_row_groups)]
+        self.n_rows: int = metadata.num_rows
+        sizes = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
         held = _size_of(source)
         self._most = _FREE + _EXPANDS * held
         if sum(sizes) != self.n_rows or not all(0 <= size <= _MOST_GROUP for size in sizes) or self.n_rows > held:

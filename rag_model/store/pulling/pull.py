@@ -30,7 +30,7 @@ from rag_model.store.objects.cache import existing
 from rag_model.store.objects.fetch import partial_bytes
 from rag_model.store.objects.files import json_bytes
 from rag_model.store.pulling.obtain import Puller, Watch, obtain_snapshot
-from rag_model.store.pulling.prune import check_keep, prune, pulling
+from rag_model.store.pulling.prune import check_keep, prune, pulled_of, pulling
 from rag_model.store.pulling.pulled import CURRENT, MANIFEST, blob_copy, stamps_of
 from rag_model.store.store import Store
 from rag_model.store.versions.shelf import Shelf
@@ -45,6 +45,7 @@ class PullReport:
     fetched_bytes: int
     reused_bytes: int  # found in DEST and verified: files, and vectors within files
     pruned: tuple[str, ...] = ()  # ids of earlier ones that were deleted
+    taken_down: tuple[str, ...] = ()  # ids of earlier ones that were taken down in the store and lie there still
 
 
 def pull(
@@ -65,8 +66,9 @@ def pull(
     `dest` are hashed again, and replaced if damaged; vectors of passages that the snapshot pulled last has too are
     copied from it. `mapped` also writes the memory-mapped copy of the passages, which is about three times as large.
     `keep` is the number of snapshots, those pulled last, that are not deleted; a snapshot that a reader has open is
-    never deleted; None keeps all. `accept` is called with the complete folder of the snapshot, before `current` names
-    it: an error of it ends the pull. `on_progress` is called with the bytes that are there and the bytes in total.
+    never deleted; None keeps all. With `keep`, snapshots that were taken down are all deleted; without, they are told.
+    `accept` is called with the complete folder of the snapshot, before `current` names it: an error of it ends the
+    pull. `on_progress` is called with the bytes that are there and the bytes in total.
 
     Raises:
         UsageError: `keep` is below 1, or a model is pulled to a folder of snapshots, or the other way round.
@@ -91,8 +93,9 @@ def pull(
                 _place(manifest, files, dest)
             accept(dest / manifest.id)
             _make_current(manifest.id, dest)
+            gone = store.takedowns.replaced() if shelf is store.snapshots else frozenset()
             with _linking(dest, blobs):
-                pruned = prune(dest, keep, lock, shelf.parse) if keep else ()
+                pruned = prune(dest, keep, lock, shelf.parse, gone) if keep else ()
     except OSError as error:
         raise StoreError(f"cannot write {dest}: {error.strerror or error}") from error
     return PullReport(
@@ -101,6 +104,7 @@ def pull(
         fetched_bytes=fetched,
         reused_bytes=sum(ref.size for ref in blobs) - fetched,
         pruned=pruned,
+        taken_down=pulled_of(dest, gone),
     )
 
 

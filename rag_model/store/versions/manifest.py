@@ -88,7 +88,7 @@ class Content:
         return space
 
     def kind_of(self, representation: str) -> str:
-        """Return the kind of a representation: `text`, `vectors` (one a passage) or `tokens` (many a passage)."""
+        """Return the kind of a representation: `text`, `vectors` (one a passage), `tokens` or `sparse`."""
         if representation == TEXT:
             return TEXT
         return str(self.representations.get(representation, {}).get("kind", "vectors"))
