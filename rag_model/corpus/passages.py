@@ -8,6 +8,7 @@ import hashlib
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
+from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
 from types import TracebackType
@@ -122,6 +123,12 @@ class PassageFile:
         chosen = _NAMES if columns is None else list(columns)
         return self._file.iter_batches(batch_size=rows, columns=chosen)  # type: ignore[no-any-return]
 
+    def iter_chosen(self, rows: Sequence[int], columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of these numbers, ascending, with these columns; reads only their row groups."""
+        for group, chosen in groupby(rows, self._group_of):
+            table = self._file.read_row_group(group, columns=list(columns), use_threads=False)
+            yield from table.take([row - self._starts[group] for row in chosen]).combine_chunks().to_batches()
+
     def passages(self) -> Iterator[Passage]:
         """Yield every passage in row order."""
         for batch in self.iter_batches():
@@ -158,3 +165,20 @@ class PassageFile:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def hashes_of(passages: Path) -> pa.Array:
+    """Return the hashes of a part's passages, in row order.
+
+    Raises:
+        InputError: the file is missing or corrupt.
+    """
+    try:
+        return pq.read_table(passages, columns=["hash"], use_threads=False)["hash"].combine_chunks()
+    except (OSError, KeyError, pa.ArrowException) as broken:
+        raise unreadable(passages, broken) from broken
+
+
+def unreadable(passages: Path, broken: Exception) -> InputError:
+    """Return the error that says why a passage file cannot be read."""
+    return InputError(f"passages file {passages} cannot be read ({broken}): make it again")

@@ -16,7 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rag_model.corpus.token_file import ROWS, TokenFile, TokenVectors, TokenWriter, is_token_file
-from rag_model.encoders.embed import Dtype, EmbedFacts, hashes_of, open_passages, unreadable
+from rag_model.corpus.passages import hashes_of, unreadable
+from rag_model.encoders.embed import Dtype, EmbedFacts, open_passages
 
 if TYPE_CHECKING:
     from rag_model.encoders.token_encoder import TokenEncoder
