@@ -13,6 +13,7 @@ from pathlib import Path
 
 from beam_jobs.launch import OnProgress
 from flows import artifacts
+from flows.admission import Url
 from flows.outcome import Compared
 from flows.progress import StageClock
 from flows.stage import deployed, stage
@@ -44,14 +45,14 @@ class RunFiles:
 
 @deployed("compare")
 def compare(
-    store: str,
-    questions: str,
+    store: Url,
+    questions: Url,
     retrievers: Sequence[str] = (),
     ref: str = "latest",
     k: int = 20,
     judged_by: JudgedBy | None = None,
     patterns: bool = False,
-    encoder: str | None = None,
+    encoder: Url | None = None,
     report: str | None = None,
     files: RunFiles | None = None,
 ) -> Compared:

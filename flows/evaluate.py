@@ -14,6 +14,7 @@ from typing import Any
 
 from beam_jobs.launch import OnProgress
 from flows import artifacts
+from flows.admission import Url
 from flows.outcome import CollapseRefusedError, Evaluated
 from flows.progress import StageClock
 from flows.stage import deployed, stage
@@ -36,9 +37,9 @@ from rag_model.store.versions.snapshot import Snapshot
 
 @deployed("evaluate")
 def evaluate(
-    store: str,
+    store: Url,
     model: str,
-    questions: str,
+    questions: Url,
     ref: str = "latest",
     settings: Evaluation | None = None,
     rows: str | None = None,

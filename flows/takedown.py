@@ -11,8 +11,10 @@ one, so that neither `rollback` nor `ref@number` brings a page back. The old man
 id names the replacement. If no page of a snapshot is left, its refs are deleted.
 
 `gc` deletes the bytes: at once with `--grace 0`, otherwise when they are older than its grace. This machine's cache
-removes its copies. Copies elsewhere are not known to the store: `pull --keep 1` deletes those in pulled folders, and
-other machines' caches (`BOOKWHEEL_CACHE`) have to be cleared. Files planned from a later dump that contains the page
+removes its copies. Copies elsewhere are not known to the store. A service that follows the ref changes to the new
+snapshot, or serves nothing where there is none, and deletes its files of the old one. In other pulled folders the next
+`pull` says which versions were taken down, and with `--keep` deletes them. Other machines' caches (`BOOKWHEEL_CACHE`)
+have to be cleared. Files planned from a later dump that contains the page
 stay in the store until the next `gc`.
 
 Caching: the store's memo for the indexes. A run that died continues when it is run again; without pages it only
@@ -33,6 +35,7 @@ from beam_jobs import redact
 from beam_jobs.launch import Launch, OnProgress
 from beam_jobs.redact import RedactTask
 from beam_jobs.workers import worker_memory
+from flows.admission import Url, admitted
 from flows.finish import Build, embed_reports, indexed
 from flows.outcome import TakenDown
 from flows.progress import StageClock
@@ -52,8 +55,9 @@ from rag_model.store.versions.takedowns import Takedown
 
 
 @flow(name="takedown", persist_result=False)
+@admitted
 def takedown(
-    store: str,
+    store: Url,
     pages: Sequence[str] = (),
     wiki: str | None = None,
     reason: str = "",

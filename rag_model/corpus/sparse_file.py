@@ -15,13 +15,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from rag_model.corpus.token_file import Offsets, is_token_file, offsets_of, spread
+from rag_model.corpus.token_file import ROWS, Offsets, column_of, offsets_of, spread
 from rag_model.errors import InputError
 from rag_model.partition import Partition
 
-ROWS = 8_192  # passages of a record batch: 5 MB at 128 terms
 MOST_TERMS = 1 << 24  # of a vocabulary
 MOST_WEIGHT = 255
+QUESTION_UNITS = 4096  # of a question's weight of 1: finer than any encoder's rounding
 _COLUMN = "terms"
 
 
@@ -132,8 +132,12 @@ class SparseFile:
 
 
 def is_sparse_file(path: Path) -> bool:
-    """Whether a file may hold weighted terms, by its first bytes."""
-    return is_token_file(path)
+    """Whether a file holds weighted terms.
+
+    Raises:
+        InputError: it is damaged.
+    """
+    return column_of(path) == _COLUMN
 
 
 def _numbers(column: Any) -> npt.NDArray[Any]:

@@ -2,7 +2,8 @@
 
 A kind is built over a *representation* of the passages, row i for passage i: `vectors` (one vector per passage, float16
 or float32 `.npy`, one file per part), `tokens` (many vectors per passage, one Arrow file per part), `sparse` (weighted
-terms, one Arrow file per part) or `text` (the passages themselves, one Parquet file per part). It is built in four stages, each a function of files:
+terms, one Arrow file per part) or `text` (the passages themselves, one Parquet file per part). It is built in four
+stages, each a function of files:
 
     train(rows)                        -> one small file, the same for every worker
     scatter(rows of one part)          -> one piece per part
@@ -234,7 +235,7 @@ class IndexKind(Protocol):
         ...
 
     def open(self, files: IndexFiles, entry: Entry, *, mmap: bool = True) -> Any:
-        """Open an index to search it: a `SearchIndex`, or a `TokenIndex`, `SparseIndex` or `TextIndex`, by what it is over.
+        """Open an index to search it: a `SearchIndex`, `TokenIndex`, `SparseIndex` or `TextIndex`, by what it is over.
 
         Raises:
             InputError: the file is missing, damaged or of another kind.
@@ -242,7 +243,7 @@ class IndexKind(Protocol):
         ...
 
     def measure(self, files: IndexFiles, entry: Entry, trial: Any) -> Measurement:
-        """Measure an index with questions whose answers are known: a `Trial`, `TokenTrial`, `SparseTrial` or `TextTrial`."""
+        """Measure an index with questions whose answers are known, in the form of what it is over: a `TextTrial`."""
         ...
 
     def check_search(self, entry: Entry, parameters: Mapping[str, Any]) -> None:

@@ -38,6 +38,7 @@ class Service:
             wait_ms=self.settings.batch_wait_ms,
             workers=workers_of(self.settings),
             begin=partial(_limit_threads, threads_of(self.settings)),
+            died=partial(tell, self.observer.died),
         )
         self._answers: Batcher[Answered] = Batcher(
             "answer",
@@ -45,12 +46,19 @@ class Service:
             waiting=self.settings.queue_answers,
             batch=self.settings.batch_answers,
             begin=partial(_limit_threads, threads_of(self.settings)),
+            died=partial(tell, self.observer.died),
         )
 
     @property
     def ready(self) -> bool:
-        """Whether the service can answer questions and is not shutting down."""
-        return self.desk.named is not None and not self.draining
+        """Whether the service can answer questions, all its threads work, and it is not shutting down."""
+        return self.desk.named is not None and not self.draining and not self.problem
+
+    @property
+    def problem(self) -> str:
+        """Which thread does not work, and why, as one sentence; empty: all do."""
+        threads = (*self._searches.threads, *self._answers.threads, self.follower.thread, *self.observer.threads)
+        return next((thread.problem for thread in threads if thread.problem), "")
 
     def start(self) -> None:
         """Begin to follow the ref."""

@@ -121,6 +121,17 @@ def test_a_pull_keeps_as_many_as_it_is_told(store: Path, tmp_path: Path, bookwhe
     assert not Path(first["path"]).exists()
 
 
+def test_a_pull_tells_what_was_taken_down(store: Path, tmp_path: Path, bookwheel: Any) -> None:
+    first = bookwheel("pull", "latest@1", tmp_path / "dest", "--store", store, "--json").json
+    assert first["taken_down"] == []
+    opened = Store.open(str(store))
+    opened.takedowns.replace(first["snapshot"], opened.snapshots.resolve("latest"))
+    words = bookwheel("pull", "latest", tmp_path / "dest", "--store", store).out
+    assert f"taken down since, and still in {tmp_path / 'dest'}: {first['snapshot'][:12]}; pull with --keep" in words
+    kept = bookwheel("pull", "latest", tmp_path / "dest", "--store", store, "--keep", 9, "--json").json
+    assert (kept["pruned"], kept["taken_down"]) == ([first["snapshot"]], [])
+
+
 def test_the_recipe_that_is_shown_rebuilds_the_snapshot(
     library: Path, tmp_path: Path, bookwheel: Any, reindex: Any
 ) -> None:

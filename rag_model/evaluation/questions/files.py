@@ -8,7 +8,6 @@ must not skip questions silently.
 
 import ast
 import csv
-import json
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -19,6 +18,8 @@ from typing import Any, TextIO
 import fsspec
 
 from rag_model.errors import InputError
+from rag_model.json_text import parse_json
+from rag_model.secrets import refuse_secret
 
 _LONGEST_LINE = 1 << 20  # most characters of a line
 _LONGEST_LIST = 1 << 16  # most characters of a Python list of answers for the parser
@@ -57,6 +58,7 @@ def read_questions(source: str | Path | TextIO, split: str = "test") -> Question
     Raises:
         InputError: unreadable, not UTF-8, a malformed line (its number is named), two questions with one id, or no
         questions.
+        UsageError: the URL may contain a secret.
     """
     if not isinstance(source, str | Path):
         return QuestionSet(_all_of(source, getattr(source, "name", "the input")))
@@ -66,6 +68,7 @@ def read_questions(source: str | Path | TextIO, split: str = "test") -> Question
 
 
 def _read_file(url: str) -> tuple[Question, ...]:
+    refuse_secret(url)
     try:
         with fsspec.open(url, "rt", encoding="utf-8", newline="", compression="infer") as file:
             return _all_of(file, url)
@@ -206,8 +209,8 @@ def _from_jsonl(lines: Iterator[str], name: str) -> Iterator[Question]:
 
 def _json_question(line: str, number: int, where: str) -> Question:
     try:
-        value = json.loads(line)
-    except (ValueError, RecursionError) as broken:
+        value = parse_json(line)
+    except ValueError as broken:
         raise InputError(f"{where}: not a JSON object ({broken}): correct it") from broken
     if not isinstance(value, dict):
         raise InputError(f"{where}: need one JSON object per line, got {line[:80]!r}")

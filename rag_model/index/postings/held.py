@@ -5,7 +5,6 @@ best that none of the former has (Turtle and Flood 1995, "term at a time"). Then
 the best are looked up in the lists that are left, which are the long ones. Scores are those of `maxscore`, exactly.
 """
 
-from collections.abc import Sequence
 from threading import Lock, local
 
 import numpy as np
@@ -21,8 +20,10 @@ from rag_model.index.postings.weighting import IMPACT, Weighting
 MOST_ROWS = 1 << 22  # passages of an index that is searched like this: a thread needs eight bytes for each
 MOST_POSTINGS = 1 << 23  # held at once, eight bytes each
 _STEPS = 512  # in which scores are told apart for a threshold
-_NOTHING = (0, 0, 0.0)  # place and largest part of a term without postings
-_LOOKED_UP = 8  # a look-up costs as much as so many additions
+_LOOKED_UP = 3  # a look-up costs as much as so many additions
+_BUCKETS = 64  # postings of a list that is divided into buckets at least
+_STARTS = 0.54  # buckets a posting at most
+_NOWHERE = -1  # the place of a list without postings
 Ints = npt.NDArray[np.int64]
 
 
@@ -40,30 +41,22 @@ def _decode(data, words, lists, lengths, found, weighting, rows, parts):
 
 
 @compiled
-def _look_up(rows, first, last, row, n):
-    """Return where `row` is among the ascending rows[first:last], or -1; begins where it would be if they were even."""
-    low, high = first, last
-    guess = first + (last - first) * row // n
-    step = 1
-    if rows[guess] < row:
-        low = guess + 1
-        while low + step < high and rows[low + step] < row:
-            low += step
-            step *= 2
-        high = min(high, low + step + 1)
-    else:
-        high = guess + 1
-        while high - step > low and rows[high - step] >= row:
-            high -= step
-            step *= 2
-        low = max(low, high - step)
-    while low < high:
-        middle = (low + high) >> 1
-        if rows[middle] < row:
-            low = middle + 1
-        else:
-            high = middle
-    return low if low < last and rows[low] == row else -1
+def _put_starts(rows, first, last, shift, starts):
+    """Write where the postings of each bucket of 2^shift rows begin, and behind the last one where all end."""
+    at = first
+    for bucket in range(len(starts)):
+        while at < last and rows[at] < bucket << shift:
+            at += 1
+        starts[bucket] = at
+
+
+@compiled
+def _look_up(rows, starts, bucket, row):
+    """Return where `row` is among the rows of its bucket, or -1."""
+    at, end = np.int64(starts[bucket]), np.int64(starts[bucket + 1])
+    while at < end and rows[at] < row:
+        at += 1
+    return at if at < end and rows[at] == row else -1
 
 
 @compiled
@@ -88,21 +81,48 @@ def _promising(sums, touched, count, least):
     kept = 0
     for i in range(count):
         row = touched[i]
-        if sums[row] >= least:
-            touched[kept] = row
-            kept += 1
-        else:
-            sums[row] = 0
+        held = sums[row] >= least
+        touched[kept] = row
+        kept += held
+        sums[row] = sums[row] if held else 0
     return kept
 
 
 @compiled
-def _search(rows, parts, places, factors, mosts, n, k, sums, touched, best, ids):
-    """Find the k best rows of the lists rows[places[t, 0]:places[t, 1]]; `sums` are 0 before and after."""
-    t = len(places)
+def _add(rows, parts, first, last, factor, sums, touched, count):
+    """Add a list to the sums; return how many rows are touched now. No branch: half of them would be foreseen wrong."""
+    for at in range(first, last):
+        row = rows[at]
+        held = sums[row]
+        touched[count] = row
+        count += held == 0
+        sums[row] = held + units(factor, parts[at])
+    return count
+
+
+@compiled
+def _add_promising(rows, parts, starts, place, factor, sums, touched, count):
+    """Add a list to the sums of the touched rows."""
+    first, last, buckets, shift = place[0], place[1], place[2], place[3]
+    if buckets >= 0 and count * _LOOKED_UP < last - first:
+        for i in range(count):
+            row = np.int64(touched[i])
+            at = _look_up(rows, starts, buckets + (row >> shift), row)
+            if at >= 0:
+                sums[row] += units(factor, parts[at])
+        return
+    for at in range(first, last):
+        if sums[rows[at]]:
+            sums[rows[at]] += units(factor, parts[at])
+
+
+@compiled
+def _search(rows, parts, starts, places, mosts, known, factors, k, sums, touched, best, ids):
+    """Find the k best rows of the lists `known`; `sums` are 0 before and after."""
+    t = len(known)
     bounds, order = np.empty(t, np.int64), np.empty(t, np.int64)
     for i in range(t):
-        bounds[i] = units(factors[i], mosts[i])
+        bounds[i] = units(factors[i], mosts[known[i]])
         order[i] = i
     for i in range(1, t):  # by bound, descending
         one, at = order[i], i
@@ -116,30 +136,17 @@ def _search(rows, parts, places, factors, mosts, n, k, sums, touched, best, ids)
     counts = np.empty(_STEPS, np.int64)
     count, threshold, open_to_all = 0, np.int64(0), True
     for i in range(t):
-        one = order[i]
-        first, last, factor = places[one, 0], places[one, 1], factors[one]
-        if last - first > count:  # worth knowing how good the best are
-            threshold = max(threshold, _at_least(sums, touched, count, k, left[0], counts))
-        if open_to_all and left[i] < threshold:
-            open_to_all = False
+        place, factor = places[known[order[i]]], factors[order[i]]
+        if (
+            place[1] - place[0] > count and left[0] - left[i] > left[i]
+        ):  # the best may be good enough to leave lists out
+            threshold = max(threshold, _at_least(sums, touched, count, k, left[0] - left[i], counts))
+        open_to_all = open_to_all and left[i] >= threshold
         if open_to_all:
-            for at in range(first, last):
-                row = rows[at]
-                if sums[row] == 0:
-                    touched[count] = row
-                    count += 1
-                sums[row] += units(factor, parts[at])
-            continue
-        count = _promising(sums, touched, count, threshold - left[i])
-        if count * _LOOKED_UP < last - first:
-            for j in range(count):
-                at = _look_up(rows, first, last, touched[j], n)
-                if at >= 0:
-                    sums[touched[j]] += units(factor, parts[at])
+            count = _add(rows, parts, place[0], place[1], factor, sums, touched, count)
         else:
-            for at in range(first, last):
-                if sums[rows[at]]:
-                    sums[rows[at]] += units(factor, parts[at])
+            count = _promising(sums, touched, count, threshold - left[i])
+            _add_promising(rows, parts, starts, place, factor, sums, touched, count)
     size = 0
     for i in range(count):
         row = touched[i]
@@ -152,35 +159,54 @@ def _search(rows, parts, places, factors, mosts, n, k, sums, touched, best, ids)
 
 
 @compiled
-def _search_all(rows, parts, places, factors, mosts, ends, n, sums, touched, best, ids, sizes):
+def _search_all(rows, parts, starts, places, mosts, known, factors, ends, sums, touched, best, ids, sizes):
     """Answer several questions; the terms of each end at its `ends`."""
-    first = 0
+    first, k = 0, best.shape[1]
     for question in range(len(ends)):
         last = ends[question]
+        lists, weights = known[first:last], factors[first:last]
         sizes[question] = _search(
-            rows,
-            parts,
-            places[first:last],
-            factors[first:last],
-            mosts[first:last],
-            n,
-            best.shape[1],
-            sums,
-            touched,
-            best[question],
-            ids[question],
+            rows, parts, starts, places, mosts, lists, weights, k, sums, touched, best[question], ids[question]
         )
         first = last
 
 
 class _Lists:
-    """Decoded lists end to end, for one weighting."""
+    """Decoded lists end to end, for one weighting; list 0 is empty."""
 
     def __init__(self, weighting: Weighting, room: int) -> None:
         self.weighting = weighting
         self.rows, self.parts = np.empty(room, np.uint32), np.empty(room, np.float32)
-        self.used = 0
-        self.places: dict[int, tuple[int, int, float]] = {}  # begin and end here and largest part, by place in the file
+        self.starts = np.empty(int(room * _STARTS) + 1, np.uint32)  # of buckets, list after list
+        self.used, self.used_starts = 0, 0
+        self.numbers = {_NOWHERE: 0}  # of lists, by their place in the file
+        self.places = np.full((1, 4), -1)  # begin and end; where the buckets are, -1: there are none; their shift
+        self.places[0, :2] = 0
+        self.mosts = np.zeros(1)  # largest part of each
+
+    def add(self, file: PostingsFile, found: Ints) -> bool:
+        """Decode a list; return whether its bytes make sense."""
+        first, last, number = self.used, self.used + int(found[0]), len(self.numbers)
+        rows, parts = self.rows[first:last], self.parts[first:last]
+        most = _decode(
+            file.lists, file.words, file.layout.lists, file.lengths, found, self.weighting, rows, parts
+        )  # fmt: skip
+        if most < 0:
+            return False
+        if number == len(self.places):  # searches under way keep the former arrays
+            self.places, self.mosts = (np.concatenate([one, np.empty_like(one)]) for one in (self.places, self.mosts))
+        self.places[number], self.mosts[number] = (first, last, -1, 0), most
+        if len(rows) >= _BUCKETS:
+            self._put_buckets(file.layout.n, number, first, last)
+        self.used, self.numbers[int(found[1])] = last, number
+        return True
+
+    def _put_buckets(self, n: int, number: int, first: int, last: int) -> None:
+        """Divide the rows into buckets of four to eight postings in the mean."""
+        shift = max(0, (4 * n // (last - first)).bit_length())
+        begin, end = self.used_starts, self.used_starts + (n >> shift) + 2
+        _put_starts(self.rows, first, last, shift, self.starts[begin:end])
+        self.places[number, 2:], self.used_starts = (begin, shift), end
 
 
 class HeldLists:
@@ -194,7 +220,10 @@ class HeldLists:
 
     def suit(self, found: Ints) -> bool:
         """Whether lists, (t, 3) as `find` gives them, fit here together."""
-        return self._file.layout.n <= MOST_ROWS and int(np.unique(found[:, :2], axis=0)[:, 0].sum()) <= self._room
+        if self._file.layout.n > MOST_ROWS:
+            return False
+        counts = found[:, 0]
+        return int(counts.sum()) <= self._room or int(counts[_distinct(found)].sum()) <= self._room
 
     def search(
         self,
@@ -218,41 +247,39 @@ class HeldLists:
         Returns:
             How many were found of each question, (q,); None if a list is damaged.
         """
-        lists, known = self._known(found, weighting)
-        if lists is None:
-            return None
-        places = np.array([one[:2] for one in known], np.int64).reshape(-1, 2)
-        mosts = np.array([one[2] for one in known], np.float64)
-        sums, touched = self._scratch()
+        with self._lock:
+            lists = self._holding(found, weighting)
+            if lists is None:
+                return None
+            arrays = lists.rows, lists.parts, lists.starts, lists.places, lists.mosts
+            places = np.where(found[:, 0] > 0, found[:, 1], _NOWHERE).tolist()
+            known = np.fromiter(map(lists.numbers.__getitem__, places), np.int64, len(places))
         sizes = np.empty(len(ends), np.int64)
-        n = self._file.layout.n
-        _search_all(lists.rows, lists.parts, places, factors, mosts, ends, n, sums, touched, scores, rows, sizes)
+        _search_all(*arrays, known, factors, ends, *self._scratch(), scores, rows, sizes)
         return sizes
 
-    def _known(self, found: Ints, weighting: Weighting) -> tuple[_Lists | None, Sequence[tuple[int, int, float]]]:
-        """Return the lists and where each asked one is, decoded now if it is new; None if one is damaged."""
-        with self._lock:
-            lists, file = self._lists, self._file
-            asked = {(df, begin, end): None for df, begin, end in found.tolist() if df}
-            new = [one for one in asked if one[1] not in lists.places]
-            if weighting != lists.weighting or lists.used + sum(one[0] for one in new) > len(lists.rows):
-                lists, new = _Lists(weighting, self._room), list(asked)  # searches under way keep the former ones
-            for one in new:
-                first, last = lists.used, lists.used + one[0]
-                most = _decode(
-                    file.lists, file.words, file.layout.lists, file.lengths, np.array(one), weighting,
-                    lists.rows[first:last], lists.parts[first:last],
-                )  # fmt: skip
-                if most < 0:
-                    return None, []
-                lists.places[one[1]] = first, last, most
-                lists.used = last
-            self._lists = lists
-            return lists, [lists.places[begin] if df else _NOTHING for df, begin, _ in found.tolist()]
+    def _holding(self, found: Ints, weighting: Weighting) -> _Lists | None:
+        """Return lists among which all asked ones are, decoded now if they are new; None if one is damaged."""
+        lists = self._lists
+        asked = found[_distinct(found)]
+        new = [one for one in asked if int(one[1]) not in lists.numbers]
+        if weighting != lists.weighting or lists.used + sum(int(one[0]) for one in new) > len(lists.rows):
+            lists, new = _Lists(weighting, self._room), list(asked)  # searches under way keep the former ones
+        if not all(lists.add(self._file, one) for one in new):
+            return None
+        self._lists = lists
+        return lists
 
-    def _scratch(self) -> tuple[Ints, Ints]:
+    def _scratch(self) -> tuple[Ints, npt.NDArray[np.uint32]]:
         """Return this thread's sums, all 0, and room for touched rows."""
         if not hasattr(self._own, "sums"):
             n = self._file.layout.n
-            self._own.sums, self._own.touched = np.zeros(n, np.int64), np.empty(n, np.uint32)
+            self._own.sums, self._own.touched = np.zeros(n, np.int64), np.empty(n + 1, np.uint32)
         return self._own.sums, self._own.touched
+
+
+def _distinct(found: Ints) -> Ints:
+    """Return where each list with postings stands first."""
+    firsts = np.unique(found[:, 1] * 2 + (found[:, 0] > 0), return_index=True)[1]
+    chosen: Ints = firsts[found[firsts, 0] > 0]
+    return chosen

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from rag_model.corpus.sparse_file import SparseFile, SparseVectors
+from rag_model.corpus.sparse_file import QUESTION_UNITS, SparseFile, SparseVectors
 from rag_model.errors import InputError, UsageError
 from rag_model.index.files.engine import Rows, Vectors
 from rag_model.index.files.pieces import Array
@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 _BITS = {"Impact": 8, "Impact1": 1}  # of a weight
 TERMS = 128  # of a passage, for estimates: SPLADE's models have 100 to 200 on passages of 100 words
 _GAP = 7  # bits of a posting's row, for estimates
-_ROW_BYTES = 5 * TERMS + 4  # of a passage in its part's file
+VOCABULARY = 30_522  # BERT's, for estimates
+ROW_BYTES = 5 * TERMS + 4  # of a passage in its part's file
 _PIECE = 8 * TERMS  # bytes a passage in a part's piece
 _SORTED = 48 * TERMS  # bytes a passage in memory while a part is sorted
 _RATE = 2e7  # bytes of rows a second that one core sorts
@@ -138,12 +139,10 @@ def _check_scores(
     Raises:
         InputError: they are not.
     """
-    from rag_model.index.postings.impacts import QUESTION_UNITS, as_units  # noqa: PLC0415
-
     wanted = np.unique(found[found >= 0])
     held, unit = _taken(rows, wanted), QUESTION_UNITS * index.file.layout.scale
     table = np.zeros(int(held.terms.max(initial=0)) + 1, np.int64)  # units of a question by term
-    for terms, units, told, own in zip(*as_units(questions), scores, found, strict=True):
+    for terms, units, told, own in zip(*index.heaviest(questions), scores, found, strict=True):
         table[:] = 0
         known = terms < len(table)
         np.add.at(table, terms[known], units[known])

@@ -5,17 +5,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from rag_model.corpus.sparse_file import MOST_TERMS as VOCABULARY
+from rag_model.corpus.sparse_file import QUESTION_UNITS
 from rag_model.errors import UsageError
 from rag_model.index.files.engine import Rows, Vectors
 from rag_model.index.postings.parameters import MOST_TERMS, check_terms
 from rag_model.index.postings.part import numbered
-from rag_model.index.postings.ranking import Asked, PostingsIndex
+from rag_model.index.postings.ranking import Asked, Ints, PostingsIndex
 from rag_model.index.postings.weighting import IMPACT
 
-QUESTION_UNITS = 4096  # of a question's weight of 1: finer than any encoder's rounding
 _MOST_WEIGHT = 1e6  # of a question's term: sums stay whole numbers of 63 bits
 
 
@@ -55,16 +54,25 @@ class ImpactIndex(PostingsIndex):
         """
         self.check_depth(k)
         skip = bool(parameters.pop("skip", True))
-        chosen = self.defaults | parameters
-        check_terms(chosen)
-        asked = self._asked(questions, chosen.get("terms"))
+        check_terms(parameters)
+        asked = self._asked(questions, parameters.get("terms"))
         return self.ranked(asked, k, IMPACT, QUESTION_UNITS * self.file.layout.scale, skip=skip)
 
-    def _asked(self, questions: Vectors, most: int | None) -> Asked:
+    def heaviest(self, questions: Vectors, most: int | None = None) -> tuple[Ints, Ints]:
+        """Return the terms that are looked up and their weights in units, both (q, l) int64; 0 units: no term.
+
+        Raises:
+            UsageError: a question is none.
+        """
         terms, units = as_units(questions)
-        if most is not None:
-            order = np.lexsort((terms, -units))[:, :most]
-            terms, units = np.take_along_axis(terms, order, 1), np.take_along_axis(units, order, 1)
+        most = most or self.defaults.get("terms")
+        if most is None:
+            return terms, units
+        order = np.lexsort((terms, -units))[:, :most]
+        return np.take_along_axis(terms, order, 1), np.take_along_axis(units, order, 1)
+
+    def _asked(self, questions: Vectors, most: int | None) -> Asked:
+        terms, units = self.heaviest(questions, most)
         held = units > 0  # (q, l)
         counts = held.sum(axis=1, dtype=np.int64)
         if counts.max(initial=0) > MOST_TERMS:
@@ -74,7 +82,7 @@ class ImpactIndex(PostingsIndex):
         return Asked(self.lists(numbered(terms[held])), units[held].astype(np.float64), np.cumsum(counts))
 
 
-def as_units(questions: Vectors) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+def as_units(questions: Vectors) -> tuple[Ints, Ints]:
     """Return the terms of questions and their weights in units, both (q, l) int64; 0 units: no term.
 
     Raises:

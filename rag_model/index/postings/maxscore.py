@@ -5,8 +5,8 @@ terms whose bounds together do not reach the k-th best score so far are not *ess
 essential terms cannot be among the best; so these are added up row by row, and only promising rows are looked up in the
 lists of the others.
 
-Scores are whole numbers (for BM25 units of 2^-32): sums of integers do not depend on their order. So what is skipped changes
-nothing, not even among equal scores, which are ordered by row.
+Scores are whole numbers (for BM25 units of 2^-32): sums of integers do not depend on their order. So what is skipped
+changes nothing, not even among equal scores, which are ordered by row.
 """
 
 import numpy as np

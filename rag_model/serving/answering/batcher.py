@@ -13,9 +13,11 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Generic, TypeVar
 
 from rag_model.errors import BookwheelError
+from rag_model.serving.threads import WatchedThread
 
 _LOG = logging.getLogger(__name__)
 _Reply = TypeVar("_Reply")
@@ -33,6 +35,14 @@ class ClosingError(BookwheelError):
     """The service is ending and takes no more questions."""
 
 
+class CrashError(BookwheelError):
+    """A library panicked while it worked on a request."""
+
+
+class LeftError(BookwheelError):
+    """All callers have left, so the work was given up."""
+
+
 @dataclass(slots=True, eq=False)
 class Ask(Generic[_Reply]):
     """One request in the queue."""
@@ -42,6 +52,11 @@ class Ask(Generic[_Reply]):
     retriever: str | None  # an expression in one spelling; None: the default
     loop: asyncio.AbstractEventLoop
     reply: "asyncio.Future[_Reply]"
+
+    @property
+    def left(self) -> bool:
+        """Whether its caller does not wait any more. Safe among threads."""
+        return self.reply.done()
 
 
 class Batcher(Generic[_Reply]):
@@ -57,6 +72,7 @@ class Batcher(Generic[_Reply]):
         wait_ms: float = 0.0,
         workers: int = 1,
         begin: Callable[[], None] = lambda: None,
+        died: Callable[[str], None] = lambda name: None,
     ) -> None:
         """Start the threads.
 
@@ -69,6 +85,7 @@ class Batcher(Generic[_Reply]):
             wait_ms: how long a batch waits for others, at most.
             workers: threads, each with a batch of its own.
             begin: called in each thread before anything else.
+            died: called with a thread's name when it died; it is started again.
         """
         self._work, self._most_waiting, self._most, self._wait = work, waiting, batch, wait_ms / 1000
         self._changed = threading.Condition()
@@ -78,9 +95,8 @@ class Batcher(Generic[_Reply]):
         self._workers = workers
         self._idle = 0  # workers that wait for a batch: they share what there is
         self._closing = False
-        made = (threading.Thread(target=self._run, args=(begin,), name=name, daemon=True) for _ in range(workers))
-        self._threads = list(made)
-        for thread in self._threads:
+        self.threads = [WatchedThread(name, partial(self._run, begin), died) for _ in range(workers)]
+        for thread in self.threads:
             thread.start()
 
     @property
@@ -124,7 +140,7 @@ class Batcher(Generic[_Reply]):
         with self._changed:
             self._closing = True
             self._changed.notify_all()
-        for thread in self._threads:
+        for thread in self.threads:
             thread.join()
 
     def _enter(self, ask: Ask[_Reply]) -> None:
@@ -147,13 +163,15 @@ class Batcher(Generic[_Reply]):
         begin()
         last = 0  # requests in this thread's last batch
         while asks := self._gathered(last):
-            replies = self._replies(asks)
             last = len(asks)
-            for loop in {ask.loop for ask in asks}:
-                own = [(ask, reply) for ask, reply in zip(asks, replies, strict=True) if ask.loop is loop]
-                with suppress(RuntimeError):  # the loop has ended, and its callers with it
-                    loop.call_soon_threadsafe(_deliver, own)
-            del asks, replies
+            try:
+                _hand_out(asks, self._replies(asks))
+            except BaseException as failure:  # not of the work: callers must not wait for a thread that is gone
+                with self._changed:
+                    self._working -= last
+                _hand_out(asks, [_crash(failure)] * last)
+                raise
+            del asks
 
     def _gathered(self, last: int) -> list[Ask[_Reply]]:
         """Wait for asks and take what makes a batch; [] once closed and empty.
@@ -163,18 +181,24 @@ class Batcher(Generic[_Reply]):
         with self._changed:
             self._working -= last
             self._idle += 1
-            taken: list[Ask[_Reply]] = []
-            while not taken and (self._queue or not self._closing):  # another thread may have taken the asks
-                self._changed.wait_for(lambda: self._queue or self._closing)
-                wanted = -(-(self._working + last) // self._workers)  # so that all batches are of one size
-                until = time.monotonic() + self._wait
-                while not self._enough(wanted) and (rest := until - time.monotonic()) > 0:
-                    self._changed.wait(rest)
-                taken = self._taken(min(self._most, -(-self._questions // self._idle)))
-            self._working += len(taken)
-            self._idle -= 1
+            try:
+                taken = self._awaited(last)
+                self._working += len(taken)
+            finally:
+                self._idle -= 1
             self._changed.notify()  # of the rest
             return taken
+
+    def _awaited(self, last: int) -> list[Ask[_Reply]]:
+        taken: list[Ask[_Reply]] = []
+        while not taken and (self._queue or not self._closing):  # another thread may have taken the asks
+            self._changed.wait_for(lambda: self._queue or self._closing)
+            wanted = -(-(self._working + last) // self._workers)  # so that all batches are of one size
+            until = time.monotonic() + self._wait
+            while not self._enough(wanted) and (rest := until - time.monotonic()) > 0:
+                self._changed.wait(rest)
+            taken = self._taken(min(self._most, -(-self._questions // self._idle)))
+        return taken
 
     def _taken(self, share: int) -> list[Ask[_Reply]]:
         """Take asks of `share` questions in all out of the queue, or the first one whatever it brings."""
@@ -189,15 +213,28 @@ class Batcher(Generic[_Reply]):
     def _enough(self, wanted: int) -> bool:
         return len(self._queue) >= wanted or self._questions >= self._most or self._closing
 
-    def _replies(self, asks: Sequence[Ask[_Reply]]) -> Sequence[_Reply | BookwheelError | Exception]:
+    def _replies(self, asks: Sequence[Ask[_Reply]]) -> Sequence[_Reply | Exception]:
+        if all(ask.left for ask in asks):
+            return [LeftError("its caller has left")] * len(asks)
         try:
             return self._work(asks)
-        except Exception as failure:
+        except BaseException as failure:  # a panic of a native library is no Exception
             if len(asks) > 1:
                 return [reply for ask in asks for reply in self._replies([ask])]
             if not isinstance(failure, BookwheelError):
                 _LOG.exception("%s failed", threading.current_thread().name)
-            return [failure]
+            return [failure if isinstance(failure, Exception) else _crash(failure)]
+
+
+def _crash(failure: BaseException) -> CrashError:
+    return CrashError(f"a library failed on this request ({type(failure).__name__}): ask in other words")
+
+
+def _hand_out(asks: Sequence[Ask[_Reply]], replies: Sequence[_Reply | Exception]) -> None:
+    for loop in {ask.loop for ask in asks}:
+        own = [(ask, reply) for ask, reply in zip(asks, replies, strict=True) if ask.loop is loop]
+        with suppress(RuntimeError):  # the loop has ended, and its callers with it
+            loop.call_soon_threadsafe(_deliver, own)
 
 
 def _deliver(replies: Sequence[tuple[Ask[_Reply], _Reply | Exception]]) -> None:

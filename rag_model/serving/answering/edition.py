@@ -5,7 +5,7 @@ change since the edition before is shared with it: a monthly rebuild keeps both.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -146,11 +146,18 @@ class Edition:
         known = self._retrievers.get(self._default if retriever is None else retriever)
         return (known or self._composed(self._opened, retriever or "")).ask(asked, k)
 
-    def answer(self, questions: Sequence[str], k: int | None, retriever: str | None = None) -> list[Answer]:
+    def answer(
+        self,
+        questions: Sequence[str],
+        k: int | None,
+        retriever: str | None = None,
+        stop: Callable[[], bool] | None = None,
+    ) -> list[Answer]:
         """Return each question's answer, from its best `k` passages; None: as many as in training.
 
         Raises:
             UsageError: there is no model here, or the retriever is refused as by `search`.
+            StoppedError: `stop`, which is called before each token, was true.
         """
         if self._asked_by_model is None:
             raise UsageError("this service has no model, so it gives no answers: ask /search")
@@ -164,7 +171,7 @@ class Edition:
                     f"the retriever {found.name} cannot be answered from, since the service was started without the "
                     "passages' vectors: ask for another one"
                 ) from missing
-        return reader.answer(questions, k)
+        return reader.answer(questions, k, stop)
 
     def warm(self) -> None:
         """Ask a few questions, so that files and kernels are loaded before the first request.

@@ -21,6 +21,7 @@ from rag_model.errors import UsageError
 from rag_model.generate.reader import Answer
 from rag_model.index.files.engine import Vectors, faiss
 from rag_model.retrieve.retriever import Hit
+from rag_model.serving.threads import WatchedThread
 from rag_model.serving.watching.drift import LEAST, MOST, Reference
 from rag_model.serving.watching.spotcheck import Truth
 from rag_model.serving.watching.windows import Figures, WatchSettings, Windows
@@ -79,8 +80,8 @@ class Quality:
         self._changed = threading.Condition()
         self._watch: _Watch | None = None
         self._closed = False
-        self._thread = threading.Thread(target=self._work, name="quality", daemon=True)
-        self._thread.start()
+        self.thread = WatchedThread("quality", self._work)
+        self.thread.start()
 
     def follow(self, snapshot: Snapshot, index: str | None, encode: Encode | None) -> None:
         """Watch another edition from now on, with empty windows: searched by `index`, questions encoded by `encode`.
@@ -90,6 +91,12 @@ class Quality:
         windows = Windows(self._settings, snapshot.n)
         with self._changed:
             self._watch = _Watch(snapshot, index, encode, windows, list(self._questions) if encode else [])
+            self._changed.notify()
+
+    def leave(self) -> None:
+        """Watch no edition until `follow` names the next one."""
+        with self._changed:
+            self._watch = None
             self._changed.notify()
 
     def saw(
@@ -131,14 +138,14 @@ class Quality:
         with self._changed:
             self._closed, self._watch = True, None
             self._changed.notify()
-        self._thread.join()
+        self.thread.join()
 
     def _work(self) -> None:
         _lowest_priority()
         while watch := self._awaited():
             try:
                 self._tend(watch)
-            except Exception:  # missing figures are better than a dead thread
+            except BaseException:  # a panic too: missing figures are better than a dead thread
                 _LOG.exception("the quality of snapshot %s is not watched any more", watch.snapshot.id[:12])
                 with self._changed:
                     self._watch = None if self._watch is watch else self._watch

@@ -20,6 +20,7 @@ from rag_model.corpus.records import Passage
 from rag_model.digest import digest_chunks
 from rag_model.errors import InputError
 from rag_model.evaluation.questions.files import read_questions
+from rag_model.secrets import refuse_secret
 from rag_model.training.data.json_values import values
 
 _BROKEN = (OSError, EOFError, ImportError, ValueError, lzma.LZMAError, zlib.error)
@@ -123,6 +124,7 @@ def _objects(url: str) -> Iterator[tuple[str, Any]]:
 
 
 def _opened(url: str) -> Any:
+    refuse_secret(url)
     try:
         return fsspec.open(url, "rt", encoding="utf-8-sig", compression="infer").open()
     except _BROKEN as broken:

@@ -17,6 +17,8 @@ from rag_model.serving.http import messages
 from rag_model.store.versions.snapshot import Snapshot
 from tests.fixtures.serving import PASSAGES, PATIENCE, Gate, Library, Serving, rounded, serving, until, with_limits
 
+JSON = {"Content-Type": "application/json"}
+HEAD = b"POST /search HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n"
 ASKED = ["who was the king of the river?", "Où est 東京 🗼?"]
 
 
@@ -103,7 +105,7 @@ def test_the_state_is_told(served: Serving, made_library: Library) -> None:
     ],
 )
 def test_a_bad_request_is_told_in_one_sentence(served: Serving, body: bytes, status: int, words: str) -> None:
-    reply = served.client.post("/search", content=body)
+    reply = served.client.post("/search", content=body, headers=JSON)
     assert reply.status_code == status, reply.text
     assert set(reply.json()) == {"detail"}
     assert words in reply.json()["detail"]
@@ -126,7 +128,7 @@ def test_a_huge_body_is_refused_while_it_comes(served: Serving, chunked: bool) -
             yield piece
 
     try:
-        reply = served.client.post("/search", content=pieces() if chunked else piece * 50)
+        reply = served.client.post("/search", content=pieces() if chunked else piece * 50, headers=JSON)
     except httpx.TransportError:
         pass  # it was turned away before it had sent all
     else:
@@ -146,7 +148,7 @@ def all_of(connection: socket.socket) -> bytes:
 
 def test_a_slow_body_is_given_up(served: Serving) -> None:
     with raw(served) as connection:
-        connection.sendall(b'POST /search HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n{"questions"')
+        connection.sendall(HEAD + b'{"questions"')
         reply = all_of(connection)
     assert reply.startswith(b"HTTP/1.1 408 ")
     assert b"within 1 s" in reply
@@ -168,7 +170,7 @@ def test_a_connection_without_a_word_is_given_up(served: Serving) -> None:
 
 
 def test_a_cut_request_leaves_nothing_behind(served: Serving) -> None:
-    for sent in (b"POST", b'POST /search HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n{"quest'):
+    for sent in (b"POST", HEAD + b'{"quest'):
         with raw(served) as connection:
             connection.sendall(sent)
     served.search("who?")

@@ -1,6 +1,5 @@
 """Impacts beside a dense product of the same whole numbers, beside a search without skipping, and by any division."""
 
-import re
 import struct
 from pathlib import Path
 
@@ -9,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rag_model.corpus.sparse_file import SparseVectors
+from rag_model.corpus.sparse_file import QUESTION_UNITS, SparseVectors
 from rag_model.errors import InputError, UsageError
 from rag_model.index.files.engine import Rows, Vectors
 from rag_model.index.kind import IndexFiles, SparseTrial
@@ -18,7 +17,7 @@ from rag_model.index.postings import merge as merging
 from rag_model.index.postings.analyzer import Analyzer
 from rag_model.index.postings.file import AT_LENGTHS
 from rag_model.index.postings.impact import KIND
-from rag_model.index.postings.impacts import QUESTION_UNITS, ImpactIndex
+from rag_model.index.postings.impacts import ImpactIndex
 from rag_model.index.postings.search import Bm25Index
 from rag_model.index.recipe import IndexRecipe
 from rag_model.index.registry import kind_for
@@ -157,9 +156,8 @@ def test_a_damaged_file_is_noticed_or_answers(index: ImpactIndex, tmp_path: Path
         path.write_bytes(broken)
         try:
             assert ImpactIndex(path, {}).search(asked, 10)[1].max() < len(CORPUS)
-        except InputError as told:
+        except InputError:
             refused += 1
-            assert re.search("is damaged: fetch or build it again", str(told))
     assert refused
 
 
@@ -167,7 +165,7 @@ def test_a_damaged_file_is_noticed_or_answers(index: ImpactIndex, tmp_path: Path
 def test_the_gate_compares_with_the_passages_own_weights(factory: str, tmp_path: Path) -> None:
     rows = zipfian(300, 200, 30)
     index = build_impacts(rows, tmp_path, 200, [100], factory)
-    entry = KIND.plan(IndexRecipe(factory), 300, 200).entry()
+    entry = KIND.plan(IndexRecipe(factory, search={"terms": 12}), 300, 200).entry()
     trial = SparseTrial(questions(6, 200, 20), 5, np.arange(6))
 
     def files(others: SparseVectors) -> IndexFiles:
