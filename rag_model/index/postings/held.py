@@ -21,9 +21,15 @@ MOST_ROWS = 1 << 22  # passages of an index that is searched like this: a thread
 MOST_POSTINGS = 1 << 23  # held at once, eight bytes each
 _STEPS = 512  # in which scores are told apart for a threshold
 _LOOKED_UP = 3  # a look-up costs as much as so many additions
-_BUCKETS = 64  # postings of a list that is divided into buckets at least
+_FEWEST = 64  # postings of a list for which buckets, and the places of its largest parts, are kept
+_TOPS = 8  # postings for each one among the largest
+_RANKS = np.array([1, 10, 30, 100, 1000])  # of the parts that are known of a list
 _STARTS = 0.54  # buckets a posting at most
 _NOWHERE = -1  # the place of a list without postings
+# What is known of a list: where its postings are; its buckets (-1: none), and how many bits of a row they leave out; and
+# its largest parts.
+FIRST, LAST, BUCKETS, SHIFT, TOP, LAST_TOP = range(6)
+PLACES = 6
 Ints = npt.NDArray[np.int64]
 
 
@@ -89,21 +95,44 @@ def _promising(sums, touched, count, least):
 
 
 @compiled
-def _add(rows, parts, first, last, factor, sums, touched, count):
-    """Add a list to the sums; return how many rows are touched now. No branch: half of them would be foreseen wrong."""
-    for at in range(first, last):
+def _add(rows, parts, place, factor, need, sums, touched, count):
+    """Add a list to the sums; rows that are not touched yet only if they get `need`. Return how many are touched now.
+
+    It has no branch: half of them would be foreseen wrong.
+    """
+    for at in range(place[FIRST], place[LAST]):
         row = rows[at]
-        held = sums[row]
+        held, own = sums[row], units(factor, parts[at])
+        new, wanted = held == 0, own >= need
         touched[count] = row
-        count += held == 0
-        sums[row] = held + units(factor, parts[at])
+        count += new & wanted
+        sums[row] = 0 if new & (not wanted) else held + own
+    return count
+
+
+@compiled
+def _add_best(rows, parts, starts, tops, place, factor, need, sums, touched, count):
+    """Do as `_add`, but read of the rows that are not touched yet the best only: they are among the `tops`."""
+    for i in range(count):
+        row = np.int64(touched[i])
+        at = _look_up(rows, starts, place[BUCKETS] + (row >> place[SHIFT]), row)
+        if at >= 0:
+            sums[row] += units(factor, parts[at])
+    for i in range(place[TOP], place[LAST_TOP]):
+        own = units(factor, parts[tops[i]])
+        if own < need:
+            return count
+        row = rows[tops[i]]
+        if sums[row] == 0:
+            touched[count], sums[row] = row, own
+            count += 1
     return count
 
 
 @compiled
 def _add_promising(rows, parts, starts, place, factor, sums, touched, count):
     """Add a list to the sums of the touched rows."""
-    first, last, buckets, shift = place[0], place[1], place[2], place[3]
+    first, last, buckets, shift = place[FIRST], place[LAST], place[BUCKETS], place[SHIFT]
     if buckets >= 0 and count * _LOOKED_UP < last - first:
         for i in range(count):
             row = np.int64(touched[i])
@@ -117,12 +146,17 @@ def _add_promising(rows, parts, starts, place, factor, sums, touched, count):
 
 
 @compiled
-def _search(rows, parts, starts, places, mosts, known, factors, k, sums, touched, best, ids):
+def _search(rows, parts, starts, tops, places, mosts, known, factors, k, sums, touched, best, ids):
     """Find the k best rows of the lists `known`; `sums` are 0 before and after."""
     t = len(known)
     bounds, order = np.empty(t, np.int64), np.empty(t, np.int64)
+    rank, threshold = 1, np.int64(0)
+    while rank < len(_RANKS) and _RANKS[rank] < k:
+        rank += 1
     for i in range(t):
-        bounds[i] = units(factors[i], mosts[known[i]])
+        bounds[i] = units(factors[i], mosts[known[i], 0])
+        if rank < len(_RANKS) and mosts[known[i], rank] > 0:  # k of its rows have that much
+            threshold = max(threshold, units(factors[i], mosts[known[i], rank]))
         order[i] = i
     for i in range(1, t):  # by bound, descending
         one, at = order[i], i
@@ -134,19 +168,23 @@ def _search(rows, parts, starts, places, mosts, known, factors, k, sums, touched
     for i in range(t - 1, -1, -1):
         left[i] = left[i + 1] + bounds[order[i]]
     counts = np.empty(_STEPS, np.int64)
-    count, threshold, open_to_all = 0, np.int64(0), True
+    count, open_to_all = 0, True
     for i in range(t):
         place, factor = places[known[order[i]]], factors[order[i]]
-        if (
-            place[1] - place[0] > count and left[0] - left[i] > left[i]
-        ):  # the best may be good enough to leave lists out
+        postings = place[LAST] - place[FIRST]
+        if postings > count and left[0] - left[i] > max(left[i], threshold):  # the best may be better than is known
             threshold = max(threshold, _at_least(sums, touched, count, k, left[0] - left[i], counts))
         open_to_all = open_to_all and left[i] >= threshold
-        if open_to_all:
-            count = _add(rows, parts, place[0], place[1], factor, sums, touched, count)
-        else:
+        if not open_to_all:
             count = _promising(sums, touched, count, threshold - left[i])
             _add_promising(rows, parts, starts, place, factor, sums, touched, count)
+            continue
+        need = threshold - left[i + 1]  # of a row that no list so far has
+        best_of = place[LAST_TOP] - 1
+        if count * _LOOKED_UP < postings and best_of >= place[TOP] and units(factor, parts[tops[best_of]]) < need:
+            count = _add_best(rows, parts, starts, tops, place, factor, need, sums, touched, count)
+        else:
+            count = _add(rows, parts, place, factor, need, sums, touched, count)
     size = 0
     for i in range(count):
         row = touched[i]
@@ -159,14 +197,14 @@ def _search(rows, parts, starts, places, mosts, known, factors, k, sums, touched
 
 
 @compiled
-def _search_all(rows, parts, starts, places, mosts, known, factors, ends, sums, touched, best, ids, sizes):
+def _search_all(rows, parts, starts, tops, places, mosts, known, factors, ends, sums, touched, best, ids, sizes):
     """Answer several questions; the terms of each end at its `ends`."""
     first, k = 0, best.shape[1]
     for question in range(len(ends)):
         last = ends[question]
         lists, weights = known[first:last], factors[first:last]
         sizes[question] = _search(
-            rows, parts, starts, places, mosts, lists, weights, k, sums, touched, best[question], ids[question]
+            rows, parts, starts, tops, places, mosts, lists, weights, k, sums, touched, best[question], ids[question]
         )
         first = last
 
@@ -178,11 +216,12 @@ class _Lists:
         self.weighting = weighting
         self.rows, self.parts = np.empty(room, np.uint32), np.empty(room, np.float32)
         self.starts = np.empty(int(room * _STARTS) + 1, np.uint32)  # of buckets, list after list
-        self.used, self.used_starts = 0, 0
+        self.tops = np.empty(room // _TOPS + 1, np.uint32)  # where the postings with the largest parts are, best first
+        self.used, self.used_starts, self.used_tops = 0, 0, 0
         self.numbers = {_NOWHERE: 0}  # of lists, by their place in the file
-        self.places = np.full((1, 4), -1)  # begin and end; where the buckets are, -1: there are none; their shift
-        self.places[0, :2] = 0
-        self.mosts = np.zeros(1)  # largest part of each
+        self.places = np.zeros((1, PLACES), np.int64)
+        self.places[0, BUCKETS] = -1
+        self.mosts = np.zeros((1, len(_RANKS)))  # parts of each by rank, 0 where it has fewer
 
     def add(self, file: PostingsFile, found: Ints) -> bool:
         """Decode a list; return whether its bytes make sense."""
@@ -195,9 +234,11 @@ class _Lists:
             return False
         if number == len(self.places):  # searches under way keep the former arrays
             self.places, self.mosts = (np.concatenate([one, np.empty_like(one)]) for one in (self.places, self.mosts))
-        self.places[number], self.mosts[number] = (first, last, -1, 0), most
-        if len(rows) >= _BUCKETS:
+        self.places[number], self.mosts[number] = (first, last, -1, 0, 0, 0), 0
+        self.mosts[number, 0] = most
+        if len(rows) >= _FEWEST:
             self._put_buckets(file.layout.n, number, first, last)
+            self._put_tops(number, first, parts)
         self.used, self.numbers[int(found[1])] = last, number
         return True
 
@@ -206,7 +247,18 @@ class _Lists:
         shift = max(0, (4 * n // (last - first)).bit_length())
         begin, end = self.used_starts, self.used_starts + (n >> shift) + 2
         _put_starts(self.rows, first, last, shift, self.starts[begin:end])
-        self.places[number, 2:], self.used_starts = (begin, shift), end
+        self.places[number, BUCKETS : SHIFT + 1], self.used_starts = (begin, shift), end
+
+    def _put_tops(self, number: int, first: int, parts: npt.NDArray[np.float32]) -> None:
+        """Keep where the largest parts are, and how large those of some ranks are."""
+        size = len(parts) // _TOPS
+        begin, end = self.used_tops, self.used_tops + size
+        best = np.argpartition(parts, len(parts) - size)[len(parts) - size :]
+        best = best[np.argsort(-parts[best], kind="stable")]
+        self.tops[begin:end] = first + best
+        self.places[number, TOP:], self.used_tops = (begin, end), end
+        for place, rank in enumerate(_RANKS):
+            self.mosts[number, place] = parts[best[rank - 1]] if rank <= size else 0
 
 
 class HeldLists:
@@ -251,7 +303,7 @@ class HeldLists:
             lists = self._holding(found, weighting)
             if lists is None:
                 return None
-            arrays = lists.rows, lists.parts, lists.starts, lists.places, lists.mosts
+            arrays = lists.rows, lists.parts, lists.starts, lists.tops, lists.places, lists.mosts
             places = np.where(found[:, 0] > 0, found[:, 1], _NOWHERE).tolist()
             known = np.fromiter(map(lists.numbers.__getitem__, places), np.int64, len(places))
         sizes = np.empty(len(ends), np.int64)
