@@ -20,14 +20,15 @@ from rag_model.index.postings.weighting import IMPACT, Weighting
 MOST_ROWS = 1 << 22  # passages of an index that is searched like this: a thread needs eight bytes for each
 MOST_POSTINGS = 1 << 23  # held at once, eight bytes each
 _STEPS = 512  # in which scores are told apart for a threshold
+_TRIED = 3  # rows for each of the k best that are wanted, whose scores are looked up for a threshold
 _LOOKED_UP = 3  # a look-up costs as much as so many additions
 _FEWEST = 64  # postings of a list for which buckets, and the places of its largest parts, are kept
 _TOPS = 8  # postings for each one among the largest
 _RANKS = np.array([1, 10, 30, 100, 1000])  # of the parts that are known of a list
 _STARTS = 0.54  # buckets a posting at most
 _NOWHERE = -1  # the place of a list without postings
-# What is known of a list: where its postings are; its buckets (-1: none), and how many bits of a row they leave out; and
-# its largest parts.
+# Of a list: where its postings are; its buckets (-1: none), and the bits of a row that they leave out; where its
+# largest parts are.
 FIRST, LAST, BUCKETS, SHIFT, TOP, LAST_TOP = range(6)
 PLACES = 6
 Ints = npt.NDArray[np.int64]
@@ -66,19 +67,69 @@ def _look_up(rows, starts, bucket, row):
 
 
 @compiled
+def _part_of(rows, parts, starts, place, row):
+    """Return a row's part in a list, 0 if it has none."""
+    at, end = place[FIRST], place[LAST]
+    if place[BUCKETS] >= 0:
+        bucket = place[BUCKETS] + (row >> place[SHIFT])
+        at, end = np.int64(starts[bucket]), np.int64(starts[bucket + 1])
+    while at < end and rows[at] < row:
+        at += 1
+    return parts[at] if at < end and rows[at] == row else np.float32(0)
+
+
+@compiled
 def _at_least(sums, touched, count, k, most, counts):
-    """Return a sum that k touched rows have at least, 0 if there are fewer; counted in `_STEPS` steps up to `most`."""
-    if count < k:
-        return np.int64(0)
-    counts[:] = 0
-    scale = _STEPS / (most + 1)
+    """Return a sum that k touched rows have at least; counted in up to `_STEPS` steps up to `most`."""
+    shift = 0
+    while most >> shift >= _STEPS:
+        shift += 1
+    last = most >> shift
+    counts[: last + 1] = 0
     for i in range(count):
-        counts[np.int64(sums[touched[i]] * scale)] += 1
-    step, above = _STEPS, 0
+        counts[sums[touched[i]] >> shift] += 1
+    step, above = last, counts[last]
     while above < k:
         step -= 1
         above += counts[step]
-    return np.int64(step / scale) - 1  # one unit for rounding
+    return step << shift
+
+
+@compiled
+def _reached(rows, parts, starts, places, known, factors, sums, touched, count, least, k, best, ids):
+    """Return a score that k rows have, of the touched ones whose sum so far is at least `least`.
+
+    Args:
+        rows: see `_search`.
+        parts: see `_search`.
+        starts: see `_search`.
+        places: see `_search`.
+        known: the lists that are not added yet.
+        factors: of these.
+        sums: so far.
+        touched: rows with a sum.
+        count: of them.
+        least: k rows have it.
+        k: see above.
+        best: (k,), for the work.
+        ids: (k,), for the work.
+    """
+    size, tried = 0, 0
+    for i in range(count):
+        row = np.int64(touched[i])
+        if sums[row] < least:
+            continue
+        score = sums[row]
+        for j in range(len(known)):
+            part = _part_of(rows, parts, starts, places[known[j]], row)
+            if part > 0:
+                score += units(factors[j], part)
+        if size < k or score > best[0]:
+            size = push(best, ids, size, k, score, row)
+        tried += 1
+        if tried == _TRIED * k:
+            break
+    return best[0]
 
 
 @compiled
@@ -146,34 +197,52 @@ def _add_promising(rows, parts, starts, place, factor, sums, touched, count):
 
 
 @compiled
-def _search(rows, parts, starts, tops, places, mosts, known, factors, k, sums, touched, best, ids):
-    """Find the k best rows of the lists `known`; `sums` are 0 before and after."""
+def _sorted(known, factors, mosts):
+    """Return lists and factors by bound, descending, and before each what it and those behind can add."""
     t = len(known)
-    bounds, order = np.empty(t, np.int64), np.empty(t, np.int64)
+    lists, weights, bounds = known.copy(), factors.copy(), np.empty(t, np.int64)
+    for i in range(t):
+        one, weight, bound, at = known[i], factors[i], units(factors[i], mosts[known[i], 0]), i
+        while at and bounds[at - 1] < bound:
+            lists[at], weights[at], bounds[at] = lists[at - 1], weights[at - 1], bounds[at - 1]
+            at -= 1
+        lists[at], weights[at], bounds[at] = one, weight, bound
+    left = np.zeros(t + 1, np.int64)
+    for i in range(t - 1, -1, -1):
+        left[i] = left[i + 1] + bounds[i]
+    return lists, weights, left
+
+
+@compiled
+def _first_threshold(lists, factors, mosts, k):
+    """Return a part of a score that k rows of one list have, 0 if none is known."""
     rank, threshold = 1, np.int64(0)
     while rank < len(_RANKS) and _RANKS[rank] < k:
         rank += 1
-    for i in range(t):
-        bounds[i] = units(factors[i], mosts[known[i], 0])
-        if rank < len(_RANKS) and mosts[known[i], rank] > 0:  # k of its rows have that much
-            threshold = max(threshold, units(factors[i], mosts[known[i], rank]))
-        order[i] = i
-    for i in range(1, t):  # by bound, descending
-        one, at = order[i], i
-        while at and bounds[order[at - 1]] < bounds[one]:
-            order[at] = order[at - 1]
-            at -= 1
-        order[at] = one
-    left = np.zeros(t + 1, np.int64)  # what the lists from here on can add
-    for i in range(t - 1, -1, -1):
-        left[i] = left[i + 1] + bounds[order[i]]
+    if rank < len(_RANKS):
+        for i in range(len(lists)):
+            if mosts[lists[i], rank] > 0:
+                threshold = max(threshold, units(factors[i], mosts[lists[i], rank]))
+    return threshold
+
+
+@compiled
+def _search(rows, parts, starts, tops, places, mosts, known, factors, k, sums, touched, best, ids):
+    """Find the k best rows of the lists `known`; `sums` are 0 before and after."""
+    t = len(known)
+    lists, weights, left = _sorted(known, factors, mosts)
+    threshold = _first_threshold(lists, weights, mosts, k)
     counts = np.empty(_STEPS, np.int64)
     count, open_to_all = 0, True
     for i in range(t):
-        place, factor = places[known[order[i]]], factors[order[i]]
+        place, factor = places[lists[i]], weights[i]
         postings = place[LAST] - place[FIRST]
-        if postings > count and left[0] - left[i] > max(left[i], threshold):  # the best may be better than is known
-            threshold = max(threshold, _at_least(sums, touched, count, k, left[0] - left[i], counts))
+        if open_to_all and k <= count and _TRIED * k * (t - i) < postings + count:
+            least = _at_least(sums, touched, count, k, left[0] - left[i], counts)
+            reached = _reached(
+                rows, parts, starts, places, lists[i:], weights[i:], sums, touched, count, least, k, best, ids
+            )
+            threshold = max(threshold, reached)
         open_to_all = open_to_all and left[i] >= threshold
         if not open_to_all:
             count = _promising(sums, touched, count, threshold - left[i])
