@@ -26,7 +26,7 @@ from rag_model.index.plan import Facts, IndexPlan
 from rag_model.index.quality import fit
 from rag_model.index.quality.fit import Fit, TrainingFit
 from rag_model.index.registry import kind_named
-from rag_model.index.sizing.estimate import check_room
+from rag_model.index.sizing.amounts import check_disk
 from rag_model.snapshots.content import BuiltIndex
 from rag_model.snapshots.heritage import Heirloom
 from rag_model.store.objects.blobs import BlobRef
@@ -254,7 +254,8 @@ def merge_one(build: IndexBuild, store: Store) -> Report:
     scattered, shards = _made(build.scattered), _made(build.shards)
 
     def make(out: Path) -> Facts:
-        check_room(plan.factory, kind_named(plan.kind).estimate(plan).disk_bytes, out.parent)
+        needed, other = kind_named(plan.kind).estimate(plan).disk_bytes, "set TMPDIR to a folder on a disk with room"
+        check_disk(out.parent, needed, f"merging {plan.factory}", other)
         whole = [opener(path) for path in _local(store, shards)]  # read sequentially, a little of each at a time
         pieces = _openers(store, scattered) if whole else [opener(path) for path in _local(store, scattered)]
         rows = _local(store, build.rows)

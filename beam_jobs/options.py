@@ -1,6 +1,7 @@
 """Beam's options: local worker processes by default, any runner's own flags after `--`."""
 
 import io
+import re
 import shlex
 import sys
 from collections.abc import Sequence
@@ -14,6 +15,9 @@ from apache_beam.transforms.environments import SubprocessSDKEnvironment
 
 from beam_jobs.workers import cores, named
 from rag_model.errors import UsageError
+from rag_model.secrets import refuse_secrets
+
+_SECRET = re.compile(r"--(?P<name>\w*(?:secret|password|token|connection_string)\w*)", re.IGNORECASE)
 
 
 def pipeline_options(flags: Sequence[str], elements: int) -> PipelineOptions:
@@ -34,8 +38,14 @@ def checked(flags: Sequence[str]) -> tuple[str, ...]:
     """Return Beam's flags if Beam can read them and knows their runner.
 
     Raises:
-        UsageError: a flag has a wrong value, or there is no such runner.
+        UsageError: a flag has a wrong value, or may contain a secret, or there is no such runner.
     """
+    refuse_secrets(flags)
+    if named := [found for flag in flags if (found := _SECRET.match(flag))]:
+        raise UsageError(
+            f"Beam's option --{named[0]['name']} is a secret, and options are written into logs and process lists: "
+            "set AWS_SECRET_ACCESS_KEY or its like in the environment of the workers"
+        )
     complaints = io.StringIO()
     try:
         with redirect_stderr(complaints):  # argparse prints all its options first

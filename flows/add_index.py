@@ -13,6 +13,7 @@ from prefect import flow
 
 from beam_jobs.launch import Launch
 from beam_jobs.workers import worker_memory
+from flows.admission import Url, admitted
 from flows.finish import Build, finish
 from flows.outcome import Reindexed
 from flows.progress import StageClock
@@ -31,9 +32,10 @@ from rag_model.store.versions.snapshot import Snapshot
 
 
 @flow(name="add-index", persist_result=False)
+@admitted
 def add_index(
     snapshot: str,
-    store: str,
+    store: Url,
     recipe: Recipe | None = None,
     indexes: Sequence[str] = (),
     ref: str = "latest",

@@ -13,6 +13,7 @@ from prefect import flow
 
 from beam_jobs.launch import Launch, OnProgress
 from beam_jobs.workers import worker_memory
+from flows.admission import Url, admitted
 from flows.finish import Build, finish
 from flows.outcome import Reindexed
 from flows.progress import StageClock
@@ -28,11 +29,12 @@ from rag_model.store.versions.paths import EMBEDDINGS
 
 
 @flow(name="import", persist_result=False)
+@admitted
 def adopt_library(
-    passages: str,
+    passages: Url,
     vectors: Sequence[str],
-    store: str,
-    encoder: str,
+    store: Url,
+    encoder: Url,
     recipe: Recipe | None = None,
     ref: str = "latest",
     beam_options: Sequence[str] = (),

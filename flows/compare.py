@@ -13,19 +13,20 @@ from pathlib import Path
 
 from beam_jobs.launch import OnProgress
 from flows import artifacts
+from flows.admission import Url
 from flows.outcome import Compared
 from flows.progress import StageClock
 from flows.stage import deployed, stage
 from rag_model.errors import UsageError
-from rag_model.evaluation import comparison
-from rag_model.evaluation.advice import advice
-from rag_model.evaluation.comparison import Groups, Standing, groups_of
-from rag_model.evaluation.judging import Judge, JudgedBy
-from rag_model.evaluation.questions import QuestionSet, read_questions
-from rag_model.evaluation.retrieval_report import RetrievalReport, render
-from rag_model.evaluation.run_files import write_dpr, write_jsonl, write_page, write_trec
-from rag_model.evaluation.staged import Batches, Lists, Staged, measure_lists, staged
-from rag_model.evaluation.timing import time_stages
+from rag_model.evaluation.questions.files import QuestionSet, read_questions
+from rag_model.evaluation.reports.retrieval import RetrievalReport, render
+from rag_model.evaluation.reports.run_files import check_paths, write_dpr, write_jsonl, write_page, write_trec
+from rag_model.evaluation.retrieval import comparison
+from rag_model.evaluation.retrieval.advice import advice
+from rag_model.evaluation.retrieval.comparison import Groups, Standing, groups_of
+from rag_model.evaluation.retrieval.judging import Judge, JudgedBy
+from rag_model.evaluation.retrieval.staged import Batches, Lists, Staged, measure_lists, staged
+from rag_model.evaluation.retrieval.timing import time_stages
 from rag_model.retrieve.factory import open_retrievers
 from rag_model.retrieve.found import SnapshotRetriever
 from rag_model.store.versions.snapshot import Snapshot
@@ -44,14 +45,14 @@ class RunFiles:
 
 @deployed("compare")
 def compare(
-    store: str,
-    questions: str,
+    store: Url,
+    questions: Url,
     retrievers: Sequence[str] = (),
     ref: str = "latest",
     k: int = 20,
     judged_by: JudgedBy | None = None,
     patterns: bool = False,
-    encoder: str | None = None,
+    encoder: Url | None = None,
     report: str | None = None,
     files: RunFiles | None = None,
 ) -> Compared:
@@ -72,12 +73,13 @@ def compare(
     Raises:
         BookwheelError: a stage failed.
     """
-    clock = StageClock("compare")
+    clock, written = StageClock("compare"), files or RunFiles()
+    check_paths(report, written.trec, written.dpr, written.rows)
     with clock("open"):
         work = prepare(store, questions, retrievers, ref, k, judged_by, patterns, encoder)
     for name, opened in zip(work.names, work.retrievers, strict=True):
         with clock(name) as tell:
-            search(work, Asked(name, opened), files or RunFiles(), tell)
+            search(work, Asked(name, opened), written, tell)
     with clock("time"):
         measured = time_questions(work)
     with clock("compare"):

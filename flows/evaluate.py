@@ -14,20 +14,21 @@ from typing import Any
 
 from beam_jobs.launch import OnProgress
 from flows import artifacts
+from flows.admission import Url
 from flows.outcome import CollapseRefusedError, Evaluated
 from flows.progress import StageClock
 from flows.stage import deployed, stage
 from rag_model.digest import digest_file
 from rag_model.errors import InputError
-from rag_model.evaluation.ablation import Condition
-from rag_model.evaluation.answer_report import AnswerReport, read_courses, render
-from rag_model.evaluation.answering import Answering
-from rag_model.evaluation.examination import Examination
-from rag_model.evaluation.judging import Judge
-from rag_model.evaluation.questions import read_questions
-from rag_model.evaluation.run_files import write_answers, write_kilt, write_page
-from rag_model.evaluation.scores import check_golds
-from rag_model.evaluation.settings import Evaluation
+from rag_model.evaluation.answers.ablation import Condition
+from rag_model.evaluation.answers.answering import Answering
+from rag_model.evaluation.answers.examination import Examination
+from rag_model.evaluation.answers.scores import check_golds
+from rag_model.evaluation.answers.settings import Evaluation
+from rag_model.evaluation.questions.files import read_questions
+from rag_model.evaluation.reports.answers import AnswerReport, read_courses, render
+from rag_model.evaluation.reports.run_files import check_paths, write_answers, write_kilt, write_page
+from rag_model.evaluation.retrieval.judging import Judge
 from rag_model.generate.named import open_reader
 from rag_model.store.store import Store
 from rag_model.store.versions.models import model_folder
@@ -36,9 +37,9 @@ from rag_model.store.versions.snapshot import Snapshot
 
 @deployed("evaluate")
 def evaluate(
-    store: str,
+    store: Url,
     model: str,
-    questions: str,
+    questions: Url,
     ref: str = "latest",
     settings: Evaluation | None = None,
     rows: str | None = None,
@@ -64,6 +65,7 @@ def evaluate(
         BookwheelError: a stage failed; answers that were made are kept.
     """
     settings, clock = settings or Evaluation(), StageClock("evaluate")
+    check_paths(rows, kilt, report)
     target = Store.open(store)
     with target.intents.held(f"evaluate-{secrets.token_hex(8)}"):  # so that `gc` keeps this run's answers
         with clock("open"):

@@ -15,6 +15,7 @@ from typing import Any
 
 from beam_jobs.launch import OnProgress
 from flows import artifacts
+from flows.admission import Url
 from flows.machine.workplace import alone
 from flows.progress import StageClock
 from flows.stage import deployed, stage
@@ -55,13 +56,13 @@ class Finetuned:
 @deployed("finetune")
 def finetune(
     kind: KindName,
-    store: str,
-    train: str,
-    dev: str,
+    store: Url,
+    train: Url,
+    dev: Url,
     ref: str = "latest",
-    encoder: str | None = None,
-    generator: str | None = None,
-    teacher: str | None = None,
+    encoder: Url | None = None,
+    generator: Url | None = None,
+    teacher: Url | None = None,
     recipe: RecipeTables = None,
     name: str | None = None,
     max_steps: int | None = None,

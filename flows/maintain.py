@@ -10,14 +10,16 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from flows.admission import Url
 from flows.command.age import parse_age
 from flows.launch import launch
-from flows.machine.pools import Launched, Most
+from flows.machine.pools import Launched
 from flows.outcome import Reindexed
 from flows.progress import StageClock
 from flows.reindex import DEFAULT_ENCODER, reindex
 from flows.stage import deployed, stage
 from rag_model.corpus.wikimedia import JOB, Published, Tell, fetch, newest
+from rag_model.needs.machine import Most
 from rag_model.snapshots.recipe import Recipe
 from rag_model.store.store import Store
 from rag_model.store.upkeep.expire import Expired, Policy, expire
@@ -47,10 +49,10 @@ class Kept:
 
 @deployed("watch")
 def watch(
-    wiki: str,
-    store: str,
+    wiki: Url,
+    store: Url,
     downloads: str,
-    encoder: str = DEFAULT_ENCODER,
+    encoder: Url = DEFAULT_ENCODER,
     recipe: Recipe | None = None,
     ref: str = "latest",
     job: str = JOB,
@@ -96,7 +98,7 @@ def watch(
 
 
 @deployed("upkeep")
-def upkeep(store: str, keep: int = 10, older_than: str = "90d", grace: str = "24h", dry_run: bool = True) -> Kept:
+def upkeep(store: Url, keep: int = 10, older_than: str = "90d", grace: str = "24h", dry_run: bool = True) -> Kept:
     """Expire old versions of a store by policy, and delete files that are not needed any more.
 
     Args:

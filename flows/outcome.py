@@ -6,7 +6,7 @@ from typing import Any, Self
 
 from rag_model.corpus.records import Plan
 from rag_model.errors import RefusedError
-from rag_model.evaluation.collapse import CollapsedError
+from rag_model.evaluation.answers.collapse import CollapsedError
 from rag_model.snapshots.publish import Published
 
 

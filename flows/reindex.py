@@ -15,6 +15,7 @@ from beam_jobs import chunk, embed
 from beam_jobs.embed import EmbedTask
 from beam_jobs.launch import Launch, OnProgress
 from beam_jobs.workers import worker_memory
+from flows.admission import Url
 from flows.finish import Build, embed_stage, finish
 from flows.outcome import Reindexed
 from flows.progress import StageClock
@@ -40,9 +41,9 @@ DEFAULT_ENCODER = "sentence-transformers/all-MiniLM-L6-v2"
 
 @deployed("reindex")
 def reindex(
-    dump: str,
-    store: str,
-    encoder: str = DEFAULT_ENCODER,
+    dump: Url,
+    store: Url,
+    encoder: Url = DEFAULT_ENCODER,
     recipe: Recipe | None = None,
     ref: str = "latest",
     limit: int | None = None,

@@ -13,7 +13,9 @@ from prefect.cache_policies import NO_CACHE
 from prefect.context import FlowRunContext
 from prefect.settings import PREFECT_API_URL
 
+from flows.admission import admitted
 from flows.failure import final, tell
+from rag_model.secrets import refuse_secrets
 
 Given = ParamSpec("Given")
 Made = TypeVar("Made")
@@ -27,7 +29,7 @@ def deployed(name: str) -> Callable[[Callable[Given, Made]], Flow[Given, Made]]:
 
     def declare(function: Callable[Given, Made]) -> Flow[Given, Made]:
         return flow(name=name, persist_result=False, result_serializer="json", on_failure=[tell], on_crashed=[tell])(
-            final(function)
+            final(admitted(function))
         )
 
     return declare
@@ -49,7 +51,12 @@ def stage(function: Callable[Given, Made]) -> Callable[Given, Made]:
 
 
 def run_flow(declared: Flow[Given, Made], *args: Given.args, **kwargs: Given.kwargs) -> Made:
-    """Run a flow if a Prefect server is configured (`PREFECT_API_URL`, or the profile's); else call its function."""
+    """Run a flow if a Prefect server is configured (`PREFECT_API_URL`, or the profile's); else call its function.
+
+    Raises:
+        UsageError: a URL among the parameters, which a server records, may contain a secret.
+    """
+    refuse_secrets((args, kwargs))
     return declared(*args, **kwargs) if PREFECT_API_URL.value() else declared.fn(*args, **kwargs)
 
 

@@ -35,6 +35,7 @@ from beam_jobs import redact
 from beam_jobs.launch import Launch, OnProgress
 from beam_jobs.redact import RedactTask
 from beam_jobs.workers import worker_memory
+from flows.admission import Url, admitted
 from flows.finish import Build, embed_reports, indexed
 from flows.outcome import TakenDown
 from flows.progress import StageClock
@@ -54,8 +55,9 @@ from rag_model.store.versions.takedowns import Takedown
 
 
 @flow(name="takedown", persist_result=False)
+@admitted
 def takedown(
-    store: str,
+    store: Url,
     pages: Sequence[str] = (),
     wiki: str | None = None,
     reason: str = "",

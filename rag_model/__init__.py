@@ -8,7 +8,7 @@
 | build an index over vectors | `index.recipe.resolve`, `index.stages.build`, `index.search.open_index` |
 | read, clean and chunk a dump | `corpus.plan.plan_dump`, `corpus.wikitext.clean`, `corpus.chunk.chunk_part` |
 | train a model, or add an objective | `training.objectives.registry`, `training.objectives.objective` |
-| measure retrieval | `evaluation.questions.read_questions`, `evaluation.judging.Judge`, `evaluation.comparison` |
+| measure retrieval | `evaluation.questions.files.read_questions`, `evaluation.retrieval.comparison`, `.judging.Judge` |
 
 `snapshots` imports `evaluation`, which imports `retrieve`, which imports `store`, `index` and `encoders`, which do not
 import each other, and all import `corpus`; never the other way (`lint-imports`). Every error is one of `errors`.

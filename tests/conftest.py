@@ -6,12 +6,14 @@ import importlib.util
 import re
 import secrets
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
 import s3fs
+from absl import logging as absl_logging
 from hypothesis import settings
 
 from rag_model.store.objects.s3 import S3
@@ -19,6 +21,10 @@ from tests.benchmarks.s3_server import environment_of, seaweed
 
 settings.register_profile("bookwheel", deadline=None)  # no test is about time
 settings.load_profile("bookwheel")
+
+# rouge-score logs through absl, whose handler keeps the stderr that it was imported under, pytest's, and closes it when
+# Prefect sets up its logging: the worker's output is gone, and all its later tests fail.
+absl_logging.get_absl_handler().python_handler.stream = sys.__stderr__
 
 pytest_plugins = ["tests.fixtures.exports", "tests.fixtures.faulty"]
 

@@ -92,7 +92,7 @@ def test_the_wheel_holds_three_packages_and_the_demo(tmp_path: Path) -> None:
     (wheel,) = tmp_path.glob("*.whl")
     names = zipfile.ZipFile(wheel).namelist()
     assert {name.partition("/")[0] for name in names if ".dist-info" not in name} == set(PACKAGES)
-    assert {"flows/demo/questions.jsonl", "rag_model/py.typed", "rag_model/evaluation/report.css"} <= set(names)
+    assert {"flows/demo/questions.jsonl", "rag_model/py.typed", "rag_model/evaluation/reports/report.css"} <= set(names)
     assert {f"rag_model/serving/http/page.{kind}" for kind in ("html", "css", "js")} <= set(names)
 
 

@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from flows.outcome import Compared
-from rag_model.evaluation.report import sized
-from rag_model.evaluation.staged import ENCODER
+from rag_model.evaluation.reports.page import sized
+from rag_model.evaluation.retrieval.staged import ENCODER
 
 
 def words(outcome: Compared) -> str:

@@ -18,6 +18,7 @@ from flows.machine import cluster
 from flows.machine.finding import AMISS, Finding, ask, unanswered
 from rag_model.errors import BookwheelError
 from rag_model.index.sizing.amounts import gigabytes
+from rag_model.secrets import without_secrets
 from rag_model.store.objects.cache import cache_folder, existing
 from rag_model.store.objects.probe import probe
 from rag_model.store.store import Store
@@ -103,12 +104,12 @@ def _prefect() -> Finding:
     api = os.environ.get("PREFECT_API_URL") or _profile_api()
     if not api:
         return Finding("prefect", True, "no server is named: builds run without, other flows start one for the run")
-    todo = f"start it (`prefect server start`), or unset PREFECT_API_URL ({api})"
+    todo = f"start it (`prefect server start`), or unset PREFECT_API_URL ({without_secrets(api)})"
     url = f"{api.rstrip('/')}/version"
     try:
-        return Finding("prefect", True, f"server {ask(url)} at {api}{_leases(api)}")
+        return Finding("prefect", True, f"server {ask(url)} at {without_secrets(api)}{_leases(api)}")
     except AMISS as failed:
-        return unanswered("prefect", url, failed, todo)
+        return unanswered("prefect", without_secrets(url), failed, todo)
 
 
 def _leases(api: str) -> str:

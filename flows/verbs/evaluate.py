@@ -8,9 +8,9 @@ from cyclopts import Parameter
 
 from flows.command.reply import AsksName, Common, EncoderName, Reply, SnapshotName, StoreUrl, whole
 from rag_model.errors import UsageError
-from rag_model.evaluation.ablation import Ablations
-from rag_model.evaluation.judging import JudgedBy
-from rag_model.evaluation.scores import AnswerKind
+from rag_model.evaluation.answers.ablation import Ablations
+from rag_model.evaluation.answers.scores import AnswerKind
+from rag_model.evaluation.retrieval.judging import JudgedBy
 from rag_model.retrieve.expression import all_of
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ def _answer(
     from flows.evaluate import evaluate as evaluate_flow  # noqa: PLC0415
     from flows.outcome import CollapseRefusedError  # noqa: PLC0415
     from flows.stage import run_flow  # noqa: PLC0415
-    from rag_model.evaluation.settings import Evaluation  # noqa: PLC0415
+    from rag_model.evaluation.answers.settings import Evaluation  # noqa: PLC0415
     from rag_model.generate.decoding import Decoding  # noqa: PLC0415
 
     examined = Evaluation(**settings, decoding=Decoding(beams=beams))

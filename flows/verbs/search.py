@@ -8,7 +8,7 @@ from cyclopts import Parameter
 
 from flows.command.reply import Common, EncoderName, IndexName, Reply, RetrieverName, SnapshotName, StoreUrl
 from rag_model.errors import UsageError
-from rag_model.evaluation.questions import read_questions
+from rag_model.evaluation.questions.files import read_questions
 from rag_model.retrieve.expression import one_of
 from rag_model.retrieve.factory import open_retriever
 from rag_model.retrieve.retriever import Hit, hit_json, shown_legs

@@ -10,14 +10,8 @@ import fsspec
 from fsspec.core import url_to_fs
 
 from rag_model.errors import InputError, UsageError
+from rag_model.secrets import refuse_secret
 
-_PASSWORD = re.compile(r"(?:[\w+.]+::)*(?P<scheme>[\w+.-]+)://[^/@\s:]*:[^/@\s]+@")
-# The URL parameters of signatures of S3, Google, Azure and others.
-_SIGNATURE = re.compile(
-    r"(?:[\w+.]+::)*(?P<scheme>[\w+.-]+)://[^\s]*[?&](?P<name>X-Amz-(?:Signature|Security-Token)|X-Goog-Signature|"
-    r"Signature|sig|(?:access_|auth_)?token|api_?key|password)=[^&\s]",
-    re.IGNORECASE,
-)
 CHUNK = 1 << 18  # bytes yielded at a time
 
 
@@ -26,11 +20,11 @@ def expand(pattern: str) -> list[str]:
 
     Raises:
         InputError: no file matches, or the source cannot be reached.
-        UsageError: the pattern is empty, or contains a password or a signature.
+        UsageError: the pattern is empty, or a URL that may contain a secret.
     """
     if not pattern.strip():
         raise UsageError("the name of the dump is empty: give a path, a URL or a glob")
-    refuse_password(pattern)
+    refuse_secret(pattern)
     try:
         fs, path = url_to_fs(pattern)
         paths = [path] if fs.isfile(path) else fs.glob(path)
@@ -40,24 +34,6 @@ def expand(pattern: str) -> list[str]:
     if not urls:
         raise InputError(f"{pattern} names no file: check the path, or give a glob such as 'dumps/*.bz2'")
     return sorted(urls, key=_natural)
-
-
-def refuse_password(url: str) -> None:
-    """Check that a URL contains no password or signature, which would be written to logs, errors and manifests.
-
-    Raises:
-        UsageError: it does; the message does not repeat it.
-    """
-    if match := _PASSWORD.match(url):
-        raise UsageError(
-            f"the {match['scheme']} URL holds a password, which would be written into logs and manifests: "
-            "give it in the environment, or in ~/.netrc or fsspec's configuration"
-        )
-    if match := _SIGNATURE.match(url):
-        raise UsageError(
-            f"the {match['scheme']} URL is signed ({match['name']}), which would be written into logs and manifests: "
-            "download the file, or name it as s3:// or its like, with credentials in the environment"
-        )
 
 
 def exists(url: str) -> bool:

@@ -6,7 +6,6 @@ written, so only that status says that a dump is complete.
 """
 
 import hashlib
-import json
 import re
 import shutil
 import time
@@ -21,7 +20,9 @@ from urllib.parse import urljoin, urlsplit
 from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 from rag_model.errors import InputError, ResourceError
+from rag_model.json_text import parse_json
 from rag_model.landing import sync
+from rag_model.secrets import refuse_secret
 
 JOB = "articlesmultistreamdump"  # the current text of every article, in streams of 100 pages, with an offset index
 _RUN = re.compile(r'href="(?:[^"]*/)?(\d{8})/?"')
@@ -71,6 +72,7 @@ def newest(wiki: str, after: str = "", job: str = JOB) -> Published | None:
     Raises:
         InputError: the server cannot be reached, or its response is not a list of dumps or a dump's status.
     """
+    refuse_secret(wiki)
     wiki = wiki.rstrip("/") + "/"
     dates = sorted(set(_RUN.findall(_page(wiki))), reverse=True)
     if not dates:
@@ -122,12 +124,12 @@ def _check_room(published: Published, folder: Path) -> None:
 def _published(url: str, date: str, job: str) -> Published | None:
     """Read a run's status; None if the job is not done, or the run has no status yet."""
     try:
-        jobs = json.loads(_page(url, missing="{}")).get("jobs", {})
+        jobs = parse_json(_page(url, missing="{}")).get("jobs", {})
         told = jobs.get(job, {})
         if told.get("status") != "done":
             return None
         files = tuple(_file(url, name, facts) for name, facts in sorted(told["files"].items()))
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as broken:
+    except (ValueError, KeyError, TypeError, AttributeError) as broken:
         raise InputError(
             f"{url} is not the status of a dump ({type(broken).__name__}: {broken}): try again later"
         ) from broken

@@ -17,6 +17,7 @@ from rag_model.encoders.batches import by_length
 from rag_model.encoders.pairs.session import OnnxModel, onnx_file
 from rag_model.encoders.pairs.tokens import PairBatch, PairTokens
 from rag_model.encoders.weights import WEIGHTS, WEIGHTS_INDEX
+from rag_model.errors import InputError
 from rag_model.extras import require
 
 if TYPE_CHECKING:
@@ -87,7 +88,9 @@ class CrossEncoder:
 
 
 def _by_onnx(folder: Path) -> bool:
-    if onnx_file(folder) is None:
-        return False
     by_torch = any((folder / name).is_file() for name in (WEIGHTS, WEIGHTS_INDEX))
+    if onnx_file(folder) is None:
+        if not by_torch:
+            raise InputError(f"model {folder} has neither {WEIGHTS} nor an ONNX file: give a cross-encoder's folder")
+        return False
     return not (by_torch and find_spec("torch"))

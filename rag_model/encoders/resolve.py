@@ -12,6 +12,7 @@ from rag_model.encoders.spec import RECORD_FILE, EncoderSpec
 from rag_model.encoders.weights import weight_files
 from rag_model.errors import InputError
 from rag_model.extras import require
+from rag_model.secrets import refuse_secret
 
 _FETCHED = ["*.json", "*.txt", "*.model", "*.safetensors"]
 _OTHER_RUNTIMES = ["onnx/*", "openvino/*"]
@@ -22,9 +23,11 @@ def resolve_folder(name: str | Path) -> Path:
 
     Raises:
         InputError: it is not a folder, and the hub has no such model or cannot be reached.
+        UsageError: it is a URL that may contain a secret.
     """
     if Path(name).is_dir():
         return Path(name).resolve()
+    refuse_secret(str(name))
     if isinstance(name, Path) or name.count("/") != 1 or name.startswith((".", "/", "~")) or name.endswith("/"):
         raise InputError(f"there is no model folder {name}: give a folder, or a hub name such as intfloat/e5-small-v2")
     hub = require("huggingface_hub", "model")

@@ -1,1 +1,1 @@
-"""Evaluation of retrieval, indexes and answers: questions, matches, measures, ablations, gate, run files, reports."""
+"""Evaluation of retrieval and of answers: the questions, what is measured, the reports, and the gate of a snapshot."""

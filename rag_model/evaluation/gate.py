@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from rag_model.errors import UsageError
 from rag_model.evaluation.bootstrap import Estimate
-from rag_model.evaluation.judging import JudgedBy
+from rag_model.evaluation.retrieval.judging import JudgedBy
 from rag_model.index.quality.recall import Floor, Recalls, percentile5
 from rag_model.index.registry import kind_for
 

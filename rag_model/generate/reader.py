@@ -103,10 +103,6 @@ class Reader:
             raise UsageError("this reader has no retriever: give it one, or answer from passages of your own")
         return self.answer_from(questions, self.retriever.search(questions, self._k if k is None else k), stop)
 
-    def answer_closed(self, questions: Sequence[str]) -> list[Answer]:
-        """Return the answer of each question, in order, without any passage: what the weights alone know."""
-        return self.answer_from(questions, [[CLOSED_BOOK]] * len(questions))
-
     def answer_from(
         self, questions: Sequence[str], hits: Sequence[Sequence[Hit]], stop: Callable[[], bool] | None = None
     ) -> list[Answer]:

@@ -1,8 +1,9 @@
 """The protocol of an index kind: everything that bookwheel needs from a searchable structure; a new kind is one folder.
 
 A kind is built over a *representation* of the passages, row i for passage i: `vectors` (one vector per passage, float16
-or float32 `.npy`, one file per part), `tokens` (many vectors per passage, one Arrow file per part) or `text` (the
-passages themselves, one Parquet file per part). It is built in four stages, each a function of files:
+or float32 `.npy`, one file per part), `tokens` (many vectors per passage, one Arrow file per part), `sparse` (weighted
+terms, one Arrow file per part) or `text` (the passages themselves, one Parquet file per part). It is built in four
+stages, each a function of files:
 
     train(rows)                        -> one small file, the same for every worker
     scatter(rows of one part)          -> one piece per part
@@ -30,7 +31,7 @@ from rag_model.index.quality.recall import FLOOR, Floor, Recalls
 from rag_model.index.quality.tune import Tuned
 from rag_model.index.sizing.estimate import PROCESS, Estimate
 
-Represents = Literal["vectors", "tokens", "text"]
+Represents = Literal["vectors", "tokens", "sparse", "text"]
 Entry = Mapping[str, Any]  # an index's entry in a manifest
 Plan = TypeVar("Plan", bound=IndexPlan)
 
@@ -60,6 +61,15 @@ class TokenTrial:
     questions: Vectors  # (q, l, d)
     k: int  # depth of recall
     rows: Rows  # (m,) ascending: the sample; the passages that the questions were taken from are among them
+
+
+@dataclass(frozen=True, slots=True)
+class SparseTrial:
+    """Questions as weighted terms; each is a sentence of one passage."""
+
+    questions: Vectors  # (q, l, 2)
+    k: int  # depth of recall
+    rows: Rows  # (q,): the row that each question was taken from
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +117,16 @@ class TokenIndex(Protocol):
         ...
 
 
+class SparseIndex(Protocol):
+    """An index that is searched by the weighted terms of a question."""
+
+    n: int  # passages held; rows are 0 … n-1
+
+    def search(self, questions: Vectors, k: int, **parameters: Any) -> tuple[Vectors, Rows]:
+        """Return the k best rows of each question, (q, l, 2): terms and their weights; as `TextIndex.search`."""
+        ...
+
+
 class IndexKind(Protocol):
     """One kind of index."""
 
@@ -137,7 +157,7 @@ class IndexKind(Protocol):
         Args:
             recipe: what to build.
             n: rows, at least 1.
-            width: components of a vector, or of a token's vector; 0 over text.
+            width: components of a vector, or of a token's vector; terms of a vocabulary; 0 over text.
             memory: bytes that one machine has for the largest stage; None: unknown.
             part_rows: rows of the largest part.
 
@@ -199,7 +219,7 @@ class IndexKind(Protocol):
         ...
 
     def open(self, files: IndexFiles, entry: Entry, *, mmap: bool = True) -> Any:
-        """Open an index to search it: a `SearchIndex`, a `TokenIndex` or a `TextIndex`, by what it is over.
+        """Open an index to search it: a `SearchIndex`, `TokenIndex`, `SparseIndex` or `TextIndex`, by what it is over.
 
         Raises:
             InputError: the file is missing, damaged or of another kind.
@@ -207,7 +227,7 @@ class IndexKind(Protocol):
         ...
 
     def measure(self, files: IndexFiles, entry: Entry, trial: Any) -> Measurement:
-        """Measure an index with questions whose answers are known: a `Trial`, a `TokenTrial` or a `TextTrial`."""
+        """Measure an index with questions whose answers are known, in the form of what it is over: a `TextTrial`."""
         ...
 
     def check_search(self, entry: Entry, parameters: Mapping[str, Any]) -> None:
@@ -252,7 +272,7 @@ class PlainKind(Generic[Plan]):
 
 
 class UntrainedKind(PlainKind[IndexPlan]):
-    """Defaults for a kind over text: it trains nothing, has no shards and is built part by part."""
+    """Defaults for a kind over text or weighted terms: it trains nothing, has no shards and is built part by part."""
 
     represents: ClassVar[Represents] = "text"
     learns: ClassVar[bool] = False

@@ -55,6 +55,7 @@ class SnapshotRetriever(ABC):
 
     exact_products = False  # whether `find` gives `Found.products`
     is_stage = True  # whether it does something that is worth a measurement of its own
+    for_more = "or for more of it"  # what to do where `most` passages are too few, as a sentence's end
 
     def __init__(self, snapshot: Snapshot, name: str) -> None:
         """Hold the snapshot; `name` is how an expression calls it, without a depth."""
@@ -139,7 +140,7 @@ class SnapshotRetriever(ABC):
         if k > self.snapshot.n:
             raise UsageError(f"k is {k} but the snapshot holds {self.snapshot.n} passages: ask for fewer")
         if k > self.most:
-            raise UsageError(f"k is {k} but {self.name} gives {self.most} passages: ask for fewer, or for more of it")
+            raise UsageError(f"k is {k} but {self.name} gives {self.most} passages: ask for fewer, {self.for_more}")
 
 
 _Places = tuple[str, list[dict[int, tuple[int, float]]]]  # a leg, and of each question its rank and score by row

@@ -1,6 +1,7 @@
 """The questions of one batch, and their vectors, which are computed only if a leg needs them."""
 
 import time
+import unicodedata
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol, Self
 
@@ -11,16 +12,18 @@ from rag_model.index.files.engine import Vectors
 if TYPE_CHECKING:
     from rag_model.retrieve.watch import Watch
 
+_SEEN = frozenset("LMNPS")  # letters, marks, numbers, punctuation, symbols: not spaces, controls, zero-width characters
+
 
 class QuestionEncoder(Protocol):
-    """The encoder that dense retrieval needs; `Encoder` is one."""
+    """The encoder that retrieval needs; `Encoder` is one."""
 
     def space(self) -> Space:
         """Return the space of its question vectors."""
         ...
 
     def encode_questions(self, questions: Sequence[str]) -> Vectors:
-        """Return (n, d) float32 vectors, in order; (n, l, d) of a ColBERT."""
+        """Return (n, d) float32 vectors, in order; (n, l, d) of a ColBERT; (n, l, 2) of weighted terms."""
         ...
 
 
@@ -49,7 +52,7 @@ class Questions:
         return len(self.texts)
 
     def vectors(self, encoder: QuestionEncoder) -> Vectors:
-        """Return the (n, d) float32 vectors of the questions by `encoder`, in order; (n, l, d) of a ColBERT."""
+        """Return the (n, d) float32 vectors of the questions by `encoder`, in order; see `QuestionEncoder`."""
         self.used.append(encoder)
         known = self.known(encoder)
         if known is None:
@@ -95,7 +98,7 @@ def check_questions(questions: Sequence[str]) -> None:
         UsageError: one is empty or no text; the sentence gives its number, from 1.
     """
     for number, question in enumerate(questions, start=1):
-        if not question.strip():
+        if not any(unicodedata.category(one)[0] in _SEEN for one in question):
             raise UsageError(f"question {number} is empty: ask something")
         try:
             question.encode()

@@ -38,6 +38,7 @@ class RerankedRetriever(SnapshotRetriever):
     def __init__(self, leg: Leg, scorer: PairScorer, model: str, depth: int = DEPTH) -> None:
         """Read the first `depth` passages of `leg` with `scorer`, which an expression calls `model`."""
         super().__init__(leg.retriever.snapshot, f"rerank({leg.name}, {model})")
+        self.for_more = "or let it read more by its third argument, as in rerank(A, MODEL, 100)"
         self.exact_products = leg.retriever.exact_products
         self._leg, self._scorer, self._depth = leg, scorer, depth
 

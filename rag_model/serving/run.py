@@ -10,10 +10,10 @@ from pathlib import Path
 
 from rag_model.digest import digest_bytes
 from rag_model.errors import BookwheelError
-from rag_model.evaluation.questions import read_questions
+from rag_model.evaluation.questions.files import read_questions
 from rag_model.generate.named import rag_id
+from rag_model.secrets import without_secrets
 from rag_model.serving.following.follower import Followed
-from rag_model.serving.following.secrets import without_secrets
 from rag_model.serving.http.app import create_app
 from rag_model.serving.http.certificate import Certificate, CertificateFiles
 from rag_model.serving.http.health import Exposition, create_health_app

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from itertools import islice
 from typing import Any
 
-from rag_model.evaluation.report import BuildReport, Stage, render
+from rag_model.evaluation.reports.build import BuildReport, Stage, render
 from rag_model.snapshots.cut_part import CutPart
 from rag_model.snapshots.encoded_part import EncodedPart
 from rag_model.snapshots.measure import Measured

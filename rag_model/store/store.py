@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from rag_model.corpus.source import refuse_password
 from rag_model.errors import StoreError
+from rag_model.secrets import refuse_secret
 from rag_model.store.objects.blobs import Blobs
 from rag_model.store.objects.files import Files, json_bytes
 from rag_model.store.objects.intents import Intents
@@ -59,9 +59,9 @@ class Store:
             StoreError: there is no store (and not `create`), it cannot be reached or written, or it has a
             newer format.
             MissingExtraError: the URL needs a package that is not installed.
-            UsageError: the URL contains a password or a signature.
+            UsageError: the URL may contain a secret.
         """
-        refuse_password(url)
+        refuse_secret(url)
         files = Files(url)
         mark = files.read_json(_MARK)
         if mark is None and create:

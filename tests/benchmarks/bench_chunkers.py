@@ -35,8 +35,8 @@ from rag_model.corpus.records import Page, Section
 from rag_model.corpus.wikitext import clean
 from rag_model.encoders.encoder import Encoder
 from rag_model.evaluation.bootstrap import difference_interval
-from rag_model.evaluation.match import Answers
-from rag_model.evaluation.spans import span_measures
+from rag_model.evaluation.questions.match import Answers
+from rag_model.evaluation.retrieval.spans import span_measures
 
 BUDGETS = (250, 500, 1000, 2000)  # tokens
 CORPORA = ("wikitexts", "pubmed", "state_of_the_union", "chatlogs")

@@ -33,7 +33,7 @@ from rag_model.encoders.encoder import Encoder
 from rag_model.encoders.token_encoder import TokenEncoder
 from rag_model.encoders.token_model import TokenModel
 from rag_model.encoders.token_spec import TokenSpec
-from rag_model.evaluation.match import Answers
+from rag_model.evaluation.questions.match import Answers
 from rag_model.index.files.engine import Rows, Vectors, faiss
 from rag_model.index.graphs.graph_file import GraphFile
 from rag_model.index.recipe import IndexRecipe

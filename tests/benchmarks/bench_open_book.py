@@ -26,7 +26,7 @@ from dumps import Export, read_export, write_plain
 
 from flows.demo import demo_dump, demo_encoder
 from rag_model.encoders.trainable import TrainableEncoder
-from rag_model.evaluation.match import Answers
+from rag_model.evaluation.questions.match import Answers
 from rag_model.generate.decoding import Decoding
 from rag_model.generate.inputs import PromptForm
 from rag_model.generate.load import load_generator
@@ -138,7 +138,9 @@ def table(store: Path, ids: Sequence[str], seats: Sequence[Office], options: Any
         passages = [before.n, after.n]
     closed = [
         answer.text
-        for answer in Reader(None, rag, Decoding(max_new_tokens=24)).answer_closed([o.question for o in seats])
+        for answer in Reader(None, rag, Decoding(max_new_tokens=24)).answer_from(
+            [o.question for o in seats], [[]] * len(seats)
+        )
     ]
     both = sum(_holds(a, o.holders[0]) and _holds(b, o.holders[1]) for a, b, o in zip(*answers, seats, strict=True))
     return {

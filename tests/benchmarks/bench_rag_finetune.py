@@ -29,7 +29,7 @@ from flows.demo import demo_encoder
 from rag_model.corpus.records import Passage
 from rag_model.encoders.encoder import Encoder
 from rag_model.encoders.trainable import TrainableEncoder
-from rag_model.evaluation.answers import exact_match, token_f1
+from rag_model.evaluation.answers.measures import exact_match, token_f1
 from rag_model.evaluation.bootstrap import difference_interval, mean_interval
 from rag_model.evaluation.gate import GateRecipe
 from rag_model.generate.decoding import Decoding

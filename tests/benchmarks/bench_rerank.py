@@ -35,7 +35,7 @@ from flows.demo import demo_encoder
 from rag_model.encoders.crossencoder import CrossEncoder
 from rag_model.encoders.encoder import Encoder
 from rag_model.evaluation.bootstrap import Estimate, difference_interval, mean_interval
-from rag_model.evaluation.match import Answers
+from rag_model.evaluation.questions.match import Answers
 
 WARM_UP = 32  # pairs, before the first round
 SHOWN = 5  # passages, after reranking

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 from rag_model.corpus.chunkers.chunker import Cut
 from rag_model.corpus.records import Article, Section
 from rag_model.encoders.encoder import Encoder
-from rag_model.evaluation.spans import Span
+from rag_model.evaluation.retrieval.spans import Span
 
 Vectors = npt.NDArray[np.float32]
 HEADING = re.compile(r"^ ?=+ .* =+ ?$", re.MULTILINE)

@@ -146,4 +146,4 @@ def test_the_wheel_of_the_build_context_holds_every_file_of_the_packages(tmp_pat
     held = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     files = [file for package in PACKAGES for file in (ROOT / package).rglob("*") if file.is_file()]
     assert held == {str(file.relative_to(ROOT)) for file in files if "__pycache__" not in file.parts}
-    assert {"rag_model/evaluation/report.css", "rag_model/py.typed", "flows/demo/questions.jsonl"} <= held
+    assert {"rag_model/evaluation/reports/report.css", "rag_model/py.typed", "flows/demo/questions.jsonl"} <= held

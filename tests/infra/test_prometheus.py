@@ -4,7 +4,7 @@ from pathlib import Path
 
 import yaml
 
-from rag_model.evaluation.collapse import LIMITS
+from rag_model.evaluation.answers.collapse import LIMITS
 from tests.fixtures.alarms import ROOT, RULES, promtool, rules
 
 FOLDER = ROOT / "infra/prometheus"

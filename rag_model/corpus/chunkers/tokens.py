@@ -37,7 +37,9 @@ class Tokens:
         if self.tokenizer is None:
             raise UsageError("chunker 'tokens' needs a tokenizer: name its file or the encoder's folder in settings")
         if self.tokens < _LEAST:
-            raise UsageError(f"a passage of {self.tokens} tokens may be shorter than a word: give at least {_LEAST}")
+            raise UsageError(
+                f"tokens is {self.tokens} in the recipe, and a single word may have more: give at least {_LEAST}"
+            )
         if not 0 <= self.overlap <= self.tokens // 2:
             raise UsageError(f"an overlap of {self.overlap} tokens in {self.tokens}: give at most half")
 

@@ -16,6 +16,7 @@ from rag_model.index.postings.cursor import part_of, read_list, units
 from rag_model.index.postings.file import PostingsFile
 from rag_model.index.postings.heap import push, sort
 from rag_model.index.postings.maxscore import DAMAGED
+from rag_model.index.postings.weighting import IMPACT, Weighting
 
 MOST_ROWS = 1 << 22  # passages of an index that is searched like this: a thread needs eight bytes for each
 MOST_POSTINGS = 1 << 23  # held at once, eight bytes each
@@ -26,14 +27,14 @@ Ints = npt.NDArray[np.int64]
 
 
 @compiled
-def _decode(data, words, lists, lengths, found, fixed, slope, rows, parts):
+def _decode(data, words, lists, lengths, found, weighting, rows, parts):
     """Decode a list; return its largest part, or `DAMAGED`."""
     weights = np.empty(len(rows), np.int64)
     if not read_list(data, words, lists, found, rows, weights) or rows[len(rows) - 1] >= len(lengths):
         return float(DAMAGED)
     most = np.float32(0)
     for i in range(len(rows)):
-        parts[i] = part_of(weights[i], lengths[rows[i]], fixed, slope)
+        parts[i] = part_of(weights[i], lengths[rows[i]], weighting)
         most = max(most, parts[i])
     return float(most)
 
@@ -173,10 +174,10 @@ def _search_all(rows, parts, places, factors, mosts, ends, n, sums, touched, bes
 
 
 class _Lists:
-    """Decoded lists end to end, for one setting of BM25."""
+    """Decoded lists end to end, for one weighting."""
 
-    def __init__(self, setting: tuple[float, float], room: int) -> None:
-        self.setting = setting
+    def __init__(self, weighting: Weighting, room: int) -> None:
+        self.weighting = weighting
         self.rows, self.parts = np.empty(room, np.uint32), np.empty(room, np.float32)
         self.used = 0
         self.places: dict[int, tuple[int, int, float]] = {}  # begin and end here and largest part, by place in the file
@@ -189,7 +190,7 @@ class HeldLists:
         """Hold nothing yet."""
         self._file, self._lock, self._own = file, Lock(), local()
         self._room = min(file.layout.postings, MOST_POSTINGS)
-        self._lists = _Lists((0.0, 0.0), 0)
+        self._lists = _Lists(IMPACT, 0)
 
     def suit(self, found: Ints) -> bool:
         """Whether lists, (t, 3) as `find` gives them, fit here together."""
@@ -200,7 +201,7 @@ class HeldLists:
         found: Ints,
         factors: npt.NDArray[np.float64],
         ends: Ints,
-        setting: tuple[float, float],
+        weighting: Weighting,
         scores: Ints,
         rows: Ints,
     ) -> Ints | None:
@@ -210,14 +211,14 @@ class HeldLists:
             found: (t, 3) lists of all questions' terms; those without postings add nothing.
             factors: (t,) of each term.
             ends: (q,) where the terms of each question end.
-            setting: `fixed` and `slope`.
+            weighting: of the postings.
             scores: (q, k) int64, filled.
             rows: (q, k) int64, filled.
 
         Returns:
             How many were found of each question, (q,); None if a list is damaged.
         """
-        lists, known = self._known(found, setting)
+        lists, known = self._known(found, weighting)
         if lists is None:
             return None
         places = np.array([one[:2] for one in known], np.int64).reshape(-1, 2)
@@ -228,20 +229,18 @@ class HeldLists:
         _search_all(lists.rows, lists.parts, places, factors, mosts, ends, n, sums, touched, scores, rows, sizes)
         return sizes
 
-    def _known(
-        self, found: Ints, setting: tuple[float, float]
-    ) -> tuple[_Lists | None, Sequence[tuple[int, int, float]]]:
+    def _known(self, found: Ints, weighting: Weighting) -> tuple[_Lists | None, Sequence[tuple[int, int, float]]]:
         """Return the lists and where each asked one is, decoded now if it is new; None if one is damaged."""
         with self._lock:
             lists, file = self._lists, self._file
             asked = {(df, begin, end): None for df, begin, end in found.tolist() if df}
             new = [one for one in asked if one[1] not in lists.places]
-            if setting != lists.setting or lists.used + sum(one[0] for one in new) > len(lists.rows):
-                lists, new = _Lists(setting, self._room), list(asked)  # searches under way keep the former ones
+            if weighting != lists.weighting or lists.used + sum(one[0] for one in new) > len(lists.rows):
+                lists, new = _Lists(weighting, self._room), list(asked)  # searches under way keep the former ones
             for one in new:
                 first, last = lists.used, lists.used + one[0]
                 most = _decode(
-                    file.lists, file.words, file.layout.lists, file.lengths, np.array(one), *setting,
+                    file.lists, file.words, file.layout.lists, file.lengths, np.array(one), weighting,
                     lists.rows[first:last], lists.parts[first:last],
                 )  # fmt: skip
                 if most < 0:

@@ -13,7 +13,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -23,12 +23,13 @@ from pathlib import Path
 from rag_model.errors import BookwheelError, InputError, MissingExtraError, RefusedError, UsageError
 from rag_model.generate.named import rag_id
 from rag_model.retrieve.scorers import Scorers
+from rag_model.secrets import without_secrets
 from rag_model.serving.answering.asking import ReadingModel
 from rag_model.serving.answering.edition import Edition, ServedRef
 from rag_model.serving.answering.offer import Offer
 from rag_model.serving.following.desk import Desk
 from rag_model.serving.following.memory import check_memory
-from rag_model.serving.following.secrets import without_secrets
+from rag_model.serving.following.trial import try_indexes
 from rag_model.serving.service_settings import ServiceSettings
 from rag_model.serving.threads import WatchedThread
 from rag_model.serving.watching.observer import Observer, Refusal, tell
@@ -37,7 +38,7 @@ from rag_model.store.pulling.prune import remove_taken_down
 from rag_model.store.pulling.pull import pull
 from rag_model.store.pulling.pulled import CURRENT
 from rag_model.store.store import Store
-from rag_model.store.versions.manifest import Manifest
+from rag_model.store.versions.manifest import Content, Manifest
 from rag_model.store.versions.snapshot import Snapshot
 
 _LOG = logging.getLogger(__name__)
@@ -191,6 +192,9 @@ class Follower:
             return
         try:
             model = None if followed.model is None else ReadingModel.load(None, followed.model, followed.asks)
+            with Snapshot.from_folder(current) as snapshot:
+                offer = Offer.of(snapshot, self._settings, reads=model is not None)
+                self._try(current.resolve(), snapshot.manifest.content, offer.indexes)
             self._serve(current, ServedRef(followed.ref, 0, identity, ""), model, None, time.monotonic())
         except BookwheelError as error:
             _LOG.error("snapshot %s on the disk can't be served: %s", identity[:12], error)
@@ -236,9 +240,14 @@ class Follower:
             self._followed.dest,
             select=chosen(content, indexes=offer.indexes, embeddings=offer.embeddings),
             keep=self._settings.keep,
+            accept=lambda folder: self._try(folder, content, offer.indexes),
             on_progress=self._goes_on,
         )
         return report.path, model
+
+    def _try(self, folder: Path, content: Content, indexes: Sequence[str]) -> None:
+        if self._settings.trial:
+            try_indexes(folder, content, indexes)
 
     def _serve(
         self, folder: Path, named: ServedRef, model: ReadingModel | None, serving: Edition | None, began: float

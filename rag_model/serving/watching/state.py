@@ -9,7 +9,7 @@ from typing import Any
 
 from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily, Metric
 
-from rag_model.evaluation.collapse import Collapse
+from rag_model.evaluation.answers.collapse import Collapse
 from rag_model.serving.answering.edition import ServedRef
 from rag_model.serving.watching.observer import Refusal
 from rag_model.serving.watching.windows import Figures

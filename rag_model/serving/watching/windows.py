@@ -13,7 +13,7 @@ from typing import TypeVar
 import numpy as np
 
 from rag_model.errors import UsageError
-from rag_model.evaluation.collapse import Collapse, measure
+from rag_model.evaluation.answers.collapse import Collapse, measure
 from rag_model.index.files.engine import Vectors
 from rag_model.index.quality.recall import Recalls, percentile5
 from rag_model.retrieve.retriever import Hit

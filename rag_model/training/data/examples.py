@@ -1,6 +1,6 @@
 """Training examples: questions with their answers and, if known, the passages that hold them.
 
-Readers for common files: DPR's training JSON, question files (`evaluation.questions`), JSONL
+Readers for common files: DPR's training JSON, question files (`evaluation.questions.files`), JSONL
 triples of question, answers and context, KILT's JSONL, BEIR folders; `.gz`, `.xz` and other compressed files are
 unpacked. A malformed line is refused with its number, because training must not skip examples silently.
 """
@@ -19,7 +19,8 @@ import fsspec
 from rag_model.corpus.records import Passage
 from rag_model.digest import digest_chunks
 from rag_model.errors import InputError
-from rag_model.evaluation.questions import read_questions
+from rag_model.evaluation.questions.files import read_questions
+from rag_model.secrets import refuse_secret
 from rag_model.training.data.json_values import values
 
 _BROKEN = (OSError, EOFError, ImportError, ValueError, lzma.LZMAError, zlib.error)
@@ -123,6 +124,7 @@ def _objects(url: str) -> Iterator[tuple[str, Any]]:
 
 
 def _opened(url: str) -> Any:
+    refuse_secret(url)
     try:
         return fsspec.open(url, "rt", encoding="utf-8-sig", compression="infer").open()
     except _BROKEN as broken:

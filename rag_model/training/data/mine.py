@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from rag_model.corpus.records import Passage
 from rag_model.errors import UsageError
-from rag_model.evaluation.match import Answers
+from rag_model.evaluation.questions.match import Answers
 from rag_model.retrieve.retriever import Retriever
 from rag_model.training.data.examples import Example
 

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from rag_model.evaluation.ablation import deranged
-from rag_model.evaluation.answers import exact_match, token_f1
-from rag_model.evaluation.collapse import unchanged_share
+from rag_model.evaluation.answers.ablation import deranged
+from rag_model.evaluation.answers.collapse import unchanged_share
+from rag_model.evaluation.answers.measures import exact_match, token_f1
 from rag_model.generate.decoding import Decoding
 from rag_model.generate.rag import Rag
 from rag_model.generate.reader import Reader

@@ -18,8 +18,8 @@ from rag_model.encoders.encoder import Vectors
 from rag_model.encoders.space import Space
 from rag_model.encoders.trainable import TrainableEncoder
 from rag_model.errors import InputError, UsageError
-from rag_model.evaluation.collapse import LIMITS, Collapse, Limits, measure
-from rag_model.evaluation.match import Answers
+from rag_model.evaluation.answers.collapse import LIMITS, Collapse, Limits, measure
+from rag_model.evaluation.questions.match import Answers
 from rag_model.generate.folder import save_rag
 from rag_model.generate.generator import Contexts, Targets
 from rag_model.generate.rag import Rag, RagSettings, Variant

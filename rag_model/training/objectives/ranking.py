@@ -8,7 +8,7 @@ import numpy.typing as npt
 from rag_model.corpus.records import Passage
 from rag_model.encoders.encoder import Vectors
 from rag_model.errors import UsageError
-from rag_model.evaluation.match import Answers
+from rag_model.evaluation.questions.match import Answers
 from rag_model.training.data.examples import Example
 from rag_model.training.loop.task import Measures
 

@@ -10,9 +10,8 @@ import pytest
 
 from rag_model.corpus.dump import read_pages
 from rag_model.corpus.records import Plan
-from rag_model.corpus.source import expand, read_bytes, refuse_password, size_of
-from rag_model.errors import InputError, UsageError
-from rag_model.store.store import Store
+from rag_model.corpus.source import expand, read_bytes, size_of
+from rag_model.errors import InputError
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -131,41 +130,3 @@ def test_a_folder_or_a_file_that_may_not_be_read_is_one_sentence(tmp_path) -> No
         expand(str(tmp_path))
     with pytest.raises(InputError, match=r"cannot read .*: check that it exists"):
         list(read_bytes((tmp_path / "gone").as_uri()))
-
-
-@pytest.mark.parametrize(
-    "url",
-    ["https://me:s3cret@example.org/d.xml.bz2", "sftp://:s3cret@host/d/*.bz2", "filecache::ftp://a:s3cret@h/d.bz2"],
-)
-def test_a_password_in_a_url_is_refused_and_not_repeated(url: str) -> None:
-    for opened in (expand, Store.open):
-        with pytest.raises(UsageError, match="holds a password") as refused:
-            opened(url)
-        assert "s3cret" not in str(refused.value)
-
-
-@pytest.mark.parametrize(
-    "url",
-    [
-        "https://bucket.s3.amazonaws.com/d.xml.bz2?X-Amz-Credential=me&X-Amz-Signature=s3cret&X-Amz-Expires=60",
-        "https://a.blob.core.windows.net/d/e.xml.bz2?sv=2024&sig=s3cret",
-        "simplecache::https://host/d.jsonl?access_token=s3cret",
-    ],
-)
-def test_a_signed_url_is_refused_and_not_repeated(url: str) -> None:
-    for opened in (expand, Store.open):
-        with pytest.raises(UsageError, match="URL is signed") as refused:
-            opened(url)
-        assert "s3cret" not in str(refused.value)
-
-
-@pytest.mark.parametrize("url", ["http://host/d.bz2?sig=", "https://host/token=1/d.bz2?page=2", "/a?token=b"])
-def test_what_only_looks_like_a_signature_is_let_through(url: str) -> None:
-    refuse_password(url)
-
-
-@pytest.mark.parametrize(
-    "url", ["s3://bucket/a:b@c/d", "sftp://me@host/d.bz2", "/a:b@c/d", "http://h:80/a@b", "memory://x"]
-)
-def test_what_only_looks_like_a_password_is_let_through(url: str) -> None:
-    refuse_password(url)

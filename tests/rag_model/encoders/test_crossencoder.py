@@ -174,10 +174,10 @@ def test_another_model_is_refused(save: Callable[[Path], Path], sentence: str, t
     ("kind", "lost", "sentence"),
     [
         ("folder", "config.json", r"has no config\.json: give the folder of a Hugging Face model"),
-        ("folder", "model.safetensors", r"has no model\.safetensors"),
+        ("folder", "model.safetensors", r"neither model\.safetensors nor an ONNX file"),
         ("folder", "tokenizer.json", r"tokenizer"),
         ("graph", "tokenizer.json", r"tokenizer"),
-        ("graph", "model.onnx", r"has no model\.safetensors"),
+        ("graph", "model.onnx", r"neither model\.safetensors nor an ONNX file"),
     ],
 )
 def test_a_missing_file_is_named(

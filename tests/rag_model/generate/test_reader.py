@@ -147,12 +147,12 @@ def test_questions_with_fewer_passages_are_answered_beside_the_others() -> None:
 
 def test_closed_book_is_one_empty_passage() -> None:
     asked = reader("token")
-    closed = asked.answer_closed(QUESTIONS)
+    closed = asked.answer_from(QUESTIONS, [[]] * len(QUESTIONS))
     assert [(len(one.support), one.support[0].weight) for one in closed] == [(1, 1.0)] * len(QUESTIONS)
     assert [one.support[0].hit.passage.text for one in closed] == [""] * len(QUESTIONS)
     assert [one.text for one in closed] != [one.text for one in asked.answer(QUESTIONS)]
     without = Reader(None, asked.rag, SHORT)
-    assert without.answer_closed(QUESTIONS) == closed
+    assert without.answer_from(QUESTIONS, [[]] * len(QUESTIONS)) == closed
 
 
 def test_more_passages_than_there_are_is_refused_and_the_default_is_the_model_s() -> None:

@@ -258,8 +258,10 @@ def test_reranking_orders_by_the_models_scores(snapshot: Snapshot, encoder: Enco
             [("hnsw", place + 1)] for place in order.tolist()
         ]
         assert list(hit_json(hits[0])) == [*KEYS, "legs"]
-    with pytest.raises(UsageError, match=r"k is 7 but rerank\(hnsw, .*\) gives 6 passages"):
+    with pytest.raises(UsageError, match=r"k is 7 but rerank\(hnsw, .*\) gives 6 passages.* third argument"):
         open_retriever(snapshot, f"rerank(hnsw, {model}, 6)", encoder=encoder).search(ASKED, 7)
+    with pytest.raises(UsageError, match="question 2 is empty"):
+        open_retriever(snapshot, "hnsw", encoder=encoder).search(["a", "\u200b\u2060 "], 1)
     deep = open_retriever(snapshot, f"rerank(rrf(hnsw, ivfpq), {model}, 3)", encoder=encoder).search(ASKED, 3)
     assert [leg.leg for leg in deep[0][0].legs] == ["hnsw", "ivfpq", "rrf(hnsw, ivfpq)"]
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from rag_model.errors import ResourceError, UsageError
+from rag_model.secrets import without_secrets
 from rag_model.serving.following import memory
 from rag_model.serving.following.memory import check_memory, free_bytes
-from rag_model.serving.following.secrets import without_secrets
 from rag_model.serving.service_settings import ServiceSettings
 from tests.fixtures.serving import Library, with_limits
 

@@ -2,7 +2,7 @@ import pytest
 
 from rag_model.corpus.records import Passage
 from rag_model.errors import UsageError
-from rag_model.evaluation.match import Answers
+from rag_model.evaluation.questions.match import Answers
 from rag_model.retrieve.dense import DenseRetriever
 from rag_model.store.versions.snapshot import Snapshot
 from rag_model.training.data.examples import Example, passage_of

@@ -13,7 +13,7 @@ import torch
 from rag_model.encoders.spec import EncoderSpec
 from rag_model.encoders.trainable import TrainableEncoder
 from rag_model.errors import InputError, RefusedError, UsageError
-from rag_model.evaluation.collapse import CollapsedError, Limits
+from rag_model.evaluation.answers.collapse import CollapsedError, Limits
 from rag_model.generate.folder import load_rag
 from rag_model.generate.load import load_generator
 from rag_model.generate.rag import Rag, Variant

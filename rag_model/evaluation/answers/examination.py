@@ -1,0 +1,123 @@
+"""One model on one set of questions: retrieve once, answer under each condition, measure the use of passages.
+
+>>> examination = Examination(retriever, answering, asked, k=5, corpus=snapshot.n)  # doctest: +SKIP
+>>> examination.retrieve()  # doctest: +SKIP
+>>> for condition in examination.conditions():  # doctest: +SKIP
+...     examination.answer(condition)
+>>> examination.rows[0].figures["EM"], examination.collapse.reason()  # doctest: +SKIP
+"""
+
+from collections.abc import Callable
+
+from rag_model.evaluation.answers.ablation import OPEN, SHUFFLED, Condition, Row, conditions, measure, open_book
+from rag_model.evaluation.answers.answering import Answering
+from rag_model.evaluation.answers.collapse import Collapse, unchanged_share
+from rag_model.evaluation.answers.collapse import measure as measure_collapse
+from rag_model.evaluation.answers.readings import Reading
+from rag_model.evaluation.answers.scores import check_golds
+from rag_model.evaluation.answers.settings import Evaluation
+from rag_model.evaluation.bootstrap import Estimate
+from rag_model.evaluation.questions.files import QuestionSet
+from rag_model.evaluation.retrieval.judging import Judge, ranks_of
+from rag_model.evaluation.retrieval.retrieved import Retrieved, ask
+from rag_model.retrieve.retriever import Retriever
+
+Tell = Callable[[int, int], None]  # done, total
+
+
+def _silent(done: int, total: int) -> None:
+    """Ignore the progress."""
+
+
+class Examination:
+    """The evaluation of one model, step by step."""
+
+    def __init__(
+        self,
+        retriever: Retriever,
+        answering: Answering,
+        asked: QuestionSet,
+        k: int,
+        corpus: int,
+        settings: Evaluation | None = None,
+    ) -> None:
+        """Prepare to ask.
+
+        Args:
+            retriever: with the model's question encoder.
+            answering: with the same model.
+            asked: the questions, with answers.
+            k: passages that a question is answered from; all where the corpus has fewer.
+            corpus: passages that there are.
+            settings: everything else.
+
+        Raises:
+            UsageError: no question has an answer of the kind that the settings name, or one names nothing to judge by.
+            InputError: an answer is no regular expression, where they are patterns.
+        """
+        self.settings = settings or Evaluation()
+        check_golds(asked.questions, self.settings.kind)
+        self.judge = Judge.of(asked, self.settings.judged_by, patterns=self.settings.kind == "patterns")
+        self.asked, self.corpus, self.k = asked, corpus, min(k, corpus)
+        self.depth = min(self.settings.deepest(self.k), corpus)
+        self.outcomes: list[Retrieved] = []
+        self.rows: list[Row] = []
+        self._retriever, self._answering = retriever, answering
+
+    def retrieve(self, tell: Tell = _silent) -> None:
+        """Search every question, as deep as its conditions need."""
+        questions = self.asked.questions
+        found = ask(self._retriever, questions, self.depth, patterns=self.settings.kind == "patterns")
+        for outcome in found:
+            self.outcomes.append(outcome)
+            tell(len(self.outcomes), len(questions))
+
+    def conditions(self) -> list[Condition]:
+        """Return what to answer under, the open book first; call `retrieve` before."""
+        book, ablations = open_book(self.outcomes, self.k), self.settings.ablations
+        return [book, *(conditions(self.outcomes, self.k, ablations) if ablations else ())]
+
+    def answer(self, condition: Condition, tell: Tell = _silent) -> Row:
+        """Answer a condition's questions, measure the answers, and keep the row."""
+
+        def answered(one: Condition) -> list[Reading]:
+            return self._answering(one, tell)
+
+        book = self.rows[0] if self.rows else None
+        row = measure(condition, answered, self.settings.kind, book, self.settings.resampling)
+        self.rows.append(row)
+        return row
+
+    @property
+    def _nowhere(self) -> bool:
+        return self.settings.kind == "labels" and self.judge.by == "answers"
+
+    @property
+    def _measured(self) -> int:
+        return min(self.settings.depth, self.corpus)
+
+    @property
+    def retrieval(self) -> dict[str, float]:
+        """Return how often retrieval finds an answer: Success@k; empty for labels, which no passage holds."""
+        return {} if self._nowhere else self.judge.means(self.outcomes, self._measured)
+
+    @property
+    def intervals(self) -> dict[str, Estimate]:
+        """Return the confidence intervals of retrieval's figures; empty for labels."""
+        if self._nowhere:
+            return {}
+        return self.judge.intervals(self.outcomes, self._measured, self.settings.resampling)
+
+    @property
+    def ranks(self) -> dict[str, float]:
+        """Return `ranks_of` the outcomes; for labels only the figures from evidence."""
+        ranks = ranks_of(self.outcomes, self._measured)
+        return {name: value for name, value in ranks.items() if self.settings.kind != "labels" or name[:3] != "RR@"}
+
+    @property
+    def collapse(self) -> Collapse:
+        """Return how varied the open book's passages are, and how many answers stay the same if they are shuffled."""
+        given = [[hit.passage.id for hit in outcome.hits[: self.k]] for outcome in self.outcomes]
+        said = {row.name: [one.reading.answer for one in row.scored] for row in self.rows}
+        shuffled = unchanged_share(said[OPEN], said[SHUFFLED]) if SHUFFLED in said else None
+        return measure_collapse(given, self.corpus, shuffled)

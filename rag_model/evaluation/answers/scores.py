@@ -1,0 +1,153 @@
+"""The measures of a set of answers: every measure for the kind of answer, each with its interval.
+
+The measures depend on the kind of answers: spans (Natural Questions, TriviaQA, WebQuestions), patterns
+(CuratedTREC), labels (FEVER) or texts (MS MARCO, Jeopardy). If the questions name evidence, KILT's scores are added.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal, get_args
+
+import numpy as np
+
+from rag_model.errors import UsageError
+from rag_model.evaluation.answers.measures import (
+    FEVER_2WAY,
+    FEVER_3WAY,
+    bleu,
+    bleu_counts,
+    exact_match,
+    label_match,
+    rouge_l,
+    token_f1,
+)
+from rag_model.evaluation.answers.readings import Reading
+from rag_model.evaluation.bootstrap import (
+    RESAMPLING,
+    Estimate,
+    Resampling,
+    difference_interval,
+    interval_of_sums,
+    mean_interval,
+)
+from rag_model.evaluation.questions.files import Question
+from rag_model.evaluation.questions.kilt import r_precision, recall_at, strict_match
+from rag_model.evaluation.questions.patterns import compile_pattern, pattern_match
+
+AnswerKind = Literal["spans", "patterns", "labels", "texts"]
+_Measure = Callable[[str, Sequence[str]], float | None]
+_MEASURES: Mapping[AnswerKind, Mapping[str, _Measure]] = {  # the first one decides whether an answer is correct
+    "spans": {"EM": exact_match, "F1": token_f1},
+    "patterns": {"EM": pattern_match},
+    "labels": {
+        "Acc-3way": partial(label_match, labels=FEVER_3WAY),
+        "Acc-2way": partial(label_match, labels=FEVER_2WAY),
+        "AC": strict_match,
+    },
+    "texts": {"ROUGE-L": rouge_l, "F1": token_f1},
+}
+KINDS: tuple[AnswerKind, ...] = get_args(AnswerKind)
+_BLEU_ORDERS = (1, 4)  # of texts; BLEU is a measure of the set, not of one answer
+_RECALL_AT = 5  # KILT's own depth
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """One question, its answer, and the answer's measures."""
+
+    question: Question
+    reading: Reading
+    measures: Mapping[str, float]  # by name; a measure that does not apply to the question is left out
+
+
+def score(question: Question, reading: Reading, kind: AnswerKind = "spans") -> Scored:
+    """Measure one answer against the gold answers, and its passages against the question's evidence.
+
+    Raises:
+        InputError: a pattern is malformed or takes too long.
+        MissingExtraError: what measures this kind is not installed.
+    """
+    found = {name: measure(reading.answer, question.answers) for name, measure in _MEASURES[kind].items()}
+    measures = {name: value for name, value in found.items() if value is not None}
+    return Scored(question, reading, {**measures, **_provenance(question, reading, measures)})
+
+
+def _provenance(question: Question, reading: Reading, measures: Mapping[str, float]) -> dict[str, float]:
+    if not question.evidence:
+        return {}
+    precision = r_precision(reading.pages, question.evidence)
+    earned = {f"KILT-{name}": value if precision == 1 else 0.0 for name, value in measures.items()}
+    recall = recall_at(reading.pages, question.evidence, _RECALL_AT)
+    return {"R-precision": precision, f"recall@{_RECALL_AT}": recall, **earned}
+
+
+def right_by(kind: AnswerKind) -> str:
+    """Return the measure that decides whether an answer of that kind is correct."""
+    return next(iter(_MEASURES[kind]))
+
+
+def check_golds(questions: Sequence[Question], kind: AnswerKind) -> None:
+    """Check that the questions have answers of that kind, before a model answers for hours.
+
+    Raises:
+        UsageError: no question has an answer; or, for labels, no answer is one of FEVER's.
+        InputError: for patterns, one is malformed.
+        MissingExtraError: what measures this kind is not installed.
+    """
+    golds = [gold for question in questions for gold in question.answers]
+    if not golds:
+        raise UsageError("no question has an answer to compare with: give a file with answers")
+    if kind == "patterns":
+        for gold in golds:
+            compile_pattern(gold)
+    if kind == "labels" and all(label_match(gold, [gold], FEVER_3WAY) is None for gold in golds):
+        raise UsageError(f"no question has one of the labels {', '.join(FEVER_3WAY)}: measure its answers as spans")
+    if kind == "texts":
+        rouge_l("a", ["a"])
+        bleu_counts("a", ["a"])
+
+
+def estimate(
+    scored: Sequence[Scored], kind: AnswerKind = "spans", resampling: Resampling = RESAMPLING
+) -> dict[str, Estimate]:
+    """Return each measure of the set, in [0, 1], with its interval; for texts also BLEU-1 and BLEU-4.
+
+    A measure covers the questions it applies to (`Estimate.n`): FEVER's two-way accuracy those with one of the two
+    labels, KILT's scores those with evidence.
+
+    Raises:
+        UsageError: there is no answer.
+    """
+    if not scored:
+        raise UsageError("there is no answer to measure: ask at least one question")
+    columns: dict[str, list[float]] = {}
+    for one in scored:
+        for name, value in one.measures.items():
+            columns.setdefault(name, []).append(value)
+    means = {name: mean_interval(values, resampling) for name, values in columns.items()}
+    return {**means, **_bleus(scored, resampling)} if kind == "texts" else means
+
+
+def _bleus(scored: Sequence[Scored], resampling: Resampling) -> dict[str, Estimate]:
+    pairs = [(one.reading.answer, one.question.answers) for one in scored]
+    counts = {order: np.stack([bleu_counts(said, golds, order) for said, golds in pairs]) for order in _BLEU_ORDERS}
+    return {f"BLEU-{order}": interval_of_sums(counts[order], bleu, resampling) for order in _BLEU_ORDERS}
+
+
+def compare(
+    after: Sequence[Scored], before: Sequence[Scored], resampling: Resampling = RESAMPLING
+) -> dict[str, Estimate]:
+    """Return the mean difference of each measure, `after` minus `before`, over the questions in both.
+
+    Questions are joined by id. Corpus measures such as BLEU have no value per question and are left out.
+    """
+    earlier = {one.question.id: one.measures for one in before}
+    shared = [(one.measures, earlier[one.question.id]) for one in after if one.question.id in earlier]
+    names = dict.fromkeys(name for new, old in shared for name in new if name in old)
+    differences = {}
+    for name in names:
+        both = [(new, old) for new, old in shared if name in new and name in old]
+        now, then = [new[name] for new, _ in both], [old[name] for _, old in both]
+        differences[name] = difference_interval(now, then, resampling)
+    return differences

@@ -1,0 +1,43 @@
+"""The settings of an evaluation."""
+
+from dataclasses import dataclass, field
+
+from rag_model.errors import UsageError
+from rag_model.evaluation.answers.ablation import Ablations
+from rag_model.evaluation.answers.collapse import LIMITS, Limits
+from rag_model.evaluation.answers.scores import AnswerKind
+from rag_model.evaluation.bootstrap import RESAMPLING, Resampling
+from rag_model.evaluation.retrieval.judging import JudgedBy
+from rag_model.generate.decoding import Decoding
+from rag_model.retrieve.expression import one_of
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """The settings of an evaluation on a set of questions; defaults as in the RAG paper's open-domain tables."""
+
+    kind: AnswerKind = "spans"  # of the answers: selects the measures
+    k: int | None = None  # passages per answer; None: as many as in training
+    depth: int = 20  # passages to which retrieval is measured
+    judged_by: JudgedBy | None = None  # what is relevant; None: as the questions allow
+    retriever: str | None = None  # an expression, such as rrf(hnsw, ivfpq); None: the snapshot's default
+    index: str | None = None  # of the snapshot, or `exact`: the short form of `retriever`
+    decoding: Decoding = field(default_factory=Decoding)
+    ablations: Ablations | None = None  # None: only the open book
+    limits: Limits = LIMITS  # beyond which retrieval counts as collapsed
+    resampling: Resampling = RESAMPLING  # of the intervals
+
+    def __post_init__(self) -> None:
+        if min(self.depth, 1 if self.k is None else self.k) < 1:
+            raise UsageError(f"k is {self.k} and depth {self.depth}: an evaluation needs at least 1 of each")
+
+        one_of(self.index, self.retriever)
+
+    @property
+    def expression(self) -> str | None:
+        """The retriever to measure, in one spelling; None: the snapshot's default."""
+        return one_of(self.index, self.retriever)
+
+    def deepest(self, k: int) -> int:
+        """Return how many passages per question must be retrieved to answer from `k`."""
+        return max(self.depth, self.ablations.depth(k) if self.ablations else k)

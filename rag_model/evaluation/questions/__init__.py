@@ -1,0 +1,1 @@
+"""What is asked: question files, questions drawn from a snapshot, and what counts as an answer."""

@@ -1,0 +1,1 @@
+"""Report pages, and results in the formats of other tools."""

@@ -1,0 +1,200 @@
+"""The report page of a model's answers: measures, ablations, and wrong answers. A wrong answer is shown with its
+passages and their weights, which show whether the retriever, the generator or the gold answer is the cause.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rag_model.evaluation.answers.ablation import OPEN, Row
+from rag_model.evaluation.answers.collapse import Collapse
+from rag_model.evaluation.answers.readings import Shown
+from rag_model.evaluation.answers.scores import AnswerKind, Scored, right_by
+from rag_model.evaluation.bootstrap import Estimate
+from rag_model.evaluation.reports.charts import Point, courses, legend
+from rag_model.evaluation.reports.markup import Child, Node, join, tag
+from rag_model.evaluation.reports.page import document, pair, section, table, tiles
+from rag_model.json_text import parse_json
+
+_SHOWN_TEXT = 400  # characters of a passage
+_POINTS = 300  # points of a curve: a screen shows no more
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerReport:
+    """Everything that the page shows; a section whose values are empty is left out."""
+
+    model: str
+    snapshot: str
+    created_at: str  # ISO 8601 UTC
+    kind: AnswerKind
+    rows: Sequence[Row]  # the open book first, then ablations
+    retrieval: Mapping[str, float]  # Success@k and the like
+    collapse: Collapse
+    intervals: Mapping[str, Estimate] = field(default_factory=dict)  # intervals of these, if known
+    collapsed: str = ""  # one sentence, if retrieval has collapsed or passages are not used
+    courses: Mapping[str, Sequence[tuple[float, float]]] = field(default_factory=dict)  # curves: step and value
+    lineage: Mapping[str, str] = field(default_factory=dict)
+    most_wrong: int = 100  # wrong answers shown
+
+
+def read_courses(path: Path) -> dict[str, list[tuple[float, float]]]:
+    """Return the curves of a training's `metrics.jsonl`: values by step, by kind and name; empty without the file.
+
+    A curve of more than 300 points is thinned evenly. Lines and values in another format are left out: the curves are
+    only an illustration.
+    """
+    found: dict[str, list[tuple[float, float]]] = {}
+    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    for line in lines:
+        with suppress(ValueError, TypeError, KeyError):
+            row = parse_json(line)
+            step = float(row["step"])
+            for name, value in row.items():
+                if name not in {"kind", "step"} and isinstance(value, int | float) and math.isfinite(value):
+                    found.setdefault(f"{row['kind']} {name}", []).append((step, float(value)))
+    return {name: points[:: -(-len(points) // _POINTS)] for name, points in found.items()}
+
+
+def render(report: AnswerReport) -> str:
+    """Return the whole HTML document."""
+    return document(f"{Path(report.model).name[:12]}: how it answers", _sections(report))
+
+
+def _sections(report: AnswerReport) -> Iterator[Node]:
+    book = report.rows[0]
+    yield _header(report, len(book.scored))
+    yield section(*_verdict(report), class_="verdict no" if report.collapsed else "verdict")
+    yield tiles((name, f"{one.value:.3f}") for name, one in book.figures.items())
+    yield _figures(report, book)
+    if len(report.rows) > 1:
+        yield _ablations(report)
+    if report.courses:
+        yield _training(report.courses)
+    wrong = [one for one in book.scored if one.measures.get(right_by(report.kind), 1.0) < 1]
+    if wrong:
+        yield _wrong(wrong, len(book.scored), report.most_wrong)
+    if report.lineage:
+        yield section(
+            "Lineage", table(("", ""), [(name, tag("code", value)) for name, value in report.lineage.items()])
+        )
+
+
+def _header(report: AnswerReport, questions: int) -> Node:
+    facts = tag(
+        "p",
+        f"{questions:,} questions, model ",
+        tag("code", report.model),
+        ", snapshot ",
+        tag("code", report.snapshot),
+        f", {report.created_at}",
+    )
+    return tag("header", tag("h1", "How the model answers"), facts)
+
+
+def _verdict(report: AnswerReport) -> tuple[str, Node]:
+    seen = report.collapse
+    facts = (
+        f"{seen.distinct:,} distinct passages for {seen.questions:,} questions, spread {seen.spread:.2f} "
+        "(0: all questions have the same, 1: evenly spread)"
+    )
+    if seen.unchanged is not None:
+        facts += f"; {seen.unchanged:.0%} of the answers do not change with another question's passages"
+    said = f"{report.collapsed}." if report.collapsed else "no collapse was found."
+    return said[0].upper() + said[1:], tag("p", f"{facts}.", class_="note")
+
+
+def _figures(report: AnswerReport, book: Row) -> Node:
+    known = {**report.intervals, **book.figures}
+    values = {**report.retrieval, **{name: one.value for name, one in book.figures.items()}}
+    rows = [
+        (name, f"{value:.3f}", *((_range(known[name]), f"{known[name].n:,}") if name in known else ("", "")))
+        for name, value in values.items()
+    ]
+    titles = ("measure", f"{OPEN}, k = {book.k}", "95 % interval", "questions")
+    return section("Figures", table(titles, rows))
+
+
+def _range(one: Estimate) -> str:
+    return f"{one.low:.3f} to {one.high:.3f}"
+
+
+def _ablations(report: AnswerReport) -> Node:
+    figures = report.rows[0].figures
+    shown = [name for name in dict.fromkeys((right_by(report.kind), "F1")) if name in figures]
+    titles = ["passages", "k", "questions", *(title for name in shown for title in (name, "minus open book"))]
+    rows = [_ablation(row, shown) for row in report.rows]
+    swept = [row for row in report.rows if row.name.startswith(OPEN)]
+    return section(
+        "Where the loss is",
+        table(titles, rows),
+        tag(
+            "p",
+            "Closed book is the knowledge of the weights alone. 1 minus gold passage is the generator's loss,  "
+            "gold passage minus open book is the retriever's. In brackets: 95 % intervals; differences "
+            "are over the questions of both.",
+            class_="note",
+        ),
+        *(_sweep(swept) if len(swept) > 1 else ()),
+    )
+
+
+def _ablation(row: Row, shown: Sequence[str]) -> tuple[Child, ...]:
+    cells: list[Child] = []
+    for name in shown:
+        here, against = row.figures.get(name), row.against.get(name)
+        cells.append(_bracketed(here, "") if here else "–")
+        cells.append(_bracketed(against, "+") if against else "")
+    return row.name, row.k, f"{len(row.scored):,}", *cells
+
+
+def _bracketed(one: Estimate, sign: str) -> Node:
+    ends = f" [{one.low:{sign}.3f}, {one.high:{sign}.3f}]"
+    return join(f"{one.value:{sign}.3f}", tag("span", ends, class_="ends"))
+
+
+def _sweep(rows: Sequence[Row]) -> tuple[Node, Node]:
+    names = [name for name in rows[0].figures if all(name in row.figures for row in rows)]
+    series = {
+        name: [Point(row.k, one.value, one.low, one.high) for row in rows for one in [row.figures[name]]]
+        for name in names
+    }
+    return legend(series), pair(courses(series, "measures", "passages per question", log=True))
+
+
+def _training(found: Mapping[str, Sequence[tuple[float, float]]]) -> Node:
+    pictures = [
+        tag("div", tag("h3", name), courses({name: [Point(x, y, y, y) for x, y in points]}, name, "steps"))
+        for name, points in found.items()
+        if points
+    ]
+    return section("Training", pair(*pictures))
+
+
+def _wrong(wrong: Sequence[Scored], asked: int, most: int) -> Node:
+    shown = [_mistake(one) for one in wrong[:most]]
+    said = f"{len(wrong):,} of {asked:,} answers are not right"
+    return section(said if len(wrong) <= most else f"{said}; the first {most}", *shown)
+
+
+def _mistake(one: Scored) -> Node:
+    measures = ", ".join(f"{name} {value:.2f}" for name, value in one.measures.items())
+    said = tag("b", (one.reading.answer or "(nothing)") + ("" if one.reading.ended else " …"))
+    wanted = tag("span", "wanted: ", " / ".join(one.question.answers) or "–", class_="wanted")
+    summary = tag("summary", one.question.text, tag("span", "said: ", said, class_="said"), wanted)
+    rows = [_shown(passage) for passage in one.reading.passages]
+    titles = ("weight p(z|x)", "posterior p(z|x,y)", "score", "passage")
+    return tag(
+        "details",
+        summary,
+        tag("p", f"{measures}; log p {one.reading.log_likelihood:.2f}", class_="note"),
+        table(titles, rows),
+    )
+
+
+def _shown(passage: Shown) -> tuple[Child, ...]:
+    text = passage.text if len(passage.text) <= _SHOWN_TEXT else f"{passage.text[:_SHOWN_TEXT]}…"
+    shown = join(tag("b", passage.title), " ", text)
+    return f"{passage.weight:.3f}", f"{passage.posterior:.3f}", f"{passage.score:.3f}", shown

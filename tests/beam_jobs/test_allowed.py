@@ -1,0 +1,92 @@
+"""A form may set Beam's sizes, and nothing that runs code or names a file, a host or a credential."""
+
+import pytest
+from apache_beam.options.pipeline_options import PipelineOptions
+
+from beam_jobs.allowed import MORE, refuse_unlisted
+from beam_jobs.options import checked
+from rag_model.errors import UsageError
+
+HARMFUL = [
+    "--environment_type=PROCESS",
+    '--environment_config={"command": "/tmp/x"}',
+    "--environment_conf=x",  # Beam's parser takes the beginning of a name
+    "--environment_option=process_command=/tmp/x",
+    "--sdk_location=https://host/sdk.tar.gz",
+    "--sdk_container_image=host/image",
+    "--extra_package=/tmp/x.tar.gz",
+    "--setup_file=/tmp/setup.py",
+    "--requirements_file=/tmp/r.txt",
+    "--beam_plugin=os",
+    "--file_to_stage=/etc/passwd",
+    "--service_account_email=a@b",
+    "--impersonate_service_account=a@b",
+    "--temp_location=gs://elsewhere",
+    "--flink_master=elsewhere:8081",
+    "--flink_job_server_jar=http://elsewhere/x.jar",
+    "--job_server_java_launcher=/tmp/x",
+    "--job_endpoint=elsewhere:1",
+    "--artifact_endpoint=elsewhere:1",
+    "--s3_secret_access_key=x",
+    "--experiments=x",
+    "--pickle_library=dill",
+    "--runner=os.path.Join",
+    "--runner=apache_beam.runners.direct.DirectRunner",
+    "--runner",
+    "PortableRunner",
+    "-x",
+    "--",
+    "word",
+    "",
+]
+
+
+@pytest.fixture(autouse=True)
+def nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(MORE, raising=False)
+
+
+@pytest.mark.parametrize("flag", [flag for flag in HARMFUL if flag != "PortableRunner"])
+def test_harmful_options_are_refused(flag: str) -> None:
+    with pytest.raises(UsageError, match=f"the operator of the worker allows it with {MORE}="):
+        refuse_unlisted(["--runner=FlinkRunner", flag])
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        [],
+        ["--runner=FnApiRunner"],
+        ["--runner", "FlinkRunner", "--parallelism", "4"],
+        ["--direct_num_workers=2", "--direct_running_mode=multi_processing"],
+    ],
+)
+def test_sizes_and_beams_own_runners_are_taken(flags: list[str]) -> None:
+    refuse_unlisted(flags)
+    PipelineOptions(flags)
+
+
+def test_a_value_of_its_own_does_not_hide_an_option() -> None:
+    for flags in (["--parallelism", "--setup_file=x"], ["--parallelism=1", "x"], ["--parallelism", "1", "2"]):
+        with pytest.raises(UsageError, match="may not set"):
+            refuse_unlisted(flags)
+
+
+def test_the_operator_allows_more_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(MORE, """flink_master=flink:8081 --temp_location 'environment_config={"a": 1, "b": 2}'""")
+    refuse_unlisted(["--flink_master=flink:8081", "--temp_location", "gs://any"])
+    refuse_unlisted(["--flink_master", "flink:8081", '--environment_config={"a": 1, "b": 2}'])
+    for other in ("--flink_master=elsewhere:8081", "--environment_config={}", "--setup_file=x"):
+        with pytest.raises(UsageError, match="may not set"):
+            refuse_unlisted([other])
+    monkeypatch.setenv(MORE, "'open")
+    with pytest.raises(UsageError, match="separate names by spaces"):
+        refuse_unlisted(["--flink_master=flink:8081"])
+
+
+def test_the_command_line_is_free_but_takes_no_secret() -> None:
+    checked(["--environment_type=PROCESS", '--environment_config={"command": "/bin/true"}'])
+    for flag in ("--flink_master=http://me:s3cret@host:8081", "--s3_secret_access_key=s3cret"):
+        with pytest.raises(UsageError, match="environment") as refused:
+            checked([flag])
+        assert "s3cret" not in str(refused.value)

@@ -1,0 +1,35 @@
+"""`index --plan` of kinds over tokens, terms and text: bytes and seconds before they are paid; nothing is built."""
+
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.xdist_group("flows")  # one server for all of them
+
+
+def test_a_plan_says_what_a_passage_costs(bookwheel: Any) -> None:
+    ran = bookwheel("index", "--plan", "--index", "MaxSim,Bits2", "--n", 21_015_324, "-d", 128, "--json")
+    assert ran.code == 0, ran.err
+    found = ran.json
+    assert found["beside_bytes"] == found["n"] * 120 * 128 * 2
+    assert found["disk_bytes"] == pytest.approx(found["n"] * (120 * (2 + 32) + 8), rel=0.01)
+    assert found["cpu_seconds"].keys() == found["stage_bytes"].keys() == {"train", "scatter", "merge"}
+    assert found["encoding_hours"]["MiniLM on a GPU"] < found["encoding_hours"]["BERT-base on a core"]
+    told = bookwheel("index", "--plan", "--index", "MaxSim", "--n", 1000, "-d", 96).out
+    assert "MaxSim,PQ24 over 1,000 passages" in told
+    assert "a passage" in told
+
+
+@pytest.mark.parametrize(("factory", "size"), [("BM25", ()), ("Impact", ("-d", 30_522))])
+def test_postings_are_planned_too(factory: str, size: tuple[object, ...], bookwheel: Any) -> None:
+    ran = bookwheel("index", "--plan", "--index", factory, "--n", 1000, *size, "--json")
+    assert ran.code == 0, ran.err
+    assert ran.json["cpu_seconds"].keys() == {"train", "scatter", "merge"}
+    assert ran.json["disk_bytes"] < ran.json["beside_bytes"]
+
+
+def test_token_vectors_are_not_built_from_files(bookwheel: Any, tmp_path: Any) -> None:
+    ran = bookwheel("index", tmp_path / "a.npy", tmp_path / "out", "--index", "MaxSim")
+    assert (ran.code, "is not built over vectors from files" in ran.complaint) == (2, True)
+    ran = bookwheel("index", "--plan", "--index", "MaxSim,PQ7", "--n", 10, "-d", 128)
+    assert (ran.code, "cannot cut 128 dimensions into 7 pieces" in ran.complaint) == (2, True)

@@ -1,0 +1,107 @@
+"""An examination step by step, over a shelf that finds by rule and a reader that answers by rule."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from rag_model.errors import InputError, UsageError
+from rag_model.evaluation.answers.ablation import CLOSED, GOLD, OPEN, SHUFFLED, Ablations
+from rag_model.evaluation.answers.answering import Answering
+from rag_model.evaluation.answers.examination import Examination
+from rag_model.evaluation.answers.settings import Evaluation
+from rag_model.evaluation.questions.files import Question, QuestionSet
+from rag_model.retrieve.retriever import Hit
+from rag_model.store.store import Store
+from tests.fixtures.last_word import LastWord
+
+N = 24
+
+
+class Shelf:
+    """Finds for question n the passages n, n + 1, … in a circle; or, worn out, always the same."""
+
+    def __init__(self, hits: Sequence[Hit], worn: bool = False) -> None:
+        self.hits, self.worn = hits, worn
+
+    def search(self, questions: Sequence[str], k: int) -> list[list[Hit]]:
+        starts = [0 if self.worn else int(question) for question in questions]
+        return [[self._hit(start + place, place + 1) for place in range(k)] for start in starts]
+
+    def _hit(self, place: int, rank: int) -> Hit:
+        return replace(self.hits[place % len(self.hits)], rank=rank)
+
+
+Examine = Callable[..., Examination]
+
+
+@pytest.fixture
+def examine(make_hits, tmp_path: Path) -> Examine:
+    hits = make_hits([(str(n), f"it was {1900 + n}") for n in range(N)])
+    store = Store.open(str(tmp_path / "store"), create=True)
+
+    def make(questions: Sequence[Question], settings: Evaluation, k: int = 2, worn: bool = False) -> Examination:
+        shelf, answering = Shelf(hits, worn), Answering(store, LastWord, {"worn": worn})
+        examination = Examination(shelf, answering, QuestionSet(tuple(questions)), k, N, settings)
+        examination.retrieve()
+        for condition in examination.conditions():
+            examination.answer(condition)
+        return examination
+
+    return make
+
+
+def asked(*golds: str) -> list[Question]:
+    return [Question(str(n), str(n), golds or (f"{1900 + n}",)) for n in range(N)]
+
+
+def test_a_model_that_reads_is_told_so(examine: Examine) -> None:
+    seen = examine(asked(), Evaluation(depth=5, ablations=Ablations(sweep=(1, 99))))
+    assert [row.name for row in seen.rows] == [OPEN, CLOSED, GOLD, SHUFFLED, f"{OPEN}, k = 1"]
+    assert [row.figures["EM"].value for row in seen.rows] == [1, 0, 1, 0, 1]
+    assert seen.retrieval == {"Success@1": 1, "Success@5": 1}
+    assert seen.ranks == {"RR@5": 1}
+    assert (seen.collapse.spread, seen.collapse.unchanged) == (pytest.approx(1), 0)
+    assert seen.collapse.reason() == ""
+
+
+def test_a_retriever_that_has_collapsed_is_told_so(examine: Examine) -> None:
+    seen = examine(asked(), Evaluation(ablations=Ablations(sweep=())), worn=True)
+    assert seen.collapse.spread == pytest.approx(0)
+    assert seen.collapse.unchanged == 1  # another question's passages are the same
+    assert "retrieval has collapsed" in seen.collapse.reason()
+
+
+def test_more_passages_than_there_are_are_all_of_them(examine: Examine) -> None:
+    seen = examine(asked(), Evaluation(depth=1000), k=500)
+    assert (seen.k, seen.rows[0].k, seen.depth) == (N, N, N)
+    assert set(seen.retrieval) == {"Success@1", "Success@5", "Success@20", f"Success@{N}"}
+
+
+def test_patterns_are_looked_for_in_passages_and_answers(examine: Examine) -> None:
+    seen = examine(asked(r"19\d5"), Evaluation(kind="patterns", depth=3))
+    right = [n for n in range(N) if n % 10 == 5]
+    assert seen.rows[0].figures["EM"].value == pytest.approx(len(right) / N)
+    assert seen.retrieval["Success@3"] == pytest.approx(
+        sum(any((n + i) % N in right for i in range(3)) for n in range(N)) / N
+    )
+    with pytest.raises(InputError, match="not a regular expression"):
+        examine(asked("("), Evaluation(kind="patterns"))
+
+
+def test_labels_are_not_looked_for_in_passages(examine: Examine) -> None:
+    claims = [Question(str(n), str(n), ("SUPPORTS",), (frozenset({str(n)}),)) for n in range(N)]
+    seen = examine(claims, Evaluation(kind="labels", depth=5, ablations=Ablations(sweep=())))
+    assert seen.retrieval == {}
+    assert seen.ranks == {"R-precision": 1, "recall@5": 1, "nDCG@10": 1}
+    assert seen.rows[2].name == GOLD  # by its page
+    assert seen.rows[0].figures["R-precision"].value == 1
+    assert seen.rows[0].figures["KILT-AC"].value == 0
+
+
+def test_what_makes_no_sense_is_refused() -> None:
+    with pytest.raises(UsageError, match="at least 1"):
+        Evaluation(depth=0)
+    with pytest.raises(UsageError, match="at least 1"):
+        Evaluation(k=0)

@@ -1,0 +1,113 @@
+"""The report of a model's answers: one safe page that shows the loss, the curves and the mistakes."""
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from rag_model.evaluation.answers.ablation import CLOSED, OPEN, Row
+from rag_model.evaluation.answers.collapse import measure
+from rag_model.evaluation.answers.readings import Reading, Shown
+from rag_model.evaluation.answers.scores import compare, estimate, score
+from rag_model.evaluation.bootstrap import mean_interval
+from rag_model.evaluation.questions.files import Question
+from rag_model.evaluation.reports.answers import AnswerReport, read_courses, render
+from tests.fixtures.pages import EVIL, assert_harmless, parsed
+
+
+def row(name: str, k: int, answers: list[str], book: Row | None = None) -> Row:
+    shown = tuple(Shown(f"{n}", f"{n}", EVIL, f"{EVIL} {n}", 0.5, 0.625, 0.375) for n in range(k))
+    scored = tuple(
+        score(Question(str(n), f"{EVIL} {n}?", ("Paris",)), Reading(str(n), said, -1.5, shown, said != ""))
+        for n, said in enumerate(answers)
+    )
+    return Row(name, k, scored, estimate(scored), compare(scored, book.scored) if book else {})
+
+
+@pytest.fixture
+def report() -> AnswerReport:
+    book = row(OPEN, 5, ["Paris", EVIL, "Paris, France", ""])
+    rows = [book, row(CLOSED, 1, ["Rome"] * 4, book), row(f"{OPEN}, k = 1", 1, ["Paris"] * 4, book)]
+    return AnswerReport(
+        model="cd" * 32,
+        snapshot="ab" * 32,
+        created_at="2026-11-21T11:00:00Z",
+        kind="spans",
+        rows=rows,
+        retrieval={"Success@5": 0.75, "nDCG@10": 0.5},
+        intervals={"Success@5": mean_interval([1, 1, 1, 0])},
+        collapse=measure([["a"], ["b"], ["c"], ["a"]], 10, unchanged=0.25),
+        courses={"loss": [(0, 4.0), (100, 2.5)], EVIL: []},
+        lineage={"data": EVIL},
+    )
+
+
+def test_the_page_shows_how_well_and_where_the_loss_is(report: AnswerReport) -> None:
+    page = parsed(render(report))
+    for piece in (
+        "4 questions, model " + "cd" * 32,
+        "3 distinct passages for 4 questions",
+        "25% of the answers do not change",
+        "Success@50.7500.250 to 1.0004",
+        "nDCG@100.500",
+        "closed book",
+        "EMminus open bookF1minus open book",
+        "+0.750 [+0.250, +1.000]",  # k = 1 minus the open book: all four right instead of one
+        "EM, 1: 1",
+        "loss, 100: 2.5",
+    ):
+        assert piece in page.text
+    labels = [attributes["aria-label"] for name, attributes in page.seen if name == "svg"]
+    assert labels == ["measures by passages per question", "loss by steps"]
+
+
+def test_mistakes_are_shown_with_their_passages_and_weights(report: AnswerReport) -> None:
+    page = parsed(render(report))
+    assert "3 of 4 answers are not right" in page.text
+    assert f"{EVIL} 3?said: (nothing) …wanted: Paris" in page.text
+    assert "said: Paris, Francewanted: Paris" in page.text
+    assert f"{EVIL} 0?" not in page.text  # the one that is right
+    assert "0.6250.3750.500" in page.text
+    assert "EM 0.00, F1 0.67; log p -1.50" in page.text
+
+
+def test_only_so_many_mistakes_are_shown(report: AnswerReport) -> None:
+    page = parsed(render(replace(report, most_wrong=1)))
+    assert "3 of 4 answers are not right; the first 1" in page.text
+    assert [name for name, _ in page.seen].count("details") == 1
+
+
+def test_nothing_is_fetched_and_nothing_runs(report: AnswerReport) -> None:
+    assert_harmless(render(report))
+
+
+def test_a_collapse_stands_first(report: AnswerReport) -> None:
+    page = parsed(render(replace(report, collapsed="retrieval has collapsed: 50 questions")))
+    assert "Retrieval has collapsed: 50 questions." in page.text
+    assert ("section", {"class": "verdict no"}) in page.seen
+
+
+def test_a_report_of_nearly_nothing_is_still_a_page(report: AnswerReport) -> None:
+    right = row(OPEN, 1, ["Paris"])
+    bare = AnswerReport("m", "s", "2026", "spans", [right], {}, measure([["a"]], 1))
+    page = parsed(render(bare))
+    assert "svg" not in {name for name, _ in page.seen}
+    assert "not right" not in page.text
+
+
+def test_a_training_s_curves_are_read_from_its_metrics(tmp_path: Path) -> None:
+    assert read_courses(tmp_path / "metrics.jsonl") == {}
+    rows = [{"kind": "dev", "step": 0, "nll": 4.0, "EM": None, "F1": math.nan}, {"kind": "train", "step": 1, "loss": 3}]
+    lines = [*map(json.dumps, rows), "[1]", "{", json.dumps({"kind": "dev", "step": 1, "nll": 2.5})]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines))
+    assert read_courses(tmp_path / "metrics.jsonl") == {"dev nll": [(0, 4.0), (1, 2.5)], "train loss": [(1, 3.0)]}
+
+
+def test_a_long_curve_is_thinned(tmp_path: Path) -> None:
+    rows = "".join(json.dumps({"kind": "train", "step": n, "loss": 1 / (n + 1)}) + "\n" for n in range(1000))
+    (tmp_path / "metrics.jsonl").write_text(rows)
+    (points,) = read_courses(tmp_path / "metrics.jsonl").values()
+    assert len(points) == 250
+    assert points[:2] == [(0, 1.0), (4, 0.2)]

@@ -1,0 +1,103 @@
+"""A retriever measured stage by stage over a small real snapshot, beside what each stage gives alone."""
+
+from pathlib import Path
+
+import pytest
+
+from rag_model.encoders.encoder import Encoder
+from rag_model.errors import UsageError
+from rag_model.evaluation.questions.files import Question, QuestionSet
+from rag_model.evaluation.retrieval.judging import JUDGED_BY, Judge
+from rag_model.evaluation.retrieval.retrieved import ask
+from rag_model.evaluation.retrieval.staged import Batches, Staged, measure_lists, staged
+from rag_model.evaluation.retrieval.timing import TIMING, Timing, time_stages
+from rag_model.retrieve.factory import open_retriever, open_retrievers
+from rag_model.retrieve.found import SnapshotRetriever
+from rag_model.store.versions.snapshot import Snapshot
+from tests.fixtures.tiny import save_cross_encoder
+
+ASKED = (
+    Question("a", "who wrote animal farm?", ("Orwell",), passages=("1-0",), source="one"),
+    Question("b", "what does the aardvark eat", ("ants",), passages=("2-0",), source="two"),
+    Question("c", "which unit measures electric current", ("ampere",), passages=("3-0",), source="one"),
+    Question("d", "which city is the capital", ("Montgomery",), passages=("4-0", "10-0"), source="two"),
+)
+QUESTIONS = QuestionSet(ASKED, {question.id: dict.fromkeys(question.passages, 1) for question in ASKED})
+ANSWERS = Judge("answers")
+
+
+def measured(retriever: SnapshotRetriever, judge: Judge = ANSWERS, timing: Timing = TIMING) -> Staged:
+    batches = Batches(ASKED)
+    lists = measure_lists(retriever, retriever.name, batches, judge, 3)
+    (costs,) = time_stages([retriever], batches.texts, 3, timing)
+    return staged(lists, costs)
+
+
+def test_each_stage_has_the_figures_that_it_has_alone(snapshot: Snapshot, encoder: Encoder, tmp_path: Path) -> None:
+    fused = "rrf(hnsw, ivfpq:3)"
+    whole = f"rerank({fused}, {save_cross_encoder(tmp_path / 'cross')}, 5)"
+    told: list[tuple[int, int]] = []
+    for by in JUDGED_BY:
+        judge = Judge.of(QUESTIONS, by)
+        retriever = open_retriever(snapshot, whole, encoder=encoder)
+        seen = measure_lists(retriever, whole, Batches(ASKED), judge, 3, lambda *far: told.append(far))
+        assert list(seen.values) == ["hnsw", "ivfpq", "rrf(hnsw, ivfpq)", retriever.name]
+        for one, values in zip(("hnsw", "ivfpq", fused, whole), seen.values.values(), strict=True):
+            outcomes = list(ask(open_retriever(snapshot, one, encoder=encoder), ASKED, 3))
+            assert values == judge.values(outcomes, [*judge.measures(3), *judge.ranks(3)])
+        assert list(seen.outcomes) == outcomes
+    assert told == [(4, 4)] * 3
+
+
+def test_time_and_bytes_add_up(snapshot: Snapshot, encoder: Encoder) -> None:
+    seen = measured(open_retriever(snapshot, "rrf(hnsw, exact, ivfpq)", encoder=encoder), timing=Timing(3))
+    files = snapshot.manifest.content.files
+    *legs, whole = seen.stages
+    assert seen.timed == 3
+    own = sum(stage.milliseconds for stage in seen.stages)
+    assert whole.search_milliseconds == pytest.approx(own)
+    assert whole.total_milliseconds == pytest.approx(own + seen.encoder_milliseconds)
+    for stage in legs:
+        assert stage.total_milliseconds == pytest.approx(stage.milliseconds + seen.encoder_milliseconds)
+    vectors = sum(files[f"embeddings/part-0000{n}.npy"].size for n in (0, 1))
+    sizes = [files["index/hnsw.faiss"].size, vectors, files["index/ivfpq.faiss"].size]
+    assert [stage.bytes for stage in legs] == sizes
+    assert whole.bytes == 0
+    encoders = sum(path.stat().st_size for path in encoder.folder.rglob("*") if path.is_file())
+    assert (seen.encoder_bytes, whole.total_bytes) == (encoders, sum(sizes) + encoders)
+
+
+def test_retrievers_that_share_an_encoder_share_its_time(snapshot: Snapshot, encoder: Encoder) -> None:
+    opened = open_retrievers(snapshot, ["hnsw", "rrf(exact, ivfpq)"], encoder=encoder)
+    first, second = time_stages(opened, [question.text for question in ASKED], 3)
+    assert first.encoders == second.encoders
+    assert first.encoders[id(encoder)] > 0
+    assert (list(first.stages), list(second.stages)) == (["hnsw"], ["exact", "ivfpq", "rrf(exact, ivfpq)"])
+
+
+def test_questions_are_encoded_once_for_all_retrievers(snapshot: Snapshot, encoder: Encoder) -> None:
+    batches = Batches(ASKED)
+    for retriever in open_retrievers(snapshot, ["hnsw", "exact"], encoder=encoder):
+        measure_lists(retriever, retriever.name, batches, ANSWERS, 3)
+        (_, questions), *_ = batches.batches
+        known = questions.known(encoder)
+        assert known is questions.vectors(encoder)
+    assert len(questions.used) == 4
+
+
+def test_one_question_is_timed_however_little_time_there_is(snapshot: Snapshot, encoder: Encoder) -> None:
+    retriever = open_retriever(snapshot, "hnsw", encoder=encoder)
+    assert measured(retriever, timing=Timing(50, 0.0)).timed == 1
+    assert measured(retriever).timed == 4
+
+
+@pytest.mark.parametrize(("k", "text"), [(0, "who?"), (13, "who?"), (3, " ")])
+def test_what_no_search_takes_is_refused(k: int, text: str, snapshot: Snapshot, encoder: Encoder) -> None:
+    retriever = open_retriever(snapshot, "hnsw", encoder=encoder)
+    with pytest.raises(UsageError):
+        measure_lists(retriever, "hnsw", Batches([Question("q", text)]), ANSWERS, k)
+
+
+def test_a_timing_of_nothing_is_refused() -> None:
+    with pytest.raises(UsageError, match="at least 1 question"):
+        Timing(0)
