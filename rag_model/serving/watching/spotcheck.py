@@ -124,8 +124,8 @@ class ExactVectors:
             if not pause():
                 return None
         each = [
-            recall_at(one.rows[None], true[None], score[None], len(one.rows), partial(self._score, one.vector))
-            for one, true, score in zip(asked, rows, scores, strict=True)
+            recall_at(one.rows[None], true[None], score[None], len(one.rows), partial(self._score, vector))
+            for one, vector, true, score in zip(asked, vectors, rows, scores, strict=True)
         ]
         return np.concatenate(each)
 
