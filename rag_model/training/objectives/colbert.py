@@ -11,7 +11,6 @@ from torch import Tensor
 
 from rag_model.corpus.records import Passage
 from rag_model.encoders.architecture import Architecture
-from rag_model.encoders.crossencoder import CrossEncoder
 from rag_model.encoders.model import CPU_BATCH_TOKENS, CUDA_BATCH_TOKENS
 from rag_model.encoders.resolve import resolve_folder
 from rag_model.encoders.token_encoder import Marker, TokenEncoder, as_tensors
@@ -33,6 +32,7 @@ from rag_model.training.objectives.group_task import GroupRecipe, GroupTask
 from rag_model.training.objectives.late import cross_entropy, distillation, maxsim
 from rag_model.training.objectives.listwise import as_lists
 from rag_model.training.objectives.objective import BACKWARD, LEARNED, Costs, Examples, Job, Objective, Result
+from rag_model.training.objectives.teacher import teacher_of
 from rag_model.training.origins import TEACHER, Named, Origins, late_of, taught
 
 GoalName = Literal["average_rank", "Success@20"]
@@ -212,8 +212,7 @@ class Colbert(Objective[ColbertTraining]):
     def prepare(self, job: Job[ColbertTraining]) -> Examples:
         """Return the examples with missing negatives and positives added, and with the teacher's scores."""
         names, settings = job.origins.names, job.settings
-        device = "cpu" if settings.loop.cpu else None
-        teacher = CrossEncoder.load(Path(names[TEACHER]), device=device) if TEACHER in names else None
+        teacher = teacher_of(job) if TEACHER in names else None
         mined = {n: with_negatives(some, job.snapshot, settings.negatives) for n, some in job.examples.items()}
         if teacher is None:
             return mined

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from rag_model.encoders.architecture import Architecture
-from rag_model.encoders.crossencoder import CrossEncoder
 from rag_model.errors import UsageError
 from rag_model.needs.reading import weights
 from rag_model.store.store import Store
@@ -32,6 +31,7 @@ from rag_model.training.objectives.objective import (
     Result,
 )
 from rag_model.training.objectives.pair_training import PairRecipe, pair_costs
+from rag_model.training.objectives.teacher import teacher_of
 from rag_model.training.origins import TEACHER, Named, Origins, pair_of, taught
 
 GoalName = Literal["average_rank", "loss", "Success@20"]
@@ -135,8 +135,7 @@ class MarginMse(Objective[MarginMseTraining]):
 
     def prepare(self, job: Job[MarginMseTraining]) -> Examples:
         """Return the examples with missing negatives and positives added, and with the teacher's scores."""
-        device = "cpu" if job.settings.loop.cpu else None
-        teacher = CrossEncoder.load(Path(job.origins.names[TEACHER]), device=device)  # first: a wrong one is refused
+        teacher = teacher_of(job)  # first: a wrong one is refused
         mined = {n: with_negatives(some, job.snapshot, job.settings.negatives) for n, some in job.examples.items()}
         return {name: with_scores(some, teacher, job.settings.margin_mse.scored) for name, some in mined.items()}
 
