@@ -42,8 +42,16 @@ factory = "HNSW8"
 factory = "HNSW8"
 over = "fixed"
 
+[index.coded]
+factory = "IVF4,PQ16np"
+over = "fixed"
+
 [index.tokens]
 factory = "MaxSim,PQ8"
+
+[gate.floors.coded]
+mean = 0.3
+p5 = 0.0
 
 [gate.floors.tokens]
 mean = 0.1
@@ -98,6 +106,9 @@ def test_token_vectors_go_the_whole_way(
         hits = open_retriever(snapshot, "fixed").search([QUESTION], 3)[0]
         sums = muvera.questions(TokenEncoder.load(colbert).encode_questions([QUESTION]))[0]
         assert [hit.score for hit in hits] == pytest.approx([float(sums @ fixed[hit.row]) for hit in hits], rel=1e-2)
+
+        coded = open_retriever(snapshot, "coded").search([QUESTION], before)[0]  # IVF-PQ over the same vectors
+        assert {hit.row for hit in hits} <= {hit.row for hit in coded[: before // 2]}
 
         every = open_index_of(snapshot, "tokens")
         asked = TokenEncoder.load(colbert).encode_questions([QUESTION])
