@@ -1,17 +1,17 @@
-"""The embed job: encode a part's passages into one file of vectors, row i for passage i; one vector each, or many."""
+"""The embed job: encode a part's passages into one file of rows, one vector each, many, or weighted terms."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 from beam_jobs.job import run_job
 from beam_jobs.launch import Launch, OnProgress, Report
 from beam_jobs.libraries import versions
 from rag_model.encoders.carried import load_carried
-from rag_model.encoders.embed import VERSION, Dtype, embed_changes
-from rag_model.encoders.embed_tokens import embed_tokens
+from rag_model.encoders.embed import VERSION, Dtype
+from rag_model.encoders.forms import Form, FormName, form_of
 from rag_model.snapshots.cut_part import CutPart
 from rag_model.snapshots.encoded_part import EncodedPart
 from rag_model.snapshots.encoding import StoredEncoder
@@ -35,7 +35,8 @@ class EmbedTask:
     space: str
     dim: int
     dtype: Dtype
-    kind: Literal["vectors", "tokens"] = "vectors"  # of a passage: one vector, or many
+    kind: FormName = "vectors"  # of a passage: one vector, many, or weighted terms
+    scale: int = 0  # units of a term's weight of 1
     earlier: tuple[Earlier, ...] = ()  # parts of the parent, whose passages' vectors are reused
     new: int = 0  # estimated number of passages to encode
 
@@ -45,8 +46,13 @@ class EmbedTask:
         facts, space = cut.facts, encoder.space
         kept = facts.inherited / facts.articles if earlier and facts.articles else 0.0
         new = round(facts.rows * (1 - kept))
-        told = cut.passages, facts.digest, encoder.passage, space.digest, space.dim, dtype, encoder.kind
+        told = cut.passages, facts.digest, encoder.passage, space.digest, space.dim, dtype, encoder.kind, encoder.scale
         return cls(*told, earlier, new)
+
+    @property
+    def form(self) -> Form:
+        """The form of the rows."""
+        return form_of(self.kind, self.dim, self.dtype, self.scale)
 
     def inputs(self) -> dict[str, Any]:
         """Return all inputs that decide the vectors, up to rounding. Inherited parts are not an input."""
@@ -65,8 +71,7 @@ def embed(task: EmbedTask, store: Store) -> Report:
     def produce(workdir: Path) -> Produced:
         out = workdir / "embeddings.npy"
         passages, earlier = store.blobs.local(task.passages), local_files(store, task.earlier)
-        given = passages, out, partial(_encoder, store.url, task.encoder), task.dim, task.dtype, earlier
-        facts = embed_tokens(*given) if task.kind == "tokens" else embed_changes(*given)
+        facts = task.form.embed(passages, out, partial(_encoder, store.url, task.encoder), earlier)
         return Produced({"embeddings": out}, asdict(facts))
 
     record, made = store.memo.once("embed", task.inputs(), produce)

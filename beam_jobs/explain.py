@@ -14,14 +14,12 @@ from typing import Any
 
 from beam_jobs.chunk import ChunkTask, tasks_of
 from beam_jobs.embed import EmbedTask
-from beam_jobs.index import deciding
+from beam_jobs.index_tasks import deciding
 from beam_jobs.workers import worker_memory
 from rag_model.corpus.chunk import chunk_part
 from rag_model.corpus.lineage import Inheritance
 from rag_model.corpus.records import Plan
 from rag_model.digest import digest_bytes, digest_file
-from rag_model.encoders.embed import count_known
-from rag_model.encoders.embed_tokens import count_known_tokens
 from rag_model.index.plan import IndexPlan
 from rag_model.snapshots.chunking import local_paths, store_chunker
 from rag_model.snapshots.cut_part import CutPart
@@ -209,8 +207,7 @@ class _Look:
             self._rows[name] += [record.outputs["embeddings"]] if rows else []
             return
         passages = self._store.blobs.local(cut.passages) if self._store.blobs.exists(cut.passages) else self._scratch
-        count = count_known_tokens if task.kind == "tokens" else count_known
-        known = count(passages, local_files(self._store, earlier), task.dim, task.dtype)
+        known = task.form.count_known(passages, local_files(self._store, earlier))
         tally.add(rows, known, inputs)
 
     def at_trained(self, name: str, plan: IndexPlan) -> Outlook:

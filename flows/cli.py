@@ -31,6 +31,7 @@ from flows.command.reply import Common, Reply
 from rag_model.errors import BookwheelError, RefusedError
 from rag_model.secrets import without_secrets
 from rag_model.store.versions.signatures import TRUST
+from rag_model.terminal import printable
 
 USAGE = 2
 _ENVIRONMENT = {  # set before Prefect and transformers are imported; values that are set already are kept
@@ -189,7 +190,7 @@ def _interrupt(number: int, frame: object) -> None:
 
 
 def _fail(sentence: str, code: int) -> int:
-    print(f"bookwheel: {without_secrets(sentence)}", file=sys.stderr)
+    print(f"bookwheel: {printable(without_secrets(sentence))}", file=sys.stderr)
     return code
 
 
@@ -198,7 +199,7 @@ def _print(reply: Any, common: Common) -> int:
         return 0
     try:
         print(
-            json.dumps(reply.document, ensure_ascii=False, indent=2) if common.json else reply.text,
+            printable(json.dumps(reply.document, ensure_ascii=False, indent=2) if common.json else reply.text),
             flush=True,
         )
     except BrokenPipeError:  # `bookwheel log | head`

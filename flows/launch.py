@@ -14,8 +14,8 @@ from flows.machine.pools import launching
 from flows.reindex import reindex
 from flows.stage import stage
 from rag_model.encoders.resolve import resolve_folder
-from rag_model.needs.build import WORDS, bulk_of, work_of
-from rag_model.needs.machine import Limits, Work
+from rag_model.needs.build import WORDS, passages_of, work_of
+from rag_model.needs.machine import Work
 from rag_model.retrieve.named import encoder_names
 from rag_model.snapshots.recipe import Recipe
 from rag_model.store.store import Store
@@ -23,14 +23,14 @@ from rag_model.store.store import Store
 
 @stage
 def weigh(
-    limits: Limits, dump: str, store: str, encoder: str, limit: int | None, beam_options: Sequence[str], **other: Any
+    memory: int, dump: str, store: str, encoder: str, limit: int | None, beam_options: Sequence[str], **other: Any
 ) -> Work:
     """Estimate what a rebuild needs."""
     named = encoder_names(Store.open(store), encoder).passage if encoder.startswith("model:") else encoder
     recipe = other["recipe"] or Recipe()
     words: int = getattr(recipe.chunk.built(), "words", WORDS)  # other chunkers: assume the default's length
-    bulk = bulk_of(dump, resolve_folder(named or encoder), words, recipe.part_bytes, limit)
-    return work_of(bulk, recipe.index, limits.memory, local=here(beam_options))
+    folder, count = resolve_folder(named or encoder), passages_of(dump, words, limit)
+    return work_of(count, folder, recipe.index, memory, local=here(beam_options))
 
 
 launch = launching("launch", reindex, weigh, "dry_run")

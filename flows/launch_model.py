@@ -19,7 +19,7 @@ from rag_model.evaluation.questions.files import read_questions
 from rag_model.generate.folder import rag_settings
 from rag_model.generate.named import rag_id
 from rag_model.needs.evaluation import work_of as of_evaluation
-from rag_model.needs.machine import Limits, Work
+from rag_model.needs.machine import Work
 from rag_model.store.store import Store
 from rag_model.store.versions.models import model_folder
 from rag_model.store.versions.snapshot import Snapshot
@@ -28,7 +28,7 @@ from rag_model.training.origins import Named
 
 
 @stage
-def weigh_training(limits: Limits, kind: str, store: str, train: str, dev: str, ref: str, **given: Any) -> Work:
+def weigh_training(memory: int, kind: str, store: str, train: str, dev: str, ref: str, **given: Any) -> Work:
     """Estimate what a fine-tuning needs; settings and examples are read as the fine-tuning itself does."""
     named = Named(given["encoder"], given["generator"], given["teacher"])
     told = Given(named, given["recipe"] or {}, given["max_steps"])
@@ -37,7 +37,7 @@ def weigh_training(limits: Limits, kind: str, store: str, train: str, dev: str, 
 
 @stage
 def weigh_evaluation(
-    limits: Limits, store: str, model: str, questions: str, ref: str, settings: Evaluation | None, **_: Any
+    memory: int, store: str, model: str, questions: str, ref: str, settings: Evaluation | None, **_: Any
 ) -> Work:
     """Estimate what an evaluation needs."""
     opened, asked, settings = Store.open(store), read_questions(questions), settings or Evaluation()

@@ -13,12 +13,13 @@ from pathlib import Path
 from flows.admission import Url
 from flows.command.age import parse_age
 from flows.launch import launch
-from flows.machine.pools import Launched, Most
+from flows.machine.pools import Launched
 from flows.outcome import Reindexed
 from flows.progress import StageClock
 from flows.reindex import DEFAULT_ENCODER, reindex
 from flows.stage import deployed, stage
 from rag_model.corpus.wikimedia import JOB, Published, Tell, fetch, newest
+from rag_model.needs.machine import Most
 from rag_model.snapshots.recipe import Recipe
 from rag_model.store.store import Store
 from rag_model.store.upkeep.expire import Expired, Policy, expire

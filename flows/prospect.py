@@ -4,60 +4,66 @@ from typing import Any
 
 from flows.command.reply import Reply, figures
 from flows.index import Order, planned
-from rag_model.index.factory import Graph, Lists, parse
-from rag_model.index.recipe import VectorPlan
+from rag_model.index.postings.impact import TERMS, VOCABULARY
+from rag_model.index.registry import kind_for
 from rag_model.index.sizing.amounts import gigabytes
-from rag_model.index.sizing.estimate import Estimate, estimate
-from rag_model.index.sizing.rate import measured_seconds
+from rag_model.index.sizing.rate import row_bytes, stage_seconds
+from rag_model.index.tokens.kind import TOKENS
+from rag_model.needs.machine import CORE, GPU
+from rag_model.needs.reading import PASSAGE
+
+_OVER = {
+    "vectors": "vectors of {d} dimensions",
+    "tokens": f"passages, {TOKENS} tokens of {{d}} dimensions each",
+    "sparse": f"passages, {TERMS} weighted terms each",
+}
+_NUMBERS = ("ef_construction", "cells", "border", "linked"), ("train_sample",)  # of a plan with shards, and of others
+_WEIGHTS = {"MiniLM": (10.6e6, 384), "BERT-base": (85e6, 768)}  # of an encoder's layers, used twice a token; its width
+_ENCODERS = {
+    f"{name} on a {on}": (w, width, speed)
+    for name, (w, width) in _WEIGHTS.items()
+    for on, speed in (("core", CORE), ("GPU", GPU))
+}
 
 
 def prospect(order: Order, n: int, d: int) -> Reply:
-    """Plan an order for n vectors of d dimensions, and time the build of a small graph on this machine.
+    """Plan an order for n vectors of d dimensions, or for n passages with token vectors of d dimensions.
 
     Raises:
         UsageError: the recipe does not fit `d`.
         ResourceError: it does not fit in memory; the message names an index that does.
     """
-    plan = planned(order, n, d)
-    cost, (small, seconds) = estimate(plan), measured_seconds(plan)
-    of_plan = {name: getattr(plan, name) for name in ("factory", "metric", "n", "d")}
-    of_cost = {name: getattr(cost, name) for name in ("search_bytes", "disk_bytes", "work_bytes", "beside_bytes")}
-    rounded = {stage: round(spent, 1) for stage, spent in seconds.items()}
-    document = of_plan | _numbers(plan) | {"search": dict(plan.search), "build_bytes": cost.build_bytes}
-    document |= {"stage_bytes": dict(cost.stages)} | of_cost | {"cpu_seconds": rounded, "notes": list(plan.notes)}
+    kind = kind_for(order.recipe.factory)
+    plan: Any = planned(order, n, d) if kind.represents == "vectors" else kind.plan(order.recipe, n, d)
+    cost, row, seconds = kind.estimate(plan), row_bytes(kind.represents, d), stage_seconds(plan, d)
+    numbers = {name: getattr(plan, name) for name in _NUMBERS[not plan.shards] if getattr(plan, name, None) is not None}
+    document = plan.entry() | numbers | {"notes": list(plan.notes), "stage_bytes": dict(cost.stages)}
+    document |= {name: getattr(cost, name) for name in ("build_bytes", "search_bytes", "disk_bytes", "work_bytes")}
+    document |= {"cpu_seconds": {stage: round(spent, 1) for stage, spent in seconds.items()}, "beside_bytes": n * row}
     stages = ", ".join(f"{stage} {gigabytes(held)}" for stage, held in cost.stages.items())
     times = ", ".join(f"{stage} {_time(spent)}" for stage, spent in seconds.items())
+    ranks = getattr(plan, "refine", None) and f": they rank {plan.search['refine']} times as many candidates as wanted"
     lines = [
-        f"index     {plan.factory} ({plan.metric}) over {plan.n:,} vectors of {plan.d} dimensions",
-        f"numbers   {figures(_numbers(plan)) or 'none'}",
+        f"index     {plan.factory} over {n:,} {_OVER.get(kind.represents, 'passages').format(d=d)}",
+        f"numbers   {figures(numbers) or 'none'}",
         f"search    {figures(plan.search) or 'exact'}",
         *(f"note      {note}" for note in plan.notes),
         f"memory    {gigabytes(cost.build_bytes)} to build ({stages}; a task each), "
         f"{gigabytes(cost.search_bytes)} to search",
-        f"disk      {gigabytes(cost.disk_bytes)} for the index, {cost.disk_bytes / plan.n:,.0f} bytes a vector; "
+        f"disk      {gigabytes(cost.disk_bytes)} for the index, {cost.disk_bytes / n:,.0f} bytes a passage; "
         f"{gigabytes(cost.work_bytes)} while it is built",
-        *([_beside(plan, cost)] if plan.refine else []),
-        f"time      {_time(sum(seconds.values()))} of one core ({times})",
-        f"          extrapolated from {small.factory} over {small.n:,} synthetic vectors of {plan.d} "
-        "dimensions, built here just now: real vectors and other machines differ",
+        f"{kind.represents:<9} {gigabytes(n * row)} on disk beside the index, {row:,} bytes a passage{ranks or ''}",
+        f"time      {_time(sum(seconds.values()))} of one core, about ({times})",
     ]
+    if kind.represents in {"tokens", "sparse"}:
+        terms = VOCABULARY if kind.represents == "sparse" else 0  # each token gives a logit for every one
+        hours = {
+            name: float(f"{2 * (size + width * terms) * PASSAGE * n / speed / 3600:.3g}")
+            for name, (size, width, speed) in _ENCODERS.items()
+        }
+        document["encoding_hours"] = hours
+        lines.append(f"encoding  hours, about: {figures(hours)}")
     return Reply(document, "\n".join(lines))
-
-
-def _beside(plan: VectorPlan, cost: Estimate) -> str:
-    return (
-        f"vectors   {gigabytes(cost.beside_bytes)} on disk beside the index, {cost.beside_bytes / plan.n:,.0f} bytes "
-        f"each in float16: they rank {plan.search['refine']} times as many candidates as a question asks for"
-    )
-
-
-def _numbers(plan: VectorPlan) -> dict[str, Any]:
-    """Return the structure's parameters by name."""
-    factory = parse(plan.factory)
-    if isinstance(factory, Graph):
-        cut = {"border": plan.border, "linked": plan.linked} if plan.cells > 1 else {}
-        return {"M": factory.links, "ef_construction": plan.ef_construction, "cells": plan.cells, **cut}
-    return {"lists": factory.lists, "train_sample": plan.train_sample} if isinstance(factory, Lists) else {}
 
 
 def _time(seconds: float) -> str:

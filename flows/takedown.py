@@ -11,8 +11,10 @@ one, so that neither `rollback` nor `ref@number` brings a page back. The old man
 id names the replacement. If no page of a snapshot is left, its refs are deleted.
 
 `gc` deletes the bytes: at once with `--grace 0`, otherwise when they are older than its grace. This machine's cache
-removes its copies. Copies elsewhere are not known to the store: `pull --keep 1` deletes those in pulled folders, and
-other machines' caches (`BOOKWHEEL_CACHE`) have to be cleared. Files planned from a later dump that contains the page
+removes its copies. Copies elsewhere are not known to the store. A service that follows the ref changes to the new
+snapshot, or serves nothing where there is none, and deletes its files of the old one. In other pulled folders the next
+`pull` says which versions were taken down, and with `--keep` deletes them. Other machines' caches (`BOOKWHEEL_CACHE`)
+have to be cleared. Files planned from a later dump that contains the page
 stay in the store until the next `gc`.
 
 Caching: the store's memo for the indexes. A run that died continues when it is run again; without pages it only

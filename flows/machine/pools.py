@@ -1,6 +1,7 @@
 """Work pools, which give runs of a deployment their machines, and the job variables that each type of pool takes."""
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from inspect import Signature, getdoc, signature
 from pathlib import Path
@@ -20,20 +21,12 @@ from flows import artifacts
 from flows.stage import deployed
 from rag_model.errors import UsageError
 from rag_model.index.sizing.amounts import gigabytes, parse_bytes
-from rag_model.needs.machine import LAUNCHER, Limits, Needs, Work, needs_of
+from rag_model.needs.machine import LAUNCHER, Most, Needs, Work, needs_of
 
 HOURS = 6.0  # the default duration: one night
+THREADS = "OMP_NUM_THREADS"  # torch and faiss would use every core that they see
 HERE = "process"  # the type of a work pool whose runs share the worker's machine
 _SCRATCH = 100  # least GiB, for downloads, the cache, and Beam's temporary files
-
-
-@dataclass(frozen=True, slots=True)
-class Most:
-    """The most memory, cores and GPUs for one run."""
-
-    memory: str  # as people write it: 64GB
-    cores: int
-    gpus: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +48,7 @@ def launching(name: str, target: Flow[..., Any], weigh: Callable[..., Work], *le
     Args:
         name: the name of the flow.
         target: the flow whose runs are estimated; the run gets its parameters.
-        weigh: returns a run's work from its `Limits`, the first argument, and its parameters, by name.
+        weigh: returns a run's work from the bytes that it may use, the first argument, and its parameters, by name.
         left_out: parameters of `target` that a launch does not take.
     """
     _, _, *own = signature(start).parameters.values()
@@ -89,7 +82,7 @@ def start(
 
     Args:
         parameters: the run's parameters; for those that are None or empty the deployment's own are used.
-        weigh: returns the work of the run from its `Limits` and its parameters.
+        weigh: returns the work of the run from the bytes that it may use and its parameters.
         deployment: the deployment to start, FLOW/NAME; the type of its work pool decides how a machine is requested.
         most: the most memory, cores and GPUs for the run; by default those of this machine.
         hours: the intended duration, approximately: a longer run gets more cores, or a GPU. By default 6, or the
@@ -101,7 +94,8 @@ def start(
     """
     pool = pool_of(deployment)
     limits, night = limits_of(most, pool), 0.0 if pool == HERE else HOURS
-    needs = needs_of(weigh(limits, **parameters), limits, night if hours is None else hours)
+    work = weigh(parse_bytes(limits.memory), **parameters)
+    needs = needs_of(work, limits, night if hours is None else hours)
     show(needs)
     told = {
         "parameters": to_jsonable_python({k: v for k, v in parameters.items() if v not in (None, [], ())}),
@@ -120,19 +114,13 @@ def pool_of(deployment: str) -> str:
     Raises:
         UsageError: there is no such deployment, or it has no pool.
     """
-    with get_client(sync_client=True) as client:
-        try:
-            name = client.read_deployment_by_name(deployment).work_pool_name
-        except (ObjectNotFound, ValueError) as missing:
-            raise UsageError(
-                f"there is no deployment {deployment}: deploy it, or name another as FLOW/NAME"
-            ) from missing
-        if name is None:
-            raise UsageError(f"the deployment {deployment} has no work pool: give it one, and a worker")
-        return str(client.read_work_pool(name).type)
+    with get_client(sync_client=True) as client, suppress(ObjectNotFound, ValueError):
+        if name := client.read_deployment_by_name(deployment).work_pool_name:
+            return str(client.read_work_pool(name).type)
+    raise UsageError(f"there is no deployment {deployment} in a work pool: deploy it, or name another as FLOW/NAME")
 
 
-def limits_of(most: Most | None, pool: str) -> Limits:
+def limits_of(most: Most | None, pool: str) -> Most:
     """Return the limits of a run; by default the resources of this machine, if runs share it.
 
     Raises:
@@ -141,10 +129,10 @@ def limits_of(most: Most | None, pool: str) -> Limits:
     if most is None and pool != HERE:
         raise UsageError(f"runs of this deployment get machines of their own ({pool}): say how large in `most`")
     if most is None:
-        return Limits(worker_memory(()) or 0, cores(), len([*Path("/dev").glob("nvidia[0-9]*")]))
+        return Most(str(worker_memory(())), cores(), len([*Path("/dev").glob("nvidia[0-9]*")]))
     if most.cores < 1 or most.gpus < 0:
         raise UsageError(f"a run needs a core, and cannot have {most.cores} cores and {most.gpus} GPUs: correct `most`")
-    return Limits(parse_bytes(most.memory), most.cores, most.gpus)
+    return most
 
 
 def job_variables(pool: str, needs: Needs) -> dict[str, Any]:
@@ -152,7 +140,7 @@ def job_variables(pool: str, needs: Needs) -> dict[str, Any]:
 
     Docker's own template has all of them; Kubernetes' has no GPUs and no scratch, but ours in `infra/kubernetes` has.
     """
-    told = {CORES: str(needs.cores), MEMORY: str(max(1, needs.memory - LAUNCHER)), **needs.env}
+    told = {CORES: str(needs.cores), MEMORY: str(max(1, needs.memory - LAUNCHER)), THREADS: str(needs.cores)}
     if pool == "docker":
         gpus = {"device_requests": [{"count": needs.gpus, "capabilities": [["gpu"]]}]} if needs.gpus else {}
         sized = {"nano_cpus": needs.cores * 10**9, **gpus}
@@ -167,10 +155,11 @@ def job_variables(pool: str, needs: Needs) -> dict[str, Any]:
 
 def show(needs: Needs) -> None:
     """Write the estimate as an artifact of the run."""
-    told, stages = gigabytes(needs.memory), {f"memory, {stage}": size for stage, size in needs.stages.items()}
     hours = f"{needs.hours:.1f} hours" if needs.hours >= 1 else f"{60 * needs.hours:.0f} minutes"
-    rows = {**needs.work, "cores": f"{needs.cores:,}", "GPUs": f"{needs.gpus:,}", "memory": told}
-    rows |= {what: gigabytes(size) for what, size in {**stages, "disk": needs.disk}.items()} | {"time, about": hours}
-    described = f"The run gets {told} of memory, {needs.cores} × core, {needs.gpus} × GPU"
-    table = [{"what": what, "value": value} for what, value in rows.items()]
-    artifacts.table(table, key="launch-needs", description=described)
+    sizes = {"memory": needs.memory, **{f"memory, {stage}": size for stage, size in needs.stages.items()}}
+    rows = {**needs.work, "cores": f"{needs.cores:,}", "GPUs": f"{needs.gpus:,}", "time, about": hours}
+    rows |= {what: gigabytes(size) for what, size in (sizes | {"disk": needs.disk}).items()}
+    described = f"The run gets {rows['memory']} of memory, {needs.cores} × core, {needs.gpus} × GPU"
+    artifacts.table(
+        [{"what": what, "value": value} for what, value in rows.items()], key="launch-needs", description=described
+    )

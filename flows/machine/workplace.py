@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from rag_model.errors import ResourceError, UsageError
-from rag_model.index.sizing.amounts import gigabytes
+from rag_model.errors import UsageError
+from rag_model.index.sizing.amounts import check_disk
 from rag_model.store.objects.cache import existing
 from rag_model.store.store import Store
 
@@ -53,12 +53,7 @@ def _check_disk(work: Path, work_bytes: int, out: Path, out_bytes: int) -> None:
     held = sum(path.stat().st_size for path in work.rglob("*") if path.is_file()) if work.exists() else 0
     apart = disk.stat().st_dev != existing(out.resolve()).stat().st_dev
     for place, needed in ((disk, work_bytes - held), (existing(out.resolve()), out_bytes if apart else 0)):
-        free = shutil.disk_usage(place).free
-        if needed > free:
-            raise ResourceError(
-                f"the work needs {gigabytes(needed)} of disk in {place}, and {gigabytes(free)} are free: "
-                "free some, or name a folder on another disk with --work"
-            )
+        check_disk(place, needed, "the work", "name a folder on another disk with --work")
 
 
 @contextmanager

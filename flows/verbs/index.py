@@ -10,7 +10,6 @@ from cyclopts import Parameter
 from flows.command.reply import Common, Reply, figures
 from flows.index import Indexed, Order, index_vectors
 from flows.prospect import prospect
-from flows.token_prospect import token_prospect
 from rag_model.errors import UsageError
 from rag_model.index.build import rows_path
 from rag_model.index.files.engine import Metric
@@ -73,8 +72,9 @@ def index(
     """Build one index over vectors of any origin: a file that plain faiss reads, and a report of recall and latency.
 
     An interrupted run is resumed by running the same command again. Beam's options follow after `--`.
-    With --plan nothing is built: `bookwheel index --plan -n 21015324 -d 768 --memory 16GB`. With --index MaxSim it
-    tells what token vectors of so many passages cost: `bookwheel index --plan --index MaxSim --n 21015324 -d 128`.
+    With --plan nothing is built: `bookwheel index --plan -n 21015324 -d 768 --memory 16GB`. For kinds that
+    are not built over vectors, n is the number of passages: `bookwheel index --plan --index MaxSim --n 1000 -d 128`;
+    of words and weighted terms, `bookwheel index --plan --index Impact --n 1000`, no dimension is needed.
     """
     files = tuple(Path(path) for path in takewhile(lambda path: not path.startswith("-"), paths))
     if not plan and len(files) < 2:
@@ -103,9 +103,7 @@ def index(
     )
     represents = kind_for(recipe.factory).represents
     if plan:
-        if represents == "text":
-            raise UsageError(f"{factory} is built over words, not over vectors: the flow launch-reindex tells its cost")
-        return (token_prospect if represents == "tokens" else prospect)(order, *_size(order, n, d))
+        return prospect(order, *_size(order, n, 1 if represents in {"text", "sparse"} else d))
     if represents != "vectors":
         raise UsageError(f"{factory} is not built over vectors from files: name it in a recipe, as [index.NAME]")
     made = index_vectors(order)

@@ -34,7 +34,10 @@ def pull(
     ] = False,
     keep: Annotated[
         int | None,
-        Parameter(help="Number of versions pulled last to keep in DEST, besides those being read; by default all."),
+        Parameter(
+            help="Number of versions pulled last to keep in DEST, besides those being read; by default all. With it, "
+            "versions that were taken down are deleted."
+        ),
     ] = None,
     common: Common | None = None,
 ) -> Reply:
@@ -76,10 +79,14 @@ def _told(report: PullReport, noun: str) -> Reply:
         "fetched_bytes": report.fetched_bytes,
         "reused_bytes": report.reused_bytes,
         "pruned": list(report.pruned),
+        "taken_down": list(report.taken_down),
     }
     text = (
         f"{noun} {report.snapshot[:12]} is in {report.path}: "
         f"{report.fetched_bytes:,} bytes fetched, {report.reused_bytes:,} there already"
         + (f"; {len(report.pruned)} earlier {noun}s deleted" if report.pruned else "")
     )
+    if report.taken_down:
+        named = ", ".join(one[:12] for one in report.taken_down)
+        text += f"\ntaken down since, and still in {report.path.parent}: {named}; pull with --keep to delete them"
     return Reply(document, text)

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from flows.command.reply import AsksName, Common, SnapshotName, StoreUrl, whole
+from rag_model.errors import UsageError
 from rag_model.extras import require
 from rag_model.retrieve.expression import all_of
 
@@ -26,6 +27,29 @@ def serve(
     asks: AsksName = None,
     host: Annotated[str, Parameter(help="Address to listen at; 0.0.0.0: also reachable from elsewhere.")] = "127.0.0.1",
     port: Annotated[int, Parameter(help="0 takes a free one.")] = 8000,
+    health_port: Annotated[
+        int | None,
+        Parameter(help="A port for /healthz, /readyz and /metrics alone, without TLS and tokens; 0 takes a free one."),
+    ] = None,
+    allow_host: Annotated[
+        tuple[str, ...],
+        Parameter(
+            negative="",
+            help="A host name that the service is asked by; again for one more. By default those of this machine, and "
+            "any where --host is not of this machine alone.",
+        ),
+    ] = (),
+    tokens: Annotated[
+        Path | None,
+        Parameter(help="A file of bearer tokens, one a line: only who has one is answered. Changes count at once."),
+    ] = None,
+    tls_certificate: Annotated[
+        Path | None, Parameter(help="PEM file of the certificate and its chain, for HTTPS. Changes count at once.")
+    ] = None,
+    tls_key: Annotated[Path | None, Parameter(help="PEM file of its private key.")] = None,
+    connections_per_client: Annotated[
+        int, Parameter(help="Connections of one address at once, of 1,000 in all; more behind a load balancer.")
+    ] = 256,
     retriever: Annotated[
         tuple[str, ...],
         Parameter(
@@ -71,13 +95,20 @@ def serve(
         poll_seconds=poll,
         workers=batches,
         keep=keep,
+        hosts=running.hosts_of(host, allow_host),
+        connections_per_client=connections_per_client,
     )
+    if (tls_certificate is None) != (tls_key is None):
+        raise UsageError("--tls-certificate and --tls-key belong together: give both, or none")
+    files = running.CertificateFiles(tls_certificate, tls_key) if tls_certificate is not None else None
+    doors = running.Doors(host, port, health_port, tokens, files)
     followed = running.Followed(store, ref, dest or running.default_dest(store), model, asks)
     asked = [question.text for question in running.read_questions(questions).questions] if questions else ()
 
-    def listening(url: str) -> None:
+    def listening(at: Any) -> None:
         if common is not None and common.json:
-            print(json.dumps({"url": url, "ref": ref}), flush=True)
-        print(f"serving {ref} at {url}", file=sys.stderr, flush=True)
+            print(json.dumps({"url": at.url, "health": at.health, "ref": ref}), flush=True)
+        health = f", its health at {at.health}" if at.health else ""
+        print(f"serving {ref} at {at.url}{health}", file=sys.stderr, flush=True)
 
-    running.run(followed, settings, (host, port), asked, listening)
+    running.run(followed, settings, doors, asked, listening)

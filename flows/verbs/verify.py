@@ -30,7 +30,7 @@ def verify(snapshot: AnyName = "latest", /, *, store: StoreUrl, common: Common |
         return Reply(document, f"{shelf.noun} {identity[:12]} is whole, {document['signed']}", untrusted)
     lines = [f"{problem.path}: {problem.what}" for problem in problems]
     refusal = (
-        f"{len(problems)} things in {opened.url} are not as they were published (first {lines[0]}): "
+        f"{opened.url} is not as it was published; problems: {len(problems)}, the first {lines[0]}: "
         "restore them from a copy of the store, or delete them and run reindex again, which makes what is missing"
     )
     return Reply(document, "\n".join(lines), refusal)

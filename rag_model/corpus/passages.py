@@ -7,13 +7,16 @@ which changes the bytes, changes no memo key. A file is renamed when it is compl
 import hashlib
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import fields
+from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from rag_model.corpus.records import Passage
@@ -22,6 +25,10 @@ from rag_model.errors import InputError
 from rag_model.landing import landing
 
 ROW_GROUP = 1024  # rows; 20 random rows of one file then cost about 10 ms, against 455 ms at 50,000
+# A file of two kilobytes can name one text of a megabyte 5,000 times: what it decodes to is bounded by its size.
+_MOST_GROUP = 1 << 16  # rows
+_EXPANDS = 100  # times; passages that are all equal take about a hundredth of their text
+_FREE = 64 << 20  # bytes that any file may decode to
 
 PASSAGE_SCHEMA = pa.schema(
     [
@@ -40,6 +47,7 @@ PASSAGE_SCHEMA = pa.schema(
     ]
 )
 _NAMES = [field.name for field in fields(Passage)]
+_TEXTS = [field.name for field in PASSAGE_SCHEMA if pa.types.is_string(field.type)]
 _values = attrgetter(*_NAMES)  # ten times as fast as `astuple`, which copies
 
 
@@ -102,25 +110,51 @@ class PassageFile:
         Raises:
             InputError: it is not Parquet, or lacks a column of `PASSAGE_SCHEMA`.
         """
-        name = getattr(source, "name", source)
-        try:
-            self._file = pq.ParquetFile(source, page_checksum_verification=True)
-        except (pa.ArrowInvalid, OSError) as broken:
-            raise InputError(f"{name} is not a readable passage file ({broken}): build or pull it again") from broken
-        missing = [column for column in _NAMES if column not in self._file.schema_arrow.names]
+        self._name = name = getattr(source, "name", source)
+        with self._reading():
+            metadata = pq.read_metadata(source)
+        missing = [column for column in _NAMES if column not in metadata.schema.to_arrow_schema().names]
         if missing:
             raise InputError(f"{name} lacks the columns {', '.join(missing)} of a passage file: build it again")
-        metadata = self._file.metadata
+        with self._reading():
+            self._file = pq.ParquetFile(
+                source, metadata=metadata, page_checksum_verification=True, read_dictionary=_TEXTS
+            )
         self.n_rows: int = metadata.num_rows
-        sizes = (metadata.row_group(i).num_rows for i in range(metadata.num_row_groups))
+        sizes = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
+        held = _size_of(source)
+        self._most = _FREE + _EXPANDS * held
+        if sum(sizes) != self.n_rows or not all(0 <= size <= _MOST_GROUP for size in sizes) or self.n_rows > held:
+            raise InputError(f"{name} claims {self.n_rows:,} rows in {held:,} bytes: build or pull it again")
         self._starts = [0]
         for size in sizes:
             self._starts.append(self._starts[-1] + size)
 
     def iter_batches(self, columns: Sequence[str] | None = None, rows: int = ROW_GROUP) -> Iterator[pa.RecordBatch]:
-        """Yield the rows in order, at most `rows` at a time, with `columns` of `PASSAGE_SCHEMA` or all."""
-        chosen = _NAMES if columns is None else list(columns)
-        return self._file.iter_batches(batch_size=rows, columns=chosen)  # type: ignore[no-any-return]
+        """Yield the rows in order, at most `rows` at a time, with `columns` of `PASSAGE_SCHEMA` or all.
+
+        Raises:
+            InputError: the file is damaged, or decodes to far more bytes than it has.
+        """
+        chosen, decoded = _NAMES if columns is None else list(columns), 0
+        with self._reading():
+            for batch in self._file.iter_batches(batch_size=rows, columns=chosen):
+                decoded += sum(map(_decoded_size, batch.columns))
+                self._check_decoded(decoded)
+                yield _plain(batch)
+
+    def iter_chosen(self, rows: Sequence[int], columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of these numbers, ascending, with these columns; reads only their row groups.
+
+        Raises:
+            InputError: the file is damaged, or decodes to far more bytes than it has.
+        """
+        for group, chosen in groupby(rows, self._group_of):
+            with self._reading():
+                table = self._file.read_row_group(group, columns=list(columns), use_threads=False)
+                for batch in table.take([row - self._starts[group] for row in chosen]).combine_chunks().to_batches():
+                    self._check_decoded(sum(map(_decoded_size, batch.columns)))
+                    yield _plain(batch)
 
     def passages(self) -> Iterator[Passage]:
         """Yield every passage in row order."""
@@ -132,15 +166,33 @@ class PassageFile:
 
         Raises:
             IndexError: a row lies outside the file.
+            InputError: the file is damaged, or decodes to far more bytes than it has.
         """
         groups = [self._group_of(row) for row in rows]
         found: dict[int, Passage] = {}
         for group in sorted(set(groups)):
             start = self._starts[group]
             wanted = sorted({row for row, its in zip(rows, groups, strict=True) if its == group})
-            table = self._file.read_row_group(group, columns=_NAMES).take([row - start for row in wanted])
-            found.update(zip(wanted, (Passage(**row) for row in table.to_pylist()), strict=True))
+            with self._reading():
+                table = self._file.read_row_group(group, columns=_NAMES).take([row - start for row in wanted])
+                self._check_decoded(sum(_decoded_size(chunk) for column in table.columns for chunk in column.chunks))
+                found.update(zip(wanted, (Passage(**row) for row in table.to_pylist()), strict=True))
         return [found[row] for row in rows]
+
+    def _check_decoded(self, size: int) -> None:
+        if size > self._most:
+            raise InputError(
+                f"{self._name} decodes to more than {self._most >> 20:,} MiB, far more than its size: build or pull it "
+                "again"
+            )
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        try:
+            yield
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as broken:
+            why = " ".join(str(broken).split())  # Arrow's messages have several lines
+            raise InputError(f"{self._name} is not a readable passage file ({why}): build or pull it again") from broken
 
     def _group_of(self, row: int) -> int:
         if not 0 <= row < self.n_rows:
@@ -158,3 +210,42 @@ class PassageFile:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def hashes_of(passages: Path) -> pa.Array:
+    """Return the hashes of a part's passages, in row order.
+
+    Raises:
+        InputError: the file is missing or corrupt.
+    """
+    try:
+        return pq.read_table(passages, columns=["hash"], use_threads=False)["hash"].combine_chunks()
+    except (OSError, KeyError, pa.ArrowException) as broken:
+        raise unreadable(passages, broken) from broken
+
+
+def unreadable(passages: Path, broken: Exception) -> InputError:
+    """Return the error that says why a passage file cannot be read."""
+    return InputError(f"passages file {passages} cannot be read ({broken}): make it again")
+
+
+def _size_of(source: Path | IO[bytes]) -> int:
+    if isinstance(source, Path):
+        return source.stat().st_size
+    size = source.seek(0, 2)
+    source.seek(0)
+    return size
+
+
+def _decoded_size(column: Any) -> int:
+    """Return the bytes of a column's texts once each row has its own copy."""
+    if not pa.types.is_dictionary(column.type):
+        return int(column.nbytes)
+    return int(pc.sum(pc.binary_length(column.dictionary).take(column.indices)).as_py() or 0)
+
+
+def _plain(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return a batch whose texts are decoded."""
+    columns = [one.dictionary_decode() if pa.types.is_dictionary(one.type) else one for one in batch.columns]
+    schema = pa.schema([field.with_type(column.type) for field, column in zip(batch.schema, columns, strict=True)])
+    return pa.record_batch(columns, schema=schema)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from rag_model.corpus.documents import place_of
 from rag_model.corpus.lineage import redact_log
 from rag_model.corpus.passages import PassageFile, PassageWriter
+from rag_model.corpus.sparse_file import SparseFile, SparseWriter, is_sparse_file
 from rag_model.corpus.token_file import ROWS, TokenFile, TokenWriter, is_token_file
 
 
@@ -36,7 +37,9 @@ class PartFiles:
     """The local files of a part: its passages and, if there are any, its vectors and its article log."""
 
     passages: Path
-    vectors: Mapping[str, Path] = field(default_factory=dict)  # by name, one a passage or many; row i: passage i
+    vectors: Mapping[str, Path] = field(
+        default_factory=dict
+    )  # by name, a vector a passage, many, or terms; row i: passage i
     articles: Path | None = None
 
 
@@ -62,16 +65,21 @@ def redact_part(part: PartFiles, pages: Collection[str], folder: Path) -> tuple[
 
 
 def _redact_vectors(source: Path, kept: NDArray[np.int64], out: Path) -> None:
-    """Write the vectors of the passages that are kept: one a passage, or many."""
-    if not is_token_file(source):
+    """Write the rows of the passages that are kept: a vector each, many, or weighted terms."""
+    if is_token_file(source):
+        tokens = TokenFile(source)
+        with TokenWriter(out, tokens.dim, tokens.dtype.name) as writer:
+            for first in range(0, len(kept), ROWS):
+                writer.write(tokens.take(kept[first : first + ROWS]))
+    elif is_sparse_file(source):
+        terms = SparseFile(source)
+        with SparseWriter(out, terms.dim, terms.scale) as sparse:
+            for first in range(0, len(kept), ROWS):
+                sparse.write(terms.take(kept[first : first + ROWS]))
+    else:
         vectors = np.load(source, mmap_mode="r", allow_pickle=False)
         with out.open("wb") as file:
             np.save(file, vectors[kept], allow_pickle=False)
-        return
-    tokens = TokenFile(source)
-    with TokenWriter(out, tokens.dim, tokens.dtype.name) as writer:
-        for first in range(0, len(kept), ROWS):
-            writer.write(tokens.take(kept[first : first + ROWS]))
 
 
 def _redact_passages(source: Path, pages: Collection[str], out: Path) -> list[int]:

@@ -46,8 +46,9 @@ def read_parquet(url: str) -> Iterator[Record]:
             rows = (row for batch in file.iter_batches(_BATCH, columns=columns) for row in batch.to_pylist())
             for number, row in enumerate(rows, start=1):
                 yield _document(row, f"row {number} of {basename(url)}")
-    except (pa.ArrowException, OSError) as broken:
-        raise InputError(f"{basename(url)} is not readable as Parquet ({broken}): write or fetch it again") from broken
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as broken:
+        why = " ".join(str(broken).split())
+        raise InputError(f"{basename(url)} is not readable as Parquet ({why}): write or fetch it again") from broken
 
 
 def read_tsv(url: str) -> Iterator[Record]:

@@ -151,6 +151,24 @@ class TokenFile:
 
 
 def is_token_file(path: Path) -> bool:
-    """Whether a file holds token vectors, by its first bytes."""
+    """Whether a file holds token vectors.
+
+    Raises:
+        InputError: it is damaged.
+    """
+    return column_of(path) == _COLUMN
+
+
+def column_of(path: Path) -> str:
+    """Return the name of the column of an Arrow file; empty: it is no Arrow file.
+
+    Raises:
+        InputError: it is one, and damaged.
+    """
     with path.open("rb") as file:
-        return file.read(len(_MAGIC)) == _MAGIC
+        if file.read(len(_MAGIC)) != _MAGIC:
+            return ""
+    try:
+        return str(pa.ipc.open_file(pa.memory_map(str(path))).schema.names[0])
+    except (OSError, IndexError, pa.ArrowException) as broken:
+        raise InputError(f"{path} is damaged: encode its part again") from broken

@@ -6,27 +6,28 @@ written, so only that status says that a dump is complete.
 """
 
 import hashlib
-import json
 import re
+import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
 from urllib.parse import urljoin, urlsplit
-from urllib.request import Request, urlopen
+from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 from rag_model.errors import InputError, ResourceError
+from rag_model.json_text import parse_json
 from rag_model.landing import sync
 from rag_model.secrets import refuse_secret
 
 JOB = "articlesmultistreamdump"  # the current text of every article, in streams of 100 pages, with an offset index
 _RUN = re.compile(r'href="(?:[^"]*/)?(\d{8})/?"')
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}\.bz2")
+_DIGEST = {"sha1": re.compile(r"[0-9a-f]{40}"), "md5": re.compile(r"[0-9a-f]{32}")}
 _AGENT = {"User-Agent": "bookwheel (https://pypi.org/project/bookwheel)"}  # Wikimedia refuses clients without a name
 _PATIENCE = 60.0  # seconds without a byte until a connection counts as dead
 _PAGE = 1 << 26  # most bytes of a listing or a status page
@@ -88,10 +89,11 @@ def fetch(published: Published, folder: Path, tell: Tell = lambda done, total: N
     A file gets its name when it is complete. The free space is checked first for all missing bytes.
 
     Raises:
-        InputError: a file does not match its checksum, or the server stops sending it.
-        ResourceError: the disk is full.
+        InputError: a file does not match its size or checksum, or the server stops sending it.
+        ResourceError: the disk has too little free space, so nothing was fetched, or became full.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    _check_room(published, folder)
     done = 0
     for file in published.files:
         if not (folder / file.name).exists():
@@ -105,15 +107,29 @@ def fetch(published: Published, folder: Path, tell: Tell = lambda done, total: N
     return str(folder / (streams[0] if len(streams) == 1 else "*.xml*.bz2"))
 
 
+def _check_room(published: Published, folder: Path) -> None:
+    lacking = sum(
+        file.size - min(_size(_part(folder, file)), file.size)
+        for file in published.files
+        if not (folder / file.name).exists()
+    )
+    free = shutil.disk_usage(folder).free
+    if lacking > free:
+        raise ResourceError(
+            f"the disk of {folder} is full: {lacking:,} bytes of the dump of {published.date} have to be fetched and "
+            f"{free:,} are free; make room, or name another folder"
+        )
+
+
 def _published(url: str, date: str, job: str) -> Published | None:
     """Read a run's status; None if the job is not done, or the run has no status yet."""
     try:
-        jobs = json.loads(_page(url, missing="{}")).get("jobs", {})
+        jobs = parse_json(_page(url, missing="{}")).get("jobs", {})
         told = jobs.get(job, {})
         if told.get("status") != "done":
             return None
         files = tuple(_file(url, name, facts) for name, facts in sorted(told["files"].items()))
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as broken:
+    except (ValueError, KeyError, TypeError, AttributeError) as broken:
         raise InputError(
             f"{url} is not the status of a dump ({type(broken).__name__}: {broken}): try again later"
         ) from broken
@@ -128,14 +144,23 @@ def _file(status: str, name: str, facts: Mapping[str, Any]) -> DumpFile:
     if not _NAME.fullmatch(name) or urlsplit(url)[:2] != urlsplit(status)[:2]:
         raise ValueError(f"a file {name!r} at {url!r}")
     algorithm = "sha1" if "sha1" in facts else "md5"
-    return DumpFile(name, url, int(facts["size"]), (algorithm, str(facts[algorithm])))
+    size, digest = int(facts["size"]), str(facts[algorithm]).lower()
+    if size < 1 or not _DIGEST[algorithm].fullmatch(digest):
+        raise ValueError(f"a file {name!r} of {size} bytes with the {algorithm} {digest!r}")
+    return DumpFile(name, url, size, (algorithm, digest))
+
+
+def _part(folder: Path, file: DumpFile) -> Path:
+    return folder / f"{file.name}.part"
 
 
 def _fetch(file: DumpFile, folder: Path, tell: Callable[[int], object]) -> None:
-    part, tries = folder / f"{file.name}.part", 0
+    part, tries = _part(folder, file), 0
     while (begun := _size(part)) < file.size:
         try:
             _append(file, part, tell)
+        except _UntrustedError:
+            raise
         except (HTTPException, TimeoutError, ConnectionError, InputError) as cut:
             tries = 0 if _size(part) > begun else tries + 1
             if tries == _TRIES:
@@ -151,12 +176,21 @@ def _fetch(file: DumpFile, folder: Path, tell: Callable[[int], object]) -> None:
 
 
 def _append(file: DumpFile, part: Path, tell: Callable[[int], object]) -> None:
-    """Append to a partial file from its end; if the server ignores the range, start again."""
+    """Append to a partial file from its end; if the server ignores the range, start again.
+
+    No more is read than is missing, and one byte to see whether there is more.
+    """
     begun = _size(part)
     with _opened(file.url, {"Range": f"bytes={begun}-"} if begun else {}) as answer:
         resumed = begun and answer.status == 206
         with part.open("ab" if resumed else "wb") as out:
-            for block in iter(partial(answer.read, _BLOCK), b""):
+            while block := answer.read(min(_BLOCK, file.size - out.tell() + 1)):
+                if out.tell() + len(block) > file.size:
+                    part.unlink()
+                    raise _UntrustedError(
+                        f"{file.url} is longer than the {file.size} bytes that its status says, and was deleted: try "
+                        "again later"
+                    )
                 out.write(block)
                 tell(out.tell())
     if _size(part) < file.size:
@@ -185,12 +219,34 @@ def _page(url: str, missing: str | None = None) -> str:
         raise InputError(f"{url} broke off ({cut}): try again later") from cut
 
 
+class _UntrustedError(InputError):
+    """The server sends what it must not: asking again does not help."""
+
+
+class _SameServer(HTTPRedirectHandler):
+    """Follows redirects within a server alone: what it is not trusted with, it must not send us to."""
+
+    def redirect_request(self, req: Request, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Request | None:
+        """Refuse another server; the same one may move from http to https."""
+        asked, told = urlsplit(req.full_url), urlsplit(newurl)
+        secured = (asked.scheme, told.scheme, asked.port) == ("http", "https", told.port)
+        if told.netloc != asked.netloc or not (told.scheme == asked.scheme or secured):
+            raise _UntrustedError(
+                f"{req.full_url} redirects to another server, {told.scheme}://{told.hostname}: give that one's address "
+                "if you trust it"
+            )
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
+_OPENER = build_opener(_SameServer)
+
+
 @contextmanager
 def _opened(url: str, headers: Mapping[str, str]) -> Iterator[Any]:
     if urlsplit(url).scheme not in {"http", "https"}:
         raise InputError(f"{url} is not a web address: give one such as https://dumps.wikimedia.org/enwiki/")
     try:
-        answer = urlopen(Request(url, headers={**_AGENT, **headers}), timeout=_PATIENCE)
+        answer = _OPENER.open(Request(url, headers={**_AGENT, **headers}), timeout=_PATIENCE)
     except (OSError, HTTPException, ValueError) as failed:
         raise InputError(f"{url} cannot be read ({getattr(failed, 'reason', failed)}): check the address") from failed
     with answer:

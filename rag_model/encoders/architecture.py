@@ -8,6 +8,7 @@ from typing import Any
 from rag_model.encoders.files import CONFIG, read_object
 from rag_model.encoders.pairs.session import onnx_file
 from rag_model.encoders.sentence_transformers import MODULES
+from rag_model.encoders.sparse_spec import is_sparse_encoder
 from rag_model.encoders.spec import RECORD_FILE
 from rag_model.encoders.token_spec import is_token_encoder
 from rag_model.encoders.weights import WEIGHTS, stored_tensors
@@ -123,12 +124,17 @@ def check_kind(folder: Path) -> None:
     """Check that `folder` holds an encoder, by its config.
 
     Raises:
-        InputError: it holds a generator, a classifier, a ColBERT, or a model of another task.
+        InputError: it holds a generator, a classifier, a ColBERT, a sparse encoder, or a model of another task.
     """
     config = read_object(folder / CONFIG)
     if is_token_encoder(folder):
         raise InputError(
             f"encoder {folder} is a ColBERT, which makes many vectors a text: name it in [represent.tokens] of a recipe"
+        )
+    if is_sparse_encoder(folder):
+        raise InputError(
+            f"encoder {folder} is a sparse encoder, which makes weighted terms: name it in [represent.sparse] of a "
+            "recipe"
         )
     architecture = next(iter(config.get("architectures") or [""]))
     ours = (folder / RECORD_FILE).is_file() or (folder / MODULES).is_file()

@@ -1,10 +1,10 @@
 """Reading the JSON files of an encoder folder."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 from rag_model.errors import InputError
+from rag_model.json_text import parse_json
 
 CONFIG = "config.json"
 _DEFAULT_MAX_LENGTH = 512  # tokens, if no file names a limit
@@ -30,7 +30,7 @@ def read_json(path: Path) -> Any:
         InputError: the file is missing or not JSON.
     """
     try:
-        return json.loads(path.read_bytes())
+        return parse_json(path.read_bytes())
     except FileNotFoundError as missing:
         raise InputError(
             f"model {path.parent} has no {path.name}: give the folder of a Hugging Face model"

@@ -41,7 +41,7 @@ class Semantic:
         if self.encoder is None:
             raise UsageError("chunker 'semantic' needs an encoder: name its folder in settings")
         if self.words < 1:
-            raise UsageError(f"a passage of {self.words} words in the recipe is empty: give at least 1")
+            raise UsageError(f"words is {self.words} in the recipe: give at least 1")
         if not 0 <= self.percentile <= 100:
             raise UsageError(f"percentile is {self.percentile}: give a number from 0 to 100")
 

@@ -1,9 +1,10 @@
 """The settings of a sentence-transformers folder: pooling, normalisation, length and prompts.
 
-Both layouts are read: `pooling_mode_mean_tokens: true` (to version 5) and `pooling_mode: "mean"` (from 6).
+Both layouts are read: `pooling_mode_mean_tokens: true` (to version 5) and `pooling_mode: "mean"` (from 6). Of a sparse
+encoder (`SparseEncoder`) too: `MLMTransformer` (to version 5.3) and `Transformer`, followed by `SpladePooling`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,9 @@ from rag_model.encoders.files import longest_input, optional_object, read_json, 
 from rag_model.errors import InputError
 
 MODULES = "modules.json"
-_SUPPORTED = {"Transformer", "Pooling", "Normalize"}
+SPLADE = "SpladePooling"
+_SUPPORTED = ("Transformer", "Pooling", "Normalize")
+_SPARSE = ("Transformer", "MLMTransformer", SPLADE)
 _POOLING = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_mean_tokens": "mean",
@@ -30,7 +33,9 @@ def read_sentence_transformers(folder: Path) -> dict[str, Any]:
     Raises:
         InputError: a file is missing or corrupt, or the model has an unsupported part.
     """
-    modules = _modules(folder)
+    modules = _supported(folder, _SUPPORTED)
+    if "Pooling" not in modules or modules.get("Transformer") != "":
+        raise InputError(f"encoder {folder} has no Transformer in its top folder, or no Pooling: use one that has both")
     prompts = optional_object(folder / "config_sentence_transformers.json")
     return {
         "pooling": _pooling(folder / modules["Pooling"] / "config.json"),
@@ -41,19 +46,50 @@ def read_sentence_transformers(folder: Path) -> dict[str, Any]:
     }
 
 
+def has_splade_pooling(folder: Path) -> bool:
+    """Whether a folder is one of a sparse encoder, by its modules.
+
+    Raises:
+        InputError: `modules.json` is damaged.
+    """
+    return (folder / MODULES).is_file() and SPLADE in _modules(folder)
+
+
+def read_splade(folder: Path) -> dict[str, Any]:
+    """Return the fields of `SparseSpec` that the folder of a sparse encoder sets.
+
+    Raises:
+        InputError: a file is missing or corrupt, or the model has an unsupported part.
+    """
+    modules = _supported(folder, _SPARSE)
+    if modules.get("Transformer", modules.get("MLMTransformer")) != "":
+        raise InputError(f"encoder {folder} has no Transformer in its top folder: use one that has")
+    told = read_object(folder / modules[SPLADE] / "config.json")
+    prompts = optional_object(folder / "config_sentence_transformers.json")
+    given = {"pooling": told.get("pooling_strategy"), "activation": told.get("activation_function")}
+    return {name: value for name, value in given.items() if value is not None} | {
+        "max_length": _max_length(folder),
+        "passage_prompt": _prompt(prompts, _PASSAGE_PROMPTS),
+        "question_prompt": _prompt(prompts, _QUESTION_PROMPTS),
+    }
+
+
 def _modules(folder: Path) -> dict[str, str]:
+    """Return the paths of a folder's modules, by the last word of their types."""
     listed = read_json(folder / MODULES)
     try:
-        modules = {str(module["type"]).rpartition(".")[2]: str(module["path"]) for module in listed}
+        return {str(module["type"]).rpartition(".")[2]: str(module["path"]) for module in listed}
     except (TypeError, KeyError) as broken:
         raise InputError(f"encoder file {folder / MODULES} is corrupt: fetch the model again") from broken
-    if unknown := sorted(modules.keys() - _SUPPORTED):
+
+
+def _supported(folder: Path, known: Sequence[str]) -> dict[str, str]:
+    modules = _modules(folder)
+    if unknown := sorted(modules.keys() - {*known}):
         raise InputError(
             f"encoder {folder} has a {unknown[0]} module, which is not supported: "
-            "use a model of Transformer, Pooling and Normalize"
+            f"use a model of {', '.join(known[:-1])} and {known[-1]}"
         )
-    if "Pooling" not in modules or modules.get("Transformer") != "":
-        raise InputError(f"encoder {folder} has no Transformer in its top folder, or no Pooling: use one that has both")
     return modules
 
 

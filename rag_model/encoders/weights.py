@@ -4,7 +4,6 @@ Two folders that hold equal tensors have one digest, whatever the file names, sh
 bf16 values that equal the fp32 ones) or the class that saved them. Pure numpy: no torch is needed to check.
 """
 
-import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ import numpy.typing as npt
 from rag_model.digest import digest_chunks, digest_json
 from rag_model.encoders.files import read_object
 from rag_model.errors import InputError
+from rag_model.json_text import parse_json
 
 WEIGHTS = "model.safetensors"
 WEIGHTS_INDEX = "model.safetensors.index.json"
@@ -61,6 +61,8 @@ class StoredTensor:
             file.seek(self.offset)
             while left:
                 values = np.fromfile(file, _STORED_AS[self.dtype], min(left, _CHUNK))
+                if not len(values):  # it was cut off after its header was read
+                    raise InputError(f"model file {self.path} is truncated: fetch it again")
                 yield _as_float32(values, self.dtype).tobytes()
                 left -= len(values)
 
@@ -92,7 +94,7 @@ def weight_files(folder: Path) -> list[Path]:
     if (folder / WEIGHTS).is_file():
         return [folder / WEIGHTS]
     if (folder / WEIGHTS_INDEX).is_file():
-        shards = set(read_object(folder / WEIGHTS_INDEX).get("weight_map", {}).values())
+        shards = _shards(folder / WEIGHTS_INDEX)
         return [folder / WEIGHTS_INDEX, *(folder / Path(shard).name for shard in sorted(shards))]
     if any(folder.glob("*.bin")):
         raise InputError(
@@ -100,6 +102,13 @@ def weight_files(folder: Path) -> list[Path]:
             "`model.save_pretrained(folder)` on a machine where you trust them"
         )
     raise InputError(f"model {folder} has no {WEIGHTS}: give the folder of a Hugging Face model")
+
+
+def _shards(index: Path) -> set[str]:
+    named = read_object(index).get("weight_map")
+    if not isinstance(named, dict) or not all(isinstance(shard, str) for shard in named.values()):
+        raise InputError(f"model file {index} is corrupt (its weight_map names no files): fetch the model again")
+    return set(named.values())
 
 
 def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
@@ -119,19 +128,31 @@ def _read_header(path: Path) -> dict[str, StoredTensor]:
     try:
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
-            header: dict[str, Any] = json.loads(file.read(min(length, _MAX_HEADER)))
+            header: dict[str, Any] = parse_json(file.read(min(length, _MAX_HEADER)))
         entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
         end = max(entry["data_offsets"][1] for entry in entries.values())
         missing = 8 + length + end - path.stat().st_size
-        tensors = {
-            name: StoredTensor(path, entry["dtype"], tuple(entry["shape"]), 8 + length + entry["data_offsets"][0])
-            for name, entry in entries.items()
-        }
+        tensors = {name: _placed(path, entry, 8 + length) for name, entry in entries.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as broken:
         raise InputError(f"model file {path} is missing or corrupt: fetch the model again") from broken
     if missing > 0:
         raise InputError(f"model file {path} is truncated ({missing} bytes are missing): fetch it again")
     return tensors
+
+
+def _placed(path: Path, entry: Mapping[str, Any], start: int) -> StoredTensor:
+    """Return the place of a tensor.
+
+    Raises:
+        ValueError: its shape is not that of its bytes.
+    """
+    (first, end), dtype, shape = entry["data_offsets"], str(entry["dtype"]), tuple(entry["shape"])
+    if not all(type(number) is int and number >= 0 for number in (first, end, *shape)):
+        raise ValueError("a tensor without a shape or a place")
+    width = np.dtype(_STORED_AS[dtype]).itemsize if dtype in _STORED_AS else None
+    if end < first or (width is not None and end - first != width * math.prod(shape)):
+        raise ValueError("a tensor that does not fit its place")
+    return StoredTensor(path, dtype, shape, start + first)
 
 
 def _canonical_names(tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:

@@ -6,7 +6,7 @@ two differ, the generator disagrees with the retriever.
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -21,6 +21,7 @@ from rag_model.generate.decoding import Decoded, Decoding
 from rag_model.generate.generator import Generator
 from rag_model.generate.rag import Rag
 from rag_model.generate.sequence_beam import decode_sequence
+from rag_model.generate.stopping import stoppable
 from rag_model.generate.token_beam import decode_token
 from rag_model.retrieve.retriever import Hit, Retriever, hit_json
 
@@ -87,40 +88,45 @@ class Reader:
         self.retriever, self._batch = retriever, batch
         self._k = min(rag.settings.k, passages or rag.settings.k)
 
-    def answer(self, questions: Sequence[str], k: int | None = None) -> list[Answer]:
+    def answer(
+        self, questions: Sequence[str], k: int | None = None, stop: Callable[[], bool] | None = None
+    ) -> list[Answer]:
         """Return the answer of each question, in order, from its best `k` passages; by default as many as in training.
+
+        `stop` is called before each token; decoding ends once it is true.
 
         Raises:
             UsageError: a question is empty, `k` is below 1 or above the number of passages, or there is no retriever.
+            StoppedError: `stop` was true.
         """
         if self.retriever is None:
             raise UsageError("this reader has no retriever: give it one, or answer from passages of your own")
-        return self.answer_from(questions, self.retriever.search(questions, self._k if k is None else k))
+        return self.answer_from(questions, self.retriever.search(questions, self._k if k is None else k), stop)
 
-    def answer_closed(self, questions: Sequence[str]) -> list[Answer]:
-        """Return the answer of each question, in order, without any passage: what the weights alone know."""
-        return self.answer_from(questions, [[CLOSED_BOOK]] * len(questions))
-
-    def answer_from(self, questions: Sequence[str], hits: Sequence[Sequence[Hit]]) -> list[Answer]:
+    def answer_from(
+        self, questions: Sequence[str], hits: Sequence[Sequence[Hit]], stop: Callable[[], bool] | None = None
+    ) -> list[Answer]:
         """Return the answer of each question, in order, from the passages given; closed book if there are none.
 
         Raises:
             UsageError: there are not as many lists of passages as questions, or a passage has no inner product.
+            StoppedError: `stop`, which is called before each token, was true.
         """
         if len(questions) != len(hits):
             raise UsageError(f"{len(questions)} questions and {len(hits)} lists of passages: give one list a question")
         found: dict[int, Answer] = {}
         beside = [list(some) or [CLOSED_BOOK] for some in hits]
+        generator = self.rag.generator if stop is None else stoppable(self.rag.generator, stop)
         with _at_rest(self.rag):
             for places in _batches([len(some) for some in beside], self._batch):
-                answers = self._read([questions[place] for place in places], [beside[place] for place in places])
+                asked, given = [questions[place] for place in places], [beside[place] for place in places]
+                answers = self._read(generator, asked, given)
                 found.update(zip(places, answers, strict=True))
         return [found[place] for place in range(len(questions))]
 
     @torch.inference_mode()
-    def _read(self, questions: Sequence[str], hits: Sequence[Sequence[Hit]]) -> list[Answer]:
+    def _read(self, generator: Generator, questions: Sequence[str], hits: Sequence[Sequence[Hit]]) -> list[Answer]:
         """Answer questions together that have equally many passages."""
-        generator = self.rag.generator
         contexts = generator.contexts(questions, [[hit.passage for hit in some] for some in hits])
         products = torch.tensor([_products(some) for some in hits], device=contexts.tokens.device)  # (b, k)
         prior = self.rag.prior(products)

@@ -1,8 +1,9 @@
 """The protocol of an index kind: everything that bookwheel needs from a searchable structure; a new kind is one folder.
 
 A kind is built over a *representation* of the passages, row i for passage i: `vectors` (one vector per passage, float16
-or float32 `.npy`, one file per part), `tokens` (many vectors per passage, one Arrow file per part) or `text` (the
-passages themselves, one Parquet file per part). It is built in four stages, each a function of files:
+or float32 `.npy`, one file per part), `tokens` (many vectors per passage, one Arrow file per part), `sparse` (weighted
+terms, one Arrow file per part) or `text` (the passages themselves, one Parquet file per part). It is built in four
+stages, each a function of files:
 
     train(rows)                        -> one small file, the same for every worker
     scatter(rows of one part)          -> one piece per part
@@ -15,10 +16,11 @@ the index is searched. A takedown builds an index again from rows without the pa
 only new rows of a file whose entry says `row_bytes`: it ends in one row of that many bytes per passage.
 """
 
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar, runtime_checkable
 
 from rag_model.errors import UsageError
 from rag_model.index.files.engine import Rows, Vectors
@@ -30,7 +32,7 @@ from rag_model.index.quality.recall import FLOOR, Floor, Recalls
 from rag_model.index.quality.tune import Tuned
 from rag_model.index.sizing.estimate import PROCESS, Estimate
 
-Represents = Literal["vectors", "tokens", "text"]
+Represents = Literal["vectors", "tokens", "sparse", "text"]
 Entry = Mapping[str, Any]  # an index's entry in a manifest
 Plan = TypeVar("Plan", bound=IndexPlan)
 
@@ -42,6 +44,15 @@ class IndexFiles:
     index: Path
     rows: Callable[[], list[Path]]  # of the representation, in row order; called only if they are read
     n: int  # passages of the snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class EarlierPart:
+    """A part of an earlier build under the same plan: what it was made of, and its piece."""
+
+    number: int
+    rows: Path
+    piece: Opener
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +71,15 @@ class TokenTrial:
     questions: Vectors  # (q, l, d)
     k: int  # depth of recall
     rows: Rows  # (m,) ascending: the sample; the passages that the questions were taken from are among them
+
+
+@dataclass(frozen=True, slots=True)
+class SparseTrial:
+    """Questions as weighted terms; each is a sentence of one passage."""
+
+    questions: Vectors  # (q, l, 2)
+    k: int  # depth of recall
+    rows: Rows  # (q,): the row that each question was taken from
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +112,15 @@ class TextIndex(Protocol):
         ...
 
 
+@runtime_checkable
+class SkippingIndex(Protocol):
+    """An index over text that skips what cannot be among the best, and can be asked not to, to be compared."""
+
+    def every(self, questions: Sequence[str], k: int, **parameters: Any) -> Rows:
+        """Return the rows that `TextIndex.search` does, having read all that could count for a question."""
+        ...
+
+
 class TokenIndex(Protocol):
     """An index that is searched by the token vectors of a question."""
 
@@ -104,6 +133,16 @@ class TokenIndex(Protocol):
 
     def score(self, question: Vectors, rows: Rows) -> Vectors:
         """Return the (m,) float32 MaxSim of a question, (l, d), with the passages at `rows`, (m,) in any order."""
+        ...
+
+
+class SparseIndex(Protocol):
+    """An index that is searched by the weighted terms of a question."""
+
+    n: int  # passages held; rows are 0 … n-1
+
+    def search(self, questions: Vectors, k: int, **parameters: Any) -> tuple[Vectors, Rows]:
+        """Return the k best rows of each question, (q, l, 2): terms and their weights; as `TextIndex.search`."""
         ...
 
 
@@ -137,7 +176,7 @@ class IndexKind(Protocol):
         Args:
             recipe: what to build.
             n: rows, at least 1.
-            width: components of a vector, or of a token's vector; 0 over text.
+            width: components of a vector, or of a token's vector; terms of a vocabulary; 0 over text.
             memory: bytes that one machine has for the largest stage; None: unknown.
             part_rows: rows of the largest part.
 
@@ -161,6 +200,12 @@ class IndexKind(Protocol):
         If there are shards, the facts' `cells` are the rows that go to each of them, and `slices` the digests of what
         each reads of this piece: shards with equal slices are equal.
         """
+        ...
+
+    def scatter_changes(
+        self, plan: IndexPlan, trained: Path, rows: Path, number: int, earlier: Sequence[EarlierPart], out: Path
+    ) -> Facts:
+        """Do as `scatter`, byte for byte; what earlier parts have in common with the rows may be taken over."""
         ...
 
     def shard(self, plan: IndexPlan, trained: Path, scattered: Sequence[Opener], number: int, out: Path) -> Facts:
@@ -199,7 +244,7 @@ class IndexKind(Protocol):
         ...
 
     def open(self, files: IndexFiles, entry: Entry, *, mmap: bool = True) -> Any:
-        """Open an index to search it: a `SearchIndex`, a `TokenIndex` or a `TextIndex`, by what it is over.
+        """Open an index to search it: a `SearchIndex`, `TokenIndex`, `SparseIndex` or `TextIndex`, by what it is over.
 
         Raises:
             InputError: the file is missing, damaged or of another kind.
@@ -207,7 +252,7 @@ class IndexKind(Protocol):
         ...
 
     def measure(self, files: IndexFiles, entry: Entry, trial: Any) -> Measurement:
-        """Measure an index with questions whose answers are known: a `Trial`, a `TokenTrial` or a `TextTrial`."""
+        """Measure an index with questions whose answers are known, in the form of what it is over: a `TextTrial`."""
         ...
 
     def check_search(self, entry: Entry, parameters: Mapping[str, Any]) -> None:
@@ -236,7 +281,17 @@ class IndexKind(Protocol):
 
 
 class PlainKind(Generic[Plan]):
-    """Defaults for a kind that has no shards and keeps no number of the parent's index."""
+    """Defaults for a kind that has no shards and takes nothing over from the parent's index."""
+
+    @abstractmethod
+    def scatter(self, plan: Plan, trained: Path, rows: Path, number: int, out: Path) -> Facts:
+        """Write the piece of part `number`."""
+
+    def scatter_changes(
+        self, plan: Plan, trained: Path, rows: Path, number: int, earlier: Sequence[EarlierPart], out: Path
+    ) -> Facts:
+        """Write the piece of part `number` from its rows alone."""
+        return self.scatter(plan, trained, rows, number, out)
 
     def steady(self, recipe: Any, plan: Plan, before: Mapping[str, Any]) -> Plan:
         """Return the plan unchanged."""
@@ -252,7 +307,7 @@ class PlainKind(Generic[Plan]):
 
 
 class UntrainedKind(PlainKind[IndexPlan]):
-    """Defaults for a kind over text: it trains nothing, has no shards and is built part by part."""
+    """Defaults for a kind over text or weighted terms: it trains nothing, has no shards and is built part by part."""
 
     represents: ClassVar[Represents] = "text"
     learns: ClassVar[bool] = False

@@ -20,6 +20,7 @@ KINDS: "Registry[IndexKind]" = Registry(
         "bm25": "rag_model.index.postings.kind:KIND",
         "exact": "rag_model.index.exact.kind:KIND",
         "hnsw": "rag_model.index.graphs.kind:KIND",
+        "impact": "rag_model.index.postings.impact:KIND",
         "ivf": "rag_model.index.lists.kind:KIND",
         "tokens": "rag_model.index.tokens.kind:KIND",
     },

@@ -69,8 +69,6 @@ class IndexFile:
         check_search(defaults or {}, tuple(own))
         self.defaults = {**own, **(defaults or {})}
         self._made: dict[tuple[int, ...], Any] = {}  # faiss's parameter objects, which are costly to create
-        if mmap and self._lists is not None and not isinstance(self._index, faiss.IndexRefine):
-            _check_tail(path, self._lists)
 
     def search(self, vectors: Vectors, k: int, **parameters: int) -> tuple[Vectors, Rows]:
         """Return the k best rows of each vector; see `SearchIndex.search`."""
@@ -84,14 +82,23 @@ class IndexFile:
         return rank_again(self._files, self.metric, vectors, rows, k)
 
     def _found(self, vectors: Vectors, k: int, parameters: Mapping[str, int]) -> tuple[Vectors, Rows]:
+        parameters = self._bounded(parameters, k)
         asked = tuple(parameters.values())
         settings = self._made.get(asked)
         if settings is None:
             settings = self._made[asked] = self._settings(parameters)
-        with engine.guarded(InputError, f"{self._path} cannot be searched: it is damaged, fetch or build it again"):
+        damaged = f"{self._path} cannot be searched: it is damaged, fetch or build it again"
+        with engine.guarded(InputError, damaged):
             scores, rows = self._index.search(vectors, k, params=settings)
+        if rows.max(initial=-1) >= self.n or rows.min(initial=0) < -1:
+            raise InputError(damaged)
         scores = scores if self.metric == "ip" else -scores
         return (np.where(rows < 0, np.float32(-np.inf), scores) if rows.min(initial=0) < 0 else scores), rows
+
+    def _bounded(self, parameters: Mapping[str, int], k: int) -> dict[str, int]:
+        """Return the parameters, none larger than finds all there is: faiss allocates what they ask for."""
+        most = {"efSearch": self.n, "nprobe": self.lists, "refine": -(-self.n // k)}
+        return {name: min(value, most[name]) for name, value in parameters.items()}
 
     def _settings(self, parameters: Mapping[str, int]) -> Any:
         """Return faiss's search parameters, nested like the index; each keeps a reference to the inner one."""
@@ -99,7 +106,7 @@ class IndexFile:
             return faiss.SearchParametersHNSW(efSearch=parameters["efSearch"])
         if self._lists is None:
             return None
-        settings = faiss.SearchParametersIVF(nprobe=min(parameters["nprobe"], self.lists))
+        settings = faiss.SearchParametersIVF(nprobe=parameters["nprobe"])
         refined = isinstance(self._index, faiss.IndexRefine)
         base = faiss.downcast_index(self._index.base_index) if refined else self._index
         if isinstance(base, faiss.IndexPreTransform):
@@ -168,18 +175,3 @@ def _settings_of(index: FaissIndex, lists: FaissIndex | None) -> dict[str, int]:
     return {"nprobe": int(lists.nprobe)} | (
         {"refine": int(index.k_factor)} if isinstance(index, faiss.IndexRefine) else {}
     )
-
-
-def _check_tail(path: Path, lists: FaissIndex) -> None:
-    """Check that the file ends with its last list's ids: a mapped file that lacks a few bytes still opens."""
-    if not isinstance(faiss.downcast_InvertedLists(lists.invlists), faiss.ArrayInvertedLists):
-        return  # another layout
-    sizes = [lists.invlists.list_size(number) for number in range(lists.nlist)]
-    last = max((number for number, size in enumerate(sizes) if size), default=None)
-    if last is None:
-        return
-    ids = faiss.rev_swig_ptr(lists.invlists.get_ids(last), sizes[last])
-    with path.open("rb") as file:
-        file.seek(-8 * sizes[last], 2)
-        if file.read() != ids.tobytes():
-            raise InputError(f"{path} is truncated: fetch or build it again")

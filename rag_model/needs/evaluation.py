@@ -23,14 +23,11 @@ def work_of(snapshot: Snapshot, model: Path, k: int, questions: int, settings: E
         InputError: the model is incomplete.
         UsageError: the snapshot has no such index.
     """
-    k, depth = min(k, snapshot.n), min(settings.deepest(k), snapshot.n)
+    swept = (1, 1, k, *settings.ablations.sweep) if settings.ablations else ()  # closed book, gold, shuffled, k swept
+    read, found = [min(one, snapshot.n) for one in (k, *swept)], min(settings.deepest(k), snapshot.n)
     question, generator = halves(model)
-    beams, answer, read = settings.decoding.beams, settings.decoding.max_new_tokens, [k]
-    if settings.ablations:  # closed book, gold passage, shuffled passages, k swept
-        read += [1, 1, k, *(min(one, snapshot.n) for one in settings.ablations.sweep)]
-    found = NUMBER * snapshot.manifest.content.n  # a row number a passage, at most, while the index is searched
-    loaded = weights(question, generator)
-    held = loaded + retriever_bytes(snapshot, settings.expression) + found + questions * depth * _PASSAGE
+    beams, answer, loaded = settings.decoding.beams, settings.decoding.max_new_tokens, weights(question, generator)
+    held = loaded + retriever_bytes(snapshot, settings.expression) + NUMBER * snapshot.n + questions * found * _PASSAGE
     decoded = decoding_bytes(generator, _BATCH * max(read) * beams, answer) + _RESCORED
     sizes = {"questions": f"{questions:,}", "conditions": f"{len(read):,}", "weights": gigabytes(loaded)}
     said = generator.operations * (PROMPT + answer * (beams + max(read)))

@@ -1,14 +1,14 @@
-"""The work of a run (`Work`), its limits (`Limits`), and the resources it gets (`Needs`).
+"""The work of a run (`Work`), its limits (`Most`), and the resources it gets (`Needs`).
 
 The constants of hardware and of processes are here, each with its unit and its source; an index kind has its own.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import ceil
 
 from rag_model.errors import ResourceError
-from rag_model.index.sizing.amounts import gigabytes
+from rag_model.index.sizing.amounts import gigabytes, parse_bytes
 
 SPARE = 1.25  # factor on the memory of the largest stage, for what the bounds below leave out
 CORE = 1.5e11  # operations per second of a core in a transformer in fp32: measured, MiniLM at 47 passages per second
@@ -23,10 +23,10 @@ _ALONE = ("launcher", "train", "merge")  # stages of one task; in other stages e
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """The largest resources that one run may use."""
+class Most:
+    """The most memory, cores and GPUs for one run."""
 
-    memory: int  # bytes
+    memory: str  # as people write it: 64GB
     cores: int
     gpus: int = 0
 
@@ -41,8 +41,6 @@ class Work:
     seconds: float = 0.0  # of a core, for the rest
     disk: int = 0  # bytes, without the store
     workers: bool = False  # whether worker processes share it, one per core; else one process with at most one GPU
-    takes: str = "it takes"  # the beginning of the refusal
-    instead: str = ", or take smaller batches, fewer passages or a smaller model"  # its end
 
     def held(self, cores: int) -> dict[str, int]:
         """Return the bytes of each stage on so many cores, the process that runs the flow included."""
@@ -62,40 +60,36 @@ class Needs:
     gpus: int
     disk: int  # bytes, without the store
     hours: float
-    env: Mapping[str, str] = field(default_factory=dict)  # environment variables that limit libraries accordingly
 
 
-def needs_of(work: Work, limits: Limits, hours: float) -> Needs:
-    """Return the resources with which a run takes about `hours`, or as close to it as the limits allow.
+def needs_of(work: Work, most: Most, hours: float) -> Needs:
+    """Return the resources with which a run takes about `hours`, or as close to it as its limits allow.
 
     A GPU is requested only if cores alone would take longer. Cores are limited by memory, and a core is not requested
     for less than a second of work.
 
     Args:
         work: the work of the run.
-        limits: the limits of the run.
+        most: the limits of the run.
         hours: the target time; 0: as little as possible.
 
     Raises:
         ResourceError: it does not fit into the limits; the message gives the memory needed.
     """
-    wanted, on_cores, gpus = max(1.0, 3600 * hours), work.operations / CORE + work.seconds, 0
-    if on_cores / limits.cores > wanted:
-        gpus = min(limits.gpus if work.workers else min(1, limits.gpus), ceil(work.operations / GPU / wanted))
-    left = work.seconds if gpus else on_cores
-    cores = min(limits.cores, max(1, ceil(left / wanted), gpus))
-    while cores > 1 and SPARE * max(work.held(cores).values()) > limits.memory:
+    wanted, free = max(1.0, 3600 * hours), parse_bytes(most.memory)
+    left, gpus = work.operations / CORE + work.seconds, 0
+    if left / most.cores > wanted:
+        gpus = min(most.gpus, ceil(work.operations / GPU / wanted) if work.workers else 1)
+    left, on_gpus = (work.seconds, work.operations / GPU / gpus) if gpus else (left, 0.0)
+    cores = min(most.cores, max(1, ceil(left / wanted), gpus))
+    while cores > 1 and SPARE * max(work.held(cores).values()) > free:
         cores -= 1
-    stages, sizes = work.held(cores), dict(work.sizes)
+    stages = work.held(cores)
     worst = max(stages, key=stages.__getitem__)
     memory = ceil(SPARE * stages[worst])
-    if memory > limits.memory:
+    if memory > free:
         raise ResourceError(
-            f"{work.takes} {gigabytes(memory)} of memory to {worst}, and a run may have {gigabytes(limits.memory)}: "
-            f"raise the limit{work.instead}"
+            f"it takes {gigabytes(memory)} of memory to {worst}, and a run may have {gigabytes(free)}: raise the "
+            "limit, or take smaller batches, fewer passages or a smaller model"
         )
-    if gpus and not work.workers:
-        sizes["of them on the GPU"] = gigabytes(work.stages[worst])
-    threads = {} if work.workers else {"OMP_NUM_THREADS": str(cores)}  # torch would use every core that it sees
-    seconds = left / cores + (work.operations / GPU / gpus if gpus else 0)
-    return Needs(sizes, stages, memory, cores, gpus, work.disk, seconds / 3600, threads)
+    return Needs(work.sizes, stages, memory, cores, gpus, work.disk, (left / cores + on_gpus) / 3600)

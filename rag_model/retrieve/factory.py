@@ -13,7 +13,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from rag_model.encoders.encoder import Encoder
+from rag_model.encoders.carried import load_asking
 from rag_model.errors import BookwheelError, UsageError
 from rag_model.retrieve.composer import Build, Composer, builder_of
 from rag_model.retrieve.dense import DenseRetriever, carried_encoder, check_asks
@@ -35,6 +35,7 @@ from rag_model.retrieve.products import with_products
 from rag_model.retrieve.questions import QuestionEncoder
 from rag_model.retrieve.rerank import PairScorer
 from rag_model.retrieve.scorers import Scorers
+from rag_model.retrieve.sparse import SparseRetriever
 from rag_model.retrieve.survey import Survey
 from rag_model.store.store import Store
 from rag_model.store.versions.paths import EMBEDDINGS
@@ -94,7 +95,7 @@ def open_retrievers(
     where = snapshot.where if isinstance(snapshot.where, str) else None
     opened = Opened(snapshot, _loading(snapshot, encoder), Scorers(store or where))
     if isinstance(encoder, str):
-        opened.use(Encoder.load(encoder, "question"), needed.indexes)
+        opened.use(load_asking(encoder), needed.indexes)
     try:
         return tuple(opened.retriever(one, products=products) for one in named)
     except BookwheelError as failed:
@@ -119,7 +120,7 @@ class Opened:
         """
         self.snapshot, self.scorers = snapshot, scorers
         self._load, self._encoder, self._mmap = encoder, list[QuestionEncoder](), mmap
-        self._indexes: dict[str, Any] = {}  # a `SearchIndex`, a `TokenIndex` or a `TextIndex`, by name
+        self._indexes: dict[str, Any] = {}  # a `SearchIndex`, or a `TokenIndex`, `SparseIndex` or `TextIndex`, by name
         self._graphs: dict[str, Neighbours] = {}  # by name of the index
         self._others: dict[str, QuestionEncoder] = {}  # encoders of further representations, by name
 
@@ -146,9 +147,9 @@ class Opened:
             UsageError: none of them is searched by vectors.
         """
         content = self.snapshot.manifest.content
-        over = dict.fromkeys(content.over(name) for name in indexes if represents(self.snapshot, name) == "vectors")
+        over = dict.fromkeys(content.over(name) for name in indexes if represents(self.snapshot, name) in _ENCODED)
         if not over:
-            raise UsageError("the retriever searches no index by vectors: leave the question encoder out")
+            raise UsageError("the retriever searches no index by vectors or terms: leave the question encoder out")
         digest = encoder.space().digest
         same = [name for name in over if (content.space_of(name) or {}).get("digest") == digest]
         if not same:
@@ -230,18 +231,35 @@ class Opened:
 
 
 def _leg(opened: Opened, name: str, parameters: Mapping[str, Any]) -> SnapshotRetriever:
-    """Return what searches the index `name`: by vectors, by token vectors or by text."""
+    """Return what searches the index `name`: by vectors, token vectors, weighted terms or text."""
     check_search(opened.snapshot, name, parameters)
     index = opened.index(name)  # first, so that a wrong name is refused before an encoder is loaded
-    if represents(opened.snapshot, name) == "text":
-        return TextRetriever(opened.snapshot, name, index, parameters)
-    if represents(opened.snapshot, name) == "tokens":
-        return TokenRetriever(opened.snapshot, name, opened.tokens(name))
+    return _LEGS[represents(opened.snapshot, name)](opened, name, index, parameters)
+
+
+def _by_text(opened: Opened, name: str, index: Any, parameters: Mapping[str, Any]) -> SnapshotRetriever:
+    return TextRetriever(opened.snapshot, name, index, parameters)
+
+
+def _by_tokens(opened: Opened, name: str, index: Any, parameters: Mapping[str, Any]) -> SnapshotRetriever:
+    return TokenRetriever(opened.snapshot, name, opened.tokens(name))
+
+
+def _by_terms(opened: Opened, name: str, index: Any, parameters: Mapping[str, Any]) -> SnapshotRetriever:
+    encoder = opened.encoder_of(opened.snapshot.manifest.content.over(name))
+    return SparseRetriever(opened.snapshot, name, encoder, index, parameters)
+
+
+def _by_vector(opened: Opened, name: str, index: Any, parameters: Mapping[str, Any]) -> SnapshotRetriever:
     encoder = opened.encoder_of(opened.snapshot.manifest.content.over(name))
     return DenseRetriever(opened.snapshot, encoder, name, index, parameters)
+
+
+_LEGS = {"text": _by_text, "tokens": _by_tokens, "sparse": _by_terms, "vectors": _by_vector}
+_ENCODED = ("vectors", "sparse")  # searched by what an encoder of the user's may make of questions
 
 
 def _loading(snapshot: Snapshot, encoder: QuestionEncoder | str | None) -> Callable[[], QuestionEncoder]:
     if encoder is None:
         return lambda: carried_encoder(snapshot)
-    return lambda: Encoder.load(encoder, "question") if isinstance(encoder, str) else encoder
+    return lambda: load_asking(encoder) if isinstance(encoder, str) else encoder

@@ -19,7 +19,8 @@ def open_index_of(snapshot: Snapshot, name: str, *, mmap: bool = True) -> Any:
     Its file is mapped, or without `mmap` loaded into memory. Rows that it ranks by are mapped in any case.
 
     Returns:
-        A `SearchIndex` over vectors, a `TokenIndex` over token vectors, or a `TextIndex` over text, by its kind.
+        By its kind a `SearchIndex` over vectors, a `TokenIndex` over token vectors, a `SparseIndex` over weighted terms
+        or a `TextIndex` over text.
 
     Raises:
         InputError: its file is damaged.
@@ -33,6 +34,10 @@ def open_index_of(snapshot: Snapshot, name: str, *, mmap: bool = True) -> Any:
     entry = entry_of(snapshot, name)
     try:
         index = kind_of(entry).open(files_of(snapshot, name), entry, mmap=mmap)
+    except KeyError as left_out:
+        raise StoreError(
+            f"the manifest of snapshot {snapshot.id[:12]} lacks {left_out} of index {name}: build it again"
+        ) from left_out
     except StoreError as missing:
         if entry.get("refine") != "vectors":
             raise
@@ -65,7 +70,7 @@ def unknown_index(snapshot: Snapshot, name: str) -> str:
 
 
 def represents(snapshot: Snapshot, name: str) -> Represents:
-    """Return what an index is searched by: a vector of each question, its `tokens`, or its `text`.
+    """Return what an index is searched by: a vector of each question, its `tokens`, its `sparse` terms, or its `text`.
 
     Raises:
         StoreError: its kind is not installed.

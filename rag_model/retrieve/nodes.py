@@ -127,7 +127,9 @@ class Call(Node):
         if not isinstance(node, Words):
             raise node.wrong(f"{option} of {self.name} is {node}: give a list, as in {option}=[{_ones(count)}]")
         if len(node.items) != count:
-            raise node.wrong(f"{option} of {self.name} has {len(node.items)} numbers for {count} legs: give one a leg")
+            raise node.wrong(
+                f"{option} of {self.name} is a list of {len(node.items)} for {count} legs: give one number a leg"
+            )
         return tuple(_real(item, option, most) for item in node.items)
 
     def _given(self, what: int | str) -> Node | None:

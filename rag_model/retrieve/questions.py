@@ -16,14 +16,14 @@ _SEEN = frozenset("LMNPS")  # letters, marks, numbers, punctuation, symbols: not
 
 
 class QuestionEncoder(Protocol):
-    """The encoder that dense retrieval needs; `Encoder` is one."""
+    """The encoder that retrieval needs; `Encoder` is one."""
 
     def space(self) -> Space:
         """Return the space of its question vectors."""
         ...
 
     def encode_questions(self, questions: Sequence[str]) -> Vectors:
-        """Return (n, d) float32 vectors, in order; (n, l, d) of a ColBERT."""
+        """Return (n, d) float32 vectors, in order; (n, l, d) of a ColBERT; (n, l, 2) of weighted terms."""
         ...
 
 
@@ -52,7 +52,7 @@ class Questions:
         return len(self.texts)
 
     def vectors(self, encoder: QuestionEncoder) -> Vectors:
-        """Return the (n, d) float32 vectors of the questions by `encoder`, in order; (n, l, d) of a ColBERT."""
+        """Return the (n, d) float32 vectors of the questions by `encoder`, in order; see `QuestionEncoder`."""
         self.used.append(encoder)
         known = self.known(encoder)
         if known is None:

@@ -1,8 +1,11 @@
 """The whole service in one process: what `bookwheel serve` runs."""
 
 import logging
+import resource
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from rag_model.digest import digest_bytes
@@ -12,9 +15,12 @@ from rag_model.generate.named import rag_id
 from rag_model.secrets import without_secrets
 from rag_model.serving.following.follower import Followed
 from rag_model.serving.http.app import create_app
-from rag_model.serving.http.server import Server, address, bound
+from rag_model.serving.http.certificate import Certificate, CertificateFiles
+from rag_model.serving.http.health import Exposition, create_health_app
+from rag_model.serving.http.server import HealthPort, Server, address, bound
+from rag_model.serving.http.tokens import Tokens
 from rag_model.serving.service import Service
-from rag_model.serving.service_settings import ServiceSettings
+from rag_model.serving.service_settings import ANY_HOST, LOOPBACK, ServiceSettings
 from rag_model.serving.watching.metrics import CONTENT_TYPE, Metrics
 from rag_model.serving.watching.quality import Quality
 from rag_model.store.objects.cache import cache_folder
@@ -22,33 +28,67 @@ from rag_model.store.objects.files import Files
 from rag_model.store.pulling.pulled import CURRENT
 from rag_model.store.store import Store
 
-__all__ = ["Followed", "ServiceSettings", "default_dest", "read_questions", "run"]
+__all__ = [
+    "CertificateFiles",
+    "Doors",
+    "Followed",
+    "Listening",
+    "ServiceSettings",
+    "default_dest",
+    "hosts_of",
+    "read_questions",
+    "run",
+]
+_LOOPBACK = ("localhost", "::1")
 _SWITCH = 0.001  # seconds that one thread may keep Python from the others: at 5 ms, its default, questions queue up
+
+
+@dataclass(frozen=True, slots=True)
+class Doors:
+    """Where a service listens, and who may come in."""
+
+    host: str
+    port: int  # 0 takes a free one
+    health_port: int | None = None  # for /healthz, /readyz and /metrics alone; they are at `port` too
+    tokens: Path | None = None  # a file of bearer tokens, one a line; None: everyone may ask
+    certificate: CertificateFiles | None = None  # None: HTTP without TLS
+
+
+@dataclass(frozen=True, slots=True)
+class Listening:
+    """The URLs that a service is reached at from this machine."""
+
+    url: str
+    health: str | None
 
 
 def run(
     followed: Followed,
     settings: ServiceSettings,
-    listener: tuple[str, int],
+    doors: Doors,
     questions: Sequence[str] = (),
-    listening: Callable[[str], None] = lambda url: None,
+    listening: Callable[[Listening], None] = lambda at: None,
 ) -> None:
     """Serve until a signal comes.
 
     Args:
         followed: what to serve.
         settings: how.
-        listener: host and port to listen at; port 0 takes a free one.
+        doors: where to listen.
         questions: of the evaluation; how far live ones drift from them is measured.
-        listening: called with the URL once connections are taken, which may be long before questions can be answered.
+        listening: called with the URLs once connections are taken, which may be long before questions can be answered.
 
     Raises:
         StoreError: there is no such store or snapshot, and nothing of it on this machine's disk.
-        UsageError: the address is taken, or the snapshot has no such index.
+        UsageError: an address is taken, a file of tokens or a certificate cannot be used, or the snapshot has no such
+            index.
         RefusedError: the model's questions ask into another space than the snapshot's.
     """
     _log()
     sys.setswitchinterval(_SWITCH)
+    _allow_files()
+    tokens = None if doors.tokens is None else Tokens(doors.tokens)
+    certificate = None if doors.certificate is None else Certificate(doors.certificate)
     if not (followed.dest / CURRENT).exists():  # otherwise it can serve that without the store
         store = Store.open(followed.url)
         store.snapshots.trusted(followed.ref)
@@ -62,18 +102,41 @@ def run(
         for server in servers:
             server.should_exit = True
 
-    with bound(*listener) as socket:
+    with ExitStack() as stack:
+        socket = stack.enter_context(bound(doors.host, doors.port))
+        health = None
+        if doors.health_port is not None:
+            health = stack.enter_context(bound(doors.host, doors.health_port, "--health-port"))
         metrics = Metrics(settings, Quality(questions=questions))
-        service = Service(followed, settings, metrics, hopeless)
-        app = create_app(service, metrics.exposition, CONTENT_TYPE)
-        servers.append(Server(app, service, lambda: listening(address(socket))))
+        service, exposition = (
+            Service(followed, settings, metrics, hopeless),
+            Exposition(metrics.exposition, CONTENT_TYPE),
+        )
+        at = Listening(
+            address(socket, "http" if certificate is None else "https"), None if health is None else address(health)
+        )
+        server = Server(
+            create_app(service, exposition, tokens),
+            service,
+            lambda: listening(at),
+            None if health is None else HealthPort(create_health_app(service, exposition), health),
+            certificate,
+        )
+        servers.append(server)
         service.start()
         try:
-            servers[0].run(sockets=[socket])
+            server.run(sockets=[socket])
         finally:
             service.close()
     if failures:
         raise failures[0]
+
+
+def hosts_of(host: str, named: Sequence[str]) -> tuple[str, ...]:
+    """Return the host names that a service answers to: those named; else any, unless only this machine reaches it."""
+    if named:
+        return tuple(named)
+    return LOOPBACK if host in _LOOPBACK or host.startswith("127.") else (ANY_HOST,)
 
 
 def default_dest(url: str) -> Path:
@@ -84,6 +147,13 @@ def default_dest(url: str) -> Path:
 class _Discreet(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         return without_secrets(super().format(record))
+
+
+def _allow_files() -> None:
+    """Take as many file descriptors as this process may have: connections of many clients need them."""
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    with suppress(ValueError, OSError):  # some systems have a lower limit than they say
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _log() -> None:

@@ -38,6 +38,7 @@ class Service:
             wait_ms=self.settings.batch_wait_ms,
             workers=workers_of(self.settings),
             begin=partial(_limit_threads, threads_of(self.settings)),
+            died=partial(tell, self.observer.died),
         )
         self._answers: Batcher[Answered] = Batcher(
             "answer",
@@ -45,28 +46,38 @@ class Service:
             waiting=self.settings.queue_answers,
             batch=self.settings.batch_answers,
             begin=partial(_limit_threads, threads_of(self.settings)),
+            died=partial(tell, self.observer.died),
         )
 
     @property
     def ready(self) -> bool:
-        """Whether the service can answer questions and is not shutting down."""
-        return self.desk.named is not None and not self.draining
+        """Whether the service can answer questions, all its threads work, and it is not shutting down."""
+        return self.desk.named is not None and not self.draining and not self.problem
+
+    @property
+    def problem(self) -> str:
+        """Which thread does not work, and why, as one sentence; empty: all do."""
+        threads = (*self._searches.threads, *self._answers.threads, self.follower.thread, *self.observer.threads)
+        return next((thread.problem for thread in threads if thread.problem), "")
 
     def start(self) -> None:
         """Begin to follow the ref."""
         self.follower.start()
 
-    async def search(self, questions: Sequence[str], k: int, retriever: str | None = None) -> Found:
-        """Return passages for questions.
+    async def search(self, questions: Sequence[str], k: int, retriever: str | None = None, client: str = "") -> Found:
+        """Return passages for questions of a client; clients take turns.
 
         Raises:
             BusyError, LateError, ClosingError: see `Batcher.ask`.
             NotReadyError: nothing is served yet.
             UsageError: the retriever is wrong or not served here, or it gives fewer passages than `k`.
         """
-        return await self._searches.ask(questions, k, retriever, self.settings.request_seconds, self._asked("search"))
+        seconds = self.settings.request_seconds
+        return await self._searches.ask(questions, k, retriever, seconds, self._asked("search"), client)
 
-    async def answer(self, questions: Sequence[str], k: int | None = None, retriever: str | None = None) -> Answered:
+    async def answer(
+        self, questions: Sequence[str], k: int | None = None, retriever: str | None = None, client: str = ""
+    ) -> Answered:
         """Return answers to questions, as `search` returns passages.
 
         Raises:
@@ -74,7 +85,8 @@ class Service:
         """
         if self.followed.model is None:
             raise UsageError("this service has no model, so it gives no answers: ask /search")
-        return await self._answers.ask(questions, k, retriever, self.settings.request_seconds, self._asked("answer"))
+        seconds = self.settings.request_seconds
+        return await self._answers.ask(questions, k, retriever, seconds, self._asked("answer"), client)
 
     def close(self) -> None:
         """Answer the requests under way, then free everything."""

@@ -7,6 +7,8 @@ from rag_model.errors import UsageError
 from rag_model.retrieve.expression import parse
 
 Swap = Literal["blue-green", "low-memory"]
+LOOPBACK = ("localhost", "127.0.0.1", "[::1]")  # names of this machine, which no other site can have
+ANY_HOST = "*"
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +19,7 @@ class ServiceSettings:
     retrievers: tuple[str, ...] = ()  # expressions; the first answers where a request names none. None: the snapshot's
     embeddings: bool = True  # pulled too: the recall of live questions is measured by them; disk, not memory
     swap: Swap = "blue-green"  # indexes in memory, of two editions for a moment; "low-memory": mapped, and paged in
+    trial: bool = True  # a child process opens and searches a new version's indexes first: half a second, once
     # requests
     max_questions: int = 64  # a request: one batch
     max_question_chars: int = 2_000  # encoders read some hundred tokens, and what is longer is cut
@@ -26,7 +29,10 @@ class ServiceSettings:
     body_seconds: float = 10.0  # from a request's head to the end of its body: a slow sender holds no place for longer
     request_seconds: float = 30.0  # from the whole body to the answer; then 504, and it leaves the queue
     connections: int = 1_000  # at once: each costs a file descriptor, of which processes have 1,024
+    connections_per_client: int = 256  # of one address: the others keep three quarters; more behind a balancer
+    write_seconds: float = 10.0  # for a client to read a reply, and one more for each 64 KiB of it; then it is cut off
     idle_seconds: float = 75.0  # between two requests of a connection: balancers give up theirs first, after 60
+    hosts: tuple[str, ...] = LOOPBACK  # names that it is asked by, which its own pages are from; "*": any
     # the queue
     queue_questions: int = 512  # waiting to be searched: a second's work or so; then 429
     queue_answers: int = 32  # waiting to be answered by a model, which takes about a second each
@@ -36,7 +42,7 @@ class ServiceSettings:
     workers: int = 0  # batches at once; 0: one a core, up to four: a core encodes while the other speaks HTTP
     threads: int = 0  # of torch and faiss in each; 0: the cores, divided among them
     # the ref
-    poll_seconds: float = 10.0  # between two looks at the ref: one listing each
+    poll_seconds: float = 10.0  # between two looks at the ref and the takedowns: a listing of each
     retry_seconds: float = 900.0  # at most, between two tries of a version that could not be pulled
     keep: int = 2  # pulled snapshots on the disk: the one that serves, and the one before it for a quick rollback
     # the end
@@ -57,7 +63,8 @@ class ServiceSettings:
                 *("max_questions", "max_question_chars", "max_k", "max_depth", "max_body_bytes", "body_seconds"),
                 "request_seconds",
                 *("queue_questions", "queue_answers", "batch_questions", "batch_answers", "poll_seconds"),
-                *("retry_seconds", "keep", "connections", "idle_seconds"),
+                *("retry_seconds", "keep", "connections", "idle_seconds", "write_seconds"),
+                "connections_per_client",
             )
         }
         for name, value in least.items():

@@ -1,11 +1,18 @@
 """The encoders of a build, one per representation."""
 
-from rag_model.encoders.muvera import RECORDED as MUVERA
+from collections.abc import Callable
+
 from rag_model.errors import UsageError
-from rag_model.snapshots.encoding import StoredEncoder, store_encoder, store_token_encoder
+from rag_model.snapshots.encoding import (
+    RepresentRecipe,
+    StoredEncoder,
+    store_encoder,
+    store_sparse_encoder,
+    store_token_encoder,
+)
 from rag_model.snapshots.recipe import Recipe
 from rag_model.store.store import Store
-from rag_model.store.versions.paths import EMBEDDINGS, TOKENS
+from rag_model.store.versions.paths import EMBEDDINGS
 
 
 def store_encoders(store: Store, encoder: str, recipe: Recipe, models: Store | None = None) -> dict[str, StoredEncoder]:
@@ -20,8 +27,17 @@ def store_encoders(store: Store, encoder: str, recipe: Recipe, models: Store | N
             raise UsageError(f"[represent.{name}] of the recipe names no encoder: add encoder = FOLDER or model:NAME")
     found = {EMBEDDINGS: store_encoder(store, encoder, recipe.encode, models)}
     for name, its in recipe.represent.items():
-        if recipe.represented()[name] == TOKENS or its.kind == MUVERA:
-            found[name] = store_token_encoder(store, its.encoder, its, models)
-        else:
-            found[name] = store_encoder(store, its.encoder, its.encode, models)
+        found[name] = _STORING[its.kind or recipe.represented()[name]](store, its.encoder, its, models)
     return found
+
+
+def _store_encoder(store: Store, name: str, recipe: RepresentRecipe, models: Store | None) -> StoredEncoder:
+    return store_encoder(store, name, recipe.encode, models)
+
+
+_STORING: dict[str, Callable[[Store, str, RepresentRecipe, Store | None], StoredEncoder]] = {
+    "vectors": _store_encoder,
+    "tokens": store_token_encoder,
+    "muvera": store_token_encoder,
+    "sparse": store_sparse_encoder,
+}

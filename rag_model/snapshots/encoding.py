@@ -9,10 +9,13 @@ from typing import Any, Literal
 from rag_model.encoders.architecture import check_kind
 from rag_model.encoders.embed import Dtype
 from rag_model.encoders.files import CONFIG, read_object
+from rag_model.encoders.forms import FormName
 from rag_model.encoders.muvera import RECORDED as MUVERA
 from rag_model.encoders.muvera import muvera_of, muvera_space
 from rag_model.encoders.resolve import question_files, resolve_folder
 from rag_model.encoders.space import Space, asked_space, check_same_space, space_of
+from rag_model.encoders.sparse_encoder import sparse_files, sparse_space
+from rag_model.encoders.sparse_spec import SparseSpec, read_sparse_spec
 from rag_model.encoders.spec import EncoderSpec, known_prompts, read_spec
 from rag_model.encoders.token_encoder import token_files, token_space
 from rag_model.encoders.token_spec import TokenSpec, read_token_spec
@@ -31,14 +34,15 @@ class EncodeRecipe:
     spec: Mapping[str, Any] = field(default_factory=dict)  # fields of EncoderSpec that replace those of the folder
 
 
-Kind = Literal["", "vectors", "tokens", "muvera"]
+Kind = Literal["", "vectors", "tokens", "muvera", "sparse"]
 
 
 @dataclass(frozen=True, slots=True)
 class RepresentRecipe:
     """How passages become vectors of an additional representation."""
 
-    kind: Kind = ""  # one vector a passage; `tokens`: many, by a ColBERT; `muvera`: one made of many; empty: by name
+    kind: Kind = ""  # one vector a passage; `tokens`: many, by a ColBERT; `muvera`: one made of many; `sparse`:
+    # weighted terms, by a masked-language model; empty: `tokens` and `sparse` by the name of the representation
     encoder: str = ""  # folder or hub name of its passage encoder, or `model:NAME`; a build needs one
     dtype: Dtype = "float16"  # as stored
     question_encoder: str = ""  # as of `EncodeRecipe`
@@ -56,11 +60,12 @@ class StoredEncoder:
     """An encoder's files in the store, and the space of their vectors."""
 
     name: str  # as the user gave it
-    spec: EncoderSpec | TokenSpec
+    spec: EncoderSpec | TokenSpec | SparseSpec
     space: Space
     passage: tuple[tuple[str, BlobRef], ...]  # (file name, blob), hashable: a worker loads equal encoders once
     question: tuple[tuple[str, BlobRef], ...]
-    kind: Literal["vectors", "tokens"] = "vectors"  # what it makes of a passage: one vector, or many
+    kind: FormName = "vectors"  # what it makes of a passage: one vector, many, or weighted terms
+    scale: int = 0  # units of a term's weight of 1
 
 
 def store_encoder(store: Store, name: str, recipe: EncodeRecipe, models: Store | None = None) -> StoredEncoder:
@@ -114,6 +119,26 @@ def store_token_encoder(store: Store, name: str, recipe: RepresentRecipe, models
     with tempfile.TemporaryDirectory(prefix="bookwheel-") as workdir:
         files = _put(store, token_files(folder, spec, space, Path(workdir), more))
     return StoredEncoder(name, spec, space, files, files, "vectors" if more else "tokens")
+
+
+def store_sparse_encoder(
+    store: Store, name: str, recipe: RepresentRecipe, models: Store | None = None
+) -> StoredEncoder:
+    """Do as `store_encoder` with a sparse encoder: the folder or hub name of a masked-language model.
+
+    Raises:
+        InputError: it is not found, it is no masked-language model, or a file of it is missing or corrupt.
+        UsageError: a setting is unknown, or there is a question encoder.
+    """
+    if recipe.question_encoder or recipe.muvera:
+        what = "question_encoder" if recipe.question_encoder else "muvera"
+        raise UsageError(f"{name} encodes questions and passages alike, as weighted terms: leave {what} out")
+    folder = resolve_folder(name)
+    spec = read_sparse_spec(folder, recipe.spec)
+    space = _named(sparse_space(folder, spec), folder)
+    with tempfile.TemporaryDirectory(prefix="bookwheel-") as workdir:
+        files = _put(store, sparse_files(folder, spec, space, Path(workdir)))
+    return StoredEncoder(name, spec, space, files, files, "sparse", spec.scale)
 
 
 def _named(space: Space, folder: Path) -> Space:

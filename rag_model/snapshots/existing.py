@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 from rag_model.corpus.chunk import BUCKET, ChunkFacts
 from rag_model.errors import RefusedError
@@ -15,7 +15,7 @@ from rag_model.snapshots.recipe import Recipe
 from rag_model.snapshots.recipe_text import given
 from rag_model.store.store import Store
 from rag_model.store.versions.manifest import Content, Manifest, PartEntry
-from rag_model.store.versions.paths import EMBEDDINGS, TOKENS, passages_path
+from rag_model.store.versions.paths import EMBEDDINGS, passages_path
 from rag_model.store.versions.snapshot import Snapshot
 from rag_model.toml import from_table
 
@@ -62,9 +62,10 @@ def facts_of(store: Store, content: Content) -> tuple[list[CutPart], dict[str, l
 
 
 def vectors_of(content: Content) -> dict[str, Represents]:
-    """Return a snapshot's representations of vectors, and what each has of a passage: one vector, or many."""
+    """Return a snapshot's encoded representations, and what each has of a passage: one vector, many, or terms."""
+    kinds: dict[str, Represents] = {kind: kind for kind in get_args(Represents)}
     spaces = [name for name in content.representations if content.space_of(name) is not None]
-    return {name: "tokens" if content.kind_of(name) == TOKENS else "vectors" for name in spaces}
+    return {name: kinds.get(content.kind_of(name), "vectors") for name in spaces}
 
 
 def widths_of(snapshot: Snapshot) -> dict[str, int]:

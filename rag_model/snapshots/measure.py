@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from rag_model.encoders.carried import load_carried
+from rag_model.encoders.sparse_encoder import SparseEncoder
 from rag_model.encoders.token_encoder import TokenEncoder
 from rag_model.evaluation.bootstrap import mean_interval
 from rag_model.evaluation.gate import Findings, GateRecipe, QuestionFloor, Reached
@@ -19,15 +20,16 @@ from rag_model.evaluation.questions.sampling import sample_rows, sample_sentence
 from rag_model.evaluation.retrieval.judging import Judge
 from rag_model.evaluation.retrieval.retrieved import ask
 from rag_model.index.factory import with_refinement
-from rag_model.index.kind import Measurement, TextTrial, TokenTrial
+from rag_model.index.kind import Measurement, SparseTrial, TextTrial, TokenTrial
 from rag_model.index.quality.health import Effort, Health, Trial
 from rag_model.index.quality.recall import percentile5
 from rag_model.index.registry import kind_of
 from rag_model.retrieve.factory import open_retriever
 from rag_model.retrieve.indexes import exact_index_of, files_of
-from rag_model.store.versions.paths import EMBEDDINGS, TEXT, TOKENS, question_encoder
+from rag_model.store.versions.paths import EMBEDDINGS, question_encoder
 from rag_model.store.versions.snapshot import Snapshot
 
+AnyTrial = Trial | TokenTrial | SparseTrial | TextTrial
 _TOKEN_QUESTIONS, _TOKEN_PASSAGES = 64, 2_000  # exact MaxSim over whole corpora costs hundred times a dense scan
 
 
@@ -120,17 +122,14 @@ def _factory(entry: Mapping[str, Any]) -> str:
     return with_refinement(entry["factory"], entry.get("refine"))
 
 
-def trials_of(snapshot: Snapshot, recipe: GateRecipe) -> Callable[[str], Trial | TokenTrial | TextTrial]:
+def trials_of(snapshot: Snapshot, recipe: GateRecipe) -> Callable[[str], AnyTrial]:
     """Return a function that gives the trial of a representation by name; each is made once."""
 
     @cache
-    def made(representation: str) -> Trial | TokenTrial | TextTrial:
-        if snapshot.manifest.content.kind_of(representation) == TOKENS:
-            return token_trial_of(snapshot, recipe, representation)
-        if representation == TEXT:
-            rows, sentences = _asked(snapshot, recipe)
-            return TextTrial(sentences, min(recipe.k, snapshot.n), np.array(rows, np.int64))
-        return trial_of(snapshot, recipe, representation)
+    def made(representation: str) -> AnyTrial:
+        return _TRIALS.get(snapshot.manifest.content.kind_of(representation), trial_of)(
+            snapshot, recipe, representation
+        )
 
     return made
 
@@ -152,6 +151,27 @@ def token_trial_of(snapshot: Snapshot, recipe: GateRecipe, representation: str) 
     encoder = TokenEncoder.load(snapshot.folder(question_encoder(representation)))
     among = np.union1d(rows, sample_rows(snapshot.n, _TOKEN_PASSAGES, recipe.seed)).astype(np.int64)
     return TokenTrial(encoder.encode_questions(sentences), min(recipe.k, snapshot.n), among)
+
+
+def sparse_trial_of(snapshot: Snapshot, recipe: GateRecipe, representation: str) -> SparseTrial:
+    """Return questions drawn from the corpus as weighted terms."""
+    rows, sentences = _asked(snapshot, recipe)
+    encoder = SparseEncoder.load(snapshot.folder(question_encoder(representation)))
+    return SparseTrial(encoder.encode_questions(sentences), min(recipe.k, snapshot.n), np.array(rows, np.int64))
+
+
+def text_trial_of(snapshot: Snapshot, recipe: GateRecipe, representation: str) -> TextTrial:
+    """Return questions drawn from the corpus as they are."""
+    rows, sentences = _asked(snapshot, recipe)
+    return TextTrial(sentences, min(recipe.k, snapshot.n), np.array(rows, np.int64))
+
+
+_TRIALS: dict[str, Callable[[Snapshot, GateRecipe, str], AnyTrial]] = {  # by the kind of a representation
+    "vectors": trial_of,
+    "tokens": token_trial_of,
+    "sparse": sparse_trial_of,
+    "text": text_trial_of,
+}
 
 
 def _asked(snapshot: Snapshot, recipe: GateRecipe) -> tuple[list[int], list[str]]:

@@ -35,11 +35,13 @@ from rag_model.retrieve.composer import CALLS
 from rag_model.retrieve.survey import survey
 from rag_model.snapshots.encoding import EncodeRecipe, RepresentRecipe
 from rag_model.store.versions.manifest import Content, Manifest
-from rag_model.store.versions.paths import EMBEDDINGS, EXACT, TEXT, TOKENS
+from rag_model.store.versions.paths import EMBEDDINGS, EXACT, SPARSE, TEXT, TOKENS
 from rag_model.store.versions.snapshot import Snapshot
 from rag_model.toml import from_table, read_toml
 
 _INDEX = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_MADE: dict[str, Represents] = {"vectors": "vectors", "muvera": "vectors", "tokens": "tokens", "sparse": "sparse"}
+_BY_NAME: dict[str, Represents] = {TOKENS: "tokens", SPARSE: "sparse"}  # of a representation that states no kind
 _REPRESENTATION = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 
 
@@ -95,11 +97,10 @@ class Recipe:
         return self.encode.dtype if representation == EMBEDDINGS else self.represent[representation].dtype
 
     def represented(self) -> dict[str, Represents]:
-        """Return the representations of vectors and what each has of a passage: one vector, or many."""
+        """Return the encoded representations and what each has of a passage: one vector, many, or weighted terms."""
         found: dict[str, Represents] = {EMBEDDINGS: "vectors"}
         for name, its in self.represent.items():
-            kind = its.kind or (TOKENS if name == TOKENS else "vectors")
-            found[name] = "tokens" if kind == TOKENS else "vectors"
+            found[name] = _MADE[its.kind] if its.kind else _BY_NAME.get(name, "vectors")
         return found
 
     def content(self) -> dict[str, Any]:
@@ -130,7 +131,7 @@ def check_fit(
 
     Args:
         recipe: what will be built.
-        representations: the representations of vectors that there will be, and what each has of a passage.
+        representations: the encoded representations that there will be, and what each has of a passage.
         beside: entries of the indexes that are there already, by name.
 
     Raises:

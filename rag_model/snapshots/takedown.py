@@ -19,6 +19,7 @@ _REBUILT = (
     "passages",
     "embeddings",
     "tokens",
+    "sparse",
     "articles",
     "trained",
     "index",

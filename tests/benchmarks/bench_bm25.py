@@ -1,9 +1,14 @@
 """BM25 as an index of a snapshot, beside bm25s and tantivy: questions per second, build, bytes, merge, rebuild.
 
-One JSON line. All sides have the same terms (this package's analyzer), k1 .9 and b .4, one thread each, and take turns
-over the same questions in every round; figures are medians of rounds. bm25s searches with numba (`method="lucene"`).
-CPU of a build begins with analysed terms on both sides; ours with the text is told apart. Scores are compared with
-bm25s's. `ratio` is our questions per second by bm25s's.
+One JSON line. All sides search the same terms (this package's analyzer), k1 .9 and b .4, one thread each, and take
+turns over the same questions in every round; figures are medians of rounds. bm25s searches with numba
+(`method="lucene"`). Questions are texts to our side; `terms` of a side says that it is given analysed questions, and
+`texts` that it analyses them itself (bm25s by its own tokenizer with the same stemmer). Scores are compared.
+`ratio` is our questions per second by bm25s's, both from texts; `ratio_of_terms` lets bm25s begin with terms.
+
+A build is measured from text to saved index, each in a process of its own: ours from part files, bm25s from strings
+that are in memory, with its own tokenizer, the same stemmer and no stop words. A rebuild comes after 1 % of the
+passages, all over the parts, were changed (half of them), inserted or deleted.
 
 By default passages are the demo's. `--passages FILE --questions FILE` takes JSON lines (plain or .xz) with `title` and
 `text`, and `question`; `--synthetic N` draws N passages of Zipfian words instead, with questions of 2 to 8 of them.
@@ -12,22 +17,24 @@ By default passages are the demo's. `--passages FILE --questions FILE` takes JSO
 import argparse
 import json
 import os
-import random
 import resource
+import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import bm25s
 import numpy as np
+import Stemmer
 import tantivy
 from alone import alone
 from passages import demo_passages, drawn
 from words import open_words, words_plan, write_parts
 
+from rag_model.corpus.passages import PassageFile
 from rag_model.corpus.records import Passage
 from rag_model.index.files.pieces import opener
 from rag_model.index.postings.analyzer import Analyzer
@@ -39,21 +46,25 @@ Terms = list[list[str]]
 K1, B = 0.9, 0.4
 _VOCABULARY = 300_000  # of synthetic passages
 _LENGTH = 60  # words of one
+_DRAWN = 10_000  # passages at once
+_TOKEN = r"(?u)\b\w+\b"
 
 
-def synthetic(count: int, asked: int) -> tuple[list[Passage], list[str]]:
-    """Return passages whose words follow Zipf's law, and questions of their words."""
+def synthetic(count: int) -> Iterator[Passage]:
+    """Yield passages whose words follow Zipf's law."""
     rng = np.random.default_rng(7)
     chances = 1 / np.arange(1, _VOCABULARY + 1)
     totals = np.cumsum(chances / chances.sum())
-    words = np.searchsorted(totals, rng.random((count, _LENGTH)))
-    passages = [passage_of("", " ".join(f"w{word}" for word in row)) for row in words.tolist()]
-    choose = random.Random(7)
-    questions = []
-    for _ in range(asked):
-        row = words[choose.randrange(count)].tolist()
-        questions.append(" ".join(f"w{word}" for word in choose.sample(row, choose.randint(2, 8))))
-    return passages, questions
+    for first in range(0, count, _DRAWN):
+        words = np.searchsorted(totals, rng.random((min(_DRAWN, count - first), _LENGTH)))
+        for row in words.tolist():
+            yield passage_of("", " ".join(f"w{word}" for word in row))
+
+
+def synthetic_questions(asked: int) -> list[str]:
+    """Return questions of 2 to 8 words of the first passages."""
+    rng, texts = np.random.default_rng(8), [one.text.split() for one in synthetic(asked)]
+    return [" ".join(rng.choice(words, rng.integers(2, 9), replace=False)) for words in texts]
 
 
 def real(options: argparse.Namespace) -> tuple[list[Passage], list[str]]:
@@ -69,69 +80,149 @@ def terms_of(texts: Sequence[str]) -> Terms:
     return [[term.decode() for term in analyzer.terms(text)] for text in texts]
 
 
-def build_ours(folder: Path, parts: int) -> dict[str, float]:
-    """Build from the part files in a folder; return CPU seconds of the stages and the file's size."""
-    plan, trained = _plan(folder), folder / "trained"
-    KIND.train(plan, [], trained)
-    began = time.process_time()
-    for number in range(parts):
-        _scatter(folder, number)
-    scattered = time.process_time()
-    _merge(folder, parts)
-    return {"scatter": scattered - began, "merge": time.process_time() - scattered}
+def texts_in(folder: Path) -> list[str]:
+    """Return the texts of the part files of a folder."""
+    files = [PassageFile(path) for path in sorted(folder.glob("part-*.parquet"))]
+    return [f"{one.title} {one.text}" for file in files for one in file.passages()]
 
 
-def rebuild_ours(folder: Path, parts: int) -> float:
-    """Build again after the first part has changed; return CPU seconds."""
+def write_edited(folder: Path) -> None:
+    """Write a folder's parts again as `edited`, after 1 % of the passages were changed, inserted or deleted."""
+    place, count = folder / "edited", 0
+    place.mkdir()
+    for path in sorted(folder.glob("part-*.parquet")):
+        kept = list(_edited(PassageFile(path).passages()))
+        write_parts(kept, max(1, len(kept)), place)[0].rename(place / f"new-{path.name}")
+        count += len(kept)
+    for path in place.glob("new-*"):
+        path.rename(path.with_name(path.name.removeprefix("new-")))
+    (place / "count").write_text(str(count))
+
+
+def _edited(passages: Iterator[Passage]) -> Iterator[Passage]:
+    for row, one in enumerate(passages):
+        if row % 400 == 1:  # deleted
+            continue
+        yield passage_of(one.title, f"{one.text} Changed.") if row % 200 == 2 else one
+        if row % 400 == 3:
+            yield passage_of("Inserted", f"A passage that was not there, number {row}.")
+
+
+def scatter(folder: Path, number: int) -> float:
+    """Count one part; return CPU seconds."""
     began = time.process_time()
-    _scatter(folder, 0)
-    _merge(folder, parts)
+    KIND.scatter(_plan(folder), folder / "trained", _part(folder, number), number, _piece(folder, number))
     return time.process_time() - began
+
+
+def merge(folder: Path, parts: int) -> float:
+    """Merge all parts; return CPU seconds."""
+    began = time.process_time()
+    pieces = [opener(_piece(folder, number)) for number in range(parts)]
+    KIND.merge(_plan(folder), folder / "trained", [], pieces, [], folder / "bm25.postings")
+    return time.process_time() - began
+
+
+def build_ours(folder: Path, parts: int) -> dict[str, float]:
+    """Build from the part files in a folder; return CPU seconds of the stages."""
+    KIND.train(_plan(folder), [], folder / "trained")
+    return {"scatter": sum(scatter(folder, number) for number in range(parts)), "merge": merge(folder, parts)}
 
 
 def _plan(folder: Path) -> Any:
     return words_plan(int((folder / "count").read_text()))
 
 
-def _scatter(folder: Path, number: int) -> None:
-    rows, out = folder / f"part-{number:05d}.parquet", folder / f"piece-{number:05d}"
-    KIND.scatter(_plan(folder), folder / "trained", rows, number, out)
+def _part(folder: Path, number: int) -> Path:
+    return folder / f"part-{number:05d}.parquet"
 
 
-def _merge(folder: Path, parts: int) -> None:
-    pieces = [opener(folder / f"piece-{number:05d}") for number in range(parts)]
-    KIND.merge(_plan(folder), folder / "trained", [], pieces, [], folder / "bm25.postings")
+def _piece(folder: Path, number: int) -> Path:
+    return folder / f"piece-{number:05d}"
 
 
-def build_bm25s(terms: Terms) -> tuple[float, bm25s.BM25]:
-    """Build bm25s's index of terms; return CPU seconds and the index."""
+def build_bm25s(folder: Path, out: Path) -> float:
+    """Build and save bm25s's index of a folder's texts, by its own tokenizer; return CPU seconds."""
+    texts = texts_in(folder)
     began = time.process_time()
-    index = bm25s.BM25(method="lucene", k1=K1, b=B, backend="numba")
+    stem = Stemmer.Stemmer("english")
+    terms = bm25s.tokenize(texts, token_pattern=_TOKEN, stopwords=None, stemmer=stem, show_progress=False)
+    index = bm25s.BM25(method="lucene", k1=K1, b=B)
     index.index(terms, show_progress=False)
-    return time.process_time() - began, index
+    index.save(out, show_progress=False)
+    return time.process_time() - began
 
 
-def build_tantivy(terms: Terms, folder: Path) -> tuple[float, Any, Any]:
-    """Build tantivy's index of terms in one segment; return CPU seconds, a searcher and the schema."""
-    schema = tantivy.SchemaBuilder()
-    schema.add_text_field("body", stored=False, tokenizer_name="whitespace", index_option="freq")
-    index = tantivy.Index(schema.build(), path=str(folder))
+def build_bm25s_of_terms(folder: Path, out: Path) -> float:
+    """Build bm25s's index of the terms of a folder's texts; return CPU seconds of what follows the analyzer."""
+    vocabulary: dict[str, int] = {}
+    analyzer, numbers = Analyzer(), list[list[int]]()
+    for text in texts_in(folder):
+        numbers.append([vocabulary.setdefault(one.decode(), len(vocabulary)) for one in analyzer.terms(text)])
     began = time.process_time()
-    writer = index.writer(heap_size=1_000_000_000, num_threads=1)
-    for some in terms:
-        writer.add_document(tantivy.Document(body=" ".join(some)))
+    index = bm25s.BM25(method="lucene", k1=K1, b=B)
+    index.index((numbers, vocabulary), show_progress=False)
+    index.save(out, show_progress=False)
+    return time.process_time() - began
+
+
+def build_tantivy(folder: Path, out: Path) -> float:
+    """Build tantivy's index of a folder's terms in one segment; return CPU seconds of what follows the analyzer."""
+    analyzer, spent = Analyzer(), 0.0
+    out.mkdir()
+    writer = tantivy.Index(_schema(), path=str(out)).writer(heap_size=1_000_000_000, num_threads=1)
+    for text in texts_in(folder):
+        body = " ".join(term.decode() for term in analyzer.terms(text))
+        began = time.process_time()
+        writer.add_document(tantivy.Document(body=body))
+        spent += time.process_time() - began
+    began = time.process_time()
     writer.commit()
     writer.wait_merging_threads()
-    index.reload()
-    return time.process_time() - began, index.searcher(), index.schema
+    return spent + time.process_time() - began
+
+
+def _schema() -> Any:
+    schema = tantivy.SchemaBuilder()
+    schema.add_text_field("body", stored=False, tokenizer_name="whitespace", index_option="freq")
+    return schema.build()
+
+
+def bm25s_sides(path: Path, asked: Terms, questions: Sequence[str], k: int) -> dict[str, Callable[[], Any]]:
+    """Return searches of bm25s's saved index: from terms, and from texts by its own tokenizer."""
+    index = bm25s.BM25.load(path, show_progress=False, backend="numba")
+    stem = Stemmer.Stemmer("english")
+
+    def of_texts() -> Any:
+        terms = bm25s.tokenize(
+            list(questions), token_pattern=_TOKEN, stopwords=None, stemmer=stem, show_progress=False, return_ids=False
+        )
+        return index.retrieve(terms, k=k, show_progress=False, n_threads=1)
+
+    return {
+        "bm25s_terms": lambda: index.retrieve(asked, k=k, show_progress=False, n_threads=1),
+        "bm25s_texts": of_texts,
+    }
+
+
+def tantivy_side(path: Path, asked: Terms, k: int) -> Callable[[], Any]:
+    """Return the search of tantivy's index for terms."""
+    index = tantivy.Index.open(str(path))
+    searcher, schema = index.searcher(), index.schema
+    queries = [
+        tantivy.Query.boolean_query(
+            [(tantivy.Occur.Should, tantivy.Query.term_query(schema, "body", term)) for term in some]
+        )
+        for some in asked
+    ]
+    return lambda: [searcher.search(query, k, count=False) for query in queries]
 
 
 def speeds(sides: dict[str, Callable[[], Any]], asked: int, rounds: int) -> dict[str, float]:
     """Return each side's questions per CPU second: the median of rounds in which they take turns."""
     taken: dict[str, list[float]] = {name: [] for name in sides}
-    for name, search in sides.items():
+    for search in sides.values():
         search()  # compiled, and its pages read
-        taken[name].clear()
     for _ in range(rounds):
         for name, search in sides.items():
             began = time.process_time()
@@ -140,8 +231,9 @@ def speeds(sides: dict[str, Callable[[], Any]], asked: int, rounds: int) -> dict
     return {name: round(asked / statistics.median(own), 1) for name, own in taken.items()}
 
 
-def compare(index: Bm25Index, peer: bm25s.BM25, questions: Sequence[str], asked: Terms, k: int) -> float:
+def compare(index: Bm25Index, path: Path, questions: Sequence[str], asked: Terms, k: int) -> float:
     """Return the largest relative difference between our scores and bm25s's of the same passages."""
+    peer = bm25s.BM25.load(path, show_progress=False)
     scores, rows = index.search(questions, k)
     worst = 0.0
     for own, found, terms in zip(scores, rows, asked, strict=True):
@@ -152,66 +244,78 @@ def compare(index: Bm25Index, peer: bm25s.BM25, questions: Sequence[str], asked:
     return worst
 
 
+def build_all(work: Path, options: argparse.Namespace, parts: int, n: int) -> dict[str, Any]:
+    """Build with all sides; return what it took."""
+    folder, once = work / "parts", work / "once"
+    alone(build_ours, folder, parts)  # compiles
+    ours = alone(build_ours, folder, parts)
+    one, joined = alone(scatter, folder, parts // 2), alone(merge, folder, parts)
+    report: dict[str, Any] = {"peak_mb": {"scatter": round(one.anonymous_mb), "merge": round(joined.anonymous_mb)}}
+    once.mkdir()
+    (once / "count").write_text(str(n))
+    write_parts(synthetic(n) if options.synthetic else options.held, n, once)
+    report["peak_mb"]["in_one_part"] = round(alone(build_ours, once, 1).anonymous_mb)
+    report["merged_is_one_shot"] = _bytes(folder) == _bytes(once)
+    shutil.rmtree(once)
+    seconds = {name: round(value, 2) for name, value in ours.value.items()}
+    seconds["ours"] = round(sum(ours.value.values()), 2)
+    for name, build in (
+        ("bm25s", build_bm25s),
+        ("bm25s_of_terms", build_bm25s_of_terms),
+        ("tantivy_of_terms", build_tantivy),
+    ):
+        if name.partition("_")[0] in options.peers:
+            peer = alone(build, folder, work / name)
+            seconds[name], report["peak_mb"][name] = round(peer.value, 2), round(peer.anonymous_mb)
+    return report | {"build_cpu_seconds": seconds}
+
+
+def _bytes(folder: Path) -> bytes:
+    return (folder / "bm25.postings").read_bytes()
+
+
 def main() -> None:
     options = _options()
-    passages, questions = synthetic(options.synthetic, options.asked) if options.synthetic else real(options)
-    n = len(passages)
-    with tempfile.TemporaryDirectory() as work:
-        folder, once = Path(work, "parts"), Path(work, "once")
-        for place, parts in ((folder, options.parts), (once, 1)):
-            place.mkdir()
-            (place / "count").write_text(str(n))
-            write_parts(passages, parts, place)
-        KIND.merge  # noqa: B018
-        ours = alone(build_ours, folder, options.parts)
-        whole = alone(build_ours, once, 1)
-        again = alone(rebuild_ours, folder, options.parts)
-        equal = (folder / "bm25.postings").read_bytes() == (once / "bm25.postings").read_bytes()
-        index = open_words(folder / "bm25.postings", n)
-        size = (folder / "bm25.postings").stat().st_size
-        terms, asked = terms_of([f"{one.title} {one.text}" for one in passages]), terms_of(questions)
-        seconds_bm25s, peer = build_bm25s(terms)
-        Path(work, "tantivy").mkdir()
-        seconds_tantivy, searcher, schema = build_tantivy(terms, Path(work, "tantivy"))
-        del terms
-        queries = [
-            tantivy.Query.boolean_query(
-                [(tantivy.Occur.Should, tantivy.Query.term_query(schema, "body", term)) for term in some]
-            )
-            for some in asked
-        ]
-        sides: dict[str, Callable[[], Any]] = {
-            "ours": lambda: index.search(questions, options.k),
-            "bm25s": lambda: peer.retrieve(asked, k=options.k, show_progress=False, n_threads=1),
-            "tantivy": lambda: [searcher.search(query, options.k, count=False) for query in queries],
-            "ours_reading_all": lambda: index.search(questions, options.k, skip=False),
-        }
+    if options.synthetic:
+        n, passages, questions = options.synthetic, synthetic(options.synthetic), synthetic_questions(options.asked)
+    else:
+        options.held, questions = real(options)
+        n, passages = len(options.held), options.held
+    with tempfile.TemporaryDirectory() as temporary:
+        work = Path(temporary)
+        (work / "parts").mkdir()
+        (work / "parts" / "count").write_text(str(n))
+        parts = len(write_parts(passages, options.part_rows or -(-n // options.parts), work / "parts"))
+        report = {"benchmark": "bm25", "n": n, "parts": parts, "questions": len(questions), "k": options.k}
+        report |= build_all(work, options, parts, n)
+        options.held = None
+        report["bytes_per_passage"] = {"ours": round((work / "parts" / "bm25.postings").stat().st_size / n, 1)}
+        index, asked = open_words(work / "parts" / "bm25.postings", n), terms_of(questions)
+        sides: dict[str, Callable[[], Any]] = {"ours": lambda: index.search(questions, options.k)}
+        if "bm25s" in options.peers:
+            sides |= bm25s_sides(work / "bm25s_of_terms", asked, questions, options.k)
+            report["bytes_per_passage"]["bm25s"] = round(_size(work / "bm25s_of_terms") / n, 1)
+            few = slice(0, 200)
+            worst = compare(index, work / "bm25s_of_terms", questions[few], asked[few], options.k)
+            report["largest_relative_difference"] = worst
+        if "tantivy" in options.peers:
+            sides["tantivy_terms"] = tantivy_side(work / "tantivy_of_terms", asked, options.k)
+            report["bytes_per_passage"]["tantivy"] = round(_size(work / "tantivy_of_terms") / n, 1)
+        if options.reading_all:
+            sides["ours_reading_all"] = lambda: index.search(questions, options.k, skip=False)
         found = speeds(sides, len(questions), options.rounds)
-        scores = peer.scores
-        report = {
-            "benchmark": "bm25",
-            "ratio": round(found["ours"] / found["bm25s"], 3),
-            "ratio_to_tantivy": round(found["ours"] / found["tantivy"], 3),
-            "questions_per_cpu_second": found,
-            "n": n,
-            "questions": len(questions),
-            "k": options.k,
-            "bytes_per_passage": round(size / n, 1),
-            "bm25s_bytes_per_passage": round(sum(scores[name].nbytes for name in ("data", "indices", "indptr")) / n, 1),
-            "tantivy_bytes_per_passage": round(sum(f.stat().st_size for f in Path(work, "tantivy").iterdir()) / n, 1),
-            "build_cpu_seconds": {
-                **{name: round(value, 2) for name, value in ours.value.items()},
-                "bm25s_of_terms": round(seconds_bm25s, 2),
-                "tantivy_of_terms": round(seconds_tantivy, 2),
-            },
-            "parts": options.parts,
-            "merged_is_one_shot": equal,
-            "rebuild_one_part_share": round(again.value / sum(ours.value.values()), 3),
-            "peak_mb": {"ours": round(ours.anonymous_mb), "ours_in_one_part": round(whole.anonymous_mb)},
-            "peak_mb_all": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10,
-            "largest_relative_difference": compare(index, peer, questions[:200], asked[:200], options.k),
-        }
+        report["questions_per_cpu_second"] = found
+        if "bm25s" in options.peers:
+            report |= {"ratio": round(found["ours"] / found["bm25s_texts"], 3)}
+            report |= {"ratio_of_terms": round(found["ours"] / found["bm25s_terms"], 3)}
+        if "tantivy" in options.peers:
+            report |= {"ratio_to_tantivy": round(found["ours"] / found["tantivy_terms"], 3)}
+        report["peak_mb_all"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
     print(json.dumps(report))
+
+
+def _size(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.iterdir())
 
 
 def _options() -> argparse.Namespace:
@@ -222,7 +326,10 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--synthetic", type=int, default=0, help="passages of Zipfian words instead")
     parser.add_argument("--asked", type=int, default=500)
     parser.add_argument("--parts", type=int, default=8)
+    parser.add_argument("--part-rows", type=int, help="passages of a part, instead of a number of parts")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--peers", nargs="*", default=["bm25s", "tantivy"], help="those to compare with")
+    parser.add_argument("--reading-all", action="store_true", help="time our search without skipping, too")
     parser.add_argument("-k", type=int, default=10)
     return parser.parse_args()
 

@@ -138,7 +138,9 @@ def table(store: Path, ids: Sequence[str], seats: Sequence[Office], options: Any
         passages = [before.n, after.n]
     closed = [
         answer.text
-        for answer in Reader(None, rag, Decoding(max_new_tokens=24)).answer_closed([o.question for o in seats])
+        for answer in Reader(None, rag, Decoding(max_new_tokens=24)).answer_from(
+            [o.question for o in seats], [[]] * len(seats)
+        )
     ]
     both = sum(_holds(a, o.holders[0]) and _holds(b, o.holders[1]) for a, b, o in zip(*answers, seats, strict=True))
     return {

@@ -1,6 +1,7 @@
 """BM25 over passages of a benchmark, as a build makes it: parts, postings, merge."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import islice
 from pathlib import Path
 
 from rag_model.corpus.passages import PassageWriter
@@ -14,13 +15,13 @@ from rag_model.index.stages import build
 from rag_model.training.data.mine import Search
 
 
-def write_parts(passages: Sequence[Passage], count: int, folder: Path) -> list[Path]:
-    """Write passages in `count` parts of about equal size."""
-    paths, size = [], -(-len(passages) // count)
-    for number in range(count):
-        paths.append(folder / f"part-{number:05d}.parquet")
+def write_parts(passages: Iterable[Passage], size: int, folder: Path) -> list[Path]:
+    """Write passages in parts of `size`."""
+    paths, rest = list[Path](), iter(passages)
+    while some := list(islice(rest, size)):
+        paths.append(folder / f"part-{len(paths):05d}.parquet")
         with PassageWriter(paths[-1]) as writer:
-            for passage in passages[number * size : (number + 1) * size]:
+            for passage in some:
                 writer.write(passage)
     return paths
 
@@ -38,7 +39,7 @@ def open_words(path: Path, n: int) -> Bm25Index:
 def searching_words(passages: Sequence[Passage], folder: Path) -> Search:
     """Return a search of passages by their words."""
     folder.mkdir(parents=True, exist_ok=True)
-    build(words_plan(len(passages)), write_parts(passages, 1, folder), folder / "bm25.postings", folder)
+    build(words_plan(len(passages)), write_parts(passages, len(passages), folder), folder / "bm25.postings", folder)
     index = open_words(folder / "bm25.postings", len(passages))
 
     def search(questions: Sequence[str], k: int) -> list[list[Passage]]:

@@ -32,6 +32,16 @@ def questions(tmp_path: Path) -> Path:
     return path
 
 
+def test_no_text_of_others_commands_the_terminal(bookwheel: Any, library: Path) -> None:
+    """A question, a title or a note may hold escape codes; what is printed holds none."""
+    ran = bookwheel("search", "What is \x1b[2Jautism?\x9b2J", "--store", library)
+    assert ran.code == 0
+    assert "What is \\u001b[2Jautism?\\u009b2J" in ran.out
+    told = bookwheel("show", "\x1b[2J", "--store", library)
+    assert told.code != 0
+    assert "\x1b" not in ran.out + told.err
+
+
 def test_every_verb_is_there() -> None:
     assert {name for name in app if not name.startswith("-")} >= set(VERBS)
 

@@ -114,7 +114,7 @@ def test_rows_that_are_no_vectors(given: Path, vectors: Any, bookwheel: Any, tmp
         (["{given}", "{out}", "--index", "HNSW8,PQ"], 2, "HNSW8,PQ"),
         (["{given}", "{out}", "--index", "IVF4,PQ5"], 2, "PQ5"),
         (["{given}", "{out}", "--memory", "much"], 2, "not an amount of memory"),
-        (["{given}", "{out}", "--memory", "1MB", "--index", "HNSW8"], 1, "of memory to build, and 1 MB are free"),
+        (["{given}", "{out}", "--memory", "1MB", "--index", "HNSW8"], 1, "fits 1 MB of memory: the smallest needs"),
         (["{given}", "{out}", "--recall", "1.5"], 2, "recall_target is 1.5"),
         (["{given}", "{out}", "--questions", "{given}", "--questions", "none.npy"], 2, "questions"),
         (["{given}", "{out}", "--column", "a", "--nonsense"], 2, "nonsense"),
@@ -220,7 +220,7 @@ def test_planning_needs_no_vectors(bookwheel: Any) -> None:
 def test_a_plan_says_what_the_vectors_beside_an_index_take(bookwheel: Any) -> None:
     command = ["index", "--plan", "--n", 40_000, "-d", 16, "--index", "IVF64,PQ4x4np,Refine(vectors)"]
     ran = bookwheel(*command)
-    assert "1 MB on disk beside the index, 32 bytes each in float16: they rank 10 times as many" in ran.out, ran.err
+    assert "1 MB on disk beside the index, 32 bytes a passage: they rank 10 times as many" in ran.out, ran.err
     assert bookwheel(*command, "--json").json["beside_bytes"] == 40_000 * 32
 
 
@@ -238,7 +238,7 @@ def test_a_plan_that_cannot_fit_names_one_that_would(bookwheel: Any) -> None:
 
 def test_vectors_can_be_planned_for(given: Path, bookwheel: Any, tmp_path: Path) -> None:
     ran = bookwheel("index", given, tmp_path / "out", "--plan", "--index", "IVF8,SQ8")
-    assert f"IVF8,SQ8 (ip) over {N:,} vectors of {D} dimensions" in ran.out
+    assert f"IVF8,SQ8 over {N:,} vectors of {D} dimensions" in ran.out
     assert not (tmp_path / "out").exists()
 
 

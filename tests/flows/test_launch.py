@@ -20,7 +20,7 @@ from flows.evaluate import evaluate
 from flows.finetune import finetune
 from flows.launch import launch
 from flows.launch_model import launch_evaluate, launch_finetune
-from flows.machine.pools import Launched, Most, job_variables
+from flows.machine.pools import Launched, job_variables
 from flows.maintain import watch
 from flows.reindex import reindex
 from flows.stage import deployed
@@ -33,7 +33,7 @@ from rag_model.generate.folder import save_rag
 from rag_model.generate.inputs import PaperForm
 from rag_model.generate.load import load_generator
 from rag_model.generate.rag import Rag, RagSettings
-from rag_model.needs.machine import LAUNCHER, Needs
+from rag_model.needs.machine import LAUNCHER, Most, Needs
 from rag_model.store.versions.snapshot import Snapshot
 from tests.fixtures.tiny import save_cross_encoder, save_onnx
 from tests.fixtures.tiny_generators import save_bart
@@ -151,7 +151,7 @@ def needs_with(gpus: int) -> Needs:
 
 
 def test_docker_and_processes_are_told_in_their_own_words() -> None:
-    told = {"BOOKWHEEL_CORES": "3", "BOOKWHEEL_WORKER_MEMORY": str((4 << 30) - LAUNCHER)}
+    told = {"BOOKWHEEL_CORES": "3", "BOOKWHEEL_WORKER_MEMORY": str((4 << 30) - LAUNCHER), "OMP_NUM_THREADS": "3"}
     assert job_variables("docker", needs_with(gpus=0)) == {
         "env": told,
         "mem_limit": f"{4 << 30}b",
@@ -218,7 +218,8 @@ def test_the_watcher_launches_a_sized_run_of_what_it_fetched(
         run = client.read_flow_run(told.launched.run)
     assert Path(run.parameters["dump"]).read_bytes() == mini_dump.read_bytes()
     assert run.job_variables == told.launched.job_variables
-    assert set(run.job_variables["env"]) == {"BOOKWHEEL_CORES", "BOOKWHEEL_WORKER_MEMORY", "CUDA_VISIBLE_DEVICES"}
+    told_env = {"BOOKWHEEL_CORES", "BOOKWHEEL_WORKER_MEMORY", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS"}
+    assert set(run.job_variables["env"]) == told_env
 
 
 @pytest.fixture

@@ -82,7 +82,7 @@ class TestOnS3:
         answered = json_of("answer", ASKED, "--model", "reader")
         model = answered["model"]
         pulled = json_of("pull", "model:reader", tmp_path / "pulled")
-        assert set(pulled) == {"model", "path", "fetched_bytes", "reused_bytes", "pruned"}
+        assert set(pulled) == {"model", "path", "fetched_bytes", "reused_bytes", "pruned", "taken_down"}
         assert (pulled["model"], pulled["path"], pulled["reused_bytes"]) == (model, str(tmp_path / "pulled" / model), 0)
         again = json_of("pull", "model:reader", tmp_path / "pulled")
         assert (again["fetched_bytes"], again["reused_bytes"]) == (0, pulled["fetched_bytes"])

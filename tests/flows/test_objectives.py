@@ -176,7 +176,7 @@ def test_a_deployment_has_a_form_for_it(deployment: str) -> None:
 LAUNCH = """
 import json, sys
 from flows.launch_model import launch_finetune
-from flows.machine.pools import Most
+from rag_model.needs.machine import Most
 told = launch_finetune("toy", **json.loads(sys.argv[1]), most=Most("8GB", 2))
 print(json.dumps([told.run, dict(told.needs.work)]))
 """

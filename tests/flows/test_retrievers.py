@@ -114,7 +114,7 @@ WRONG = [
     ("hnsw:-3", "'hnsw' is asked for -3 passages"),
     ("hnsw:3", "k is 5 but hnsw gives 3 passages"),
     ("rrf(hnsw, exact, k=0)", "k of rrf is 0"),
-    ("rrf(hnsw, exact, weights=[1, 2, 3])", "weights of rrf has 3 numbers for 2 legs"),
+    ("rrf(hnsw, exact, weights=[1, 2, 3])", "weights of rrf is a list of 3 for 2 legs"),
     ("rrf(hnsw, hnsw)", "the leg hnsw is given twice"),
     ("rerank(hnsw, {bi}, 5)", "which scores no pairs: give a cross-encoder"),
     ("rerank(hnsw, model:none, 5)", "none"),

@@ -89,9 +89,12 @@ def test_it_serves_follows_and_ends_when_what_is_under_way_is_answered(
         assert "bookwheel_snapshot_info" in served.get("/metrics")[1]
         assert json.loads(served.get("/snapshot")[1])["snapshot"] == searched["snapshot"]
         body = json.dumps({"questions": ["who wrote about anarchism?"], "k": 2}).encode()
-        head = f"POST /search HTTP/1.1\r\nHost: a\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode()
+        head = (
+            f"POST /search HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+        )
+        head += "\r\nConnection: close\r\n\r\n"
         with socket.create_connection(served.at, timeout=PATIENCE) as connection:
-            connection.sendall(head + body[:10])
+            connection.sendall(head.encode() + body[:10])
             served.get("/healthz")  # by now the first bytes are there
             served.process.send_signal(signal.SIGTERM)
             served.until(lambda: served.get("/readyz")[0] == 503)
@@ -126,7 +129,8 @@ def test_an_expression_is_served_and_composed_of(copy: Path, tmp_path: Path) -> 
         served.until(lambda: served.get("/readyz")[0] == 200)
         assert json.loads(served.get("/snapshot")[1])["retrievers"] == ["rrf(hnsw, exact)", "exact:5"]
         body = json.dumps({"questions": ["Who?"], "retriever": "rrf(exact:2,hnsw:2)", "k": 1}).encode()
-        with urllib.request.urlopen(f"{served.url}/search", body, timeout=PATIENCE) as reply:
+        asked = urllib.request.Request(f"{served.url}/search", body, {"Content-Type": "application/json"})
+        with urllib.request.urlopen(asked, timeout=PATIENCE) as reply:
             (hit,) = json.loads(reply.read())["results"][0]["hits"]
         assert {leg["leg"] for leg in hit["legs"]} == {"exact", "hnsw"}
 

@@ -30,7 +30,7 @@ class Windows:
 
     def __post_init__(self) -> None:
         if self.words < 1:
-            raise UsageError(f"a passage of {self.words} words in the recipe is empty: give at least 1")
+            raise UsageError(f"words is {self.words} in the recipe: give at least 1")
 
     def open(self) -> Self:
         """Return the chunker itself: there are no files to read."""

@@ -14,6 +14,7 @@ from rag_model.errors import StoreError
 from rag_model.evaluation.answers.ablation import Condition
 from rag_model.evaluation.answers.readings import Reading, Reads, read
 from rag_model.evaluation.questions.files import Question
+from rag_model.json_text import parse_json
 from rag_model.retrieve.retriever import Hit
 from rag_model.store.objects.memo import Produced, Record
 from rag_model.store.store import Store
@@ -67,7 +68,7 @@ class Answering:
         path = self.store.blobs.local(record.outputs[_FILE])
         try:
             with path.open(encoding="utf-8") as lines:
-                return [Reading.from_json(json.loads(line)) for line in lines]
+                return [Reading.from_json(parse_json(line)) for line in lines]
         except (ValueError, KeyError, TypeError) as broken:
             raise StoreError(
                 f"the answers kept in {self.store.url} as memo/{STAGE}/{record.key[:12]}… cannot be read ({broken}): "

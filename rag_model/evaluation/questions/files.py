@@ -8,7 +8,6 @@ must not skip questions silently.
 
 import ast
 import csv
-import json
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from typing import Any, TextIO
 import fsspec
 
 from rag_model.errors import InputError
+from rag_model.json_text import parse_json
 from rag_model.secrets import refuse_secret
 
 _LONGEST_LINE = 1 << 20  # most characters of a line
@@ -209,8 +209,8 @@ def _from_jsonl(lines: Iterator[str], name: str) -> Iterator[Question]:
 
 def _json_question(line: str, number: int, where: str) -> Question:
     try:
-        value = json.loads(line)
-    except (ValueError, RecursionError) as broken:
+        value = parse_json(line)
+    except ValueError as broken:
         raise InputError(f"{where}: not a JSON object ({broken}): correct it") from broken
     if not isinstance(value, dict):
         raise InputError(f"{where}: need one JSON object per line, got {line[:80]!r}")

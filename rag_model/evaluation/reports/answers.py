@@ -2,7 +2,6 @@
 passages and their weights, which show whether the retriever, the generator or the gold answer is the cause.
 """
 
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -17,6 +16,7 @@ from rag_model.evaluation.bootstrap import Estimate
 from rag_model.evaluation.reports.charts import Point, courses, legend
 from rag_model.evaluation.reports.markup import Child, Node, join, tag
 from rag_model.evaluation.reports.page import document, pair, section, table, tiles
+from rag_model.json_text import parse_json
 
 _SHOWN_TEXT = 400  # characters of a passage
 _POINTS = 300  # points of a curve: a screen shows no more
@@ -50,7 +50,7 @@ def read_courses(path: Path) -> dict[str, list[tuple[float, float]]]:
     lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
     for line in lines:
         with suppress(ValueError, TypeError, KeyError):
-            row = json.loads(line)
+            row = parse_json(line)
             step = float(row["step"])
             for name, value in row.items():
                 if name not in {"kind", "step"} and isinstance(value, int | float) and math.isfinite(value):

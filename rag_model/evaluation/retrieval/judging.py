@@ -86,7 +86,9 @@ class Judge:
         known = ("Success", "RR") if self.by == "answers" else ("Success", "RR", "R", "nDCG")
         if found is None or found[1] not in known:
             examples = ", ".join(f"{name}@20" for name in known)
-            raise UsageError(f"{measure!r} does not measure questions that are judged by {self.by}: choose {examples}")
+            raise UsageError(
+                f"{measure!r} is no measure of questions judged by {self.by}: choose one such as {examples}"
+            )
         return int(found[2])
 
     def values(self, outcomes: Sequence[Retrieved], measures: Sequence[str]) -> dict[str, list[float]]:

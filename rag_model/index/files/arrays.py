@@ -9,13 +9,16 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
-from numpy.lib import format as npy
 
 from rag_model.errors import InputError, UsageError
+from rag_model.npy import map_array, read_header
 
 Block = npt.NDArray[Any]
 
 _FLOATS = {pa.float16(): np.float16, pa.float32(): np.float32, pa.float64(): np.float64}
+
+
+MOST_DIM = 1 << 20  # of a vector: faiss reads no more
 
 
 class VectorFile(Protocol):
@@ -68,13 +71,12 @@ class NpyFile:
         """
         try:
             with path.open("rb") as file:
-                shape, dtype = _header(file)
-                expected = file.tell() + dtype.itemsize * int(np.prod(shape, dtype=np.int64))
+                shape, dtype, expected = read_header(file)
         except OSError as unreadable:
             raise InputError(f"cannot read {path}: {unreadable.strerror}") from unreadable
         except ValueError as broken:
             raise InputError(f"{path} is not a complete .npy file: save it again with numpy.save") from broken
-        if len(shape) != 2 or shape[1] == 0 or dtype.kind != "f" or dtype.itemsize not in (2, 4, 8):
+        if len(shape) != 2 or not 0 < shape[1] <= MOST_DIM or dtype.kind != "f" or dtype.itemsize not in (2, 4, 8):
             raise InputError(
                 f"{path} holds {dtype} of shape {shape}: vectors are (rows, d) of float16, float32 or float64"
             )
@@ -84,7 +86,7 @@ class NpyFile:
 
     def blocks(self, rows: int) -> Iterator[Block]:
         """Yield (m <= rows, d) in order."""
-        array = np.load(self.path, mmap_mode="r", allow_pickle=False)
+        array = map_array(self.path)
         for first in range(0, self.n, rows):
             yield array[first : first + rows]
 
@@ -114,9 +116,12 @@ class ParquetFile:
                 n = file.metadata.num_rows
                 d = kind.list_size if pa.types.is_fixed_size_list(kind) else _first_length(file, name)
         except OSError as unreadable:
-            raise InputError(f"cannot read {path}: {unreadable.strerror or unreadable}") from unreadable
-        except pa.ArrowException as broken:
+            why = unreadable.strerror or " ".join(str(unreadable).split())
+            raise InputError(f"cannot read {path}: {why}") from unreadable
+        except (pa.ArrowException, UnicodeDecodeError) as broken:
             raise InputError(f"{path} is not a complete Parquet file: copy it again") from broken
+        if d > MOST_DIM:
+            raise InputError(f"{path} holds vectors of {d:,} dimensions: give at most {MOST_DIM:,}")
         if n and d == 0:
             raise InputError(f"row 0 of column {name} in {path} is empty: every row needs a vector")
         return cls(path, name, n, d, np.dtype(_FLOATS[kind.value_type]))
@@ -144,13 +149,6 @@ class ParquetFile:
         # (rows d,) -> (rows, d)
         block: Block = values.to_numpy(zero_copy_only=False).astype(self.dtype, copy=False).reshape(-1, self.d)
         return block
-
-
-def _header(file: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    version = npy.read_magic(file)
-    read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
-    shape, _, dtype = read(file)
-    return shape, dtype
 
 
 def _column(path: Path, schema: pa.Schema, column: str | None) -> str:

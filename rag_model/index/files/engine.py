@@ -6,15 +6,18 @@ A faiss error is a paragraph that names a C++ source line. `guarded` turns it in
 or the request; nothing outside this package catches a faiss exception.
 """
 
+import io
 import struct
+import threading
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, BinaryIO, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from rag_model.errors import BookwheelError, InputError, ResourceError
+from rag_model.index.files.skeleton import ForeignError, check_skeleton
 
 faiss: Any = import_module("faiss")
 FaissIndex: TypeAlias = Any  # one of its many index classes
@@ -26,6 +29,8 @@ HEADER = struct.Struct("<4siqqq?i")  # fourcc, d, n, two unused, trained, metric
 UNUSED = 1 << 20  # faiss's value of the unused fields
 
 _BROKEN = (RuntimeError, AssertionError, ValueError, TypeError, OverflowError)  # raised by faiss and its wrapper
+_FOREIGN = "which bookwheel cannot search: build HNSW, IVF or Flat"
+_LIMITED = threading.Lock()  # faiss's limits are the whole process's
 _METRICS: dict[str, int] = {"ip": faiss.METRIC_INNER_PRODUCT, "l2": faiss.METRIC_L2}
 
 
@@ -74,18 +79,44 @@ def read(path: Path, *, mmap: bool = False) -> FaissIndex:
     """Read an index file; `mmap` maps its arrays instead of loading them, and the result is then read-only.
 
     `IO_FLAG_MMAP_IFC` is the flag that maps; `IO_FLAG_MMAP` still loads most structures. Adding to mapped storage
-    aborts the process, so only search opens mapped files. A truncated file is not always detected: mapped, it
-    may open.
+    aborts the process, so only search opens mapped files. The file may come from elsewhere: faiss opens it only after
+    `check_skeleton`.
 
     Raises:
-        InputError: the file is missing, truncated, or not a faiss index.
+        InputError: the file is missing, truncated, not a faiss index, or of a kind that bookwheel does not search.
     """
     if not path.is_file():
         raise InputError(f"there is no index file {path}: build it first")
-    flags = faiss.IO_FLAG_MMAP_IFC if mmap else 0
-    broken = f"{path} is not a complete faiss index: fetch or build it again"
-    with guarded(InputError, broken):
-        return faiss.read_index(str(path), flags)
+    size = path.stat().st_size
+    with path.open("rb") as file, guarded(InputError, _broken(path)):
+        _check(file, size, path)
+        with _LIMITED:
+            faiss.set_deserialization_loop_limit(max(1, size))  # a list or a transform takes at least a byte
+            return faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC if mmap else 0)
+
+
+def parse(data: npt.NDArray[np.uint8], name: str) -> FaissIndex:
+    """Read an index from the bytes of a file; `name` is for the error.
+
+    Raises:
+        InputError: as `read`.
+    """
+    with guarded(InputError, _broken(name)):
+        _check(io.BytesIO(data.tobytes()), len(data), name)
+        return faiss.deserialize_index(data)
+
+
+def _check(file: BinaryIO, size: int, name: object) -> None:
+    try:
+        check_skeleton(file, size)
+    except ForeignError as foreign:
+        raise InputError(f"{name} holds faiss's {foreign}, {_FOREIGN}") from foreign
+    except struct.error as cut:
+        raise InputError(_broken(name)) from cut
+
+
+def _broken(name: object) -> str:
+    return f"{name} is not a complete faiss index: fetch or build it again"
 
 
 def write(index: FaissIndex, path: Path) -> None:

@@ -12,11 +12,11 @@ from typing import Any, BinaryIO, Self
 
 import numpy as np
 import numpy.typing as npt
-from numpy.lib import format as npy
 
 from rag_model.digest import digest_file, digest_json
 from rag_model.errors import InputError, ResourceError
 from rag_model.index.plan import IndexPlan
+from rag_model.npy import read_header
 
 Opener = Callable[[], BinaryIO]  # opens a piece for reading at any offset: `path.open` bound to "rb", or a blob's
 Array = npt.NDArray[Any]
@@ -71,7 +71,7 @@ class Piece:
         try:
             headers = [self._header() for _ in range(count + 1)]
             whole = file.seek(0, 2) == self._end
-        except (OSError, ValueError, EOFError) as damage:
+        except (OSError, ValueError) as damage:
             raise broken from damage
         if not whole:
             raise broken
@@ -125,14 +125,10 @@ class Piece:
 
     def _header(self) -> tuple[tuple[int, ...], np.dtype[Any], int]:
         self._file.seek(self._end)
-        version = npy.read_magic(self._file)
-        read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
-        shape, fortran, dtype = read(self._file)
-        if fortran or dtype.hasobject or not shape:
+        shape, dtype, self._end = read_header(self._file)
+        if not shape:
             raise ValueError("an array that is not part of a piece")
-        offset = self._file.tell()
-        self._end = offset + dtype.itemsize * int(np.prod(shape, dtype=np.int64))
-        return shape, dtype, offset
+        return shape, dtype, self._file.tell()
 
     def _read(self, offset: int, size: int) -> bytes:
         self._file.seek(offset)

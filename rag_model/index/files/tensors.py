@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rag_model.errors import InputError, ResourceError
+from rag_model.json_text import parse_json
 
 _NAMES = {"F32": "<f4", "I64": "<i8", "U8": "<u1", "U16": "<u2", "U32": "<u4"}
 _CODES = {np.dtype(code): name for name, code in _NAMES.items()}
@@ -70,7 +71,7 @@ def read_tensors(path: Path, *, mmap: bool = True) -> tuple[dict[str, Array], di
     try:
         with path.open("rb") as file:
             size = int.from_bytes(file.read(8), "little")
-            header = json.loads(file.read(min(size, _MAX_HEADER)))
+            header = parse_json(file.read(min(size, _MAX_HEADER)))
         told = header.pop("__metadata__", {})
         arrays = {name: _mapped(path, 8 + size, entry) for name, entry in header.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as broken:

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from rag_model.errors import InputError, UsageError
 from rag_model.index.files.engine import Rows, Vectors
+from rag_model.npy import map_array
 from rag_model.partition import Partition
 
 BLOCK_BYTES = 32 << 20  # float32 bytes per block: large enough for BLAS, small compared with any index
@@ -98,10 +99,10 @@ class VectorFiles:
 
 def _mapped(path: Path) -> npt.NDArray[Any]:
     try:
-        array: npt.NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
+        array: npt.NDArray[Any] = map_array(path)
     except FileNotFoundError as missing:
         raise InputError(f"there is no vector file {path}: encode its part first") from missing
-    except (OSError, ValueError, EOFError) as broken:
+    except (OSError, ValueError) as broken:
         raise InputError(f"{path} is not a complete .npy file: encode its part again") from broken
     if array.ndim != 2 or array.shape[1] == 0 or array.dtype not in (np.float16, np.float32):
         raise InputError(f"{path} holds {array.dtype} of shape {array.shape}: vectors are (rows, d) float16 or float32")

@@ -195,7 +195,7 @@ def _load(plan: VectorPlan, trained: Path) -> tuple[Cells, FaissIndex]:
     """Read the file of `train`: the cells, and the index without vectors."""
     try:
         with Piece.open(opener(trained), _stamp(plan), 3, f"the trained file {trained}") as piece:
-            return Cells.of(piece.read(0), piece.read(1)), faiss.deserialize_index(piece.read(2))
+            return Cells.of(piece.read(0), piece.read(1)), engine.parse(piece.read(2), str(trained))
     except OSError as missing:
         raise InputError(f"cannot read the trained file {trained}: {missing.strerror}") from missing
 

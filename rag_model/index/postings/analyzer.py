@@ -13,7 +13,7 @@ No word is left out: what is frequent weighs little in BM25, and search skips it
 
 import re
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from importlib.metadata import version
 from itertools import pairwise
@@ -73,7 +73,7 @@ class Analyzer:
         if language not in (*known, "none"):
             raise UsageError(f"there is no stemmer for {language!r}: choose none, or one of {', '.join(known)}")
         self.language = language
-        self._stemmer = None if language == "none" else stemmers.Stemmer(language)
+        self._stemmer = None if language == "none" else stemmers.Stemmer(language, 0)  # `_stems` remember
         self._folds_first = language in _PLAIN_LANGUAGES
         self._stems = _Stems(self)
 
@@ -101,6 +101,15 @@ class Analyzer:
         if self._stemmer is not None:
             word = self._stemmer.stemWord(word)
         return (word if word.isascii() else _without_accents(word)).encode("utf-8", "replace")
+
+    def terms_of_tokens(self, tokens: Sequence[bytes]) -> list[Sequence[bytes]]:
+        """Return the terms of each token, given in UTF-8: of a word in lower case, or of any run of characters.
+
+        Words of ASCII go through the stemmer together, which takes a third of the time.
+        """
+        words = [token[:MOST_CHARACTERS] for token in tokens if token.isascii()]
+        terms = iter(words if self._stemmer is None else self._stemmer.stemWords(words))
+        return [(next(terms),) if token.isascii() else self.terms(token.decode("utf-8", "replace")) for token in tokens]
 
     @property
     def fingerprint(self) -> str:

@@ -17,9 +17,9 @@ BEYOND = np.int64(1) << 40  # more than any row
 
 
 @compiled
-def part_of(weight, length, fixed, slope):
-    """Return BM25's tf / (tf + fixed + slope · length) of a posting (see `maxscore.search`)."""
-    return np.float32(weight / (weight + fixed + slope * length))
+def part_of(weight, length, weighting):
+    """Return what a posting adds to a score for each unit of a question's factor; see `weighting.Weighting`."""
+    return np.float32(weight / (weighting.saturation * weight + weighting.fixed + weighting.slope * length))
 
 
 @compiled

@@ -14,58 +14,64 @@ import numpy as np
 import numpy.typing as npt
 
 from rag_model.index.postings.compiled import compiled
-from rag_model.index.postings.packing import get_varint
+from rag_model.index.postings.packing import get_varint, put_varint
 
 GROUP = 16  # terms
+Bytes = npt.NDArray[np.uint8]
+Ints = npt.NDArray[np.int64]
+_MOST = 4 * 10  # bytes of a term's numbers at most
 
 
 class DictionaryWriter:
-    """Collects terms, given in ascending order, as bytes."""
+    """Writes terms, given in ascending order, as bytes."""
 
     def __init__(self) -> None:
         """Begin without terms."""
         self.terms = 0
-        self._lists = 0  # bytes of all lists so far
-        self._before = b""
-        self._held = bytearray()
-        self._size = 0
-        self.groups = bytearray()
+        self._before = np.empty(0, np.uint8)
+        self._ends = np.zeros(2, np.int64)  # bytes of all terms, and of all lists, so far
 
-    def add(self, term: bytes, postings: int, size: int) -> None:
-        """Add a term, the number of its postings and the bytes of its list, which follows the list before."""
-        shared = 0
-        if self.terms % GROUP:
-            most = min(len(term), len(self._before))
-            while shared < most and term[shared] == self._before[shared]:
+    def put(self, text: Bytes, ends: Ints, postings: Ints, sizes: Ints) -> tuple[bytes, bytes]:
+        """Return the bytes of some terms, and of the groups that begin with one of them.
+
+        Args:
+            text: the terms one after another.
+            ends: (t,) where each ends.
+            postings: (t,) of each.
+            sizes: (t,) bytes of each term's list; it follows the list before.
+        """
+        if not len(ends):
+            return b"", b""
+        out = np.empty(int(ends[-1]) + _MOST * len(ends), np.uint8)
+        groups = np.empty((len(ends) // GROUP + 1, 2), np.int64)
+        size, begun = _put_terms(text, ends, postings, sizes, self.terms, self._before, self._ends, out, groups)
+        self.terms += len(ends)
+        self._before = text[ends[-2] if len(ends) > 1 else 0 : ends[-1]].copy()
+        return out[:size].tobytes(), groups[:begun].astype("<i8").tobytes()
+
+
+@compiled
+def _put_terms(text, ends, postings, sizes, number, before, totals, out, groups):
+    """Write terms, the first of which has this `number`; return the bytes written, and the groups begun."""
+    at, begun, first, former = 0, 0, 0, before
+    for term in range(len(ends)):
+        own, shared = text[first : ends[term]], 0
+        if (number + term) % GROUP:
+            most = min(len(own), len(former))
+            while shared < most and own[shared] == former[shared]:
                 shared += 1
         else:
-            self.groups += np.array([self._size + len(self._held), self._lists], "<i8").tobytes()
-        rest = term[shared:]
-        self._held += _varint(shared) + _varint(len(rest)) + rest + _varint(postings) + _varint(size)
-        self._before = term
-        self._lists += size
-        self.terms += 1
-
-    def take(self) -> bytes:
-        """Return the bytes that were added since the last call."""
-        taken = bytes(self._held)
-        self._size += len(taken)
-        self._held.clear()
-        return taken
-
-
-def _varint(value: int) -> bytes:
-    if value < 128:
-        return _SMALL[value]
-    some = bytearray()
-    while value >= 128:
-        some.append(value & 127 | 128)
-        value >>= 7
-    some.append(value)
-    return bytes(some)
-
-
-_SMALL = [bytes([value]) for value in range(128)]
+            groups[begun, 0], groups[begun, 1] = totals[0] + at, totals[1]
+            begun += 1
+        at = put_varint(out, put_varint(out, at, shared), len(own) - shared)
+        for i in range(shared, len(own)):
+            out[at] = own[i]
+            at += 1
+        at = put_varint(out, put_varint(out, at, postings[term]), sizes[term])
+        totals[1] += sizes[term]
+        first, former = ends[term], own
+    totals[0] += at
+    return at, begun
 
 
 @compiled

@@ -1,19 +1,21 @@
-"""The file of an index of words: lengths of passages, lists of postings, the dictionary of terms; mapped for search.
+"""The file of an index of terms: lengths of passages, lists of postings, the dictionary of terms; mapped for search.
 
 | offset | bytes | what |
 | --- | --- | --- |
 | 0 | 8 | `BWPOST1` and a line feed |
 | 8 | 64 | eight int64: passages n, terms, postings, total length of all passages, size of the lists, size of the |
-|   |    | dictionary, groups of the dictionary, 0 |
+|   |    | dictionary, groups of the dictionary, scale |
 | 72 | 2 n | length of each passage, uint16 |
 |    |     | lists of the terms, in their order (`lists`), and 8 zero bytes |
 |    |     | dictionary (`dictionary`) |
 |    | 16 g | groups of the dictionary, int64 |
 
-Each begins at a multiple of 8; bytes before it are 0.
+Each begins at a multiple of 8; bytes before it are 0. The scale says what weights are: 0, how often a passage holds a
+term; else `scale` units are a weight of 1.
 
 Nothing in it depends on statistics of the corpus but the three sums n, postings of a term and total length, which are
-added up when parts are merged. So BM25's weights are computed when a question is asked.
+added up when parts are merged. So BM25's weights are computed when a question is asked. Terms are words in UTF-8, or
+numbers of an encoder's vocabulary (`part.numbered`).
 """
 
 import mmap
@@ -46,10 +48,11 @@ class Layout:
     lists: int  # bytes
     dictionary: int  # bytes
     groups: int
+    scale: int = 0  # units in a weight of 1; 0: weights are frequencies
 
     def pack(self) -> bytes:
         """Return the header's bytes."""
-        return _HEADER.pack(MAGIC, *astuple(self), 0)
+        return _HEADER.pack(MAGIC, *astuple(self))
 
     @classmethod
     def unpack(cls, file: Bytes) -> Self:
@@ -60,7 +63,7 @@ class Layout:
         """
         if len(file) < _HEADER.size:
             raise ValueError("too short")
-        magic, *numbers, _ = _HEADER.unpack(file[: _HEADER.size].tobytes())
+        magic, *numbers = _HEADER.unpack(file[: _HEADER.size].tobytes())
         if magic != MAGIC or min(numbers) < 0 or numbers[0] >= _MOST_ROWS:
             raise ValueError("no header")
         layout = cls(*numbers)
@@ -109,7 +112,7 @@ class PostingsFile:
         except FileNotFoundError as missing:
             raise InputError(f"there is no index file {path}: build or pull it first") from missing
         except (OSError, ValueError) as broken:
-            raise InputError(f"{path} is not a complete index of words: fetch or build it again") from broken
+            raise InputError(f"{path} is not a complete index of terms: fetch or build it again") from broken
         self.layout = layout
         self.lengths = data[AT_LENGTHS : AT_LENGTHS + 2 * layout.n].view("<u2")
         self.lists = data[layout.at_lists : layout.at_dictionary]  # padded
@@ -121,6 +124,10 @@ class PostingsFile:
     def mean_length(self) -> float:
         """The mean length of a passage; 1 where no passage has a term."""
         return self.layout.total_length / self.layout.n if self.layout.total_length else 1.0
+
+    def of_another_kind(self, what: str) -> InputError:
+        """Return the error of a file that holds something else."""
+        return InputError(f"{self.path} is an index of {what}: fetch or build it again")
 
     def damaged(self) -> InputError:
         """Return the error of a file whose bytes make no sense."""

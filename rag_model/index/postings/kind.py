@@ -5,22 +5,20 @@ A recipe asks for it by `[index.bm25] factory = "BM25"`. Its settings are `langu
 takes a second, and reading a recipe does not.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from rag_model.errors import InputError, StoreError, UsageError
-from rag_model.index.files.pieces import Opener, stamp_of
-from rag_model.index.kind import Entry, IndexFiles, Measurement, TextTrial, UntrainedKind
+from rag_model.index.kind import EarlierPart, Entry, IndexFiles, Measurement, TextTrial
 from rag_model.index.plan import Facts, IndexPlan
 from rag_model.index.postings.analyzer import Analyzer
+from rag_model.index.postings.joined import PostingsKind, readers, stamp
 from rag_model.index.postings.parameters import K1, B, check_parameters
 from rag_model.index.sizing.estimate import PROCESS, Estimate
 
 if TYPE_CHECKING:
-    from rag_model.index.postings.part import PartReader
     from rag_model.index.postings.search import Bm25Index
 
 _LANGUAGE = "english"
@@ -30,11 +28,10 @@ _RATE = 4e6  # bytes of compressed passages a second that one core analyses
 _MERGED = 200_000  # passages a second that one core merges
 
 
-class Bm25Kind(UntrainedKind):
-    """Postings by part, merged as a stream: the same bytes however the passages are divided into parts."""
+class Bm25Kind(PostingsKind):
+    """Words and how often each passage has them."""
 
     name: ClassVar[str] = "bm25"
-    suffix: ClassVar[str] = "postings"
     libraries: ClassVar[tuple[str, ...]] = ("PyStemmer",)
     VERSION: ClassVar[int] = 1
 
@@ -71,29 +68,21 @@ class Bm25Kind(UntrainedKind):
 
     def scatter(self, plan: IndexPlan, trained: Path, rows: Path, number: int, out: Path) -> Facts:
         """Count and sort the terms of a part's passages, titles included."""
-        from rag_model.index.postings.part import PartPostings, terms_of  # noqa: PLC0415
+        from rag_model.index.postings.counting import counted  # noqa: PLC0415
 
-        postings = PartPostings.of(terms_of(rows, _analyzer(plan.settings)))
-        postings.write(out, stamp_of(plan, trained, "scattered", number))
-        return {"rows": len(postings.lengths), "terms": len(postings.terms), "postings": len(postings.rows)}
+        postings = counted(rows, _analyzer(plan.settings))
+        return postings.write(out, stamp(plan, trained, number))
 
-    def merge(
-        self,
-        plan: IndexPlan,
-        trained: Path,
-        rows: Sequence[Path],
-        scattered: Sequence[Opener],
-        shards: Sequence[Opener],
-        out: Path,
+    def scatter_changes(
+        self, plan: IndexPlan, trained: Path, rows: Path, number: int, earlier: Sequence[EarlierPart], out: Path
     ) -> Facts:
-        """Merge the parts' postings, term by term."""
-        from rag_model.index.postings.merge import merge  # noqa: PLC0415
+        """Count the terms of new passages only; postings of the others come from the pieces of earlier parts."""
+        from rag_model.index.postings.changes import counted_changes  # noqa: PLC0415
 
-        with _readers(plan, trained, scattered) as parts:
-            held = sum(part.n for part in parts)
-            if held != plan.n:
-                raise InputError(f"the pieces hold {held} rows, but the index is of {plan.n}: build them again")
-            return merge(parts, out)
+        with readers(plan, trained, [(part.number, part.piece) for part in earlier]) as pieces:
+            known = [(part.rows, piece) for part, piece in zip(earlier, pieces, strict=True)]
+            postings = counted_changes(rows, known, _analyzer(plan.settings))
+        return postings.write(out, stamp(plan, trained, number))
 
     def open(self, files: IndexFiles, entry: Entry, *, mmap: bool = True) -> "Bm25Index":
         """Open the file; a question is analyzed as the passages were.
@@ -111,7 +100,7 @@ class Bm25Kind(UntrainedKind):
         """Compare search with a reading of every posting, and postings with the words of the questions' passages."""
         index = self.open(files, entry)
         found = index.search(trial.questions, trial.k)[1]
-        every = index.search(trial.questions, trial.k, skip=False)[1]
+        every = index.every(trial.questions, trial.k)
         _check_sources(index, trial)
         source = float((found == trial.rows[:, None]).any(axis=1).mean())
         layout = index.file.layout
@@ -128,19 +117,6 @@ class Bm25Kind(UntrainedKind):
     def seconds(self, plan: IndexPlan, stage: str, rows: int, size: int, *, inherited: bool = False) -> float:
         """Return the seconds to analyse a part's compressed passages, or to merge all postings."""
         return {"scatter": size / _RATE, "merge": plan.n / _MERGED}.get(stage, 0.01)
-
-
-@contextmanager
-def _readers(plan: IndexPlan, trained: Path, scattered: Sequence[Opener]) -> Iterator[list["PartReader"]]:
-    from rag_model.index.postings.part import PartReader  # noqa: PLC0415
-
-    with ExitStack() as stack:
-        parts = []
-        for number, piece in enumerate(scattered):
-            name = f"the scattered piece of part {number}"
-            parts.append(PartReader(piece, stamp_of(plan, trained, "scattered", number), name))
-            stack.callback(parts[-1].close)
-        yield parts
 
 
 def _analyzer(settings: Any) -> Analyzer:

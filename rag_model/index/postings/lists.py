@@ -16,10 +16,11 @@ are merged behind it (Mackenzie et al. 2020 keep such pairs for the same reason)
 import numpy as np
 
 from rag_model.index.postings.compiled import compiled
-from rag_model.index.postings.packing import BLOCK, encode, put_varint
+from rag_model.index.postings.packing import BLOCK, WIDTHS, encode, put_varint
 
 HEADER = 9  # bytes of a block's header
 MOST_WEIGHT = 255  # in a header
+MOST_LENGTH = 65_535  # of a passage
 ROOM = 20  # bytes that a posting takes at most, headers and exceptions included
 
 
@@ -50,63 +51,123 @@ def two_bytes(data, at):
     return np.int64(data[at]) | (np.int64(data[at + 1]) << 8)
 
 
+# The numbers of a list that is being written: postings in the open block, the row before the next posting, the largest
+# weight and the shortest passage of the open block; where the next block and the next header go.
+HELD, BEFORE, HEAVIEST, SHORTEST, AT_OUT, PLACE = range(6)
+NUMBERS = 6
+
+
 @compiled
-def put_blocks(rows, weights, lengths, before, out, at, headers, place):
-    """Write postings as blocks of 128, the last one shorter, with their headers; return the place behind.
+def begin_list(writer, at, place):
+    """Begin a list whose blocks go to `at`, and headers to `place`; -1: it has none."""
+    writer[HELD], writer[BEFORE], writer[HEAVIEST], writer[SHORTEST] = 0, -1, 0, MOST_LENGTH
+    writer[AT_OUT], writer[PLACE] = at, place
+
+
+@compiled
+def end_block(writer, gaps, less, sizes, out, headers):
+    """Write the open block, if it has postings."""
+    if writer[HELD] == 0:
+        return
+    behind = encode(gaps, less, writer[HELD], sizes, out, writer[AT_OUT])
+    if writer[PLACE] >= 0:
+        size = behind - writer[AT_OUT]
+        put_header(headers, writer[PLACE], writer[BEFORE], size, writer[HEAVIEST], writer[SHORTEST])
+        writer[PLACE] += HEADER
+    writer[AT_OUT], writer[HELD], writer[HEAVIEST], writer[SHORTEST] = behind, 0, 0, MOST_LENGTH
+
+
+@compiled
+def put_postings(rows, weights, first, last, first_row, lengths, writer, gaps, less, sizes, out, headers):
+    """Add postings [first, last) to the open list.
 
     Args:
-        rows: (p,) ascending.
+        rows: (p,) ascending, counted from `first_row`.
         weights: (p,) at least 1.
+        first: see above.
+        last: see above.
+        first_row: see `rows`.
         lengths: (n,) uint16 lengths of all passages.
-        before: the row before the first; -1 at the beginning of a list.
-        out: uint8 with `ROOM` bytes a posting behind `at`.
-        at: where blocks go.
-        headers: uint8, where headers go from `place` on; without room for any, none are written.
-        place: see `headers`.
+        writer: see `begin_list`.
+        gaps: (128,) int64, of the open block.
+        less: (128,) int64: weights minus 1, of the open block.
+        sizes: (33,) int64 of 0, for `encode`.
+        out: uint8 with `ROOM` bytes a posting, where blocks go.
+        headers: uint8, where headers go.
+
+    Returns:
+        Whether rows are ascending and in the corpus, and weights at least 1.
     """
-    gaps, less = np.empty(BLOCK, np.int64), np.empty(BLOCK, np.int64)
-    for start in range(0, len(rows), BLOCK):
-        count = min(BLOCK, len(rows) - start)
-        heaviest, shortest = np.int64(0), np.int64(65535)
-        for i in range(count):
-            row, weight = np.int64(rows[start + i]), np.int64(weights[start + i])
-            gaps[i], less[i] = row - before - 1, weight - 1
-            heaviest, shortest = max(heaviest, weight), min(shortest, np.int64(lengths[row]))
-            before = row
-        behind = encode(gaps, less, count, out, at)
-        if len(headers):
-            put_header(headers, place, before, behind - at, heaviest, shortest)
-            place += HEADER
-        at = behind
-    return at
+    held, before = writer[HELD], writer[BEFORE]
+    heaviest, shortest = writer[HEAVIEST], writer[SHORTEST]
+    for i in range(first, last):
+        row, weight = np.int64(rows[i]) + first_row, np.int64(weights[i])
+        if row <= before or row >= len(lengths) or weight < 1:
+            return False
+        gaps[held], less[held] = row - before - 1, weight - 1
+        heaviest, shortest = max(heaviest, weight), min(shortest, np.int64(lengths[row]))
+        before = row
+        held += 1
+        if held == BLOCK:
+            writer[HELD], writer[BEFORE], writer[HEAVIEST], writer[SHORTEST] = held, before, heaviest, shortest
+            end_block(writer, gaps, less, sizes, out, headers)
+            held, heaviest, shortest = 0, np.int64(0), np.int64(MOST_LENGTH)
+    writer[HELD], writer[BEFORE], writer[HEAVIEST], writer[SHORTEST] = held, before, heaviest, shortest
+    return True
 
 
 @compiled
-def put_lists(rows, weights, ends, lengths, out, sizes):
-    """Write the lists of several terms one after another; return the bytes written.
+def _put_single(row, weight, out, at):
+    at = put_varint(out, at, 2 * row + (1 if weight > 1 else 0))
+    return put_varint(out, at, weight - 2) if weight > 1 else at
+
+
+@compiled
+def put_lists(shares, counts, ends, parts, first_rows, places, rows, weights, lengths, out, sizes):
+    """Write the lists of several terms one after another.
 
     Args:
-        rows: (p,) int64 of all terms; ascending within each.
-        weights: (p,) int64.
-        ends: (t,) int64: where each term's postings end.
+        shares: (s,) postings of each share of a term: what one part has of it; terms, and their parts, in order.
+        counts: (t,) postings of each term.
+        ends: (t,) where the shares of each term end.
+        parts: (s,) the part of each share.
+        first_rows: (parts,) where the rows of each part begin.
+        places: (parts,) where each part's next posting is; moved.
+        rows: (p,) of the part; ascending within each share.
+        weights: (p,)
         lengths: (n,) uint16 lengths of all passages.
         out: uint8 with `ROOM` bytes a posting.
         sizes: (t,) int64, filled with the bytes of each list.
+
+    Returns:
+        The bytes written; -1: postings are damaged.
     """
-    at, first = 0, 0
-    none = np.empty(0, np.uint8)
+    at, share = 0, 0
+    writer = np.zeros(NUMBERS, np.int64)
+    gaps, less, scratch = np.empty(BLOCK, np.int64), np.empty(BLOCK, np.int64), np.zeros(WIDTHS, np.int64)
     for term in range(len(ends)):
-        last, start = ends[term], at
-        count = last - first
-        if count == 1:
-            at = put_varint(out, at, 2 * rows[first] + (1 if weights[first] > 1 else 0))
-            if weights[first] > 1:
-                at = put_varint(out, at, weights[first] - 2)
-        elif count <= BLOCK:
-            at = put_blocks(rows[first:last], weights[first:last], lengths, -1, out, at, none, 0)
+        begin = at
+        if counts[term] == 1:
+            part = parts[share]
+            row, weight = np.int64(rows[places[part]]) + first_rows[part], np.int64(weights[places[part]])
+            if row >= len(lengths) or weight < 1:
+                return -1
+            at = _put_single(row, weight, out, at)
+            places[part] += 1
+            share += 1
         else:
-            blocks = at + HEADER * ((count + BLOCK - 1) // BLOCK)
-            at = put_blocks(rows[first:last], weights[first:last], lengths, -1, out, blocks, out, at)
-        sizes[term] = at - start
-        first = last
+            blocks = (counts[term] + BLOCK - 1) // BLOCK
+            begin_list(writer, at + HEADER * blocks if blocks > 1 else at, at if blocks > 1 else -1)
+            while share < ends[term]:
+                part, first = parts[share], places[parts[share]]
+                last = first + shares[share]
+                places[part] = last
+                share += 1
+                if not put_postings(
+                    rows, weights, first, last, first_rows[part], lengths, writer, gaps, less, scratch, out, out
+                ):
+                    return -1
+            end_block(writer, gaps, less, scratch, out, out)
+            at = writer[AT_OUT]
+        sizes[term] = at - begin
     return at

@@ -5,8 +5,8 @@ terms whose bounds together do not reach the k-th best score so far are not *ess
 essential terms cannot be among the best; so these are added up row by row, and only promising rows are looked up in the
 lists of the others.
 
-Scores are whole numbers, units of 2^-32: sums of integers do not depend on their order. So what is skipped changes
-nothing, not even among equal scores, which are ordered by row.
+Scores are whole numbers (for BM25 units of 2^-32): sums of integers do not depend on their order. So what is skipped
+changes nothing, not even among equal scores, which are ordered by row.
 """
 
 import numpy as np
@@ -35,7 +35,6 @@ from rag_model.index.postings.heap import push, sort
 from rag_model.index.postings.lists import MOST_WEIGHT, last_row, two_bytes
 from rag_model.index.postings.packing import BLOCK
 
-UNIT = float(1 << 32)
 WINDOW = 4_096  # rows
 _SCANNED = 2_048  # blocks of a list whose headers are read for the bound of the whole list
 _SAMPLED = 4_096  # postings of a list that are read for a first threshold
@@ -43,36 +42,36 @@ DAMAGED = -1
 
 
 @compiled
-def _part(weight, length, factor, fixed, slope):
-    return units(factor, part_of(weight, length, fixed, slope))
+def _part(weight, length, factor, weighting):
+    return units(factor, part_of(weight, length, weighting))
 
 
 @compiled
-def _bound(weight, length, factor, fixed, slope):
+def _bound(weight, length, factor, weighting):
     """Return at least `_part` of each posting up to `weight` in passages of `length` or more; a unit for rounding."""
     if weight >= MOST_WEIGHT:
-        return np.int64(factor) + 1
-    return _part(weight, length, factor, fixed, slope) + 1
+        return np.int64(factor * weighting.limit) + 1
+    return _part(weight, length, factor, weighting) + 1
 
 
 @compiled
-def _list_bound(cursor, data, weights, rows, lengths, factor, fixed, slope):
+def _list_bound(cursor, data, weights, rows, lengths, factor, weighting):
     """Return a bound of all postings of a list."""
     most = np.int64(0)
     if cursor[BLOCKS] == 1:
         for i in range(cursor[COUNT]):
-            most = max(most, _part(weights[i], lengths[rows[i]], factor, fixed, slope))
+            most = max(most, _part(weights[i], lengths[rows[i]], factor, weighting))
         return most
     if cursor[BLOCKS] > _SCANNED:
-        return _bound(MOST_WEIGHT, 0, factor, fixed, slope)
+        return _bound(MOST_WEIGHT, 0, factor, weighting)
     for block in range(cursor[BLOCKS]):
         at = header_of(cursor, block)
-        most = max(most, _bound(np.int64(data[at + 6]), two_bytes(data, at + 7), factor, fixed, slope))
+        most = max(most, _bound(np.int64(data[at + 6]), two_bytes(data, at + 7), factor, weighting))
     return most
 
 
 @compiled
-def _window_bound(cursor, data, rows, first, behind, whole, factor, fixed, slope):
+def _window_bound(cursor, data, rows, first, behind, whole, factor, weighting):
     """Return a bound of a list's postings with rows in [first, behind); moves the cursor to `first`."""
     while cursor[LAST] < first:
         next_block(cursor, data)
@@ -88,14 +87,14 @@ def _window_bound(cursor, data, rows, first, behind, whole, factor, fixed, slope
     most = np.int64(0)
     while True:
         at = header_of(cursor, block)
-        most = max(most, _bound(np.int64(data[at + 6]), two_bytes(data, at + 7), factor, fixed, slope))
+        most = max(most, _bound(np.int64(data[at + 6]), two_bytes(data, at + 7), factor, weighting))
         block += 1
         if block >= cursor[BLOCKS] or last_row(data, at) >= behind - 1:
             return min(most, whole)
 
 
 @compiled
-def _add(cursor, data, words, rows, weights, first, behind, lengths, factor, fixed, slope, sums):
+def _add(cursor, data, words, rows, weights, first, behind, lengths, factor, weighting, sums):
     """Add a list's postings with rows in [first, behind) to their sums; return whether its bytes make sense."""
     while cursor[AT_BLOCK] < cursor[BLOCKS] and cursor[BEFORE] < behind - 1:
         if not read_block(cursor, data, words, rows, weights):
@@ -104,7 +103,7 @@ def _add(cursor, data, words, rows, weights, first, behind, lengths, factor, fix
         while at < count and rows[at] < first:
             at += 1
         while at < count and rows[at] < behind:
-            sums[rows[at] - first] += _part(weights[at], lengths[rows[at]], factor, fixed, slope)
+            sums[rows[at] - first] += _part(weights[at], lengths[rows[at]], factor, weighting)
             at += 1
         cursor[AT] = at
         if at < count:
@@ -114,7 +113,7 @@ def _add(cursor, data, words, rows, weights, first, behind, lengths, factor, fix
 
 
 @compiled
-def _probe(cursor, data, words, rows, weights, row, lengths, factor, fixed, slope):
+def _probe(cursor, data, words, rows, weights, row, lengths, factor, weighting):
     """Return a row's part by a list, 0 without a posting, or `DAMAGED`; rows are asked for in ascending order."""
     while cursor[LAST] < row:
         next_block(cursor, data)
@@ -131,12 +130,12 @@ def _probe(cursor, data, words, rows, weights, row, lengths, factor, fixed, slop
             high = middle
     cursor[AT] = low
     if low < cursor[COUNT] and rows[low] == row:
-        return _part(weights[low], lengths[row], factor, fixed, slope)
+        return _part(weights[low], lengths[row], factor, weighting)
     return np.int64(0)
 
 
 @compiled
-def _first_threshold(cursors, t, data, words, rows, weights, lengths, factor, fixed, slope, k):
+def _first_threshold(cursors, t, data, words, rows, weights, lengths, factor, weighting, k):
     """Return the k-th best part of a list that has k postings: no passage below it is among the k best."""
     best, ids, size = np.empty(k, np.int64), np.empty(k, np.int64), 0
     cursor = cursors[t].copy()
@@ -146,7 +145,7 @@ def _first_threshold(cursors, t, data, words, rows, weights, lengths, factor, fi
         for i in range(cursor[COUNT]):
             if rows[i] >= len(lengths):
                 return np.int64(DAMAGED)
-            score = _part(weights[i], lengths[rows[i]], factor, fixed, slope)
+            score = _part(weights[i], lengths[rows[i]], factor, weighting)
             if size < k or score > best[0]:
                 size = push(best, ids, size, k, score, rows[i])
         next_block(cursor, data)
@@ -155,7 +154,7 @@ def _first_threshold(cursors, t, data, words, rows, weights, lengths, factor, fi
 
 
 @compiled
-def search(data, words, lists, lengths, found, factors, fixed, slope, k, skip, scores, rows):
+def search(data, words, lists, lengths, found, factors, weighting, k, skip, scores, rows):
     """Find the k best rows of a question.
 
     Args:
@@ -164,9 +163,8 @@ def search(data, words, lists, lengths, found, factors, fixed, slope, k, skip, s
         lists: bytes of all lists.
         lengths: (n,) uint16.
         found: (t, 3) int64 of each known term: postings, begin and end of its list.
-        factors: (t,) float64, above 0, in units: idf times how often the question has the term.
-        fixed: k1 (1 - b).
-        slope: k1 b / mean length of a passage.
+        factors: (t,) float64, above 0, in units: for BM25 idf times how often the question has the term.
+        weighting: what a posting's weight and its passage's length make of a factor (`weighting`).
         k: at least 1.
         skip: False reads every posting.
         scores: (k,) int64, filled with scores in units, best first.
@@ -186,10 +184,10 @@ def search(data, words, lists, lengths, found, factors, fixed, slope, k, skip, s
             return DAMAGED
         if cursors[i, BLOCKS] == 1 and cursors[i, LAST] >= n:
             return DAMAGED
-        wholes[i] = _list_bound(cursors[i], data, held_weights[i], held_rows[i], lengths, factors[i], fixed, slope)
+        wholes[i] = _list_bound(cursors[i], data, held_weights[i], held_rows[i], lengths, factors[i], weighting)
         if skip and k <= found[i, 0] <= _SAMPLED and wholes[i] > threshold:
             first = _first_threshold(
-                cursors, i, data, words, held_rows[i], held_weights[i], lengths, factors[i], fixed, slope, k
+                cursors, i, data, words, held_rows[i], held_weights[i], lengths, factors[i], weighting, k
             )
             if first == DAMAGED:
                 return DAMAGED
@@ -200,9 +198,7 @@ def search(data, words, lists, lengths, found, factors, fixed, slope, k, skip, s
     while first < n:
         behind = min(first + WINDOW, n)
         for i in range(t):
-            bounds[i] = _window_bound(
-                cursors[i], data, held_rows[i], first, behind, wholes[i], factors[i], fixed, slope
-            )
+            bounds[i] = _window_bound(cursors[i], data, held_rows[i], first, behind, wholes[i], factors[i], weighting)
         for i in range(1, t):  # by bound, ascending
             one, at = order[i], i
             while at and bounds[order[at - 1]] > bounds[one]:
@@ -235,8 +231,7 @@ def search(data, words, lists, lengths, found, factors, fixed, slope, k, skip, s
                 behind,
                 lengths,
                 factors[j],
-                fixed,
-                slope,
+                weighting,
                 sums,
             ):
                 return DAMAGED
@@ -261,8 +256,7 @@ def search(data, words, lists, lengths, found, factors, fixed, slope, k, skip, s
                     first + place,
                     lengths,
                     factors[j],
-                    fixed,
-                    slope,
+                    weighting,
                 )
                 if more == DAMAGED:
                     return DAMAGED

@@ -9,29 +9,33 @@ import mmap
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO
 
 import numpy as np
-import numpy.typing as npt
 
 from rag_model.errors import InputError, ResourceError
 from rag_model.index.files.pieces import Array
 from rag_model.index.plan import Facts
 from rag_model.index.postings.dictionary import DictionaryWriter
 from rag_model.index.postings.file import AT_LENGTHS, Layout
-from rag_model.index.postings.lists import HEADER, ROOM, put_blocks, put_lists
-from rag_model.index.postings.packing import BLOCK, PADDING
+from rag_model.index.postings.lists import AT_OUT, HEADER, NUMBERS, ROOM, begin_list, end_block, put_lists, put_postings
+from rag_model.index.postings.packing import BLOCK, PADDING, WIDTHS
 from rag_model.index.postings.part import PartReader
+from rag_model.index.postings.windows import DONE, EMPTY, Batch, clear, filled, no_batch, no_windows, take, terms_in
 
 _TERMS = 2_048  # of a part, in memory at once
+_ALL_TERMS = 1 << 19  # of all parts together, but for `_FEWEST` of each
+_FEWEST = 64
 _POSTINGS = 1 << 20  # of a batch
+_BATCH = 1 << 16  # terms of a batch
+_LONGEST = 1 << 12  # bytes of a term, at least
 
 
-def merge(parts: Sequence[PartReader], out: Path) -> Facts:
-    """Write the index file of parts that are given in row order.
+def merge(parts: Sequence[PartReader], out: Path, scale: int = 0) -> Facts:
+    """Write the index file of parts that are given in row order; `scale` as of `file.Layout`.
 
     Raises:
         InputError: a part is damaged.
@@ -39,7 +43,7 @@ def merge(parts: Sequence[PartReader], out: Path) -> Facts:
     """
     try:
         with out.open("w+b") as file:
-            layout = _written(parts, file)
+            layout = replace(_written(parts, file), scale=scale)
             file.seek(0)
             file.write(layout.pack())
     except OSError as failed:
@@ -54,201 +58,145 @@ def _written(parts: Sequence[PartReader], file: IO[bytes]) -> Layout:
         lengths = part.lengths()
         total += int(lengths.sum(dtype=np.int64))
         file.write(lengths.tobytes())
-    n, lists, postings = sum(part.n for part in parts), 0, 0
+    n, postings, words = sum(part.n for part in parts), 0, DictionaryWriter()
     _pad(file)
     file.flush()
-    words = DictionaryWriter()
+    at_lists = file.tell()
     with ExitStack() as stack:
         mapped = stack.enter_context(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-        dictionary = stack.enter_context(TemporaryFile(dir=Path(file.name).parent))
-        every = np.frombuffer(mapped, "<u2", n, AT_LENGTHS)
+        folder = Path(file.name).parent
+        terms, groups = (stack.enter_context(TemporaryFile(dir=folder)) for _ in range(2))
+        joined = _Joined(parts, np.frombuffer(mapped, "<u2", n, AT_LENGTHS), file)
         try:
-            for batch in _batches(parts):
-                for term, count, data in _lists(batch, every):
-                    file.write(data)
-                    words.add(term, count, len(data))
-                    lists, postings = lists + len(data), postings + count
-                dictionary.write(words.take())
+            for batch, sizes in joined.batches():
+                count = terms_in(batch)
+                told = words.put(batch.text, batch.cuts[:count], batch.counts[:count], sizes)
+                terms.write(told[0])
+                groups.write(told[1])
+                postings += int(batch.counts[:count].sum())
         finally:
-            del every  # the map cannot be closed while an array looks into it
+            del joined.lengths  # the map cannot be closed while an array looks into it
+        lists = file.tell() - at_lists
         file.write(bytes(PADDING))
-        _pad(file)
-        size = dictionary.tell()
-        dictionary.seek(0)
-        shutil.copyfileobj(dictionary, file)
-    layout = Layout(n, words.terms, postings, total, lists, size, len(words.groups) // 16)
+        sizes_written = [_append(file, kept) for kept in (terms, groups)]
+    return Layout(n, words.terms, postings, total, lists, sizes_written[0], sizes_written[1] // 16)
+
+
+def _append(file: IO[bytes], kept: IO[bytes]) -> int:
+    """Append a temporary file at a multiple of 8; return its bytes."""
     _pad(file)
-    file.write(words.groups)
-    return layout
+    size = kept.tell()
+    kept.seek(0)
+    shutil.copyfileobj(kept, file)
+    return size
 
 
 def _pad(file: IO[bytes]) -> None:
     file.write(bytes(-file.tell() % 8))
 
 
-@dataclass(frozen=True, slots=True)
-class _Share:
-    """What one part has of a batch of terms."""
+class _Joined:
+    """The lists of all terms, written to a file batch by batch."""
 
-    part: PartReader
-    first_row: int
-    first: int  # posting of the part
-    last: int
-    owners: npt.NDArray[np.int64]  # number in the batch of each of its terms
-    counts: npt.NDArray[np.int64]  # postings of each
+    def __init__(self, parts: Sequence[PartReader], lengths: Array, file: IO[bytes]) -> None:
+        self.lengths = lengths
+        self._parts, self._file = parts, file
+        self._first_rows = np.cumsum([0, *(part.n for part in parts)], dtype=np.int64)[:-1]
+        self._postings = np.zeros(len(parts), np.int64)  # of each part, that were read
+        self._terms = np.zeros(len(parts), np.int64)
+        self._window = min(_TERMS, max(_FEWEST, _ALL_TERMS // max(1, len(parts))))
+        self._windows = no_windows(len(parts), self._window)
 
-    def read(self, first: int, last: int) -> tuple[Array, Array]:
-        """Return rows of the corpus, and weights, of postings [first, last) of the share."""
-        rows, weights = self.part.postings(self.first + first, self.first + last)
-        return rows.astype(np.int64) + self.first_row, weights.astype(np.int64)
+    def batches(self) -> Iterator[tuple[Batch, Array]]:
+        """Write all lists; yield the terms in order, with the bytes of each one's list."""
+        for part in range(len(self._parts)):
+            self._fill(part)
+        batch, told = no_batch(_BATCH, max(_BATCH, len(self._parts)), _LONGEST * 16 + 16 * _BATCH), EMPTY
+        while told != DONE:
+            told = take(self._windows, batch, _POSTINGS)
+            if told == EMPTY:
+                for part in np.flatnonzero(self._windows.waiting).tolist():
+                    self._fill(part)
+            elif terms_in(batch):
+                yield batch, self._put(batch)
+                clear(batch)
+            elif told != DONE:  # a term that no analyzer makes
+                raise _damaged()
 
-
-@dataclass(frozen=True, slots=True)
-class _Batch:
-    """Consecutive terms, and the shares of the parts that hold one of them, in row order."""
-
-    terms: Sequence[bytes]
-    shares: Sequence[_Share]
-
-    @property
-    def counts(self) -> npt.NDArray[np.int64]:
-        """Postings of each term, (t,)."""
-        found = np.zeros(len(self.terms), np.int64)
-        for share in self.shares:
-            found[share.owners] += share.counts
-        return found
-
-
-class _Head:
-    """Where the merge stands in one part: some terms ahead, and how many postings each has."""
-
-    def __init__(self, part: PartReader, first_row: int) -> None:
-        self.part, self.first_row = part, first_row
-        self.terms: list[bytes] = []
-        self.counts = np.empty(0, np.int64)
-        self._term = self._posting = 0
-        self.fill()
-
-    def fill(self) -> None:
-        """Read more terms, if none is left."""
-        if not self.terms:
-            last = min(self._term + _TERMS, self.part.terms)
-            self.terms, self.counts = self.part.dictionary(self._term, last)
-            self._term = last
-
-    @property
-    def horizon(self) -> bytes | None:
-        """The last term that is known; None: it is the part's last one."""
-        return None if self._term == self.part.terms else self.terms[-1]
-
-    def take(self, count: int, places: dict[bytes, int]) -> _Share:
-        """Take the next `count` terms."""
-        owners = np.fromiter(map(places.__getitem__, self.terms[:count]), np.int64, count)
-        counts = self.counts[:count]
-        first, self._posting = self._posting, self._posting + int(counts.sum())
-        self.terms, self.counts = self.terms[count:], self.counts[count:]
-        return _Share(self.part, self.first_row, first, self._posting, owners, counts)
-
-
-def _batches(parts: Sequence[PartReader]) -> Iterator[_Batch]:
-    """Yield all terms in order, in batches of up to `_POSTINGS` postings, or of one term."""
-    first_rows = np.cumsum([0, *(part.n for part in parts)]).tolist()
-    heads = [_Head(part, first) for part, first in zip(parts, first_rows, strict=False)]
-    while heads := [head for head in heads if head.terms]:
-        ends = [head.horizon for head in heads]
-        known = [end for end in ends if end is not None]
-        most = min(known) if known else None  # terms up to here are known in every part
-        yield from _cut(heads, most)
-        for head in heads:
-            head.fill()
-
-
-def _cut(heads: Sequence[_Head], most: bytes | None) -> Iterator[_Batch]:
-    """Yield the terms up to `most`, or all, in batches."""
-    counts: dict[bytes, int] = {}
-    for head in heads:
-        for term, count in zip(head.terms, head.counts.tolist(), strict=True):
-            if most is not None and term > most:
-                break
-            counts[term] = counts.get(term, 0) + count
-    held: list[bytes] = []
-    postings = 0
-    for term in sorted(counts):
-        if held and postings + counts[term] > _POSTINGS:
-            yield _batch(held, heads)
-            held, postings = [], 0
-        held.append(term)
-        postings += counts[term]
-    if held:
-        yield _batch(held, heads)
-
-
-def _batch(terms: Sequence[bytes], heads: Sequence[_Head]) -> _Batch:
-    places = {term: place for place, term in enumerate(terms)}
-    shares = []
-    for head in heads:
-        count = _leading(head.terms, terms[-1])
-        if count:
-            shares.append(head.take(count, places))
-    return _Batch(terms, shares)
-
-
-def _leading(terms: Sequence[bytes], last: bytes) -> int:
-    """Return how many of ascending terms are not behind `last`."""
-    low, high = 0, len(terms)
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (middle + 1, high) if terms[middle] <= last else (low, middle)
-    return low
-
-
-def _lists(batch: _Batch, lengths: Array) -> Iterator[tuple[bytes, int, bytes]]:
-    """Yield each term of a batch with its number of postings and its list."""
-    counts = batch.counts
-    if len(batch.terms) == 1 and counts[0] > _POSTINGS:
-        yield batch.terms[0], int(counts[0]), _long_list(batch.shares, int(counts[0]), lengths)
-        return
-    read = [share.read(0, share.last - share.first) for share in batch.shares]
-    owners = np.concatenate([np.repeat(share.owners, share.counts) for share in batch.shares])
-    order = np.argsort(owners, kind="stable")  # by term; within a term parts, and so rows, stay in order
-    rows, weights = (np.concatenate(columns)[order] for columns in zip(*read, strict=True))
-    _check(rows, weights, lengths)
-    out, sizes = np.empty(ROOM * (len(rows) + len(counts)), np.uint8), np.empty(len(counts), np.int64)
-    written = put_lists(rows, weights, np.cumsum(counts), lengths, out, sizes)
-    data, at = out[:written].tobytes(), 0
-    for term, count, size in zip(batch.terms, counts.tolist(), sizes.tolist(), strict=True):
-        yield term, count, data[at : at + size]
-        at += size
-
-
-def _long_list(shares: Sequence[_Share], count: int, lengths: Array) -> bytes:
-    """Return the list of one frequent term, made step by step in whole blocks."""
-    headers = np.empty(HEADER * (-(-count // BLOCK)), np.uint8)
-    held_rows, held_weights = np.empty(0, np.int64), np.empty(0, np.int64)
-    before, place, blocks = -1, 0, bytearray()
-
-    def put(rows: Array, weights: Array) -> None:
-        nonlocal before, place
-        if not len(rows):
+    def _fill(self, number: int) -> None:
+        """Read more terms of a part."""
+        part, first = self._parts[number], int(self._terms[number])
+        last = min(first + self._window, part.terms)
+        if first == last:
             return
-        _check(rows, weights, lengths)
-        out = np.empty(ROOM * len(rows) + BLOCK, np.uint8)
-        end = put_blocks(rows, weights, lengths, before, out, 0, headers, place)
-        blocks.extend(out[:end].tobytes())
-        before, place = int(rows[-1]), place + HEADER * (-(-len(rows) // BLOCK))
+        text, ends, counts = part.dictionary(first, last)
+        if counts.min() < 1 or np.diff(ends, prepend=0).min() < 1:
+            raise _damaged()
+        self._windows = filled(self._windows, number, text, ends, counts)
+        self._terms[number] = last
 
-    for share in shares:
-        for first in range(0, share.last - share.first, _POSTINGS):
-            rows, weights = share.read(first, min(first + _POSTINGS, share.last - share.first))
-            held_rows, held_weights = np.concatenate([held_rows, rows]), np.concatenate([held_weights, weights])
-            whole = len(held_rows) // BLOCK * BLOCK
-            put(held_rows[:whole], held_weights[:whole])
-            held_rows, held_weights = held_rows[whole:], held_weights[whole:]
-    put(held_rows, held_weights)
-    return headers.tobytes() + bytes(blocks)
+    def _put(self, batch: Batch) -> Array:
+        """Write the lists of a batch; return the bytes of each."""
+        count = terms_in(batch)
+        if count == 1 and batch.counts[0] > _POSTINGS:
+            return np.array([self._put_long(batch)])
+        shares = int(batch.ends[count - 1])
+        sizes_of_parts = np.bincount(batch.parts[:shares], batch.shares[:shares], len(self._parts)).astype(np.int64)
+        read = [self._read(part, int(size)) for part, size in enumerate(sizes_of_parts) if size]
+        rows, weights = (np.concatenate(columns) for columns in zip(*read, strict=True))
+        out, sizes = np.empty(ROOM * (len(rows) + count), np.uint8), np.empty(count, np.int64)
+        written = put_lists(
+            batch.shares,
+            batch.counts,
+            batch.ends[:count],
+            batch.parts,
+            self._first_rows,
+            np.cumsum(sizes_of_parts) - sizes_of_parts,
+            rows,
+            weights,
+            self.lengths,
+            out,
+            sizes,
+        )
+        if written < 0:
+            raise _damaged()
+        self._file.write(out[:written].data)
+        return sizes
+
+    def _put_long(self, batch: Batch) -> int:
+        """Write the list of one frequent term step by step; return its bytes."""
+        begin, count = self._file.tell(), int(batch.counts[0])
+        headers = np.empty(HEADER * (-(-count // BLOCK)), np.uint8)
+        writer, sizes = np.zeros(NUMBERS, np.int64), np.zeros(WIDTHS, np.int64)
+        gaps, less = np.empty(BLOCK, np.int64), np.empty(BLOCK, np.int64)
+        out = np.empty(ROOM * (_POSTINGS + BLOCK), np.uint8)
+        begin_list(writer, 0, 0)
+        self._file.seek(begin + len(headers))
+        for share in range(int(batch.ends[0])):
+            part, left = int(batch.parts[share]), int(batch.shares[share])
+            while left:
+                rows, weights = self._read(part, min(left, _POSTINGS))
+                left -= len(rows)
+                own = rows, weights, 0, len(rows), self._first_rows[part], self.lengths
+                if not put_postings(*own, writer, gaps, less, sizes, out, headers):
+                    raise _damaged()
+                self._file.write(out[: writer[AT_OUT]].data)
+                writer[AT_OUT] = 0
+        end_block(writer, gaps, less, sizes, out, headers)
+        self._file.write(out[: writer[AT_OUT]].data)
+        end = self._file.tell()
+        self._file.seek(begin)
+        self._file.write(headers.data)
+        self._file.seek(end)
+        return end - begin
+
+    def _read(self, number: int, count: int) -> tuple[Array, Array]:
+        """Return rows, counted from the part's first, and weights of the next postings of a part."""
+        first = int(self._postings[number])
+        self._postings[number] = first + count
+        rows, weights = self._parts[number].postings(first, first + count)
+        return rows.astype(np.uint32), weights.astype(np.uint16)
 
 
-def _check(rows: Array, weights: Array, lengths: Array) -> None:
-    """Check that a damaged piece makes no block that cannot be written."""
-    if len(rows) and not (rows.min() >= 0 and rows.max() < len(lengths) and weights.min() >= 1):
-        raise InputError("a part's postings are damaged: build them again")
+def _damaged() -> InputError:
+    return InputError("a part's postings are damaged: build them again")

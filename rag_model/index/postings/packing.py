@@ -22,6 +22,7 @@ BLOCK = 128  # postings
 PADDING = 8  # bytes behind the last block at least, so that whole words can be read
 _EXCEPTIONS = 128  # flag of a width byte
 _MOST_BITS = 32
+WIDTHS = _MOST_BITS + 1  # from 0 on
 
 
 @compiled
@@ -49,32 +50,44 @@ def get_varint(data, at, end):
     return -1, end
 
 
+_HIGHER = np.array([1 + (bits + 6) // 7 for bits in range(_MOST_BITS + 1)])  # bytes of an exception by its higher bits
+_BITS = np.array([value.bit_length() for value in range(256)], np.int64)
+
+
 @compiled
 def _bits(value):
-    count = 0
-    while value:
-        value >>= 1
-        count += 1
-    return count
+    """Return how many bits a number from 0 to 2^32 - 1 has."""
+    if value < 1 << 8:
+        return _BITS[value]
+    if value < 1 << 16:
+        return _BITS[value >> 8] + 8
+    return _BITS[value >> 16] + 16 if value < 1 << 24 else _BITS[value >> 24] + 24
 
 
 @compiled
-def _width(values, count):
-    """Return the width with the fewest bytes, and the number of values that are larger."""
-    sizes = np.zeros(_MOST_BITS + 1, np.int64)
+def _width(values, count, sizes):
+    """Return the width with the fewest bytes, and the number of values that are larger; `sizes` are 0 before and after.
+
+    A width below all values' is never best: with seven bits more each exception has a byte less, or is none.
+    """
+    most, least = 0, _MOST_BITS
     for i in range(count):
-        sizes[_bits(values[i])] += 1
+        bits = _bits(values[i])
+        sizes[bits] += 1
+        most, least = max(most, bits), min(least, bits)
     best, best_width, best_larger = count * 16, 0, 0
-    for width in range(_MOST_BITS + 1):
+    for width in range(least, most + 1):
         cost, larger = (count * width + 7) // 8, 0
-        for bits in range(width + 1, _MOST_BITS + 1):
+        for bits in range(width + 1, most + 1):
             if sizes[bits]:
                 larger += sizes[bits]
-                cost += sizes[bits] * (1 + (bits - width + 6) // 7)
+                cost += sizes[bits] * _HIGHER[bits - width]
         if larger:
             cost += 1
         if cost < best:
             best, best_width, best_larger = cost, width, larger
+    for bits in range(least, most + 1):
+        sizes[bits] = 0
     return best_width, best_larger
 
 
@@ -111,18 +124,19 @@ def _put_exceptions(values, count, width, larger, out, at):
 
 
 @compiled
-def encode(gaps, weights, count, out, at):
+def encode(gaps, weights, count, sizes, out, at):
     """Write a block; return the place behind it.
 
     Args:
         gaps: (>= count) int64, each row minus the row before it minus 1, below 2^32.
         weights: (>= count) int64, each weight minus 1, below 2^16.
         count: postings, 1 ... 128.
+        sizes: (33,) int64 of 0.
         out: uint8, with room for 16 bytes a posting.
         at: where the block begins.
     """
-    b, more_gaps = _width(gaps, count)
-    c, more_weights = _width(weights, count)
+    b, more_gaps = _width(gaps, count, sizes)
+    c, more_weights = _width(weights, count, sizes)
     out[at] = b | (_EXCEPTIONS if more_gaps else 0)
     out[at + 1] = c | (_EXCEPTIONS if more_weights else 0)
     at = _pack(gaps, count, b, out, at + 2)

@@ -4,24 +4,22 @@ A part's piece does not depend on other parts: rows are counted from the part's 
 corpus is in it. So the piece of an unchanged part is used again whatever else has changed.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Self
 
 import numpy as np
-import numpy.typing as npt
 
-from rag_model.corpus.passages import PassageFile
-from rag_model.errors import UsageError
+from rag_model.errors import InputError
 from rag_model.index.files.pieces import Array, Opener, Piece, write_piece
-from rag_model.index.postings.analyzer import Analyzer
+from rag_model.index.plan import Facts
 
 COUNT = 6  # arrays in a piece
 MOST = 65_535  # of a passage's length, and of a weight: two bytes; more is counted as this
 _LENGTHS, _TEXT, _CUTS, _ENDS, _ROWS, _WEIGHTS = range(COUNT)
-_MOST_ROWS = 1 << 24
+MOST_ROWS = 1 << 24  # of a part
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,63 +27,64 @@ class PartPostings:
     """All postings of a part, by term."""
 
     lengths: Array  # (n,) uint16: terms of each passage
-    terms: Sequence[bytes]  # (t,) ascending as bytes
+    text: Array  # uint8: the terms one after another, ascending as bytes
+    cuts: Array  # (t,) int64: where each term ends in it
     ends: Array  # (t,) int64: where the postings of each term end
     rows: Array  # (p,) of the part, ascending within a term
     weights: Array  # (p,) at least 1
 
     @classmethod
-    def of(cls, passages: Iterable[Sequence[bytes]]) -> Self:
-        """Count the terms of each passage, given in row order; a weight is how often a passage holds a term."""
-        numbers: dict[bytes, int] = {}
-        found: list[npt.NDArray[np.int32]] = []
-        for terms in passages:
-            found.append(np.fromiter((numbers.setdefault(one, len(numbers)) for one in terms), np.int32, len(terms)))
-        lengths = np.array([len(terms) for terms in found], np.int64)
-        order = sorted(numbers)
-        places = np.empty(len(numbers), np.int64)  # number -> place in the order
-        places[[numbers[term] for term in order]] = np.arange(len(order))
-        every = places[np.concatenate(found)] if found else np.empty(0, np.int64)
-        keys = every * _MOST_ROWS + np.repeat(np.arange(len(lengths)), lengths)  # term, then row
-        keys, counts = np.unique(keys, return_counts=True)
-        ends = np.searchsorted(keys, np.arange(1, len(order) + 1) * _MOST_ROWS)
+    def weighted(cls, terms: Array, weights: Array, offsets: Array) -> Self:
+        """Sort the weighted terms of passages, given in row order.
+
+        Args:
+            terms: (p,) numbers below 2^24, none twice in a passage.
+            weights: (p,) from 1 to 65,535.
+            offsets: (n + 1,) where the terms of each passage begin, and the last ones end.
+        """
+        lengths = np.diff(offsets)
+        keys = terms.astype(np.int64) * MOST_ROWS + np.repeat(np.arange(len(lengths)), lengths)  # term, then row
+        order = np.argsort(keys)
+        known, counts = np.unique(terms, return_counts=True)
         return cls(
             np.minimum(lengths, MOST).astype("<u2"),
-            order,
-            ends.astype("<i8"),
-            _narrow(keys % _MOST_ROWS, len(lengths)),
-            _narrow(np.minimum(counts, MOST), int(counts.max(initial=0)) + 1),
+            *joined(numbered(known)),
+            np.cumsum(counts).astype("<i8"),
+            narrow(keys[order] % MOST_ROWS, len(lengths)),
+            narrow(weights[order], int(weights.max(initial=0)) + 1),
         )
 
-    def write(self, path: Path, stamp: str) -> None:
-        """Write the piece.
+    @property
+    def terms(self) -> list[bytes]:
+        """The (t,) terms."""
+        places = [0, *self.cuts.tolist()]
+        text = self.text.tobytes()
+        return [text[first:last] for first, last in pairwise(places)]
+
+    def write(self, path: Path, stamp: str) -> Facts:
+        """Write the piece; return how many rows, terms and postings it has.
 
         Raises:
             ResourceError: the file cannot be written.
         """
-        text = np.frombuffer(b"".join(self.terms), np.uint8)
-        cuts = np.cumsum([len(term) for term in self.terms], dtype="<i8")
-        write_piece(path, stamp, [self.lengths, text, cuts, self.ends, self.rows, self.weights])
+        write_piece(path, stamp, [self.lengths, self.text, self.cuts, self.ends, self.rows, self.weights])
+        return {"rows": len(self.lengths), "terms": len(self.ends), "postings": len(self.rows)}
 
 
-def _narrow(values: Array, above: int) -> Array:
+def joined(terms: Sequence[bytes]) -> tuple[Array, Array]:
+    """Return terms as one array of bytes, and where each ends in it."""
+    return np.frombuffer(b"".join(terms), np.uint8), np.cumsum([*map(len, terms)], dtype="<i8")
+
+
+def narrow(values: Array, above: int) -> Array:
     """Return numbers below `above` in the smallest type that holds them."""
     return values.astype("u1" if above <= 1 << 8 else "<u2" if above <= 1 << 16 else "<u4")
 
 
-def terms_of(passages: Path, analyzer: Analyzer) -> Iterator[list[bytes]]:
-    """Yield the terms of each passage of a part, title first, in row order.
-
-    Raises:
-        InputError: the file is damaged.
-        UsageError: the part has more rows than a piece can number.
-    """
-    with PassageFile(passages) as file:
-        if file.n_rows >= _MOST_ROWS:
-            raise UsageError(f"{passages} has {file.n_rows:,} passages: a part may have up to {_MOST_ROWS - 1:,}")
-        for batch in file.iter_batches(["title", "text"]):
-            for title, text in zip(*batch.to_pydict().values(), strict=True):
-                yield analyzer.terms(f"{title} {text}")
+def numbered(terms: Array) -> list[bytes]:
+    """Return the terms that numbers below 2^24 are: three bytes, the highest first, so that they ascend as numbers."""
+    text = terms.astype(">u4").tobytes()
+    return [text[at + 1 : at + 4] for at in range(0, len(text), 4)]
 
 
 class PartReader:
@@ -97,23 +96,34 @@ class PartReader:
         Raises:
             InputError: it is missing, damaged or of another build.
         """
-        self._piece = Piece.open(opener, stamp, COUNT, name)
+        self._piece, self._name = Piece.open(opener, stamp, COUNT, name), name
         self.n, self.terms = self._piece.rows(_LENGTHS), self._piece.rows(_CUTS)
 
     def lengths(self) -> Array:
         """Return the (n,) lengths of the part's passages."""
         return self._piece.read(_LENGTHS)
 
-    def dictionary(self, first: int, last: int) -> tuple[list[bytes], Array]:
-        """Return the terms [first, last), and how many postings each has, (last - first,) int64."""
+    def dictionary(self, first: int, last: int) -> tuple[Array, Array, Array]:
+        """Return the terms [first, last) as bytes, where each ends in them, and how many postings each has."""
         cuts = self._from(_CUTS, first, last)
-        text = self._piece.read(_TEXT, int(cuts[0]), int(cuts[-1])).tobytes()
-        places = (cuts - cuts[0]).tolist()
-        return [text[begin:end] for begin, end in pairwise(places)], np.diff(self._from(_ENDS, first, last))
+        text = self._piece.read(_TEXT, int(cuts[0]), int(cuts[-1]))
+        return text, cuts[1:] - cuts[0], np.diff(self._from(_ENDS, first, last))
 
     def postings(self, first: int, last: int) -> tuple[Array, Array]:
         """Return rows of the part and weights of the postings [first, last), terms in order."""
         return self._piece.read(_ROWS, first, last), self._piece.read(_WEIGHTS, first, last)
+
+    def whole(self) -> PartPostings:
+        """Return all postings.
+
+        Raises:
+            InputError: the piece is damaged.
+        """
+        whole = PartPostings(*map(self._piece.read, range(COUNT)))
+        ends = np.diff(whole.ends, prepend=0), np.diff(whole.cuts, prepend=0)
+        if min(int(one.min(initial=1)) for one in ends) < 1 or int(whole.rows.max(initial=0)) >= max(1, self.n):
+            raise InputError(f"{self._name} is damaged: build it again")
+        return whole
 
     def close(self) -> None:
         """Close the piece."""

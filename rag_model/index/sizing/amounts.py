@@ -1,8 +1,10 @@
-"""Amounts of memory and disk in text form."""
+"""Amounts of memory and disk in text form, and whether a disk has so much."""
 
 import re
+import shutil
+from pathlib import Path
 
-from rag_model.errors import UsageError
+from rag_model.errors import ResourceError, UsageError
 
 _UNITS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 _AMOUNT = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?", re.IGNORECASE)
@@ -27,3 +29,17 @@ def parse_bytes(text: str) -> int:
 def gigabytes(count: float) -> str:
     """Format a number of bytes: 16.0 GB; below 1 GB in MB."""
     return f"{count / 1e9:,.1f} GB" if count >= 1e9 else f"{count / 1e6:,.0f} MB"
+
+
+def check_disk(place: Path, needed: int, work: str, other: str) -> None:
+    """Check that the disk of a folder has room for `needed` bytes; the last two are words of the refusal.
+
+    Raises:
+        ResourceError: it has not.
+    """
+    free = shutil.disk_usage(place).free
+    if needed > free:
+        raise ResourceError(
+            f"{work} needs {gigabytes(needed)} of disk in {place}, and {gigabytes(free)} are free: free some, or "
+            f"{other}"
+        )

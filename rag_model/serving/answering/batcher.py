@@ -1,5 +1,8 @@
 """Answer concurrent questions in one call: requests wait in a bounded queue, and a thread takes them as a batch.
 
+Clients take turns. Where the queue is full, the newest request of the client with most questions makes room for that of
+a client with fewer.
+
 A batch gathers while earlier batches are worked on. A thread that has just answered several requests waits a moment
 for its share of those and of the ones being worked on: callers that were answered together tend to ask again together,
 and batches of equal size waste the least. A single caller never waits.
@@ -9,13 +12,14 @@ import asyncio
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from functools import partial
 from typing import Generic, TypeVar
 
 from rag_model.errors import BookwheelError
+from rag_model.serving.answering.waiting import Ask, Waiting
+from rag_model.serving.threads import WatchedThread
 
 _LOG = logging.getLogger(__name__)
 _Reply = TypeVar("_Reply")
@@ -33,15 +37,12 @@ class ClosingError(BookwheelError):
     """The service is ending and takes no more questions."""
 
 
-@dataclass(slots=True, eq=False)
-class Ask(Generic[_Reply]):
-    """One request in the queue."""
+class CrashError(BookwheelError):
+    """A library panicked while it worked on a request."""
 
-    questions: Sequence[str]
-    k: int | None
-    retriever: str | None  # an expression in one spelling; None: the default
-    loop: asyncio.AbstractEventLoop
-    reply: "asyncio.Future[_Reply]"
+
+class LeftError(BookwheelError):
+    """All callers have left, so the work was given up."""
 
 
 class Batcher(Generic[_Reply]):
@@ -57,6 +58,7 @@ class Batcher(Generic[_Reply]):
         wait_ms: float = 0.0,
         workers: int = 1,
         begin: Callable[[], None] = lambda: None,
+        died: Callable[[str], None] = lambda name: None,
     ) -> None:
         """Start the threads.
 
@@ -69,24 +71,23 @@ class Batcher(Generic[_Reply]):
             wait_ms: how long a batch waits for others, at most.
             workers: threads, each with a batch of its own.
             begin: called in each thread before anything else.
+            died: called with a thread's name when it died; it is started again.
         """
         self._work, self._most_waiting, self._most, self._wait = work, waiting, batch, wait_ms / 1000
         self._changed = threading.Condition()
-        self._queue: deque[Ask[_Reply]] = deque()
-        self._questions = 0  # in the queue
+        self._queue: Waiting[_Reply] = Waiting()
         self._working = 0  # requests that are worked on
         self._workers = workers
         self._idle = 0  # workers that wait for a batch: they share what there is
         self._closing = False
-        made = (threading.Thread(target=self._run, args=(begin,), name=name, daemon=True) for _ in range(workers))
-        self._threads = list(made)
-        for thread in self._threads:
+        self.threads = [WatchedThread(name, partial(self._run, begin), died) for _ in range(workers)]
+        for thread in self.threads:
             thread.start()
 
     @property
     def waiting(self) -> int:
         """How many questions are in the queue."""
-        return self._questions
+        return self._queue.questions
 
     async def ask(
         self,
@@ -95,21 +96,23 @@ class Batcher(Generic[_Reply]):
         retriever: str | None,
         seconds: float,
         entered: Callable[[int, int], None] = lambda questions, waiting: None,
+        client: str = "",
     ) -> _Reply:
         """Return the reply of one request, `seconds` from now at the latest.
 
-        `entered` is told how many questions it brought into the queue, and how many wait there now.
+        `entered` is told how many questions it brought into the queue, and how many wait there now. `client` says who
+        asks: clients take turns.
 
         Raises:
-            BusyError: the queue is full.
+            BusyError: the queue is full, or became full of questions of other clients that have fewer there.
             LateError: it took longer.
             ClosingError: `close` was called.
             BookwheelError: what `work` says of this ask.
         """
         loop = asyncio.get_running_loop()
-        ask: Ask[_Reply] = Ask(questions, k, retriever, loop, loop.create_future())
+        ask: Ask[_Reply] = Ask(questions, k, retriever, loop, loop.create_future(), client)
         self._enter(ask)
-        entered(len(questions), self._questions)
+        entered(len(questions), self._queue.questions)
         try:
             async with asyncio.timeout(seconds):
                 return await ask.reply
@@ -124,36 +127,47 @@ class Batcher(Generic[_Reply]):
         with self._changed:
             self._closing = True
             self._changed.notify_all()
-        for thread in self._threads:
+        for thread in self.threads:
             thread.join()
 
     def _enter(self, ask: Ask[_Reply]) -> None:
         with self._changed:
             if self._closing:
                 raise ClosingError("the service is shutting down: ask another instance")
-            if self._questions and self._questions + len(ask.questions) > self._most_waiting:
-                raise BusyError(f"{self._questions} questions are waiting already: ask again in a moment")
-            self._queue.append(ask)
-            self._questions += len(ask.questions)
+            if self._queue and self._queue.questions + len(ask.questions) > self._most_waiting:
+                self._make_room(ask)
+            self._queue.add(ask)
             self._changed.notify()
+
+    def _make_room(self, ask: Ask[_Reply]) -> None:
+        """Refuse the newest asks of the client that has most questions in the queue, which may be this one."""
+        busy = BusyError(f"{self._queue.questions} questions are waiting already: ask again in a moment")
+        own = self._queue.of(ask.client) + len(ask.questions)
+        while self._queue and self._queue.questions + len(ask.questions) > self._most_waiting:
+            last = self._queue.newest_of_most()
+            if self._queue.of(last.client) <= own:
+                raise busy
+            self._queue.remove(last)
+            _hand_out([last], [busy])
 
     def _leave(self, ask: Ask[_Reply]) -> None:
         """Remove an ask whose caller has left from the queue, unless it is being worked on."""
-        with self._changed, suppress(ValueError):
+        with self._changed:
             self._queue.remove(ask)
-            self._questions -= len(ask.questions)
 
     def _run(self, begin: Callable[[], None]) -> None:
         begin()
         last = 0  # requests in this thread's last batch
         while asks := self._gathered(last):
-            replies = self._replies(asks)
             last = len(asks)
-            for loop in {ask.loop for ask in asks}:
-                own = [(ask, reply) for ask, reply in zip(asks, replies, strict=True) if ask.loop is loop]
-                with suppress(RuntimeError):  # the loop has ended, and its callers with it
-                    loop.call_soon_threadsafe(_deliver, own)
-            del asks, replies
+            try:
+                _hand_out(asks, self._replies(asks))
+            except BaseException as failure:  # not of the work: callers must not wait for a thread that is gone
+                with self._changed:
+                    self._working -= last
+                _hand_out(asks, [_crash(failure)] * last)
+                raise
+            del asks
 
     def _gathered(self, last: int) -> list[Ask[_Reply]]:
         """Wait for asks and take what makes a batch; [] once closed and empty.
@@ -163,41 +177,59 @@ class Batcher(Generic[_Reply]):
         with self._changed:
             self._working -= last
             self._idle += 1
-            taken: list[Ask[_Reply]] = []
-            while not taken and (self._queue or not self._closing):  # another thread may have taken the asks
-                self._changed.wait_for(lambda: self._queue or self._closing)
-                wanted = -(-(self._working + last) // self._workers)  # so that all batches are of one size
-                until = time.monotonic() + self._wait
-                while not self._enough(wanted) and (rest := until - time.monotonic()) > 0:
-                    self._changed.wait(rest)
-                taken = self._taken(min(self._most, -(-self._questions // self._idle)))
-            self._working += len(taken)
-            self._idle -= 1
+            try:
+                taken = self._awaited(last)
+                self._working += len(taken)
+            finally:
+                self._idle -= 1
             self._changed.notify()  # of the rest
             return taken
+
+    def _awaited(self, last: int) -> list[Ask[_Reply]]:
+        taken: list[Ask[_Reply]] = []
+        while not taken and (self._queue or not self._closing):  # another thread may have taken the asks
+            self._changed.wait_for(lambda: self._queue or self._closing)
+            wanted = -(-(self._working + last) // self._workers)  # so that all batches are of one size
+            until = time.monotonic() + self._wait
+            while not self._enough(wanted) and (rest := until - time.monotonic()) > 0:
+                self._changed.wait(rest)
+            taken = self._taken(min(self._most, -(-self._queue.questions // self._idle)))
+        return taken
 
     def _taken(self, share: int) -> list[Ask[_Reply]]:
         """Take asks of `share` questions in all out of the queue, or the first one whatever it brings."""
         taken: list[Ask[_Reply]] = []
         size = 0
-        while self._queue and (not taken or size + len(self._queue[0].questions) <= share):
-            taken.append(self._queue.popleft())
+        while self._queue and (not taken or size + len(self._queue.first().questions) <= share):
+            taken.append(self._queue.take())
             size += len(taken[-1].questions)
-        self._questions -= size
         return taken
 
     def _enough(self, wanted: int) -> bool:
-        return len(self._queue) >= wanted or self._questions >= self._most or self._closing
+        return len(self._queue) >= wanted or self._queue.questions >= self._most or self._closing
 
-    def _replies(self, asks: Sequence[Ask[_Reply]]) -> Sequence[_Reply | BookwheelError | Exception]:
+    def _replies(self, asks: Sequence[Ask[_Reply]]) -> Sequence[_Reply | Exception]:
+        if all(ask.left for ask in asks):
+            return [LeftError("its caller has left")] * len(asks)
         try:
             return self._work(asks)
-        except Exception as failure:
+        except BaseException as failure:  # a panic of a native library is no Exception
             if len(asks) > 1:
                 return [reply for ask in asks for reply in self._replies([ask])]
             if not isinstance(failure, BookwheelError):
                 _LOG.exception("%s failed", threading.current_thread().name)
-            return [failure]
+            return [failure if isinstance(failure, Exception) else _crash(failure)]
+
+
+def _crash(failure: BaseException) -> CrashError:
+    return CrashError(f"a library failed on this request ({type(failure).__name__}): ask in other words")
+
+
+def _hand_out(asks: Sequence[Ask[_Reply]], replies: Sequence[_Reply | Exception]) -> None:
+    for loop in {ask.loop for ask in asks}:
+        own = [(ask, reply) for ask, reply in zip(asks, replies, strict=True) if ask.loop is loop]
+        with suppress(RuntimeError):  # the loop has ended, and its callers with it
+            loop.call_soon_threadsafe(_deliver, own)
 
 
 def _deliver(replies: Sequence[tuple[Ask[_Reply], _Reply | Exception]]) -> None:

@@ -5,7 +5,7 @@ change since the edition before is shared with it: a monthly rebuild keeps both.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,6 +18,7 @@ from rag_model.retrieve.dense import DenseRetriever
 from rag_model.retrieve.expression import parse
 from rag_model.retrieve.factory import Opened
 from rag_model.retrieve.found import SnapshotRetriever
+from rag_model.retrieve.lexical import TextRetriever
 from rag_model.retrieve.products import with_products
 from rag_model.retrieve.questions import Questions
 from rag_model.retrieve.retriever import Hit
@@ -130,10 +131,10 @@ class Edition:
         return tuple(self._retrievers)
 
     @property
-    def dense(self) -> str | None:
-        """The index, if the first retriever is one vector index alone; None: it is something else."""
+    def watched(self) -> tuple[str, Mapping[str, float]] | None:
+        """The first retriever's index and search parameters, if it is an index of vectors or of text alone."""
         default = self._retrievers[self._default]
-        return default.name if isinstance(default, DenseRetriever) else None
+        return (default.index, default.parameters) if isinstance(default, DenseRetriever | TextRetriever) else None
 
     def search(self, asked: Questions, k: int, retriever: str | None = None) -> list[list[Hit]]:
         """Return the best `k` passages of each question, best first.
@@ -146,11 +147,18 @@ class Edition:
         known = self._retrievers.get(self._default if retriever is None else retriever)
         return (known or self._composed(self._opened, retriever or "")).ask(asked, k)
 
-    def answer(self, questions: Sequence[str], k: int | None, retriever: str | None = None) -> list[Answer]:
+    def answer(
+        self,
+        questions: Sequence[str],
+        k: int | None,
+        retriever: str | None = None,
+        stop: Callable[[], bool] | None = None,
+    ) -> list[Answer]:
         """Return each question's answer, from its best `k` passages; None: as many as in training.
 
         Raises:
             UsageError: there is no model here, or the retriever is refused as by `search`.
+            StoppedError: `stop`, which is called before each token, was true.
         """
         if self._asked_by_model is None:
             raise UsageError("this service has no model, so it gives no answers: ask /search")
@@ -164,7 +172,7 @@ class Edition:
                     f"the retriever {found.name} cannot be answered from, since the service was started without the "
                     "passages' vectors: ask for another one"
                 ) from missing
-        return reader.answer(questions, k)
+        return reader.answer(questions, k, stop)
 
     def warm(self) -> None:
         """Ask a few questions, so that files and kernels are loaded before the first request.

@@ -2,17 +2,20 @@
 
 import time
 from collections import defaultdict
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate, chain
 from typing import Any, TypeVar
 
 from rag_model.errors import BookwheelError, UsageError
 from rag_model.generate.reader import Answer
+from rag_model.generate.stopping import StoppedError
 from rag_model.retrieve.questions import Questions
 from rag_model.retrieve.retriever import Hit
-from rag_model.serving.answering.batcher import Ask
+from rag_model.serving.answering.batcher import LeftError
 from rag_model.serving.answering.edition import Edition
+from rag_model.serving.answering.waiting import Ask
 from rag_model.serving.following.desk import Desk
 from rag_model.serving.watching.observer import Batch, Observer, tell
 
@@ -47,15 +50,22 @@ def search(desk: Desk, observer: Observer, asks: Sequence[Ask[Found]]) -> list[F
 
 
 def answer(desk: Desk, observer: Observer, asks: Sequence[Ask[Answered]]) -> list[Answered | BookwheelError]:
-    """Answer all questions of a batch; those with the same retriever and depth are answered together."""
+    """Answer all questions of a batch; those with the same retriever and depth are answered together.
+
+    Decoding stops between two tokens once all callers of the questions have left.
+    """
     with desk.edition() as edition:
         model = "" if edition.model is None else edition.model.id
         replies: dict[int, Answered | BookwheelError] = {}
         for (retriever, k), places in _alike([(ask.retriever, ask.k) for ask in asks]).items():
+            together = [asks[place] for place in places]
             try:
-                found = edition.answer(_questions([asks[place] for place in places]), k, retriever)
+                found = edition.answer(_questions(together), k, retriever, partial(_left, together))
             except UsageError as wrong:
                 replies.update(dict.fromkeys(places, wrong))
+                continue
+            except StoppedError as stopped:
+                replies.update(dict.fromkeys(places, LeftError(str(stopped))))
                 continue
             tell(observer.answered, edition, found)
             answers = iter(found)
@@ -73,6 +83,9 @@ def _searched(
     starts = [0, *accumulate(len(ask.questions) for ask in asks)]
     replies: dict[int, Found | BookwheelError] = {}
     for k, places in _alike([ask.k or 1 for ask in asks]).items():
+        if _left(asks[place] for place in places):
+            replies.update(dict.fromkeys(places, LeftError("its caller has left")))
+            continue
         rows = [row for place in places for row in range(starts[place], starts[place + 1])]
         try:
             hits = iter(edition.search(asked if len(rows) == len(asked) else asked.some(rows), k, retriever))
@@ -114,6 +127,11 @@ def _batch(
         encode_seconds=asked.seconds,
         search_seconds=seconds - asked.seconds,
     )
+
+
+def _left(asks: Iterable[Ask[Any]]) -> bool:
+    """Return whether no caller waits any more."""
+    return all(ask.left for ask in asks)
 
 
 def _questions(asks: Sequence[Ask[Any]]) -> list[str]:

@@ -4,16 +4,20 @@ If anything is wrong with a new version (a ref record that cannot be read, a wro
 an index that finds nothing, an encoder space other than the model's, too little memory), it is refused and reported,
 and the old version stays in service. A refused version is tried again when the ref moves; after an error that may
 pass, as of a store, also before that, at growing intervals. A store that cannot be reached is reported and asked again.
+
+A snapshot that was taken down is served until its replacement is open, and not at all where that is refused or there is
+none. Its files leave the disk as soon as its last reader has left.
 """
 
 import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 from rag_model.errors import BookwheelError, InputError, MissingExtraError, RefusedError, UsageError
@@ -25,12 +29,16 @@ from rag_model.serving.answering.edition import Edition, ServedRef
 from rag_model.serving.answering.offer import Offer
 from rag_model.serving.following.desk import Desk
 from rag_model.serving.following.memory import check_memory
+from rag_model.serving.following.trial import try_indexes
 from rag_model.serving.service_settings import ServiceSettings
+from rag_model.serving.threads import WatchedThread
 from rag_model.serving.watching.observer import Observer, Refusal, tell
 from rag_model.store.pulling.kinds import chosen
+from rag_model.store.pulling.prune import remove_taken_down
 from rag_model.store.pulling.pull import pull
 from rag_model.store.pulling.pulled import CURRENT
 from rag_model.store.store import Store
+from rag_model.store.versions.manifest import Content, Manifest
 from rag_model.store.versions.snapshot import Snapshot
 
 _LOG = logging.getLogger(__name__)
@@ -75,10 +83,11 @@ class Follower:
         self._hopeless = hopeless
         self._scorers = Scorers(followed.url)
         self._store: Store | None = None
+        self._taken_down: frozenset[str] = frozenset()  # snapshots, when the store was last asked
         self._stopping = threading.Event()
         self._refused: tuple[_Target | None, Refusal] | None = None
         self._again = 0.0  # when the refused version is tried again, by the monotonic clock
-        self._thread = threading.Thread(target=self._run, name="follower", daemon=True)
+        self.thread = WatchedThread("follower", self._run, partial(tell, observer.died))
         self.problem = ""  # why the store could not be asked last time; empty: it could
 
     @property
@@ -88,23 +97,28 @@ class Follower:
 
     def start(self) -> None:
         """Begin to follow."""
-        self._thread.start()
+        self.thread.start()
 
     def stop(self) -> None:
         """Stop following; a pull under way is interrupted, and the next one resumes it."""
         self._stopping.set()
-        if self._thread.ident is not None:
-            self._thread.join()
+        self.thread.join()
 
     def look(self) -> None:
-        """Look at the ref once and bring what it names, if that is new."""
+        """Look at the ref once and bring what it names, if that is new; leave what was taken down."""
         try:
             self._store = store = self._store or Store.open(self._followed.url)
+            self._taken_down = store.takedowns.replaced()
             target = self._target(store)
         except BookwheelError as error:
             self._unreadable(error)
-            return
-        self._looked("")
+        else:
+            self._looked("")
+            self._take(store, target)
+        self._leave_taken_down()
+
+    def _take(self, store: Store, target: _Target) -> None:
+        """Bring a target unless it serves already, or was refused and is not due again."""
         serving = self._desk.current
         if serving is not None and (serving.id, serving.model and serving.model.id) == (
             target.named.snapshot,
@@ -115,6 +129,19 @@ class Follower:
         elif self._refused is None or self._refused[0] != target or time.monotonic() >= self._again:
             self._bring(store, target, serving)
 
+    def _leave_taken_down(self) -> None:
+        """Serve and keep nothing that was taken down, as far as is known."""
+        serving = self._desk.current
+        if serving is not None and serving.id in self._taken_down:
+            _LOG.error("snapshot %s was taken down and is not served any more", serving.id[:12])
+            self._desk.close()
+            tell(self._observer.withdrawn, serving.id)
+        try:
+            for gone in remove_taken_down(self._followed.dest, self._taken_down, Manifest.from_bytes):
+                _LOG.info("snapshot %s was taken down: its files are deleted", gone[:12])
+        except OSError as kept:
+            _LOG.error("what was taken down cannot be deleted from %s: %s", self._followed.dest, kept)
+
     def _run(self) -> None:
         with suppress(OSError, AttributeError):  # not everywhere has a thread a priority of its own
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
@@ -123,7 +150,7 @@ class Follower:
                 self.look()
             except _StoppedError:
                 return
-            except Exception as failure:  # the next look may do better, and questions are answered meanwhile
+            except BaseException as failure:  # a panic too: the next look may do better, questions are answered
                 self._looked(f"unexpected {type(failure).__name__}: {failure}")
             if self._stopping.wait(self._settings.poll_seconds):
                 return
@@ -159,8 +186,13 @@ class Follower:
         if not current.exists() or not (followed.model is None or Path(followed.model).is_dir()):
             return
         identity = current.resolve().name
+        if identity in self._taken_down:
+            return
         try:
             model = None if followed.model is None else ReadingModel.load(None, followed.model, followed.asks)
+            with Snapshot.from_folder(current) as snapshot:
+                offer = Offer.of(snapshot, self._settings, reads=model is not None)
+                self._try(current.resolve(), snapshot.manifest.content, offer.indexes)
             self._serve(current, ServedRef(followed.ref, 0, identity, ""), model, None, time.monotonic())
         except BookwheelError as error:
             _LOG.error("snapshot %s on the disk can't be served: %s", identity[:12], error)
@@ -187,7 +219,7 @@ class Follower:
             raise
         except BookwheelError as error:
             self._refuse(target, named, error, final=isinstance(error, _FINAL))
-        except Exception as error:
+        except BaseException as error:  # a panic of a native library is no Exception
             _LOG.exception("snapshot %s can't be opened", named.snapshot[:12])
             self._refuse(target, named, error, final=False)
 
@@ -208,9 +240,14 @@ class Follower:
             self._followed.dest,
             select=chosen(content, indexes=offer.indexes, embeddings=offer.embeddings),
             keep=self._settings.keep,
+            accept=lambda folder: self._try(folder, content, offer.indexes),
             on_progress=self._goes_on,
         )
         return report.path, model
+
+    def _try(self, folder: Path, content: Content, indexes: Sequence[str]) -> None:
+        if self._settings.trial:
+            try_indexes(folder, content, indexes)
 
     def _serve(
         self, folder: Path, named: ServedRef, model: ReadingModel | None, serving: Edition | None, began: float
@@ -231,10 +268,11 @@ class Follower:
         if self._stopping.is_set():
             raise _StoppedError("the service ends")
 
-    def _refuse(self, target: _Target | None, named: ServedRef, error: Exception, *, final: bool) -> None:
+    def _refuse(self, target: _Target | None, named: ServedRef, error: BaseException, *, final: bool) -> None:
         before = self._refused
         tries = before[1].tries + 1 if before is not None and before[0] == target else 1
         reason = str(error) if isinstance(error, BookwheelError) else f"{type(error).__name__}: {error}"
+        reason = " ".join(reason.split())
         now = datetime.now(UTC).isoformat(timespec="seconds")
         refusal = Refusal(named.ref, named.number, named.snapshot, without_secrets(reason), now, tries, final)
         pause = self._settings.poll_seconds * 2.0 ** min(tries, 30)

@@ -10,8 +10,9 @@
 | `GET /` | a page for people |
 | `GET /openapi.json` | the contract; a page of it would load scripts from elsewhere |
 
-A failure is `{"detail": "one sentence"}`: 400 and 422 a wrong request, 408 and 413 a slow or large body,
-429 a full queue, 503 no open snapshot, 504 no answer in time, 500 an error of the service.
+A failure is `{"detail": "one sentence"}`: 400 and 422 a wrong request, 401 no token, 403 and 421 a page or host that
+is not allowed, 408 and 413 a slow or large body, 415 no JSON, 429 a full queue, 503 no open snapshot, 504 no answer in
+time, 500 an error of the service.
 """
 
 import asyncio
@@ -22,7 +23,7 @@ from dataclasses import asdict
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
-from fastapi.responses import JSONResponse, PlainTextResponse
+from fastapi.responses import JSONResponse
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
@@ -30,14 +31,11 @@ from rag_model.errors import BookwheelError, UsageError
 from rag_model.serving.answering.batcher import BusyError, ClosingError, LateError
 from rag_model.serving.following.desk import NotReadyError
 from rag_model.serving.http import messages, page
-from rag_model.serving.http.messages import (
-    AnswerReply,
-    AnswerRequest,
-    MalformedError,
-    Problem,
-    SearchReply,
-    SearchRequest,
-)
+from rag_model.serving.http.guard import Guard
+from rag_model.serving.http.health import Exposition, add_health, unready
+from rag_model.serving.http.messages import AnswerReply, AnswerRequest, MalformedError, SearchReply, SearchRequest
+from rag_model.serving.http.problems import Problem, problem
+from rag_model.serving.http.tokens import Tokens
 from rag_model.serving.service import Service
 from rag_model.serving.watching.observer import tell
 
@@ -50,7 +48,6 @@ _STATUS: tuple[tuple[type[BookwheelError], int], ...] = (  # the first that fits
     (NotReadyError, 503),
     (LateError, 504),
 )
-_AGAIN = {429: "1", 503: "2"}  # seconds until it is worth asking again
 _GONE = 499  # the caller has left: only the metrics see this status
 
 
@@ -69,34 +66,32 @@ class _App(FastAPI):
     declared to FastAPI, for OpenAPI and for the replies to other methods.
     """
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, guard: Guard, **settings: Any) -> None:
         super().__init__(**settings)
+        self.guard = guard
         self.direct: dict[str, Callable[[Request], Awaitable[Response]]] = {}  # by path, of POST
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        endpoint = self.direct.get(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
-        if endpoint is None:
-            await super().__call__(scope, receive, send)
-        else:
+        if refused := self.guard.refusal(scope):
+            response = problem(refused.status, refused.sentence, {**refused.headers, "Connection": "close"})
+        elif scope["method"] == "POST" and (endpoint := self.direct.get(scope["path"])):
             response = await endpoint(Request(scope, receive))
-            await response(scope, receive, send)
+        else:
+            await super().__call__(scope, receive, send)
+            return
+        await response(scope, receive, send)
 
 
-def create_app(service: Service, metrics: Callable[[], bytes] | None = None, media_type: str = "text/plain") -> FastAPI:
-    """Return the ASGI application of a service; `metrics` gives what /metrics replies, of type `media_type`."""
+def create_app(service: Service, metrics: Exposition | None = None, tokens: Tokens | None = None) -> FastAPI:
+    """Return the ASGI application of a service; with `tokens` it answers only who has one."""
     about = "Passages and answers from the snapshot that a ref names."
-    app = _App(title="bookwheel", description=about, docs_url=None, redoc_url=None)
+    guard = Guard(service.settings, tokens)
+    # A redirect would name the host that the client sent.
+    app = _App(guard, title="bookwheel", description=about, docs_url=None, redoc_url=None, redirect_slashes=False)
     _ask(app, service)
     _state(app, service)
+    add_health(app, service, metrics)
     app.include_router(page.router)
-    if metrics is not None:
-        exposition = metrics
-
-        @app.get("/metrics", response_class=PlainTextResponse)
-        def exposed() -> Response:
-            """Return the metrics of this service in Prometheus' text format."""
-            return Response(exposition(), media_type=media_type)
-
     return app
 
 
@@ -106,7 +101,7 @@ def _ask(app: _App, service: Service) -> None:
         """Find passages for questions, best first."""
 
         async def reply(asked: SearchRequest) -> bytes:
-            found = await service.search(asked.questions, asked.k, asked.expression)
+            found = await service.search(asked.questions, asked.k, asked.expression, _client(request))
             return messages.search_reply(asked.questions, found)
 
         return await _replied(service, "search", request, SearchRequest, reply)
@@ -116,7 +111,9 @@ def _ask(app: _App, service: Service) -> None:
         """Answer questions with the service's model, each answer with the passages it was read from."""
 
         async def reply(asked: AnswerRequest) -> bytes:
-            return messages.answer_reply(await service.answer(asked.questions, asked.k, asked.expression))
+            return messages.answer_reply(
+                await service.answer(asked.questions, asked.k, asked.expression, _client(request))
+            )
 
         return await _replied(service, "answer", request, AnswerRequest, reply)
 
@@ -124,26 +121,13 @@ def _ask(app: _App, service: Service) -> None:
 
 
 def _state(app: FastAPI, service: Service) -> None:
-    @app.get("/healthz")
-    async def healthz() -> dict[str, str]:
-        """Say that the process answers."""
-        return {"status": "alive"}
-
-    @app.get("/readyz", responses={503: {"model": Problem}})
-    async def readyz() -> Response:
-        """Say whether questions can be answered."""
-        if service.ready:
-            return JSONResponse({"status": "ready"})
-        why = "the service is ending" if service.draining else _waiting(service)
-        return _problem(503, why)
-
     @app.get("/snapshot", response_model=messages.SnapshotReply, responses={503: {"model": Problem}})
     async def snapshot() -> Response:
         """Say what is served, and what was refused."""
         try:
             return JSONResponse(_snapshot(service))
         except NotReadyError:
-            return _problem(503, _waiting(service))
+            return problem(503, unready(service))
 
 
 def _snapshot(service: Service) -> dict[str, Any]:
@@ -164,12 +148,6 @@ def _snapshot(service: Service) -> dict[str, Any]:
         }
 
 
-def _waiting(service: Service) -> str:
-    refusal = service.follower.refusal
-    reason = service.follower.problem or (refusal.reason if refusal else "it is on its way")
-    return f"no snapshot is open yet: {reason}"
-
-
 async def _replied(service: Service, verb: str, request: Request, kind: Any, reply: Any) -> Response:
     began, asked = time.perf_counter(), 0
     try:
@@ -177,31 +155,56 @@ async def _replied(service: Service, verb: str, request: Request, kind: Any, rep
         began = time.perf_counter()
         read = messages.read_request(kind, body, service.settings)
         asked = len(read.questions)
-        response = Response(await reply(read), media_type="application/json")
+        response = Response(await _awaited(request, reply(read)), media_type="application/json")
     except ClientDisconnect:
         response = Response(status_code=_GONE)
     except _BodyError as broken:
-        response = _problem(broken.status, str(broken), {"Connection": "close"})
+        response = problem(broken.status, str(broken), {"Connection": "close"})
     except BookwheelError as error:
         response = _failed(error)
     except Exception:
         _LOG.exception("/%s failed", verb)
-        response = _problem(500, "the service could not answer: its log says why")
+        response = problem(500, "the service could not answer: its log says why")
     tell(service.observer.replied, verb, response.status_code, asked, time.perf_counter() - began)
     return response
+
+
+def _client(request: Request) -> str:
+    """Return who asks, as the connection counts it."""
+    return str(request.scope["state"].get("client", ""))
+
+
+async def _awaited(request: Request, reply: Awaitable[bytes]) -> bytes:
+    """Await a reply as long as its client is connected.
+
+    Raises:
+        ClientDisconnect: it is not any more, and the reply is not worked on any longer.
+    """
+    task, state, left = asyncio.current_task(), request.scope["state"], False
+
+    def leave() -> None:
+        nonlocal left
+        left = True
+        if task is not None:
+            task.cancel()
+
+    state["leave"] = leave  # called by the connection
+    try:
+        return await reply
+    except asyncio.CancelledError:
+        if left:
+            raise ClientDisconnect from None
+        raise
+    finally:
+        del state["leave"]
 
 
 def _failed(error: BookwheelError) -> Response:
     status = next((status for kind, status in _STATUS if isinstance(error, kind)), 500)
     if status == 500:
         _LOG.error("a request failed: %s", error)
-        return _problem(500, "the service could not answer: its log says why")
-    return _problem(status, str(error))
-
-
-def _problem(status: int, sentence: str, headers: dict[str, str] | None = None) -> Response:
-    again = {"Retry-After": _AGAIN[status]} if status in _AGAIN else {}
-    return JSONResponse({"detail": sentence}, status, {**again, **(headers or {})})
+        return problem(500, "the service could not answer: its log says why")
+    return problem(status, str(error))
 
 
 async def _body(request: Request, service: Service) -> bytes:
@@ -226,7 +229,7 @@ async def _body(request: Request, service: Service) -> bytes:
 def _described(asked: type[messages.Request], reply: Any) -> dict[str, Any]:
     """Return how OpenAPI describes an endpoint that reads its body itself, under its own limits."""
     schema = asked.model_json_schema(ref_template="#/components/schemas/{model}")
-    problems = {status: {"model": Problem} for status in (400, 408, 413, 422, 429, 500, 503, 504)}
+    problems = {status: {"model": Problem} for status in (400, 401, 403, 408, 413, 415, 421, 422, 429, 500, 503, 504)}
     return {
         "response_model": reply,
         "responses": problems,

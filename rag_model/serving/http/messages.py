@@ -157,12 +157,6 @@ class SnapshotReply(BaseModel):
     store_problem: str | None = Field(description="Why the store could not be asked last time.")
 
 
-class Problem(BaseModel):
-    """Why there is no reply."""
-
-    detail: str = Field(description="One sentence: what, and what to do.")
-
-
 def read_request(kind: type[SearchRequest | AnswerRequest], body: bytes, settings: ServiceSettings) -> Any:
     """Read a request and check it against the service's bounds.
 

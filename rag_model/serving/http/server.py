@@ -11,111 +11,83 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
-from uvicorn.protocols.http.auto import AutoHTTPProtocol
+from uvicorn.server import ServerState
 
 from rag_model.errors import UsageError
+from rag_model.serving.http.certificate import Certificate
+from rag_model.serving.http.connections import configured
 from rag_model.serving.service import Service
 
-_Base: Any = AutoHTTPProtocol  # httptools' where that is installed, else h11's
+_HEALTH_CONNECTIONS = 64  # at once, at the port for health: probes, and a scraper
 
 
-class _Corked:
-    """A transport that sends what is written in one turn of the loop at once: uvicorn writes head and body apart."""
+@dataclass(frozen=True, slots=True)
+class HealthPort:
+    """A port for health alone."""
 
-    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
-        self._transport, self._loop = transport, loop
-        self._written: list[bytes] = []
-
-    def write(self, data: bytes) -> None:
-        if not self._written:
-            self._loop.call_soon(self._send)
-        self._written.append(data)
-
-    def close(self) -> None:
-        self._send()
-        self._transport.close()
-
-    def _send(self) -> None:
-        written, self._written = self._written, []
-        if written:
-            self._transport.write(b"".join(written))
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._transport, name)
-
-
-class _HastyProtocol(_Base):  # type: ignore[misc]
-    """HTTP with a time limit for a request's head; uvicorn bounds idle connections, and `_body` the bodies."""
-
-    head_seconds = 10.0
-    _due: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: asyncio.Transport) -> None:
-        super().connection_made(_Corked(transport, self.loop))
-        self._expect()
-
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        self._expect()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._forget()
-        super().connection_lost(exc)
-
-    def _expect(self) -> None:
-        if self.cycle is not None and not self.cycle.response_complete:
-            self._forget()
-        elif self._due is None:
-            self._due = self.loop.call_later(self.head_seconds, self._give_up)
-
-    def _forget(self) -> None:
-        if self._due is not None:
-            self._due.cancel()
-            self._due = None
-
-    def _give_up(self) -> None:
-        self._due = None
-        if self.cycle is None or self.cycle.response_complete:
-            self.transport.close()
+    app: FastAPI
+    socket: socket.socket
 
 
 class Server(uvicorn.Server):
     """Serves one application until a signal comes, or `should_exit` is set."""
 
-    def __init__(self, app: FastAPI, service: Service, listening: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        app: FastAPI,
+        service: Service,
+        listening: Callable[[], None],
+        health: HealthPort | None = None,
+        certificate: Certificate | None = None,
+    ) -> None:
         """Prepare; `listening` is called once connections are taken."""
         settings = service.settings
-        config = uvicorn.Config(
-            app,
-            http=type("_Protocol", (_HastyProtocol,), {"head_seconds": settings.body_seconds}),
-            ws="none",
-            lifespan="off",
-            access_log=False,
-            log_config=None,
-            server_header=False,
-            limit_concurrency=settings.connections,
-            timeout_keep_alive=round(settings.idle_seconds),
-            timeout_graceful_shutdown=round(settings.drain_seconds),
+        files = None if certificate is None else certificate.files
+        tls = {} if files is None else {"ssl_certfile": files.certificate, "ssl_keyfile": files.key}
+        super().__init__(
+            configured(app, settings, settings.connections, settings.connections_per_client, **tls),
         )
-        super().__init__(config)
-        self._service, self._listening = service, listening
+        self._service, self._listening, self._health, self._certificate = service, listening, health, certificate
+        self._health_state = ServerState()  # connections of their own, which nobody else uses up
         self._until = float("inf")  # by the monotonic clock
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Take connections, and say so."""
         await super().startup(sockets)
+        if self._health is not None:
+            await self._listen_for_health(self._health)
         self._listening()
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Take no more connections, and wait for the requests under way."""
+        for connection in list(self._health_state.connections):
+            connection.shutdown()
+        await super().shutdown(sockets)
+
     async def on_tick(self, counter: int) -> bool:
-        """Look, ten times a second, whether it is time to end."""
+        """Look, ten times a second, whether it is time to end, and each second for another certificate."""
         if time.monotonic() >= self._until:
             self.should_exit = True
+        if self._certificate is not None and self.config.ssl is not None and counter % 10 == 0:
+            self._certificate.renew(self.config.ssl)
         return await super().on_tick(counter)
+
+    async def _listen_for_health(self, health: HealthPort) -> None:
+        config = configured(health.app, self._service.settings, _HEALTH_CONNECTIONS, _HEALTH_CONNECTIONS)
+        config.load()
+
+        def connection(_loop: asyncio.AbstractEventLoop | None = None) -> asyncio.Protocol:
+            made: Any = config.http_protocol_class
+            return made(config=config, server_state=self._health_state, app_state={}, _loop=_loop)  # type: ignore[no-any-return]
+
+        loop = asyncio.get_running_loop()
+        self.servers.append(await loop.create_server(connection, sock=health.socket))
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Begin to end."""
@@ -138,8 +110,8 @@ class Server(uvicorn.Server):
                 signal.signal(number, handler)
 
 
-def bound(host: str, port: int) -> socket.socket:
-    """Return a socket that listens; port 0 takes a free one.
+def bound(host: str, port: int, option: str = "--port") -> socket.socket:
+    """Return a socket that listens; port 0 takes a free one, and `option` is what the error names.
 
     Raises:
         UsageError: the address is taken, or not this machine's.
@@ -148,10 +120,12 @@ def bound(host: str, port: int) -> socket.socket:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family, backlog=2048)
     except OSError as taken:
-        raise UsageError(f"cannot listen at {host}:{port} ({taken.strerror or taken}): give another --port") from taken
+        raise UsageError(
+            f"cannot listen at {host}:{port} ({taken.strerror or taken}): give another {option}"
+        ) from taken
 
 
-def address(listener: socket.socket) -> str:
+def address(listener: socket.socket, scheme: str = "http") -> str:
     """Return the URL that a socket is reached at from this machine."""
     host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

@@ -23,6 +23,7 @@ from prometheus_client.registry import Collector
 from rag_model.generate.reader import Answer
 from rag_model.serving.answering.edition import Edition, ServedRef
 from rag_model.serving.service_settings import ServiceSettings
+from rag_model.serving.threads import THREADS, WatchedThread
 from rag_model.serving.watching.observer import Batch, Observer, Refusal
 from rag_model.serving.watching.quality import Quality
 from rag_model.serving.watching.state import Served, State
@@ -53,10 +54,14 @@ class Metrics(Observer):
         self._editions = Gauge("bookwheel_editions", text, registry=self._registry)
         self._swaps = self._counter("swaps", "Tries to take a newer snapshot: ok or refused.", "outcome")
         self._looks = self._counter("looks", "Looks at the ref: ok or failed.", "outcome")
+        self._deaths = self._counter("thread_deaths", "Threads that died and were started again.", "thread")
+        for thread in THREADS:
+            self._deaths.labels(thread)
         for counter, outcomes in ((self._swaps, ("ok", "refused")), (self._looks, ("ok", "failed"))):
             for outcome in outcomes:
                 counter.labels(outcome)  # 0 from the start, so that Prometheus sees the first increase
         self.quality, self._clock = quality or Quality(), clock
+        self.quality.thread.died = self.died
         self.served: Served | None = None
         self.refusal: Refusal | None = None  # of what the ref names now
         self.seen: float | None = None  # when the store last answered
@@ -98,7 +103,7 @@ class Metrics(Observer):
         self._taking.observe(seconds)
         self._editions.inc()
         encode = None if edition.asker is None else edition.asker.encode_questions
-        self.quality.follow(edition.snapshot, edition.dense, encode)
+        self.quality.follow(edition.snapshot, *(edition.watched or (None, {})), encode=encode)
         self.renamed(edition, edition.named)
 
     def renamed(self, edition: Edition, named: ServedRef) -> None:
@@ -109,6 +114,11 @@ class Metrics(Observer):
     def freed(self, snapshot: str) -> None:
         """Note that an edition's memory is free."""
         self._editions.dec()
+
+    def withdrawn(self, snapshot: str) -> None:
+        """Note that nothing is served."""
+        self.served = None
+        self.quality.leave()
 
     def refused(self, refusal: Refusal) -> None:
         """Note that the version that the ref names was refused."""
@@ -123,6 +133,15 @@ class Metrics(Observer):
         self.seen = self._clock()
         if self.refusal is not None and not self.refusal.snapshot:
             self.refusal = None  # the ref could not be read before; if it still cannot, `refused` is called again
+
+    def died(self, thread: str) -> None:
+        """Count the deaths of threads."""
+        self._deaths.labels(thread).inc()
+
+    @property
+    def threads(self) -> Sequence[WatchedThread]:
+        """The thread that measures quality."""
+        return (self.quality.thread,)
 
     def close(self) -> None:
         """Stop watching."""

@@ -13,6 +13,7 @@ from rag_model.generate.reader import Answer
 from rag_model.index.files.engine import Vectors
 from rag_model.retrieve.retriever import Hit
 from rag_model.serving.answering.edition import Edition, ServedRef
+from rag_model.serving.threads import WatchedThread
 
 _LOG = logging.getLogger(__name__)
 
@@ -68,11 +69,22 @@ class Observer:
     def freed(self, snapshot: str) -> None:
         """Take note that an edition's last reader left and its memory is free."""
 
+    def withdrawn(self, snapshot: str) -> None:
+        """Take note that a snapshot was taken down and is not served any more, and that none serves in its place."""
+
     def refused(self, refusal: Refusal) -> None:
         """Take note of a version that was refused."""
 
     def looked(self, problem: str) -> None:
         """Take note of a look at the ref; `problem` is one sentence, or empty where the store answered."""
+
+    def died(self, thread: str) -> None:
+        """Take note that a thread of the service died; it is started again."""
+
+    @property
+    def threads(self) -> Sequence[WatchedThread]:
+        """The observer's own threads, which the service watches too."""
+        return ()
 
     def close(self) -> None:
         """Stop watching."""
@@ -82,5 +94,5 @@ def tell(call: Callable[..., None], *facts: Any) -> None:
     """Call a method of an observer; what it raises is logged, and not raised in the service."""
     try:
         call(*facts)
-    except Exception:  # a lost figure must not cost a caller its answer
+    except BaseException:  # a panic too: a lost figure must not cost a caller its answer
         _LOG.exception("an observer of the service failed")

@@ -174,7 +174,8 @@ class Blobs:
             make_room(ref.size)
             self.fetch(ref, copy)
             cache_stamps().put(copy, ref.id)
-        used(copy)
+        with cache_stamps().linked(copy, ref.id):
+            used(copy)
         return copy
 
     def forget(self, ref: BlobRef) -> None:

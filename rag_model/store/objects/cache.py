@@ -17,6 +17,7 @@ from rag_model.store.pulling.stamps import Stamps, stamps_in
 
 _COPY = re.compile(r"[0-9a-f]{64}")
 _IN_USE = 3600  # seconds
+_NOTED = 60  # seconds between two records of a use
 
 
 def cache_folder() -> Path:
@@ -31,9 +32,10 @@ def cache_stamps() -> Stamps:
 
 
 def used(copy: Path) -> None:
-    """Set a copy's access time to now, since most systems update that only roughly."""
+    """Set a copy's access time to about now, since most systems update that only roughly."""
     with suppress(OSError):
-        os.utime(copy, ns=(time.time_ns(), copy.stat().st_mtime_ns))
+        if time.time() - copy.stat().st_atime > _NOTED:
+            os.utime(copy, ns=(time.time_ns(), copy.stat().st_mtime_ns))
 
 
 def make_room(size: int) -> None:

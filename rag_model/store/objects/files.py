@@ -21,6 +21,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from rag_model.errors import StoreError, UsageError
 from rag_model.extras import require
+from rag_model.json_text import parse_json
 from rag_model.landing import landing
 from rag_model.store.objects.create import create_exclusive, excludes
 from rag_model.store.objects.ranges import AHEAD, RangeFile, read_ahead
@@ -143,7 +144,7 @@ class Files:
         if data is None:
             return None
         try:
-            value = json.loads(data)
+            value = parse_json(data)
         except ValueError as broken:
             raise StoreError(
                 f"{self.url_of(path)} is damaged: it is not JSON ({broken}); restore it from a copy"

@@ -38,6 +38,20 @@ _FORMAT = 1
 _FILE = re.compile(r"(?:intents|sweeps)/([A-Za-z0-9][A-Za-z0-9._-]{0,199})\.json")
 
 
+def _texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(text, str) for text in value)
+
+
+_FIELDS: dict[str, Callable[[dict[str, Any]], bool]] = {  # whether a file of a folder holds what its readers need
+    "intents": lambda value: (
+        isinstance(value.get("started", 0), int | float | None)
+        and "needs" in value
+        and (value["needs"] is None or _texts(value["needs"]))
+    ),
+    "sweeps": lambda value: _texts(value.get("condemned")) and _texts(value.get("knows")),
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Intent:
     """One running writer."""
@@ -83,7 +97,7 @@ class Intents:
             StoreError: an intent is damaged or of a newer format, so what it relies on cannot be known.
         """
         return [
-            Intent(name, value["started"] or written, None if value["needs"] is None else frozenset(value["needs"]))
+            Intent(name, value.get("started") or written, None if value["needs"] is None else frozenset(value["needs"]))
             for name, written, value in self._counting("intents", now - INTENT_COUNTS)
         ]
 
@@ -126,6 +140,8 @@ class Intents:
                 continue  # a leftover, an expired file, or one that was removed after it was listed
             if value.get("format") != _FORMAT:
                 raise StoreError(f"{self.files.url_of(file.path)} is of another format: upgrade bookwheel")
+            if not _FIELDS[folder](value):
+                raise StoreError(f"{self.files.url_of(file.path)} is damaged: delete it if no build or gc is running")
             yield named[1], file.written, value
 
     @contextmanager

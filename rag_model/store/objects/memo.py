@@ -5,7 +5,6 @@ and all use its outputs. A record whose outputs are gone counts as absent: the n
 generation, `<key>.2.json`, and only the newest generation is read. Nothing is locked, overwritten or deleted.
 """
 
-import json
 import re
 import secrets
 import shutil
@@ -18,6 +17,7 @@ from typing import Any
 
 from rag_model.digest import digest_json
 from rag_model.errors import StoreError
+from rag_model.json_text import parse_json
 from rag_model.store.objects.blobs import BlobRef, Blobs
 from rag_model.store.objects.files import Files, json_bytes
 
@@ -123,7 +123,7 @@ class Memo:
         folder = f"memo/{stage}"
         for name in self.files.names(folder):
             with suppress(ValueError, KeyError, TypeError):  # a damaged record has no inputs to show
-                inputs = json.loads(self.files.read(f"{folder}/{name}") or b"")["inputs"]
+                inputs = parse_json(self.files.read(f"{folder}/{name}") or b"")["inputs"]
                 if isinstance(inputs, dict):
                     yield inputs
 
@@ -140,7 +140,7 @@ class Memo:
 def parsed(stage: str, key: str, data: bytes) -> Record | None:
     """Read a record's bytes; None for a damaged one, which is then superseded."""
     try:
-        value = json.loads(data)
+        value = parse_json(data)
         outputs = {name: BlobRef.from_json(ref) for name, ref in value["outputs"].items()}
         return Record(stage, key, outputs, dict(value["facts"]), value.get("by"))
     except (ValueError, KeyError, TypeError, AttributeError, StoreError):

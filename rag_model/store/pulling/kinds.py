@@ -4,21 +4,21 @@ from collections.abc import Callable, Sequence
 
 from rag_model.errors import UsageError
 from rag_model.store.versions.manifest import Content
-from rag_model.store.versions.paths import EMBEDDINGS, EXACT, TOKENS, is_tokens
+from rag_model.store.versions.paths import EMBEDDINGS, EXACT, SPARSE, TOKENS, rows_kind
 
-# Logs of articles, trained files of indexes, token vectors, whose index holds codes of them: readers do not need them.
-FOR_BUILDS = frozenset({"articles", "trained", TOKENS})
+# Logs of articles, trained files of indexes, and what indexes hold in a form of their own: readers do not need them.
+FOR_BUILDS = frozenset({"articles", "trained", TOKENS, SPARSE})
 
 
 def kind_of(path: str) -> str:
-    """Return the kind of a snapshot's file: `passages`, `embeddings`, `tokens`, `encoder`, or one index.
+    """Return the kind of a snapshot's file: `passages`, `embeddings`, `tokens`, `sparse`, `encoder`, or one index.
 
     >>> kind_of("passages/part-00042.parquet"), kind_of("index/hnsw.faiss")
     ('passages', 'index/hnsw')
     """
     top, _, rest = path.partition("/")
-    if top == EMBEDDINGS and is_tokens(path):
-        return TOKENS
+    if top == EMBEDDINGS:
+        return rows_kind(path)
     return f"index/{rest.partition('/')[0].partition('.')[0]}" if top == "index" else top
 
 

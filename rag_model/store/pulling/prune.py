@@ -1,5 +1,7 @@
 """Prune a folder that snapshots are pulled to: keep the newest snapshots, and those that a reader has open.
 
+Snapshots that were taken down are deleted whatever is kept.
+
 A reader holds a shared lock (`flock`) on its snapshot's manifest, which the kernel releases however the reader ends.
 A locked snapshot is kept until the next prune, so a reader may open its files at any time. Pulls hold a shared lock
 on the folder, and files are only deleted while no other pull runs, since that may be about to link them.
@@ -10,7 +12,7 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -52,11 +54,18 @@ def pulling(dest: Path) -> Iterator[int]:
         os.close(descriptor)
 
 
-def prune(dest: Path, keep: int, lock: int, parse: Callable[[bytes], Any]) -> tuple[str, ...]:
+def prune(
+    dest: Path,
+    keep: int | None,
+    lock: int,
+    parse: Callable[[bytes], Any],
+    taken_down: Collection[str] = frozenset(),
+) -> tuple[str, ...]:
     """Delete all but the `keep` snapshots pulled last, and the files that only they had; return the deleted ids.
 
-    The snapshot that `current` names is kept, and so is one that a reader holds. `lock` is what `pulling` yielded,
-    `parse` reads a manifest. While another pull runs nothing is deleted; the next prune does it.
+    The snapshot that `current` names is kept, and so is one that a reader holds; None keeps all. Those that were taken
+    down are deleted in any case, with `current` where it names one, unless a reader holds them. `lock` is what
+    `pulling` yielded, `parse` reads a manifest. While another pull runs nothing is deleted; the next prune does it.
 
     Raises:
         OSError: a file cannot be deleted; the next prune continues.
@@ -65,11 +74,32 @@ def prune(dest: Path, keep: int, lock: int, parse: Callable[[bytes], Any]) -> tu
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return ()
-    gone = tuple(folder.name for folder in _oldest(dest, keep) if _removed(folder))
+    oldest = [] if keep is None else _oldest(dest, keep)
+    doomed = dict.fromkeys([*(dest / name for name in pulled_of(dest, taken_down)), *oldest])
+    gone = tuple(folder.name for folder in doomed if _removed(folder))
+    if (dest / CURRENT).is_symlink() and not (dest / CURRENT).exists():
+        (dest / CURRENT).unlink()
     for folder in dest.glob(f"{TEMPORARY}*"):  # left by pulls that died: no other pull is running
         shutil.rmtree(folder, ignore_errors=True)
     _sweep(dest, parse)
     return gone
+
+
+def remove_taken_down(dest: Path, taken_down: Collection[str], parse: Callable[[bytes], Any]) -> tuple[str, ...]:
+    """Delete the snapshots in a folder that were taken down, but for those that a reader holds; return their ids.
+
+    Raises:
+        OSError: a file cannot be deleted; the next call continues.
+    """
+    if not pulled_of(dest, taken_down):
+        return ()
+    with pulling(dest) as lock:
+        return prune(dest, None, lock, parse, taken_down)
+
+
+def pulled_of(dest: Path, snapshots: Collection[str]) -> tuple[str, ...]:
+    """Return which of these snapshots lie in a folder, sorted."""
+    return tuple(sorted(name for name in snapshots if (dest / name).is_dir())) if dest.is_dir() else ()
 
 
 def hold(manifest: Path) -> int | None:

@@ -17,7 +17,8 @@ same layout, and `load_rag` and `from_pretrained` open it. Snapshots and models 
 import os
 import secrets
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -30,8 +31,8 @@ from rag_model.store.objects.cache import existing
 from rag_model.store.objects.fetch import partial_bytes
 from rag_model.store.objects.files import json_bytes
 from rag_model.store.pulling.obtain import Puller, Watch, obtain_snapshot
-from rag_model.store.pulling.prune import check_keep, prune, pulling
-from rag_model.store.pulling.pulled import CURRENT, MANIFEST, blob_copy
+from rag_model.store.pulling.prune import check_keep, prune, pulled_of, pulling
+from rag_model.store.pulling.pulled import CURRENT, MANIFEST, blob_copy, stamps_of
 from rag_model.store.store import Store
 from rag_model.store.versions.shelf import Shelf
 from rag_model.store.versions.signatures import Carried, Signatures, Trust
@@ -46,6 +47,7 @@ class PullReport:
     fetched_bytes: int
     reused_bytes: int  # found in DEST and verified: files, and vectors within files
     pruned: tuple[str, ...] = ()  # ids of earlier ones that were deleted
+    taken_down: tuple[str, ...] = ()  # ids of earlier ones that were taken down in the store and lie there still
 
 
 def pull(
@@ -56,6 +58,7 @@ def pull(
     select: Callable[[str], bool] = lambda path: True,
     mapped: bool = True,
     keep: int | None = None,
+    accept: Callable[[Path], None] = lambda folder: None,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> PullReport:
     """Materialise a snapshot (an id, a unique prefix or a ref), or a model (`model:` before it), in `dest`.
@@ -65,7 +68,9 @@ def pull(
     `dest` are hashed again, and replaced if damaged; vectors of passages that the snapshot pulled last has too are
     copied from it. `mapped` also writes the memory-mapped copy of the passages, which is about three times as large.
     `keep` is the number of snapshots, those pulled last, that are not deleted; a snapshot that a reader has open is
-    never deleted; None keeps all. `on_progress` is called with the bytes that are there and the bytes in total.
+    never deleted; None keeps all. With `keep`, snapshots that were taken down are all deleted; without, they are told.
+    `accept` is called with the complete folder of the snapshot, before `current` names it: an error of it ends the
+    pull. `on_progress` is called with the bytes that are there and the bytes in total.
 
     Raises:
         RefusedError: a trust file is given, and no key of it signed the snapshot or the ref's move.
@@ -87,8 +92,13 @@ def pull(
                 fetched = puller.obtain(blobs)
             else:
                 fetched = obtain_snapshot(puller, manifest, files, mapped=mapped)
-            _place(manifest, files, dest, partial(_keep_signatures, shelf, manifest.id))
-            pruned = prune(dest, keep, lock, shelf.parse) if keep else ()
+            with _linking(dest, blobs):
+                _place(manifest, files, dest, partial(_keep_signatures, shelf, manifest.id))
+            accept(dest / manifest.id)
+            _make_current(manifest.id, dest)
+            gone = store.takedowns.replaced() if shelf is store.snapshots else frozenset()
+            with _linking(dest, blobs):
+                pruned = prune(dest, keep, lock, shelf.parse, gone) if keep else ()
     except OSError as error:
         raise StoreError(f"cannot write {dest}: {error.strerror or error}") from error
     return PullReport(
@@ -97,6 +107,7 @@ def pull(
         fetched_bytes=fetched,
         reused_bytes=sum(ref.size for ref in blobs) - fetched,
         pruned=pruned,
+        taken_down=pulled_of(dest, gone),
     )
 
 
@@ -127,8 +138,17 @@ def _keep_signatures(shelf: Shelf[Any], identity: str, folder: Path) -> None:
         Carried(folder).keep(Signatures(shelf.files), trust, shelf.path(identity))
 
 
+@contextmanager
+def _linking(dest: Path, blobs: list[BlobRef]) -> Iterator[None]:
+    """Keep the stamps of copies while the block links or unlinks them, which changes their times."""
+    with ExitStack() as stamps:
+        for ref in blobs:
+            stamps.enter_context(stamps_of(dest).linked(blob_copy(dest, ref), ref.id))
+        yield
+
+
 def _place(manifest: Any, files: dict[str, BlobRef], dest: Path, sign: Callable[[Path], None]) -> None:
-    """Build the snapshot's folder under a temporary name, rename it to its place, then swap `current`."""
+    """Build the snapshot's folder under a temporary name, and rename it to its place."""
     building = dest / f"{TEMPORARY}{secrets.token_hex(8)}"
     building.mkdir(parents=True)
     try:
@@ -142,12 +162,16 @@ def _place(manifest: Any, files: dict[str, BlobRef], dest: Path, sign: Callable[
             sync(folder)
         _move(building, dest / manifest.id)
         os.utime(dest / manifest.id)  # `prune` orders snapshots by this time
-        sync(dest)  # the folder must be on the disk before `current` names it
-        link = dest / f"{TEMPORARY}{secrets.token_hex(8)}"
-        link.symlink_to(manifest.id)
-        link.replace(dest / CURRENT)
     finally:
         shutil.rmtree(building, ignore_errors=True)
+
+
+def _make_current(identity: str, dest: Path) -> None:
+    """Swap `current`."""
+    sync(dest)  # the folder must be on the disk before `current` names it
+    link = dest / f"{TEMPORARY}{secrets.token_hex(8)}"
+    link.symlink_to(identity)
+    link.replace(dest / CURRENT)
 
 
 def _move(building: Path, place: Path) -> None:

@@ -1,13 +1,16 @@
 """Stamps: records of verified local files, so that a large file is hashed once and not at every opening.
 
-A stamp says that a file (an inode) had the right bytes at a given size and time of change. A write changes the
-time, so a file that was written to since is hashed again before it is read. Bit errors of the disk itself change no
-time: `verify` and `pull` hash every file, with a stamp or without.
+A stamp says that a file (an inode) had the right bytes at a given size and at given times: of its last write (mtime),
+which a program may set as it likes, and of its last change of any kind (ctime), which only the kernel sets. So a file
+that was written to since is hashed again before it is read, also if its time was restored. A new link or a new owner
+changes ctime too: who makes one keeps the stamp by `linked`. Bit errors of the disk itself change no time: `verify` and
+`pull` hash every file, with a stamp or without.
 """
 
 import secrets
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 
@@ -43,6 +46,18 @@ class Stamps:
         """Record that a file has the content of `identity`, which the caller has verified."""
         self._write(*_settled(path, identity))
 
+    @contextmanager
+    def linked(self, path: Path, identity: str) -> Iterator[None]:
+        """Keep a stamp valid while the block links the file, unlinks it or sets its time of access.
+
+        A file without a valid stamp gets none; nor does one that is written to in the block.
+        """
+        held, before = self.holds(path, identity), path.stat()
+        yield
+        after = path.stat()
+        if held and (before.st_size, before.st_mtime_ns) == (after.st_size, after.st_mtime_ns):
+            self.put(path, identity)
+
     def _read(self, name: str) -> str | None:
         if name not in self._known:
             with suppress(OSError, UnicodeDecodeError):
@@ -66,11 +81,12 @@ def stamps_in(folder: Path) -> Stamps:
 
 def _settled(path: Path, identity: str) -> tuple[str, str]:
     """Return a file's stamp, after a tick of the file system's clock, so that a later write gives another stamp."""
-    time.sleep(max(0.0, path.stat().st_mtime + _TICK - time.time()) % _TICK)
+    found = path.stat()
+    time.sleep(max(0.0, max(found.st_mtime, found.st_ctime) + _TICK - time.time()) % _TICK)
     return _stamp(path, identity)
 
 
 def _stamp(path: Path, identity: str) -> tuple[str, str]:
-    """Return a stamp's name (identity and inode) and content (size and time of change)."""
+    """Return a stamp's name (identity and inode) and content (size and times)."""
     found = path.stat()
-    return f"{identity.rpartition(':')[2]}-{found.st_ino}", f"{found.st_size} {found.st_mtime_ns}"
+    return f"{identity.rpartition(':')[2]}-{found.st_ino}", f"{found.st_size} {found.st_mtime_ns} {found.st_ctime_ns}"

@@ -1,6 +1,5 @@
 """Checks of a manifest, which may be hostile: every path and number of it is checked before use."""
 
-import json
 import re
 from collections.abc import Callable, Mapping
 from itertools import pairwise
@@ -8,6 +7,7 @@ from typing import Any, TypeVar
 
 from rag_model.digest import digest_json
 from rag_model.errors import StoreError
+from rag_model.json_text import parse_json
 from rag_model.store.objects.blobs import BlobRef
 
 ID = re.compile(r"[0-9a-f]{64}")
@@ -95,7 +95,7 @@ def from_bytes(data: bytes, from_json: Callable[[Any], T]) -> T:
         StoreError: it is not JSON, or `from_json` refuses it.
     """
     try:
-        value = json.loads(data)
-    except (ValueError, RecursionError) as broken:
+        value = parse_json(data)
+    except ValueError as broken:
         raise StoreError(f"the manifest is damaged ({broken}): pull it again, or verify the store") from broken
     return from_json(value)

@@ -88,7 +88,7 @@ class Content:
         return space
 
     def kind_of(self, representation: str) -> str:
-        """Return the kind of a representation: `text`, `vectors` (one a passage) or `tokens` (many a passage)."""
+        """Return the kind of a representation: `text`, `vectors` (one a passage), `tokens` or `sparse`."""
         if representation == TEXT:
             return TEXT
         return str(self.representations.get(representation, {}).get("kind", "vectors"))
@@ -173,8 +173,13 @@ def _check_representation(name: str, entry: Any) -> None:
 
 def _check_index(name: str, entry: Any, files: Mapping[str, BlobRef]) -> None:
     check(isinstance(entry, dict), "index, which is not an object")
-    for label in ("kind", "over", "file"):
+    for label in ("kind", "over", "file", "factory", "metric", "refine"):
         check(isinstance(entry.get(label, ""), str), f"{label} of index {name!r}")
+    for label in ("n", "d", "row_bytes"):
+        number = entry.get(label, 0)
+        check(type(number) is int and 0 <= number <= MOST_ROWS, f"{label} of index {name!r}")
+    for label in ("search", "settings"):
+        check(isinstance(entry.get(label, {}), dict), f"{label} of index {name!r}")
     check(entry.get("file", index_path(name)) in files or "file" not in entry, f"file of index {name!r}")
 
 

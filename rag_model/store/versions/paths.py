@@ -2,6 +2,7 @@
 
 EMBEDDINGS = "embeddings"  # the representation that every build makes: one vector per passage
 TOKENS = "tokens"  # the kind of a representation with many vectors a passage, and the usual name of one
+SPARSE = "sparse"  # the kind of a representation of weighted terms, and the usual name of one
 TEXT = "text"  # the representation that every snapshot has: title and text of its passages
 QUESTION_ENCODER = "encoder/question"  # folder of the encoder of queries into the representation `embeddings`
 EXACT = "exact"  # the index of any snapshot with vectors; without a file it is a search over the embeddings
@@ -12,18 +13,18 @@ def passages_path(part: str) -> str:
     return f"passages/{part}.parquet"
 
 
-_TOKENS_SUFFIX = ".arrow"
+_SUFFIXES = {TOKENS: ".arrow", SPARSE: ".sparse"}  # by kind; of vectors: .npy
 
 
 def embeddings_path(part: str, representation: str = EMBEDDINGS, kind: str = "vectors") -> str:
-    """Return the path of a part's vectors in a representation, of one vector a passage or of many (`tokens`)."""
+    """Return the path of a part's rows in a representation of the kind `vectors`, `tokens` or `sparse`."""
     folder = EMBEDDINGS if representation == EMBEDDINGS else f"{EMBEDDINGS}/{representation}"
-    return f"{folder}/{part}{_TOKENS_SUFFIX if kind == TOKENS else '.npy'}"
+    return f"{folder}/{part}{_SUFFIXES.get(kind, '.npy')}"
 
 
-def is_tokens(path: str) -> bool:
-    """Whether a path of vectors is one of many vectors a passage."""
-    return path.endswith(_TOKENS_SUFFIX)
+def rows_kind(path: str) -> str:
+    """Return the kind of a representation's rows by their path: `embeddings`, `tokens` or `sparse`."""
+    return next((kind for kind, suffix in _SUFFIXES.items() if path.endswith(suffix)), EMBEDDINGS)
 
 
 def question_encoder(representation: str = EMBEDDINGS) -> str:

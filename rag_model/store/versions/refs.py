@@ -19,12 +19,14 @@ from rag_model.errors import RefConflictError, StoreError, UsageError
 from rag_model.store.objects.files import Files, json_bytes
 from rag_model.store.versions.signatures import Signatures, as_stored
 from rag_model.store.versions.takedowns import Takedowns
+from rag_model.terminal import check_printable
 
 _FORMAT = 1
 _DELETING = 2  # the format of a deleting move, which earlier versions cannot read
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}")
 _FILE = re.compile(r"(\d{8})\.json")
 _SNAPSHOT = re.compile(r"[0-9a-f]{64}")
+_LAST = 99_999_999  # what a file's eight digits can name
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,9 @@ class RefMove:
             move = cls(snapshot=fields.pop(noun, None), **fields)
         except TypeError as broken:
             raise StoreError(f"a ref's log is damaged: {broken}") from broken
+        for name in ("created_at", "nonce", "note"):
+            if not isinstance(getattr(move, name), str):
+                raise StoreError(f"a ref's log is damaged: {name} is {getattr(move, name)!r}, which is no text")
         if not _SNAPSHOT.fullmatch(str(move.snapshot)) and (written, move.snapshot) != (_DELETING, ""):
             raise StoreError(f"a ref's log is damaged: {move.snapshot!r} is no {noun} id")
         return move
@@ -129,7 +134,7 @@ class Refs:
         if value is None:
             raise StoreError(f"ref {name} has no move {number} in {self._files.url}: `log --ref {name}` lists them")
         move = RefMove.from_json(value, self._noun)
-        if move.number != number:
+        if type(move.number) is not int or move.number != number:
             raise StoreError(f"{self._files.url_of(path)} is damaged: it says it is move {move.number!r}")
         return move
 
@@ -145,7 +150,8 @@ class Refs:
 
         Raises:
             RefConflictError: the ref is not at `expected`; nothing was changed.
-            StoreError: the store cannot exclude a second writer, or cannot be written.
+            StoreError: the store cannot exclude a second writer, or cannot be written; or the log is full.
+            UsageError: the note holds a control character.
         """
         if not _SNAPSHOT.fullmatch(snapshot):
             raise UsageError(
@@ -167,8 +173,14 @@ class Refs:
         stands = before.number if before and before.snapshot else 0
         if stands != expected or not (snapshot or stands):
             raise self._conflict(name, expected)
+        check_printable(note, "the note")
         self.require_exclusion()
         number, previous = (before.number + 1, before.snapshot or None) if before else (1, None)
+        if number > _LAST:
+            raise StoreError(
+                f"ref {name} in {self._files.url} is at move {_LAST}, the last that a log can hold: bookwheel did not "
+                "get there by itself, so delete the files of moves that it did not write, or use another ref"
+            )
         now = datetime.now(UTC).isoformat(timespec="seconds")
         move = RefMove(number, snapshot, now, previous, secrets.token_hex(16), note)
         path, told = self.path(name, number), as_stored(move.to_json(self._noun))

@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 
 from rag_model.corpus.passages import PASSAGE_SCHEMA, PassageFile
 from rag_model.corpus.records import Passage
-from rag_model.errors import StoreError
+from rag_model.errors import InputError, StoreError
+from rag_model.npy import map_array
 from rag_model.partition import Partition
 from rag_model.store.objects.trees import linked_tree
 from rag_model.store.pulling.prune import hold
@@ -27,7 +28,7 @@ from rag_model.store.pulling.pulled import CURRENT, MANIFEST, mapped_copy, mappe
 from rag_model.store.store import Store
 from rag_model.store.versions.manifest import Manifest, PartEntry
 from rag_model.store.versions.mapped import MappedPassages
-from rag_model.store.versions.paths import EMBEDDINGS, TOKENS, embeddings_path, passages_path
+from rag_model.store.versions.paths import EMBEDDINGS, SPARSE, TOKENS, embeddings_path, passages_path
 from rag_model.store.versions.signatures import Carried, Trust
 
 _OPENINGS = 5  # tries to open the current snapshot: a pull may replace and delete it meanwhile
@@ -151,7 +152,7 @@ class Snapshot:
             StoreError: the snapshot has no such vectors.
         """
         content = self.manifest.content
-        if content.kind_of(representation) == TOKENS:
+        if content.kind_of(representation) in (TOKENS, SPARSE):
             return int((content.space_of(representation) or {})["dim"])
         for name, index in content.indexes.items():
             if content.over(name) == representation and isinstance(index.get("d"), int):
@@ -196,8 +197,8 @@ class Snapshot:
         """
         file = embeddings_path(part, representation)
         try:
-            vectors: NDArray[np.floating[Any]] = np.load(self.path(file), mmap_mode="r", allow_pickle=False)
-        except (ValueError, EOFError) as broken:
+            vectors: NDArray[np.floating[Any]] = map_array(self.path(file))
+        except ValueError as broken:
             raise StoreError(f"{file} of snapshot {self.id[:12]} is damaged: {broken}") from broken
         rows = next((entry.rows for entry in self.parts if entry.name == part), None)
         if vectors.ndim != 2 or vectors.shape[0] != rows:
@@ -269,7 +270,7 @@ class Snapshot:
     def _reading(self, part: str) -> Iterator[None]:
         try:
             yield
-        except (OSError, ValueError) as broken:  # Arrow raises ValueError for damaged data
+        except (InputError, OSError, ValueError) as broken:
             what = " ".join(str(broken).split())  # Arrow's messages have several lines
             raise StoreError(f"cannot read the passages of {part} in {self.where} ({what}): run `verify`") from broken
 

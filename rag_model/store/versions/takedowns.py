@@ -17,13 +17,16 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from rag_model.errors import StoreError
+from rag_model.errors import StoreError, UsageError
 from rag_model.store.objects.files import Files, json_bytes
+from rag_model.terminal import check_printable
 
 FOLDER = "takedowns"
 _FORMAT = 1
 _RECORD = re.compile(r"(\d{8})\.json")
 _PLACE = re.compile(r"([0-9a-f]{64})\.json")
+_SNAPSHOT = re.compile(r"[0-9a-f]{64}")
+_LAST = 99_999_999  # what a file's eight digits can name
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +70,22 @@ class Takedowns:
         """Write the next record.
 
         Raises:
-            StoreError: the store cannot be written.
+            StoreError: the store cannot be written, or its numbers are used up.
+            UsageError: a text holds a control character, or a page half of a character.
         """
+        for text, what in ((wiki, "the wiki"), (reason, "the reason"), (by, "who ordered it")):
+            check_printable(text, what)
+        pages = tuple(pages)  # any characters that a title has
+        if any("\ud800" <= one <= "\udfff" for page in pages for one in page):
+            raise UsageError("a page's id holds half of a character: give it as UTF-8")
         now = datetime.now(UTC).isoformat(timespec="seconds")
         while True:
             number = max(self._numbers(), default=0) + 1
+            if number > _LAST:
+                raise StoreError(
+                    f"{self._files.url_of(_path(str(_LAST)))} is the last takedown that can be written: bookwheel did "
+                    "not write it, so look at it and delete it"
+                )
             record = Takedown(number, wiki, tuple(sorted({*pages})), reason, by, now, secrets.token_hex(16))
             if self._files.create(_path(f"{number:08d}"), json_bytes({"format": _FORMAT, **asdict(record)})):
                 return record
@@ -87,10 +101,13 @@ class Takedowns:
         None for a snapshot that was not replaced. If the replacement was replaced too, the last one is returned.
 
         Raises:
-            StoreError: a record is damaged or of a newer format.
+            StoreError: a record is damaged or of a newer format, or records replace one another in a circle.
         """
-        place = self._place(snapshot)
+        place, seen = self._place(snapshot), {snapshot}
         while place and (later := self._place(place)) is not None:
+            if place in seen:
+                raise self._damaged(_path(place))
+            seen.add(place)
             place = later
         return place
 
@@ -107,19 +124,28 @@ class Takedowns:
         return sorted(int(found[1]) for found in map(_RECORD.fullmatch, self._files.names(FOLDER)) if found)
 
     def _record(self, number: int) -> Takedown:
-        fields = self._read(_path(f"{number:08d}")) or {}
+        path = _path(f"{number:08d}")
+        fields = self._read(path) or {}
+        pages = fields.pop("pages", None)
+        texts = [value for name, value in fields.items() if name != "number"]
+        if not isinstance(pages, list) or not all(isinstance(text, str) for text in [*pages, *texts]):
+            raise self._damaged(path)
         try:
-            return Takedown(**{**fields, "pages": tuple(map(str, fields["pages"]))})
-        except (KeyError, TypeError) as broken:
-            raise self._damaged(_path(f"{number:08d}")) from broken
+            record = Takedown(pages=tuple(pages), **fields)
+        except TypeError as broken:
+            raise self._damaged(path) from broken
+        if type(record.number) is not int or record.number != number:
+            raise self._damaged(path)
+        return record
 
     def _place(self, snapshot: str) -> str | None:
         value = self._read(_path(snapshot))
         if value is None:
             return None
-        if not isinstance(value.get("by"), str) or value.get("snapshot") != snapshot:
+        by = value.get("by")
+        if not isinstance(by, str) or (by and not _SNAPSHOT.fullmatch(by)) or value.get("snapshot") != snapshot:
             raise self._damaged(_path(snapshot))
-        return str(value["by"])
+        return by
 
     def _read(self, path: str) -> dict[str, Any] | None:
         value = self._files.read_json(path)

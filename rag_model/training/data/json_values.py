@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any, TextIO
 
 from rag_model.errors import InputError
+from rag_model.json_text import parse_json
 
 _CHUNK = 1 << 20  # characters read at a time
 _LONGEST = 1 << 26  # most characters of one value
@@ -38,8 +39,8 @@ def _lines(file: TextIO, name: str, head: str) -> Iterator[tuple[str, Any]]:
         number, head = number + 1, ""
         if line.strip():
             try:
-                value = json.loads(line)
-            except (ValueError, RecursionError) as broken:
+                value = parse_json(line)
+            except ValueError as broken:
                 raise InputError(f"{name}, line {number}: no JSON value: {broken}") from broken
             yield f"{name}, line {number}", value
 

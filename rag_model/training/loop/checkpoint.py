@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from rag_model.digest import digest_file
 from rag_model.errors import InputError
+from rag_model.json_text import parse_json
 from rag_model.landing import TEMPORARY, sync
 
 _WEIGHTS, _OPTIMIZER, _STATE = "weights.safetensors", "optimizer.safetensors", "state.json"
@@ -101,7 +102,7 @@ def read_checkpoint(folder: Path) -> Standing:
         InputError: a file is missing or damaged.
     """
     try:
-        state = json.loads((folder / _STATE).read_bytes())
+        state = parse_json((folder / _STATE).read_bytes())
         damaged = [name for name, digest in state["files"].items() if digest_file(folder / name) != digest]
         standing = Standing.from_json(state["standing"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as broken:

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from rag_model.errors import InputError, UsageError
+from rag_model.json_text import parse_json
 from rag_model.landing import TEMPORARY, landing
 from rag_model.training.loop.checkpoint import Standing, checkpoints, load_checkpoint, read_checkpoint, save_checkpoint
 
@@ -46,7 +47,7 @@ class TrainingFolder:
                 temporary.write_text(json.dumps(ours, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
             return
         try:
-            theirs = json.loads(record.read_bytes())
+            theirs = parse_json(record.read_bytes())
         except (OSError, ValueError) as broken:
             raise InputError(f"{record} is corrupt ({broken}): train in another folder") from broken
         if changed := next(_differing(theirs, ours), None):

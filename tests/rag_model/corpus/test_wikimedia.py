@@ -3,14 +3,15 @@
 import hashlib
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rag_model.corpus.wikimedia import JOB, fetch, newest
-from rag_model.errors import InputError
-from tests.fixtures.wikimedia import Site, serving
+from rag_model.errors import InputError, ResourceError
+from tests.fixtures.wikimedia import MEGABYTE, Site, serving
 
 NAMES = ("testwiki-{}-pages-articles-multistream.xml.bz2", "testwiki-{}-pages-articles-multistream-index.txt.bz2")
 
@@ -95,6 +96,56 @@ def test_a_checksum_that_fails(site: Site, tmp_path: Path) -> None:
     fetch(found, tmp_path)
 
 
+def test_a_redirect_to_another_server_is_not_followed(site: Site, tmp_path: Path) -> None:
+    run(site, "20261001")
+    found = newest(site.url)
+    assert found is not None
+    with serving() as elsewhere:
+        elsewhere.pages = site.pages
+        (file, *_) = (file.name for file in found.files)
+        for path in ("/testwiki/", "/testwiki/20261001/dumpstatus.json", f"/testwiki/20261001/{file}"):
+            site.moved = {path: elsewhere.url.replace("/testwiki/", path)}
+            with pytest.raises(InputError, match="redirects to another server"):
+                newest(site.url) and fetch(found, tmp_path)
+        assert elsewhere.asked == []
+
+
+def test_a_redirect_within_the_server_is_followed(site: Site, tmp_path: Path) -> None:
+    run(site, "20261001")
+    found = newest(site.url)
+    assert found is not None
+    path = f"/testwiki/20261001/{found.files[0].name}"
+    site.pages["/mirror.bz2"], site.moved = site.pages[path], {path: "/mirror.bz2"}
+    fetch(found, tmp_path)
+    assert (tmp_path / found.files[0].name).read_bytes() == site.pages[path]
+
+
+def test_no_more_is_read_than_was_declared(site: Site, tmp_path: Path) -> None:
+    run(site, "20261001", size=5)
+    site.endless = True
+    found = newest(site.url)
+    assert found is not None
+    with pytest.raises(InputError, match="longer than the 5 bytes that its status says"):
+        fetch(found, tmp_path)
+    assert not list(tmp_path.iterdir())
+    assert site.sent < 50 * MEGABYTE  # what lay in the system's buffers
+
+
+def test_a_dump_that_does_not_fit_is_not_fetched(site: Site, tmp_path: Path) -> None:
+    run(site, "20261001")
+    found = newest(site.url)
+    assert found is not None
+    asked = len(site.asked)
+    large = replace(found, files=tuple(replace(file, size=1 << 60) for file in found.files))
+    with pytest.raises(ResourceError, match=r"2,305,843,009,213,693,952 bytes of the dump of 20261001"):
+        fetch(large, tmp_path)
+    assert len(site.asked) == asked
+    name = found.files[0].name
+    (tmp_path / name).write_bytes(b"")  # one that is there already
+    with pytest.raises(ResourceError, match=r"1,152,921,504,606,846,976 bytes"):
+        fetch(large, tmp_path)
+
+
 def done(files: Any) -> bytes:
     return json.dumps({"jobs": {JOB: {"status": "done", "files": files}}}).encode()
 
@@ -109,6 +160,8 @@ def done(files: Any) -> bytes:
         done({}),
         done({"x.bz2": {"size": "many", "url": "/x", "sha1": "0"}}),
         done({"x.bz2": {"size": 1, "url": "/x"}}),
+        done({"x.bz2": {"size": -1, "url": "/x", "sha1": "0" * 40}}),
+        done({"x.bz2": {"size": 1, "url": "/x", "sha1": "../0"}}),
         done({"../x.bz2": {"size": 1, "url": "/x", "sha1": "0"}}),
         done({"x.bz2": {"size": 1, "url": "file:///etc/passwd", "sha1": "0"}}),
         done({"x.bz2": {"size": 1, "url": "http://elsewhere/x", "sha1": "0"}}),

@@ -16,6 +16,7 @@ from rag_model.generate.inputs import PromptForm
 from rag_model.generate.load import load_generator
 from rag_model.generate.rag import Rag, RagSettings
 from rag_model.generate.reader import CLOSED_BOOK, Answer, Reader
+from rag_model.generate.stopping import StoppedError
 from rag_model.retrieve.retriever import Hit
 from tests.fixtures.tabled import TabledGenerator
 from tests.fixtures.tiny_generators import save_bart, save_llama
@@ -108,6 +109,21 @@ def test_answers_are_the_same_in_any_batch_and_order(kind: str, decoding: Decodi
     assert [alike(one) for one in together] == [alike(one) for one in backwards]
 
 
+@pytest.mark.parametrize("kind", ["sequence", "token"])
+def test_decoding_stops_before_the_next_token_where_nobody_waits(kind: str) -> None:
+    looks: list[int] = []
+
+    def stop() -> bool:
+        looks.append(len(looks))
+        return len(looks) > 2
+
+    with pytest.raises(StoppedError):
+        reader(kind).answer(QUESTIONS, stop=stop)
+    assert len(looks) == 3
+    waited = reader(kind).answer(QUESTIONS, stop=lambda: False)
+    assert [alike(one) for one in waited] == [alike(one) for one in reader(kind).answer(QUESTIONS)]
+
+
 def alike(answer: Answer) -> tuple[object, ...]:
     return answer.question, answer.text, round(answer.log_likelihood, 4), [one.hit for one in answer.support]
 
@@ -131,12 +147,12 @@ def test_questions_with_fewer_passages_are_answered_beside_the_others() -> None:
 
 def test_closed_book_is_one_empty_passage() -> None:
     asked = reader("token")
-    closed = asked.answer_closed(QUESTIONS)
+    closed = asked.answer_from(QUESTIONS, [[]] * len(QUESTIONS))
     assert [(len(one.support), one.support[0].weight) for one in closed] == [(1, 1.0)] * len(QUESTIONS)
     assert [one.support[0].hit.passage.text for one in closed] == [""] * len(QUESTIONS)
     assert [one.text for one in closed] != [one.text for one in asked.answer(QUESTIONS)]
     without = Reader(None, asked.rag, SHORT)
-    assert without.answer_closed(QUESTIONS) == closed
+    assert without.answer_from(QUESTIONS, [[]] * len(QUESTIONS)) == closed
 
 
 def test_more_passages_than_there_are_is_refused_and_the_default_is_the_model_s() -> None:

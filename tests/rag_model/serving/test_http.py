@@ -5,18 +5,22 @@ import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
 from rag_model.generate.named import open_reader
 from rag_model.generate.reader import answer_json
+from rag_model.generate.seq2seq import Seq2SeqGenerator
 from rag_model.retrieve.dense import DenseRetriever
 from rag_model.retrieve.retriever import hit_json
 from rag_model.serving.http import messages
 from rag_model.store.versions.snapshot import Snapshot
 from tests.fixtures.serving import PASSAGES, PATIENCE, Gate, Library, Serving, rounded, serving, until, with_limits
 
+JSON = {"Content-Type": "application/json"}
+HEAD = b"POST /search HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n"
 ASKED = ["who was the king of the river?", "Où est 東京 🗼?"]
 
 
@@ -103,7 +107,7 @@ def test_the_state_is_told(served: Serving, made_library: Library) -> None:
     ],
 )
 def test_a_bad_request_is_told_in_one_sentence(served: Serving, body: bytes, status: int, words: str) -> None:
-    reply = served.client.post("/search", content=body)
+    reply = served.client.post("/search", content=body, headers=JSON)
     assert reply.status_code == status, reply.text
     assert set(reply.json()) == {"detail"}
     assert words in reply.json()["detail"]
@@ -126,7 +130,7 @@ def test_a_huge_body_is_refused_while_it_comes(served: Serving, chunked: bool) -
             yield piece
 
     try:
-        reply = served.client.post("/search", content=pieces() if chunked else piece * 50)
+        reply = served.client.post("/search", content=pieces() if chunked else piece * 50, headers=JSON)
     except httpx.TransportError:
         pass  # it was turned away before it had sent all
     else:
@@ -146,7 +150,7 @@ def all_of(connection: socket.socket) -> bytes:
 
 def test_a_slow_body_is_given_up(served: Serving) -> None:
     with raw(served) as connection:
-        connection.sendall(b'POST /search HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n{"questions"')
+        connection.sendall(HEAD + b'{"questions"')
         reply = all_of(connection)
     assert reply.startswith(b"HTTP/1.1 408 ")
     assert b"within 1 s" in reply
@@ -168,7 +172,7 @@ def test_a_connection_without_a_word_is_given_up(served: Serving) -> None:
 
 
 def test_a_cut_request_leaves_nothing_behind(served: Serving) -> None:
-    for sent in (b"POST", b'POST /search HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n{"quest'):
+    for sent in (b"POST", HEAD + b'{"quest'):
         with raw(served) as connection:
             connection.sendall(sent)
     served.search("who?")
@@ -230,6 +234,28 @@ def test_what_is_late_is_given_up_and_not_worked_on(shared_library: Library, des
         until(lambda: found.client.post("/search", json={"questions": ["again"]}).status_code == 200)
         assert gate.batches[0] == ["held"]
         assert ["never searched"] not in gate.batches
+
+
+def test_an_answer_that_nobody_waits_for_is_given_up_between_two_tokens(
+    shared_library: Library, dest: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps: list[int] = []
+    go, step = threading.Event(), Seq2SeqGenerator.step
+
+    def held(generator: Seq2SeqGenerator, state: Any, tokens: Any) -> Any:
+        steps.append(len(tokens))
+        assert go.wait(PATIENCE)
+        return step(generator, state, tokens)
+
+    with serving(shared_library.url, dest, with_limits(request_seconds=0.3), model=str(model)) as found:
+        monkeypatch.setattr(Seq2SeqGenerator, "step", held)
+        assert found.client.post("/answer", json={"questions": ASKED}).status_code == 504
+        until(lambda: steps)
+        go.set()
+        until(lambda: found.service._answers._working == 0)
+        assert len(steps) == 1
+        until(lambda: found.client.post("/answer", json={"questions": ASKED}).status_code == 200)
+        assert len(steps) > 2
 
 
 def test_before_the_first_snapshot_it_is_alive_and_not_ready(library: Library, dest: Path) -> None:

@@ -103,7 +103,7 @@ def test_the_state_names_what_is_served(served: Serving, cross: Path) -> None:
         ("hnsw:51", "hnsw:51 asks for 51 passages: ask for at most 50 here"),
         ("rrf(hnsw, exact:1000000)", "ask for at most 50 here"),
         ("rrf(hnsw, exact, k=0)", "k of rrf is 0"),
-        ("rrf(hnsw, exact, weights=[1])", "weights of rrf has 1 numbers for 2 legs"),
+        ("rrf(hnsw, exact, weights=[1])", "weights of rrf is a list of 1 for 2 legs"),
         ("rrf(hnsw, hnsw)", "the leg hnsw is given twice"),
         ("hnsw:2", "k is 4 but hnsw gives 2 passages"),
         ("\ud800", "not JSON"),
@@ -111,7 +111,8 @@ def test_the_state_names_what_is_served(served: Serving, cross: Path) -> None:
     ids=range(18),
 )
 def test_a_wrong_retriever_is_told_in_one_sentence(served: Serving, path: str, asked: str, words: str) -> None:
-    reply = served.client.post(path, content=json.dumps({"questions": ["a"], "k": 4, "retriever": asked}))
+    body = json.dumps({"questions": ["a"], "k": 4, "retriever": asked})
+    reply = served.client.post(path, content=body, headers={"Content-Type": "application/json"})
     assert reply.status_code == 400, reply.text
     assert words in reply.json()["detail"]
     assert "\n" not in reply.json()["detail"]

@@ -133,7 +133,7 @@ def test_what_is_no_recipe_file(tmp_path: Path) -> None:
     [
         ("file = '{folder}/none.jsonl'", "the gate cannot ask the questions dev: .*none.jsonl cannot be read"),
         ("retriever = 'rrf(hnsw, bm52)'", "the gate cannot ask the questions dev: .* has no index 'bm52'"),
-        ("measure = 'nDCG@10'", "'nDCG@10' does not measure questions that are judged by answers"),
+        ("measure = 'nDCG@10'", "'nDCG@10' is no measure of questions judged by answers"),
         ("judged_by = 'passages'", "question '0' names no passages"),
     ],
 )

@@ -19,7 +19,7 @@ def unpack(packed: bytes, count: int, before: int = -1) -> tuple[int, list[int],
 
 def pack(gaps: list[int], weights: list[int]) -> bytes:
     out = np.zeros(20 * len(gaps) + 8, np.uint8)
-    end = encode(np.array(gaps), np.array(weights) - 1, len(gaps), out, 0)
+    end = encode(np.array(gaps), np.array(weights) - 1, len(gaps), np.zeros(33, np.int64), out, 0)
     return out[:end].tobytes()
 
 
@@ -45,14 +45,23 @@ def test_bytes_that_are_no_block_are_noticed_or_give_ascending_rows(data: bytes,
         assert min(weights) >= 1
 
 
-@given(st.sets(st.binary(min_size=1, max_size=12), min_size=1, max_size=80), st.lists(st.binary(max_size=12)))
-def test_a_dictionary_finds_its_terms_and_no_others(terms: set[bytes], others: list[bytes]) -> None:
-    writer, known = DictionaryWriter(), {}
-    for number, term in enumerate(sorted(terms), start=1):
+@given(
+    st.sets(st.binary(min_size=1, max_size=12), min_size=1, max_size=80),
+    st.lists(st.binary(max_size=12)),
+    st.integers(0, 40),
+)
+def test_a_dictionary_finds_its_terms_and_no_others(terms: set[bytes], others: list[bytes], cut: int) -> None:
+    writer, known, ordered = DictionaryWriter(), {}, sorted(terms)
+    for number, term in enumerate(ordered, start=1):
         known[term] = (number, sum(range(200, 199 + number)), sum(range(200, 200 + number)))
-        writer.add(term, number, 199 + number)
-    data = np.frombuffer(writer.take(), np.uint8)
-    groups = np.frombuffer(bytes(writer.groups), np.int64).reshape(-1, 2)
+    written = [b"", b""]
+    cut = min(cut, len(terms))
+    for numbers in (range(cut), range(cut, len(terms))):
+        some = ordered[numbers.start : numbers.stop]
+        ends, counts = np.cumsum([len(term) for term in some], dtype=np.int64), np.array(numbers, np.int64) + 1
+        told = writer.put(np.frombuffer(b"".join(some), np.uint8), ends, counts, counts + 199)
+        written = [before + more for before, more in zip(written, told, strict=True)]
+    data, groups = np.frombuffer(written[0], np.uint8), np.frombuffer(written[1], np.int64).reshape(-1, 2)
     assert len(groups) == -(-len(terms) // GROUP)
     asked = [*known, *others]
     found = [tuple(row) for row in find(asked, data, groups, writer.terms).tolist()]

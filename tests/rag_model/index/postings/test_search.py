@@ -177,5 +177,5 @@ def test_a_damaged_file_is_noticed_or_answers(index: Bm25Index, tmp_path: Path) 
 def test_a_truncated_file_is_refused(index: Bm25Index, tmp_path: Path, size: int) -> None:
     path = tmp_path / "cut.postings"
     path.write_bytes(index.file.path.read_bytes()[:size])
-    with pytest.raises(InputError, match=r"cut\.postings is not a complete index of words: fetch or build it again"):
+    with pytest.raises(InputError, match=r"cut\.postings is not a complete index of terms: fetch or build it again"):
         Bm25Index(path, Analyzer(), {})

@@ -1,7 +1,9 @@
+from pathlib import Path
+
 import pytest
 
-from rag_model.errors import UsageError
-from rag_model.index.sizing.amounts import gigabytes, parse_bytes
+from rag_model.errors import ResourceError, UsageError
+from rag_model.index.sizing.amounts import check_disk, gigabytes, parse_bytes
 
 
 @pytest.mark.parametrize(
@@ -28,3 +30,11 @@ def test_what_is_no_amount(text: str) -> None:
 
 def test_amounts_are_said_in_three_digits() -> None:
     assert [gigabytes(count) for count in (512e6, 16e9, 1234.5e9)] == ["512 MB", "16.0 GB", "1,234.5 GB"]
+
+
+def test_a_disk_without_room_is_refused(tmp_path: Path) -> None:
+    check_disk(tmp_path, 1000, "merging HNSW32", "set TMPDIR")
+    with pytest.raises(
+        ResourceError, match=r"merging HNSW32 needs .* of disk in .*, and .* are free: free some, or set"
+    ):
+        check_disk(tmp_path, 1 << 60, "merging HNSW32", "set TMPDIR")

@@ -1,15 +1,13 @@
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rag_model.errors import ResourceError
 from rag_model.index.recipe import IndexRecipe, resolve
-from rag_model.index.sizing.estimate import PROCESS, check_room, estimate
+from rag_model.index.sizing.estimate import PROCESS, estimate
 from rag_model.index.stages import build
 
 Make = Callable[..., Any]  # fixtures of conftest.py
@@ -98,21 +96,9 @@ def test_no_stage_of_wikipedia_needs_a_large_machine() -> None:
     assert estimate(resolve(IndexRecipe("HNSW32"), *WIKIPEDIA)).search_bytes > 64 * 10**9
 
 
-def test_the_vectors_that_candidates_are_ranked_by_lie_beside_the_index() -> None:
-    alone, refined = (estimate(resolve(IndexRecipe(text), *WIKIPEDIA)) for text in ("IVF,PQ", "IVF,PQ,Refine(vectors)"))
-    assert refined == replace(alone, beside_bytes=2 * 21_015_324 * 768)
-    assert alone.beside_bytes == 0
-
-
 def test_memory_falls_with_cells_and_with_parts() -> None:
     one, many = (estimate(resolve(IndexRecipe("HNSW32", cells=cells), 10**6, 96)) for cells in (1, 16))
-    assert many.stages["shard"] < one.stages["shard"] / 3
+    assert many.stages["shard"] - PROCESS < (one.stages["shard"] - PROCESS) / 3
     assert many.stages["merge"] == pytest.approx(one.stages["merge"], rel=0.1)
     plan = resolve(IndexRecipe("HNSW32"), 10**6, 96)
     assert estimate(plan, 10_000).stages["scatter"] < estimate(plan, 100_000).stages["scatter"]
-
-
-def test_a_merge_that_the_disk_cannot_hold_is_refused_before_it_starts(tmp_path: Path) -> None:
-    check_room("HNSW32", 1000, tmp_path)
-    with pytest.raises(ResourceError, match=r"merging HNSW32 needs .* of disk in .*, and .* are free"):
-        check_room("HNSW32", 1 << 60, tmp_path)

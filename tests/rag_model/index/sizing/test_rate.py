@@ -2,28 +2,20 @@
 
 import pytest
 
-from rag_model.index.files.engine import faiss
 from rag_model.index.recipe import IndexRecipe, resolve
-from rag_model.index.sizing.rate import measured_seconds, stage_seconds
+from rag_model.index.registry import kind_for
+from rag_model.index.sizing.rate import stage_seconds
 
 
 def seconds(factory: str, n: int, cells: int | None = None) -> dict[str, float]:
-    return stage_seconds(resolve(IndexRecipe(factory, cells=cells), n, 96), 2 * 96)
+    return stage_seconds(resolve(IndexRecipe(factory, cells=cells), n, 96), 96)
 
 
-@pytest.mark.parametrize("factory", ["HNSW8", "IVF16,PQ4x4np", "IVF16,SQ8", "Flat"])
-def test_every_structure_is_estimated_at_the_speed_of_this_machine(factory: str) -> None:
-    faiss.omp_set_num_threads(2)  # the speed is measured on one
-    plan = resolve(IndexRecipe(factory), 3000, 8)
-    small, measured = measured_seconds(plan)
-    said = stage_seconds(plan, 2 * 8)
+@pytest.mark.parametrize("factory", ["HNSW8", "IVF16,PQ4x4np", "IVF16,SQ8", "Flat", "MaxSim", "BM25"])
+def test_every_kind_says_how_long_its_stages_take(factory: str) -> None:
+    said = stage_seconds(kind_for(factory).plan(IndexRecipe(factory), 3000, 8), 8)
     assert said.keys() == {"train", "scatter", "merge"} | ({"shard"} if factory == "HNSW8" else set())
-    assert measured == {
-        stage: pytest.approx(spent * measured["train"] / said["train"]) for stage, spent in said.items()
-    }
-    assert (small.factory, small.d) == ("HNSW32", 8)
-    assert all(spent > 0 for spent in measured.values())
-    assert faiss.omp_get_max_threads() == 2
+    assert all(spent > 0 for spent in said.values())
 
 
 def test_a_graph_of_more_vectors_or_larger_cells_takes_longer() -> None:
@@ -37,7 +29,7 @@ def test_a_graph_of_more_vectors_or_larger_cells_takes_longer() -> None:
 
 def test_more_candidates_take_longer() -> None:
     few, many = (resolve(IndexRecipe("HNSW32", ef_construction=ef), 100_000, 96) for ef in (50, 100))
-    assert stage_seconds(many, 192)["shard"] == pytest.approx(2 * stage_seconds(few, 192)["shard"])
+    assert stage_seconds(many, 96)["shard"] == pytest.approx(2 * stage_seconds(few, 96)["shard"])
 
 
 def test_comparing_with_every_centroid_takes_longer_than_their_graph() -> None:

@@ -1,5 +1,6 @@
 """Following a ref: the next snapshot while the one before serves, and what is wrong with a new one stays outside."""
 
+import os
 import secrets
 import shutil
 from collections.abc import Callable
@@ -7,6 +8,8 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 
 from rag_model.errors import BookwheelError
@@ -203,10 +206,77 @@ def test_an_edition_that_does_not_fit_is_refused(library: Library, dest: Path, m
         found.until_served(library.blue)
 
 
-def test_a_snapshot_that_was_taken_down_makes_way_for_what_took_its_place(library: Library, dest: Path) -> None:
-    with serving(library.url, dest) as found:
+def texts_of(dest: Path, colour: str) -> list[Path]:
+    """Return the files below a folder that hold the passages of a colour."""
+    files = [Path(folder, name) for folder, _, names in os.walk(dest) for name in names]  # which may go meanwhile
+    return [path for path in files if f"{colour} river".encode() in unpacked(path)]
+
+
+def unpacked(path: Path) -> bytes:
+    try:
+        return str(pyarrow.parquet.read_table(path).to_pylist()).encode()
+    except pyarrow.ArrowInvalid:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return b""
+
+
+def test_a_snapshot_that_was_taken_down_makes_way_and_its_text_leaves_the_disk(library: Library, dest: Path) -> None:
+    with serving(library.url, dest, with_limits(keep=5)) as found:
+        assert texts_of(dest, "red")
         library.store.takedowns.replace(library.red, library.blue)
         found.until_served(library.blue)
+        until(lambda: not texts_of(dest, "red"))
+        assert texts_of(dest, "blue")
+        assert not (dest / library.red).exists()
+
+
+def test_a_version_before_that_was_taken_down_leaves_the_disk(library: Library, dest: Path) -> None:
+    with serving(library.url, dest, with_limits(keep=5)) as found:
+        library.move(library.blue)
+        found.until_served(library.blue)
+        until(lambda: found.service.desk.held == 1)
+        assert texts_of(dest, "red")
+        library.store.takedowns.replace(library.red, "")
+        until(lambda: not texts_of(dest, "red"))
+        assert colours(found) == {"blue"}
+
+
+def test_what_was_taken_down_without_a_replacement_is_not_served(library: Library, dest: Path) -> None:
+    log = Log()
+    with serving(library.url, dest, observer=log) as found:
+        library.store.takedowns.replace(library.red, "")
+        until(lambda: found.client.get("/readyz").status_code == 503)
+        assert found.client.post("/search", json={"questions": ["who?"]}).status_code == 503
+        until(lambda: not texts_of(dest, "red"))
+        assert not (dest / "current").is_symlink()
+        assert f"freed {library.red}" in log.told
+        library.move(library.blue)
+        found.until_served(library.blue)
+
+
+def test_what_was_taken_down_is_not_served_where_its_replacement_is_refused(library: Library, dest: Path) -> None:
+    with serving(library.url, dest, with_limits(retrievers=("hnsw",))) as found:
+        content = library.store.snapshots.get(library.blue).content
+        files = {name: ref for name, ref in content.files.items() if not name.startswith("index/")}
+        without = library.store.snapshots.put(Manifest(replace(content, files=files, indexes={})))
+        library.store.takedowns.replace(library.red, without)
+        until(lambda: "no index 'hnsw'" in found.client.get("/readyz").text)
+        until(lambda: not texts_of(dest, "red"))
+        library.move(library.blue)
+        found.until_served(library.blue)
+
+
+def test_what_was_taken_down_while_the_service_was_off_is_not_served_from_the_disk(
+    library: Library, dest: Path
+) -> None:
+    pull(library.store, library.red, dest)
+    library.store.takedowns.replace(library.red, "")
+    log = Log()
+    with serving(library.url, dest, ready=False, observer=log) as found:
+        until(lambda: not texts_of(dest, "red"))
+        assert found.client.get("/readyz").status_code == 503
+    assert log.told == []
 
 
 def test_a_store_that_is_gone_is_told_and_followed_again(library: Library, dest: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from rag_model.errors import StoreError, UsageError
 from rag_model.store import Snapshot, Store
-from rag_model.store.pulling.prune import pulling
+from rag_model.store.pulling.prune import pulling, remove_taken_down
 from rag_model.store.pulling.pull import pull
 
 VECTORS = "embeddings/part-00000.npy"
@@ -60,6 +60,36 @@ def test_those_pulled_last_stay_and_the_files_of_the_others_go(
             assert pulled.passages([1500])[0].text == "text 1500"
     assert pull(local_store, d, dest, keep=1).pruned == (b,)
     assert pull(local_store, a, dest, keep=5).pruned == ()
+
+
+def test_what_was_taken_down_is_told_and_goes_where_something_is_kept(
+    local_store: Store, versions: list[str], dest: Path
+) -> None:
+    a, b, c, d = versions
+    for snapshot in (a, b, c):
+        pull(local_store, snapshot, dest)
+    local_store.takedowns.replace(b, d)
+    local_store.takedowns.replace(c, "")
+    assert pull(local_store, d, dest).taken_down == tuple(sorted((b, c)))
+    assert there(dest) == {a, b, c, d}
+    with Snapshot.from_folder(dest / c):
+        kept = pull(local_store, d, dest, keep=9)
+        assert (kept.pruned, kept.taken_down) == ((b,), (c,))  # one that is read
+    assert (pull(local_store, d, dest, keep=9).pruned, there(dest)) == ((c,), {a, d})
+    assert copies(dest) == named(local_store, a, d)
+
+
+def test_a_folder_is_rid_of_what_was_taken_down_though_it_is_the_current_one(
+    local_store: Store, versions: list[str], dest: Path
+) -> None:
+    a, b, *_ = versions
+    parse = local_store.snapshots.parse
+    assert remove_taken_down(dest, {a}, parse) == ()
+    pull(local_store, b, dest)
+    pull(local_store, a, dest)
+    assert remove_taken_down(dest, {a}, parse) == (a,)
+    assert (there(dest), copies(dest)) == ({b}, named(local_store, b))
+    assert not (dest / "current").is_symlink()
 
 
 def test_what_is_read_stays_however_late_its_files_are_opened(

@@ -9,6 +9,7 @@ from rag_model.digest import digest_bytes
 from rag_model.store.pulling.stamps import Stamps
 
 ID = digest_bytes(b"sound")
+OTHER = digest_bytes(b"other")
 
 
 @pytest.fixture
@@ -33,12 +34,31 @@ def test_what_was_written_to_is_hashed_again(file: Path, tmp_path: Path, again: 
 
 
 def test_a_stamp_saves_the_hashing(file: Path, tmp_path: Path) -> None:
-    """Bytes that change under an unchanged time, as a rotting disk's do, are for `verify` and `pull` to find."""
+    """Whoever trusts a stamp trusts who wrote it: a stamp put for other bytes is believed."""
+    Stamps(tmp_path / "stamps").put(file, OTHER)
+    assert Stamps(tmp_path / "stamps").sound(file, OTHER)
+
+
+def test_a_file_whose_time_was_restored_is_hashed_again(file: Path, tmp_path: Path) -> None:
     assert Stamps(tmp_path / "stamps").sound(file, ID)
     found = file.stat()
     file.write_bytes(b"Sound")
     os.utime(file, ns=(found.st_atime_ns, found.st_mtime_ns))
-    assert Stamps(tmp_path / "stamps").sound(file, ID)
+    assert not Stamps(tmp_path / "stamps").sound(file, ID)
+
+
+def test_links_keep_a_stamp_and_writes_do_not(file: Path, tmp_path: Path) -> None:
+    stamps = Stamps(tmp_path / "stamps")
+    with stamps.linked(file, ID):
+        os.link(file, tmp_path / "unknown")
+    assert not stamps.holds(file, ID)
+    stamps.put(file, ID)
+    with stamps.linked(file, ID):
+        os.link(file, tmp_path / "link")
+    assert stamps.holds(file, ID)
+    with stamps.linked(file, ID):
+        file.write_bytes(b"longer than before")
+    assert not stamps.holds(file, ID)
 
 
 def test_a_stamp_is_of_one_file(file: Path, tmp_path: Path) -> None:

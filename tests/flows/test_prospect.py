@@ -1,4 +1,4 @@
-"""`index --plan --index MaxSim`: bytes and seconds of token vectors before they are paid; nothing is built."""
+"""`index --plan` of kinds over tokens, terms and text: bytes and seconds before they are paid; nothing is built."""
 
 from typing import Any
 
@@ -11,14 +11,21 @@ def test_a_plan_says_what_a_passage_costs(bookwheel: Any) -> None:
     ran = bookwheel("index", "--plan", "--index", "MaxSim,Bits2", "--n", 21_015_324, "-d", 128, "--json")
     assert ran.code == 0, ran.err
     found = ran.json
-    assert found["vector_bytes_a_passage"] == 120 * 128 * 2
-    assert found["bytes_a_passage"] == 120 * (2 + 32) + 8
-    assert found["disk_bytes"] == pytest.approx(found["n"] * found["bytes_a_passage"], rel=0.01)
-    assert 0 < found["coding_seconds_a_passage"] < 10
-    assert found["encoding_seconds_a_passage"]["MiniLM"] < found["encoding_seconds_a_passage"]["BERT-base"]
+    assert found["beside_bytes"] == found["n"] * 120 * 128 * 2
+    assert found["disk_bytes"] == pytest.approx(found["n"] * (120 * (2 + 32) + 8), rel=0.01)
+    assert found["cpu_seconds"].keys() == found["stage_bytes"].keys() == {"train", "scatter", "merge"}
+    assert found["encoding_hours"]["MiniLM on a GPU"] < found["encoding_hours"]["BERT-base on a core"]
     told = bookwheel("index", "--plan", "--index", "MaxSim", "--n", 1000, "-d", 96).out
     assert "MaxSim,PQ24 over 1,000 passages" in told
     assert "a passage" in told
+
+
+@pytest.mark.parametrize(("factory", "size"), [("BM25", ()), ("Impact", ("-d", 30_522))])
+def test_postings_are_planned_too(factory: str, size: tuple[object, ...], bookwheel: Any) -> None:
+    ran = bookwheel("index", "--plan", "--index", factory, "--n", 1000, *size, "--json")
+    assert ran.code == 0, ran.err
+    assert ran.json["cpu_seconds"].keys() == {"train", "scatter", "merge"}
+    assert ran.json["disk_bytes"] < ran.json["beside_bytes"]
 
 
 def test_token_vectors_are_not_built_from_files(bookwheel: Any, tmp_path: Any) -> None:

@@ -1,0 +1,60 @@
+"""JSON of others: whatever is wrong with it is a `ValueError`, and what is read can be written again."""
+
+import json
+import math
+from typing import Any
+
+DEEPEST = 64  # arrays and objects within one another; what bookwheel and model hubs write has fewer than 20
+_ESCAPED_HALF = b"\\ud"  # of a character outside the first 65,536: halves come in pairs
+
+
+def parse_json(data: bytes | str) -> Any:
+    """Return the value of a JSON text.
+
+    Beyond JSON's grammar it has no NaN or infinity, no half of a surrogate pair, and at most `DEEPEST` levels: such
+    values would fail later, where they are written, hashed or printed.
+
+    Raises:
+        ValueError: it is not such a text; the message says why.
+    """
+    try:
+        value = json.loads(data, parse_constant=_refuse_constant, parse_float=_finite)
+    except RecursionError as deep:
+        raise ValueError(f"it is nested deeper than {DEEPEST} levels") from deep
+    _check_depth(value)
+    if _ESCAPED_HALF in (data.encode() if isinstance(data, str) else data).lower():
+        _check_characters(value)
+    return value
+
+
+def _refuse_constant(name: str) -> float:
+    raise ValueError(f"{name} is not a JSON number")
+
+
+def _finite(digits: str) -> float:
+    number = float(digits)
+    if not math.isfinite(number):
+        raise ValueError(f"{digits[:20]} is too large for a number")
+    return number
+
+
+def _check_depth(value: Any) -> None:
+    level = [value]
+    for _ in range(DEEPEST + 1):
+        level = [inner for outer in level for inner in _inner(outer) if isinstance(inner, dict | list)]
+        if not level:
+            return
+    raise ValueError(f"it is nested deeper than {DEEPEST} levels")
+
+
+def _inner(value: Any) -> Any:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
+
+
+def _check_characters(value: Any) -> None:
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError as half:
+        raise ValueError("a text in it holds half of a character (a lone surrogate)") from half

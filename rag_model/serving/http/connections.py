@@ -1,0 +1,200 @@
+"""One connection: time limits for what it sends and takes, and a share of the service's connections.
+
+uvicorn bounds idle connections. It has no limit for a request's head, for a reply that its client does not read, or for
+requests that are sent ahead, and it answers 503 to everyone when there are too many connections.
+"""
+
+import asyncio
+from collections import Counter
+from ipaddress import IPv6Address, ip_address, ip_network
+from typing import Any
+
+from fastapi import FastAPI
+from pydantic_core import to_json
+from uvicorn import Config
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
+
+from rag_model.serving.service_settings import ServiceSettings
+
+_Base: Any = AutoHTTPProtocol  # httptools' where that is installed, else h11's
+_SLOWEST = 65_536  # bytes a second that a client must read of a long reply
+_AT_ONCE = 16_384  # bytes that are parsed between two looks at how many requests came
+_MOST_WAITING = 64  # requests that a client may send ahead; uvicorn keeps all, and each takes 100 times its bytes
+_NETWORK = 64  # bits of an IPv6 address that a provider gives to one client
+
+
+class _Outbox:
+    """A transport that sends what is written in one turn of the loop at once: uvicorn writes head and body apart.
+
+    A client that does not read what it is sent is cut off. Under TLS only what waits to be encrypted is known; the rest
+    is bounded by the limit of idle connections.
+    """
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop, seconds: float) -> None:
+        self._transport, self._loop, self._seconds = transport, loop, seconds
+        self._written: list[bytes] = []
+        self._total = 0  # bytes handed to the transport so far
+        self._due: asyncio.TimerHandle | None = None
+
+    def write(self, data: bytes) -> None:
+        if not self._written:
+            self._loop.call_soon(self._send)
+        self._written.append(data)
+
+    def close(self) -> None:
+        self._send()
+        self._transport.close()
+
+    def forget(self) -> None:
+        """Stop the clock: the connection is gone."""
+        if self._due is not None:
+            self._due.cancel()
+            self._due = None
+
+    def _send(self) -> None:
+        written, self._written = self._written, []
+        if not written or self._transport.is_closing():
+            return
+        data = b"".join(written)
+        self._transport.write(data)
+        self._total += len(data)
+        if self._due is None and self._transport.get_write_buffer_size():
+            self._watch()
+
+    def _watch(self) -> None:
+        seconds = self._seconds + self._transport.get_write_buffer_size() / _SLOWEST
+        self._due = self._loop.call_later(seconds, self._check, self._total)
+
+    def _check(self, total: int) -> None:
+        """End the connection unless its client has read the first `total` bytes."""
+        self._due = None
+        waiting = self._transport.get_write_buffer_size()
+        if self._total - waiting < total:
+            self._transport.abort()
+        elif waiting:
+            self._watch()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+
+class _Connection(_Base):  # type: ignore[misc]
+    """HTTP with limits; `_body` has those of a request's body."""
+
+    head_seconds = write_seconds = 10.0
+    most = most_of_client = 1_000
+    clients: Counter[str]  # connections of each client of this server
+    app_state: dict[str, Any]
+    _due: asyncio.TimerHandle | None = None
+    _since = 0.0  # when it last sent something, by the loop's clock
+    _of = ""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        super().connection_made(_Outbox(transport, self.loop, self.write_seconds))
+        self._of = client_of(self.client[0]) if self.client else ""
+        self.app_state = {**self.app_state, "client": self._of}  # each request's `state`
+        self._since = self.loop.time()
+        self.clients[self._of] += 1
+        if self.clients[self._of] > self.most_of_client:
+            self._refuse(429, f"{self.most_of_client} connections of your address are open: close some, or use them")
+        elif len(self.connections) > self.most and not self._made_room():
+            self._refuse(503, f"all {self.most} connections are in use: ask again in a moment")
+        else:
+            self._expect()
+
+    def data_received(self, data: bytes) -> None:
+        self._since = self.loop.time()
+        for start in range(0, len(data), _AT_ONCE):
+            if self.transport.is_closing():
+                return  # it was refused
+            super().data_received(data if len(data) <= _AT_ONCE else data[start : start + _AT_ONCE])
+            if len(self.pipeline) > _MOST_WAITING:
+                self.transport.abort()
+        self._expect()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._forget()
+        self.transport.forget()
+        self.clients[self._of] -= 1
+        if not self.clients[self._of]:
+            del self.clients[self._of]
+        leave = self.scope["state"].get("leave") if self.scope else None
+        super().connection_lost(exc)
+        if leave is not None:  # a request is worked on: nobody waits for its answer any more
+            leave()
+
+    def _refuse(self, status: int, sentence: str) -> None:
+        body = to_json({"detail": sentence})
+        head = f"HTTP/1.1 {status} \r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+        self.transport.write(head.encode() + b"Connection: close\r\n\r\n" + body)
+        self.transport.close()
+
+    def _made_room(self) -> bool:
+        """End the longest idle connection of the client that has most; False: none is idle."""
+        idle = [one for one in self.connections if one is not self and one.idle]
+        if not idle:
+            return False
+        last = min(idle, key=lambda one: (-self.clients[one._of], one._since))
+        self.connections.discard(last)
+        last.transport.abort()
+        return True
+
+    @property
+    def idle(self) -> bool:
+        """Whether no request is under way."""
+        return self.cycle is None or bool(self.cycle.response_complete)
+
+    def _expect(self) -> None:
+        if not self.idle:
+            self._forget()
+        elif self._due is None:
+            self._due = self.loop.call_later(self.head_seconds, self._give_up)
+
+    def _forget(self) -> None:
+        if self._due is not None:
+            self._due.cancel()
+            self._due = None
+
+    def _give_up(self) -> None:
+        self._due = None
+        if self.idle:
+            self.transport.close()
+
+
+def configured(app: FastAPI, settings: ServiceSettings, most: int, most_of_client: int, **more: Any) -> Config:
+    """Return how uvicorn serves an application to `most` connections at once, and `most_of_client` of one address."""
+    bounds = {
+        "head_seconds": settings.body_seconds,
+        "write_seconds": settings.write_seconds,
+        "most": most,
+        "most_of_client": most_of_client,
+        "clients": Counter[str](),
+    }
+    return Config(
+        app,
+        http=type("_Protocol", (_Connection,), bounds),
+        ws="none",
+        lifespan="off",
+        access_log=False,
+        log_config=None,
+        server_header=False,
+        proxy_headers=False,  # what a client says of its address is not believed
+        timeout_keep_alive=round(settings.idle_seconds),
+        timeout_graceful_shutdown=round(settings.drain_seconds),
+        **more,
+    )
+
+
+def client_of(host: str) -> str:
+    """Return what a client's connections are counted by: its address, or its network where that is IPv6.
+
+    >>> client_of("10.0.0.7"), client_of("::ffff:10.0.0.7"), client_of("2001:db8::1:2")
+    ('10.0.0.7', '10.0.0.7', '2001:db8::/64')
+    """
+    try:
+        address = ip_address(host)
+    except ValueError:
+        return host
+    if not isinstance(address, IPv6Address):
+        return host
+    return str(address.ipv4_mapped or ip_network((int(address), _NETWORK), strict=False))

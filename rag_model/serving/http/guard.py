@@ -1,0 +1,96 @@
+"""What a request must be before an endpoint sees it: for this host, from this page, with a token, and JSON.
+
+A page of another site that is open in a browser beside the service must not use it: its address can be made to name
+this machine (DNS rebinding), so `Host` is checked; and it says where it is from in `Origin`. Endpoints take only
+`application/json`, which no page of another site may send without being asked first.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+from rag_model.serving.http.tokens import Tokens
+from rag_model.serving.service_settings import ANY_HOST, LOOPBACK, ServiceSettings
+
+_HEALTH = frozenset(("/healthz", "/readyz"))  # asked by machines under any name
+_ASKED = frozenset(("/search", "/answer"))  # these take a body
+_JSON = b"application/json"
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Why a request is not taken."""
+
+    status: int
+    sentence: str
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+_HOST = Refused(
+    421, "this service does not answer under that host name: ask it by another one, or start it with --allow-host NAME"
+)
+_ORIGIN = Refused(403, "pages of other sites may not ask this service: start it with --allow-host for the page's host")
+_TOKEN = Refused(
+    401,
+    "give one of the service's tokens: Authorization: Bearer TOKEN",
+    {"WWW-Authenticate": 'Bearer realm="bookwheel"'},
+)
+_TYPE = Refused(415, "the body is not declared as JSON: send it with Content-Type: application/json")
+
+
+class Guard:
+    """Decides by a request's head alone."""
+
+    def __init__(self, settings: ServiceSettings, tokens: Tokens | None = None) -> None:
+        """Let through what the settings allow, and with `tokens` only who has one."""
+        self._any = ANY_HOST in settings.hosts
+        self._hosts = {name.lower().encode() for name in (*settings.hosts, *LOOPBACK)}
+        self._origins = {name.lower().encode() for name in settings.hosts if name not in LOOPBACK}
+        self._tokens = tokens
+
+    def refusal(self, scope: Mapping[str, Any]) -> Refused | None:
+        """Return why a request is refused; None: it is not."""
+        if scope["path"] in _HEALTH:
+            return None
+        host = origin = authorization = kind = None
+        hosts = 0
+        for name, value in scope["headers"]:
+            if name == b"host":
+                host, hosts = value, hosts + 1
+            elif name == b"origin":
+                origin = value
+            elif name == b"authorization":
+                authorization = value
+            elif name == b"content-type":
+                kind = value
+        if hosts > 1 or not self._serves(host or b""):
+            return _HOST
+        if origin is not None and not self._is_ours(origin, host or b""):
+            return _ORIGIN
+        if self._tokens is not None and not self._tokens.allow(authorization):
+            return _TOKEN
+        if scope["method"] == "POST" and scope["path"] in _ASKED and not _is_json(kind):
+            return _TYPE
+        return None
+
+    def _serves(self, host: bytes) -> bool:
+        host = host.lower()
+        return self._any or host in self._hosts or _without_port(host) in self._hosts
+
+    def _is_ours(self, origin: bytes, host: bytes) -> bool:
+        """Return whether a page's origin is this service, or a host that was allowed by name."""
+        try:
+            place = urlsplit(origin.decode("ascii").lower()).netloc.encode()
+        except ValueError:
+            return False
+        return bool(place) and (place == host.lower() or place in self._origins)
+
+
+def _without_port(host: bytes) -> bytes:
+    name, colon, port = host.rpartition(b":")
+    return name if colon and port.isdigit() else host
+
+
+def _is_json(kind: bytes | None) -> bool:
+    return kind is not None and kind.partition(b";")[0].strip().lower() == _JSON

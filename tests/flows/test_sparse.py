@@ -1,0 +1,215 @@
+"""Weighted terms the whole way: encoded by part, indexed, gated, inherited, taken down, pulled, searched, served."""
+
+import io
+import json
+import shutil
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from flows import cli
+from rag_model.corpus.sparse_file import SparseFile, SparseVectors
+from rag_model.encoders.sparse_encoder import SparseEncoder
+from rag_model.retrieve.factory import open_retriever
+from rag_model.retrieve.indexes import open_index_of
+from rag_model.store.store import Store
+from rag_model.store.upkeep.verify import verify
+from rag_model.store.versions.snapshot import Snapshot
+from tests.fixtures.impacts import build_impacts
+from tests.fixtures.serving import serving, with_limits
+from tests.fixtures.tiny_splade import save_mlm, save_splade
+
+pytestmark = pytest.mark.xdist_group("flows")  # one server for all of them
+
+RECIPE = """
+part_bytes = 50_000
+
+[represent.sparse]
+encoder = "{encoder}"
+spec = {{ passage_terms = 40 }}
+
+[index.hnsw]
+factory = "HNSW8"
+
+[index.bm25]
+factory = "BM25"
+
+[index.splade]
+factory = "Impact"
+"""
+BAG = '[index.bag]\nfactory = "Impact1"\nsearch = { terms = 30 }\n'
+QUESTION = "who was the king of the river city?"
+IN_PROCESS = ("--", "--runner=FnApiRunner")
+
+
+@pytest.fixture(scope="module")
+def mlm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny masked-language model."""
+    return save_mlm(tmp_path_factory.mktemp("mlm"))
+
+
+@pytest.fixture(scope="module")
+def recipe_of_terms(mlm: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A recipe with weighted terms."""
+    path = tmp_path_factory.mktemp("recipe") / "sparse.toml"
+    path.write_text(RECIPE.format(encoder=mlm))
+    return path
+
+
+@pytest.fixture(scope="module")
+def made(
+    mini_dump: Path, tiny: Path, recipe_of_terms: Path, tmp_path_factory: pytest.TempPathFactory, prefect_server: None
+) -> tuple[Path, Any]:
+    """A store with a snapshot, and what `reindex --json` told of it; tests only read it."""
+    store, out = tmp_path_factory.mktemp("store"), io.StringIO()
+    given = ["--dump", mini_dump, "--encoder", tiny, "--recipe", recipe_of_terms, "--store", store]
+    with redirect_stdout(out):
+        assert cli.run(["reindex", *map(str, given), "--json", *IN_PROCESS]) == 0
+    return store, json.loads(out.getvalue())
+
+
+def rows_of(snapshot: Snapshot) -> SparseVectors:
+    return SparseVectors.joined([block for path in snapshot.row_files("sparse") for block in SparseFile(path).blocks()])
+
+
+def test_parts_are_encoded_gated_and_searched_exactly(made: tuple[Path, Any], mlm: Path, tmp_path: Path) -> None:
+    store, told = made
+    assert "embed sparse" in told["seconds"]
+    assert told["metrics"]["splade"]["recall@20"] == 1.0
+    assert "source@20" in told["metrics"]["splade"]
+    with Snapshot.open(str(store)) as snapshot:
+        content, rows = snapshot.manifest.content, rows_of(snapshot)
+        assert content.representations["sparse"]["kind"] == "sparse"
+        assert len(snapshot.row_files("sparse")) == len(content.parts) > 1
+        whole = build_impacts(rows, tmp_path / "whole", 128).file.path
+        assert whole.read_bytes() == snapshot.path("index/splade.postings").read_bytes(), "parts do not show"
+
+        encoder, last = SparseEncoder.load(mlm, {"passage_terms": 40}), snapshot.n - 1
+        some = snapshot.passages([0, last])
+        own, stored = (
+            encoder.encode_passages([one.title for one in some], [one.text for one in some]),
+            rows.take(np.array([0, last])),
+        )
+        assert (stored.terms.tolist(), stored.weights.tolist()) == (own.terms.tolist(), own.weights.tolist())
+
+        dense = np.zeros((snapshot.n, 128))
+        dense[np.repeat(np.arange(snapshot.n), np.diff(rows.offsets)), rows.terms] = rows.weights / 64
+        asked = encoder.encode_questions([QUESTION])[0]
+        scores = dense[:, asked[:, 0].astype(int)] @ asked[:, 1]
+        wanted = np.lexsort((np.arange(snapshot.n), -scores))[:5]
+        hits = open_retriever(snapshot, "splade").search([QUESTION], 5)[0]
+        assert [hit.row for hit in hits] == wanted.tolist()
+        assert [hit.score for hit in hits] == pytest.approx(scores[wanted].tolist())
+
+
+def test_weighted_terms_are_a_leg_of_every_verb(
+    made: tuple[Path, Any], bookwheel: Any, other_tiny: Path, tmp_path: Path
+) -> None:
+    store, fused = made[0], "rrf(bm25, splade(terms=20):50, hnsw)"
+    ran = bookwheel("search", QUESTION, "--store", store, "-k", 4, "--retriever", fused, "--json")
+    assert ran.code == 0, ran.err
+    legs = {leg["leg"] for hit in ran.json["results"][0]["hits"] for leg in hit["legs"]}
+    assert "splade(terms=20)" in legs <= {"bm25", "splade(terms=20)", "hnsw"}
+
+    questions = tmp_path / "questions.jsonl"
+    questions.write_text(json.dumps({"id": "p", "question": QUESTION, "answers": ["king"]}) + "\n")
+    both = ("--retriever", "splade", "--retriever", fused)
+    measured = bookwheel("evaluate", "--store", store, "--questions", questions, "--json", *both)
+    assert measured.code == 0, measured.err
+
+    with serving(str(store), tmp_path / "dest", with_limits(retrievers=(fused, "splade"))) as served:
+        for retriever in (None, "splade", "rrf(splade, hnsw)"):
+            named = {} if retriever is None else {"retriever": retriever}
+            reply = served.client.post("/search", json={"questions": [QUESTION], "k": 4, **named})
+            assert reply.status_code == 200, reply.text
+            ids = [hit["id"] for hit in reply.json()["results"][0]["hits"]]
+            with Snapshot.open(str(store)) as snapshot:
+                found = open_retriever(snapshot, retriever or fused).search([QUESTION], 4)[0]
+            assert ids == [hit.passage.id for hit in found]
+
+    for expression, sentence in (
+        ("splade(k1=2)", "k1 is not a search parameter of this index: it takes terms"),
+        ("splade(terms=0)", "terms is 0: give a whole number from 1 to 10,000"),
+        ("maxsim(hnsw, splade, 50)", "splade is not an index over token vectors"),
+    ):
+        ran = bookwheel("search", "x", "--store", store, "--retriever", expression)
+        assert (ran.code, sentence in ran.complaint) == (2, True), ran.complaint
+    for stranger in (save_splade(tmp_path / "stranger", seed=8), other_tiny):
+        given = ("--retriever", "splade", "--question-encoder", stranger)
+        ran = bookwheel("search", "x", "--store", store, *given)
+        assert "cannot search a snapshot of encoder BertForMaskedLM-128-" in ran.complaint
+
+
+def test_a_bag_is_added_a_page_goes_and_a_reader_pulls_postings_alone(
+    made: tuple[Path, Any], reindex: Any, bookwheel: Any, recipe_of_terms: Path, tmp_path: Path
+) -> None:
+    store, more = Path(shutil.copytree(made[0], tmp_path / "store")), tmp_path / "more.toml"
+    ran = reindex(store, "--explain", recipe=recipe_of_terms)
+    stages = {row["stage"]: row for row in json.loads(ran.out)["stages"]}
+    assert stages["embed sparse"]["recorded"] == stages["embed sparse"]["tasks"] > 1
+    more.write_text(recipe_of_terms.read_text() + BAG)
+    ran = bookwheel("add-index", "latest", "--recipe", more, "--index", "bag", "--store", store, "--json", *IN_PROCESS)
+    assert ran.code == 0, ran.err
+    assert ran.json["metrics"]["bag"]["recall@20"] == 1.0
+    with Snapshot.open(str(store)) as snapshot:
+        before, rows = snapshot.n, rows_of(snapshot)
+        encoder = open_retriever(snapshot, "bag")
+        asked = SparseEncoder.load(snapshot.folder("encoder/sparse/question")).encode_questions([QUESTION])[0][:30]
+        weights = dict(zip(asked[:, 0].astype(int).tolist(), asked[:, 1].tolist(), strict=True))
+        shared = np.array([weights.get(term, 0) for term in rows.terms.tolist()])
+        scores = np.add.reduceat(shared, rows.offsets[:-1])
+        assert [hit.score for hit in encoder.search([QUESTION], 5)[0]] == pytest.approx(-np.sort(-scores)[:5])
+    told = bookwheel("diff", made[1]["snapshot"], "latest", "--store", store)
+    assert "index/bag" in told.out, told.err
+    assert "sparse" in bookwheel("show", "--store", store).out
+
+    ran = bookwheel("takedown", "12", "--store", store, "--yes", "--json", *IN_PROCESS)
+    assert ran.code == 0, ran.err
+    with Snapshot.open(str(store)) as after:
+        assert 0 < after.n < before
+        assert len(rows_of(after)) == open_index_of(after, "splade").n == open_index_of(after, "bag").n == after.n
+        assert verify(Store.open(str(store)), after.id) == []
+
+    pulled = tmp_path / "pulled"
+    chosen = ("--index", "splade", "--index", "bm25", "--no-embeddings")
+    assert bookwheel("pull", "latest", pulled, "--store", store, *chosen).code == 0
+    assert not list(pulled.rglob("*.sparse")), "the index holds them in a form of its own"
+    with Snapshot.from_folder(pulled) as local:
+        found = open_retriever(local, "rrf(splade, bm25)").search([QUESTION], 3)[0]
+    ran = bookwheel("search", QUESTION, "--store", store, "-k", 3, "--retriever", "rrf(splade, bm25)", "--json")
+    assert [hit["id"] for hit in ran.json["results"][0]["hits"]] == [hit.passage.id for hit in found]
+
+
+def test_what_does_not_fit_is_refused_in_one_sentence(reindex: Any, tiny: Path, mlm: Path, tmp_path: Path) -> None:
+    splade, recipe = save_splade(tmp_path / "splade"), tmp_path / "wrong.toml"
+    index = '[index.s]\nfactory = "Impact"\n'
+    for words, sentence in (
+        (
+            f'[represent.sparse]\nencoder = "{tiny}"\n{index}',
+            "is a BertModel, which has no weights over its vocabulary",
+        ),
+        (
+            f'[represent.other]\nencoder = "{splade}"\n[index.hnsw]\nfactory = "HNSW8"',
+            "is a sparse encoder, which makes",
+        ),
+        (f'[represent.a]\nencoder = "{mlm}"\n{index}over = "a"', "but Impact takes sparse"),
+        (index, "add [represent.sparse] with an encoder"),
+        (f'[represent.a]\nkind = "sparse"\nencoder = "{mlm}"\nspec.scale = 0\n{index}over = "a"', "scale of a sparse"),
+    ):
+        recipe.write_text(words)
+        ran = reindex(tmp_path / "none", recipe=recipe)
+        assert ran.code
+        assert sentence in ran.complaint
+
+
+def test_a_plan_says_what_a_passage_costs(bookwheel: Any) -> None:
+    ran = bookwheel("index", "--plan", "--index", "Impact1", "--n", 21_015_324, "-d", 30_522, "--json")
+    assert ran.code == 0, ran.err
+    found = ran.json
+    assert found["disk_bytes"] == found["n"] * (2 + 128 * 10 // 8)
+    assert found["encoding_hours"]["BERT-base on a GPU"] < found["encoding_hours"]["BERT-base on a core"]
+    told = bookwheel("index", "--plan", "--index", "Impact", "--n", 1000, "-d", 30_522).out
+    assert "Impact over 1,000 passages, 128 weighted terms each" in told

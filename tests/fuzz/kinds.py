@@ -1,0 +1,335 @@
+"""The kinds of files that are read: how a small sound one is made, and what a reader does with it.
+
+A kind is `make(folder)`, which returns the path of a sound file, and `read(path)`, which reads all of it as the product
+does. A reader may return, or raise a `BookwheelError`; everything else is a defect.
+"""
+
+import bz2
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from safetensors.numpy import save_file
+from tokenizers import BertWordPieceTokenizer
+
+from rag_model.corpus.decode import read_slice
+from rag_model.corpus.documents import where
+from rag_model.corpus.pages import parse_pages
+from rag_model.corpus.passages import PassageFile, PassageWriter
+from rag_model.corpus.records import Passage, Slice
+from rag_model.corpus.rows import READERS
+from rag_model.corpus.token_file import TokenFile, TokenVectors, TokenWriter, offsets_of
+from rag_model.encoders.tokens import load_tokenizer, tokenize
+from rag_model.encoders.weights import digest_weights
+from rag_model.evaluation.questions.files import read_questions
+from rag_model.index.files.intake import cut, look
+from rag_model.index.files.vectors import VectorFiles
+from rag_model.index.postings.analyzer import Analyzer
+from rag_model.index.postings.search import Bm25Index
+from rag_model.index.recipe import IndexRecipe
+from rag_model.index.registry import kind_for
+from rag_model.index.search import open_index
+from rag_model.index.stages import build
+from rag_model.index.tokens.search import TokenIndexFile
+from rag_model.store.objects.blobs import BlobRef
+from rag_model.store.objects.memo import parsed
+from rag_model.store.store import Store
+from rag_model.store.versions.manifest import Content, Manifest, PartEntry
+from rag_model.store.versions.mapped import MappedPassages, write_mapped
+from rag_model.store.versions.model_manifest import ModelContent, ModelManifest
+
+D, N = 16, 400
+_ID = "1" * 64
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One kind of file."""
+
+    name: str
+    make: Callable[[Path], Path]  # writes a sound file into an empty folder
+    read: Callable[[Path], object]  # reads it whole
+    memory: int = 1 << 30  # bytes that a reader may hold beside what it is made of
+
+
+def _written(folder: Path, name: str, data: Any) -> Path:
+    path = folder / name
+    path.write_bytes(data if isinstance(data, bytes) else json.dumps(data).encode())
+    return path
+
+
+@cache
+def _vectors() -> np.ndarray:
+    return np.random.default_rng(5).standard_normal((N, D)).astype(np.float32)
+
+
+# records
+
+
+def _manifest(folder: Path) -> Path:
+    blob = BlobRef("sha256:" + "a" * 64, 5)
+    files = {"passages/part-00000.parquet": blob, "index/hnsw.faiss": blob}
+    entry = {"kind": "hnsw", "factory": "HNSW32", "metric": "ip", "n": 3, "d": 4, "search": {"efSearch": 128}}
+    content = Content({"kind": "wiki"}, (PartEntry("part-00000", 1, 2, 3),), files, {"a": 1}, {}, {"hnsw": entry})
+    return _written(folder, "manifest.json", Manifest(content, {"recall": 0.9}, (_ID,)).to_json())
+
+
+def _model(folder: Path) -> Path:
+    content = ModelContent("dpr", {"model.safetensors": BlobRef("sha256:" + "a" * 64, 5)}, {}, {"a": 1})
+    return _written(folder, "model.json", ModelManifest(content).to_json())
+
+
+def _read_manifest(path: Path) -> object:
+    manifest = Manifest.from_bytes(path.read_bytes())
+    return Manifest.from_bytes(json.dumps(manifest.to_json()).encode()).content.default_retriever
+
+
+def _read_model(path: Path) -> object:
+    return ModelManifest.from_bytes(path.read_bytes()).to_json()
+
+
+def _move(folder: Path) -> Path:
+    move = {"format": 1, "number": 1, "snapshot": _ID, "created_at": "2026", "previous": None, "nonce": "", "note": "x"}
+    return _written(folder, "move.json", move)
+
+
+def _takedown(folder: Path) -> Path:
+    texts = dict.fromkeys(("wiki", "reason", "by", "created_at", "nonce"), "x")
+    return _written(folder, "takedown.json", {"format": 1, "number": 1, "pages": ["624", "7"], **texts})
+
+
+def _place(folder: Path) -> Path:
+    return _written(folder, "place.json", {"format": 1, "snapshot": _ID, "by": "2" * 64, "nonce": ""})
+
+
+def _intent(folder: Path) -> Path:
+    return _written(folder, "intent.json", {"format": 1, "started": 1.0, "needs": ["blobs/aa/b"]})
+
+
+def _in_store(place: str, read: Callable[[Store], object], path: Path) -> object:
+    root = path.parent / "store"
+    if not root.exists():
+        Store.open(str(root), create=True)
+    store = Store.open(str(root))
+    store.files.put(place, path.read_bytes())
+    return read(store)
+
+
+def _memo(folder: Path) -> Path:
+    value = {"format": 1, "stage": "s", "key": _ID, "outputs": {"a": {"id": "sha256:" + _ID, "size": 1}}, "facts": {}}
+    return _written(folder, "memo.json", {**value, "inputs": None, "by": None, "nonce": ""})
+
+
+# rows
+
+
+def _passages(folder: Path) -> Path:
+    with PassageWriter(folder / "part.parquet") as writer:
+        for number in range(60):
+            text = f"passage {number} is of pigs and {'very ' * (number % 5)}wise"
+            digest = Passage.hash_of("Pigs", text)
+            writer.write(Passage(f"{number}", "1", 7, "Pigs", "", text, 0, len(text.split()), digest))
+    return folder / "part.parquet"
+
+
+def _read_passages(path: Path) -> object:
+    with PassageFile(path) as file:
+        rows = file.rows([0, file.n_rows - 1]) if file.n_rows else []
+        write_mapped(path, path.with_suffix(".mapped"))
+        return rows, sum(1 for _ in file.passages())
+
+
+def _mapped(folder: Path) -> Path:
+    write_mapped(_passages(folder), folder / "part.arrow")
+    return folder / "part.arrow"
+
+
+def _read_mapped(path: Path) -> object:
+    file = MappedPassages(path)
+    try:
+        return file.rows([0, file.n_rows - 1] if file.n_rows else [])
+    finally:
+        file.close()
+
+
+def _npy(folder: Path) -> Path:
+    np.save(folder / "part.npy", _vectors())
+    return folder / "part.npy"
+
+
+def _read_vectors(path: Path) -> object:
+    return VectorFiles([path]).all()
+
+
+def _read_input(path: Path) -> object:
+    held: list[int] = []
+    return cut(look([path]), lambda part: held.append(len(part)), "drop")
+
+
+def _vector_parquet(folder: Path) -> Path:
+    pq.write_table(pa.table({"vector": [row.tolist() for row in _vectors()[:50]]}), folder / "vectors.parquet")
+    return folder / "vectors.parquet"
+
+
+def _tokens(folder: Path) -> Path:
+    lengths = np.array([5, 0, 7, 3] * 8)
+    vectors = np.random.default_rng(1).standard_normal((int(lengths.sum()), D)).astype(np.float32)
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    with TokenWriter(folder / "part.arrow", D, "float16") as writer:
+        writer.write(TokenVectors(vectors, offsets_of(lengths)))
+    return folder / "part.arrow"
+
+
+def _read_tokens(path: Path) -> object:
+    file = TokenFile(path)
+    return sum(len(block) for block in file.blocks())
+
+
+# indexes
+
+
+def _built(factory: str, folder: Path) -> Path:
+    kind = kind_for(factory)
+    rows = {"text": _passages, "tokens": _tokens, "vectors": _npy}[kind.represents](folder)
+    n = {"text": 60, "tokens": 32, "vectors": N}[kind.represents]
+    plan = kind.plan(IndexRecipe(factory), n, 0 if kind.represents == "text" else D)
+    build(plan, [rows], folder / "index", folder)
+    return folder / "index"
+
+
+def _read_faiss(path: Path) -> object:
+    for mmap in (True, False):
+        index = open_index(path, mmap=mmap)
+        asked = np.random.default_rng(2).standard_normal((3, index.dim)).astype(np.float32)
+        for k in (1, min(5, index.n)):
+            index.search(asked, k)
+    return index.defaults
+
+
+def _read_postings(path: Path) -> object:
+    index = Bm25Index(path, Analyzer("english"), {})
+    return index.search(["pigs", "wise pigs very 7", "nothing"], min(5, index.n)), index.missing("very wise")
+
+
+def _read_token_index(path: Path) -> object:
+    index = TokenIndexFile.open(path)
+    question = np.random.default_rng(2).standard_normal((2, 4, index.dim)).astype(np.float32)
+    return index.search(question, min(3, index.n)), index.score(question[0], np.arange(index.n))
+
+
+# models
+
+
+def _weights(folder: Path) -> Path:
+    arrays = {f"encoder.layer.{i}.weight": _vectors()[:8] * i for i in range(3)}
+    save_file(arrays, str(folder / "model.safetensors"))
+    return folder / "model.safetensors"
+
+
+def _tokenizer(folder: Path) -> Path:
+    letters = "abcdefghijklmnopqrstuvwxyz0123456789"
+    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *letters, *(f"##{letter}" for letter in letters)]
+    numbered = {token: number for number, token in enumerate(vocabulary)}
+    BertWordPieceTokenizer(numbered, lowercase=True).save(str(folder / "tokenizer.json"))
+    return folder / "tokenizer.json"
+
+
+def _read_tokenizer(path: Path) -> object:
+    return tokenize(load_tokenizer(path.parent, 64), ["Who wrote it? Ein König.", "a" * 200, ""])
+
+
+# corpora
+
+
+def _dump(folder: Path) -> Path:
+    revision = "<revision><id>{0}</id><text>'''T''' is [[a]].</text></revision>"
+    page = "<page><title>T{0}</title><ns>0</ns><id>{0}</id>" + revision + "</page>"
+    head = '<mediawiki xml:lang="en"><siteinfo><dbname>enwiki</dbname><base>https://x/y</base></siteinfo>'
+    return _written(folder, "dump.xml", (head + "".join(map(page.format, range(1, 30))) + "</mediawiki>").encode())
+
+
+def _packed_dump(folder: Path) -> Path:
+    return _written(folder, "dump.xml.bz2", bz2.compress(_dump(folder).read_bytes()))
+
+
+def _read_dump(path: Path) -> object:
+    piece = Slice(str(path), 0, path.stat().st_size, "bz2" if path.suffix == ".bz2" else "none", 1, 100)
+    return sum(1 for _ in parse_pages(read_slice(piece), where(piece)))
+
+
+def _jsonl(folder: Path) -> Path:
+    rows = [{"id": i, "title": "t", "sections": [{"heading": "h", "text": "x"}]} for i in range(20)]
+    return _written(folder, "corpus.jsonl", "\n".join(map(json.dumps, rows)).encode())
+
+
+def _tsv(folder: Path) -> Path:
+    return _written(folder, "corpus.tsv", b"id\ttext\ttitle\n" + b'1\t"a ""b"" c"\tT\n' * 20)
+
+
+def _documents(folder: Path) -> Path:
+    pq.write_table(
+        pa.table({"id": ["1", "2"], "title": ["a", "b"], "text": ["x" * 99, "y"]}), folder / "corpus.parquet"
+    )
+    return folder / "corpus.parquet"
+
+
+def _read_rows(path: Path) -> object:
+    return sum(1 for _ in READERS[path.suffix[1:]](str(path)))
+
+
+def _questions(folder: Path) -> Path:
+    rows = [{"question": f"What is {i}?", "answers": ["x", "y"]} for i in range(9)]
+    return _written(folder, "questions.jsonl", "\n".join(map(json.dumps, rows)).encode())
+
+
+def _read_questions(path: Path) -> object:
+    return read_questions(str(path))
+
+
+_FAISS = {
+    "flat": "Flat",
+    "hnsw": "HNSW8",
+    "hnsw-sq8": "HNSW8_SQ8",
+    "ivf": "IVF8,Flat",
+    "ivf-sq8": "IVF8,SQ8",
+    "ivf-pq": "IVF8_HNSW8,PQ4x4np",
+    "ivf-rabitq": "IVF8,RaBitQ4",
+    "opq": "OPQ4,IVF8,PQ4x4np",
+    "refine": "PCA8,IVF8,PQ4x4np,Refine(SQfp16)",
+}
+
+KINDS = [
+    Kind("manifest", _manifest, _read_manifest),
+    Kind("model manifest", _model, _read_model),
+    Kind("ref", _move, partial(_in_store, "refs/latest/00000001.json", lambda store: store.refs.history("latest"))),
+    Kind("takedown", _takedown, partial(_in_store, "takedowns/00000001.json", lambda store: store.takedowns.records())),
+    Kind(
+        "replacement",
+        _place,
+        partial(_in_store, f"takedowns/{_ID}.json", lambda store: store.takedowns.in_place_of(_ID)),
+    ),
+    Kind("intent", _intent, partial(_in_store, "intents/build.json", lambda store: store.intents.live(0.0))),
+    Kind("memo", _memo, lambda path: parsed("s", _ID, path.read_bytes())),
+    Kind("passages", _passages, _read_passages),
+    Kind("vectors", _npy, _read_vectors),
+    Kind("vector input npy", _npy, _read_input),
+    Kind("vector input parquet", _vector_parquet, _read_input),
+    Kind("token vectors", _tokens, _read_tokens),
+    *(Kind(f"faiss {name}", partial(_built, factory), _read_faiss) for name, factory in _FAISS.items()),
+    Kind("postings", partial(_built, "BM25"), _read_postings),
+    Kind("token index", partial(_built, "MaxSim,PQ4"), _read_token_index),
+    Kind("weights", _weights, lambda path: digest_weights(path.parent)),
+    Kind("tokenizer", _tokenizer, _read_tokenizer),
+    Kind("dump", _dump, _read_dump),
+    Kind("packed dump", _packed_dump, _read_dump),
+    Kind("jsonl corpus", _jsonl, _read_rows),
+    Kind("tsv corpus", _tsv, _read_rows),
+    Kind("parquet corpus", _documents, _read_rows),
+    Kind("questions", _questions, _read_questions),
+]

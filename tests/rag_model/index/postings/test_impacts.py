@@ -1,0 +1,199 @@
+"""Impacts beside a dense product of the same whole numbers, beside a search without skipping, and by any division."""
+
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from rag_model.corpus.sparse_file import QUESTION_UNITS, SparseVectors
+from rag_model.errors import InputError, UsageError
+from rag_model.index.files.engine import Rows, Vectors
+from rag_model.index.kind import IndexFiles, SparseTrial
+from rag_model.index.postings import held
+from rag_model.index.postings import merge as merging
+from rag_model.index.postings.analyzer import Analyzer
+from rag_model.index.postings.file import AT_LENGTHS
+from rag_model.index.postings.impact import KIND
+from rag_model.index.postings.impacts import ImpactIndex
+from rag_model.index.postings.search import Bm25Index
+from rag_model.index.recipe import IndexRecipe
+from rag_model.index.registry import kind_for
+from rag_model.training.data.examples import passage_of
+from tests.fixtures.impacts import SCALE, build_impacts, questions, write_rows, zipfian
+from tests.fixtures.words import build_words
+
+DIM = 1_000
+CORPUS = zipfian(6_000, DIM, 40)
+BITS = {"Impact": 8, "Impact1": 1}
+
+
+@pytest.fixture(scope="module", params=BITS)
+def index(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ImpactIndex:
+    return build_impacts(CORPUS, tmp_path_factory.mktemp("i"), DIM, [700, 1, 0, 900], request.param)
+
+
+def dense(rows: SparseVectors, dim: int, *, bag: bool = False) -> np.ndarray:
+    """Return the rows as (n, dim) whole numbers."""
+    table = np.zeros((len(rows), dim), np.int64)
+    owners = np.repeat(np.arange(len(rows)), np.diff(rows.offsets))
+    table[owners, rows.terms] = 1 if bag else rows.weights
+    return table
+
+
+def best(index: ImpactIndex, asked: Vectors, k: int) -> tuple[np.ndarray, Rows]:
+    """Return the scores of all rows as whole numbers, (q, n), and the k best rows; ties by row."""
+    bag = index.file.layout.scale == 1
+    table = dense(CORPUS, DIM, bag=bag)
+    units = np.zeros((len(asked), DIM), np.int64)
+    np.put_along_axis(
+        units, asked[..., 0].astype(np.int64), np.rint(asked[..., 1] * QUESTION_UNITS).astype(np.int64), 1
+    )
+    sums = units @ table.T
+    return sums, np.argsort(-sums, axis=1, kind="stable")[:, :k]
+
+
+@pytest.mark.parametrize("terms", [1, 3, 30, 768])
+@pytest.mark.parametrize("room", ["all is held", "some are", "none is"])
+def test_scores_are_a_dense_product_with_and_without_skipping(
+    index: ImpactIndex, terms: int, room: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(held, "MOST_ROWS", 0 if room == "none is" else 1 << 22)
+    monkeypatch.setattr(held, "MOST_POSTINGS", 30_000 if room == "some are" else 1 << 23)
+    opened, asked = ImpactIndex(index.file.path, {}), questions(8, DIM, terms)
+    sums, wanted = best(index, asked, 20)
+    scores, rows = opened.search(asked, 20)
+    found = np.take_along_axis(sums, wanted, 1)
+    assert np.array_equal(np.where(found > 0, wanted, -1), rows)
+    assert np.array_equal(
+        (found / (QUESTION_UNITS * index.file.layout.scale)).astype(np.float32)[found > 0], scores[rows >= 0]
+    )
+    again, same = opened.search(asked, 20, skip=False)
+    assert np.array_equal(again, scores)
+    assert np.array_equal(same, rows)
+
+
+def test_a_bag_counts_shared_terms(tmp_path: Path) -> None:
+    bag = build_impacts(CORPUS, tmp_path, DIM, factory="Impact1")
+    asked = questions(5, DIM, 60)
+    asked[..., 1] = 1
+    scores, rows = bag.search(asked, 10)
+    for question, told, own in zip(asked, scores, rows, strict=True):
+        terms = set(question[:, 0].astype(int).tolist())
+        for score, row in zip(told.tolist(), own.tolist(), strict=True):
+            assert score == len(terms & set(CORPUS.take(np.array([row])).terms.tolist()))
+
+
+def test_only_the_heaviest_terms_are_looked_up_if_asked(index: ImpactIndex) -> None:
+    asked = questions(6, DIM, 50)
+    some = index.search(asked, 10, terms=5)
+    assert all(np.array_equal(one, other) for one, other in zip(some, index.search(asked[:, :5], 10), strict=True))
+    default = ImpactIndex(index.file.path, {"terms": 5}).search(asked, 10)
+    assert np.array_equal(default[1], some[1])
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.integers(0, 300), max_size=4), st.sampled_from(sorted(BITS)), st.integers(0, 3))
+def test_the_division_into_parts_does_not_show(tmp_path: Path, sizes: list[int], factory: str, seed: int) -> None:
+    rows = zipfian(300, 200, 30, seed)
+    whole = build_impacts(rows, tmp_path / "whole", 200, factory=factory).file.path.read_bytes()
+    assert build_impacts(rows, tmp_path / "parts", 200, sizes, factory).file.path.read_bytes() == whole
+
+
+def test_small_batches_of_the_merge_do_not_show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = zipfian(2_000, 50, 30)
+    whole = build_impacts(rows, tmp_path / "whole", 50).file.path.read_bytes()
+    monkeypatch.setattr(merging, "_POSTINGS", 200)
+    monkeypatch.setattr(merging, "_TERMS", 7)
+    assert build_impacts(rows, tmp_path / "parts", 50, [3, 999]).file.path.read_bytes() == whole
+
+
+def test_questions_without_a_known_term_find_nothing(index: ImpactIndex) -> None:
+    asked = np.array([[[DIM + 5, 2.0], [0, 0.0]]], np.float32)
+    scores, rows = index.search(asked, 3)
+    assert (rows.tolist(), scores.tolist()) == ([[-1] * 3], [[-np.inf] * 3])
+    assert index.search(np.empty((0, 4, 2), np.float32), 3)[1].shape == (0, 3)
+
+
+@pytest.mark.parametrize(
+    ("asked", "parameters", "sentence"),
+    [
+        (np.ones((1, 2), np.float32), {}, r"questions of shape \(1, 2\) are no weighted terms: encode them"),
+        (np.array([[[1.5, 1]]], np.float32), {}, "question 1 has a term or a weight out of range: encode it again"),
+        (np.array([[[1, 1]], [[1, np.nan]]], np.float32), {}, "question 2 has a term or a weight out of range"),
+        (np.ones((1, 10_001, 2), np.float32), {}, "question 1 has 10,001 terms: ask with up to 10,000"),
+        (questions(1, DIM, 2), {"terms": 0}, "terms is 0: give a whole number from 1 to 10,000"),
+        (questions(1, DIM, 2), {"k1": 1}, "k1 is not a search parameter of this index: it takes terms"),
+    ],
+)
+def test_wrong_questions_are_refused(
+    index: ImpactIndex, asked: Vectors, parameters: dict[str, int], sentence: str
+) -> None:
+    with pytest.raises(UsageError, match=sentence):
+        index.search(asked, 3, **parameters)
+    with pytest.raises(UsageError, match="k is 0, but the index holds 6000 passages"):
+        index.search(asked, 0)
+
+
+def test_words_and_impacts_are_not_mistaken_for_each_other(index: ImpactIndex, tmp_path: Path) -> None:
+    words = build_words([passage_of("", "pigs fly")] * 3, tmp_path)
+    assert struct.unpack_from("<q", words.file.path.read_bytes(), AT_LENGTHS - 8) == (0,), "as older releases wrote it"
+    with pytest.raises(InputError, match="is an index of words, and not of weighted terms: fetch or build it again"):
+        ImpactIndex(words.file.path, {})
+    with pytest.raises(InputError, match="is an index of weighted terms, and not of words: fetch or build it again"):
+        Bm25Index(index.file.path, Analyzer(), {})
+
+
+def test_a_damaged_file_is_noticed_or_answers(index: ImpactIndex, tmp_path: Path) -> None:
+    whole, rng, asked = index.file.path.read_bytes(), np.random.default_rng(3), questions(4, DIM, 40)
+    path, refused = tmp_path / "bad.postings", 0
+    for _ in range(40):
+        broken = bytearray(whole)
+        for place in rng.integers(AT_LENGTHS, len(whole), 30):
+            broken[place] ^= int(rng.integers(1, 256))
+        path.write_bytes(broken)
+        try:
+            assert ImpactIndex(path, {}).search(asked, 10)[1].max() < len(CORPUS)
+        except InputError:
+            refused += 1
+    assert refused
+
+
+@pytest.mark.parametrize("factory", BITS)
+def test_the_gate_compares_with_the_passages_own_weights(factory: str, tmp_path: Path) -> None:
+    rows = zipfian(300, 200, 30)
+    index = build_impacts(rows, tmp_path, 200, [100], factory)
+    entry = KIND.plan(IndexRecipe(factory, search={"terms": 12}), 300, 200).entry()
+    trial = SparseTrial(questions(6, 200, 20), 5, np.arange(6))
+
+    def files(others: SparseVectors) -> IndexFiles:
+        return IndexFiles(index.file.path, lambda: write_rows(others, [7], tmp_path / "others", 200), 300)
+
+    measured = KIND.measure(files(rows), entry, trial)
+    assert measured.recalls.tolist() == [1] * 6
+    assert measured.figures["terms_a_passage"] == round(len(rows.terms) / 300, 1)
+    with pytest.raises(InputError, match="has other weights than the passages: build it again"):
+        KIND.measure(files(zipfian(300, 200, 30, seed=4)), entry, trial)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "sentence"),
+    [
+        ({"settings": {"bits": 2}}, "settings do not apply to Impact: Impact keeps a byte a weight, Impact1 a bit"),
+        ({"search": {"terms": "many"}}, "terms is 'many': give a whole number"),
+        ({"recall_target": 0.9}, "recall_target does not apply to Impact"),
+    ],
+)
+def test_wrong_settings_are_refused(recipe: dict[str, object], sentence: str) -> None:
+    with pytest.raises(UsageError, match=sentence):
+        IndexRecipe("Impact", **recipe)  # type: ignore[arg-type]
+
+
+def test_parts_of_several_scales_are_refused(tmp_path: Path) -> None:
+    rows = zipfian(10, 50, 5)
+    mixed = [*write_rows(rows, [], tmp_path / "a", 50), *write_rows(rows, [], tmp_path / "b", 50, SCALE * 2)]
+    with pytest.raises(InputError, match=r"the parts' weights have the scales \[64, 128\]: encode all of them by one"):
+        KIND.scale(KIND.plan(IndexRecipe("Impact"), 20, 50), mixed)
+    assert kind_for("Impact") is KIND

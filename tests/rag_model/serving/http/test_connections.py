@@ -1,0 +1,143 @@
+"""Clients that mean harm or do nothing: others are answered, and what they hold is given back."""
+
+import select
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+import httpx
+import pytest
+
+from rag_model.serving.http.connections import client_of
+from tests.fixtures.serving import PATIENCE, Gate, Library, serving, until, with_limits
+
+ASK = b"POST /search HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 24\r\n\r\n"
+OTHER = "127.0.0.2"  # an address of this machine too, as of another client
+
+
+def connected(url: str, source: str = OTHER) -> socket.socket:
+    host, port = url.removeprefix("http://").split(":")
+    return socket.create_connection((host, int(port)), timeout=PATIENCE, source_address=(source, 0))
+
+
+@contextmanager
+def held(url: str, count: int, sent: bytes = b"") -> Iterator[list[socket.socket]]:
+    """Hold connections of another client that send this, and no more."""
+    with ExitStack() as stack:
+        connections = [stack.enter_context(connected(url)) for _ in range(count)]
+        for connection in connections:
+            connection.sendall(sent)
+        yield connections
+
+
+@pytest.mark.parametrize("sent", [b"", ASK[:30], ASK + b'{"questions"'], ids=["idle", "slow head", "slow body"])
+def test_what_one_client_holds_keeps_nobody_else_out(sent: bytes, shared_library: Library, dest: Path) -> None:
+    bounds = with_limits(connections=8, connections_per_client=6, body_seconds=PATIENCE, idle_seconds=PATIENCE)
+    with serving(shared_library.url, dest, bounds) as found, held(found.url, 12, sent):
+        until(lambda: len(found.server.server_state.connections) >= 6)
+        found.search("who?")
+        assert httpx.get(f"{found.url}/healthz").status_code == 200
+
+
+def test_more_connections_than_a_client_may_have_are_told_so(shared_library: Library, dest: Path) -> None:
+    bounds = with_limits(connections_per_client=2, body_seconds=PATIENCE)
+    with serving(shared_library.url, dest, bounds) as found, held(found.url, 2):
+        until(lambda: len(found.server.server_state.connections) >= 2)
+        with connected(found.url) as third:
+            reply = b"".join(iter(lambda: third.recv(65536), b""))
+        assert reply.startswith(b"HTTP/1.1 429 ")
+        assert b"2 connections of your address are open" in reply
+
+
+def test_where_all_connections_are_taken_the_longest_idle_one_makes_room(shared_library: Library, dest: Path) -> None:
+    bounds = with_limits(connections=4, body_seconds=PATIENCE, idle_seconds=PATIENCE)
+    with serving(shared_library.url, dest, bounds) as found, held(found.url, 4) as idle:
+        until(lambda: len(found.server.server_state.connections) == 4)
+        found.search("who?")
+        (ended,) = select.select(idle, [], [], PATIENCE)[0]
+        assert ended.recv(1) == b""
+
+
+def test_where_all_connections_are_at_work_a_new_one_is_told_so(shared_library: Library, dest: Path) -> None:
+    gate, bounds = Gate(), with_limits(connections=1, body_seconds=PATIENCE)
+    with serving(shared_library.url, dest, bounds, gate) as found:
+        gate.open.clear()
+        asking = threading.Thread(target=found.search, args=("held",))
+        asking.start()
+        try:
+            assert gate.held.wait(PATIENCE)
+            with connected(found.url) as second:
+                reply = b"".join(iter(lambda: second.recv(65536), b""))
+            assert reply.startswith(b"HTTP/1.1 503 ")
+            assert httpx.get(f"{found.health}/readyz").status_code == 200  # at a port of its own
+        finally:
+            gate.open.set()
+            asking.join()
+
+
+def test_health_has_connections_of_its_own(shared_library: Library, dest: Path) -> None:
+    bounds = with_limits(body_seconds=PATIENCE, idle_seconds=PATIENCE)
+    with serving(shared_library.url, dest, bounds) as found, held(found.health, 80):
+        assert httpx.get(f"{found.health}/healthz").status_code == 200
+        assert httpx.get(f"{found.health}/readyz").json() == {"status": "ready"}
+        assert httpx.post(f"{found.health}/search", json={"questions": ["who?"]}).status_code == 404
+
+
+def test_a_client_that_does_not_read_is_cut_off(shared_library: Library, dest: Path) -> None:
+    """It asks until its replies fill what the system keeps of them, and the rest waits in the service."""
+    with serving(shared_library.url, dest, with_limits(write_seconds=0.2)) as found, connected(found.url) as greedy:
+        state = found.server.server_state
+
+        def gone() -> bool:
+            return not any(one.client[0] == OTHER for one in state.connections)
+
+        until(lambda: not gone())
+        with suppress(ConnectionResetError, BrokenPipeError):
+            while not gone():
+                done = state.total_requests
+                greedy.sendall(b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n" * 50)
+                until(lambda before=done: state.total_requests >= before + 50 or gone())  # type: ignore[misc]
+        until(gone)
+        found.search("who?")
+
+
+def test_a_client_that_asks_far_ahead_is_cut_off(shared_library: Library, dest: Path) -> None:
+    gate = Gate()
+    with serving(shared_library.url, dest, with_limits(), gate) as found, connected(found.url) as greedy:
+        gate.open.clear()
+        greedy.sendall(ASK + b'{"questions": ["first"]}' + b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n" * 2_000)
+        until(lambda: not found.server.server_state.connections)
+        gate.open.set()
+        found.search("who?")
+
+
+def test_a_client_that_leaves_is_not_worked_for(shared_library: Library, dest: Path) -> None:
+    gate = Gate()
+    with serving(shared_library.url, dest, with_limits(), gate) as found:
+        gate.open.clear()
+        with connected(found.url) as first:
+            first.sendall(ASK + b'{"questions": ["first"]}')
+            assert gate.held.wait(PATIENCE)
+            with connected(found.url) as second:
+                second.sendall(ASK + b'{"questions": ["leave"]}')
+                until(lambda: found.service._searches.waiting == 1)
+            until(lambda: found.service._searches.waiting == 0)
+            gate.open.set()
+            assert first.recv(65536).startswith(b"HTTP/1.1 200 ")
+        assert gate.batches == [["first"]]
+
+
+@pytest.mark.parametrize(
+    ("host", "client"),
+    [
+        ("10.1.2.3", "10.1.2.3"),
+        ("::ffff:10.1.2.3", "10.1.2.3"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
+        ("::1", "::/64"),
+        ("/run/socket", "/run/socket"),
+    ],
+)
+def test_an_ipv6_client_is_its_network(host: str, client: str) -> None:
+    assert client_of(host) == client

@@ -1,0 +1,144 @@
+"""What a request must be before it is answered: for this host, of this page, with a token, and JSON."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from rag_model.errors import UsageError
+from rag_model.serving.http.guard import Guard
+from rag_model.serving.http.tokens import Tokens
+from tests.fixtures.serving import Library, Serving, serving, until, with_limits
+
+FIRST, SECOND = "a" * 32, "b" * 32
+
+
+@pytest.fixture(scope="module")
+def served(made_library: Library, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    with serving(made_library.url, tmp_path_factory.mktemp("dest")) as found:
+        yield found
+
+
+def asked(served: Serving, path: str = "/search", **headers: str) -> httpx.Response:
+    given = {"Content-Type": "application/json", **{name.replace("_", "-"): value for name, value in headers.items()}}
+    return served.client.post(path, content=b'{"questions": ["who?"]}', headers=given)
+
+
+@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:80", "127.0.0.1:8000", "[::1]:9", "[::1]"])
+def test_names_of_this_machine_are_answered(host: str, served: Serving) -> None:
+    assert asked(served, Host=host).status_code == 200
+
+
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:8000", "localhost.evil.example", "localhost:x", ""])
+def test_other_names_are_refused(host: str, served: Serving) -> None:
+    reply = asked(served, Host=host)
+    assert (reply.status_code, set(reply.json())) == (421, {"detail"})
+    assert "--allow-host" in reply.json()["detail"]
+    assert served.client.get("/snapshot", headers={"Host": host}).status_code == 421
+    assert served.client.get("/healthz", headers={"Host": host}).status_code == 200
+
+
+def test_two_host_names_are_refused() -> None:
+    headers = [(b"host", b"localhost"), (b"host", b"localhost")]
+    refused = Guard(with_limits(hosts=("*",))).refusal({"path": "/", "method": "GET", "headers": headers})
+    assert refused is not None
+    assert refused.status == 421
+
+
+@pytest.mark.parametrize(
+    ("origin", "status"),
+    [
+        ("http://localhost:8000", 200),
+        ("https://localhost:8000", 200),  # TLS may end before the service
+        ("http://localhost:3000", 403),
+        ("http://localhost", 403),
+        ("http://evil.example", 403),
+        ("null", 403),
+        ("http://[", 403),
+    ],
+)
+def test_only_its_own_page_may_ask(origin: str, status: int, served: Serving) -> None:
+    assert asked(served, Host="localhost:8000", Origin=origin).status_code == status
+
+
+@pytest.mark.parametrize(
+    ("hosts", "host", "origin", "allowed"),
+    [
+        (("*",), "any.example", None, True),
+        (("*",), "any.example", "http://other.example", False),
+        (("*",), "any.example", "http://any.example", True),
+        (("rag.example",), "rag.example:443", "https://rag.example:443", True),
+        (("rag.example",), "localhost", "https://rag.example", True),  # a proxy that sends its own name on
+        (("rag.example",), "other.example", None, False),
+        (("rag.example:8443",), "rag.example:8443", None, True),
+        (("rag.example:8443",), "rag.example", None, False),
+    ],
+)
+def test_hosts_are_allowed_by_name(hosts: tuple[str, ...], host: str, origin: str | None, allowed: bool) -> None:
+    headers = [(b"host", host.encode()), *([(b"origin", origin.encode())] if origin else [])]
+    refused = Guard(with_limits(hosts=hosts)).refusal({"path": "/snapshot", "method": "GET", "headers": headers})
+    assert (refused is None) == allowed
+
+
+@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "application/jsonp", ""])
+def test_what_is_not_declared_as_json_is_refused(kind: str, served: Serving) -> None:
+    reply = asked(served, Content_Type=kind)
+    assert (reply.status_code, "Content-Type: application/json" in reply.json()["detail"]) == (415, True)
+
+
+@pytest.mark.parametrize("kind", ["application/json; charset=utf-8", "Application/JSON"])
+def test_json_may_say_more(kind: str, served: Serving) -> None:
+    assert asked(served, Content_Type=kind).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/search/", "/snapshot/", "/healthz/"])
+def test_nothing_is_redirected(path: str, served: Serving) -> None:
+    reply = asked(served, path, Host="localhost")
+    assert (reply.status_code, "location" in reply.headers) == (404, False)
+    assert served.client.get(path).status_code == 404
+
+
+def test_tokens_are_asked_for_and_read_again(made_library: Library, tmp_path: Path) -> None:
+    file = tmp_path / "tokens"
+    file.write_text(f"# of the team\n\n{FIRST}\n")
+    tokens = Tokens(file)
+    with serving(made_library.url, tmp_path / "dest", tokens=tokens) as found:
+        for given in ({}, {"Authorization": f"Bearer {SECOND}"}, {"Authorization": f"Basic {FIRST}"}):
+            reply = asked(found, **given)
+            assert (reply.status_code, reply.headers["www-authenticate"][:6]) == (401, "Bearer")
+            assert FIRST not in reply.text
+        for path in ("/", "/snapshot", "/metrics", "/openapi.json"):
+            assert found.client.get(path).status_code == 401
+        assert found.client.get("/readyz").status_code == 200
+        assert asked(found, Authorization=f"Bearer {FIRST}").status_code == 200
+        assert asked(found, Authorization=f"bearer {FIRST}").status_code == 200
+
+        (tmp_path / "next").write_text(f"{SECOND}\r\n{'c' * 16}\n")
+        (tmp_path / "next").replace(file)
+        until(lambda: asked(found, Authorization=f"Bearer {SECOND}").status_code == 200)
+        assert asked(found, Authorization=f"Bearer {FIRST}").status_code == 401
+        assert asked(found, Authorization=f"Bearer {'c' * 16}").status_code == 200
+
+
+def test_a_broken_file_of_tokens_changes_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = tmp_path / "tokens"
+    file.write_text(FIRST)
+    tokens = Tokens(file)
+    for breaks in (lambda: file.write_text("short"), file.unlink):
+        breaks()
+        tokens._next = 0.0
+        assert tokens.allow(f"Bearer {FIRST}".encode())
+        assert "are still taken" in caplog.text
+        caplog.clear()
+
+
+@pytest.mark.parametrize(
+    ("text", "words"), [(None, "cannot be read"), ("\n# none\n", "holds no token"), ("# a\nshort", "line 2")]
+)
+def test_a_file_that_holds_no_good_token_is_refused(text: str | None, words: str, tmp_path: Path) -> None:
+    file = tmp_path / "tokens"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(UsageError, match=words):
+        Tokens(file)

@@ -1,0 +1,114 @@
+"""Panics of native libraries, which are no `Exception`: one sentence for the question, and no thread is lost."""
+
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+import pytest
+
+from rag_model.serving.threads import WatchedThread
+from rag_model.serving.watching.metrics import Metrics
+from rag_model.store.store import Store
+from rag_model.store.versions.manifest import Manifest
+from rag_model.store.versions.moves import tag
+from tests.fixtures.panicking import PANICS, SLOW, always_panics, split_by
+from tests.fixtures.serving import PATIENCE, QUICK, Library, serving, until, with_limits
+from tests.fixtures.tiny import save_bert
+from tests.fixtures.tiny_snapshot import publish_tiny
+
+
+class PanicError(BaseException):
+    """As a panic of Rust: no `Exception`."""
+
+
+@pytest.fixture
+def fragile(tmp_path: Path) -> str:
+    """Make a store whose encoder panics at some questions."""
+    encoder = save_bert(tmp_path / "encoder")
+    split_by(encoder / "tokenizer.json", SLOW)
+    store = Store.open(str(tmp_path / "fragile"), create=True)
+    (tmp_path / "work").mkdir()
+    publish_tiny(store, encoder, {f"river {i}": f"The river of king {i}." for i in range(20)}, tmp_path / "work")
+    return store.url
+
+
+def test_a_question_that_panics_costs_nobody_else_an_answer(fragile: str, dest: Path) -> None:
+    with serving(fragile, dest, with_limits(workers=2)) as found:
+        replies: dict[str, httpx.Response] = {}
+
+        def ask(question: str) -> None:
+            asked = {"questions": [question], "k": 1}
+            replies[question] = httpx.post(f"{found.url}/search", json=asked, timeout=PATIENCE)
+
+        asked = [*(f"{PANICS} {i}" for i in range(4)), *(f"who is king {i}?" for i in range(4))]
+        threads = [threading.Thread(target=ask, args=(question,)) for question in asked]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert [replies[question].status_code for question in asked] == [500] * 4 + [200] * 4
+        assert set(replies[asked[0]].json()) == {"detail"}
+        assert found.client.get("/readyz").status_code == 200
+        found.search("who?")
+
+
+def test_a_tokenizer_that_panics_is_refused_and_the_ref_is_followed_on(
+    library: Library, dest: Path, tmp_path: Path
+) -> None:
+    content = library.store.snapshots.get(library.blue).content
+    file = "encoder/question/tokenizer.json"
+    (tmp_path / "tokenizer.json").write_bytes(Path(library.url, content.files[file].path).read_bytes())
+    bad = library.store.blobs.put_file(always_panics(tmp_path / "tokenizer.json"))
+    manifest = Manifest(replace(content, files={**content.files, file: bad}))
+    with serving(library.url, dest) as found:
+        tag(library.store, library.store.snapshots.put(manifest), "latest")
+        assert found.until_refused("Panic")["snapshot"] == manifest.id
+        assert "\n" not in found.snapshot()["refused"]["reason"]
+        found.search("who?")
+        library.move(library.blue)
+        found.until_served(library.blue)
+
+
+def test_a_thread_that_dies_is_told_counted_and_started_again(shared_library: Library, dest: Path) -> None:
+    metrics = Metrics(QUICK)
+    with serving(shared_library.url, dest, observer=metrics) as found:
+        (thread,) = found.service._searches.threads
+        gathered = found.service._searches._gathered
+        broken, told = threading.Event(), []
+
+        def dies(last: int) -> list[object]:
+            if broken.is_set():
+                raise PanicError("out of luck")
+            return gathered(last)  # type: ignore[return-value]
+
+        found.service._searches._gathered = dies  # type: ignore[method-assign,assignment]
+        broken.set()
+        found.search("who?")  # the round under way; the next one dies
+        until(lambda: told.append(found.client.get("/readyz")) or told[-1].status_code == 503)  # type: ignore[func-returns-value]
+        assert "the thread search died of PanicError" in told[-1].json()["detail"]
+        assert found.client.get("/healthz").status_code == 200
+        broken.clear()
+        until(lambda: found.client.get("/readyz").status_code == 200)
+        found.search("who?")
+        deaths = [line for line in found.client.get("/metrics").text.splitlines() if "thread_deaths_total" in line]
+        assert float(next(line for line in deaths if 'thread="search"' in line).split()[-1]) >= 1
+        assert 'bookwheel_thread_deaths_total{thread="follower"} 0.0' in deaths
+        assert thread.problem == ""
+
+
+def test_what_dies_after_the_end_is_not_started_again() -> None:
+    ran, go = [], threading.Event()
+
+    def run() -> None:
+        ran.append(go.wait(PATIENCE))
+        raise PanicError
+
+    thread = WatchedThread("test", run)
+    assert thread.problem == ""
+    thread.start()
+    thread._ending.set()
+    go.set()
+    thread.join()
+    assert ran == [True]
+    assert "has ended" in thread.problem or "died of PanicError" in thread.problem

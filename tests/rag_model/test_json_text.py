@@ -1,0 +1,52 @@
+"""JSON of others is a value that can be written again, or one `ValueError`."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rag_model.digest import canonical_json
+from rag_model.json_text import DEEPEST, parse_json
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=10,
+)
+
+
+@given(VALUES, st.booleans())
+def test_what_json_can_hold_is_read_back(value: object, ascii_only: bool) -> None:
+    text = json.dumps(value, ensure_ascii=ascii_only)
+    assert parse_json(text) == parse_json(text.encode()) == value
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (b"[" * 100_000, "nested"),
+        (b"[" * (DEEPEST + 2) + b"]" * (DEEPEST + 2), "nested"),
+        (b'{"a":' * 200 + b"1" + b"}" * 200, "nested"),
+        (b'{"a": NaN}', "NaN"),
+        (b"[-Infinity]", "-Infinity"),
+        (b"1e999", "too large"),
+        (b'["\\ud83d"]', "half of a character"),
+        (b'{"\\uDE00": 1}', "half of a character"),
+        (b'"\xff"', "utf-8"),
+        (b"1" * 5000, "limit"),
+        (b"{", "Expecting"),
+    ],
+    ids=lambda value: repr(value[:12]),
+)
+def test_what_would_fail_later_fails_here(text: bytes, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        parse_json(text)
+
+
+@given(st.binary(max_size=60) | st.text('[]{}",:\\ud8c0e19.-NaN', max_size=40).map(str.encode))
+def test_nothing_else_is_raised(data: bytes) -> None:
+    try:
+        canonical_json(parse_json(data))
+    except ValueError:
+        return
