@@ -120,7 +120,7 @@ class _Connection(_Base):  # type: ignore[misc]
             del self.clients[self._of]
         leave = self.scope["state"].get("leave") if self.scope else None
         super().connection_lost(exc)
-        if leave is not None:  # a request is worked on: nobody waits for its answer any more
+        if leave is not None:  # a request is worked on, and its client has gone
             leave()
 
     def _refuse(self, status: int, sentence: str) -> None:
