@@ -1,7 +1,7 @@
 """Read mutated files one after another, in a process that may die: `python -m tests.fuzz.child FOLDER KIND FIRST LAST`.
 
-Writes the number of a case before it is tried, and its outcome after it: one line each. Whoever started it sees from the
-last line which case killed it, and goes on behind that one.
+Writes the number of a case before it is tried, and its outcome after it: one line each. So the last line tells which
+case killed it, and its parent goes on with the next one.
 """
 
 import resource

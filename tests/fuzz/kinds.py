@@ -13,7 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from safetensors.numpy import save_file
+from tokenizers import BertWordPieceTokenizer
 
+from rag_model.corpus.decode import read_slice
 from rag_model.corpus.documents import where
 from rag_model.corpus.pages import parse_pages
 from rag_model.corpus.passages import PassageFile, PassageWriter
@@ -22,9 +27,11 @@ from rag_model.corpus.rows import READERS
 from rag_model.corpus.token_file import TokenFile, TokenVectors, TokenWriter, offsets_of
 from rag_model.encoders.tokens import load_tokenizer, tokenize
 from rag_model.encoders.weights import digest_weights
-from rag_model.evaluation.questions import read_questions
+from rag_model.evaluation.questions.files import read_questions
 from rag_model.index.files.intake import cut, look
 from rag_model.index.files.vectors import VectorFiles
+from rag_model.index.postings.analyzer import Analyzer
+from rag_model.index.postings.search import Bm25Index
 from rag_model.index.recipe import IndexRecipe
 from rag_model.index.registry import kind_for
 from rag_model.index.search import open_index
@@ -166,9 +173,6 @@ def _read_input(path: Path) -> object:
 
 
 def _vector_parquet(folder: Path) -> Path:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     pq.write_table(pa.table({"vector": [row.tolist() for row in _vectors()[:50]]}), folder / "vectors.parquet")
     return folder / "vectors.parquet"
 
@@ -209,9 +213,6 @@ def _read_faiss(path: Path) -> object:
 
 
 def _read_postings(path: Path) -> object:
-    from rag_model.index.postings.analyzer import Analyzer
-    from rag_model.index.postings.search import Bm25Index
-
     index = Bm25Index(path, Analyzer("english"), {})
     return index.search(["pigs", "wise pigs very 7", "nothing"], min(5, index.n)), index.missing("very wise")
 
@@ -226,17 +227,16 @@ def _read_token_index(path: Path) -> object:
 
 
 def _weights(folder: Path) -> Path:
-    from safetensors.numpy import save_file
-
     arrays = {f"encoder.layer.{i}.weight": _vectors()[:8] * i for i in range(3)}
     save_file(arrays, str(folder / "model.safetensors"))
     return folder / "model.safetensors"
 
 
 def _tokenizer(folder: Path) -> Path:
-    from tests.fixtures.tiny import add_tokenizer
-
-    add_tokenizer(folder)
+    letters = "abcdefghijklmnopqrstuvwxyz0123456789"
+    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *letters, *(f"##{letter}" for letter in letters)]
+    numbered = {token: number for number, token in enumerate(vocabulary)}
+    BertWordPieceTokenizer(numbered, lowercase=True).save(str(folder / "tokenizer.json"))
     return folder / "tokenizer.json"
 
 
@@ -248,7 +248,8 @@ def _read_tokenizer(path: Path) -> object:
 
 
 def _dump(folder: Path) -> Path:
-    page = "<page><title>T{0}</title><ns>0</ns><id>{0}</id><revision><id>{0}</id><text>'''T''' is [[a]].</text></revision></page>"
+    revision = "<revision><id>{0}</id><text>'''T''' is [[a]].</text></revision>"
+    page = "<page><title>T{0}</title><ns>0</ns><id>{0}</id>" + revision + "</page>"
     head = '<mediawiki xml:lang="en"><siteinfo><dbname>enwiki</dbname><base>https://x/y</base></siteinfo>'
     return _written(folder, "dump.xml", (head + "".join(map(page.format, range(1, 30))) + "</mediawiki>").encode())
 
@@ -258,8 +259,6 @@ def _packed_dump(folder: Path) -> Path:
 
 
 def _read_dump(path: Path) -> object:
-    from rag_model.corpus.decode import read_slice
-
     piece = Slice(str(path), 0, path.stat().st_size, "bz2" if path.suffix == ".bz2" else "none", 1, 100)
     return sum(1 for _ in parse_pages(read_slice(piece), where(piece)))
 
@@ -274,9 +273,6 @@ def _tsv(folder: Path) -> Path:
 
 
 def _documents(folder: Path) -> Path:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     pq.write_table(
         pa.table({"id": ["1", "2"], "title": ["a", "b"], "text": ["x" * 99, "y"]}), folder / "corpus.parquet"
     )
