@@ -55,7 +55,6 @@ class Kind:
     name: str
     make: Callable[[Path], Path]  # writes a sound file into an empty folder
     read: Callable[[Path], object]  # reads it whole
-    memory: int = 1 << 30  # bytes that a reader may hold beside what it is made of
 
 
 def _written(folder: Path, name: str, data: Any) -> Path:
@@ -214,7 +213,8 @@ def _read_faiss(path: Path) -> object:
 
 def _read_postings(path: Path) -> object:
     index = Bm25Index(path, Analyzer("english"), {})
-    return index.search(["pigs", "wise pigs very 7", "nothing"], min(5, index.n)), index.missing("very wise")
+    asked, k = ["pigs", "wise pigs very 7", "nothing"], min(5, index.n)
+    return index.search(asked, k), index.search(asked, k, skip=False), index.missing("very wise")
 
 
 def _read_token_index(path: Path) -> object:
