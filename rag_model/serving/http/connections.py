@@ -53,7 +53,7 @@ class _Outbox:
 
     def _send(self) -> None:
         written, self._written = self._written, []
-        if not written:
+        if not written or self._transport.is_closing():
             return
         data = b"".join(written)
         self._transport.write(data)
@@ -84,6 +84,7 @@ class _Connection(_Base):  # type: ignore[misc]
     head_seconds = write_seconds = 10.0
     most = most_of_client = 1_000
     clients: Counter[str]  # connections of each client of this server
+    app_state: dict[str, Any]
     _due: asyncio.TimerHandle | None = None
     _since = 0.0  # when it last sent something, by the loop's clock
     _of = ""
@@ -91,6 +92,7 @@ class _Connection(_Base):  # type: ignore[misc]
     def connection_made(self, transport: asyncio.Transport) -> None:
         super().connection_made(_Outbox(transport, self.loop, self.write_seconds))
         self._of = client_of(self.client[0]) if self.client else ""
+        self.app_state = {**self.app_state, "client": self._of}  # each request's `state`
         self._since = self.loop.time()
         self.clients[self._of] += 1
         if self.clients[self._of] > self.most_of_client:
