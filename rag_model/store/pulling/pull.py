@@ -133,11 +133,6 @@ def _check_room(dest: Path, blobs: list[BlobRef]) -> None:
         )
 
 
-def _keep_signatures(shelf: Shelf[Any], identity: str, folder: Path) -> None:
-    if trust := Trust.given():
-        Carried(folder).keep(Signatures(shelf.files), trust, shelf.path(identity))
-
-
 @contextmanager
 def _linking(dest: Path, blobs: list[BlobRef]) -> Iterator[None]:
     """Keep the stamps of copies while the block links or unlinks them, which changes their times."""
@@ -145,6 +140,11 @@ def _linking(dest: Path, blobs: list[BlobRef]) -> Iterator[None]:
         for ref in blobs:
             stamps.enter_context(stamps_of(dest).linked(blob_copy(dest, ref), ref.id))
         yield
+
+
+def _keep_signatures(shelf: Shelf[Any], identity: str, folder: Path) -> None:
+    if trust := Trust.given():
+        Carried(folder).keep(Signatures(shelf.files), trust, shelf.path(identity))
 
 
 def _place(manifest: Any, files: dict[str, BlobRef], dest: Path, sign: Callable[[Path], None]) -> None:
