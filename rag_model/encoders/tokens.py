@@ -47,11 +47,20 @@ def load_tokenizer(folder: Path, max_length: int) -> "Tokenizer":
 
 
 def tokenize(tokenizer: "Tokenizer", inputs: Sequence[TextInput]) -> list[TokenIds]:
-    """Return the token ids of each input, special ones included, in order."""
+    """Return the token ids of each input, special ones included, in order.
+
+    Raises:
+        InputError: the tokenizer has no tokens for an input.
+    """
     pieces = (inputs[start : start + _AT_ONCE] for start in range(0, len(inputs), _AT_ONCE))
-    return [
-        np.array(encoding.ids, np.int32) for piece in pieces for encoding in tokenizer.encode_batch_fast(list(piece))
-    ]
+    try:
+        return [
+            np.array(encoding.ids, np.int32)
+            for piece in pieces
+            for encoding in tokenizer.encode_batch_fast(list(piece))
+        ]
+    except Exception as failed:  # tokenizers raises only Exception
+        raise InputError(f"the model's tokenizer cannot split a text ({failed}): fetch the model again") from failed
 
 
 def copy_tokenizer(source: Path, folder: Path) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from rag_model.encoders.tokens import load_tokenizer, tokenize
 from rag_model.errors import InputError
 from rag_model.tokenizer import load_tokenizer_file
 from tests.fixtures.tiny import add_tokenizer
@@ -56,3 +57,10 @@ def test_a_damaged_file_is_one_sentence(tmp_path: Path, damage: bytes) -> None:
 def test_a_pattern_that_is_none_is_one_sentence(tmp_path: Path, tokenizer: dict[str, Any]) -> None:
     with pytest.raises(InputError, match="cannot be read"):
         load_tokenizer_file(written(tmp_path, tokenizer, pre_tokenizer=split("(((")))
+
+
+def test_a_tokenizer_without_a_token_for_the_unknown_is_one_sentence(tmp_path: Path, tokenizer: dict[str, Any]) -> None:
+    vocabulary = {token: number for token, number in tokenizer["model"]["vocab"].items() if token != "[UNK]"}
+    written(tmp_path, tokenizer, model={**tokenizer["model"], "vocab": vocabulary})
+    with pytest.raises(InputError, match="cannot split a text"):
+        tokenize(load_tokenizer(tmp_path, 16), ["漢字"])

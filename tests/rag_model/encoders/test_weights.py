@@ -126,6 +126,7 @@ def with_header(folder: Path, **entry: object) -> Path:
         {"data_offsets": [16, 0]},
         {"data_offsets": [-16, 0]},
         {"data_offsets": [0, 16, 16]},
+        {"data_offsets": [0]},
         {"data_offsets": [0, "16"]},
         {"dtype": ["F32"]},
     ],
