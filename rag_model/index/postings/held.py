@@ -5,7 +5,6 @@ best that none of the former has (Turtle and Flood 1995, "term at a time"). Then
 the best are looked up in the lists that are left, which are the long ones. Scores are those of `maxscore`, exactly.
 """
 
-from collections.abc import Sequence
 from threading import Lock, local
 
 import numpy as np
@@ -197,7 +196,8 @@ class HeldLists:
 
     def suit(self, found: Ints) -> bool:
         """Whether lists, (t, 3) as `find` gives them, fit here together."""
-        return self._file.layout.n <= MOST_ROWS and int(np.unique(found[:, :2], axis=0)[:, 0].sum()) <= self._room
+        every = _each(found)[0]
+        return self._file.layout.n <= MOST_ROWS and int(every[:, 0].sum()) <= self._room
 
     def search(
         self,
@@ -221,25 +221,28 @@ class HeldLists:
         Returns:
             How many were found of each question, (q,); None if a list is damaged.
         """
-        lists, known = self._known(found, weighting)
+        every, back = _each(found)
+        lists, known = self._known(every, weighting)
         if lists is None:
             return None
-        places = np.array([one[:2] for one in known], np.int64).reshape(-1, 2)
-        mosts = np.array([one[2] for one in known], np.float64)
+        places, mosts = known[back, :2].astype(np.int64), known[back, 2]  # (t, 2), (t,)
         sums, touched = self._scratch()
         sizes = np.empty(len(ends), np.int64)
         n = self._file.layout.n
         _search_all(lists.rows, lists.parts, places, factors, mosts, ends, n, sums, touched, scores, rows, sizes)
         return sizes
 
-    def _known(self, found: Ints, weighting: Weighting) -> tuple[_Lists | None, Sequence[tuple[int, int, float]]]:
-        """Return the lists and where each asked one is, decoded now if it is new; None if one is damaged."""
+    def _known(self, every: Ints, weighting: Weighting) -> tuple[_Lists | None, npt.NDArray[np.float64]]:
+        """Return the lists and where each asked one is, decoded now if it is new; None if one is damaged.
+
+        Of (m, 3) different lists the answer is (m, 3): begin, end and largest part.
+        """
         with self._lock:
             lists, file = self._lists, self._file
-            asked = {(df, begin, end): None for df, begin, end in found.tolist() if df}
+            asked = [(df, begin, end) for df, begin, end in every.tolist() if df]
             new = [one for one in asked if one[1] not in lists.places]
             if weighting != lists.weighting or lists.used + sum(one[0] for one in new) > len(lists.rows):
-                lists, new = _Lists(weighting, self._room), list(asked)  # searches under way keep the former ones
+                lists, new = _Lists(weighting, self._room), asked  # searches under way keep the former ones
             for one in new:
                 first, last = lists.used, lists.used + one[0]
                 most = _decode(
@@ -247,11 +250,12 @@ class HeldLists:
                     lists.rows[first:last], lists.parts[first:last],
                 )  # fmt: skip
                 if most < 0:
-                    return None, []
+                    return None, np.empty((0, 3))
                 lists.places[one[1]] = first, last, most
                 lists.used = last
             self._lists = lists
-            return lists, [lists.places[begin] if df else _NOTHING for df, begin, _ in found.tolist()]
+            known = [lists.places[begin] if df else _NOTHING for df, begin, _ in every.tolist()]
+            return lists, np.array(known, np.float64).reshape(-1, 3)
 
     def _scratch(self) -> tuple[Ints, Ints]:
         """Return this thread's sums, all 0, and room for touched rows."""
@@ -259,3 +263,10 @@ class HeldLists:
             n = self._file.layout.n
             self._own.sums, self._own.touched = np.zeros(n, np.int64), np.empty(n, np.uint32)
         return self._own.sums, self._own.touched
+
+
+def _each(found: Ints) -> tuple[Ints, Ints]:
+    """Return the different lists among (t, 3), and which of them each one is, (t,)."""
+    begins = np.where(found[:, 0] > 0, found[:, 1], -1)  # a list is told by its place; -1: no postings
+    _, first, back = np.unique(begins, return_index=True, return_inverse=True)
+    return found[first], back
