@@ -20,6 +20,7 @@ from rag_model.index.postings.weighting import IMPACT, Weighting
 MOST_ROWS = 1 << 22  # passages of an index that is searched like this: a thread needs eight bytes for each
 MOST_POSTINGS = 1 << 23  # held at once, eight bytes each
 _STEPS = 512  # in which scores are told apart for a threshold
+_FEW = 64  # lists that are as soon looked up one by one as told apart
 _NOTHING = (0, 0, 0.0)  # place and largest part of a term without postings
 _LOOKED_UP = 8  # a look-up costs as much as so many additions
 Ints = npt.NDArray[np.int64]
@@ -235,11 +236,11 @@ class HeldLists:
     def _known(self, every: Ints, weighting: Weighting) -> tuple[_Lists | None, npt.NDArray[np.float64]]:
         """Return the lists and where each asked one is, decoded now if it is new; None if one is damaged.
 
-        Of (m, 3) different lists the answer is (m, 3): begin, end and largest part.
+        Of (m, 3) lists the answer is (m, 3): begin, end and largest part.
         """
         with self._lock:
             lists, file = self._lists, self._file
-            asked = [(df, begin, end) for df, begin, end in every.tolist() if df]
+            asked = list(dict.fromkeys((df, begin, end) for df, begin, end in every.tolist() if df))
             new = [one for one in asked if one[1] not in lists.places]
             if weighting != lists.weighting or lists.used + sum(one[0] for one in new) > len(lists.rows):
                 lists, new = _Lists(weighting, self._room), asked  # searches under way keep the former ones
@@ -266,7 +267,9 @@ class HeldLists:
 
 
 def _each(found: Ints) -> tuple[Ints, Ints]:
-    """Return the different lists among (t, 3), and which of them each one is, (t,)."""
+    """Return the different lists among (t, 3), and which of them each one is, (t,); of few lists all of them."""
+    if len(found) <= _FEW:
+        return found, np.arange(len(found))
     begins = np.where(found[:, 0] > 0, found[:, 1], -1)  # a list is told by its place; -1: no postings
     _, first, back = np.unique(begins, return_index=True, return_inverse=True)
     return found[first], back
