@@ -1,7 +1,7 @@
 # make demo   a real library built, searched and measured      make test   every test      make lint   style, types, layers
 # make docs   the documentation as a site, in docs/_build
 # make up     a Prefect server, workers and an object store here, with every flow deployed      make down   stops exactly those
-# make release   wheel and source in dist/, tried in a bare environment      make lock   renew requirements.lock
+# make release   wheel, source and bill of materials in dist/, tried in a bare environment      make lock   renew requirements.lock
 # Each target makes the environment it needs in .venv; PYTHON=python3.12 chooses the interpreter, LOCKED=1 the versions of
 # requirements.lock instead of the newest that pyproject.toml allows.
 PYTHON ?= python3
@@ -11,7 +11,7 @@ COMMA := ,
 # Two processes of one thread each: threads that wait for a core that another process has do nothing but spin.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadgroup
 
-.PHONY: install demo test test-avx2 lint docs bench release lock up down clean clean-compiled
+.PHONY: install demo test test-avx2 fuzz lint docs bench release lock up down clean clean-compiled
 .DELETE_ON_ERROR:
 
 install: .venv/dev
@@ -21,6 +21,10 @@ demo: .venv/demo
 
 test: .venv/dev
 	$(PYTEST) $(ARGS)
+
+# Mutated files of every kind that is read: ARGS="10000 passages" tries 10,000 of one kind. `make test` tries a few of each.
+fuzz: .venv/dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz.campaign $(ARGS)
 
 # The tests of models as a processor with AVX2 alone computes: with other kernels, and its encoders in float32.
 test-avx2: .venv/dev
@@ -46,6 +50,10 @@ bench: .venv/bench
 release: .venv/dev
 	rm -rf dist .venv/release
 	$(BIN)/python -m build --outdir dist
+	$(PYTHON) -m venv .venv/bill
+	.venv/bill/bin/pip install --quiet 'cyclonedx-bom>=7,<8'
+	.venv/bill/bin/cyclonedx-py requirements --pyproject pyproject.toml --output-reproducible --output-file dist/bookwheel.cdx.json \
+	  requirements.lock
 	$(call environment,.venv/release)
 	.venv/release/bin/pip install --quiet "$$(echo dist/*.whl)[all]"
 	.venv/release/bin/pip check

@@ -11,17 +11,18 @@ jobs pass on blobs of the store, which are read by range: only the merging worke
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
+from beam_jobs.index_tasks import IndexBuild, NumberedRows, ScatterTask, ShardTask, StageOutput, deciding, sharing
 from beam_jobs.job import run_job
 from beam_jobs.launch import Launch, OnProgress, Report
-from beam_jobs.libraries import versions
 from beam_jobs.threads import limit_threads
 from rag_model.digest import digest_json
 from rag_model.index.files.pieces import Opener, opener
+from rag_model.index.kind import EarlierPart
 from rag_model.index.plan import Facts, IndexPlan
 from rag_model.index.quality import fit
 from rag_model.index.quality.fit import Fit, TrainingFit
@@ -34,66 +35,18 @@ from rag_model.store.objects.memo import Produced
 from rag_model.store.store import Store
 
 
-@dataclass(frozen=True, slots=True)
-class IndexBuild:
-    """One index while it is built: each job adds one more file. Lists of blobs are blobs, so the record stays small."""
-
-    name: str
-    plan: IndexPlan
-    rows: BlobRef  # JSON list of the row files of its representation, one per part, in row order
-    inherited: Heirloom | None = None  # used instead of training, if it fits
-    trained: BlobRef | None = None  # the trained file, which all workers read
-    fitted: TrainingFit | None = None  # how well it fitted its training vectors
-    scattered: BlobRef | None = None  # JSON list of the parts' pieces, in row order
-    cells: BlobRef | None = None  # JSON list: for each shard its rows and a digest of its slices
-    shards: BlobRef | None = None  # JSON list of the shards, in order; may be empty
-
-
-@dataclass(frozen=True, slots=True)
-class ScatterTask:
-    """One part's rows, to be scattered."""
-
-    build: IndexBuild
-    number: int
-    rows: BlobRef
-
-
-@dataclass(frozen=True, slots=True)
-class ShardTask:
-    """One worker's share of an index."""
-
-    build: IndexBuild
-    number: int
-    rows: int  # members of its cell
-    slices: str  # digest of the slices that it is built from
-
-
-@dataclass(frozen=True, slots=True)
-class StageOutput:
-    """What a task of an index's stage reports."""
-
-    out: BlobRef | None  # the stage's file; None: the inherited one stays
-    facts: Facts  # what the kind says of its work
-    made: bool = False  # by this run, and not by an earlier one
-    note: str = ""  # of the plan: why it was trained; empty: nothing to say
-
-    def to_json(self) -> Report:
-        """Return the record as JSON values."""
-        out = self.out.to_json() if self.out else None
-        return {"out": out, "facts": self.facts, "made": self.made, "note": self.note}
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Self:
-        """Read back what `to_json` wrote."""
-        out = BlobRef.from_json(value["out"]) if value["out"] else None
-        return cls(out, value["facts"], value["made"], value["note"])
-
-
 def start(
-    store: Store, name: str, plan: IndexPlan, rows: Sequence[BlobRef], inherited: Heirloom | None = None
+    store: Store,
+    name: str,
+    plan: IndexPlan,
+    rows: Sequence[BlobRef],
+    inherited: Heirloom | None = None,
+    earlier: Sequence[Sequence[NumberedRows]] = (),
 ) -> IndexBuild:
-    """Return the record of an index before its jobs."""
-    return IndexBuild(name, plan, _put_list(store, rows), inherited)
+    """Return the record of an index before its jobs; `earlier` are the parent's parts with the pages of each part."""
+    told = [[[number, ref.to_json()] for number, ref in own] for own in earlier]
+    known = store.blobs.put_bytes(json.dumps(told).encode()) if any(earlier) else None
+    return IndexBuild(name, plan, _put_list(store, rows), inherited, known)
 
 
 def train(builds: Sequence[IndexBuild], launch: Launch, on_progress: OnProgress | None = None) -> list[IndexBuild]:
@@ -133,15 +86,20 @@ def _noted(build: IndexBuild, said: str) -> IndexBuild:
 def scatter(builds: Sequence[IndexBuild], launch: Launch, on_progress: OnProgress | None = None) -> list[IndexBuild]:
     """Sort every part's vectors by shard, for all indexes."""
     store = Store.open(launch.store_url)
-    parts = [
-        [ScatterTask(build, number, ref) for number, ref in enumerate(_listed(store, build.rows))] for build in builds
-    ]
+    parts = [_scatter_tasks(store, build) for build in builds]
     roomy = _with_room(builds, "scatter", launch)
     done = _grouped("scatter", scatter_one, parts, roomy, on_progress, _to_scatter)
     return [
         replace(build, scattered=_put_outputs(store, made), cells=_put_cells(store, build.plan, made))
         for build, made in zip(builds, done, strict=True)
     ]
+
+
+def _scatter_tasks(store: Store, build: IndexBuild) -> list[ScatterTask]:
+    rows = _listed(store, build.rows)
+    told = json.loads(store.blobs.read(build.earlier)) if build.earlier else [[] for _ in rows]
+    earlier = [tuple((number, BlobRef.from_json(ref)) for number, ref in own) for own in told]
+    return [ScatterTask(build, number, *known) for number, known in enumerate(zip(rows, earlier, strict=True))]
 
 
 def build_shards(
@@ -227,12 +185,28 @@ def scatter_one(part: ScatterTask, store: Store) -> Report:
     plan, trained = part.build.plan, _made(part.build.trained)
 
     def make(out: Path) -> Facts:
-        files = store.blobs.local(trained), store.blobs.local(part.rows)
-        return kind_named(plan.kind).scatter(plan, *files, part.number, out)
+        files = store.blobs.local(trained), store.blobs.local(part.rows), part.number
+        earlier = [*_earlier_parts(part, trained, store)]
+        if earlier:
+            return kind_named(plan.kind).scatter_changes(plan, *files, earlier, out)
+        return kind_named(plan.kind).scatter(plan, *files, out)
 
-    return _once(
-        store, "scatter", sharing(plan), make, vectors=part.rows.id, trained=trained.id, number=part.number
-    ).to_json()
+    return _once(store, "scatter", sharing(plan), make, **_scattered(part.rows, trained, part.number)).to_json()
+
+
+def _earlier_parts(part: ScatterTask, trained: BlobRef, store: Store) -> Iterator[EarlierPart]:
+    """Yield the parent's parts whose rows, and pieces under the same plan, are still in the store."""
+    for number, rows in part.earlier:
+        key = store.memo.key(sharing(part.build.plan) | _scattered(rows, trained, number))
+        record = store.memo.get("scatter", key)
+        if record is not None and store.blobs.exists(rows):
+            piece = opener(store.blobs.local(record.outputs["out"]))
+            yield EarlierPart(number, store.blobs.local(rows), piece)
+
+
+def _scattered(rows: BlobRef, trained: BlobRef, number: int) -> dict[str, Any]:
+    """Return the inputs of a part's piece beside the plan's."""
+    return {"vectors": rows.id, "trained": trained.id, "number": number}
 
 
 def build_shard(shard: ShardTask, store: Store) -> Report:
@@ -297,17 +271,6 @@ def _to_link(shard: ShardTask) -> float:
 
 def _to_merge(build: IndexBuild) -> float:
     return kind_named(build.plan.kind).seconds(build.plan, "merge", build.plan.n, 0)
-
-
-def deciding(plan: IndexPlan) -> dict[str, Any]:
-    """Return the inputs that decide a trained file or an index, without its files."""
-    return sharing(plan) | {"plan": plan.built()}
-
-
-def sharing(plan: IndexPlan) -> dict[str, Any]:
-    """Return the inputs that decide a piece or a shard, without its files: none depends on the size of the corpus."""
-    kind = kind_named(plan.kind)
-    return {"plan": plan.shared(), "code": kind.VERSION, "libraries": versions(*kind.libraries)}
 
 
 def _with_room(builds: Sequence[IndexBuild], stage: str, launch: Launch) -> Launch:

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from beam_jobs import index
-from beam_jobs.index import IndexBuild
+from beam_jobs.index_tasks import IndexBuild
 from beam_jobs.launch import Launch, OnProgress
 from flows import artifacts
 from flows.outcome import GateRefusedError, Reindexed
@@ -23,9 +23,10 @@ from rag_model.snapshots.publish import Published, publish, vitals
 from rag_model.snapshots.recipe import Recipe
 from rag_model.snapshots.report import write_report
 from rag_model.snapshots.tuning import tune_searches
+from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.store import Store
 from rag_model.store.versions.manifest import Content, Manifest
-from rag_model.store.versions.paths import EMBEDDINGS
+from rag_model.store.versions.paths import EMBEDDINGS, TEXT
 from rag_model.store.versions.snapshot import Snapshot
 
 
@@ -48,6 +49,7 @@ class Build:
     heirlooms: Mapping[str, Heirloom] = field(
         default_factory=dict
     )  # by index: the parent's trained file that may be inherited
+    earlier: Sequence[Sequence[tuple[int, BlobRef]]] = ()  # for each part with rows the parent's with its pages
 
 
 def finish(build: Build) -> Reindexed:
@@ -115,7 +117,8 @@ def train_indexes(store: Store, build: Build, launch: Launch, tell: OnProgress) 
     """Train each index, or inherit the parent's trained file."""
     rows, heirlooms = rows_of(build.passages, build.embeddings), build.heirlooms
     builds = [
-        index.start(store, name, plan, rows[plan.over], heirlooms.get(name)) for name, plan in build.plans.items()
+        index.start(store, name, plan, rows[plan.over], heirlooms.get(name), build.earlier if plan.over == TEXT else ())
+        for name, plan in build.plans.items()
     ]
     return index.train(builds, launch, tell)
 

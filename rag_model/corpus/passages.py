@@ -9,6 +9,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
+from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
 from types import TracebackType
@@ -142,6 +143,19 @@ class PassageFile:
                 self._check_decoded(decoded)
                 yield _plain(batch)
 
+    def iter_chosen(self, rows: Sequence[int], columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of these numbers, ascending, with these columns; reads only their row groups.
+
+        Raises:
+            InputError: the file is damaged, or decodes to far more bytes than it has.
+        """
+        for group, chosen in groupby(rows, self._group_of):
+            with self._reading():
+                table = self._file.read_row_group(group, columns=list(columns), use_threads=False)
+                for batch in table.take([row - self._starts[group] for row in chosen]).combine_chunks().to_batches():
+                    self._check_decoded(sum(map(_decoded_size, batch.columns)))
+                    yield _plain(batch)
+
     def passages(self) -> Iterator[Passage]:
         """Yield every passage in row order."""
         for batch in self.iter_batches():
@@ -196,6 +210,23 @@ class PassageFile:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def hashes_of(passages: Path) -> pa.Array:
+    """Return the hashes of a part's passages, in row order.
+
+    Raises:
+        InputError: the file is missing or corrupt.
+    """
+    try:
+        return pq.read_table(passages, columns=["hash"], use_threads=False)["hash"].combine_chunks()
+    except (OSError, KeyError, pa.ArrowException) as broken:
+        raise unreadable(passages, broken) from broken
+
+
+def unreadable(passages: Path, broken: Exception) -> InputError:
+    """Return the error that says why a passage file cannot be read."""
+    return InputError(f"passages file {passages} cannot be read ({broken}): make it again")
 
 
 def _size_of(source: Path | IO[bytes]) -> int:

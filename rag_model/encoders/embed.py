@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from rag_model.corpus.passages import hashes_of, unreadable
 from rag_model.encoders.encoder import Encoder, Vectors
 from rag_model.encoders.spec import TextInput
 from rag_model.errors import InputError
@@ -167,18 +168,6 @@ def open_passages(passages: Path) -> pq.ParquetFile:
         raise unreadable(passages, broken) from broken
 
 
-def hashes_of(passages: Path) -> pa.Array:
-    """Return the hashes of a part's passages, in row order.
-
-    Raises:
-        InputError: the file is missing or corrupt.
-    """
-    try:
-        return pq.read_table(passages, columns=["hash"], use_threads=False)["hash"].combine_chunks()
-    except (OSError, KeyError, pa.ArrowException) as broken:
-        raise unreadable(passages, broken) from broken
-
-
 def _vectors(file: Path) -> NDArray[Any]:
     try:
         vectors: NDArray[Any] = np.load(file, mmap_mode="r", allow_pickle=False)
@@ -206,8 +195,3 @@ def _inputs(
         raise unreadable(passages, broken) from broken
     if held:
         yield held
-
-
-def unreadable(passages: Path, broken: Exception) -> InputError:
-    """Return the error that says why a passage file cannot be read."""
-    return InputError(f"passages file {passages} cannot be read ({broken}): make it again")

@@ -16,8 +16,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from rag_model.corpus.passages import hashes_of, unreadable
 from rag_model.corpus.token_file import ROWS
-from rag_model.encoders.embed import EmbedFacts, hashes_of, open_passages, unreadable
+from rag_model.encoders.embed import EmbedFacts, open_passages
 
 _NONE = -1
 Places = npt.NDArray[np.int64]

@@ -16,6 +16,7 @@ the index is searched. A takedown builds an index again from rows without the pa
 only new rows of a file whose entry says `row_bytes`: it ends in one row of that many bytes per passage.
 """
 
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -43,6 +44,15 @@ class IndexFiles:
     index: Path
     rows: Callable[[], list[Path]]  # of the representation, in row order; called only if they are read
     n: int  # passages of the snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class EarlierPart:
+    """A part of an earlier build under the same plan: what it was made of, and its piece."""
+
+    number: int
+    rows: Path
+    piece: Opener
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +202,12 @@ class IndexKind(Protocol):
         """
         ...
 
+    def scatter_changes(
+        self, plan: IndexPlan, trained: Path, rows: Path, number: int, earlier: Sequence[EarlierPart], out: Path
+    ) -> Facts:
+        """Do as `scatter`, byte for byte; what earlier parts have in common with the rows may be taken over."""
+        ...
+
     def shard(self, plan: IndexPlan, trained: Path, scattered: Sequence[Opener], number: int, out: Path) -> Facts:
         """Build shard `number` of `plan.shards` from its slices of all parts, given in order, and write the piece."""
         ...
@@ -265,7 +281,17 @@ class IndexKind(Protocol):
 
 
 class PlainKind(Generic[Plan]):
-    """Defaults for a kind that has no shards and keeps no number of the parent's index."""
+    """Defaults for a kind that has no shards and takes nothing over from the parent's index."""
+
+    @abstractmethod
+    def scatter(self, plan: Plan, trained: Path, rows: Path, number: int, out: Path) -> Facts:
+        """Write the piece of part `number`."""
+
+    def scatter_changes(
+        self, plan: Plan, trained: Path, rows: Path, number: int, earlier: Sequence[EarlierPart], out: Path
+    ) -> Facts:
+        """Write the piece of part `number` from its rows alone."""
+        return self.scatter(plan, trained, rows, number, out)
 
     def steady(self, recipe: Any, plan: Plan, before: Mapping[str, Any]) -> Plan:
         """Return the plan unchanged."""

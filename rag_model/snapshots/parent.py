@@ -19,7 +19,7 @@ from rag_model.encoders import embed
 from rag_model.snapshots.recipe import Recipe
 from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.store import Store
-from rag_model.store.versions.manifest import Content, Manifest
+from rag_model.store.versions.manifest import Content, Manifest, PartEntry
 from rag_model.store.versions.paths import articles_path, passages_path
 
 LATEST = "latest"  # the default ref of a build
@@ -45,9 +45,10 @@ class Parent:
 
         Raises:
             StoreError: the ref's log or the snapshot is damaged.
+            RefusedError: a trust file is given, and no key of it signed the snapshot.
         """
-        now = store.refs.current(ref) or store.refs.current(LATEST)
-        return cls(store.snapshots.get(now.snapshot) if now else None)
+        named = next((name for name in (ref, LATEST) if store.refs.current(name)), None)
+        return cls(store.snapshots.get(store.snapshots.trusted(named)) if named else None)
 
     def fences(self, recipe: Recipe) -> Fences | None:
         """Return the ranges of the parts; None if they overlap, or the recipe sets another part size."""
@@ -63,6 +64,17 @@ class Parent:
     def cut(self, part: Part) -> tuple[Earlier, ...]:
         """Return the passages and article logs of the pages of a part."""
         return tuple(self._beside(part, articles_path))
+
+    def numbered(self, part: Part) -> tuple[tuple[int, BlobRef], ...]:
+        """Return number and passages of the parts that hold pages of a part."""
+        content = self._content
+        if content is None:
+            return ()
+        return tuple(
+            (number, passages)
+            for number, entry in enumerate(content.parts)
+            if _overlap(entry, part) and (passages := content.files.get(passages_path(entry.name))) is not None
+        )
 
     def encoded(self, part: Part, space: str) -> tuple[Earlier, ...]:
         """Return the passages and vectors of the pages of a part, if space and code version are the same."""
@@ -85,9 +97,12 @@ class Parent:
         files = self._content.files
         for entry in self._content.parts:
             passages, beside = files.get(passages_path(entry.name)), files.get(path(entry.name))
-            overlaps = entry.first_page <= part.last_page and part.first_page <= entry.last_page
-            if overlaps and passages is not None and beside is not None:
+            if _overlap(entry, part) and passages is not None and beside is not None:
                 yield Earlier(passages, beside)
+
+
+def _overlap(entry: PartEntry, part: Part) -> bool:
+    return entry.first_page <= part.last_page and part.first_page <= entry.last_page
 
 
 def local_files(store: Store, earlier: Sequence[Earlier]) -> list[tuple[Path, Path]]:

@@ -3,7 +3,7 @@
 One JSON line. All sides search the same terms (this package's analyzer), k1 .9 and b .4, one thread each, and take
 turns over the same questions in every round; figures are medians of rounds. bm25s searches with numba
 (`method="lucene"`). Questions are texts to our side; `terms` of a side says that it is given analysed questions, and
-`texts` that it analyses them itself (bm25s by its own tokenizer with the same stemmer). Scores are compared with bm25s's.
+`texts` that it analyses them itself (bm25s by its own tokenizer with the same stemmer). Scores are compared.
 `ratio` is our questions per second by bm25s's, both from texts; `ratio_of_terms` lets bm25s begin with terms.
 
 A build is measured from text to saved index, each in a process of its own: ours from part files, bm25s from strings

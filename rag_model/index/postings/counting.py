@@ -18,7 +18,7 @@ from rag_model.errors import UsageError
 from rag_model.index.files.pieces import Array
 from rag_model.index.postings.analyzer import Analyzer
 from rag_model.index.postings.compiled import compiled
-from rag_model.index.postings.part import MOST, MOST_ROWS, PartPostings, narrow
+from rag_model.index.postings.part import MOST, MOST_ROWS, PartPostings, joined, narrow
 from rag_model.index.postings.tokens import no_tokens, scan, with_room
 
 Ints = npt.NDArray[np.int64]
@@ -133,7 +133,7 @@ class _Counter:
         most = int(weights.max(initial=0)) + 1
         return PartPostings(
             np.minimum(lengths, MOST).astype("<u2"),
-            order,
+            *joined(order),
             ends.astype("<i8"),
             narrow(rows, len(counts)),
             narrow(sorted_weights, most),

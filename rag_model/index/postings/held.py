@@ -20,9 +20,17 @@ from rag_model.index.postings.weighting import IMPACT, Weighting
 MOST_ROWS = 1 << 22  # passages of an index that is searched like this: a thread needs eight bytes for each
 MOST_POSTINGS = 1 << 23  # held at once, eight bytes each
 _STEPS = 512  # in which scores are told apart for a threshold
-_FEW = 64  # lists that are as soon looked up one by one as told apart
-_NOTHING = (0, 0, 0.0)  # place and largest part of a term without postings
-_LOOKED_UP = 8  # a look-up costs as much as so many additions
+_TRIED = 3  # rows for each of the k best that are wanted, whose scores are looked up for a threshold
+_LOOKED_UP = 3  # a look-up costs as much as so many additions
+_FEWEST = 64  # postings of a list for which buckets, and the places of its largest parts, are kept
+_TOPS = 8  # postings for each one among the largest
+_RANKS = np.array([1, 10, 30, 100, 1000])  # of the parts that are known of a list
+_STARTS = 0.54  # buckets a posting at most
+_NOWHERE = -1  # the place of a list without postings
+# Of a list: where its postings are; its buckets (-1: none), and the bits of a row that they leave out; where its
+# largest parts are.
+FIRST, LAST, BUCKETS, SHIFT, TOP, LAST_TOP = range(6)
+PLACES = 6
 Ints = npt.NDArray[np.int64]
 
 
@@ -40,46 +48,88 @@ def _decode(data, words, lists, lengths, found, weighting, rows, parts):
 
 
 @compiled
-def _look_up(rows, first, last, row, n):
-    """Return where `row` is among the ascending rows[first:last], or -1; begins where it would be if they were even."""
-    low, high = first, last
-    guess = first + (last - first) * row // n
-    step = 1
-    if rows[guess] < row:
-        low = guess + 1
-        while low + step < high and rows[low + step] < row:
-            low += step
-            step *= 2
-        high = min(high, low + step + 1)
-    else:
-        high = guess + 1
-        while high - step > low and rows[high - step] >= row:
-            high -= step
-            step *= 2
-        low = max(low, high - step)
-    while low < high:
-        middle = (low + high) >> 1
-        if rows[middle] < row:
-            low = middle + 1
-        else:
-            high = middle
-    return low if low < last and rows[low] == row else -1
+def _put_starts(rows, first, last, shift, starts):
+    """Write where the postings of each bucket of 2^shift rows begin, and behind the last one where all end."""
+    at = first
+    for bucket in range(len(starts)):
+        while at < last and rows[at] < bucket << shift:
+            at += 1
+        starts[bucket] = at
+
+
+@compiled
+def _look_up(rows, starts, bucket, row):
+    """Return where `row` is among the rows of its bucket, or -1."""
+    at, end = np.int64(starts[bucket]), np.int64(starts[bucket + 1])
+    while at < end and rows[at] < row:
+        at += 1
+    return at if at < end and rows[at] == row else -1
+
+
+@compiled
+def _part_of(rows, parts, starts, place, row):
+    """Return a row's part in a list, 0 if it has none."""
+    at, end = place[FIRST], place[LAST]
+    if place[BUCKETS] >= 0:
+        bucket = place[BUCKETS] + (row >> place[SHIFT])
+        at, end = np.int64(starts[bucket]), np.int64(starts[bucket + 1])
+    while at < end and rows[at] < row:
+        at += 1
+    return parts[at] if at < end and rows[at] == row else np.float32(0)
 
 
 @compiled
 def _at_least(sums, touched, count, k, most, counts):
-    """Return a sum that k touched rows have at least, 0 if there are fewer; counted in `_STEPS` steps up to `most`."""
-    if count < k:
-        return np.int64(0)
-    counts[:] = 0
-    scale = _STEPS / (most + 1)
+    """Return a sum that k touched rows have at least; counted in up to `_STEPS` steps up to `most`."""
+    shift = 0
+    while most >> shift >= _STEPS:
+        shift += 1
+    last = most >> shift
+    counts[: last + 1] = 0
     for i in range(count):
-        counts[np.int64(sums[touched[i]] * scale)] += 1
-    step, above = _STEPS, 0
+        counts[sums[touched[i]] >> shift] += 1
+    step, above = last, counts[last]
     while above < k:
         step -= 1
         above += counts[step]
-    return np.int64(step / scale) - 1  # one unit for rounding
+    return step << shift
+
+
+@compiled
+def _reached(rows, parts, starts, places, known, factors, sums, touched, count, least, k, best, ids):
+    """Return a score that k rows have, of the touched ones whose sum so far is at least `least`.
+
+    Args:
+        rows: see `_search`.
+        parts: see `_search`.
+        starts: see `_search`.
+        places: see `_search`.
+        known: the lists that are not added yet.
+        factors: of these.
+        sums: so far.
+        touched: rows with a sum.
+        count: of them.
+        least: k rows have it.
+        k: see above.
+        best: (k,), for the work.
+        ids: (k,), for the work.
+    """
+    size, tried = 0, 0
+    for i in range(count):
+        row = np.int64(touched[i])
+        if sums[row] < least:
+            continue
+        score = sums[row]
+        for j in range(len(known)):
+            part = _part_of(rows, parts, starts, places[known[j]], row)
+            if part > 0:
+                score += units(factors[j], part)
+        if size < k or score > best[0]:
+            size = push(best, ids, size, k, score, row)
+        tried += 1
+        if tried == _TRIED * k:
+            break
+    return best[0]
 
 
 @compiled
@@ -88,61 +138,124 @@ def _promising(sums, touched, count, least):
     kept = 0
     for i in range(count):
         row = touched[i]
-        if sums[row] >= least:
-            touched[kept] = row
-            kept += 1
-        else:
-            sums[row] = 0
+        held = sums[row] >= least
+        touched[kept] = row
+        kept += held
+        sums[row] = sums[row] if held else 0
     return kept
 
 
 @compiled
-def _search(rows, parts, places, factors, mosts, n, k, sums, touched, best, ids):
-    """Find the k best rows of the lists rows[places[t, 0]:places[t, 1]]; `sums` are 0 before and after."""
-    t = len(places)
-    bounds, order = np.empty(t, np.int64), np.empty(t, np.int64)
-    for i in range(t):
-        bounds[i] = units(factors[i], mosts[i])
-        order[i] = i
-    for i in range(1, t):  # by bound, descending
-        one, at = order[i], i
-        while at and bounds[order[at - 1]] < bounds[one]:
-            order[at] = order[at - 1]
-            at -= 1
-        order[at] = one
-    left = np.zeros(t + 1, np.int64)  # what the lists from here on can add
-    for i in range(t - 1, -1, -1):
-        left[i] = left[i + 1] + bounds[order[i]]
-    counts = np.empty(_STEPS, np.int64)
-    count, threshold, open_to_all, read = 0, np.int64(0), True, 0
-    for i in range(t):
-        one = order[i]
-        first, last, factor = places[one, 0], places[one, 1], factors[one]
-        read += last - first  # postings since the touched rows were last gone through
-        again = read > count
-        if again:  # worth knowing how good the best are
-            threshold, read = max(threshold, _at_least(sums, touched, count, k, left[0], counts)), 0
-        if open_to_all and left[i] < threshold:
-            open_to_all = False
-        if open_to_all:
-            for at in range(first, last):
-                row = rows[at]
-                if sums[row] == 0:
-                    touched[count] = row
-                    count += 1
+def _add(rows, parts, place, factor, need, sums, touched, count):
+    """Add a list to the sums; rows that are not touched yet only if they get `need`. Return how many are touched now.
+
+    It has no branch: half of them would be foreseen wrong.
+    """
+    for at in range(place[FIRST], place[LAST]):
+        row = rows[at]
+        held, own = sums[row], units(factor, parts[at])
+        new, wanted = held == 0, own >= need
+        touched[count] = row
+        count += new & wanted
+        sums[row] = 0 if new & (not wanted) else held + own
+    return count
+
+
+@compiled
+def _add_best(rows, parts, starts, tops, place, factor, need, sums, touched, count):
+    """Do as `_add`, but read of the rows that are not touched yet the best only: they are among the `tops`."""
+    for i in range(count):
+        row = np.int64(touched[i])
+        at = _look_up(rows, starts, place[BUCKETS] + (row >> place[SHIFT]), row)
+        if at >= 0:
+            sums[row] += units(factor, parts[at])
+    for i in range(place[TOP], place[LAST_TOP]):
+        own = units(factor, parts[tops[i]])
+        if own < need:
+            return count
+        row = rows[tops[i]]
+        if sums[row] == 0:
+            touched[count], sums[row] = row, own
+            count += 1
+    return count
+
+
+@compiled
+def _add_promising(rows, parts, starts, place, factor, sums, touched, count):
+    """Add a list to the sums of the touched rows."""
+    first, last, buckets, shift = place[FIRST], place[LAST], place[BUCKETS], place[SHIFT]
+    if buckets >= 0 and count * _LOOKED_UP < last - first:
+        for i in range(count):
+            row = np.int64(touched[i])
+            at = _look_up(rows, starts, buckets + (row >> shift), row)
+            if at >= 0:
                 sums[row] += units(factor, parts[at])
+        return
+    for at in range(first, last):
+        if sums[rows[at]]:
+            sums[rows[at]] += units(factor, parts[at])
+
+
+@compiled
+def _sorted(known, factors, mosts):
+    """Return lists and factors by bound, descending, and before each what it and those behind can add."""
+    t = len(known)
+    lists, weights, bounds = known.copy(), factors.copy(), np.empty(t, np.int64)
+    for i in range(t):
+        one, weight, bound, at = known[i], factors[i], units(factors[i], mosts[known[i], 0]), i
+        while at and bounds[at - 1] < bound:
+            lists[at], weights[at], bounds[at] = lists[at - 1], weights[at - 1], bounds[at - 1]
+            at -= 1
+        lists[at], weights[at], bounds[at] = one, weight, bound
+    left = np.zeros(t + 1, np.int64)
+    for i in range(t - 1, -1, -1):
+        left[i] = left[i + 1] + bounds[i]
+    return lists, weights, left
+
+
+@compiled
+def _first_threshold(lists, factors, mosts, k):
+    """Return a part of a score that k rows of one list have, 0 if none is known."""
+    rank, threshold = 1, np.int64(0)
+    while rank < len(_RANKS) and _RANKS[rank] < k:
+        rank += 1
+    if rank < len(_RANKS):
+        for i in range(len(lists)):
+            if mosts[lists[i], rank] > 0:
+                threshold = max(threshold, units(factors[i], mosts[lists[i], rank]))
+    return threshold
+
+
+@compiled
+def _search(rows, parts, starts, tops, places, mosts, known, factors, k, sums, touched, best, ids):
+    """Find the k best rows of the lists `known`; `sums` are 0 before and after."""
+    t = len(known)
+    lists, weights, left = _sorted(known, factors, mosts)
+    threshold = _first_threshold(lists, weights, mosts, k)
+    counts = np.empty(_STEPS, np.int64)
+    count, read, open_to_all = 0, 0, True
+    for i in range(t):
+        place, factor = places[lists[i]], weights[i]
+        postings = place[LAST] - place[FIRST]
+        read += postings  # since the touched rows were last gone through
+        if open_to_all and k <= count and _TRIED * k * (t - i) < postings + count:
+            least = _at_least(sums, touched, count, k, left[0] - left[i], counts)
+            reached = _reached(
+                rows, parts, starts, places, lists[i:], weights[i:], sums, touched, count, least, k, best, ids
+            )
+            threshold = max(threshold, reached)
+        open_to_all = open_to_all and left[i] >= threshold
+        if not open_to_all:
+            if read > count:
+                count, read = _promising(sums, touched, count, threshold - left[i]), 0
+            _add_promising(rows, parts, starts, place, factor, sums, touched, count)
             continue
-        if again:
-            count = _promising(sums, touched, count, threshold - left[i])
-        if count * _LOOKED_UP < last - first:
-            for j in range(count):
-                at = _look_up(rows, first, last, touched[j], n)
-                if at >= 0:
-                    sums[touched[j]] += units(factor, parts[at])
+        need = threshold - left[i + 1]  # of a row that no list so far has
+        best_of = place[LAST_TOP] - 1
+        if count * _LOOKED_UP < postings and best_of >= place[TOP] and units(factor, parts[tops[best_of]]) < need:
+            count = _add_best(rows, parts, starts, tops, place, factor, need, sums, touched, count)
         else:
-            for at in range(first, last):
-                if sums[rows[at]]:
-                    sums[rows[at]] += units(factor, parts[at])
+            count = _add(rows, parts, place, factor, need, sums, touched, count)
     size = 0
     for i in range(count):
         row = touched[i]
@@ -155,35 +268,68 @@ def _search(rows, parts, places, factors, mosts, n, k, sums, touched, best, ids)
 
 
 @compiled
-def _search_all(rows, parts, places, factors, mosts, ends, n, sums, touched, best, ids, sizes):
+def _search_all(rows, parts, starts, tops, places, mosts, known, factors, ends, sums, touched, best, ids, sizes):
     """Answer several questions; the terms of each end at its `ends`."""
-    first = 0
+    first, k = 0, best.shape[1]
     for question in range(len(ends)):
         last = ends[question]
+        lists, weights = known[first:last], factors[first:last]
         sizes[question] = _search(
-            rows,
-            parts,
-            places[first:last],
-            factors[first:last],
-            mosts[first:last],
-            n,
-            best.shape[1],
-            sums,
-            touched,
-            best[question],
-            ids[question],
+            rows, parts, starts, tops, places, mosts, lists, weights, k, sums, touched, best[question], ids[question]
         )
         first = last
 
 
 class _Lists:
-    """Decoded lists end to end, for one weighting."""
+    """Decoded lists end to end, for one weighting; list 0 is empty."""
 
     def __init__(self, weighting: Weighting, room: int) -> None:
         self.weighting = weighting
         self.rows, self.parts = np.empty(room, np.uint32), np.empty(room, np.float32)
-        self.used = 0
-        self.places: dict[int, tuple[int, int, float]] = {}  # begin and end here and largest part, by place in the file
+        self.starts = np.empty(int(room * _STARTS) + 1, np.uint32)  # of buckets, list after list
+        self.tops = np.empty(room // _TOPS + 1, np.uint32)  # where the postings with the largest parts are, best first
+        self.used, self.used_starts, self.used_tops = 0, 0, 0
+        self.numbers = {_NOWHERE: 0}  # of lists, by their place in the file
+        self.places = np.zeros((1, PLACES), np.int64)
+        self.places[0, BUCKETS] = -1
+        self.mosts = np.zeros((1, len(_RANKS)))  # parts of each by rank, 0 where it has fewer
+
+    def add(self, file: PostingsFile, found: Ints) -> bool:
+        """Decode a list; return whether its bytes make sense."""
+        first, last, number = self.used, self.used + int(found[0]), len(self.numbers)
+        rows, parts = self.rows[first:last], self.parts[first:last]
+        most = _decode(
+            file.lists, file.words, file.layout.lists, file.lengths, found, self.weighting, rows, parts
+        )  # fmt: skip
+        if most < 0:
+            return False
+        if number == len(self.places):  # searches under way keep the former arrays
+            self.places, self.mosts = (np.concatenate([one, np.empty_like(one)]) for one in (self.places, self.mosts))
+        self.places[number], self.mosts[number] = (first, last, -1, 0, 0, 0), 0
+        self.mosts[number, 0] = most
+        if len(rows) >= _FEWEST:
+            self._put_buckets(file.layout.n, number, first, last)
+            self._put_tops(number, first, parts)
+        self.used, self.numbers[int(found[1])] = last, number
+        return True
+
+    def _put_buckets(self, n: int, number: int, first: int, last: int) -> None:
+        """Divide the rows into buckets of four to eight postings in the mean."""
+        shift = max(0, (4 * n // (last - first)).bit_length())
+        begin, end = self.used_starts, self.used_starts + (n >> shift) + 2
+        _put_starts(self.rows, first, last, shift, self.starts[begin:end])
+        self.places[number, BUCKETS : SHIFT + 1], self.used_starts = (begin, shift), end
+
+    def _put_tops(self, number: int, first: int, parts: npt.NDArray[np.float32]) -> None:
+        """Keep where the largest parts are, and how large those of some ranks are."""
+        size = len(parts) // _TOPS
+        begin, end = self.used_tops, self.used_tops + size
+        best = np.argpartition(parts, len(parts) - size)[len(parts) - size :]
+        best = best[np.argsort(-parts[best], kind="stable")]
+        self.tops[begin:end] = first + best
+        self.places[number, TOP:], self.used_tops = (begin, end), end
+        for place, rank in enumerate(_RANKS):
+            self.mosts[number, place] = parts[best[rank - 1]] if rank <= size else 0
 
 
 class HeldLists:
@@ -197,8 +343,10 @@ class HeldLists:
 
     def suit(self, found: Ints) -> bool:
         """Whether lists, (t, 3) as `find` gives them, fit here together."""
-        every = _each(found)[0]
-        return self._file.layout.n <= MOST_ROWS and int(every[:, 0].sum()) <= self._room
+        if self._file.layout.n > MOST_ROWS:
+            return False
+        counts = found[:, 0]
+        return int(counts.sum()) <= self._room or int(counts[_distinct(found)].sum()) <= self._room
 
     def search(
         self,
@@ -222,54 +370,39 @@ class HeldLists:
         Returns:
             How many were found of each question, (q,); None if a list is damaged.
         """
-        every, back = _each(found)
-        lists, known = self._known(every, weighting)
-        if lists is None:
-            return None
-        places, mosts = known[back, :2].astype(np.int64), known[back, 2]  # (t, 2), (t,)
-        sums, touched = self._scratch()
+        with self._lock:
+            lists = self._holding(found, weighting)
+            if lists is None:
+                return None
+            arrays = lists.rows, lists.parts, lists.starts, lists.tops, lists.places, lists.mosts
+            places = np.where(found[:, 0] > 0, found[:, 1], _NOWHERE).tolist()
+            known = np.fromiter(map(lists.numbers.__getitem__, places), np.int64, len(places))
         sizes = np.empty(len(ends), np.int64)
-        n = self._file.layout.n
-        _search_all(lists.rows, lists.parts, places, factors, mosts, ends, n, sums, touched, scores, rows, sizes)
+        _search_all(*arrays, known, factors, ends, *self._scratch(), scores, rows, sizes)
         return sizes
 
-    def _known(self, every: Ints, weighting: Weighting) -> tuple[_Lists | None, npt.NDArray[np.float64]]:
-        """Return the lists and where each asked one is, decoded now if it is new; None if one is damaged.
+    def _holding(self, found: Ints, weighting: Weighting) -> _Lists | None:
+        """Return lists among which all asked ones are, decoded now if they are new; None if one is damaged."""
+        lists = self._lists
+        asked = found[_distinct(found)]
+        new = [one for one in asked if int(one[1]) not in lists.numbers]
+        if weighting != lists.weighting or lists.used + sum(int(one[0]) for one in new) > len(lists.rows):
+            lists, new = _Lists(weighting, self._room), list(asked)  # searches under way keep the former ones
+        if not all(lists.add(self._file, one) for one in new):
+            return None
+        self._lists = lists
+        return lists
 
-        Of (m, 3) lists the answer is (m, 3): begin, end and largest part.
-        """
-        with self._lock:
-            lists, file = self._lists, self._file
-            asked = list(dict.fromkeys((df, begin, end) for df, begin, end in every.tolist() if df))
-            new = [one for one in asked if one[1] not in lists.places]
-            if weighting != lists.weighting or lists.used + sum(one[0] for one in new) > len(lists.rows):
-                lists, new = _Lists(weighting, self._room), asked  # searches under way keep the former ones
-            for one in new:
-                first, last = lists.used, lists.used + one[0]
-                most = _decode(
-                    file.lists, file.words, file.layout.lists, file.lengths, np.array(one), weighting,
-                    lists.rows[first:last], lists.parts[first:last],
-                )  # fmt: skip
-                if most < 0:
-                    return None, np.empty((0, 3))
-                lists.places[one[1]] = first, last, most
-                lists.used = last
-            self._lists = lists
-            known = [lists.places[begin] if df else _NOTHING for df, begin, _ in every.tolist()]
-            return lists, np.array(known, np.float64).reshape(-1, 3)
-
-    def _scratch(self) -> tuple[Ints, Ints]:
+    def _scratch(self) -> tuple[Ints, npt.NDArray[np.uint32]]:
         """Return this thread's sums, all 0, and room for touched rows."""
         if not hasattr(self._own, "sums"):
             n = self._file.layout.n
-            self._own.sums, self._own.touched = np.zeros(n, np.int64), np.empty(n, np.uint32)
+            self._own.sums, self._own.touched = np.zeros(n, np.int64), np.empty(n + 1, np.uint32)
         return self._own.sums, self._own.touched
 
 
-def _each(found: Ints) -> tuple[Ints, Ints]:
-    """Return the different lists among (t, 3), and which of them each one is, (t,); of few lists all of them."""
-    if len(found) <= _FEW:
-        return found, np.arange(len(found))
-    begins = np.where(found[:, 0] > 0, found[:, 1], -1)  # a list is told by its place; -1: no postings
-    _, first, back = np.unique(begins, return_index=True, return_inverse=True)
-    return found[first], back
+def _distinct(found: Ints) -> Ints:
+    """Return where each list with postings stands first."""
+    firsts = np.unique(found[:, 1] * 2 + (found[:, 0] > 0), return_index=True)[1]
+    chosen: Ints = firsts[found[firsts, 0] > 0]
+    return chosen

@@ -1,7 +1,7 @@
 """What the kinds of postings share: parts that are sorted by term, and merged as a stream."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -43,7 +43,7 @@ class PostingsKind(UntrainedKind, ABC):
         """Merge the parts' postings, term by term."""
         from rag_model.index.postings.merge import merge  # noqa: PLC0415
 
-        with _readers(plan, trained, scattered) as parts:
+        with readers(plan, trained, enumerate(scattered)) as parts:
             held = sum(part.n for part in parts)
             if held != plan.n:
                 raise InputError(f"the pieces hold {held} rows, but the index is of {plan.n}: build them again")
@@ -56,12 +56,17 @@ def stamp(plan: IndexPlan, trained: Path, number: int) -> str:
 
 
 @contextmanager
-def _readers(plan: IndexPlan, trained: Path, scattered: Sequence[Opener]) -> Iterator[list["PartReader"]]:
+def readers(plan: IndexPlan, trained: Path, pieces: Iterable[tuple[int, Opener]]) -> Iterator[list["PartReader"]]:
+    """Open the pieces of parts of these numbers.
+
+    Raises:
+        InputError: one is missing, damaged or of another build.
+    """
     from rag_model.index.postings.part import PartReader  # noqa: PLC0415
 
     with ExitStack() as stack:
         parts = []
-        for number, piece in enumerate(scattered):
+        for number, piece in pieces:
             name = f"the scattered piece of part {number}"
             parts.append(PartReader(piece, stamp(plan, trained, number), name))
             stack.callback(parts[-1].close)

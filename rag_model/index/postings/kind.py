@@ -5,16 +5,16 @@ A recipe asks for it by `[index.bm25] factory = "BM25"`. Its settings are `langu
 takes a second, and reading a recipe does not.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from rag_model.errors import InputError, StoreError, UsageError
-from rag_model.index.kind import Entry, IndexFiles, Measurement, TextTrial
+from rag_model.index.kind import EarlierPart, Entry, IndexFiles, Measurement, TextTrial
 from rag_model.index.plan import Facts, IndexPlan
 from rag_model.index.postings.analyzer import Analyzer
-from rag_model.index.postings.joined import PostingsKind, stamp
+from rag_model.index.postings.joined import PostingsKind, readers, stamp
 from rag_model.index.postings.parameters import K1, B, check_parameters
 from rag_model.index.sizing.estimate import PROCESS, Estimate
 
@@ -71,8 +71,18 @@ class Bm25Kind(PostingsKind):
         from rag_model.index.postings.counting import counted  # noqa: PLC0415
 
         postings = counted(rows, _analyzer(plan.settings))
-        postings.write(out, stamp(plan, trained, number))
-        return {"rows": len(postings.lengths), "terms": len(postings.terms), "postings": len(postings.rows)}
+        return postings.write(out, stamp(plan, trained, number))
+
+    def scatter_changes(
+        self, plan: IndexPlan, trained: Path, rows: Path, number: int, earlier: Sequence[EarlierPart], out: Path
+    ) -> Facts:
+        """Count the terms of new passages only; postings of the others come from the pieces of earlier parts."""
+        from rag_model.index.postings.changes import counted_changes  # noqa: PLC0415
+
+        with readers(plan, trained, [(part.number, part.piece) for part in earlier]) as pieces:
+            known = [(part.rows, piece) for part, piece in zip(earlier, pieces, strict=True)]
+            postings = counted_changes(rows, known, _analyzer(plan.settings))
+        return postings.write(out, stamp(plan, trained, number))
 
     def open(self, files: IndexFiles, entry: Entry, *, mmap: bool = True) -> "Bm25Index":
         """Open the file; a question is analyzed as the passages were.

@@ -6,12 +6,15 @@ corpus is in it. So the piece of an unchanged part is used again whatever else h
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Self
 
 import numpy as np
 
+from rag_model.errors import InputError
 from rag_model.index.files.pieces import Array, Opener, Piece, write_piece
+from rag_model.index.plan import Facts
 
 COUNT = 6  # arrays in a piece
 MOST = 65_535  # of a passage's length, and of a weight: two bytes; more is counted as this
@@ -24,7 +27,8 @@ class PartPostings:
     """All postings of a part, by term."""
 
     lengths: Array  # (n,) uint16: terms of each passage
-    terms: Sequence[bytes]  # (t,) ascending as bytes
+    text: Array  # uint8: the terms one after another, ascending as bytes
+    cuts: Array  # (t,) int64: where each term ends in it
     ends: Array  # (t,) int64: where the postings of each term end
     rows: Array  # (p,) of the part, ascending within a term
     weights: Array  # (p,) at least 1
@@ -44,21 +48,32 @@ class PartPostings:
         known, counts = np.unique(terms, return_counts=True)
         return cls(
             np.minimum(lengths, MOST).astype("<u2"),
-            numbered(known),
+            *joined(numbered(known)),
             np.cumsum(counts).astype("<i8"),
             narrow(keys[order] % MOST_ROWS, len(lengths)),
             narrow(weights[order], int(weights.max(initial=0)) + 1),
         )
 
-    def write(self, path: Path, stamp: str) -> None:
-        """Write the piece.
+    @property
+    def terms(self) -> list[bytes]:
+        """The (t,) terms."""
+        places = [0, *self.cuts.tolist()]
+        text = self.text.tobytes()
+        return [text[first:last] for first, last in pairwise(places)]
+
+    def write(self, path: Path, stamp: str) -> Facts:
+        """Write the piece; return how many rows, terms and postings it has.
 
         Raises:
             ResourceError: the file cannot be written.
         """
-        text = np.frombuffer(b"".join(self.terms), np.uint8)
-        cuts = np.cumsum([len(term) for term in self.terms], dtype="<i8")
-        write_piece(path, stamp, [self.lengths, text, cuts, self.ends, self.rows, self.weights])
+        write_piece(path, stamp, [self.lengths, self.text, self.cuts, self.ends, self.rows, self.weights])
+        return {"rows": len(self.lengths), "terms": len(self.ends), "postings": len(self.rows)}
+
+
+def joined(terms: Sequence[bytes]) -> tuple[Array, Array]:
+    """Return terms as one array of bytes, and where each ends in it."""
+    return np.frombuffer(b"".join(terms), np.uint8), np.cumsum([*map(len, terms)], dtype="<i8")
 
 
 def narrow(values: Array, above: int) -> Array:
@@ -81,7 +96,7 @@ class PartReader:
         Raises:
             InputError: it is missing, damaged or of another build.
         """
-        self._piece = Piece.open(opener, stamp, COUNT, name)
+        self._piece, self._name = Piece.open(opener, stamp, COUNT, name), name
         self.n, self.terms = self._piece.rows(_LENGTHS), self._piece.rows(_CUTS)
 
     def lengths(self) -> Array:
@@ -97,6 +112,18 @@ class PartReader:
     def postings(self, first: int, last: int) -> tuple[Array, Array]:
         """Return rows of the part and weights of the postings [first, last), terms in order."""
         return self._piece.read(_ROWS, first, last), self._piece.read(_WEIGHTS, first, last)
+
+    def whole(self) -> PartPostings:
+        """Return all postings.
+
+        Raises:
+            InputError: the piece is damaged.
+        """
+        whole = PartPostings(*map(self._piece.read, range(COUNT)))
+        ends = np.diff(whole.ends, prepend=0), np.diff(whole.cuts, prepend=0)
+        if min(int(one.min(initial=1)) for one in ends) < 1 or int(whole.rows.max(initial=0)) >= max(1, self.n):
+            raise InputError(f"{self._name} is damaged: build it again")
+        return whole
 
     def close(self) -> None:
         """Close the piece."""

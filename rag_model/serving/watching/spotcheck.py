@@ -8,6 +8,7 @@ An index of text that skips is compared with itself reading everything, one ques
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from typing import Any, Protocol
 
@@ -123,7 +124,16 @@ class ExactVectors:
             if not pause():
                 return None
         each = [
-            recall_at(one.rows[None], true[None], score[None], len(one.rows))
-            for one, true, score in zip(asked, rows, scores, strict=True)
+            recall_at(one.rows[None], true[None], score[None], len(one.rows), partial(self._score, vector))
+            for one, vector, true, score in zip(asked, vectors, rows, scores, strict=True)
         ]
         return np.concatenate(each)
+
+    def _score(self, vector: Vectors, queries: Rows, rows: Rows) -> Vectors:
+        """Return the (1, k) exact scores of the rows found for the one question, (1, k)."""
+        scores = np.full(rows.shape, -np.inf, np.float32)
+        for start, part in zip(self._starts, self._parts, strict=False):
+            own = (rows >= start) & (rows < start + part.n)
+            if own.any():
+                scores = np.where(own, part.score(vector[None], np.where(own, rows - start, -1)), scores)
+        return scores

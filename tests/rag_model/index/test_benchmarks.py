@@ -92,6 +92,10 @@ def test_late_interaction_is_measured_beside_colberts_codec_and_all_passages(tmp
     assert found["codecs"]["MaxSim,PQ32"]["code_bytes"] == 32
     assert {"all", "dense alone", "depth 20, rounds 1"} < found["candidates"].keys()
     assert found["candidates"]["depth 20, rounds 1"]["of_the_best_10"] > 0.5
+    assert 0.5 <= found["pooled"]["2"]["vectors"] < 0.6
+    fixed = report("bench_muvera.py", *given, "--bits", "2", "--indexes", "Flat", "HNSW8")
+    assert fixed["components"] == 10 * 4 * 16
+    assert fixed["indexes"]["HNSW8"]["found_in_100"] == fixed["indexes"]["Flat"]["found_in_100"] == 1
 
 
 def test_weighted_terms_are_measured_beside_a_product_of_matrices() -> None:
