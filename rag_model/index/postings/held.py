@@ -20,7 +20,7 @@ from rag_model.index.postings.weighting import IMPACT, Weighting
 MOST_ROWS = 1 << 22  # passages of an index that is searched like this: a thread needs eight bytes for each
 MOST_POSTINGS = 1 << 23  # held at once, eight bytes each
 _STEPS = 512  # in which scores are told apart for a threshold
-_TRIED = 3  # rows for each of the k best that are wanted, whose scores are looked up for a threshold
+_TRIED = 2  # rows for each of the k best that are wanted, whose scores are looked up for a threshold
 _LOOKED_UP = 3  # a look-up costs as much as so many additions
 _FEWEST = 64  # postings of a list for which buckets, and the places of its largest parts, are kept
 _TOPS = 8  # postings for each one among the largest
@@ -58,27 +58,6 @@ def _put_starts(rows, first, last, shift, starts):
 
 
 @compiled
-def _look_up(rows, starts, bucket, row):
-    """Return where `row` is among the rows of its bucket, or -1."""
-    at, end = np.int64(starts[bucket]), np.int64(starts[bucket + 1])
-    while at < end and rows[at] < row:
-        at += 1
-    return at if at < end and rows[at] == row else -1
-
-
-@compiled
-def _part_of(rows, parts, starts, place, row):
-    """Return a row's part in a list, 0 if it has none."""
-    at, end = place[FIRST], place[LAST]
-    if place[BUCKETS] >= 0:
-        bucket = place[BUCKETS] + (row >> place[SHIFT])
-        at, end = np.int64(starts[bucket]), np.int64(starts[bucket + 1])
-    while at < end and rows[at] < row:
-        at += 1
-    return parts[at] if at < end and rows[at] == row else np.float32(0)
-
-
-@compiled
 def _at_least(sums, touched, count, k, most, counts):
     """Return a sum that k touched rows have at least; counted in up to `_STEPS` steps up to `most`."""
     shift = 0
@@ -96,7 +75,7 @@ def _at_least(sums, touched, count, k, most, counts):
 
 
 @compiled
-def _reached(rows, parts, starts, places, known, factors, sums, touched, count, least, k, best, ids):
+def _reached(rows, parts, starts, places, lists, factors, i, sums, touched, count, least, k, best, ids):
     """Return a score that k rows have, of the touched ones whose sum so far is at least `least`.
 
     Args:
@@ -104,8 +83,9 @@ def _reached(rows, parts, starts, places, known, factors, sums, touched, count, 
         parts: see `_search`.
         starts: see `_search`.
         places: see `_search`.
-        known: the lists that are not added yet.
+        lists: by bound.
         factors: of these.
+        i: the first list that is not added yet.
         sums: so far.
         touched: rows with a sum.
         count: of them.
@@ -115,15 +95,21 @@ def _reached(rows, parts, starts, places, known, factors, sums, touched, count, 
         ids: (k,), for the work.
     """
     size, tried = 0, 0
-    for i in range(count):
-        row = np.int64(touched[i])
+    for one in range(count):
+        row = np.int64(touched[one])
         if sums[row] < least:
             continue
         score = sums[row]
-        for j in range(len(known)):
-            part = _part_of(rows, parts, starts, places[known[j]], row)
-            if part > 0:
-                score += units(factors[j], part)
+        for j in range(i, len(lists)):
+            number = lists[j]
+            at, end = places[number, FIRST], places[number, LAST]
+            if places[number, BUCKETS] >= 0:
+                bucket = places[number, BUCKETS] + (row >> places[number, SHIFT])
+                at, end = np.int64(starts[bucket]), np.int64(starts[bucket + 1])
+            while at < end and rows[at] < row:
+                at += 1
+            if at < end and rows[at] == row:
+                score += units(factors[j], parts[at])
         if size < k or score > best[0]:
             size = push(best, ids, size, k, score, row)
         tried += 1
@@ -146,12 +132,12 @@ def _promising(sums, touched, count, least):
 
 
 @compiled
-def _add(rows, parts, place, factor, need, sums, touched, count):
+def _add(rows, parts, first, last, factor, need, sums, touched, count):
     """Add a list to the sums; rows that are not touched yet only if they get `need`. Return how many are touched now.
 
     It has no branch: half of them would be foreseen wrong.
     """
-    for at in range(place[FIRST], place[LAST]):
+    for at in range(first, last):
         row = rows[at]
         held, own = sums[row], units(factor, parts[at])
         new, wanted = held == 0, own >= need
@@ -162,14 +148,23 @@ def _add(rows, parts, place, factor, need, sums, touched, count):
 
 
 @compiled
-def _add_best(rows, parts, starts, tops, place, factor, need, sums, touched, count):
-    """Do as `_add`, but read of the rows that are not touched yet the best only: they are among the `tops`."""
+def _add_looked_up(rows, parts, starts, places, number, factor, sums, touched, count):
+    """Add a list with buckets to the sums of the touched rows, which are looked up."""
+    buckets, shift = places[number, BUCKETS], places[number, SHIFT]
     for i in range(count):
         row = np.int64(touched[i])
-        at = _look_up(rows, starts, place[BUCKETS] + (row >> place[SHIFT]), row)
-        if at >= 0:
+        at, end = np.int64(starts[buckets + (row >> shift)]), np.int64(starts[buckets + (row >> shift) + 1])
+        while at < end and rows[at] < row:
+            at += 1
+        if at < end and rows[at] == row:
             sums[row] += units(factor, parts[at])
-    for i in range(place[TOP], place[LAST_TOP]):
+
+
+@compiled
+def _add_best(rows, parts, starts, tops, places, number, factor, need, sums, touched, count):
+    """Do as `_add`, but read of the rows that are not touched yet the best only: they are among the `tops`."""
+    _add_looked_up(rows, parts, starts, places, number, factor, sums, touched, count)
+    for i in range(places[number, TOP], places[number, LAST_TOP]):
         own = units(factor, parts[tops[i]])
         if own < need:
             return count
@@ -181,15 +176,11 @@ def _add_best(rows, parts, starts, tops, place, factor, need, sums, touched, cou
 
 
 @compiled
-def _add_promising(rows, parts, starts, place, factor, sums, touched, count):
+def _add_promising(rows, parts, starts, places, number, factor, sums, touched, count):
     """Add a list to the sums of the touched rows."""
-    first, last, buckets, shift = place[FIRST], place[LAST], place[BUCKETS], place[SHIFT]
-    if buckets >= 0 and count * _LOOKED_UP < last - first:
-        for i in range(count):
-            row = np.int64(touched[i])
-            at = _look_up(rows, starts, buckets + (row >> shift), row)
-            if at >= 0:
-                sums[row] += units(factor, parts[at])
+    first, last = places[number, FIRST], places[number, LAST]
+    if places[number, BUCKETS] >= 0 and count * _LOOKED_UP < last - first:
+        _add_looked_up(rows, parts, starts, places, number, factor, sums, touched, count)
         return
     for at in range(first, last):
         if sums[rows[at]]:
@@ -235,25 +226,25 @@ def _search(rows, parts, starts, tops, places, mosts, known, factors, k, sums, t
     counts = np.empty(_STEPS, np.int64)
     count, open_to_all = 0, True
     for i in range(t):
-        place, factor = places[lists[i]], weights[i]
-        postings = place[LAST] - place[FIRST]
-        if open_to_all and k <= count and _TRIED * k * (t - i) < postings + count:
+        one, factor = lists[i], weights[i]
+        postings = places[one, LAST] - places[one, FIRST]
+        if open_to_all and k <= count and _LOOKED_UP * k * (t - i) < postings + count:
             least = _at_least(sums, touched, count, k, left[0] - left[i], counts)
             reached = _reached(
-                rows, parts, starts, places, lists[i:], weights[i:], sums, touched, count, least, k, best, ids
+                rows, parts, starts, places, lists, weights, i, sums, touched, count, least, k, best, ids
             )
             threshold = max(threshold, reached)
         open_to_all = open_to_all and left[i] >= threshold
         if not open_to_all:
             count = _promising(sums, touched, count, threshold - left[i])
-            _add_promising(rows, parts, starts, place, factor, sums, touched, count)
+            _add_promising(rows, parts, starts, places, one, factor, sums, touched, count)
             continue
         need = threshold - left[i + 1]  # of a row that no list so far has
-        best_of = place[LAST_TOP] - 1
-        if count * _LOOKED_UP < postings and best_of >= place[TOP] and units(factor, parts[tops[best_of]]) < need:
-            count = _add_best(rows, parts, starts, tops, place, factor, need, sums, touched, count)
+        last = places[one, LAST_TOP] - 1
+        if count * _LOOKED_UP < postings and last >= places[one, TOP] and units(factor, parts[tops[last]]) < need:
+            count = _add_best(rows, parts, starts, tops, places, one, factor, need, sums, touched, count)
         else:
-            count = _add(rows, parts, place, factor, need, sums, touched, count)
+            count = _add(rows, parts, places[one, FIRST], places[one, LAST], factor, need, sums, touched, count)
     size = 0
     for i in range(count):
         row = touched[i]
