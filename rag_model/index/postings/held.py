@@ -18,7 +18,7 @@ from rag_model.index.postings.maxscore import DAMAGED
 from rag_model.index.postings.weighting import IMPACT, Weighting
 
 MOST_ROWS = 1 << 22  # passages of an index that is searched like this: a thread needs eight bytes for each
-MOST_POSTINGS = 1 << 23  # held at once, eight bytes each
+MOST_POSTINGS = 1 << 25  # held at once, ten bytes each with their buckets: 340 MB at most, less for a smaller file
 _STEPS = 1_024  # in which scores are told apart for a threshold, half of them at least
 _LOOKED_UP = 3  # a look-up costs as much as so many additions
 _BUCKETS = 64  # postings of a list that is divided into buckets at least
