@@ -11,7 +11,7 @@ COMMA := ,
 # Two processes of one thread each: threads that wait for a core that another process has do nothing but spin.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadgroup
 
-.PHONY: install demo test test-avx2 lint docs bench release lock up down clean clean-compiled
+.PHONY: install demo test test-avx2 fuzz lint docs bench release lock up down clean clean-compiled
 .DELETE_ON_ERROR:
 
 install: .venv/dev
@@ -21,6 +21,10 @@ demo: .venv/demo
 
 test: .venv/dev
 	$(PYTEST) $(ARGS)
+
+# Mutated files of every kind that is read: ARGS="10000 passages" tries 10,000 of one kind. `make test` tries a few of each.
+fuzz: .venv/dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz.campaign $(ARGS)
 
 # The tests of models as a processor with AVX2 alone computes: with other kernels, and its encoders in float32.
 test-avx2: .venv/dev

@@ -14,7 +14,7 @@ from typing import Any
 
 from beam_jobs.chunk import ChunkTask, tasks_of
 from beam_jobs.embed import EmbedTask
-from beam_jobs.index import deciding
+from beam_jobs.index_tasks import deciding
 from beam_jobs.workers import worker_memory
 from rag_model.corpus.chunk import chunk_part
 from rag_model.corpus.lineage import Inheritance

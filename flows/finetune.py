@@ -133,8 +133,8 @@ def made(job: Finetuning, work: Path | None, name: str, clock: StageClock) -> tu
     folder = work or cache_folder() / "training" / job.key
     folder.mkdir(parents=True, exist_ok=True)
     with alone(folder):
-        with clock("mine"):
-            mine(job)
+        with clock("mine") as tell:
+            mine(job, folder, tell)
         with clock("train") as tell:
             trained = learn(job, folder, tell)
         with clock("publish"):
@@ -145,9 +145,9 @@ def made(job: Finetuning, work: Path | None, name: str, clock: StageClock) -> tu
 
 
 @stage
-def mine(job: Finetuning) -> None:
-    """Find what is missing in the examples, such as negatives."""
-    _ = job.prepared
+def mine(job: Finetuning, folder: Path, tell: OnProgress) -> None:
+    """Find what is missing in the examples, such as negatives and a teacher's scores."""
+    job.prepare(folder, tell)
 
 
 @stage

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from beam_jobs import index
-from beam_jobs.index import IndexBuild
+from beam_jobs.index_tasks import IndexBuild
 from beam_jobs.launch import Launch, OnProgress
 from flows import artifacts
 from flows.outcome import GateRefusedError, Reindexed

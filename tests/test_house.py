@@ -79,6 +79,15 @@ def test_nothing_reads_pickles() -> None:
                 assert "allow_pickle=False" in ast.unparse(node), f"{path}:{node.lineno}"
 
 
+def test_no_code_of_a_models_folder_is_run() -> None:
+    """Left out, `trust_remote_code` asks on the terminal, and a `y` on standard input runs the folder's code."""
+    for path in FILES:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            name = node.func.attr if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) else ""
+            if name in {"from_pretrained", "from_config", "pipeline"}:
+                assert "trust_remote_code=False" in ast.unparse(node), f"{path}:{node.lineno}"
+
+
 def test_the_layers_hold() -> None:
     run = subprocess.run(
         [str(Path(sys.executable).with_name("lint-imports"))], cwd=ROOT, capture_output=True, text=True, check=False

@@ -169,7 +169,8 @@ def _object_store(folder: Path, port: int) -> tuple[str, dict[str, str]]:
     }
     places = Places("", "", "", credentials)
     _start(folder, "s3", [weed, "server", *(f"-{name}={value}" for name, value in options.items())], places)
-    _wait(folder, "s3", lambda: _bucket(credentials))
+    health = f"{credentials['AWS_ENDPOINT_URL']}/healthz"
+    _wait(folder, "s3", lambda: _answers(health) and _bucket(credentials))
     return "s3://library/bookwheel", credentials
 
 

@@ -112,11 +112,14 @@ class PassageFile:
         """
         self._name = name = getattr(source, "name", source)
         with self._reading():
-            self._file = pq.ParquetFile(source, page_checksum_verification=True, read_dictionary=_TEXTS)
-        missing = [column for column in _NAMES if column not in self._file.schema_arrow.names]
+            metadata = pq.read_metadata(source)
+        missing = [column for column in _NAMES if column not in metadata.schema.to_arrow_schema().names]
         if missing:
             raise InputError(f"{name} lacks the columns {', '.join(missing)} of a passage file: build it again")
-        metadata = self._file.metadata
+        with self._reading():
+            self._file = pq.ParquetFile(
+                source, metadata=metadata, page_checksum_verification=True, read_dictionary=_TEXTS
+            )
         self.n_rows: int = metadata.num_rows
         sizes = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
         held = _size_of(source)

@@ -232,8 +232,8 @@ class _SameServer(HTTPRedirectHandler):
         secured = (asked.scheme, told.scheme, asked.port) == ("http", "https", told.port)
         if told.netloc != asked.netloc or not (told.scheme == asked.scheme or secured):
             raise _UntrustedError(
-                f"{req.full_url} redirects to another server, {told.scheme}://{told.hostname}: give that one's address if "
-                "you trust it"
+                f"{req.full_url} redirects to another server, {told.scheme}://{told.hostname}: give that one's address "
+                "if you trust it"
             )
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 

@@ -98,7 +98,12 @@ def load_model(folder: Path, spec: EncoderSpec, device: str | None = None, dtype
     kind = getattr(torch, dtype) if dtype else fastest_dtype(where)
     try:
         whole, loading = _class_of(folder).from_pretrained(
-            str(folder), dtype=kind, local_files_only=True, use_safetensors=True, output_loading_info=True
+            str(folder),
+            dtype=kind,
+            local_files_only=True,
+            use_safetensors=True,
+            trust_remote_code=False,
+            output_loading_info=True,
         )
     except (OSError, ValueError, RuntimeError, KeyError) as broken:
         sentence = str(broken).partition("\n")[0]

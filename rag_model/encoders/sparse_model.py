@@ -34,7 +34,12 @@ class SparseModel(nn.Module):
         stored_tensors(folder)  # says which file is truncated; transformers does not
         try:
             whole, loading = transformers.AutoModelForMaskedLM.from_pretrained(
-                str(folder), dtype=dtype, local_files_only=True, use_safetensors=True, output_loading_info=True
+                str(folder),
+                dtype=dtype,
+                local_files_only=True,
+                use_safetensors=True,
+                trust_remote_code=False,
+                output_loading_info=True,
             )
         except (OSError, ValueError, RuntimeError, KeyError) as broken:
             sentence = str(broken).partition("\n")[0]

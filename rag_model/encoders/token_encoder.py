@@ -19,6 +19,7 @@ from rag_model.encoders.resolve import resolve_folder
 from rag_model.encoders.sentence_transformers import MODULES
 from rag_model.encoders.space import Space, asked_space, digest_tokenizer, tokenizer_files
 from rag_model.encoders.spec import RECORD_FILE
+from rag_model.encoders.token_pooling import pooled
 from rag_model.encoders.token_spec import METADATA, PYLATE, RECORDED, TokenSpec, dense_folder, read_token_spec
 from rag_model.encoders.tokens import TokenIds, load_tokenizer, tokenize
 from rag_model.encoders.weights import WEIGHTS, digest_tensors, weight_files
@@ -159,6 +160,8 @@ class TokenEncoder:
     def encode_passages(self, titles: Sequence[str], texts: Sequence[str]) -> TokenVectors:
         """Return the float32 vectors of passages, `title text` each, in order; they do not depend on one another.
 
+        There is one a token that is kept, or fewer if the spec pools them.
+
         Raises:
             InputError: a vector is not finite.
         """
@@ -175,7 +178,7 @@ class TokenEncoder:
             return TokenVectors(np.zeros((0, self.dim), np.float32), offsets_of(np.zeros(0, np.int64)))
         found: list[Vectors | None] = [None] * len(lines)
         for rows, vectors in self._batches(lines):
-            found[rows] = vectors
+            found[rows] = pooled(vectors, self.spec.pool)
         whole = [one for one in found if one is not None]
         vectors = np.concatenate(whole)
         if not np.isfinite(vectors).all():

@@ -123,7 +123,12 @@ def _transformer(folder: Path, device: str | None, dtype: torch.dtype) -> Any:
     stored_tensors(folder)  # says which file is truncated; transformers does not
     try:
         body, loading = transformers.AutoModel.from_pretrained(
-            str(folder), dtype=dtype, local_files_only=True, use_safetensors=True, output_loading_info=True
+            str(folder),
+            dtype=dtype,
+            local_files_only=True,
+            use_safetensors=True,
+            trust_remote_code=False,
+            output_loading_info=True,
         )
     except (OSError, ValueError, RuntimeError, KeyError) as broken:
         sentence = str(broken).partition("\n")[0]

@@ -33,6 +33,7 @@ class TokenSpec:
     passage_length: int = 180  # tokens, special ones included; longer passages are cut
     attend_to_masks: bool = False  # whether a question's tokens see its [MASK]s; masks see the tokens in any case
     skipped: tuple[str, ...] = tuple(string.punctuation)  # tokens of passages that are read and give no vector
+    pool: int = 1  # tokens of a passage that become one vector, on average; 2 halves the bytes (`token_pooling`)
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -43,20 +44,26 @@ class TokenSpec:
         for name in ("question_length", "passage_length"):
             if getattr(self, name) < _SHORTEST:
                 raise UsageError(f"{name} {getattr(self, name)} leaves no room for text: use {_SHORTEST} or more")
+        if self.pool < 1:
+            raise UsageError(f"pool of a ColBERT is {self.pool}: use 1, or 2 to halve the vectors of a passage")
 
     @property
     def pooling(self) -> str:
-        """What the space of its passages says of pooling: there is none, and which tokens are dropped."""
+        """What the space of its passages says of pooling: how many tokens make a vector, and which are dropped."""
         usual = self.skipped == tuple(string.punctuation)
-        return "tokens" if usual else f"tokens without {digest_json(list(self.skipped))[-8:]}"
+        named = "tokens" if usual else f"tokens without {digest_json(list(self.skipped))[-8:]}"
+        return named if self.pool == 1 else f"{named}, pooled by {self.pool}"
 
     def passage(self, title: str, text: str) -> str:
         """Return the tokenizer's input for a passage."""
         return f"{title} {text}".strip()
 
     def to_json(self) -> dict[str, Any]:
-        """Return the spec as JSON values."""
-        return {**asdict(self), "skipped": list(self.skipped)}
+        """Return the spec as JSON values; without pooling, those of a spec that knows none."""
+        values = {**asdict(self), "skipped": list(self.skipped)}
+        if self.pool == 1:
+            del values["pool"]
+        return values
 
     def metadata(self, dim: int) -> dict[str, Any]:
         """Return the settings as Stanford's `artifact.metadata` has them."""

@@ -14,8 +14,9 @@ import numpy.typing as npt
 
 from rag_model.encoders.space import TOKENIZER, tokenizer_files
 from rag_model.encoders.spec import TextInput
-from rag_model.errors import InputError
+from rag_model.errors import BookwheelError, InputError
 from rag_model.extras import require
+from rag_model.tokenizer import load_tokenizer_file
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -33,7 +34,9 @@ def load_tokenizer(folder: Path, max_length: int) -> "Tokenizer":
     """
     files = tokenizer_files(folder)
     try:
-        tokenizer = _fast(files[0]) if files[0].name == TOKENIZER else _converted(folder)
+        tokenizer = load_tokenizer_file(files[0]) if files[0].name == TOKENIZER else _converted(folder)
+    except BookwheelError:
+        raise
     except Exception as broken:  # tokenizers raises only Exception
         raise InputError(
             f"the tokenizer of encoder {folder} cannot be read ({broken}): fetch the model again"
@@ -44,11 +47,20 @@ def load_tokenizer(folder: Path, max_length: int) -> "Tokenizer":
 
 
 def tokenize(tokenizer: "Tokenizer", inputs: Sequence[TextInput]) -> list[TokenIds]:
-    """Return the token ids of each input, special ones included, in order."""
+    """Return the token ids of each input, special ones included, in order.
+
+    Raises:
+        InputError: the tokenizer has no tokens for an input.
+    """
     pieces = (inputs[start : start + _AT_ONCE] for start in range(0, len(inputs), _AT_ONCE))
-    return [
-        np.array(encoding.ids, np.int32) for piece in pieces for encoding in tokenizer.encode_batch_fast(list(piece))
-    ]
+    try:
+        return [
+            np.array(encoding.ids, np.int32)
+            for piece in pieces
+            for encoding in tokenizer.encode_batch_fast(list(piece))
+        ]
+    except Exception as failed:  # tokenizers raises only Exception
+        raise InputError(f"the model's tokenizer cannot split a text ({failed}): fetch the model again") from failed
 
 
 def copy_tokenizer(source: Path, folder: Path) -> None:
@@ -64,12 +76,9 @@ def limit_tokenizer(threads: int) -> None:
     os.environ["TOKENIZERS_PARALLELISM"] = "false" if threads == 1 else "true"
 
 
-def _fast(file: Path) -> "Tokenizer":
-    tokenizer: Tokenizer = require("tokenizers", "model").Tokenizer.from_file(str(file))
-    return tokenizer
-
-
 def _converted(folder: Path) -> "Tokenizer":
     auto = require("transformers", "model").AutoTokenizer
-    tokenizer: Tokenizer = auto.from_pretrained(str(folder), local_files_only=True).backend_tokenizer
+    tokenizer: Tokenizer = auto.from_pretrained(
+        str(folder), local_files_only=True, trust_remote_code=False
+    ).backend_tokenizer
     return tokenizer

@@ -133,7 +133,7 @@ def _read_header(path: Path) -> dict[str, StoredTensor]:
         end = max(entry["data_offsets"][1] for entry in entries.values())
         missing = 8 + length + end - path.stat().st_size
         tensors = {name: _placed(path, entry, 8 + length) for name, entry in entries.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as broken:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as broken:
         raise InputError(f"model file {path} is missing or corrupt: fetch the model again") from broken
     if missing > 0:
         raise InputError(f"model file {path} is truncated ({missing} bytes are missing): fetch it again")

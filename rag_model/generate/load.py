@@ -16,6 +16,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from rag_model.encoders.files import CONFIG, optional_object, read_object
 from rag_model.encoders.model import device_named
 from rag_model.encoders.resolve import resolve_folder
+from rag_model.encoders.space import TOKENIZER
 from rag_model.encoders.spec import RECORD_FILE
 from rag_model.encoders.weights import stored_tensors
 from rag_model.errors import InputError, UsageError
@@ -24,6 +25,7 @@ from rag_model.generate.causal import CausalGenerator
 from rag_model.generate.generator import Generator
 from rag_model.generate.inputs import PROMPT, Form, PaperForm, PromptForm, form_of_json
 from rag_model.generate.seq2seq import Seq2SeqGenerator
+from rag_model.tokenizer import check_patterns
 
 _UNBOUNDED = 100_000  # tokens; tokenizers write 1e30 for "no limit"
 _LENGTHS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len")
@@ -97,7 +99,7 @@ def _source(folder: Path) -> dict[str, Any]:
 
 def _opened(folder: Path, kind: Any, given: dict[str, Any]) -> Any:
     try:
-        return kind.from_pretrained(str(folder), local_files_only=True, **given)
+        return kind.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False, **given)
     except Exception as broken:  # a corrupt file may raise any exception of its reader
         sentence = str(broken).strip().partition("\n")[0]
         raise InputError(
@@ -114,6 +116,8 @@ def _check_kind(folder: Path, config: Any) -> None:
 
 
 def _tokenizer(folder: Path, source: dict[str, Any]) -> Any:
+    if (folder / TOKENIZER).is_file():
+        check_patterns(folder / TOKENIZER)
     tokenizer = _opened(folder, transformers.AutoTokenizer, source)
     if not tokenizer.is_fast:
         raise InputError(f"generator {folder} has no fast tokenizer: save one with `AutoTokenizer.save_pretrained`")

@@ -1,4 +1,4 @@
-"""Stop a generator between two tokens, where nobody waits for the answer any more."""
+"""Stop a generator between two tokens, where no caller waits for the answer any more."""
 
 from collections.abc import Callable
 from typing import Any
@@ -37,7 +37,7 @@ class _Stoppable:
 
     def _go_on(self) -> None:
         if self._stop():
-            raise StoppedError("nobody waits for this answer any more, so it was given up")
+            raise StoppedError("no caller waits for this answer any more, so it was given up")
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._generator, name)

@@ -20,7 +20,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar, runtime_checkable
 
 from rag_model.errors import UsageError
 from rag_model.index.files.engine import Rows, Vectors
@@ -109,6 +109,15 @@ class TextIndex(Protocol):
         Raises:
             UsageError: `k` or a parameter does not fit the index.
         """
+        ...
+
+
+@runtime_checkable
+class SkippingIndex(Protocol):
+    """An index over text that skips what cannot be among the best, and can be asked not to, to be compared."""
+
+    def every(self, questions: Sequence[str], k: int, **parameters: Any) -> Rows:
+        """Return the rows that `TextIndex.search` does, having read all that could count for a question."""
         ...
 
 

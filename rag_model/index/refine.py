@@ -7,7 +7,7 @@ nothing is added to the index, and a query reads as many rows as it ranks.
 
 import numpy as np
 
-from rag_model.index.exact.scan import best_of
+from rag_model.index.exact.scan import best_of, exact_scores
 from rag_model.index.files.engine import Metric, Rows, Vectors
 from rag_model.index.files.vectors import BLOCK_BYTES, VectorFiles
 
@@ -30,18 +30,5 @@ def rank_again(files: VectorFiles, metric: Metric, vectors: Vectors, rows: Rows,
     step = max(1, BLOCK_BYTES // (4 * files.dim * rows.shape[1]))
     scores = [np.empty((0, rows.shape[1]), np.float32)]
     for first in range(0, len(rows), step):
-        scores.append(_scores(files, metric, vectors[first : first + step], rows[first : first + step]))
+        scores.append(exact_scores(files, metric, vectors[first : first + step], rows[first : first + step]))
     return best_of(np.concatenate(scores), rows, k)  # (q, w) -> (q, k)
-
-
-def _scores(files: VectorFiles, metric: Metric, vectors: Vectors, rows: Rows) -> Vectors:
-    wanted = np.unique(rows[rows >= 0])
-    taken = files.take(wanted)
-    scores = np.full(rows.shape, -np.inf, np.float32)
-    for vector, found, filled in zip(vectors, rows, scores, strict=True):
-        candidates = taken[np.searchsorted(wanted, found[found >= 0])]  # (c, d)
-        if metric == "ip":
-            filled[found >= 0] = candidates @ vector  # (c, d) @ (d,) -> (c,)
-        else:
-            filled[found >= 0] = -np.square(candidates - vector).sum(axis=1)
-    return scores

@@ -15,7 +15,7 @@ from rag_model.index.plan import Facts
 from rag_model.index.quality import fit
 from rag_model.index.quality.fit import Fit
 from rag_model.index.quality.health import Effort, Trial, effort, examine, setting_name, sweep
-from rag_model.index.quality.recall import FLOOR, Floor, recall_at
+from rag_model.index.quality.recall import FLOOR, Floor
 from rag_model.index.quality.tune import Tuned, tune
 from rag_model.index.recipe import IndexRecipe, VectorPlan, check_search, check_vectors, parameters_of, resolve
 from rag_model.index.search import IndexFile, open_index
@@ -90,7 +90,7 @@ class VectorKind(PlainKind[VectorPlan], ABC):
         rows = index.search(trial.vectors, trial.k)[1]
         curve = sweep(index, trial)
         return Measurement(
-            recall_at(rows, trial.rows, trial.scores, trial.k),
+            trial.recalls(rows),
             curve,
             _setting(index, trial, entry["search"], curve),
             examine(files.index, files.rows()),

@@ -51,10 +51,10 @@ class DenseRetriever(SnapshotRetriever):
             raise UsageError(f"index {self.name} is not searched by one vector a question: use open_retriever")
         if encoder is not None:
             check_asks(encoder, snapshot, content.over(self.name))
-        self._over = self.name  # an expression may call it by its parameters too
+        self.index = self.name  # its name; an expression may call it by its parameters too
         self._encoder = encoder
-        self._index: SearchIndex = open_index_of(snapshot, self.name) if opened is None else opened
-        self._parameters = parameters or {}
+        self._opened: SearchIndex = open_index_of(snapshot, self.name) if opened is None else opened
+        self.parameters: Mapping[str, int] = parameters or {}
         self.exact_products = gives_products(content.indexes, self.name)
 
     @classmethod
@@ -73,7 +73,7 @@ class DenseRetriever(SnapshotRetriever):
     @property
     def files(self) -> Mapping[str, int]:
         """The index, and the rows that it ranks by."""
-        return sizes_of(self.snapshot, self._over)
+        return sizes_of(self.snapshot, self.index)
 
     def find(self, asked: Questions, k: int) -> Found:
         """Search the index by the questions' vectors.
@@ -95,7 +95,7 @@ class DenseRetriever(SnapshotRetriever):
         return self.hits(self._found(vectors, k))
 
     def _found(self, vectors: Vectors, k: int) -> Found:
-        scores, rows = self._index.search(vectors, k, **self._parameters)
+        scores, rows = self._opened.search(vectors, k, **self.parameters)
         return Found(self.name, rows, scores, scores if self.exact_products else None)
 
 

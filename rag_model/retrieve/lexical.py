@@ -26,16 +26,16 @@ class TextRetriever(SnapshotRetriever):
             UsageError: the snapshot has no such index.
         """
         super().__init__(snapshot, index)
-        self._over = index  # an expression may call it by its parameters too
-        self._index: TextIndex = open_index_of(snapshot, index) if opened is None else opened
-        self._parameters = parameters or {}
+        self.index = index  # its name; an expression may call it by its parameters too
+        self._opened: TextIndex = open_index_of(snapshot, index) if opened is None else opened
+        self.parameters: Mapping[str, float] = parameters or {}
 
     @property
     def files(self) -> Mapping[str, int]:
         """The index, and the rows that it ranks by."""
-        return sizes_of(self.snapshot, self._over)
+        return sizes_of(self.snapshot, self.index)
 
     def find(self, asked: Questions, k: int) -> Found:
         """Search the index by the questions' texts."""
-        scores, rows = self._index.search(asked.texts, k, **self._parameters)
+        scores, rows = self._opened.search(asked.texts, k, **self.parameters)
         return Found(self.name, rows, scores)

@@ -28,15 +28,16 @@ class SparseRetriever(SnapshotRetriever):
         """
         super().__init__(snapshot, index)
         check_asks(encoder, snapshot, snapshot.manifest.content.over(index))
-        self._over = index  # an expression may call it by its parameters too
-        self._encoder, self._index, self._parameters = encoder, opened, parameters or {}
+        self.index = index  # its name; an expression may call it by its parameters too
+        self.parameters: Mapping[str, int] = parameters or {}
+        self._encoder, self._opened = encoder, opened
 
     @property
     def files(self) -> Mapping[str, int]:
         """The index's file."""
-        return sizes_of(self.snapshot, self._over)
+        return sizes_of(self.snapshot, self.index)
 
     def find(self, asked: Questions, k: int) -> Found:
         """Search the index by the questions' weighted terms."""
-        scores, rows = self._index.search(asked.vectors(self._encoder), k, **self._parameters)
+        scores, rows = self._opened.search(asked.vectors(self._encoder), k, **self.parameters)
         return Found(self.name, rows, scores)

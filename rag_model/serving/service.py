@@ -64,17 +64,20 @@ class Service:
         """Begin to follow the ref."""
         self.follower.start()
 
-    async def search(self, questions: Sequence[str], k: int, retriever: str | None = None) -> Found:
-        """Return passages for questions.
+    async def search(self, questions: Sequence[str], k: int, retriever: str | None = None, client: str = "") -> Found:
+        """Return passages for questions of a client; clients take turns.
 
         Raises:
             BusyError, LateError, ClosingError: see `Batcher.ask`.
             NotReadyError: nothing is served yet.
             UsageError: the retriever is wrong or not served here, or it gives fewer passages than `k`.
         """
-        return await self._searches.ask(questions, k, retriever, self.settings.request_seconds, self._asked("search"))
+        seconds = self.settings.request_seconds
+        return await self._searches.ask(questions, k, retriever, seconds, self._asked("search"), client)
 
-    async def answer(self, questions: Sequence[str], k: int | None = None, retriever: str | None = None) -> Answered:
+    async def answer(
+        self, questions: Sequence[str], k: int | None = None, retriever: str | None = None, client: str = ""
+    ) -> Answered:
         """Return answers to questions, as `search` returns passages.
 
         Raises:
@@ -82,7 +85,8 @@ class Service:
         """
         if self.followed.model is None:
             raise UsageError("this service has no model, so it gives no answers: ask /search")
-        return await self._answers.ask(questions, k, retriever, self.settings.request_seconds, self._asked("answer"))
+        seconds = self.settings.request_seconds
+        return await self._answers.ask(questions, k, retriever, seconds, self._asked("answer"), client)
 
     def close(self) -> None:
         """Answer the requests under way, then free everything."""

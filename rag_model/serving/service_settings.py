@@ -32,6 +32,7 @@ class ServiceSettings:
     connections_per_client: int = 256  # of one address: the others keep three quarters; more behind a balancer
     write_seconds: float = 10.0  # for a client to read a reply, and one more for each 64 KiB of it; then it is cut off
     idle_seconds: float = 75.0  # between two requests of a connection: balancers give up theirs first, after 60
+    unsent_bytes_per_client: int = 128 << 20  # replies of 64 questions, 100 passages each, take 5 MB
     hosts: tuple[str, ...] = LOOPBACK  # names that it is asked by, which its own pages are from; "*": any
     # the queue
     queue_questions: int = 512  # waiting to be searched: a second's work or so; then 429
@@ -64,7 +65,7 @@ class ServiceSettings:
                 "request_seconds",
                 *("queue_questions", "queue_answers", "batch_questions", "batch_answers", "poll_seconds"),
                 *("retry_seconds", "keep", "connections", "idle_seconds", "write_seconds"),
-                "connections_per_client",
+                *("connections_per_client", "unsent_bytes_per_client"),
             )
         }
         for name, value in least.items():

@@ -25,6 +25,7 @@ from rag_model.store.versions.models import Made, PutModel, put_model
 from rag_model.store.versions.moves import tag
 from rag_model.training.card import Card, write_card
 from rag_model.training.data.examples import digest_examples
+from rag_model.training.data.teaching import Tell
 from rag_model.training.loop.journal import METRICS
 from rag_model.training.loop.loop import Report, Trained, train
 from rag_model.training.objectives.objective import Job, Objective
@@ -52,6 +53,7 @@ class Finetuning:
         """Take the objective, and everything that determines the model."""
         self.objective, self.job = objective, job
         self.store, self.snapshot = job.store, job.snapshot
+        self._prepared: Job[Any] | None = None
 
     @cached_property
     def inputs(self) -> dict[str, Any]:
@@ -67,10 +69,16 @@ class Finetuning:
             **({"code": self.objective.version} if self.objective.version else {}),
         }
 
-    @cached_property
-    def prepared(self) -> Job[Any]:
-        """The job with its examples prepared for training, for example with mined negatives."""
-        return replace(self.job, examples=self.objective.prepare(self.job), digests=self.inputs["models"])
+    def prepare(self, work: Path | None = None, tell: Tell = lambda _, __: None) -> Job[Any]:
+        """Return the job with its examples prepared for training, for example with mined negatives; done once.
+
+        `work` is the training's folder, which keeps what took long; `tell` is called with what is done, and of how
+        much.
+        """
+        if self._prepared is None:
+            job = replace(self.job, digests=self.inputs["models"], work=work, tell=tell)
+            self._prepared = replace(job, examples=self.objective.prepare(job))
+        return self._prepared
 
     @property
     def key(self) -> str:
@@ -94,7 +102,7 @@ class Finetuning:
         Raises:
             BookwheelError: as the objective, its task and the loop; the checkpoints stay.
         """
-        loop, job = self.job.settings.loop, self.prepared
+        loop, job = self.job.settings.loop, self.prepare(work)
         torch.manual_seed(loop.seed)  # for weights that a folder lacks, such as a pooler's
         task = self.objective.task(job)
         trained = train(task, loop, work, report)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from beam_jobs import index
-from beam_jobs.index import IndexBuild
+from beam_jobs.index_tasks import IndexBuild
 from beam_jobs.launch import Launch
 from rag_model.errors import InputError, StoreError
 from rag_model.index import stages

@@ -55,7 +55,7 @@ def test_a_chunker_of_another_package(
         assert ran.code == 0, ran.err
         return ran.json
 
-    first = run(20, beam=["--direct_num_workers=2"])
+    first = run(20, beam=["--direct_num_workers=1"])
     assert sorted(cuts.new()) == [(1, 0), (2, 0)]
     with Snapshot.open(str(store)) as snapshot:
         kept = snapshot.manifest.content.recipe["chunk"]

@@ -42,8 +42,16 @@ factory = "HNSW8"
 factory = "HNSW8"
 over = "fixed"
 
+[index.coded]
+factory = "IVF4,PQ16np"
+over = "fixed"
+
 [index.tokens]
 factory = "MaxSim,PQ8"
+
+[gate.floors.coded]
+mean = 0.3
+p5 = 0.0
 
 [gate.floors.tokens]
 mean = 0.1
@@ -98,6 +106,9 @@ def test_token_vectors_go_the_whole_way(
         hits = open_retriever(snapshot, "fixed").search([QUESTION], 3)[0]
         sums = muvera.questions(TokenEncoder.load(colbert).encode_questions([QUESTION]))[0]
         assert [hit.score for hit in hits] == pytest.approx([float(sums @ fixed[hit.row]) for hit in hits], rel=1e-2)
+
+        coded = open_retriever(snapshot, "coded").search([QUESTION], before)[0]  # IVF-PQ over the same vectors
+        assert {hit.row for hit in hits} <= {hit.row for hit in coded[: before // 2]}
 
         every = open_index_of(snapshot, "tokens")
         asked = TokenEncoder.load(colbert).encode_questions([QUESTION])
@@ -198,8 +209,10 @@ def test_a_colbert_is_trained_taught_stored_and_indexed_by_its_name(
     plain = bookwheel("finetune", "colbert", *named, *begins, "--json")
     assert plain.code == 0, plain.err
     teacher = ["--teacher", save_cross_encoder(tmp_path / "teacher")]
-    taught = bookwheel("finetune", "colbert", *named, *begins, *teacher, "--name", "taught", "--json")
+    work = ["--work", tmp_path / "work"]
+    taught = bookwheel("finetune", "colbert", *named, *begins, *teacher, *work, "--name", "taught", "--json")
     assert taught.code == 0, taught.err
+    assert json.loads((tmp_path / "work" / "scores.jsonl").read_text())["scores"], "for a run that resumes"
     assert taught.json["model"] != plain.json["model"]
     assert "average_rank" in taught.json["metrics"]["after"]
 

@@ -28,6 +28,7 @@ class Served:
 
     process: "subprocess.Popen[str]"
     url: str
+    health: str | None
     log: Path
 
     @property
@@ -67,7 +68,8 @@ def service(tmp_path: Path, *options: object) -> Iterator[Served]:
         assert process.stdout is not None
         line = process.stdout.readline()
         assert line, log.read_text()
-        yield Served(process, json.loads(line)["url"], log)
+        told = json.loads(line)
+        yield Served(process, told["url"], told["health"], log)
     finally:
         process.kill()
         process.wait()
@@ -135,6 +137,22 @@ def test_an_expression_is_served_and_composed_of(copy: Path, tmp_path: Path) -> 
         assert {leg["leg"] for leg in hit["legs"]} == {"exact", "hnsw"}
 
 
+def test_who_has_no_token_is_not_answered_and_health_has_a_port_of_its_own(copy: Path, tmp_path: Path) -> None:
+    token, file = "a" * 40, tmp_path / "tokens"
+    file.write_text(token)
+    doors = ("--tokens", file, "--health-port", 0, "--allow-host", "rag.example")
+    with service(tmp_path, "--store", copy, "--dest", tmp_path / "dest", *doors) as served:
+        served.until(lambda: served.get("/readyz")[0] == 200)
+        with urllib.request.urlopen(f"{served.health}/metrics", timeout=PATIENCE) as reply:
+            assert 'bookwheel_thread_deaths_total{thread="search"} 0.0' in reply.read().decode()
+        assert served.get("/snapshot")[0] == 401
+        headers = {"Authorization": f"Bearer {token}", "Host": "rag.example"}
+        asked = urllib.request.Request(f"{served.url}/snapshot", headers=headers)
+        with urllib.request.urlopen(asked, timeout=PATIENCE) as reply:
+            assert reply.status == 200
+        assert token not in served.log.read_text()
+
+
 def test_an_interrupt_ends_it_at_once(copy: Path, tmp_path: Path) -> None:
     with service(tmp_path, "--store", copy, "--dest", tmp_path / "dest") as served:
         served.process.send_signal(signal.SIGINT)
@@ -154,6 +172,9 @@ def test_an_interrupt_ends_it_at_once(copy: Path, tmp_path: Path) -> None:
         (["--store", "{store}", "--model", "nonesuch"], 1, "nonesuch"),
         (["--store", "{store}", "--port", "{taken}"], 2, "give another --port"),
         (["--store", "{store}", "--keep", "0"], 2, "keep is 0"),
+        (["--store", "{store}", "--tokens", "{nothing}"], 2, "cannot be read"),
+        (["--store", "{store}", "--tls-key", "{nothing}"], 2, "--tls-certificate and --tls-key belong together"),
+        (["--store", "{store}", "--health-port", "{taken}"], 2, "give another --health-port"),
     ],
 )
 def test_what_can_never_be_served_is_one_sentence(

@@ -113,23 +113,18 @@ def test_a_pull_takes_what_is_chosen(library: Path, tmp_path: Path, bookwheel: A
     assert Snapshot.from_folder(tmp_path).embeddings("part-00000").shape[1] == Snapshot.from_folder(tmp_path).dim
 
 
-def test_a_pull_keeps_as_many_as_it_is_told(store: Path, tmp_path: Path, bookwheel: Any) -> None:
+def test_a_pull_tells_what_was_taken_down_and_keeps_as_many_as_it_is_told(
+    store: Path, tmp_path: Path, bookwheel: Any
+) -> None:
     first = bookwheel("pull", "latest@1", tmp_path / "dest", "--store", store, "--json").json
-    assert first["pruned"] == []
-    words = bookwheel("pull", "latest", tmp_path / "dest", "--store", store, "--keep", 1).out
-    assert words.endswith("; 1 earlier snapshots deleted\n")
-    assert not Path(first["path"]).exists()
-
-
-def test_a_pull_tells_what_was_taken_down(store: Path, tmp_path: Path, bookwheel: Any) -> None:
-    first = bookwheel("pull", "latest@1", tmp_path / "dest", "--store", store, "--json").json
-    assert first["taken_down"] == []
+    assert (first["pruned"], first["taken_down"]) == ([], [])
     opened = Store.open(str(store))
     opened.takedowns.replace(first["snapshot"], opened.snapshots.resolve("latest"))
     words = bookwheel("pull", "latest", tmp_path / "dest", "--store", store).out
     assert f"taken down since, and still in {tmp_path / 'dest'}: {first['snapshot'][:12]}; pull with --keep" in words
-    kept = bookwheel("pull", "latest", tmp_path / "dest", "--store", store, "--keep", 9, "--json").json
-    assert (kept["pruned"], kept["taken_down"]) == ([first["snapshot"]], [])
+    words = bookwheel("pull", "latest", tmp_path / "dest", "--store", store, "--keep", 9).out
+    assert words.endswith("; 1 earlier snapshots deleted\n")
+    assert not Path(first["path"]).exists()
 
 
 def test_the_recipe_that_is_shown_rebuilds_the_snapshot(

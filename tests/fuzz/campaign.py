@@ -1,7 +1,7 @@
-"""Try many mutations of each kind of file: `python -m tests.fuzz.campaign [CASES [KIND …]]`, or `make fuzz`.
+"""Try many mutations of each kind of file: `python -m tests.fuzz.campaign [CASES [KIND [FIRST]]]`, or `make fuzz`.
 
-Prints one JSON line a kind. A crash, an exception that is no `BookwheelError`, more than 1 GB or more than 5 seconds is
-a defect: the line then names the first cases of it. `python -m tests.fuzz.campaign 1 KIND CASE` tries one again.
+Prints one JSON line a kind. A crash, an exception that is no `BookwheelError`, an error of several lines, more than
+1 GB or more than 5 seconds is a defect, whose first cases the line names: `… campaign 1 KIND CASE` tries one again.
 """
 
 import json
@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -38,33 +38,37 @@ class Result:
                 cases.append(number)
 
 
-def tried(kind: Kind, first: int, last: int) -> Result:
-    """Try the cases first … last - 1 of a kind, each in a child process that survives all cases but those that kill."""
-    result = Result(kind.name)
+def tried(kinds: Sequence[Kind], first: int, last: int) -> list[Result]:
+    """Try the cases first … last - 1 of some kinds in a child process, which is started again after each that kills."""
+    results = {kind.name: Result(kind.name) for kind in kinds}
     with tempfile.TemporaryDirectory() as folder:
-        sound = kind.make(_new(Path(folder, "make"))).read_bytes()
-        name = kind.make(_new(Path(folder, "again"))).name
-        while first < last:
-            work = _new(Path(folder, f"from-{first}"))
-            (work / name).write_bytes(sound)
-            first = _tried(result, work, first, last)
-    return result
+        left = {kind.name: (first, _sound(kind, Path(folder, str(place)))) for place, kind in enumerate(kinds)}
+        while left:
+            jobs = [(name, str(_work(Path(folder), *sound)), start, last) for name, (start, sound) in left.items()]
+            name, number = _run(results, jobs)
+            for done in list(left)[: list(left).index(name)]:
+                del left[done]
+            left[name] = number + 1, left[name][1]
+            if number + 1 >= last:
+                del left[name]
+    return list(results.values())
 
 
-def _tried(result: Result, work: Path, first: int, last: int) -> int:
-    """Run one child; return the case that follows the last one it tried."""
-    command = [sys.executable, "-m", "tests.fuzz.child", str(work), result.kind, str(first), str(last)]
+def _run(results: dict[str, Result], jobs: Sequence[tuple[str, str, int, int]]) -> tuple[str, int]:
+    """Run one child; return the kind and the number of the last case that it tried."""
+    command = [sys.executable, "-m", "tests.fuzz.child", json.dumps(jobs)]
     child = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, check=False)
-    lines, number = iter(child.stdout.splitlines()), first - 1
+    lines, name, number = iter(child.stdout.splitlines()), "", -1
     for line in lines:
-        if not line.startswith("try "):
-            continue  # what a library prints
-        number = int(line.split()[1])
-        outcome = next((line for line in lines), None)
-        result.add(number, outcome or _died(child.returncode))
-    if number < first:
-        raise RuntimeError(f"{result.kind}: the sound file cannot be read: {child.stderr[-2000:]}")
-    return number + 1
+        if line.startswith("try "):  # others are what a library prints
+            _, digits, name = line.split(" ", 2)
+            number = int(digits)
+            results[name].add(number, next(lines, None) or _died(child.returncode))
+    if not name:
+        raise RuntimeError(
+            f"a sound file of {', '.join(job[0] for job in jobs)} cannot be read: {child.stderr[-2000:]}"
+        )
+    return name, number
 
 
 def _died(code: int) -> str:
@@ -73,19 +77,31 @@ def _died(code: int) -> str:
     return f"crash {signal.Signals(-code).name if code < 0 else code}"
 
 
-def _new(folder: Path) -> Path:
+def _sound(kind: Kind, folder: Path) -> tuple[str, bytes]:
     folder.mkdir()
-    return folder
+    made = kind.make(folder)
+    return made.name, made.read_bytes()
 
 
-def main(arguments: Iterable[str]) -> int:
-    """Try CASES of each kind, or of those that are named; return 1 if there was a defect."""
-    cases, *names = arguments or ["1000"]
-    start = int(names.pop()) if names and names[-1].isdecimal() else 0
-    results = [tried(kind, start, start + int(cases)) for kind in KINDS if not names or kind.name in names]
-    for result in results:
+def _work(folder: Path, name: str, sound: bytes) -> Path:
+    """Return a new folder with a copy of the sound file alone."""
+    work = Path(tempfile.mkdtemp(dir=folder))
+    (work / name).write_bytes(sound)
+    return work
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Try CASES of each kind, or of one; return 1 if there was a defect."""
+    cases, name, first = [*arguments, *("1000", "", "0")[len(arguments) :]]
+    found = [
+        result
+        for kind in KINDS
+        if name in {"", kind.name}
+        for result in tried([kind], int(first), int(first) + int(cases))
+    ]
+    for result in found:
         print(json.dumps({"kind": result.kind, **result.counts, "defects": result.defects}), flush=True)
-    return int(any(result.defects for result in results))
+    return int(any(result.defects for result in found))
 
 
 if __name__ == "__main__":

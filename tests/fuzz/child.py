@@ -1,13 +1,15 @@
-"""Read mutated files one after another, in a process that may die: `python -m tests.fuzz.child FOLDER KIND FIRST LAST`.
+"""Read mutated files one after another, in a process that may die: `python -m tests.fuzz.child JOBS`.
 
-Writes the number of a case before it is tried, and its outcome after it: one line each. Whoever started it sees from the
-last line which case killed it, and goes on behind that one.
+Writes the number of a case before it is tried, and its outcome after it: one line each. So the last line tells which
+case killed it, and its parent goes on with the next one.
 """
 
+import json
 import resource
 import signal
 import sys
 import traceback
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rag_model.errors import BookwheelError
@@ -15,39 +17,41 @@ from tests.fuzz.kinds import KINDS
 from tests.fuzz.mutation import mutated
 
 SECONDS = 5.0  # of a case; then the process is killed
+MEMORY = 1 << 30  # bytes, beside what the modules and the sound files take; mapped files do not count
+_READERS = {kind.name: kind.read for kind in KINDS}
 
 
-def main(folder: Path, name: str, first: int, last: int) -> None:
-    """Try the cases first … last - 1 of a kind whose sound file is the only one in `folder`."""
-    (kind,) = (kind for kind in KINDS if kind.name == name)
-    (sound,) = (path for path in folder.iterdir() if path.is_file())
-    data = sound.read_bytes()
-    kind.read(sound)  # imports and compiled code are no part of a case
+def main(jobs: Sequence[tuple[str, str, int, int]]) -> None:
+    """Try cases first … last - 1 of kinds: (name, folder with the sound file alone, first, last)."""
+    sound = [next(path for path in Path(folder).iterdir() if path.is_file()) for _, folder, _, _ in jobs]
+    for (name, *_), path in zip(jobs, sound, strict=True):
+        _READERS[name](path)  # imports and compiled code are no part of a case
     held = int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()  # data and stacks
-    resource.setrlimit(resource.RLIMIT_DATA, (held + kind.memory,) * 2)
-    for number in range(first, last):
-        print(f"try {number}", flush=True)
-        signal.setitimer(signal.ITIMER_REAL, SECONDS)
-        sound.unlink()  # never in place: an earlier case may have mapped it
-        sound.write_bytes(mutated(data, number))
-        print(f"{_outcome(kind.read, sound)}", flush=True)
+    resource.setrlimit(resource.RLIMIT_DATA, (held + MEMORY,) * 2)
+    for (name, _, first, last), path in zip(jobs, sound, strict=True):
+        data = path.read_bytes()
+        for number in range(first, last):
+            print(f"try {number} {name}", flush=True)
+            signal.setitimer(signal.ITIMER_REAL, SECONDS)
+            path.unlink()  # never in place: an earlier case may have mapped it
+            path.write_bytes(mutated(data, number))
+            print(_outcome(_READERS[name], path), flush=True)
     signal.setitimer(signal.ITIMER_REAL, 0)
 
 
-def _outcome(read: object, path: Path) -> str:
+def _outcome(read: Callable[[Path], object], path: Path) -> str:
     try:
-        read(path)  # type: ignore[operator]
+        read(path)
     except BookwheelError as error:
         return "long" if len(str(error).splitlines()) > 1 else "refused"
     except MemoryError:
         return "memory"
     except Exception as raw:
-        where = traceback.extract_tb(raw.__traceback__)
-        ours = [frame for frame in where if "rag_model" in frame.filename]
-        place = ours[-1] if ours else where[-1]
+        frames = traceback.extract_tb(raw.__traceback__)
+        place = next((frame for frame in reversed(frames) if "rag_model" in frame.filename), frames[-1])
         return f"raw {type(raw).__name__} {Path(place.filename).name}:{place.lineno} {' '.join(str(raw).split())[:150]}"
     return "read"
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
+    main(json.loads(sys.argv[1]))

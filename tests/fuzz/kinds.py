@@ -13,18 +13,27 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from safetensors.numpy import save_file
+from tokenizers import BertWordPieceTokenizer
 
+from rag_model.corpus.decode import read_slice
 from rag_model.corpus.documents import where
 from rag_model.corpus.pages import parse_pages
 from rag_model.corpus.passages import PassageFile, PassageWriter
 from rag_model.corpus.records import Passage, Slice
 from rag_model.corpus.rows import READERS
+from rag_model.corpus.sparse_file import SparseFile
 from rag_model.corpus.token_file import TokenFile, TokenVectors, TokenWriter, offsets_of
 from rag_model.encoders.tokens import load_tokenizer, tokenize
 from rag_model.encoders.weights import digest_weights
-from rag_model.evaluation.questions import read_questions
+from rag_model.evaluation.questions.files import read_questions
 from rag_model.index.files.intake import cut, look
 from rag_model.index.files.vectors import VectorFiles
+from rag_model.index.kind import IndexFiles
+from rag_model.index.postings.analyzer import Analyzer
+from rag_model.index.postings.search import Bm25Index
 from rag_model.index.recipe import IndexRecipe
 from rag_model.index.registry import kind_for
 from rag_model.index.search import open_index
@@ -36,8 +45,10 @@ from rag_model.store.store import Store
 from rag_model.store.versions.manifest import Content, Manifest, PartEntry
 from rag_model.store.versions.mapped import MappedPassages, write_mapped
 from rag_model.store.versions.model_manifest import ModelContent, ModelManifest
+from tests.fixtures.impacts import questions as impact_questions
+from tests.fixtures.impacts import write_rows, zipfian
 
-D, N = 16, 400
+D, N, _TERMS = 16, 400, 50
 _ID = "1" * 64
 
 
@@ -48,7 +59,6 @@ class Kind:
     name: str
     make: Callable[[Path], Path]  # writes a sound file into an empty folder
     read: Callable[[Path], object]  # reads it whole
-    memory: int = 1 << 30  # bytes that a reader may hold beside what it is made of
 
 
 def _written(folder: Path, name: str, data: Any) -> Path:
@@ -166,9 +176,6 @@ def _read_input(path: Path) -> object:
 
 
 def _vector_parquet(folder: Path) -> Path:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     pq.write_table(pa.table({"vector": [row.tolist() for row in _vectors()[:50]]}), folder / "vectors.parquet")
     return folder / "vectors.parquet"
 
@@ -187,14 +194,23 @@ def _read_tokens(path: Path) -> object:
     return sum(len(block) for block in file.blocks())
 
 
+def _sparse(folder: Path) -> Path:
+    (path,) = write_rows(zipfian(60, _TERMS, 20), [], folder, _TERMS)
+    return path
+
+
+def _read_sparse(path: Path) -> object:
+    return sum(len(block) for block in SparseFile(path).blocks())
+
+
 # indexes
 
 
 def _built(factory: str, folder: Path) -> Path:
     kind = kind_for(factory)
-    rows = {"text": _passages, "tokens": _tokens, "vectors": _npy}[kind.represents](folder)
-    n = {"text": 60, "tokens": 32, "vectors": N}[kind.represents]
-    plan = kind.plan(IndexRecipe(factory), n, 0 if kind.represents == "text" else D)
+    rows = {"text": _passages, "tokens": _tokens, "vectors": _npy, "sparse": _sparse}[kind.represents](folder)
+    n = {"text": 60, "tokens": 32, "vectors": N, "sparse": 60}[kind.represents]
+    plan = kind.plan(IndexRecipe(factory), n, {"text": 0, "sparse": _TERMS}.get(kind.represents, D))
     build(plan, [rows], folder / "index", folder)
     return folder / "index"
 
@@ -209,11 +225,14 @@ def _read_faiss(path: Path) -> object:
 
 
 def _read_postings(path: Path) -> object:
-    from rag_model.index.postings.analyzer import Analyzer
-    from rag_model.index.postings.search import Bm25Index
-
     index = Bm25Index(path, Analyzer("english"), {})
-    return index.search(["pigs", "wise pigs very 7", "nothing"], min(5, index.n)), index.missing("very wise")
+    asked, k = ["pigs", "wise pigs very 7", "nothing"], min(5, index.n)
+    return index.search(asked, k), index.search(asked, k, skip=False), index.missing("very wise")
+
+
+def _read_impacts(path: Path) -> object:
+    index = kind_for("Impact").open(IndexFiles(path, list, 60), {"factory": "Impact", "search": {}})
+    return index.search(impact_questions(3, _TERMS, 5), min(5, index.n))
 
 
 def _read_token_index(path: Path) -> object:
@@ -226,17 +245,16 @@ def _read_token_index(path: Path) -> object:
 
 
 def _weights(folder: Path) -> Path:
-    from safetensors.numpy import save_file
-
     arrays = {f"encoder.layer.{i}.weight": _vectors()[:8] * i for i in range(3)}
     save_file(arrays, str(folder / "model.safetensors"))
     return folder / "model.safetensors"
 
 
 def _tokenizer(folder: Path) -> Path:
-    from tests.fixtures.tiny import add_tokenizer
-
-    add_tokenizer(folder)
+    letters = "abcdefghijklmnopqrstuvwxyz0123456789"
+    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *letters, *(f"##{letter}" for letter in letters)]
+    numbered = {token: number for number, token in enumerate(vocabulary)}
+    BertWordPieceTokenizer(numbered, lowercase=True).save(str(folder / "tokenizer.json"))
     return folder / "tokenizer.json"
 
 
@@ -248,7 +266,8 @@ def _read_tokenizer(path: Path) -> object:
 
 
 def _dump(folder: Path) -> Path:
-    page = "<page><title>T{0}</title><ns>0</ns><id>{0}</id><revision><id>{0}</id><text>'''T''' is [[a]].</text></revision></page>"
+    revision = "<revision><id>{0}</id><text>'''T''' is [[a]].</text></revision>"
+    page = "<page><title>T{0}</title><ns>0</ns><id>{0}</id>" + revision + "</page>"
     head = '<mediawiki xml:lang="en"><siteinfo><dbname>enwiki</dbname><base>https://x/y</base></siteinfo>'
     return _written(folder, "dump.xml", (head + "".join(map(page.format, range(1, 30))) + "</mediawiki>").encode())
 
@@ -258,8 +277,6 @@ def _packed_dump(folder: Path) -> Path:
 
 
 def _read_dump(path: Path) -> object:
-    from rag_model.corpus.decode import read_slice
-
     piece = Slice(str(path), 0, path.stat().st_size, "bz2" if path.suffix == ".bz2" else "none", 1, 100)
     return sum(1 for _ in parse_pages(read_slice(piece), where(piece)))
 
@@ -274,9 +291,6 @@ def _tsv(folder: Path) -> Path:
 
 
 def _documents(folder: Path) -> Path:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     pq.write_table(
         pa.table({"id": ["1", "2"], "title": ["a", "b"], "text": ["x" * 99, "y"]}), folder / "corpus.parquet"
     )
@@ -327,6 +341,8 @@ KINDS = [
     Kind("token vectors", _tokens, _read_tokens),
     *(Kind(f"faiss {name}", partial(_built, factory), _read_faiss) for name, factory in _FAISS.items()),
     Kind("postings", partial(_built, "BM25"), _read_postings),
+    Kind("sparse rows", _sparse, _read_sparse),
+    Kind("impacts", partial(_built, "Impact"), _read_impacts),
     Kind("token index", partial(_built, "MaxSim,PQ4"), _read_token_index),
     Kind("weights", _weights, lambda path: digest_weights(path.parent)),
     Kind("tokenizer", _tokenizer, _read_tokenizer),

@@ -3,6 +3,7 @@
 import json
 import random
 import struct
+from copy import deepcopy
 from typing import Any
 
 _NUMBERS = [0, 1, 2, 7, 127, 128, 255, 256, 65_535, 65_536, 1 << 20, 60_000_000, (1 << 31) - 1, 1 << 31, (1 << 32) - 1]
@@ -59,7 +60,7 @@ def _reworded(data: bytes, chance: random.Random) -> bytes:
 
 def _changed(value: Any, chance: random.Random) -> Any:
     if not isinstance(value, dict | list) or not value or chance.random() < 0.15:
-        return chance.choice(_VALUES)
+        return deepcopy(chance.choice(_VALUES))
     key = chance.choice(list(value)) if isinstance(value, dict) else chance.randrange(len(value))
     what = chance.random()
     if what < 0.15:

@@ -111,8 +111,9 @@ def test_no_secret_is_baked_in_and_every_variable_is_read() -> None:
 def test_the_service_asks_whether_it_is_alive_where_it_listens() -> None:
     stage = STAGES["serve"]
     variables = dict(part.split("=", 1) for part in stage.last("ENV").split())
-    assert stage.last("EXPOSE") == variables["BOOKWHEEL_PORT"] == "8000"
-    assert f"http://127.0.0.1:{variables['BOOKWHEEL_PORT']}/healthz" in stage.last("HEALTHCHECK")
+    ports = [variables["BOOKWHEEL_PORT"], variables["BOOKWHEEL_HEALTH_PORT"]]
+    assert stage.last("EXPOSE").split() == ports == ["8000", "8001"]
+    assert f"http://127.0.0.1:{ports[1]}/healthz" in stage.last("HEALTHCHECK")
 
 
 def _rules() -> list[str]:

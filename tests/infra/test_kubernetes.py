@@ -163,22 +163,22 @@ def test_pods_have_no_rights_that_they_do_not_need(manifests: list[Document]) ->
 def test_serve_is_asked_where_it_answers(manifests: list[Document]) -> None:
     (template,) = (template for name, template in pods(manifests) if name == "serve")
     (container,) = containers(template)
-    (port,) = container["ports"]
+    port, health = container["ports"]
     image = dockerfile()[1]["serve"]
-    assert str(port["containerPort"]) == image.last("EXPOSE")
+    assert [str(one["containerPort"]) for one in (port, health)] == image.last("EXPOSE").split()
     asked = {probe: container[probe]["httpGet"] for probe in ("startupProbe", "readinessProbe", "livenessProbe")}
-    assert {one["port"] for one in asked.values()} == {port["name"]}
+    assert {one["port"] for one in asked.values()} == {health["name"]}
     assert {probe: one["path"] for probe, one in asked.items()} == {
         "startupProbe": "/readyz",
         "readinessProbe": "/readyz",
         "livenessProbe": "/healthz",
     }
     scraped = template["metadata"]["annotations"]
-    assert (scraped["prometheus.io/port"], scraped["prometheus.io/path"]) == (image.last("EXPOSE"), "/metrics")
+    assert (scraped["prometheus.io/port"], scraped["prometheus.io/path"]) == (str(health["containerPort"]), "/metrics")
     (service,) = _of(manifests, "Service")
     assert service["spec"]["ports"][0]["targetPort"] == port["name"]
     (policy,) = (one for one in _of(manifests, "NetworkPolicy") if one["metadata"]["name"] == "serve")
-    assert policy["spec"]["ingress"][0]["ports"] == [{"port": port["containerPort"]}]
+    assert policy["spec"]["ingress"][0]["ports"] == [{"port": one["containerPort"]} for one in (port, health)]
     _, pause = container["lifecycle"]["preStop"]["exec"]["command"]
     own = ServiceSettings()
     needed = int(pause) + own.linger_seconds + own.drain_seconds

@@ -97,8 +97,10 @@ def test_what_the_manifests_set_reaches_the_service(monkeypatch: pytest.MonkeyPa
             monkeypatch.setenv(name, value)
     _, *words = json.loads(stages["serve"].last("ENTRYPOINT"))
     _, bound, _ = app.parse_args(words, exit_on_error=False, print_error=False)
-    assert bound.arguments == {"store": settings["BOOKWHEEL_STORE"], "ref": "latest", "host": "0.0.0.0", "port": 8000}
-    assert (stages["serve"].last("EXPOSE"), cache_folder()) == (str(bound.arguments["port"]), Path("/scratch/cache"))
+    given = {"host": "0.0.0.0", "port": 8000, "health_port": 8001}
+    assert bound.arguments == {"store": settings["BOOKWHEEL_STORE"], "ref": "latest", **given}
+    ports = [str(bound.arguments[name]) for name in ("port", "health_port")]
+    assert (stages["serve"].last("EXPOSE").split(), cache_folder()) == (ports, Path("/scratch/cache"))
 
 
 def test_what_is_not_in_the_image_is_not_found() -> None:

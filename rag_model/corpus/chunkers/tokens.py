@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, ClassVar
 from rag_model.corpus.chunkers.chunker import Cut
 from rag_model.corpus.chunkers.running import INSIDE, Running, Span, passages_at, run_together
 from rag_model.corpus.records import Article, Passage
-from rag_model.errors import InputError, UsageError
-from rag_model.extras import installed, require
+from rag_model.errors import UsageError
+from rag_model.extras import installed
+from rag_model.tokenizer import load_tokenizer_file
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -54,12 +55,7 @@ class Tokens:
 
 
 def _load(path: Path) -> "Tokenizer":
-    library = require("tokenizers", "model")
-    file = path / _FILE if path.is_dir() else path
-    try:
-        tokenizer: Tokenizer = library.Tokenizer.from_file(str(file))
-    except Exception as broken:  # tokenizers raises only Exception
-        raise InputError(f"the tokenizer {file} cannot be read ({broken}): fetch the model again") from broken
+    tokenizer = load_tokenizer_file(path / _FILE if path.is_dir() else path)
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer

@@ -80,6 +80,7 @@ def load_classifier(folder: Path) -> tuple[Any, list[str]]:
             num_labels=1,
             local_files_only=True,
             use_safetensors=True,
+            trust_remote_code=False,
             output_loading_info=True,
         )
     except (OSError, ValueError, RuntimeError, KeyError) as broken:

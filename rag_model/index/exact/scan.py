@@ -49,6 +49,14 @@ class ExactIndex:
             scores, rows = best_of(np.hstack([scores, found]), np.hstack([rows, local + first]), k)
         return scores, rows
 
+    def score(self, vectors: Vectors, rows: Rows) -> Vectors:
+        """Return the (q, k) float32 scores of each vector with its own `rows`, (q, k); -inf for row -1.
+
+        Raises:
+            InputError: a row of the corpus holds a NaN or an infinity.
+        """
+        return exact_scores(self._files, self.metric, vectors, rows)
+
     def _best(self, vectors: Vectors, block: Vectors, k: int) -> tuple[Vectors, Rows]:
         with engine.guarded(ResourceError, f"exact search of {len(vectors)} vectors failed: search fewer at once"):
             found, rows = faiss.knn(vectors, block, k, metric=engine.metric_code(self.metric))
@@ -59,3 +67,23 @@ def best_of(scores: Vectors, rows: Rows, k: int) -> tuple[Vectors, Rows]:
     """Return the k best of each row of scores, best first; of equal scores the smaller row number comes first."""
     order = np.lexsort((rows, -scores), axis=1)[:, :k]  # (q, w) -> (q, k)
     return np.take_along_axis(scores, order, 1), np.take_along_axis(rows, order, 1)
+
+
+def exact_scores(files: VectorFiles, metric: Metric, vectors: Vectors, rows: Rows) -> Vectors:
+    """Return the (q, k) float32 scores of each of `vectors`, (q, d), with its own `rows`, (q, k); -inf for row -1.
+
+    Scores are inner products, or negated squared distances. All rows' vectors are in memory at once.
+
+    Raises:
+        InputError: a row of the corpus holds a NaN or an infinity.
+    """
+    wanted = np.unique(rows[rows >= 0])
+    taken = files.take(wanted)
+    scores = np.full(rows.shape, -np.inf, np.float32)
+    for vector, found, filled in zip(vectors, rows, scores, strict=True):
+        candidates = taken[np.searchsorted(wanted, found[found >= 0])]  # (c, d)
+        if metric == "ip":
+            filled[found >= 0] = candidates @ vector  # (c, d) @ (d,) -> (c,)
+        else:
+            filled[found >= 0] = -np.square(candidates - vector).sum(axis=1)
+    return scores

@@ -131,7 +131,7 @@ def _search(rows, parts, starts, places, mosts, known, factors, k, sums, touched
     for i in range(t - 1, -1, -1):
         left[i] = left[i + 1] + bounds[order[i]]
     counts = np.empty(_STEPS, np.int64)
-    count, threshold, open_to_all = 0, np.int64(0), True
+    count, read, threshold, open_to_all = 0, 0, np.int64(0), True
     for i in range(t):
         place, factor = places[known[order[i]]], factors[order[i]]
         if (
@@ -142,7 +142,9 @@ def _search(rows, parts, starts, places, mosts, known, factors, k, sums, touched
         if open_to_all:
             count = _add(rows, parts, place[0], place[1], factor, sums, touched, count)
         else:
-            count = _promising(sums, touched, count, threshold - left[i])
+            read += place[1] - place[0]  # since the touched rows were last gone through
+            if read > count:
+                count, read = _promising(sums, touched, count, threshold - left[i]), 0
             _add_promising(rows, parts, starts, place, factor, sums, touched, count)
     size = 0
     for i in range(count):

@@ -66,6 +66,10 @@ class Bm25Index(PostingsIndex):
         weighting = bm25(chosen["k1"], chosen["b"], self.file.mean_length)
         return self.ranked(self._asked(questions), k, weighting, _UNIT, skip=skip)
 
+    def every(self, questions: Sequence[str], k: int, **parameters: Any) -> Rows:
+        """Return the rows that `search` finds, having read every posting of the questions' terms, (q, k) int64."""
+        return self.search(questions, k, skip=False, **parameters)[1]
+
     def missing(self, text: str) -> list[str]:
         """Return the terms of a text that no passage holds."""
         terms = list(dict.fromkeys(self._analyzer.terms(text)))

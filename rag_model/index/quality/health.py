@@ -10,13 +10,14 @@ from pathlib import Path
 from time import perf_counter
 from typing import Self
 
+from rag_model.index.exact.scan import ExactIndex
 from rag_model.index.factory import Structure
 from rag_model.index.files import engine
 from rag_model.index.files.anatomy import GraphAnatomy, ListAnatomy, graph_anatomy, list_anatomy, quantization_error
 from rag_model.index.files.engine import Rows, Vectors, faiss
 from rag_model.index.files.vectors import VectorFiles
-from rag_model.index.quality.recall import percentile5, recall_at
-from rag_model.index.search import IndexFile, SearchIndex, open_index
+from rag_model.index.quality.recall import ExactScore, Recalls, percentile5, recall_at
+from rag_model.index.search import IndexFile, open_index
 
 _REPEATS = 3  # minimum runs; the fastest counts, because other processes only slow a run down
 _SECONDS = 0.02  # minimum total seconds: a batch of a few milliseconds is easily disturbed as a whole
@@ -42,15 +43,21 @@ class Trial:
     k: int  # depth of recall
     scores: Vectors  # (q, >= k) of exact search, best first; wider than k lets ties at the k-th place count
     rows: Rows  # (q, >= k)
+    score: ExactScore | None = None  # exact scores, for ties that go on beyond `rows`
 
     @classmethod
-    def of(cls, exact: SearchIndex, vectors: Vectors, k: int) -> Self:
+    def of(cls, exact: ExactIndex, vectors: Vectors, k: int) -> Self:
         """Find the true neighbours of `vectors` by exact search.
 
         Raises:
             UsageError: the vectors or `k` do not fit the index.
         """
-        return cls(vectors, k, *exact.search(vectors, max(k, min(2 * k, exact.n))))
+        scores, rows = exact.search(vectors, max(k, min(2 * k, exact.n)))
+        return cls(vectors, k, scores, rows, lambda queries, found: exact.score(vectors[queries], found))
+
+    def recalls(self, found: Rows) -> Recalls:
+        """Return the recall@k of each query, whose rows an index found: (q, >= k), -1 where there are fewer."""
+        return recall_at(found, self.rows, self.scores, self.k, self.score)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +140,7 @@ def effort(index: IndexFile, trial: Trial, parameters: Mapping[str, int]) -> Eff
     runs: list[float] = []
     while len(runs) < _REPEATS or sum(runs) < _SECONDS:
         runs.append(_seconds(index, trial, parameters))
-    recalls = recall_at(found, trial.rows, trial.scores, trial.k)
+    recalls = trial.recalls(found)
     return Effort(
         setting=setting_name(parameters),
         recall_mean=float(recalls.mean()),

@@ -1,5 +1,6 @@
 """Recall: the share of exact search results that an index finds."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,6 +9,8 @@ import numpy.typing as npt
 from rag_model.errors import UsageError
 from rag_model.index.files.engine import Rows, Vectors
 
+# Exact scores, (m, k), of rows, (m, k) or -1, for the queries with these numbers, (m,); of row -1 it is -inf.
+ExactScore = Callable[[Rows, Rows], Vectors]
 Recalls = npt.NDArray[np.float64]  # (q,): the recall of each query, in [0, 1]
 
 # Relative tolerance at the k-th score: float32 sums depend on the order of summation.
@@ -31,7 +34,7 @@ class Floor:
 FLOOR = Floor(mean=0.95, p5=0.80)
 
 
-def recall_at(found: Rows, exact: Rows, scores: Vectors, k: int) -> Recalls:
+def recall_at(found: Rows, exact: Rows, scores: Vectors, k: int, score: ExactScore | None = None) -> Recalls:
     """Return each query's share of the true top k that `found` holds, in [0, 1].
 
     recall@k = |found_k ∩ true_k| / k. Passages whose score equals the k-th are all correct: which of several equal
@@ -42,12 +45,19 @@ def recall_at(found: Rows, exact: Rows, scores: Vectors, k: int) -> Recalls:
         exact: (q, >= k) rows of exact search, best first; wider than `k` to detect ties at the k-th place.
         scores: the scores of `exact`, larger = better.
         k: depth of recall; cut to the width of `exact` if the corpus is smaller.
+        score: computes exact scores; asked where ties go on to the end of `exact`, so that more rows may be correct
+            than it holds, as in a corpus of equal passages.
     """
     k = min(k, exact.shape[1])
     border = scores[:, k - 1 : k]  # (q, w) -> (q, 1)
     true = scores >= border - np.abs(border) * _TIE  # (q, w) bool
     hits = [np.isin(row[:k], wanted[good]).sum() for row, wanted, good in zip(found, exact, true, strict=True)]
-    return np.minimum(np.array(hits, dtype=np.float64) / k, 1.0)
+    recalls = np.minimum(np.array(hits, dtype=np.float64) / k, 1.0)
+    tied = np.flatnonzero(true.all(axis=1))  # (q, w) -> (q',): queries whose ties may go on
+    if score is not None and len(tied):
+        true = score(tied, found[tied, :k]) >= (border - np.abs(border) * _TIE)[tied]  # (q', k) bool
+        recalls[tied] = true.sum(axis=1) / k
+    return recalls
 
 
 def percentile5(recalls: Recalls) -> float:

@@ -10,7 +10,6 @@ from functools import cache, partial
 
 from rag_model.errors import UsageError
 from rag_model.index.quality.health import Trial, setting_name
-from rag_model.index.quality.recall import recall_at
 from rag_model.index.search import IndexFile
 
 MOST_CANDIDATES = 2_048  # efSearch: a graph that misses its target even then is damaged
@@ -64,7 +63,7 @@ def tune(index: IndexFile, trial: Trial, target: float) -> Tuned:
 
     def found(search: Mapping[str, int]) -> float:
         rows = index.search(trial.vectors, trial.k, **search)[1]
-        return float(recall_at(rows, trial.rows, trial.scores, trial.k).mean())
+        return float(trial.recalls(rows).mean())
 
     if index.kind == "exact":
         return Tuned({}, found({}))

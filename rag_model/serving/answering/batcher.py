@@ -1,5 +1,8 @@
 """Answer concurrent questions in one call: requests wait in a bounded queue, and a thread takes them as a batch.
 
+Clients take turns. Where the queue is full, the newest request of the client with most questions makes room for that of
+a client with fewer.
+
 A batch gathers while earlier batches are worked on. A thread that has just answered several requests waits a moment
 for its share of those and of the ones being worked on: callers that were answered together tend to ask again together,
 and batches of equal size waste the least. A single caller never waits.
@@ -9,14 +12,13 @@ import asyncio
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import Generic, TypeVar
 
 from rag_model.errors import BookwheelError
+from rag_model.serving.answering.waiting import Ask, Waiting
 from rag_model.serving.threads import WatchedThread
 
 _LOG = logging.getLogger(__name__)
@@ -41,22 +43,6 @@ class CrashError(BookwheelError):
 
 class LeftError(BookwheelError):
     """All callers have left, so the work was given up."""
-
-
-@dataclass(slots=True, eq=False)
-class Ask(Generic[_Reply]):
-    """One request in the queue."""
-
-    questions: Sequence[str]
-    k: int | None
-    retriever: str | None  # an expression in one spelling; None: the default
-    loop: asyncio.AbstractEventLoop
-    reply: "asyncio.Future[_Reply]"
-
-    @property
-    def left(self) -> bool:
-        """Whether its caller does not wait any more. Safe among threads."""
-        return self.reply.done()
 
 
 class Batcher(Generic[_Reply]):
@@ -89,8 +75,7 @@ class Batcher(Generic[_Reply]):
         """
         self._work, self._most_waiting, self._most, self._wait = work, waiting, batch, wait_ms / 1000
         self._changed = threading.Condition()
-        self._queue: deque[Ask[_Reply]] = deque()
-        self._questions = 0  # in the queue
+        self._queue: Waiting[_Reply] = Waiting()
         self._working = 0  # requests that are worked on
         self._workers = workers
         self._idle = 0  # workers that wait for a batch: they share what there is
@@ -102,7 +87,7 @@ class Batcher(Generic[_Reply]):
     @property
     def waiting(self) -> int:
         """How many questions are in the queue."""
-        return self._questions
+        return self._queue.questions
 
     async def ask(
         self,
@@ -111,21 +96,23 @@ class Batcher(Generic[_Reply]):
         retriever: str | None,
         seconds: float,
         entered: Callable[[int, int], None] = lambda questions, waiting: None,
+        client: str = "",
     ) -> _Reply:
         """Return the reply of one request, `seconds` from now at the latest.
 
-        `entered` is told how many questions it brought into the queue, and how many wait there now.
+        `entered` is told how many questions it brought into the queue, and how many wait there now. `client` says who
+        asks: clients take turns.
 
         Raises:
-            BusyError: the queue is full.
+            BusyError: the queue is full, or became full of questions of other clients that have fewer there.
             LateError: it took longer.
             ClosingError: `close` was called.
             BookwheelError: what `work` says of this ask.
         """
         loop = asyncio.get_running_loop()
-        ask: Ask[_Reply] = Ask(questions, k, retriever, loop, loop.create_future())
+        ask: Ask[_Reply] = Ask(questions, k, retriever, loop, loop.create_future(), client)
         self._enter(ask)
-        entered(len(questions), self._questions)
+        entered(len(questions), self._queue.questions)
         try:
             async with asyncio.timeout(seconds):
                 return await ask.reply
@@ -147,17 +134,26 @@ class Batcher(Generic[_Reply]):
         with self._changed:
             if self._closing:
                 raise ClosingError("the service is shutting down: ask another instance")
-            if self._questions and self._questions + len(ask.questions) > self._most_waiting:
-                raise BusyError(f"{self._questions} questions are waiting already: ask again in a moment")
-            self._queue.append(ask)
-            self._questions += len(ask.questions)
+            if self._queue and self._queue.questions + len(ask.questions) > self._most_waiting:
+                self._make_room(ask)
+            self._queue.add(ask)
             self._changed.notify()
+
+    def _make_room(self, ask: Ask[_Reply]) -> None:
+        """Refuse the newest asks of the client that has most questions in the queue, which may be this one."""
+        busy = BusyError(f"{self._queue.questions} questions are waiting already: ask again in a moment")
+        own = self._queue.of(ask.client) + len(ask.questions)
+        while self._queue and self._queue.questions + len(ask.questions) > self._most_waiting:
+            last = self._queue.newest_of_most()
+            if self._queue.of(last.client) <= own:
+                raise busy
+            self._queue.remove(last)
+            _hand_out([last], [busy])
 
     def _leave(self, ask: Ask[_Reply]) -> None:
         """Remove an ask whose caller has left from the queue, unless it is being worked on."""
-        with self._changed, suppress(ValueError):
+        with self._changed:
             self._queue.remove(ask)
-            self._questions -= len(ask.questions)
 
     def _run(self, begin: Callable[[], None]) -> None:
         begin()
@@ -197,21 +193,20 @@ class Batcher(Generic[_Reply]):
             until = time.monotonic() + self._wait
             while not self._enough(wanted) and (rest := until - time.monotonic()) > 0:
                 self._changed.wait(rest)
-            taken = self._taken(min(self._most, -(-self._questions // self._idle)))
+            taken = self._taken(min(self._most, -(-self._queue.questions // self._idle)))
         return taken
 
     def _taken(self, share: int) -> list[Ask[_Reply]]:
         """Take asks of `share` questions in all out of the queue, or the first one whatever it brings."""
         taken: list[Ask[_Reply]] = []
         size = 0
-        while self._queue and (not taken or size + len(self._queue[0].questions) <= share):
-            taken.append(self._queue.popleft())
+        while self._queue and (not taken or size + len(self._queue.first().questions) <= share):
+            taken.append(self._queue.take())
             size += len(taken[-1].questions)
-        self._questions -= size
         return taken
 
     def _enough(self, wanted: int) -> bool:
-        return len(self._queue) >= wanted or self._questions >= self._most or self._closing
+        return len(self._queue) >= wanted or self._queue.questions >= self._most or self._closing
 
     def _replies(self, asks: Sequence[Ask[_Reply]]) -> Sequence[_Reply | Exception]:
         if all(ask.left for ask in asks):

@@ -5,7 +5,7 @@ change since the edition before is shared with it: a monthly rebuild keeps both.
 """
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,6 +18,7 @@ from rag_model.retrieve.dense import DenseRetriever
 from rag_model.retrieve.expression import parse
 from rag_model.retrieve.factory import Opened
 from rag_model.retrieve.found import SnapshotRetriever
+from rag_model.retrieve.lexical import TextRetriever
 from rag_model.retrieve.products import with_products
 from rag_model.retrieve.questions import Questions
 from rag_model.retrieve.retriever import Hit
@@ -130,10 +131,10 @@ class Edition:
         return tuple(self._retrievers)
 
     @property
-    def dense(self) -> str | None:
-        """The index, if the first retriever is one vector index alone; None: it is something else."""
+    def watched(self) -> tuple[str, Mapping[str, float]] | None:
+        """The first retriever's index and search parameters, if it is an index of vectors or of text alone."""
         default = self._retrievers[self._default]
-        return default.name if isinstance(default, DenseRetriever) else None
+        return (default.index, default.parameters) if isinstance(default, DenseRetriever | TextRetriever) else None
 
     def search(self, asked: Questions, k: int, retriever: str | None = None) -> list[list[Hit]]:
         """Return the best `k` passages of each question, best first.

@@ -13,8 +13,9 @@ from rag_model.generate.reader import Answer
 from rag_model.generate.stopping import StoppedError
 from rag_model.retrieve.questions import Questions
 from rag_model.retrieve.retriever import Hit
-from rag_model.serving.answering.batcher import Ask, LeftError
+from rag_model.serving.answering.batcher import LeftError
 from rag_model.serving.answering.edition import Edition
+from rag_model.serving.answering.waiting import Ask
 from rag_model.serving.following.desk import Desk
 from rag_model.serving.watching.observer import Batch, Observer, tell
 

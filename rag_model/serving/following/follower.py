@@ -150,9 +150,7 @@ class Follower:
                 self.look()
             except _StoppedError:
                 return
-            except (
-                BaseException
-            ) as failure:  # a panic too: the next look may do better, and questions are answered meanwhile
+            except BaseException as failure:  # a panic too: the next look may do better, questions are answered
                 self._looked(f"unexpected {type(failure).__name__}: {failure}")
             if self._stopping.wait(self._settings.poll_seconds):
                 return

@@ -10,7 +10,7 @@ DEST/.trials/<digest of the index files and versions>.json    {"died": "was ende
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
@@ -21,6 +21,8 @@ import numpy as np
 from rag_model.child import DiedError, answer, call
 from rag_model.digest import digest_json
 from rag_model.errors import InputError, RefusedError
+from rag_model.index.files.engine import Vectors
+from rag_model.index.kind import Represents
 from rag_model.json_text import parse_json
 from rag_model.landing import landing
 from rag_model.retrieve.indexes import files_of, open_index_of, represents
@@ -34,6 +36,7 @@ _RATE = 50e6  # bytes of an index per second
 _ASKED = 3  # questions to each index
 _K = 5
 _WIDTH = 4  # tokens of a question
+_TERMS = 64  # weighted terms of one
 
 
 def try_indexes(folder: Path, content: Content, names: Sequence[str]) -> None:
@@ -88,18 +91,44 @@ def _tried(given: Any) -> None:
 
 
 def _search(snapshot: Snapshot, name: str) -> None:
-    index, chance = open_index_of(snapshot, name), np.random.default_rng(0)
-    k = min(_K, index.n)
-    kind = represents(snapshot, name)
-    if kind == "text":
-        rows = [snapshot.n * place // _ASKED for place in range(_ASKED)]
-        index.search([f"{one.title} {one.text}"[:1_000] for one in snapshot.passages(rows)], k)
-        return
-    shape = (_ASKED, index.dim) if kind == "vectors" else (_ASKED, _WIDTH, index.dim)
-    asked = chance.standard_normal(shape).astype(np.float32)
-    found = index.search(asked / np.linalg.norm(asked, axis=-1, keepdims=True), k)[1]
+    index = open_index_of(snapshot, name)
+    asked = _QUESTIONS[represents(snapshot, name)](snapshot, name, index, np.random.default_rng(0))
+    found = index.search(asked, min(_K, index.n))[1]
     if found.max(initial=-1) >= snapshot.n:
         raise InputError(f"{files_of(snapshot, name).index} is damaged: it finds rows that there are not")
+
+
+def _texts(snapshot: Snapshot, name: str, index: Any, chance: np.random.Generator) -> list[str]:
+    rows = [snapshot.n * place // _ASKED for place in range(_ASKED)]
+    return [f"{one.title} {one.text}"[:1_000] for one in snapshot.passages(rows)]
+
+
+def _vectors(snapshot: Snapshot, name: str, index: Any, chance: np.random.Generator) -> Vectors:
+    return _drawn(chance, (_ASKED, index.dim))
+
+
+def _tokens(snapshot: Snapshot, name: str, index: Any, chance: np.random.Generator) -> Vectors:
+    return _drawn(chance, (_ASKED, _WIDTH, index.dim))
+
+
+def _drawn(chance: np.random.Generator, shape: tuple[int, ...]) -> Vectors:
+    drawn = chance.standard_normal(shape).astype(np.float32)
+    unit: Vectors = drawn / np.linalg.norm(drawn, axis=-1, keepdims=True)
+    return unit
+
+
+def _terms(snapshot: Snapshot, name: str, index: Any, chance: np.random.Generator) -> Vectors:
+    vocabulary = snapshot.dim_of(snapshot.manifest.content.over(name))
+    terms = chance.integers(vocabulary, size=(_ASKED, _TERMS))
+    return np.stack([terms, chance.random(terms.shape)], axis=2).astype(np.float32)
+
+
+_QUESTIONS: dict[Represents, Callable[[Snapshot, str, Any, np.random.Generator], Any]] = {  # by what an index is over
+    "text": _texts,
+    "vectors": _vectors,
+    "tokens": _tokens,
+    "sparse": _terms,
+}
 
 
 if __name__ == "__main__":

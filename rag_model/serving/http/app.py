@@ -101,7 +101,7 @@ def _ask(app: _App, service: Service) -> None:
         """Find passages for questions, best first."""
 
         async def reply(asked: SearchRequest) -> bytes:
-            found = await service.search(asked.questions, asked.k, asked.expression)
+            found = await service.search(asked.questions, asked.k, asked.expression, _client(request))
             return messages.search_reply(asked.questions, found)
 
         return await _replied(service, "search", request, SearchRequest, reply)
@@ -111,7 +111,9 @@ def _ask(app: _App, service: Service) -> None:
         """Answer questions with the service's model, each answer with the passages it was read from."""
 
         async def reply(asked: AnswerRequest) -> bytes:
-            return messages.answer_reply(await service.answer(asked.questions, asked.k, asked.expression))
+            return messages.answer_reply(
+                await service.answer(asked.questions, asked.k, asked.expression, _client(request))
+            )
 
         return await _replied(service, "answer", request, AnswerRequest, reply)
 
@@ -165,6 +167,11 @@ async def _replied(service: Service, verb: str, request: Request, kind: Any, rep
         response = problem(500, "the service could not answer: its log says why")
     tell(service.observer.replied, verb, response.status_code, asked, time.perf_counter() - began)
     return response
+
+
+def _client(request: Request) -> str:
+    """Return who asks, as the connection counts it."""
+    return str(request.scope["state"].get("client", ""))
 
 
 async def _awaited(request: Request, reply: Awaitable[bytes]) -> bytes:

@@ -6,6 +6,7 @@ requests that are sent ahead, and it answers 503 to everyone when there are too 
 
 import asyncio
 from collections import Counter
+from collections.abc import Callable
 from ipaddress import IPv6Address, ip_address, ip_network
 from typing import Any
 
@@ -18,6 +19,7 @@ from rag_model.serving.service_settings import ServiceSettings
 
 _Base: Any = AutoHTTPProtocol  # httptools' where that is installed, else h11's
 _SLOWEST = 65_536  # bytes a second that a client must read of a long reply
+_LOOK = 1.0  # seconds between two looks at what a client has read
 _AT_ONCE = 16_384  # bytes that are parsed between two looks at how many requests came
 _MOST_WAITING = 64  # requests that a client may send ahead; uvicorn keeps all, and each takes 100 times its bytes
 _NETWORK = 64  # bits of an IPv6 address that a provider gives to one client
@@ -30,11 +32,25 @@ class _Outbox:
     is bounded by the limit of idle connections.
     """
 
-    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop, seconds: float) -> None:
-        self._transport, self._loop, self._seconds = transport, loop, seconds
+    def __init__(
+        self,
+        transport: asyncio.Transport,
+        loop: asyncio.AbstractEventLoop,
+        seconds: float,
+        too_much: Callable[[], bool],
+    ) -> None:
+        """Give a client `seconds` to read, as long as not `too_much` waits for it on all its connections."""
+        self._transport, self._loop, self._seconds, self._too_much = transport, loop, seconds, too_much
         self._written: list[bytes] = []
         self._total = 0  # bytes handed to the transport so far
+        self._mark = 0  # of them, those that the client must have read until `_deadline`, by the loop's clock
+        self._deadline = 0.0
         self._due: asyncio.TimerHandle | None = None
+
+    @property
+    def unsent(self) -> int:
+        """Bytes that wait to be sent."""
+        return 0 if self._transport.is_closing() else self._transport.get_write_buffer_size()
 
     def write(self, data: bytes) -> None:
         if not self._written:
@@ -45,6 +61,10 @@ class _Outbox:
         self._send()
         self._transport.close()
 
+    def abort(self) -> None:
+        self.forget()
+        self._transport.abort()
+
     def forget(self) -> None:
         """Stop the clock: the connection is gone."""
         if self._due is not None:
@@ -53,26 +73,28 @@ class _Outbox:
 
     def _send(self) -> None:
         written, self._written = self._written, []
-        if not written:
+        if not written or self._transport.is_closing():
             return
         data = b"".join(written)
         self._transport.write(data)
         self._total += len(data)
-        if self._due is None and self._transport.get_write_buffer_size():
-            self._watch()
+        if self._due is None and (unsent := self._transport.get_write_buffer_size()):
+            self._watch(unsent)
 
-    def _watch(self) -> None:
-        seconds = self._seconds + self._transport.get_write_buffer_size() / _SLOWEST
-        self._due = self._loop.call_later(seconds, self._check, self._total)
+    def _watch(self, unsent: int) -> None:
+        self._mark, self._deadline = self._total, self._loop.time() + self._seconds + unsent / _SLOWEST
+        self._due = self._loop.call_later(min(_LOOK, self._seconds), self._check)
 
-    def _check(self, total: int) -> None:
-        """End the connection unless its client has read the first `total` bytes."""
-        self._due = None
-        waiting = self._transport.get_write_buffer_size()
-        if self._total - waiting < total:
-            self._transport.abort()
-        elif waiting:
-            self._watch()
+    def _check(self) -> None:
+        """End the connection if its client is too late; look again as long as something waits."""
+        self._due, unsent = None, self._transport.get_write_buffer_size()
+        late = self._total - unsent < self._mark and self._loop.time() >= self._deadline
+        if unsent and (late or self._too_much()):
+            self.abort()
+        elif unsent and self._total - unsent >= self._mark:
+            self._watch(unsent)
+        elif unsent:
+            self._due = self._loop.call_later(min(_LOOK, self._seconds), self._check)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
@@ -83,14 +105,17 @@ class _Connection(_Base):  # type: ignore[misc]
 
     head_seconds = write_seconds = 10.0
     most = most_of_client = 1_000
+    most_unsent = 1 << 27
     clients: Counter[str]  # connections of each client of this server
+    app_state: dict[str, Any]
     _due: asyncio.TimerHandle | None = None
     _since = 0.0  # when it last sent something, by the loop's clock
     _of = ""
 
     def connection_made(self, transport: asyncio.Transport) -> None:
-        super().connection_made(_Outbox(transport, self.loop, self.write_seconds))
+        super().connection_made(_Outbox(transport, self.loop, self.write_seconds, self._holds_too_much))
         self._of = client_of(self.client[0]) if self.client else ""
+        self.app_state = {**self.app_state, "client": self._of}  # each request's `state`
         self._since = self.loop.time()
         self.clients[self._of] += 1
         if self.clients[self._of] > self.most_of_client:
@@ -106,7 +131,7 @@ class _Connection(_Base):  # type: ignore[misc]
             if self.transport.is_closing():
                 return  # it was refused
             super().data_received(data if len(data) <= _AT_ONCE else data[start : start + _AT_ONCE])
-            if len(self.pipeline) > _MOST_WAITING:
+            if len(getattr(self, "pipeline", ())) > _MOST_WAITING:  # h11 takes one request at a time
                 self.transport.abort()
         self._expect()
 
@@ -118,8 +143,13 @@ class _Connection(_Base):  # type: ignore[misc]
             del self.clients[self._of]
         leave = self.scope["state"].get("leave") if self.scope else None
         super().connection_lost(exc)
-        if leave is not None:  # a request is worked on: nobody waits for its answer any more
+        if leave is not None:  # a request is worked on, and its client has gone
             leave()
+
+    def _holds_too_much(self) -> bool:
+        """Return whether more waits for this client, on all its connections, than one may hold."""
+        own = (one for one in self.connections if one._of == self._of)
+        return bool(sum(one.transport.unsent for one in own) > self.most_unsent)
 
     def _refuse(self, status: int, sentence: str) -> None:
         body = to_json({"detail": sentence})
@@ -128,11 +158,11 @@ class _Connection(_Base):  # type: ignore[misc]
         self.transport.close()
 
     def _made_room(self) -> bool:
-        """End the longest idle connection of the client that has most; False: none is idle."""
-        idle = [one for one in self.connections if one is not self and one.idle]
-        if not idle:
+        """End the longest silent connection of the client that has most; False: all have a whole request under way."""
+        silent = [one for one in self.connections if one is not self and (one.idle or one.cycle.more_body)]
+        if not silent:
             return False
-        last = min(idle, key=lambda one: (-self.clients[one._of], one._since))
+        last = min(silent, key=lambda one: (-self.clients[one._of], one._since))
         self.connections.discard(last)
         last.transport.abort()
         return True
@@ -166,6 +196,7 @@ def configured(app: FastAPI, settings: ServiceSettings, most: int, most_of_clien
         "write_seconds": settings.write_seconds,
         "most": most,
         "most_of_client": most_of_client,
+        "most_unsent": settings.unsent_bytes_per_client,
         "clients": Counter[str](),
     }
     return Config(

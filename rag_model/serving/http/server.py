@@ -54,7 +54,7 @@ class Server(uvicorn.Server):
             configured(app, settings, settings.connections, settings.connections_per_client, **tls),
         )
         self._service, self._listening, self._health, self._certificate = service, listening, health, certificate
-        self._health_state = ServerState()  # connections of their own, which nobody else uses up
+        self._health_state = ServerState()  # connections of its own: clients of the other port do not use them up
         self._until = float("inf")  # by the monotonic clock
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:

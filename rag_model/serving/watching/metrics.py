@@ -103,7 +103,7 @@ class Metrics(Observer):
         self._taking.observe(seconds)
         self._editions.inc()
         encode = None if edition.asker is None else edition.asker.encode_questions
-        self.quality.follow(edition.snapshot, edition.dense, encode)
+        self.quality.follow(edition.snapshot, *(edition.watched or (None, {})), encode=encode)
         self.renamed(edition, edition.named)
 
     def renamed(self, edition: Edition, named: ServedRef) -> None:

@@ -11,7 +11,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -23,7 +23,7 @@ from rag_model.index.files.engine import Vectors, faiss
 from rag_model.retrieve.retriever import Hit
 from rag_model.serving.threads import WatchedThread
 from rag_model.serving.watching.drift import LEAST, MOST, Reference
-from rag_model.serving.watching.spotcheck import Truth
+from rag_model.serving.watching.spotcheck import Truth, truth_of
 from rag_model.serving.watching.windows import Figures, WatchSettings, Windows
 from rag_model.store.versions.snapshot import Snapshot
 
@@ -39,7 +39,8 @@ class _Watch:
     """One edition under watch."""
 
     snapshot: Snapshot
-    index: str | None  # None: not a vector index, so exact search cannot measure its recall
+    index: str | None  # None: a composition, so exact search cannot measure its recall
+    parameters: Mapping[str, float]  # of its search
     encode: Encode | None
     windows: Windows
     unread: list[str]  # questions of the evaluation that are not encoded yet
@@ -83,14 +84,26 @@ class Quality:
         self.thread = WatchedThread("quality", self._work)
         self.thread.start()
 
-    def follow(self, snapshot: Snapshot, index: str | None, encode: Encode | None) -> None:
-        """Watch another edition from now on, with empty windows: searched by `index`, questions encoded by `encode`.
+    def follow(
+        self,
+        snapshot: Snapshot,
+        index: str | None,
+        parameters: Mapping[str, float] | None = None,
+        *,
+        encode: Encode | None = None,
+    ) -> None:
+        """Watch another edition from now on, with empty windows.
 
-        Without `index` (the retriever is a fusion, say) recall is not measured; without `encode` drift is not.
+        Args:
+            snapshot: of the edition.
+            index: that is searched; None (the retriever is a fusion, say): recall is not measured.
+            parameters: of its search, in place of the snapshot's.
+            encode: of the questions; None: drift is not measured.
         """
         windows = Windows(self._settings, snapshot.n)
         with self._changed:
-            self._watch = _Watch(snapshot, index, encode, windows, list(self._questions) if encode else [])
+            unread = list(self._questions) if encode else []
+            self._watch = _Watch(snapshot, index, parameters or {}, encode, windows, unread)
             self._changed.notify()
 
     def leave(self) -> None:
@@ -176,10 +189,13 @@ class Quality:
         self._rest(watch, began)
 
     def _check(self, watch: _Watch) -> None:
-        """Ask sampled questions again of all vectors."""
-        if not watch.opened:
-            watch.truth, watch.opened = None if watch.index is None else Truth.of(watch.snapshot, watch.index), True
+        """Ask sampled questions again of all vectors, or of all postings."""
+        if not watch.opened and watch.index is not None:
+            watch.truth = truth_of(watch.snapshot, watch.index, watch.parameters)
         with self._changed:
+            watch.opened = True
+            if watch.truth is None:
+                watch.index = None  # nothing is sampled any more
             asked = watch.windows.take_waiting()
         began = time.thread_time()
 

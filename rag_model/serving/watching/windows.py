@@ -1,7 +1,8 @@
 """Sliding windows over what one edition was asked and what it gave.
 
 Different questions count once each, however often they come: many users with the same question are not a retrieval
-collapse. Of a question only its digest, its vector and the ids of its passages are kept, not its text.
+collapse. Of a question only its digest, its vector and the ids of its passages are kept. Its text is kept only if
+it was sampled, and until it was asked again: up to 32 texts.
 """
 
 from collections import OrderedDict, deque
@@ -75,18 +76,17 @@ class Windows:
     ) -> None:
         """Take a question, its (d,) vector, how many passages it asked for, and those it was given, best first.
 
-        Without a vector, only what it was given counts; not `sampled`, it is not asked again of exact search.
+        Without a vector it is sampled by its text; not `sampled`, it is not asked again of exact search.
         """
         self.add_given("search", question, [hit.passage.id for hit in hits])
-        if vector is None:
-            return
-        self._keep(self._vectors, question, vector)
-        self._since += 1
+        if vector is not None:
+            self._keep(self._vectors, question, vector)
+            self._since += 1
         self._tally += 1
         if sampled and self._tally % self.settings.sample_every == 0 and len(self._waiting) < _WAITING:
             rows = np.full(k, -1, np.int64)
             rows[: len(hits)] = [hit.row for hit in hits]
-            self._waiting.append(Asked(vector, rows))
+            self._waiting.append(Asked(question if vector is None else vector, rows))
 
     def renewed(self, times: int) -> bool:
         """Whether at least 1 / `times` of the window is new since `renew`."""

@@ -7,6 +7,7 @@ check and then a write (two processes may both succeed), so locally a temporary 
 import errno
 import secrets
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 
 from rag_model.landing import landing
+
+_WRITERS, _RACES = 8, 2  # the first race also opens the connections, which spreads its writers
 
 _memory_lock = threading.Lock()  # memory:// exists in one process
 
@@ -35,21 +38,38 @@ def create_exclusive(fs: Any, path: str, data: bytes) -> bool:
 
 
 def excludes(fs: Any, folder: str) -> bool:
-    """Probe whether exclusive creation works below `folder`: a second create must not replace the first.
+    """Probe whether exclusive creation works below `folder`: of writers that race for one file, one succeeds.
 
-    A bucket that ignores `If-None-Match` overwrites without an error, and two publishers would both succeed.
+    A bucket that ignores `If-None-Match` overwrites without an error. One that looks for the file and then writes it
+    refuses a late writer, but lets two succeed that come at once. Leaves no file behind.
+
+    Raises:
+        OSError: the probe could not be written or read.
     """
     if isinstance(fs, LocalFileSystem | MemoryFileSystem):
         return True
-    path = f"{folder}/probe-{secrets.token_hex(8)}"
+    return all(_one_wins(fs, f"{folder}/probe-{secrets.token_hex(8)}") for _ in range(_RACES))
+
+
+def _one_wins(fs: Any, path: str) -> bool:
+    values = [f"{number} {secrets.token_hex(8)}".encode() for number in range(_WRITERS)]
+    start = threading.Barrier(_WRITERS)
+
+    def write(value: bytes) -> bool:
+        start.wait()
+        return create_exclusive(fs, path, value)
+
     try:
-        create_exclusive(fs, path, b"first")
-        create_exclusive(fs, path, b"second")
-        return bool(fs.cat_file(path) == b"first")
+        with ThreadPoolExecutor(_WRITERS) as pool:
+            won = [value for value, created in zip(values, pool.map(write, values), strict=True) if created]
+        kept = fs.cat_file(path)
+        late = create_exclusive(fs, path, b"late") or fs.cat_file(path) != kept
     except OSError as error:
         if error.errno in {errno.ENOSYS, errno.EINVAL}:  # 501 and 400: the header itself is refused
             return False
         raise
+    else:
+        return not late and won in ([kept], [])  # []: a repeated request found the file of its own first attempt
     finally:
         if fs.exists(path):
             fs.rm_file(path)

@@ -30,6 +30,7 @@ _CHUNK = 16 << 20  # bytes; a transfer holds `AHEAD` chunks in memory, for a fil
 _MOST_CHUNKS = 10_000  # S3's limit for one upload; beyond 160 GB the chunks grow
 _TOKEN_REFUSED = {"InvalidToken", "TokenRefreshRequired"}  # codes that s3fs does not translate to PermissionError
 _WRITTEN = ("mtime", "LastModified", "last_modified", "created")  # when a file was written: local, S3, Azure, memory
+PROBED = ("probe", "memo/probe")  # folders of the files of a probe, which exist for a moment
 _REMOTE_BLOCK = 1 << 20  # bytes; the least that a read at an offset requests
 
 
@@ -215,9 +216,12 @@ class Files:
             self._fs.rm_file(self._path(path))
 
     def excludes(self) -> bool:
-        """Probe whether exclusive creation works here: without it two publishers would both succeed."""
+        """Probe whether exclusive creation works here: without it two publishers would both succeed.
+
+        A gateway may treat prefixes differently, so the memo's is probed as well.
+        """
         with self._explaining("write", "probe"):
-            return excludes(self._fs, self._path("probe"))
+            return all(excludes(self._fs, self._path(folder)) for folder in PROBED)
 
     def _connected(self, url: str) -> tuple[Any, str]:
         if not self._is_s3:

@@ -20,7 +20,7 @@ class Probed:
 
 
 def probe(store: Store) -> Probed:
-    """Write a small file, list it, read it back and remove it; then create one twice.
+    """Write a small file, list it, read it back and remove it; then let writers race to create one.
 
     Leaves no file behind. `gc` and intents use the store's clock alone, so a skew does no harm.
 

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 
 from rag_model.errors import StoreError, UsageError
 from rag_model.landing import TEMPORARY
-from rag_model.store.objects.files import Found
+from rag_model.store.objects.files import PROBED, Found
 from rag_model.store.objects.intents import INTENT_COUNTS
 from rag_model.store.store import Store
 from rag_model.store.upkeep.roots import mark
@@ -40,7 +40,7 @@ KINDS = ("blobs", "memo", "runs", "reports", "leftovers")
 _FOLDERS = {"blobs", "intents", "memo", "models", "probe", "refs", "reports", "runs", "snapshots", "sweeps"} | {FOLDER}
 _REPORT = re.compile(r"reports/([0-9a-f]{64})\.html")
 _RUN = re.compile(r"runs/([^/]+)/.+")
-_PASSING = re.compile(rf"probe/.+|(?:.+/)?{re.escape(TEMPORARY)}[^/]*")
+_PASSING = re.compile(rf"(?:{'|'.join(PROBED)})/.+|(?:.+/)?{re.escape(TEMPORARY)}[^/]*")
 _THREADS = 8
 
 
@@ -121,5 +121,5 @@ class _Planner:
 
     def _passing(self) -> Iterator[Found]:
         """Yield temporary files; on a local disk they are in the folder of the file that they were written for."""
-        folder = "" if self.store.files.is_local else "probe"
-        return (file for file in self.store.files.tree(folder) if _PASSING.fullmatch(file.path))
+        folders = ("",) if self.store.files.is_local else PROBED
+        return (file for folder in folders for file in self.store.files.tree(folder) if _PASSING.fullmatch(file.path))

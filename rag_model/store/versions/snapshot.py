@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from rag_model.corpus.passages import PASSAGE_SCHEMA, PassageFile
 from rag_model.corpus.records import Passage
-from rag_model.errors import StoreError
+from rag_model.errors import InputError, StoreError
 from rag_model.npy import map_array
 from rag_model.partition import Partition
 from rag_model.store.objects.trees import linked_tree
@@ -264,7 +264,7 @@ class Snapshot:
     def _reading(self, part: str) -> Iterator[None]:
         try:
             yield
-        except (OSError, ValueError) as broken:  # Arrow raises ValueError for damaged data
+        except (InputError, OSError, ValueError) as broken:
             what = " ".join(str(broken).split())  # Arrow's messages have several lines
             raise StoreError(f"cannot read the passages of {part} in {self.where} ({what}): run `verify`") from broken
 

@@ -49,19 +49,20 @@ def list_batch(examples: Sequence[Example], negatives: int, dice: random.Random 
     return ListBatch(tuple(examples), tuple(lists), tuple(scores))
 
 
-def with_lists(examples: Sequence[Example], missing: Missing) -> list[Example]:
-    """Return the examples that have a positive and a negative.
+def with_lists(examples: Sequence[Example], missing: Missing, *, negatives: bool = True) -> list[Example]:
+    """Return the examples that have a positive and, unless `negatives` is false, a negative.
 
     Raises:
         InputError: one has not, and `missing` refuses that; or none has.
     """
-    found = [one for one in examples if one.positives and one.negatives]
+    found = [one for one in examples if one.positives and (one.negatives or not negatives)]
     if missing == "refuse" and len(found) < len(examples):
-        first = next(one for one in examples if not (one.positives and one.negatives))
+        first = next(one for one in examples if not (one.positives and (one.negatives or not negatives)))
         lacking = "negative" if first.positives else "positive"
         raise InputError(f"example {first.id} has no {lacking} passage: find one by mining, or drop it")
     if not found:
-        raise InputError("no example has a positive and a negative passage: mine them, or give another file")
+        wanted = "a positive and a negative passage" if negatives else "a positive passage"
+        raise InputError(f"no example has {wanted}: mine passages, or give another file")
     return found
 
 

@@ -2,17 +2,15 @@
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from rag_model.corpus.records import Passage
-from rag_model.digest import digest_json
 from rag_model.encoders.architecture import Architecture
-from rag_model.encoders.crossencoder import CrossEncoder
 from rag_model.encoders.model import CPU_BATCH_TOKENS, CUDA_BATCH_TOKENS
 from rag_model.encoders.resolve import resolve_folder
 from rag_model.encoders.token_encoder import Marker, TokenEncoder, as_tensors
@@ -24,16 +22,17 @@ from rag_model.needs.reading import weights
 from rag_model.store.store import Store
 from rag_model.store.versions.model_parts import COLBERT as PART
 from rag_model.store.versions.snapshot import Snapshot
-from rag_model.training.data.batches import groups, other_positives, passage_keys
-from rag_model.training.data.examples import Example, digest_examples
+from rag_model.training.data.batches import other_positives, passage_keys
+from rag_model.training.data.examples import Example
 from rag_model.training.data.lists import ListBatch, Missing, list_batch, with_lists, with_scores
 from rag_model.training.data.negatives import NegativesRecipe, mining_bytes, ranked_passages, with_negatives
 from rag_model.training.loop.loop_settings import LoopSettings
-from rag_model.training.loop.task import Goal, Measures
+from rag_model.training.loop.task import Measures
+from rag_model.training.objectives.group_task import GroupRecipe, GroupTask
 from rag_model.training.objectives.late import cross_entropy, distillation, maxsim
 from rag_model.training.objectives.listwise import as_lists
 from rag_model.training.objectives.objective import BACKWARD, LEARNED, Costs, Examples, Job, Objective, Result
-from rag_model.training.objectives.ranking import Ranking
+from rag_model.training.objectives.teacher import teacher_of
 from rag_model.training.origins import TEACHER, Named, Origins, late_of, taught
 
 GoalName = Literal["average_rank", "Success@20"]
@@ -42,7 +41,7 @@ LOOP = LoopSettings(epochs=1, learning_rate=1e-5, warmup_share=0.05)
 
 
 @dataclass(frozen=True, slots=True)
-class ColbertRecipe:
+class ColbertRecipe(GroupRecipe):
     """Settings of a ColBERT; the paper's where it says one."""
 
     dim: int = DIM  # components of a token's vector, of a new projection; ColBERT, section 4.1: 128
@@ -61,9 +60,7 @@ class ColbertRecipe:
                 f"dim {self.dim}, batch_size {self.batch_size} and ways {self.ways} of a ColBERT's recipe: need a "
                 "multiple of 8 dimensions, 1 question or more, and 2 passages or more each"
             )
-        for name, choices in (("goal", get_args(GoalName)), ("missing", get_args(Missing))):
-            if getattr(self, name) not in choices:
-                raise UsageError(f"{name} {getattr(self, name)!r} is unknown: use one of {', '.join(choices)}")
+        GroupRecipe.__post_init__(self)
 
     def negatives(self, *, taught: bool) -> int:
         """Return how many negatives a question has in a batch."""
@@ -102,8 +99,10 @@ class Begun:
         return cls(TokenModel.begin(folder, recipe.dim, seed=recipe.seed, device=device), marker, folder)
 
 
-class ColbertTask:
+class ColbertTask(GroupTask[ListBatch, TokenModel, ColbertRecipe]):
     """Train a `TokenModel` on lists of passages, whose first is the positive."""
+
+    kind = "colbert"
 
     def __init__(
         self,
@@ -122,35 +121,23 @@ class ColbertTask:
             InputError: no example has a positive and a negative; or one has not, and the recipe refuses that.
             UsageError: there is no dev example, or neither of the two losses is left.
         """
-        self.module, self._begun, self._recipe = begun.model, begun, recipe
-        self.goal = Goal(recipe.goal, larger=recipe.goal.startswith("Success"))
-        self.train = with_lists(train, recipe.missing)
-        self._ranking, self._corpus, self._digests = Ranking(dev, corpus), tuple(corpus), dict(digests or {})
+        super().__init__(begun.model, train, dev, recipe, corpus, digests)
+        self._begun = begun
         self._taught = all(example.scores for example in self.train)
         if not (recipe.in_batch or self._taught):
             raise UsageError("without a teacher a ColBERT learns in the batch: name a --teacher, or set in_batch")
 
     def recipe(self) -> Mapping[str, Any]:
-        """Return the recipe, and the digests of data, encoder and teacher."""
-        return {
-            "kind": "colbert",
-            "settings": asdict(self._recipe),
-            "train": digest_examples(self.train),
-            "dev": digest_examples(self._ranking.examples),
-            "corpus": digest_json([passage.hash for passage in self._corpus]),
-            "models": self._digests,
-            "spec": self._begun.marker.spec.to_json(),
-        }
+        """Return the recipe, the digests of data, encoder and teacher, and how texts are read."""
+        return {**super().recipe(), "spec": self._begun.marker.spec.to_json()}
 
-    def batches(self, epoch: int) -> Sequence[ListBatch]:
-        """Return an epoch's batches, shuffled by seed and epoch; an incomplete last batch is left out."""
-        dice = random.Random(f"{self._recipe.seed} {epoch}")
-        count = self._recipe.negatives(taught=self._taught)
-        return [list_batch(group, count, dice) for group in groups(self.train, self._recipe.batch_size, dice)]
+    def complete(self, examples: Sequence[Example]) -> list[Example]:
+        """Return the examples that have a positive and a negative."""
+        return with_lists(examples, self._recipe.missing)
 
-    def ids(self, batch: ListBatch) -> Sequence[str]:
-        """Return the ids of the batch's examples."""
-        return [example.id for example in batch.examples]
+    def batch(self, examples: Sequence[Example], dice: random.Random) -> ListBatch:
+        """Return the examples' lists, with as many negatives as the recipe says."""
+        return list_batch(examples, self._recipe.negatives(taught=self._taught), dice)
 
     def loss(self, batch: ListBatch) -> tuple[Tensor, Mapping[str, Tensor | float]]:
         """Return the sum of both losses, and the share of questions whose positive is the best of the batch."""
@@ -225,9 +212,8 @@ class Colbert(Objective[ColbertTraining]):
     def prepare(self, job: Job[ColbertTraining]) -> Examples:
         """Return the examples with missing negatives and positives added, and with the teacher's scores."""
         names, settings = job.origins.names, job.settings
-        device = "cpu" if settings.loop.cpu else None
-        teacher = CrossEncoder.load(Path(names[TEACHER]), device=device) if TEACHER in names else None
-        mined = {name: with_negatives(some, job.snapshot, settings.negatives) for name, some in job.examples.items()}
+        teacher = teacher_of(job) if TEACHER in names else None
+        mined = {n: with_negatives(some, job.snapshot, settings.negatives) for n, some in job.examples.items()}
         if teacher is None:
             return mined
         count = settings.colbert.negatives(taught=True)

@@ -2,9 +2,9 @@
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal
 
 import numpy as np
 import torch
@@ -17,12 +17,12 @@ from rag_model.needs.reading import PASSAGE, QUESTION, weights
 from rag_model.store.store import Store
 from rag_model.store.versions.model_parts import CROSS_ENCODER as PART
 from rag_model.store.versions.snapshot import Snapshot
-from rag_model.training.data.batches import groups
-from rag_model.training.data.examples import Example, digest_examples
+from rag_model.training.data.examples import Example
 from rag_model.training.data.lists import ListBatch, Missing, list_batch, with_lists
 from rag_model.training.data.negatives import NegativesRecipe, mining_bytes, with_negatives
 from rag_model.training.loop.loop_settings import LoopSettings
-from rag_model.training.loop.task import Goal, Measures
+from rag_model.training.loop.task import Measures
+from rag_model.training.objectives.group_task import GroupRecipe, GroupTask
 from rag_model.training.objectives.listwise import as_lists, list_loss
 from rag_model.training.objectives.objective import BACKWARD, LEARNED, Costs, Examples, Job, Objective, Result
 from rag_model.training.origins import Named, Origins, classifier_of
@@ -33,7 +33,7 @@ LOOP = LoopSettings(epochs=2, learning_rate=1e-5, warmup_share=0.1, weight_decay
 
 
 @dataclass(frozen=True, slots=True)
-class CrossEncoderRecipe:
+class CrossEncoderRecipe(GroupRecipe):
     """Settings of a cross-encoder. "Code" is github.com/luyug/Reranker, of Gao et al. 2021."""
 
     batch_size: int = 4  # questions per batch and process; code: 1 on each of 4 GPUs
@@ -41,15 +41,12 @@ class CrossEncoderRecipe:
     ranked: int = 30  # negatives of a dev question to rank, the hardest; all that mining keeps
     missing: Missing = "drop"  # an example without a positive or a negative passage
     goal: GoalName = "MRR"  # selects the best weights, on the dev set
-    seed: int = 12345  # of the order and of the negatives
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "negatives", "ranked"):
             if getattr(self, name) < 1:
                 raise UsageError(f"{name} of a cross-encoder's recipe is {getattr(self, name)}: use 1 or more")
-        for name, choices in (("goal", get_args(GoalName)), ("missing", get_args(Missing))):
-            if getattr(self, name) not in choices:
-                raise UsageError(f"{name} {getattr(self, name)!r} is unknown: use one of {', '.join(choices)}")
+        GroupRecipe.__post_init__(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,46 +58,18 @@ class CrossEncoderTraining:
     negatives: NegativesRecipe = field(default_factory=NegativesRecipe)
 
 
-class CrossEncoderTask:
+class CrossEncoderTask(GroupTask[ListBatch, TrainableCrossEncoder, CrossEncoderRecipe]):
     """Train a `TrainableCrossEncoder` on examples with positives and negatives."""
 
-    def __init__(
-        self,
-        encoder: TrainableCrossEncoder,
-        train: Sequence[Example],
-        dev: Sequence[Example],
-        recipe: CrossEncoderRecipe,
-        digests: Mapping[str, str] | None = None,
-    ) -> None:
-        """Set the data; `digests` are those of the files that the encoder begins as.
+    kind = "cross-encoder"
 
-        Raises:
-            InputError: no example has a positive and a negative; or one has not, and the recipe refuses that.
-        """
-        self.module = encoder
-        self.goal = Goal(recipe.goal, larger=recipe.goal != "loss")
-        self.train, self._dev = with_lists(train, recipe.missing), with_lists(dev, recipe.missing)
-        self._recipe, self._digests = recipe, dict(digests or {})
+    def complete(self, examples: Sequence[Example]) -> list[Example]:
+        """Return the examples that have a positive and a negative."""
+        return with_lists(examples, self._recipe.missing)
 
-    def recipe(self) -> Mapping[str, Any]:
-        """Return the recipe, and the digests of data and model."""
-        return {
-            "kind": "cross-encoder",
-            "settings": asdict(self._recipe),
-            "train": digest_examples(self.train),
-            "dev": digest_examples(self._dev),
-            "models": self._digests,
-        }
-
-    def batches(self, epoch: int) -> Sequence[ListBatch]:
-        """Return an epoch's batches, shuffled by seed and epoch; an incomplete last batch is left out."""
-        dice = random.Random(f"{self._recipe.seed} {epoch}")
-        found = groups(self.train, self._recipe.batch_size, dice)
-        return [list_batch(group, self._recipe.negatives, dice) for group in found]
-
-    def ids(self, batch: ListBatch) -> Sequence[str]:
-        """Return the ids of the batch's examples."""
-        return [example.id for example in batch.examples]
+    def batch(self, examples: Sequence[Example], dice: random.Random) -> ListBatch:
+        """Return the examples' lists, with as many negatives as the recipe says."""
+        return list_batch(examples, self._recipe.negatives, dice)
 
     def loss(self, batch: ListBatch) -> tuple[Tensor, Mapping[str, Tensor | float]]:
         """Return the loss over the batch's lists, and the share of questions whose positive is best."""
@@ -109,7 +78,7 @@ class CrossEncoderTask:
 
     def evaluate(self) -> Measures:
         """Return the dev set's `loss`, `MRR` and `Success@1`: of the positive in its list, where a tie is lost."""
-        batch = list_batch(self._dev, self._recipe.ranked, None)
+        batch = list_batch(self.complete(self._dev), self._recipe.ranked, None)
         scores = as_lists(torch.from_numpy(self.module.scores(*batch.pairs())), batch.lengths)  # (n,) -> (b, l)
         loss, first = list_loss(scores)
         ranks = (scores >= scores[:, :1]).sum(1).numpy()  # (b,), from 1: the positive counts itself
@@ -141,13 +110,13 @@ class CrossEncoderObjective(Objective[CrossEncoderTraining]):
 
     def prepare(self, job: Job[CrossEncoderTraining]) -> Examples:
         """Return the examples with missing negatives and positives added; see `with_negatives`."""
-        return {name: with_negatives(some, job.snapshot, job.settings.negatives) for name, some in job.examples.items()}
+        return {n: with_negatives(some, job.snapshot, job.settings.negatives) for n, some in job.examples.items()}
 
     def task(self, job: Job[CrossEncoderTraining]) -> CrossEncoderTask:
         """Load the model; one without a head for scores gets a new one."""
         encoder = TrainableCrossEncoder.load(job.origins.names[PART])
         examples = job.examples["train"], job.examples["dev"]
-        return CrossEncoderTask(encoder, *examples, job.settings.cross_encoder, job.digests)
+        return CrossEncoderTask(encoder, *examples, job.settings.cross_encoder, digests=job.digests)
 
     def costs(self, job: Job[CrossEncoderTraining], models: Mapping[str, Architecture]) -> Costs:
         """Return the costs of reading the pairs of a batch, and of mining."""

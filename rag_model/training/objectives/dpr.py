@@ -2,31 +2,29 @@
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Self, get_args
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor
 
 from rag_model.corpus.records import Passage
-from rag_model.digest import digest_json
 from rag_model.encoders.architecture import Architecture
 from rag_model.encoders.encoder import Vectors
-from rag_model.errors import InputError, UsageError
-from rag_model.needs.reading import PASSAGE, QUESTION, weights
+from rag_model.errors import UsageError
 from rag_model.store.store import Store
 from rag_model.store.versions.snapshot import Snapshot
-from rag_model.training.data.batches import DprBatch, dpr_batch, groups, other_positives, passage_keys
-from rag_model.training.data.examples import Example, digest_examples
-from rag_model.training.data.negatives import NegativesRecipe, mining_bytes, ranked_passages, with_negatives
+from rag_model.training.data.batches import DprBatch, dpr_batch, other_positives, passage_keys
+from rag_model.training.data.examples import Example
+from rag_model.training.data.lists import Missing, with_lists
+from rag_model.training.data.negatives import NegativesRecipe, ranked_passages, with_negatives
 from rag_model.training.loop.loop_settings import LoopSettings
-from rag_model.training.loop.task import Goal, Measures
+from rag_model.training.loop.task import Measures
 from rag_model.training.objectives.biencoder import BiEncoder
 from rag_model.training.objectives.contrastive import in_batch_loss, of_all_processes
+from rag_model.training.objectives.group_task import GroupRecipe, GroupTask
 from rag_model.training.objectives.objective import (
-    BACKWARD,
-    LEARNED,
     UNIT_TEMPERATURE,
     Costs,
     Examples,
@@ -34,25 +32,20 @@ from rag_model.training.objectives.objective import (
     Objective,
     Result,
 )
-from rag_model.training.objectives.ranking import Ranking
+from rag_model.training.objectives.pair_training import PairRecipe, pair_costs
 from rag_model.training.origins import Named, Origins, pair_of
 
 GoalName = Literal["average_rank", "loss", "Success@20"]
-Missing = Literal["drop", "refuse"]
 
 
 @dataclass(frozen=True, slots=True)
-class DprRecipe:
+class DprRecipe(PairRecipe):
     """Settings of DPR; those of the optimisation are in `LoopSettings`, whose defaults are DPR's."""
 
     batch_size: int = 128  # questions per batch and process; DPR, section 5: 128 over all of its 8 GPUs
     hard_negatives: int = 1  # per question; DPR, section 5: one of BM25
-    shared: bool = False  # one encoder for questions and passages; DPR: two
-    freeze_passages: bool = False  # train only the question encoder: an index stays valid; DPR: both
-    temperature: float = 1.0  # of the scores; DPR: 1. With vectors of unit length use 0.05
     without_positive: Missing = "drop"  # an example without a positive passage; DPR, section 4.2: discarded
     goal: GoalName = "average_rank"  # selects the best weights; DPR code: average rank on the dev set
-    seed: int = 12345  # of the order and of the negatives; DPR code: 12345
 
     def __post_init__(self) -> None:
         if self.batch_size < 1 or self.hard_negatives < 0 or self.temperature <= 0:
@@ -60,9 +53,7 @@ class DprRecipe:
                 f"batch_size {self.batch_size}, hard_negatives {self.hard_negatives}, temperature {self.temperature} "
                 "of a DPR recipe: need batch_size >= 1, hard_negatives >= 0 and temperature > 0"
             )
-        for name, choices in (("goal", get_args(GoalName)), ("without_positive", get_args(Missing))):
-            if getattr(self, name) not in choices:
-                raise UsageError(f"{name} {getattr(self, name)!r} is unknown: use one of {', '.join(choices)}")
+        GroupRecipe.__post_init__(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +65,10 @@ class DprTraining:
     negatives: NegativesRecipe = field(default_factory=NegativesRecipe)
 
 
-class DprTask:
+class DprTask(GroupTask[DprBatch, BiEncoder, DprRecipe]):
     """Train a `BiEncoder` on examples with positives."""
+
+    kind = "dpr"
 
     def __init__(
         self,
@@ -93,12 +86,9 @@ class DprTask:
         """
         if not dev:
             raise UsageError("there is no dev example to select the best weights: give a dev file")
-        self.module = encoder
-        self.goal = Goal(recipe.goal, larger=recipe.goal.startswith("Success"))
-        self.train = _with_positives(train, recipe.without_positive)
+        super().__init__(encoder, train, dev, recipe, corpus)
         self.dropped = len(train) - len(self.train)
-        self._recipe, self._dev, self._corpus = recipe, Ranking(dev, corpus), tuple(corpus)
-        if recipe.goal != "Success@20" and not self._dev.with_positives:
+        if recipe.goal != "Success@20" and not self._ranking.with_positives:
             raise UsageError(f"goal {recipe.goal} needs dev examples with passages: use Success@20, or mine them")
 
     @classmethod
@@ -121,26 +111,17 @@ class DprTask:
         return cls(encoder, train, dev, recipe, corpus)
 
     def recipe(self) -> Mapping[str, Any]:
-        """Return the recipe, and the digests of data and encoders."""
-        return {
-            "kind": "dpr",
-            "settings": asdict(self._recipe),
-            "train": digest_examples(self.train),
-            "dev": digest_examples(self._dev.examples),
-            "corpus": digest_json([passage.hash for passage in self._corpus]),
-            "encoders": self.module.digests(),
-            "specs": {"question": self.module.question.spec.to_json(), "passage": self.module.passage.spec.to_json()},
-        }
+        """Return the recipe, the digests of data and encoders, and how texts are read."""
+        read = {"question": self.module.question.spec.to_json(), "passage": self.module.passage.spec.to_json()}
+        return {**super().recipe(), "encoders": self.module.digests(), "specs": read}
 
-    def batches(self, epoch: int) -> Sequence[DprBatch]:
-        """Return an epoch's batches, shuffled by seed and epoch; an incomplete last batch is left out."""
-        dice = random.Random(f"{self._recipe.seed} {epoch}")
-        found = groups(self.train, self._recipe.batch_size, dice)
-        return [dpr_batch(group, self._recipe.hard_negatives, dice) for group in found]
+    def complete(self, examples: Sequence[Example]) -> list[Example]:
+        """Return the examples that have a positive."""
+        return with_lists(examples, self._recipe.without_positive, negatives=False)
 
-    def ids(self, batch: DprBatch) -> Sequence[str]:
-        """Return the ids of the batch's examples."""
-        return [example.id for example in batch.examples]
+    def batch(self, examples: Sequence[Example], dice: random.Random) -> DprBatch:
+        """Return the examples, with as many negatives as the recipe says."""
+        return dpr_batch(examples, self._recipe.hard_negatives, dice)
 
     def loss(self, batch: DprBatch) -> tuple[Tensor, Mapping[str, Tensor | float]]:
         """Return the loss over the passages of all processes, and the share of questions whose positive is best."""
@@ -154,12 +135,12 @@ class DprTask:
 
     def evaluate(self) -> Measures:
         """Return the dev set's `loss`, `average_rank` and `Success@k`; see `Ranking`."""
-        asked = self.module.encode_questions([example.question for example in self._dev.examples])  # (n, d)
-        read = self.module.encode_passages(self._dev.pool)  # (m, d)
-        measures = self._dev.measure(asked, read)
+        asked = self.module.encode_questions([example.question for example in self._ranking.examples])  # (n, d)
+        read = self.module.encode_passages(self._ranking.pool)  # (m, d)
+        measures = self._ranking.measure(asked, read)
         losses = [
             in_batch_loss(*self._dev_batch(part, asked, read), temperature=self._recipe.temperature)[0].item()
-            for part in _parts(self._dev.with_positives, self._recipe.batch_size)
+            for part in _parts(self._ranking.with_positives, self._recipe.batch_size)
         ]
         return {**({"loss": sum(losses) / len(losses)} if losses else {}), **measures}
 
@@ -168,23 +149,13 @@ class DprTask:
         self.module.save(folder)
 
     def _dev_batch(self, places: Sequence[int], asked: Vectors, read: Vectors) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        examples = [self._dev.examples[place] for place in places]
+        examples = [self._ranking.examples[place] for place in places]
         batch = dpr_batch(examples, self._recipe.hard_negatives, None)
         gold = torch.tensor(batch.gold)
-        rows = [self._dev.rows[passage.hash] for passage in batch.passages]
+        rows = [self._ranking.rows[passage.hash] for passage in batch.passages]
         ignored = other_positives(examples, passage_keys(batch.passages), gold)
         # (b, d), (m, d), (b,), (b, m)
         return torch.from_numpy(asked[list(places)]), torch.from_numpy(read[rows]), gold, ignored
-
-
-def _with_positives(examples: Sequence[Example], missing: Missing) -> list[Example]:
-    found = [example for example in examples if example.positives]
-    if missing == "refuse" and len(found) < len(examples):
-        first = next(example for example in examples if not example.positives)
-        raise InputError(f"example {first.id} has no positive passage: find one by mining, or drop it")
-    if not found:
-        raise InputError("no example has a positive passage: find passages by mining, or give another file")
-    return found
 
 
 def _parts(places: Sequence[int], size: int) -> list[Sequence[int]]:
@@ -216,7 +187,7 @@ class Dpr(Objective[DprTraining]):
 
     def prepare(self, job: Job[DprTraining]) -> Examples:
         """Return the examples with missing negatives and positives added; see `with_negatives`."""
-        return {name: with_negatives(some, job.snapshot, job.settings.negatives) for name, some in job.examples.items()}
+        return {n: with_negatives(some, job.snapshot, job.settings.negatives) for n, some in job.examples.items()}
 
     def task(self, job: Job[DprTraining]) -> DprTask:
         """Load the encoders; dev questions also rank passages of the snapshot."""
@@ -227,20 +198,8 @@ class Dpr(Objective[DprTraining]):
 
     def costs(self, job: Job[DprTraining], models: Mapping[str, Architecture]) -> Costs:
         """Return the costs of encoding the questions and passages of a batch, and of mining."""
-        recipe, question = job.settings.dpr, models["question"]
-        passage = models.get("passage", question)
-        learned = [question] if recipe.shared or recipe.freeze_passages else [question, passage]
-        read = recipe.batch_size * (1 + recipe.hard_negatives)
-        kept = question.activations(recipe.batch_size, QUESTION)
-        kept += 0 if recipe.freeze_passages else passage.activations(read, PASSAGE)
-        ranked = min(job.settings.negatives.ranked, job.snapshot.n) + len(job.examples["dev"])
-        forward = recipe.batch_size * QUESTION * question.operations + read * PASSAGE * passage.operations
-        stages = {
-            "train": weights(question, passage) + (LEARNED - 1) * weights(*learned) + kept,
-            "mine": mining_bytes(job.snapshot, job.settings.negatives),
-        }
-        batches = max(1, len(job.examples["train"]) // recipe.batch_size)
-        return Costs(stages, batches, BACKWARD * forward, ranked * PASSAGE * passage.operations)
+        recipe = job.settings.dpr
+        return pair_costs(job, job.settings.negatives, recipe, recipe.hard_negatives, models)
 
 
 DPR = Dpr()

@@ -2,32 +2,27 @@
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from rag_model.corpus.records import Passage
-from rag_model.digest import digest_json
 from rag_model.encoders.architecture import Architecture
-from rag_model.encoders.crossencoder import CrossEncoder
 from rag_model.errors import UsageError
-from rag_model.needs.reading import PASSAGE, QUESTION, weights
+from rag_model.needs.reading import weights
 from rag_model.store.store import Store
 from rag_model.store.versions.snapshot import Snapshot
-from rag_model.training.data.batches import groups
-from rag_model.training.data.examples import Example, digest_examples
+from rag_model.training.data.examples import Example
 from rag_model.training.data.lists import ListBatch, Missing, list_batch, with_lists, with_scores
-from rag_model.training.data.negatives import NegativesRecipe, mining_bytes, ranked_passages, with_negatives
+from rag_model.training.data.negatives import NegativesRecipe, ranked_passages, with_negatives
 from rag_model.training.loop.loop_settings import LoopSettings
-from rag_model.training.loop.task import Goal, Measures
+from rag_model.training.loop.task import Measures
 from rag_model.training.objectives.biencoder import BiEncoder
+from rag_model.training.objectives.group_task import GroupRecipe, GroupTask
 from rag_model.training.objectives.listwise import as_lists, margin_mse
 from rag_model.training.objectives.objective import (
-    BACKWARD,
-    LEARNED,
     UNIT_TEMPERATURE,
     Costs,
     Examples,
@@ -35,7 +30,8 @@ from rag_model.training.objectives.objective import (
     Objective,
     Result,
 )
-from rag_model.training.objectives.ranking import Ranking
+from rag_model.training.objectives.pair_training import PairRecipe, pair_costs
+from rag_model.training.objectives.teacher import teacher_of
 from rag_model.training.origins import TEACHER, Named, Origins, pair_of, taught
 
 GoalName = Literal["average_rank", "loss", "Success@20"]
@@ -45,18 +41,14 @@ the rate where the dev set's measure stays; gradient clipping is that of `LoopSe
 
 
 @dataclass(frozen=True, slots=True)
-class MarginMseRecipe:
+class MarginMseRecipe(PairRecipe):
     """Settings of MarginMSE. "Code" is matchmaker's config/train/defaults.yaml, "paper" Hofstätter et al. 2020."""
 
     batch_size: int = 32  # questions per batch and process; code: batch_size_train 32
     negatives: int = 1  # per question, drawn in each epoch from those that the teacher scored; paper: triples
     scored: int = 8  # negatives of a question that the teacher scores, the hardest
-    shared: bool = False  # one encoder for questions and passages; paper: one
-    freeze_passages: bool = False  # train only the question encoder: an index stays valid
-    temperature: float = 1.0  # of the student's scores; paper: 1. With vectors of unit length use 0.05
     missing: Missing = "drop"  # an example without a positive or a negative passage
     goal: GoalName = "average_rank"  # selects the best weights, on the dev set
-    seed: int = 12345  # of the order and of the negatives
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "negatives", "scored"):
@@ -64,9 +56,7 @@ class MarginMseRecipe:
                 raise UsageError(f"{name} of a MarginMSE recipe is {getattr(self, name)}: use 1 or more")
         if not self.temperature > 0:
             raise UsageError(f"temperature of a MarginMSE recipe is {self.temperature}: use more than 0")
-        for name, choices in (("goal", get_args(GoalName)), ("missing", get_args(Missing))):
-            if getattr(self, name) not in choices:
-                raise UsageError(f"{name} {getattr(self, name)!r} is unknown: use one of {', '.join(choices)}")
+        GroupRecipe.__post_init__(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,51 +68,18 @@ class MarginMseTraining:
     negatives: NegativesRecipe = field(default_factory=NegativesRecipe)
 
 
-class MarginMseTask:
+class MarginMseTask(GroupTask[ListBatch, BiEncoder, MarginMseRecipe]):
     """Train a `BiEncoder` on examples with a teacher's scores."""
 
-    def __init__(
-        self,
-        encoder: BiEncoder,
-        train: Sequence[Example],
-        dev: Sequence[Example],
-        recipe: MarginMseRecipe,
-        corpus: Sequence[Passage] = (),
-        digests: Mapping[str, str] | None = None,
-    ) -> None:
-        """Set the data; dev questions rank the passages of `corpus` and of the dev examples.
+    kind = "margin-mse"
 
-        `digests` are those of the files that encoders and teacher have.
+    def complete(self, examples: Sequence[Example]) -> list[Example]:
+        """Return the examples that have a positive and a negative."""
+        return with_lists(examples, self._recipe.missing)
 
-        Raises:
-            InputError: no example has a positive and a negative; or one has not, and the recipe refuses that.
-        """
-        self.module = encoder
-        self.goal = Goal(recipe.goal, larger=recipe.goal.startswith("Success"))
-        self.train, self._taught = with_lists(train, recipe.missing), with_lists(dev, recipe.missing)
-        self._recipe, self._ranking, self._corpus = recipe, Ranking(dev, corpus), tuple(corpus)
-        self._digests = dict(digests or {})
-
-    def recipe(self) -> Mapping[str, Any]:
-        """Return the recipe, and the digests of data, encoders and teacher."""
-        return {
-            "kind": "margin-mse",
-            "settings": asdict(self._recipe),
-            "train": digest_examples(self.train),
-            "dev": digest_examples(self._ranking.examples),
-            "corpus": digest_json([passage.hash for passage in self._corpus]),
-            "models": self._digests,
-        }
-
-    def batches(self, epoch: int) -> Sequence[ListBatch]:
-        """Return an epoch's batches, shuffled by seed and epoch; an incomplete last batch is left out."""
-        dice = random.Random(f"{self._recipe.seed} {epoch}")
-        found = groups(self.train, self._recipe.batch_size, dice)
-        return [list_batch(group, self._recipe.negatives, dice) for group in found]
-
-    def ids(self, batch: ListBatch) -> Sequence[str]:
-        """Return the ids of the batch's examples."""
-        return [example.id for example in batch.examples]
+    def batch(self, examples: Sequence[Example], dice: random.Random) -> ListBatch:
+        """Return the examples' lists, with as many negatives as the recipe says."""
+        return list_batch(examples, self._recipe.negatives, dice)
 
     def loss(self, batch: ListBatch) -> tuple[Tensor, Mapping[str, Tensor | float]]:
         """Return the loss over the batch's lists."""
@@ -134,7 +91,7 @@ class MarginMseTask:
         """Return the dev set's `loss`, `average_rank` and `Success@k`; see `Ranking`."""
         asked = self.module.encode_questions([one.question for one in self._ranking.examples])  # (n, d)
         read = self.module.encode_passages(self._ranking.pool)  # (m, d)
-        batch = list_batch(self._taught, self._recipe.scored, None)
+        batch = list_batch(self.complete(self._dev), self._recipe.scored, None)
         places = [place for place, one in enumerate(self._ranking.examples) if one.positives and one.negatives]
         rows = [self._ranking.rows[passage.hash] for passage in batch.pairs()[1]]
         loss = self._loss(batch, torch.from_numpy(asked[places]), torch.from_numpy(read[rows]))
@@ -178,8 +135,7 @@ class MarginMse(Objective[MarginMseTraining]):
 
     def prepare(self, job: Job[MarginMseTraining]) -> Examples:
         """Return the examples with missing negatives and positives added, and with the teacher's scores."""
-        device = "cpu" if job.settings.loop.cpu else None
-        teacher = CrossEncoder.load(Path(job.origins.names[TEACHER]), device=device)  # first: a wrong one is refused
+        teacher = teacher_of(job)  # first: a wrong one is refused
         mined = {n: with_negatives(some, job.snapshot, job.settings.negatives) for n, some in job.examples.items()}
         return {name: with_scores(some, teacher, job.settings.margin_mse.scored) for name, some in mined.items()}
 
@@ -194,21 +150,9 @@ class MarginMse(Objective[MarginMseTraining]):
 
     def costs(self, job: Job[MarginMseTraining], models: Mapping[str, Architecture]) -> Costs:
         """Return the costs of encoding a batch, of mining, and the memory of teaching."""
-        recipe, question, teacher = job.settings.margin_mse, models["question"], models[TEACHER]
-        passage = models.get("passage", question)
-        learned = [question] if recipe.shared or recipe.freeze_passages else [question, passage]
-        read = recipe.batch_size * (1 + recipe.negatives)
-        kept = question.activations(recipe.batch_size, QUESTION)
-        kept += 0 if recipe.freeze_passages else passage.activations(read, PASSAGE)
-        stages = {
-            "train": weights(question, passage) + (LEARNED - 1) * weights(*learned) + kept,
-            "mine": mining_bytes(job.snapshot, job.settings.negatives),
-            "teach": 2 * weights(teacher),
-        }
-        forward = recipe.batch_size * QUESTION * question.operations + read * PASSAGE * passage.operations
-        ranked = min(job.settings.negatives.ranked, job.snapshot.n) + len(job.examples["dev"])
-        batches = max(1, len(job.examples["train"]) // recipe.batch_size)
-        return Costs(stages, batches, BACKWARD * forward, ranked * PASSAGE * passage.operations)
+        recipe = job.settings.margin_mse
+        costs = pair_costs(job, job.settings.negatives, recipe, recipe.negatives, models)
+        return replace(costs, stages={**costs.stages, "teach": 2 * weights(models[TEACHER])})
 
 
 MARGIN_MSE = MarginMse()

@@ -9,7 +9,7 @@ mine = "my_package.mine:MINE"          # an instance of a subclass of `Objective
 ```
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, Literal, Protocol, TypeVar, runtime_checkable
@@ -54,6 +54,8 @@ class Job(Generic[S]):
     settings: S
     examples: Examples
     digests: Mapping[str, str] = field(default_factory=dict)  # of the files of `origins`, by part; {} for `costs`
+    work: Path | None = None  # the training's folder: `prepare` may keep there what a run that resumes need not repeat
+    tell: Callable[[int, int], None] = lambda _, __: None  # how much of a slow preparation is done, and of how much
 
 
 @dataclass(frozen=True, slots=True)

@@ -118,7 +118,7 @@ def field_of(page: Page, name: str) -> Locator:
 
 def test_a_scheduled_run_appears_and_completes(api: Api) -> None:
     deployment = api.deployment("upkeep")
-    schedule = {"schedule": {"interval": 20.0, "anchor_date": "2026-01-01T00:00:00Z"}, "active": True}
+    schedule = {"schedule": {"interval": 10.0, "anchor_date": "2026-01-01T00:00:00Z"}, "active": True}
     (added,) = api(f"/deployments/{deployment}/schedules", [schedule])
     try:
         run = api.until(deployment, lambda run: run["auto_scheduled"] and run["state_type"] in ENDED)

@@ -10,6 +10,7 @@ import pytest
 from rag_model.corpus.passages import PASSAGE_SCHEMA, ROW_GROUP, PassageFile, PassageWriter
 from rag_model.corpus.records import Passage
 from rag_model.errors import InputError
+from rag_model.store.versions.mapped import write_mapped
 
 
 def passage(i: int) -> Passage:
@@ -55,7 +56,7 @@ def test_only_the_row_groups_of_the_rows_are_read(path: Path, tmp_path: Path) ->
     data[start : start + 64] = bytes(64)
     damaged.write_bytes(data)
     assert PassageFile(damaged).rows([ROW_GROUP + 5]) == [passage(ROW_GROUP + 5)]
-    with pytest.raises((OSError, pa.ArrowException)):
+    with pytest.raises(InputError, match="not a readable passage file"):
         PassageFile(damaged).rows([5])
 
 
@@ -119,3 +120,55 @@ def test_what_is_no_passage_file_is_refused(tmp_path: Path) -> None:
     pq.write_table(pa.table({"id": ["1"]}), tmp_path / "other")
     with pytest.raises(InputError, match="lacks the columns page_id"):
         PassageFile(tmp_path / "other")
+
+
+def _bomb(path: Path, rows: int, length: int) -> Path:
+    """Write a file that names one long text in every row: two kilobytes for gigabytes."""
+    texts = pa.DictionaryArray.from_arrays(pa.array([0] * rows, pa.int32()), pa.array(["x" * length]))
+    one = {pa.string(): "", pa.int64(): 1, pa.int32(): 1}
+    columns = {field.name: pa.array([one[field.type]] * rows, field.type) for field in PASSAGE_SCHEMA} | {"text": texts}
+    pq.write_table(pa.table(columns), path, row_group_size=ROW_GROUP, compression="zstd")
+    return path
+
+
+def test_a_text_that_is_named_thousands_of_times_is_refused_before_it_is_copied(tmp_path: Path) -> None:
+    path = _bomb(tmp_path / "bomb.parquet", 5_000, 1 << 20)
+    assert path.stat().st_size < 30_000
+    before = pa.total_allocated_bytes()
+    with PassageFile(path) as file:
+        with pytest.raises(InputError, match=r"decodes to more than 6. MiB, far more than its size"):
+            list(file.iter_batches())
+        with pytest.raises(InputError, match="decodes to more than"):
+            file.rows(range(100))
+        assert [len(passage.text) for passage in file.rows([3, 4_000])] == [1 << 20] * 2, "what fits is read"
+    with pytest.raises(InputError, match="decodes to more than"):
+        write_mapped(path, tmp_path / "mapped.arrow")
+    assert [found.name for found in tmp_path.iterdir()] == ["bomb.parquet"]
+    assert pa.total_allocated_bytes() - before < 64 << 20
+
+
+def test_equal_passages_are_no_bomb(tmp_path: Path) -> None:
+    text = "The same sentence again and again. " * 18
+    with PassageWriter(tmp_path / "equal.parquet") as writer:
+        for number in range(16_000):
+            writer.write(Passage(f"{number}", "1", 7, "T", "", text, 0, 108, Passage.hash_of("T", text)))
+    with PassageFile(tmp_path / "equal.parquet") as file:
+        assert sum(len(batch) for batch in file.iter_batches()) == 16_000
+
+
+def test_more_rows_than_bytes_are_refused(tmp_path: Path) -> None:
+    path = _bomb(tmp_path / "rows.parquet", 200_000, 1)
+    if path.stat().st_size < 200_000:
+        with pytest.raises(InputError, match="claims 200,000 rows in"):
+            PassageFile(path)
+
+
+def test_damaged_pages_are_one_sentence(tmp_path: Path) -> None:
+    with PassageWriter(tmp_path / "part.parquet") as writer:
+        writer.write(Passage("1", "1", 7, "T", "", "text", 0, 1, Passage.hash_of("T", "text")))
+    data = bytearray((tmp_path / "part.parquet").read_bytes())
+    data[40] ^= 1
+    (tmp_path / "part.parquet").write_bytes(data)
+    with PassageFile(tmp_path / "part.parquet") as file, pytest.raises(InputError, match="is not a readable") as broken:
+        list(file.passages())
+    assert "\n" not in str(broken.value)

@@ -1,6 +1,7 @@
 """MUVERA beside brute force: buckets, the nearest by Hamming distance, sums and means, and what the mean tends to."""
 
 import itertools
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,6 +9,11 @@ import pytest
 from rag_model.corpus.token_file import TokenVectors, offsets_of
 from rag_model.encoders.muvera import Muvera, nearest
 from rag_model.errors import UsageError
+from rag_model.index.recipe import IndexRecipe
+from rag_model.index.registry import kind_for
+from rag_model.index.search import open_index
+from rag_model.index.stages import build
+from rag_model.index.tokens.maxsim import maxsim
 
 D = 12
 
@@ -98,6 +104,25 @@ def test_equal_seeds_give_equal_vectors_and_empty_passages_are_zero() -> None:
     assert (one != other).any()
     assert not one[0].any()
     assert not one[2].any()
+
+
+@pytest.mark.parametrize("factory", ["IVF8,PQ64np", "HNSW8"])
+def test_an_index_over_its_vectors_finds_what_maxsim_finds(factory: str, tmp_path: Path) -> None:
+    passages, asked, length = 500, 40, 6
+    tokens = unit((passages * 10, D), 5)
+    random = np.random.default_rng(6)
+    picked = random.choice(passages, asked, replace=False)
+    own = tokens.reshape(passages, 10, D)[picked, :length] + random.normal(size=(asked, length, D)) * 0.15
+    questions = (own / np.linalg.norm(own, axis=-1, keepdims=True)).astype(np.float32)
+    offsets = offsets_of(np.full(passages, 10))
+    best = maxsim(questions, tokens, offsets).argmax(axis=1)
+    made = Muvera(D, repetitions=8, bits=3, projected=8)
+    np.save(tmp_path / "rows.npy", made.passages(TokenVectors(tokens, offsets)))
+    plan = kind_for(factory).plan(IndexRecipe(factory), passages, made.width)
+    build(plan, [tmp_path / "rows.npy"], tmp_path / "index", tmp_path)
+    index = open_index(tmp_path / "index", defaults={"nprobe": 8} if "IVF" in factory else {"efSearch": 64})
+    found = index.search(made.questions(questions), 25)[1]
+    assert (found == best[:, None]).any(axis=1).mean() >= 0.95
 
 
 def test_impossible_numbers_are_refused() -> None:

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModel, BertConfig, BertForMaskedLM, BertModel, DPRContextEncoder
 
-from rag_model.encoders.weights import digest_weights, weight_files
+from rag_model.encoders.weights import digest_weights, stored_tensors, weight_files
 from rag_model.errors import InputError
 
 
@@ -105,3 +105,49 @@ def test_quantised_weights_are_refused(tiny_bert: Path, tmp_path: Path) -> None:
     tensors = {"layer.weight": torch.zeros(3, dtype=torch.int8)}
     with pytest.raises(InputError, match="I8 tensors"):
         digest_weights(with_tensors(tiny_bert, tmp_path / "int8", tensors))
+
+
+def with_header(folder: Path, **entry: object) -> Path:
+    """Write weights whose header says of one tensor what it likes."""
+    folder.mkdir(exist_ok=True)
+    header = json.dumps({"a": {"dtype": "F32", "shape": [2, 2], "data_offsets": [0, 16], **entry}}).encode()
+    (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(16))
+    return folder
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"shape": [2, 1 << 40]},  # would be read for ever behind the end of the file
+        {"shape": [-2, -2]},
+        {"shape": [2.0, 2]},
+        {"shape": [2, True]},
+        {"shape": "22"},
+        {"data_offsets": [16, 0]},
+        {"data_offsets": [-16, 0]},
+        {"data_offsets": [0, 16, 16]},
+        {"data_offsets": [0]},
+        {"data_offsets": [0, "16"]},
+        {"dtype": ["F32"]},
+    ],
+    ids=str,
+)
+def test_a_shape_that_its_bytes_do_not_have_is_refused(tmp_path: Path, entry: dict[str, object]) -> None:
+    assert digest_weights(with_header(tmp_path / "sound"))
+    with pytest.raises(InputError, match=r"corrupt|save the model as fp32|truncated"):
+        digest_weights(with_header(tmp_path / "hostile", **entry))
+
+
+def test_weights_that_shrink_while_they_are_read_are_truncated(tmp_path: Path) -> None:
+    (tensor,) = stored_tensors(with_header(tmp_path / "weights")).values()
+    whole = (tmp_path / "weights" / "model.safetensors").read_bytes()
+    (tmp_path / "weights" / "model.safetensors").write_bytes(whole[:-8])
+    with pytest.raises(InputError, match="truncated: fetch it again"):
+        tensor.digest()
+
+
+@pytest.mark.parametrize("named", [[], {"a": 5}, {"a": ["b"]}, None])
+def test_an_index_of_shards_that_names_no_files_is_refused(tmp_path: Path, named: object) -> None:
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": named}))
+    with pytest.raises(InputError, match="its weight_map names no files"):
+        weight_files(tmp_path)

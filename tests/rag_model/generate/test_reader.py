@@ -16,6 +16,7 @@ from rag_model.generate.inputs import PromptForm
 from rag_model.generate.load import load_generator
 from rag_model.generate.rag import Rag, RagSettings
 from rag_model.generate.reader import CLOSED_BOOK, Answer, Reader
+from rag_model.generate.stopping import StoppedError
 from rag_model.retrieve.retriever import Hit
 from tests.fixtures.tabled import TabledGenerator
 from tests.fixtures.tiny_generators import save_bart, save_llama
@@ -106,6 +107,21 @@ def test_answers_are_the_same_in_any_batch_and_order(kind: str, decoding: Decodi
     together = reader(kind, decoding).answer(QUESTIONS)
     backwards = reader(kind, decoding, batch=1).answer(QUESTIONS[::-1])[::-1]
     assert [alike(one) for one in together] == [alike(one) for one in backwards]
+
+
+@pytest.mark.parametrize("kind", ["sequence", "token"])
+def test_decoding_stops_before_the_next_token_where_nobody_waits(kind: str) -> None:
+    looks: list[int] = []
+
+    def stop() -> bool:
+        looks.append(len(looks))
+        return len(looks) > 2
+
+    with pytest.raises(StoppedError):
+        reader(kind).answer(QUESTIONS, stop=stop)
+    assert len(looks) == 3
+    waited = reader(kind).answer(QUESTIONS, stop=lambda: False)
+    assert [alike(one) for one in waited] == [alike(one) for one in reader(kind).answer(QUESTIONS)]
 
 
 def alike(answer: Answer) -> tuple[object, ...]:

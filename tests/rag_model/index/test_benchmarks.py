@@ -92,3 +92,17 @@ def test_late_interaction_is_measured_beside_colberts_codec_and_all_passages(tmp
     assert found["codecs"]["MaxSim,PQ32"]["code_bytes"] == 32
     assert {"all", "dense alone", "depth 20, rounds 1"} < found["candidates"].keys()
     assert found["candidates"]["depth 20, rounds 1"]["of_the_best_10"] > 0.5
+    assert 0.5 <= found["pooled"]["2"]["vectors"] < 0.6
+    fixed = report("bench_muvera.py", *given, "--bits", "2", "--indexes", "Flat", "HNSW8")
+    assert fixed["components"] == 10 * 4 * 16
+    assert fixed["indexes"]["HNSW8"]["found_in_100"] == fixed["indexes"]["Flat"]["found_in_100"] == 1
+
+
+def test_weighted_terms_are_measured_beside_a_product_of_matrices() -> None:
+    few = ["--asked", "9", "--rounds", "1", "--parts", "3", "-k", "5"]
+    found = report("bench_sparse.py", "--count", "500", "--terms", "20", "--question-terms", "12", *few)
+    assert found["ratio"] > 0
+    assert (found["n"], found["questions"], found["model"]) == (500, 9, False)
+    assert found["scores_are_equal"]
+    assert found["merged_is_one_shot"]
+    assert found["bytes_per_passage"] > found["bytes_per_passage_one_bit"]

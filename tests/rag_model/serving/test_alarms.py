@@ -55,6 +55,12 @@ def test_a_service_that_has_nothing_to_serve(store: Store, tmp_path: Path) -> No
         assert_firing(tmp_path, text, text, "BookwheelEmpty")
 
 
+def test_a_thread_that_dies(library: Watched, tmp_path: Path) -> None:
+    before = library.healthy()
+    library.service.observer.died("follower")
+    assert_firing(tmp_path, before, library.scrape(), "BookwheelThreadDied")
+
+
 def test_slow_searches(library: Watched, tmp_path: Path) -> None:
     before = library.healthy()
     for _ in range(20):

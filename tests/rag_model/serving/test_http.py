@@ -5,12 +5,14 @@ import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
 from rag_model.generate.named import open_reader
 from rag_model.generate.reader import answer_json
+from rag_model.generate.seq2seq import Seq2SeqGenerator
 from rag_model.retrieve.dense import DenseRetriever
 from rag_model.retrieve.retriever import hit_json
 from rag_model.serving.http import messages
@@ -232,6 +234,28 @@ def test_what_is_late_is_given_up_and_not_worked_on(shared_library: Library, des
         until(lambda: found.client.post("/search", json={"questions": ["again"]}).status_code == 200)
         assert gate.batches[0] == ["held"]
         assert ["never searched"] not in gate.batches
+
+
+def test_an_answer_that_nobody_waits_for_is_given_up_between_two_tokens(
+    shared_library: Library, dest: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps: list[int] = []
+    go, step = threading.Event(), Seq2SeqGenerator.step
+
+    def held(generator: Seq2SeqGenerator, state: Any, tokens: Any) -> Any:
+        steps.append(len(tokens))
+        assert go.wait(PATIENCE)
+        return step(generator, state, tokens)
+
+    with serving(shared_library.url, dest, with_limits(request_seconds=0.3), model=str(model)) as found:
+        monkeypatch.setattr(Seq2SeqGenerator, "step", held)
+        assert found.client.post("/answer", json={"questions": ASKED}).status_code == 504
+        until(lambda: steps)
+        go.set()
+        until(lambda: found.service._answers._working == 0)
+        assert len(steps) == 1
+        until(lambda: found.client.post("/answer", json={"questions": ASKED}).status_code == 200)
+        assert len(steps) > 2
 
 
 def test_before_the_first_snapshot_it_is_alive_and_not_ready(library: Library, dest: Path) -> None:

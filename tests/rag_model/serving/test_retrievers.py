@@ -111,7 +111,8 @@ def test_the_state_names_what_is_served(served: Serving, cross: Path) -> None:
     ids=range(18),
 )
 def test_a_wrong_retriever_is_told_in_one_sentence(served: Serving, path: str, asked: str, words: str) -> None:
-    reply = served.client.post(path, content=json.dumps({"questions": ["a"], "k": 4, "retriever": asked}))
+    body = json.dumps({"questions": ["a"], "k": 4, "retriever": asked})
+    reply = served.client.post(path, content=body, headers={"Content-Type": "application/json"})
     assert reply.status_code == 400, reply.text
     assert words in reply.json()["detail"]
     assert "\n" not in reply.json()["detail"]

@@ -19,6 +19,7 @@ from werkzeug.serving import BaseWSGIServer, make_server
 from rag_model.corpus.passages import PassageWriter
 from rag_model.corpus.records import Passage
 from rag_model.store import Content, Manifest, PartEntry, Snapshot, Store
+from tests.fixtures.looking import Looking
 
 ROWS = (1500, 1, 700)  # of the three parts: more than one row group, one row, less than one row group
 DIM = 4
@@ -56,9 +57,10 @@ def memory_store() -> Iterator[Store]:
 
 @pytest.fixture(scope="session")
 def moto_server() -> Iterator[Callable[[str], str]]:
-    """A second S3 server, by what it does with `If-None-Match`: "honour", "ignore", "refuse" or "repeat".
+    """A second S3 server, by what it does with `If-None-Match`: "honour", "ignore", "refuse", "repeat" or "race".
 
-    "repeat" carries such a request out twice, as when the first answer was lost and the client tried again.
+    "repeat" carries such a request out twice, as when the first answer was lost and the client tried again. "race"
+    looks for the file and then writes it: two writers that come at once both succeed. "race memo" does so there alone.
     """
     app = DomainDispatcherApplication(create_backend_app)
     servers: dict[str, BaseWSGIServer] = {}
@@ -76,6 +78,7 @@ def moto_server() -> Iterator[Callable[[str], str]]:
 
 
 def _with_conditions(app: Callable[..., Any], conditions: str) -> Callable[..., Any]:
+    one_by_one, looking = threading.Lock(), Looking()
     refusal = b"<Error><Code>NotImplemented</Code><Message>No such header</Message></Error>"
 
     def handle(environ: dict[str, Any], start_response: Callable[..., Any]) -> Any:
@@ -88,8 +91,22 @@ def _with_conditions(app: Callable[..., Any], conditions: str) -> Callable[..., 
         if condition and conditions == "repeat":
             body = environ["wsgi.input"].read(int(environ["CONTENT_LENGTH"]))
             environ["wsgi.input"] = io.BytesIO(body)
-            list(app(dict(environ), lambda status, headers: None))
+            with one_by_one:
+                list(app(dict(environ), lambda status, headers: None))
             environ["wsgi.input"] = io.BytesIO(body)
+        if condition and conditions.startswith("race") and conditions[5:] in environ["PATH_INFO"]:
+            seen: list[str] = []
+            body = environ["wsgi.input"].read(int(environ["CONTENT_LENGTH"]))
+            look = {**environ, "REQUEST_METHOD": "HEAD", "CONTENT_LENGTH": "0", "wsgi.input": io.BytesIO()}
+            list(app(look, lambda status, headers: seen.append(status)))
+            environ["wsgi.input"] = io.BytesIO(body)
+            looking.wait()
+            if seen[0].startswith("404"):
+                del environ["HTTP_IF_NONE_MATCH"]
+            return app(environ, start_response)
+        if condition:
+            with one_by_one:  # the server itself looks and then writes
+                return [b"".join(app(environ, start_response))]
         return app(environ, start_response)
 
     return handle

@@ -15,6 +15,7 @@ from rag_model.errors import MissingExtraError, RefConflictError, StoreError, Us
 from rag_model.landing import TEMPORARY
 from rag_model.store import Snapshot, Store
 from rag_model.store.objects.create import create_exclusive
+from rag_model.store.objects.files import PROBED
 from rag_model.store.objects.s3 import S3
 from rag_model.store.pulling.pull import pull
 from rag_model.store.upkeep.verify import verify
@@ -133,7 +134,7 @@ def test_the_core_is_enough_to_import_the_store() -> None:
     assert loaded.stdout.split() == []
 
 
-@pytest.mark.parametrize("conditions", ["ignore", "refuse"])
+@pytest.mark.parametrize("conditions", ["ignore", "refuse", "race", "race memo"])
 def test_a_bucket_without_conditional_writes_is_not_published_to(
     conditions: str,
     moto_server: Callable[[str], str],
@@ -146,7 +147,7 @@ def test_a_bucket_without_conditional_writes_is_not_published_to(
         with pytest.raises(StoreError, match="conditional writes"):
             store.refs.move("latest", "0" * 64, 0)
         assert store.refs.numbers("latest") == []
-        assert store.files.names("probe") == []
+        assert [store.files.names(folder) for folder in PROBED] == [[], []]
 
 
 def test_a_writer_that_meets_its_own_first_attempt_has_won(

@@ -13,6 +13,7 @@ from rag_model.index.exact.scan import ExactIndex
 from rag_model.index.files import anatomy
 from rag_model.index.files.engine import faiss
 from rag_model.index.quality.health import Trial, examine, sweep
+from rag_model.index.recipe import IndexRecipe
 from rag_model.index.search import open_index
 
 Make = Callable[..., Any]  # fixtures of conftest.py
@@ -185,3 +186,18 @@ def test_a_damaged_file_is_told(tmp_path: Path, make_vectors: Make, write: Write
     path.write_bytes(path.read_bytes()[:-5000])
     with pytest.raises(InputError, match=r"index\.faiss is not a complete"):
         examine(path)
+
+
+@pytest.mark.parametrize("factory", ["HNSW8", "IVF4,Flat", "Flat"])
+def test_a_corpus_of_equal_passages_is_found_whole(
+    factory: str, make_vectors: Make, write_parts: Make, build_index: Make
+) -> None:
+    """Which of 600 equal vectors an index returns does not affect its quality."""
+    vectors = np.repeat(make_vectors(1), 600, axis=0)
+    parts = write_parts(vectors, [250])
+    index = open_index(build_index(parts, IndexRecipe(factory))[0])
+    trial = Trial.of(ExactIndex(parts), np.vstack([vectors[:3], make_vectors(3, seed=4)]), 10)
+    assert [effort.recall_mean for effort in sweep(index, trial)][-1] == 1
+    strangers = np.full((6, 10), -1)
+    strangers[:, 0] = 599
+    assert trial.recalls(strangers).tolist() == [0.1] * 6

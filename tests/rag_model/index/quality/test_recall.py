@@ -33,6 +33,21 @@ def test_passages_that_tie_with_the_last_are_as_good() -> None:
     assert recall_at(np.array([[4, 1]]), exact, scores, 2).tolist() == [0.5]
 
 
+def test_ties_beyond_what_exact_search_listed_count_by_their_score() -> None:
+    corpus = np.array([[1.0]] * 50 + [[0.5]] * 50, np.float32)
+    exact, scores = np.arange(4)[None].repeat(2, 0), np.ones((2, 4), np.float32)
+
+    def score(queries: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        return np.where(rows < 0, -np.inf, corpus[rows, 0] * np.ones((len(queries), 1)))
+
+    found = np.array([[40, 30], [20, 70]])
+    assert recall_at(found, exact, scores, 2).tolist() == [0, 0]
+    assert recall_at(found, exact, scores, 2, score).tolist() == [1.0, 0.5]
+    assert recall_at(np.array([[40, -1], [-1, -1]]), exact, scores, 2, score).tolist() == [0.5, 0.0]
+    ends = np.array([[1, 1, 1, 0.9]], np.float32)  # the list ends below the tie: it holds all that is correct
+    assert recall_at(np.array([[40, 2]]), exact[:1], ends, 2, score).tolist() == [0.5]
+
+
 def test_a_corpus_smaller_than_k_can_be_found_whole() -> None:
     exact, scores = np.array([[1, 0]]), np.array([[2, 1]], np.float32)
     assert recall_at(np.array([[0, 1, -1]]), exact, scores, 20).tolist() == [1.0]

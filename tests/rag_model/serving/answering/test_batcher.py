@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from rag_model.errors import UsageError
-from rag_model.serving.answering.batcher import Ask, Batcher, BusyError, ClosingError, LateError
+from rag_model.serving.answering.batcher import Batcher, BusyError, ClosingError, LateError
+from rag_model.serving.answering.waiting import Ask
 from tests.fixtures.serving import PATIENCE
 
 
@@ -91,6 +92,53 @@ def test_a_full_queue_refuses_and_an_empty_one_takes_anything() -> None:
 
     with batching(worker, waiting=5) as batcher:
         asyncio.run(asked(batcher))
+
+
+def test_clients_take_turns() -> None:
+    """One asks much and first; another asks little and later, and is answered in the next batch."""
+    worker = Worker()
+
+    async def asked(batcher: Batcher[Any]) -> None:
+        def ask(question: str, client: str) -> "asyncio.Task[Any]":
+            return asyncio.create_task(batcher.ask([question] * 4, 1, None, PATIENCE, client=client))
+
+        tasks = [ask("first", "greedy")]
+        await asyncio.to_thread(worker.at_work.wait, PATIENCE)
+        tasks += [ask(f"g{number}", "greedy") for number in range(4)]
+        await held(lambda: batcher.waiting == 16)
+        tasks += [ask(f"m{number}", "modest") for number in range(2)]
+        await held(lambda: batcher.waiting == 24)
+        worker.go.set()
+        await asyncio.gather(*tasks)
+
+    with batching(worker, batch=8) as batcher:
+        asyncio.run(asked(batcher))
+    taken = [batch[::4] for batch in worker.batches]
+    assert taken == [["first"], ["g0", "m0"], ["g1", "m1"], ["g2", "g3"]]
+
+
+def test_a_full_queue_takes_one_who_has_less_there_and_refuses_the_newest_of_who_has_most() -> None:
+    worker = Worker()
+
+    async def asked(batcher: Batcher[Any]) -> list[Any]:
+        first = asyncio.create_task(batcher.ask(["first"], 1, None, PATIENCE))
+        await asyncio.to_thread(worker.at_work.wait, PATIENCE)
+        greedy = []
+        for number in range(3):
+            greedy.append(asyncio.create_task(batcher.ask([f"g{number}"] * 3, 1, None, PATIENCE, client="greedy")))
+            await held(lambda: batcher.waiting == 3 * len(greedy))
+        modest = [asyncio.create_task(batcher.ask(["m"] * 4, 1, None, PATIENCE, client="modest"))]
+        await asyncio.wait(greedy[1:], return_when=asyncio.FIRST_COMPLETED)
+        with pytest.raises(BusyError):
+            await batcher.ask(["g3"] * 3, 1, None, PATIENCE, client="greedy")
+        worker.go.set()
+        return await asyncio.gather(first, *greedy, *modest, return_exceptions=True)
+
+    with batching(worker, waiting=10) as batcher:
+        replies = asyncio.run(asked(batcher))
+    assert replies[:3] == [["first"], ["g0"] * 3, ["g1"] * 3]
+    assert isinstance(replies[3], BusyError)
+    assert replies[4] == ["m"] * 4
 
 
 def test_who_gives_up_or_leaves_frees_the_place() -> None:

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -51,13 +52,18 @@ def test_more_connections_than_a_client_may_have_are_told_so(shared_library: Lib
         assert b"2 connections of your address are open" in reply
 
 
-def test_where_all_connections_are_taken_the_longest_idle_one_makes_room(shared_library: Library, dest: Path) -> None:
+@pytest.mark.parametrize("sent", [b"", ASK + b'{"questions"'], ids=["idle", "slow body"])
+def test_where_all_connections_are_taken_one_that_sends_nothing_makes_room(
+    sent: bytes, shared_library: Library, dest: Path
+) -> None:
     bounds = with_limits(connections=4, body_seconds=PATIENCE, idle_seconds=PATIENCE)
-    with serving(shared_library.url, dest, bounds) as found, held(found.url, 4) as idle:
-        until(lambda: len(found.server.server_state.connections) == 4)
+    with serving(shared_library.url, dest, bounds) as found, held(found.url, 4, sent) as silent:
+        state = found.server.server_state
+        until(lambda: len(state.connections) == 4 and len(state.tasks) == 4 * bool(sent))
         found.search("who?")
-        (ended,) = select.select(idle, [], [], PATIENCE)[0]
-        assert ended.recv(1) == b""
+        (ended,) = select.select(silent, [], [], PATIENCE)[0]
+        with suppress(ConnectionResetError):
+            assert ended.recv(1) == b""
 
 
 def test_where_all_connections_are_at_work_a_new_one_is_told_so(shared_library: Library, dest: Path) -> None:
@@ -85,9 +91,11 @@ def test_health_has_connections_of_its_own(shared_library: Library, dest: Path) 
         assert httpx.post(f"{found.health}/search", json={"questions": ["who?"]}).status_code == 404
 
 
-def test_a_client_that_does_not_read_is_cut_off(shared_library: Library, dest: Path) -> None:
+@pytest.mark.parametrize("bound", [{"write_seconds": 0.2}, {"unsent_bytes_per_client": 1}], ids=["late", "much"])
+def test_a_client_that_does_not_read_is_cut_off(bound: dict[str, Any], shared_library: Library, dest: Path) -> None:
     """It asks until its replies fill what the system keeps of them, and the rest waits in the service."""
-    with serving(shared_library.url, dest, with_limits(write_seconds=0.2)) as found, connected(found.url) as greedy:
+    bounds = with_limits(**{"write_seconds": PATIENCE, **bound})
+    with serving(shared_library.url, dest, bounds) as found, connected(found.url) as greedy:
         state = found.server.server_state
 
         def gone() -> bool:

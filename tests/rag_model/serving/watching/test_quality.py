@@ -12,6 +12,8 @@ from rag_model.encoders.encoder import Encoder
 from rag_model.errors import UsageError
 from rag_model.index.files.engine import Vectors
 from rag_model.retrieve.dense import DenseRetriever
+from rag_model.retrieve.factory import open_retriever
+from rag_model.retrieve.lexical import TextRetriever
 from rag_model.retrieve.retriever import Hit
 from rag_model.serving.watching.quality import Quality
 from rag_model.serving.watching.windows import Figures, WatchSettings
@@ -42,7 +44,7 @@ def tiny(bert: Path) -> Encoder:
 def store(bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Store:
     store = Store.open(str(tmp_path_factory.mktemp("store")), create=True)
     articles = {f"{THINGS[i % 6]} {i}": f"the {THINGS[i % 6]} was born in {i} and {i * 7}" for i in range(N)}
-    publish_tiny(store, bert, articles, tmp_path_factory.mktemp("work"))
+    publish_tiny(store, bert, articles, tmp_path_factory.mktemp("work"), words=True)
     return store
 
 
@@ -79,7 +81,7 @@ def until(quality: Quality, seen: Callable[[Figures], bool]) -> Figures:
 
 
 def test_a_healthy_service_has_figures_of_everything(quality: Quality, snapshot: Snapshot, tiny: Encoder) -> None:
-    quality.follow(snapshot, "hnsw", tiny.encode_questions)
+    quality.follow(snapshot, "hnsw", encode=tiny.encode_questions)
     ask(quality, snapshot, tiny, QUESTIONS[100:])
     figures = until(quality, lambda seen: seen.recall_mean is not None and seen.drift is not None)
     assert figures.recall_mean is not None
@@ -93,13 +95,13 @@ def test_a_healthy_service_has_figures_of_everything(quality: Quality, snapshot:
 
 def test_nothing_is_said_of_too_few(quality: Quality, snapshot: Snapshot, tiny: Encoder) -> None:
     assert quality.figures() == Figures()
-    quality.follow(snapshot, "hnsw", tiny.encode_questions)
+    quality.follow(snapshot, "hnsw", encode=tiny.encode_questions)
     ask(quality, snapshot, tiny, QUESTIONS[: SETTINGS.least - 1])
     assert quality.figures() == Figures()
 
 
 def test_many_people_asking_one_thing_are_no_collapse(quality: Quality, snapshot: Snapshot, tiny: Encoder) -> None:
-    quality.follow(snapshot, "hnsw", tiny.encode_questions)
+    quality.follow(snapshot, "hnsw", encode=tiny.encode_questions)
     ask(quality, snapshot, tiny, QUESTIONS[:40])
     before = quality.figures().collapse
     ask(quality, snapshot, tiny, QUESTIONS[:1] * 300)
@@ -108,7 +110,7 @@ def test_many_people_asking_one_thing_are_no_collapse(quality: Quality, snapshot
 
 
 def test_an_index_that_misses_is_seen(quality: Quality, snapshot: Snapshot, tiny: Encoder) -> None:
-    quality.follow(snapshot, "hnsw", tiny.encode_questions)
+    quality.follow(snapshot, "hnsw", encode=tiny.encode_questions)
     vectors = tiny.encode_questions(QUESTIONS[:100])
     deep = DenseRetriever(snapshot).search_vectors(vectors, 6)
     served(quality, snapshot, QUESTIONS[:100], vectors, [hits[1:4] for hits in deep], 3)  # the best is lost
@@ -117,7 +119,7 @@ def test_an_index_that_misses_is_seen(quality: Quality, snapshot: Snapshot, tiny
 
 
 def test_passages_that_are_not_found_count_as_missed(quality: Quality, snapshot: Snapshot, tiny: Encoder) -> None:
-    quality.follow(snapshot, "hnsw", tiny.encode_questions)
+    quality.follow(snapshot, "hnsw", encode=tiny.encode_questions)
     vectors = tiny.encode_questions(QUESTIONS[:100])
     hits = DenseRetriever(snapshot).search_vectors(vectors, 4)
     served(quality, snapshot, QUESTIONS[:100], vectors, [some[:1] for some in hits], 4)
@@ -126,7 +128,7 @@ def test_passages_that_are_not_found_count_as_missed(quality: Quality, snapshot:
 
 
 def test_other_questions_are_seen(quality: Quality, snapshot: Snapshot, tiny: Encoder) -> None:
-    quality.follow(snapshot, "hnsw", tiny.encode_questions)
+    quality.follow(snapshot, "hnsw", encode=tiny.encode_questions)
     ask(quality, snapshot, tiny, QUESTIONS[:60])
     same = until(quality, lambda seen: seen.drift is not None).drift
     ask(quality, snapshot, tiny, [f"{i}{i}{i}.{i}" for i in range(100)])
@@ -137,11 +139,11 @@ def test_other_questions_are_seen(quality: Quality, snapshot: Snapshot, tiny: En
 def test_a_swap_begins_the_windows_anew_and_the_old_edition_is_not_heard(
     quality: Quality, snapshot: Snapshot, tiny: Encoder, bert: Path, tmp_path: Path
 ) -> None:
-    quality.follow(snapshot, "hnsw", tiny.encode_questions)
+    quality.follow(snapshot, "hnsw", encode=tiny.encode_questions)
     ask(quality, snapshot, tiny, QUESTIONS[:60])
     assert quality.figures().collapse
     other = publish_tiny(Store.open(str(tmp_path / "store"), create=True), bert, {"a": "of a", "b": "of b"}, tmp_path)
-    quality.follow(other, "hnsw", tiny.encode_questions)
+    quality.follow(other, "hnsw", encode=tiny.encode_questions)
     assert quality.figures() == Figures()
     ask(quality, snapshot, tiny, QUESTIONS[:60])
     assert quality.figures() == Figures()
@@ -152,17 +154,28 @@ def test_a_snapshot_without_vectors_has_no_recall_and_all_else(
 ) -> None:
     pull(store, "latest", tmp_path, select=lambda path: not path.startswith("embeddings/"))
     with Snapshot.from_folder(tmp_path) as bare:
-        quality.follow(bare, "hnsw", tiny.encode_questions)
+        quality.follow(bare, "hnsw", encode=tiny.encode_questions)
         ask(quality, bare, tiny, QUESTIONS[100:])
         figures = until(quality, lambda seen: seen.drift is not None)
         assert figures.recall_mean is None
         assert figures.collapse
 
 
+@pytest.mark.parametrize(("lost", "recall"), [(0, 1.0), (1, 0.0)])
+def test_words_are_found_exactly_or_it_is_seen(quality: Quality, snapshot: Snapshot, lost: int, recall: float) -> None:
+    retriever = open_retriever(snapshot, "bm25(b=.9)")
+    assert isinstance(retriever, TextRetriever)
+    quality.follow(snapshot, retriever.index, retriever.parameters)
+    hits = [some[lost:] for some in retriever.search(QUESTIONS[:100], 3)]  # without the first, all ranks are others
+    quality.saw(snapshot.id, QUESTIONS[:100], None, [3] * 100, hits)
+    figures = until(quality, lambda seen: seen.recall_mean is not None)
+    assert figures.recall_mean == recall
+
+
 def test_without_evaluation_questions_there_is_no_drift(snapshot: Snapshot, tiny: Encoder) -> None:
     quality = Quality(SETTINGS)
     try:
-        quality.follow(snapshot, "hnsw", tiny.encode_questions)
+        quality.follow(snapshot, "hnsw", encode=tiny.encode_questions)
         ask(quality, snapshot, tiny, QUESTIONS)
         assert until(quality, lambda seen: seen.recall_mean is not None).drift is None
     finally:
@@ -175,14 +188,14 @@ def test_an_encoder_that_breaks_ends_the_watch_of_that_edition_alone(
     def broken(questions: Sequence[str]) -> Vectors:
         raise OSError("gone")
 
-    quality.follow(snapshot, "hnsw", broken)
+    quality.follow(snapshot, "hnsw", encode=broken)
     deadline = time.monotonic() + 120
     while "is not watched any more" not in caplog.text:
         assert time.monotonic() < deadline
         time.sleep(0.01)
     ask(quality, snapshot, tiny, QUESTIONS)
     assert quality.figures() == Figures()
-    quality.follow(snapshot, "hnsw", tiny.encode_questions)
+    quality.follow(snapshot, "hnsw", encode=tiny.encode_questions)
     ask(quality, snapshot, tiny, QUESTIONS)
     until(quality, lambda seen: seen.drift is not None)
 
@@ -190,7 +203,7 @@ def test_an_encoder_that_breaks_ends_the_watch_of_that_edition_alone(
 def test_no_text_of_a_question_is_kept(quality: Quality, snapshot: Snapshot) -> None:
     secret = "a secret that nobody should find"
     hits = DenseRetriever(snapshot).search_vectors(np.eye(1, snapshot.dim, dtype=np.float32), 3)
-    quality.follow(snapshot, "hnsw", None)
+    quality.follow(snapshot, "hnsw", encode=None)
     served(quality, snapshot, [secret], np.eye(1, snapshot.dim, dtype=np.float32), hits, 3)
     assert secret not in repr(quality._watch)
 

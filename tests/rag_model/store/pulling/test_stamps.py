@@ -6,6 +6,10 @@ from pathlib import Path
 import pytest
 
 from rag_model.digest import digest_bytes
+from rag_model.errors import InputError
+from rag_model.store import Content, Manifest, Store
+from rag_model.store.pulling.pull import pull
+from rag_model.store.pulling.pulled import CURRENT, stamps_of
 from rag_model.store.pulling.stamps import Stamps
 
 ID = digest_bytes(b"sound")
@@ -85,3 +89,35 @@ def test_a_damaged_stamp_is_no_stamp(file: Path, tmp_path: Path, damage: bytes) 
     stamp.write_bytes(damage)
     assert not Stamps(tmp_path / "stamps").holds(file, ID)
     assert Stamps(tmp_path / "stamps").sound(file, ID)
+
+
+def test_no_pull_makes_a_file_be_hashed_again(local_store: Store, tmp_path: Path) -> None:
+    """Snapshots share files by links, and a link changes a file's times."""
+    blob = local_store.blobs.put_bytes(b"shared")
+    first, second = (
+        local_store.snapshots.put(Manifest(Content({"is": name}, (), {"index/shared": blob}))) for name in "ab"
+    )
+    dest = tmp_path / "dest"
+    pull(local_store, first, dest)
+    stamps = stamps_of(dest)
+    assert stamps.holds(dest / first / "index/shared", blob.id)
+    pull(local_store, second, dest, keep=1)
+    assert stamps.holds(dest / second / "index/shared", blob.id)
+    assert not (dest / first).exists()
+
+
+def test_what_is_not_accepted_never_becomes_current(local_store: Store, tmp_path: Path) -> None:
+    blob = local_store.blobs.put_bytes(b"a file")
+    first, second = (
+        local_store.snapshots.put(Manifest(Content({"is": name}, (), {"index/file": blob}))) for name in "ab"
+    )
+    dest, seen = tmp_path / "dest", list[bytes]()
+
+    def refuse(folder: Path) -> None:
+        seen.append((folder / "index/file").read_bytes())
+        raise InputError("it is not accepted")
+
+    pull(local_store, first, dest)
+    with pytest.raises(InputError, match="not accepted"):
+        pull(local_store, second, dest, accept=refuse)
+    assert (seen, (dest / CURRENT).resolve().name) == ([b"a file"], first)

@@ -1,0 +1,83 @@
+"""What the index jobs hand on: an index while it is built, the tasks of its stages, and what decides a piece."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+from beam_jobs.launch import Report
+from beam_jobs.libraries import versions
+from rag_model.index.plan import Facts, IndexPlan
+from rag_model.index.quality.fit import TrainingFit
+from rag_model.index.registry import kind_named
+from rag_model.snapshots.heritage import Heirloom
+from rag_model.store.objects.blobs import BlobRef
+
+NumberedRows = tuple[int, BlobRef]  # a part's number in its snapshot, and its rows
+
+
+@dataclass(frozen=True, slots=True)
+class IndexBuild:
+    """One index while it is built: each job adds one more file. Lists of blobs are blobs, so the record stays small."""
+
+    name: str
+    plan: IndexPlan
+    rows: BlobRef  # JSON list of the row files of its representation, one per part, in row order
+    inherited: Heirloom | None = None  # used instead of training, if it fits
+    earlier: BlobRef | None = None  # JSON list: for each part the parent's parts with its pages, and their row files
+    trained: BlobRef | None = None  # the trained file, which all workers read
+    fitted: TrainingFit | None = None  # how well it fitted its training vectors
+    scattered: BlobRef | None = None  # JSON list of the parts' pieces, in row order
+    cells: BlobRef | None = None  # JSON list: for each shard its rows and a digest of its slices
+    shards: BlobRef | None = None  # JSON list of the shards, in order; may be empty
+
+
+@dataclass(frozen=True, slots=True)
+class ScatterTask:
+    """One part's rows, to be scattered."""
+
+    build: IndexBuild
+    number: int
+    rows: BlobRef
+    earlier: tuple[NumberedRows, ...] = ()  # of the parent: what they have in common is taken over
+
+
+@dataclass(frozen=True, slots=True)
+class ShardTask:
+    """One worker's share of an index."""
+
+    build: IndexBuild
+    number: int
+    rows: int  # members of its cell
+    slices: str  # digest of the slices that it is built from
+
+
+@dataclass(frozen=True, slots=True)
+class StageOutput:
+    """What a task of an index's stage reports."""
+
+    out: BlobRef | None  # the stage's file; None: the inherited one stays
+    facts: Facts  # what the kind says of its work
+    made: bool = False  # by this run, and not by an earlier one
+    note: str = ""  # of the plan: why it was trained; empty: nothing to say
+
+    def to_json(self) -> Report:
+        """Return the record as JSON values."""
+        out = self.out.to_json() if self.out else None
+        return {"out": out, "facts": self.facts, "made": self.made, "note": self.note}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Self:
+        """Read back what `to_json` wrote."""
+        out = BlobRef.from_json(value["out"]) if value["out"] else None
+        return cls(out, value["facts"], value["made"], value["note"])
+
+
+def deciding(plan: IndexPlan) -> dict[str, Any]:
+    """Return the inputs that decide a trained file or an index, without its files."""
+    return sharing(plan) | {"plan": plan.built()}
+
+
+def sharing(plan: IndexPlan) -> dict[str, Any]:
+    """Return the inputs that decide a piece or a shard, without its files: none depends on the size of the corpus."""
+    kind = kind_named(plan.kind)
+    return {"plan": plan.shared(), "code": kind.VERSION, "libraries": versions(*kind.libraries)}

@@ -1,0 +1,146 @@
+"""How long others wait while one client holds 1,000 connections of a service and does harm with them.
+
+One JSON line. Well-behaved clients ask one question at a time, first alone, then while a client at another address
+opens so many connections, again once one is closed: a quarter each are idle, send the first bytes of a request's head,
+send the first of its body, and ask for long replies that they do not read. `ratio` is the p99 of the others during that
+over their p99 alone, the median of the rounds. The hostile client and the others are a process each on the same cores.
+"""
+
+import argparse
+import asyncio
+import json
+import statistics
+import tempfile
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing import get_context
+from multiprocessing.synchronize import Event
+from pathlib import Path
+from typing import Any
+
+from alone import alone
+from passages import drawn, embedded
+from served import Asked, get, load, memory_mb, percentile_ms, publish, service
+
+from rag_model.store import Store
+
+HOSTILE = "127.0.0.2"  # an address of this machine, as of another client
+_PAUSE = 0.5  # seconds before a connection that was closed is opened again
+_HEAD = b"POST /search HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n"
+_GREEDY = b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n" * 40
+_SENT = (b"", _HEAD[:40], _HEAD + b'{"questions"', _GREEDY)
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """The others' requests, alone and beside the hostile client, and the service's memory after each."""
+
+    alone: list[Asked]
+    beside: list[Asked]
+    alone_mb: float
+    beside_mb: float
+    healthy: bool  # /healthz was answered beside the hostile client
+
+
+def harm(address: str, connections: int, begun: Event, done: Event) -> None:
+    """Hold connections until `done`; sets `begun` once each was tried."""
+    asyncio.run(_harm(address, connections, begun, done))
+
+
+async def _harm(address: str, connections: int, begun: Event, done: Event) -> None:
+    tried = asyncio.Semaphore(0)
+    tasks = [asyncio.create_task(_hold(address, _SENT[n % len(_SENT)], tried)) for n in range(connections)]
+    for _ in tasks:
+        await tried.acquire()
+    begun.set()
+    await asyncio.to_thread(done.wait)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _hold(address: str, sent: bytes, tried: asyncio.Semaphore) -> None:
+    host, port = address.rsplit(":", 1)
+    while True:
+        with suppress(OSError):
+            reader, writer = await asyncio.open_connection(host, int(port), local_addr=(HOSTILE, 0), limit=1024)
+            writer.write(sent)
+            tried.release()
+            with suppress(OSError):
+                await (reader.read() if not sent else _closed(writer))
+            writer.transport.abort()
+        tried.release()
+        await asyncio.sleep(_PAUSE)
+
+
+async def _closed(writer: asyncio.StreamWriter) -> None:
+    """Wait until the service ends a connection that nothing is read from."""
+    writer.transport.pause_reading()  # type: ignore[attr-defined]
+    while not writer.transport.is_closing():
+        await asyncio.sleep(1.0)
+        writer.write(b"")
+
+
+def measure(folder: Path, questions: list[str], options: argparse.Namespace) -> dict[str, Any]:
+    """Serve and ask, alone and beside the hostile client, in turns; return the report."""
+    rounds = [_round(folder, questions, options) for _ in range(options.rounds)]
+    p99 = [(percentile_ms(one.alone, 99), percentile_ms(one.beside, 99)) for one in rounds]
+    return {
+        "benchmark": "hostile_clients",
+        "passages": options.count,
+        "hostile": options.hostile,
+        "clients": options.clients,
+        "ratio": round(statistics.median(beside / before for before, beside in p99), 2),
+        "p99_ms": statistics.median(before for before, _ in p99),
+        "hostile_p99_ms": statistics.median(beside for _, beside in p99),
+        "asked": [len(one.beside) for one in rounds],
+        "failed": sum(asked.status != 200 for one in rounds for asked in one.beside),
+        "healthy": all(one.healthy for one in rounds),
+        "peak_mb": max(one.alone_mb for one in rounds),
+        "hostile_peak_mb": max(one.beside_mb for one in rounds),
+    }
+
+
+def _round(folder: Path, questions: list[str], options: argparse.Namespace) -> Round:
+    made = get_context("spawn")
+    with service(str(folder / "store"), folder / "dest", "--poll", "60") as (address, process):
+        load(address, questions, options.clients, 2.0)  # warm
+        before = alone(load, address, questions, options.clients, options.seconds).value
+        memory = memory_mb(process, "VmHWM")
+        begun, done = made.Event(), made.Event()
+        hostile = made.Process(target=harm, args=(address, options.hostile, begun, done))
+        hostile.start()
+        try:
+            begun.wait()
+            time.sleep(1.0)  # until the service has taken what it takes
+            beside = alone(load, address, questions, options.clients, options.seconds).value
+            healthy = get(address, "/healthz")[0] == 200
+        finally:
+            done.set()
+            hostile.join()
+        return Round(before, beside, memory, memory_mb(process, "VmHWM"), healthy)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--passages", type=Path, help="JSON lines; by default the demo's")
+    parser.add_argument("--questions", type=Path, nargs="*", default=[], help="JSON lines; by default the demo's")
+    parser.add_argument("--count", type=int, default=3_000, help="passages")
+    parser.add_argument("--asked", type=int, default=74, help="different questions")
+    parser.add_argument("--clients", type=int, default=8)
+    parser.add_argument("--hostile", type=int, default=1_000, help="connections of the hostile client")
+    parser.add_argument("--seconds", type=float, default=8.0, help="of each measurement")
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--cache", type=Path, help="where vectors are kept")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        folder, given = Path(name), (options.passages, options.questions, options.count, options.asked)
+        vectors = embedded(options.cache or folder / "cache", *given).passages
+        rows, questions = drawn(*given)
+        publish(Store.open(str(folder / "store"), create=True), rows, vectors, folder / "work")
+        print(json.dumps(measure(folder, questions, options)))
+
+
+if __name__ == "__main__":
+    main()

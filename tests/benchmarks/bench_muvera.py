@@ -1,0 +1,111 @@
+"""MUVERA: one vector made of a passage's token vectors, searched by indexes of single vectors, beside exact MaxSim.
+
+One JSON line. For each index over the fixed vectors: how many candidates hold the passage that MaxSim over all passages
+puts first, for 95 % of the questions (the paper's measure: recall@N of the exact nearest, arXiv 2405.19504, figure 3);
+that share for 100 candidates; bytes a passage; CPU seconds to build; milliseconds a question for 100 candidates.
+`Flat` compares all fixed vectors: what it loses the encoding loses, and what the others lose beyond it the index loses.
+`rank by one vector` is the same of MiniLM's own vectors, searched exactly. Data and options as of `bench_maxsim.py`.
+"""
+
+import argparse
+import json
+import resource
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from token_data import Data, add_options, exhaustive, read
+
+from rag_model.encoders.muvera import Muvera
+from rag_model.index.files.engine import Rows, Vectors, faiss
+from rag_model.index.recipe import IndexRecipe
+from rag_model.index.registry import kind_for
+from rag_model.index.search import open_index
+from rag_model.index.stages import build
+
+SHARE = 0.95
+_DEEP = 1_000  # candidates that are looked at
+_FIRST = 100
+
+
+def needed(found: Rows, best: Rows) -> dict[str, Any]:
+    """Return how many of (q, m) rows hold the best, (q,), for `SHARE` of the questions; None: not by all m."""
+    hit = found == best[:, None]
+    ranks = np.where(hit.any(axis=1), hit.argmax(axis=1) + 1, np.inf)
+    wanted = float(np.sort(ranks)[int(np.ceil(SHARE * len(ranks))) - 1])
+    return {
+        "candidates": int(wanted) if np.isfinite(wanted) else None,
+        f"found_in_{_FIRST}": round(float((ranks <= _FIRST).mean()), 3),
+    }
+
+
+def searched(factory: str, vectors: Path, asked: Vectors, best: Rows, folder: Path) -> dict[str, Any]:
+    """Build an index over the fixed vectors, search it, and measure."""
+    work = folder / factory
+    work.mkdir()
+    n, d = np.load(vectors, mmap_mode="r").shape
+    kind, began = kind_for(factory), time.process_time()
+    build(kind.plan(IndexRecipe(factory), n, d), [vectors], work / "index", work)
+    seconds = time.process_time() - began
+    index, deep = open_index(work / "index", defaults=_widest(factory)), min(_DEEP, n)
+    rows = index.search(asked, deep)[1]
+    began = time.perf_counter()
+    for question in asked:
+        index.search(question[None], min(_FIRST, n))
+    return {
+        **needed(rows, best),
+        "bytes_a_passage": round((work / "index").stat().st_size / n),
+        "build_cpu_seconds": round(seconds, 1),
+        "ms": round(1e3 * (time.perf_counter() - began) / len(asked), 2),
+    }
+
+
+def _widest(factory: str) -> dict[str, int]:
+    return {"efSearch": 2 * _FIRST} if factory.startswith("HNSW") else {}
+
+
+def measure(data: Data, options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Encode the passages and questions, and measure each index."""
+    every = data.every()
+    best = exhaustive(data, every)[:, 0]
+    muvera = Muvera(every.vectors.shape[1], options.repetitions, options.bits, options.projected)
+    began = time.process_time()
+    fixed = muvera.passages(every)
+    seconds = time.process_time() - began
+    np.save(folder / "fixed.npy", fixed)
+    asked = muvera.questions(data.asked_tokens)
+    deep = np.argsort(-(data.asked @ data.dense.T), axis=1)[:, :_DEEP]
+    indexes = {name: searched(name, folder / "fixed.npy", asked, best, folder) for name in options.indexes}
+    return {
+        "benchmark": "muvera",
+        "token_vectors": data.encoder,
+        "passages": len(every),
+        "questions": len(data.texts),
+        "components": muvera.width,
+        "encode_cpu_ms": round(1e3 * seconds / len(every), 2),
+        "indexes": indexes,
+        "rank by one vector": needed(deep, best),
+        "ratio": max(row[f"found_in_{_FIRST}"] for row in indexes.values()),
+        "peak_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3),
+    }
+
+
+def main() -> None:
+    """Encode or find the vectors, measure, print one line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_options(parser)
+    parser.add_argument("--repetitions", type=int, default=10, help="R; the paper's 20 with 5 bits: 10,240 components")
+    parser.add_argument("--bits", type=int, default=4, help="k_sim")
+    parser.add_argument("--projected", type=int, default=16, help="d_proj")
+    parser.add_argument("--indexes", nargs="+", default=["Flat", "HNSW32", "IVF,PQ"])
+    options = parser.parse_args()
+    faiss.omp_set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        data = read(options, options.cache or Path(folder) / "cache")
+        print(json.dumps(measure(data, options, Path(folder))))
+
+
+if __name__ == "__main__":
+    main()

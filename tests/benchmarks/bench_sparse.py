@@ -1,0 +1,228 @@
+"""Weighted terms as an index of a snapshot, beside a product of sparse matrices: questions per second, build, bytes.
+
+One JSON line. The peer holds the same weights as one scipy CSR matrix, terms by passages, multiplies the questions'
+matrix with it and sorts what comes out: all scores are computed, as bm25s does. Both sides have one thread and take
+turns over the same questions in every round; figures are medians of rounds. Scores must be equal to the last digit, and
+8 parts must merge to the bytes of one. `ratio` is our questions per second by the peer's.
+
+By default all is synthetic: 128 terms a passage of a vocabulary of 30,522, drawn by Zipf's law, weights by a gamma
+distribution; 32 terms a question, 8 heavy ones of a passage and light ones by Zipf's law. No trained model is used.
+`--model FOLDER` encodes the demo's passages, or those of `--passages FILE --questions FILE` (JSON lines, plain or .xz,
+with `title` and `text`, and `question`), by any masked-language model: one that was not trained for it weighs almost
+every term, and its figures are of the machinery alone.
+"""
+
+import argparse
+import json
+import os
+import resource
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from alone import alone
+from passages import demo_passages, drawn
+from scipy.sparse import csr_matrix
+
+from rag_model.corpus.sparse_file import QUESTION_UNITS, SparseVectors, SparseWriter
+from rag_model.corpus.token_file import offsets_of
+from rag_model.encoders.sparse_encoder import SparseEncoder
+from rag_model.index.files.engine import Vectors
+from rag_model.index.files.pieces import opener
+from rag_model.index.kind import IndexFiles
+from rag_model.index.postings.impact import KIND
+from rag_model.index.postings.impacts import ImpactIndex, as_units
+from rag_model.index.recipe import IndexRecipe
+
+_VOCABULARY = 30_522
+_SCALE = 64
+_OWN = 8  # terms of a synthetic question that one passage has; the others are light, as an encoder's additions are
+_BATCH = 64  # questions that the peer multiplies at once
+
+
+def synthetic(options: argparse.Namespace) -> tuple[SparseVectors, Vectors, int]:
+    """Return passages whose terms follow Zipf's law, questions of such terms, and the size of the vocabulary."""
+    rng = np.random.default_rng(7)
+    totals = np.cumsum(1 / np.arange(1, _VOCABULARY + 1) ** 0.8)
+    drawn_terms = np.searchsorted(totals / totals[-1], rng.random((options.count, 2 * options.terms)))
+    rows = [_first(row, options.terms) for row in drawn_terms]
+    terms = np.concatenate(rows).astype(np.int32)
+    weights = np.clip(np.rint(rng.gamma(1.5, 0.5, len(terms)) * _SCALE), 1, 255).astype(np.uint8)
+    passages = SparseVectors(terms, weights, offsets_of(np.array([len(row) for row in rows])))
+    questions = np.zeros((options.asked, options.question_terms, 2), np.float32)
+    for row in questions:
+        own = rng.permutation(rows[rng.integers(len(rows))])[:_OWN]
+        others = np.searchsorted(totals / totals[-1], rng.random(4 * options.question_terms))
+        added = rng.permutation(np.setdiff1d(others, own))
+        terms = np.concatenate([own, added])[: options.question_terms]
+        weights = np.concatenate([rng.gamma(4.0, 0.4, len(own)), rng.gamma(1.0, 0.3, len(added))])[: len(terms)]
+        order = np.argsort(-weights)
+        row[: len(terms)] = np.stack([terms[order], weights[order]], axis=1)
+    return passages, questions, _VOCABULARY
+
+
+def _first(row: np.ndarray, count: int) -> np.ndarray:
+    """Return the first `count` different terms of a row, ascending."""
+    _, places = np.unique(row, return_index=True)
+    return np.sort(row[np.sort(places)[:count]])
+
+
+def encoded(options: argparse.Namespace) -> tuple[SparseVectors, Vectors, int]:
+    """Return passages and questions of files, or the demo's, as a model weighs them."""
+    count = min(options.count, len(demo_passages())) if options.passages is None else options.count
+    rows, questions = drawn(options.passages, options.questions, count, options.asked)
+    encoder = SparseEncoder.load(options.model)
+    passages = encoder.encode_passages([row["title"] for row in rows], [row["text"] for row in rows])
+    return passages, encoder.encode_questions(questions), encoder.dim
+
+
+def write_parts(rows: SparseVectors, parts: int, dim: int, folder: Path) -> None:
+    """Write rows in parts of about equal size."""
+    folder.mkdir()
+    (folder / "count").write_text(json.dumps([len(rows), dim, parts]))
+    bounds = np.linspace(0, len(rows), parts + 1).astype(int)
+    for number in range(parts):
+        with SparseWriter(folder / f"part-{number:05d}.sparse", dim, _SCALE) as writer:
+            writer.write(rows.take(np.arange(bounds[number], bounds[number + 1])))
+
+
+def build(folder: Path, factory: str) -> float:
+    """Build from the part files in a folder; return CPU seconds."""
+    began = time.process_time()
+    n, dim, parts = json.loads((folder / "count").read_text())
+    plan, trained = KIND.plan(IndexRecipe(factory), n, dim), folder / "trained"
+    KIND.train(plan, [], trained)
+    rows = [folder / f"part-{number:05d}.sparse" for number in range(parts)]
+    pieces = [folder / f"piece-{number:05d}" for number in range(parts)]
+    for number in range(parts):
+        KIND.scatter(plan, trained, rows[number], number, pieces[number])
+    KIND.merge(plan, trained, rows, [opener(piece) for piece in pieces], [], folder / f"{factory}.postings")
+    return time.process_time() - began
+
+
+def opened(folder: Path, factory: str) -> ImpactIndex:
+    """Open the index that `build` made."""
+    n, dim, _ = json.loads((folder / "count").read_text())
+    entry = KIND.plan(IndexRecipe(factory), n, dim).entry()
+    return KIND.open(IndexFiles(folder / f"{factory}.postings", list, n), entry)
+
+
+class Peer:
+    """All scores by one product of sparse matrices, and the k best of each question."""
+
+    def __init__(self, rows: SparseVectors, dim: int) -> None:
+        weights = rows.weights.astype(np.float64)  # whole numbers, and sums of them, are exact
+        self.terms = csr_matrix((weights, rows.terms, rows.offsets), shape=(len(rows), dim)).T.tocsr()
+
+    def search(self, questions: Vectors, k: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return (q, k) scores in units and rows, ties in any order."""
+        found = [self._batch(questions[at : at + _BATCH], k) for at in range(0, len(questions), _BATCH)]
+        scores, rows = zip(*found, strict=True)
+        return np.concatenate(scores), np.concatenate(rows)
+
+    def _batch(self, questions: Vectors, k: int) -> tuple[np.ndarray, np.ndarray]:
+        terms, units = as_units(questions)
+        ends = np.arange(len(questions) + 1) * terms.shape[1]
+        shape = len(questions), self.terms.shape[0]
+        asked = csr_matrix((units.reshape(-1).astype(np.float64), terms.reshape(-1), ends), shape=shape)
+        product = (asked @ self.terms).tocsr()
+        scores, rows = np.zeros((len(questions), k)), np.full((len(questions), k), -1)
+        for number in range(len(questions)):
+            first, last = product.indptr[number : number + 2]
+            values, places = product.data[first:last], product.indices[first:last]
+            best = np.argpartition(-values, min(k, len(values)) - 1)[:k] if len(values) else []
+            best = np.array(best, np.int64)[np.argsort(-values[best], kind="stable")]
+            scores[number, : len(best)], rows[number, : len(best)] = values[best], places[best]
+        return scores, rows
+
+    @property
+    def size(self) -> int:
+        """Bytes, were each weight one byte."""
+        return self.terms.nnz * 5 + self.terms.indptr.nbytes
+
+
+def speeds(sides: dict[str, Callable[[], Any]], asked: int, rounds: int) -> dict[str, float]:
+    """Return each side's questions per CPU second: the median of rounds in which they take turns."""
+    taken: dict[str, list[float]] = {name: [] for name in sides}
+    for search in sides.values():
+        search()  # compiled, and its pages read
+    for _ in range(rounds):
+        for name, search in sides.items():
+            began = time.process_time()
+            search()
+            taken[name].append(time.process_time() - began)
+    return {name: round(asked / statistics.median(own), 1) for name, own in taken.items()}
+
+
+def main() -> None:
+    options = _options()
+    rows, questions, dim = encoded(options) if options.model else synthetic(options)
+    n, k = len(rows), min(options.k, len(rows))
+    with tempfile.TemporaryDirectory() as work:
+        folder, once = Path(work, "parts"), Path(work, "once")
+        write_parts(rows, options.parts, dim, folder)
+        write_parts(rows, 1, dim, once)
+        built = alone(build, folder, "Impact")
+        seconds = {"Impact": built.value, "Impact1": build(folder, "Impact1"), "in_one_part": build(once, "Impact")}
+        equal = (folder / "Impact.postings").read_bytes() == (once / "Impact.postings").read_bytes()
+        index, bag, peer = opened(folder, "Impact"), opened(folder, "Impact1"), Peer(rows, dim)
+        sides: dict[str, Callable[[], Any]] = {
+            "ours": lambda: index.search(questions, k),
+            "peer": lambda: peer.search(questions, k),
+            "ours_10_terms": lambda: index.search(questions, k, terms=10),
+            "ours_one_bit": lambda: bag.search(questions, k),
+            "ours_reading_all": lambda: index.search(questions, k, skip=False),
+        }
+        found = speeds(sides, len(questions), options.rounds)
+        theirs = (peer.search(questions, k)[0] / (QUESTION_UNITS * _SCALE)).astype(np.float32)
+        scores, best = index.search(questions, k)
+        some = index.search(questions, k, terms=10)[1]
+        kept = np.mean([len({*a} & {*b}) / k for a, b in zip(best.tolist(), some.tolist(), strict=True)])
+        sizes = {name: (folder / f"{name}.postings").stat().st_size for name in ("Impact", "Impact1")}
+        report = {
+            "benchmark": "sparse",
+            "ratio": round(found["ours"] / found["peer"], 3),
+            "questions_per_cpu_second": found,
+            "model": options.model is not None,
+            "n": n,
+            "vocabulary": dim,
+            "questions": len(questions),
+            "terms_a_question": round(float((questions[..., 1] > 0).sum(axis=1).mean()), 1),
+            "terms_a_passage": round(len(rows.terms) / n, 1),
+            "k": k,
+            "scores_are_equal": bool(np.array_equal(np.where(best >= 0, scores, 0), theirs)),
+            "recall_of_10_terms": round(float(kept), 4),
+            "bytes_per_passage": round(sizes["Impact"] / n, 1),
+            "bytes_per_passage_one_bit": round(sizes["Impact1"] / n, 1),
+            "peer_bytes_per_passage": round(peer.size / n, 1),
+            "build_cpu_seconds": {name: round(spent, 2) for name, spent in seconds.items()},
+            "parts": options.parts,
+            "merged_is_one_shot": equal,
+            "peak_mb": round(built.anonymous_mb),
+            "peak_mb_all": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10,
+        }
+    print(json.dumps(report))
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", type=Path, help="folder of a masked-language model, in place of synthetic weights")
+    parser.add_argument("--passages", type=Path)
+    parser.add_argument("--questions", type=Path, nargs="*", default=[])
+    parser.add_argument("--count", type=int, default=40_000, help="passages")
+    parser.add_argument("--terms", type=int, default=128, help="of a synthetic passage, at most")
+    parser.add_argument("--question-terms", type=int, default=32, help="of a synthetic question, at most")
+    parser.add_argument("--asked", type=int, default=300)
+    parser.add_argument("--parts", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("-k", type=int, default=10)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("NUMBA_NUM_THREADS", "1")
+    main()

@@ -1,0 +1,152 @@
+"""Token vectors of passages and questions, for the benchmarks of late interaction: encoded, cached, or of a store."""
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from passages import demo_passages, lines
+
+from flows.demo import QUESTIONS, demo_encoder
+from rag_model.corpus.token_file import TokenFile, TokenVectors, TokenWriter
+from rag_model.digest import digest_json
+from rag_model.encoders.encoder import Encoder
+from rag_model.encoders.token_encoder import TokenEncoder
+from rag_model.encoders.token_model import TokenModel
+from rag_model.encoders.token_spec import TokenSpec
+from rag_model.evaluation.questions.match import Answers
+from rag_model.index.files.engine import Rows, Vectors
+from rag_model.index.tokens.maxsim import maxsim
+from rag_model.store.versions.paths import EMBEDDINGS, TOKENS, question_encoder
+from rag_model.store.versions.snapshot import Snapshot
+
+UNTRAINED = "MiniLM's hidden states through a random orthonormal projection to 128, not trained"
+K = 10
+_WINDOW = 512
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that `read` takes."""
+    parser.add_argument("--passages", type=Path, nargs="+", default=[], help="JSON lines with title and text")
+    parser.add_argument("--questions", type=Path, help="JSON lines with question, and paragraph, passages or answers")
+    parser.add_argument("--count", type=int, default=600, help="passages, from the first on")
+    parser.add_argument("--asked", type=int, default=60, help="questions")
+    parser.add_argument("--colbert", help="folder of a trained ColBERT")
+    parser.add_argument(
+        "--store", help="a store whose snapshot has token vectors, in place of --passages and --colbert"
+    )
+    parser.add_argument("--cache", type=Path, help="keeps the vectors; by default a temporary folder")
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    """Passages and questions, encoded twice."""
+
+    tokens: list[Path]  # files of the passages' token vectors
+    dense: Vectors  # (n, 384), one vector of each
+    asked_tokens: Vectors  # (q, l, d)
+    asked: Vectors  # (q, 384)
+    relevant: list[set[int]]  # rows, by question
+    texts: list[str]
+    encoder: str
+
+    def every(self) -> TokenVectors:
+        """Return all token vectors of the passages."""
+        return TokenVectors.joined([block for path in self.tokens for block in TokenFile(path).blocks()])
+
+
+def read(options: argparse.Namespace, cache: Path) -> Data:
+    """Encode passages and questions, or find their vectors in the cache or in a store."""
+    if options.store:
+        return _stored(options)
+    cache.mkdir(parents=True, exist_ok=True)
+    rows = [row for path in options.passages for row in lines(path)]
+    if not rows:
+        rows = demo_passages()
+        rows = rows[:: max(1, len(rows) // options.count)]
+    asked = lines(options.questions or QUESTIONS)
+    rows, asked = rows[: options.count], asked[:: max(1, len(asked) // options.asked)][: options.asked]
+    known = dict[str, int]()
+    for number, row in enumerate(rows):  # a later file may use an id again: questions are about the first
+        known.setdefault(str(row.get("id")), number)
+    if all("paragraph" in one for one in asked):
+        asked = [one for one in asked if str(one["paragraph"]) in known]
+        relevant = [{known[str(one["paragraph"])]} for one in asked]
+    else:
+        answers = [Answers(one["answers"]) for one in asked]
+        relevant = [{n for n, row in enumerate(rows) if one.are_in(row["text"])} for one in answers]
+    kept = [number for number, rel in enumerate(relevant) if rel]
+    asked, relevant = [asked[number] for number in kept], [relevant[number] for number in kept]
+    texts = [one["question"] for one in asked]
+    key = digest_json([[row["text"] for row in rows], texts, str(options.colbert)])[-12:]
+    files = [cache / f"{key}-{name}" for name in ("tokens.arrow", "dense.npy", "asked_tokens.npy", "asked.npy")]
+    if not all(file.is_file() for file in files):
+        _encode(rows, texts, options.colbert, files, cache)
+    return Data(
+        [files[0]],
+        np.load(files[1]),
+        np.load(files[2]),
+        np.load(files[3]),
+        relevant,
+        texts,
+        options.colbert or UNTRAINED,
+    )
+
+
+def _stored(options: argparse.Namespace) -> Data:
+    with Snapshot.open(options.store) as snapshot:
+        parts, every = snapshot.parts, snapshot.passages(range(snapshot.n))
+        rows = {one.id: row for row, one in enumerate(every)}
+        asked = [one for one in lines(options.questions) if all(name in rows for name in one["passages"])]
+        asked = asked[:: max(1, len(asked) // options.asked)][: options.asked]
+        texts = [one["question"] for one in asked]
+        many = TokenEncoder.load(snapshot.folder(question_encoder(TOKENS)), device="cpu")
+        one = Encoder.load(snapshot.folder(question_encoder(EMBEDDINGS)), device="cpu")
+        dense = np.concatenate([snapshot.embeddings(part.name) for part in parts]).astype(np.float32)
+        relevant = [{rows[name] for name in question["passages"]} for question in asked]
+        both = many.encode_questions(texts), one.encode_questions(texts)
+        return Data(snapshot.row_files(TOKENS), dense, *both, relevant, texts, many.space().name)
+
+
+def _encode(
+    rows: Sequence[dict[str, Any]], texts: list[str], colbert: str | None, files: list[Path], cache: Path
+) -> None:
+    folder = Path(colbert) if colbert else cache / "untrained"
+    if not colbert:
+        plain = Path(demo_encoder())
+        TokenModel.begin(plain, 128, device="cpu").save(folder, plain, TokenSpec())
+    many, one = TokenEncoder.load(folder, device="cpu"), Encoder.load(demo_encoder(), device="cpu")
+    titles, bodies = [row["title"] for row in rows], [row["text"] for row in rows]
+    with TokenWriter(files[0].with_suffix(".part"), many.dim, "float16") as writer:
+        for first in range(0, len(rows), _WINDOW):
+            some = slice(first, first + _WINDOW)
+            writer.write(many.encode_passages(titles[some], bodies[some]))
+    files[0].with_suffix(".part").rename(files[0])
+    np.save(files[1], one.encode_passages(titles, bodies))
+    np.save(files[2], many.encode_questions(texts))
+    np.save(files[3], one.encode_questions(texts))
+
+
+def ndcg(rows: Rows, relevant: Sequence[set[int]]) -> Vectors:
+    """Return (q,) nDCG@10 of lists of rows, (q, >= 10), with relevance 0 or 1."""
+    gains = 1 / np.log2(np.arange(2, K + 2))
+    found = np.array([[row in rel for row in line[:K].tolist()] for line, rel in zip(rows, relevant, strict=True)])
+    ideal = np.array([gains[: len(rel)].sum() for rel in relevant])
+    return (found * gains[: found.shape[1]]).sum(axis=1) / ideal
+
+
+def interval(difference: Vectors) -> list[float]:
+    """Return the 95 % interval of a mean, by 2,000 resamples of the questions."""
+    chosen = np.random.default_rng(0).integers(len(difference), size=(2_000, len(difference)))
+    return [round(float(edge), 4) for edge in np.percentile(difference[chosen].mean(axis=1), (2.5, 97.5))]
+
+
+def exhaustive(data: Data, every: TokenVectors) -> Rows:
+    """Return the best rows of every question by MaxSim over all passages, (q, 10)."""
+    best = []
+    for question in data.asked_tokens:
+        scores = maxsim(question[None], every.vectors, every.offsets)[0]
+        best.append(np.lexsort((np.arange(len(scores)), -scores))[:K])
+    return np.array(best)

@@ -1,0 +1,25 @@
+"""Hostile files of every kind are read, or refused in one sentence; none crashes, hangs or takes a gigabyte."""
+
+import pytest
+
+from tests.fuzz.campaign import tried
+from tests.fuzz.kinds import KINDS
+from tests.fuzz.mutation import mutated
+
+CASES = 25  # of each kind; `make fuzz` tries as many as you like
+
+
+@pytest.mark.timeout(300)
+def test_mutated_files_are_read_or_refused() -> None:
+    results = tried(KINDS, 0, CASES)
+    assert {result.kind: result.defects for result in results if result.defects} == {}
+    assert all(sum(result.counts.values()) == CASES for result in results)
+    assert sum(result.counts["refused"] for result in results) > CASES * len(KINDS) / 2, "damage is noticed"
+
+
+def test_a_number_decides_a_mutation() -> None:
+    data = bytes(range(256)) * 8
+    assert mutated(data, 7) == mutated(data, 7)
+    assert len({mutated(data, number) for number in range(50)}) > 45
+    assert mutated(b'{"a": 1}', 3) == mutated(b'{"a": 1}', 3)
+    assert [mutated(b"", number) for number in range(9)] == [b""] * 9
