@@ -102,11 +102,11 @@ def _add_promising(rows, parts, starts, place, factor, sums, touched, count):
         for i in range(count):
             row = np.int64(touched[i])
             bucket = buckets + (row >> shift)
-            at, end = np.int64(starts[bucket]), np.int64(starts[bucket + 1])
-            while at < end and rows[at] < row:
-                at += 1
-            if at < end and rows[at] == row:
-                sums[row] += units(factor, parts[at])
+            here, end = np.int64(starts[bucket]), np.int64(starts[bucket + 1])
+            while here < end and rows[here] < row:
+                here += 1
+            if here < end and rows[here] == row:
+                sums[row] += units(factor, parts[here])
         return
     for at in range(first, last):
         if sums[rows[at]]:
@@ -131,18 +131,18 @@ def _search(rows, parts, starts, places, mosts, known, factors, k, sums, touched
     for i in range(t - 1, -1, -1):
         left[i] = left[i + 1] + bounds[order[i]]
     counts = np.empty(_STEPS, np.int64)
-    count, read, threshold, open_to_all = 0, 0, np.int64(0), True
+    count, read, open_to_all = 0, 0, True
+    threshold = np.int64(0)
     for i in range(t):
         place, factor = places[known[order[i]]], factors[order[i]]
-        if (
-            place[1] - place[0] > count and left[0] - left[i] > left[i]
-        ):  # the best may be good enough to leave lists out
+        postings = place[1] - place[0]
+        read += postings  # since the touched rows were last gone through
+        if postings > count and left[0] - left[i] > left[i]:  # the best may be good enough to leave lists out
             threshold = max(threshold, _at_least(sums, touched, count, k, left[0] - left[i], counts))
         open_to_all = open_to_all and left[i] >= threshold
         if open_to_all:
             count = _add(rows, parts, place[0], place[1], factor, sums, touched, count)
         else:
-            read += place[1] - place[0]  # since the touched rows were last gone through
             if read > count:
                 count, read = _promising(sums, touched, count, threshold - left[i]), 0
             _add_promising(rows, parts, starts, place, factor, sums, touched, count)
