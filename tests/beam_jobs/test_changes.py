@@ -1,4 +1,4 @@
-"""A rebuild of an index of words: parts with few new passages take over the parent's pieces, and the bytes are equal."""
+"""A rebuild of an index of words: parts with few new passages take over the parent's pieces; the bytes are equal."""
 
 from pathlib import Path
 
