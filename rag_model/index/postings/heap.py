@@ -4,40 +4,41 @@ from rag_model.index.postings.compiled import compiled
 
 
 @compiled
-def _worse(scores, rows, a, b):
-    return scores[a] < scores[b] or (scores[a] == scores[b] and rows[a] > rows[b])
-
-
-@compiled
 def _sink(scores, rows, at, size):
+    """Move what is at a place down to where it belongs; no call in the loop, which would count the uses of arrays."""
+    score, row = scores[at], rows[at]
     while True:
         child = 2 * at + 1
         if child >= size:
-            return
-        if child + 1 < size and _worse(scores, rows, child + 1, child):
-            child += 1
-        if not _worse(scores, rows, child, at):
-            return
-        scores[at], scores[child] = scores[child], scores[at]
-        rows[at], rows[child] = rows[child], rows[at]
+            break
+        other = child + 1
+        if other < size and (
+            scores[other] < scores[child] or (scores[other] == scores[child] and rows[other] > rows[child])
+        ):
+            child = other
+        if not (scores[child] < score or (scores[child] == score and rows[child] > row)):
+            break
+        scores[at], rows[at] = scores[child], rows[child]
         at = child
+    scores[at], rows[at] = score, row
 
 
 @compiled
 def push(scores, rows, size, k, score, row):
     """Add to a heap of the k best, the worst on top; return its size."""
-    if size < k:
-        scores[size], rows[size] = score, row
-        at = size
-        while at and _worse(scores, rows, at, (at - 1) >> 1):
-            above = (at - 1) >> 1
-            scores[at], scores[above] = scores[above], scores[at]
-            rows[at], rows[above] = rows[above], rows[at]
-            at = above
-        return size + 1
-    scores[0], rows[0] = score, row
-    _sink(scores, rows, 0, k)
-    return size
+    if size == k:
+        scores[0], rows[0] = score, row
+        _sink(scores, rows, 0, k)
+        return size
+    at = size
+    while at:
+        above = (at - 1) >> 1
+        if not (score < scores[above] or (score == scores[above] and row > rows[above])):
+            break
+        scores[at], rows[at] = scores[above], rows[above]
+        at = above
+    scores[at], rows[at] = score, row
+    return size + 1
 
 
 @compiled

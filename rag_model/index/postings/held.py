@@ -18,19 +18,12 @@ from rag_model.index.postings.maxscore import DAMAGED
 from rag_model.index.postings.weighting import IMPACT, Weighting
 
 MOST_ROWS = 1 << 22  # passages of an index that is searched like this: a thread needs eight bytes for each
-MOST_POSTINGS = 1 << 23  # held at once, eight bytes each
-_STEPS = 512  # in which scores are told apart for a threshold
-_TRIED = 3  # rows for each of the k best that are wanted, whose scores are looked up for a threshold
+MOST_POSTINGS = 1 << 25  # held at once, ten bytes each with their buckets: 340 MB at most, less for a smaller file
+_STEPS = 1_024  # in which scores are told apart for a threshold, half of them at least
 _LOOKED_UP = 3  # a look-up costs as much as so many additions
-_FEWEST = 64  # postings of a list for which buckets, and the places of its largest parts, are kept
-_TOPS = 8  # postings for each one among the largest
-_RANKS = np.array([1, 10, 30, 100, 1000])  # of the parts that are known of a list
+_BUCKETS = 64  # postings of a list that is divided into buckets at least
 _STARTS = 0.54  # buckets a posting at most
 _NOWHERE = -1  # the place of a list without postings
-# Of a list: where its postings are; its buckets (-1: none), and the bits of a row that they leave out; where its
-# largest parts are.
-FIRST, LAST, BUCKETS, SHIFT, TOP, LAST_TOP = range(6)
-PLACES = 6
 Ints = npt.NDArray[np.int64]
 
 
@@ -58,78 +51,22 @@ def _put_starts(rows, first, last, shift, starts):
 
 
 @compiled
-def _look_up(rows, starts, bucket, row):
-    """Return where `row` is among the rows of its bucket, or -1."""
-    at, end = np.int64(starts[bucket]), np.int64(starts[bucket + 1])
-    while at < end and rows[at] < row:
-        at += 1
-    return at if at < end and rows[at] == row else -1
-
-
-@compiled
-def _part_of(rows, parts, starts, place, row):
-    """Return a row's part in a list, 0 if it has none."""
-    at, end = place[FIRST], place[LAST]
-    if place[BUCKETS] >= 0:
-        bucket = place[BUCKETS] + (row >> place[SHIFT])
-        at, end = np.int64(starts[bucket]), np.int64(starts[bucket + 1])
-    while at < end and rows[at] < row:
-        at += 1
-    return parts[at] if at < end and rows[at] == row else np.float32(0)
-
-
-@compiled
 def _at_least(sums, touched, count, k, most, counts):
-    """Return a sum that k touched rows have at least; counted in up to `_STEPS` steps up to `most`."""
+    """Return a sum that k touched rows have at least, 0 if there are fewer; told apart in steps of a power of two."""
+    if count < k:
+        return np.int64(0)
     shift = 0
     while most >> shift >= _STEPS:
         shift += 1
-    last = most >> shift
-    counts[: last + 1] = 0
+    step = most >> shift
+    counts[: step + 1] = 0
     for i in range(count):
         counts[sums[touched[i]] >> shift] += 1
-    step, above = last, counts[last]
+    above = counts[step]
     while above < k:
         step -= 1
         above += counts[step]
     return step << shift
-
-
-@compiled
-def _reached(rows, parts, starts, places, known, factors, sums, touched, count, least, k, best, ids):
-    """Return a score that k rows have, of the touched ones whose sum so far is at least `least`.
-
-    Args:
-        rows: see `_search`.
-        parts: see `_search`.
-        starts: see `_search`.
-        places: see `_search`.
-        known: the lists that are not added yet.
-        factors: of these.
-        sums: so far.
-        touched: rows with a sum.
-        count: of them.
-        least: k rows have it.
-        k: see above.
-        best: (k,), for the work.
-        ids: (k,), for the work.
-    """
-    size, tried = 0, 0
-    for i in range(count):
-        row = np.int64(touched[i])
-        if sums[row] < least:
-            continue
-        score = sums[row]
-        for j in range(len(known)):
-            part = _part_of(rows, parts, starts, places[known[j]], row)
-            if part > 0:
-                score += units(factors[j], part)
-        if size < k or score > best[0]:
-            size = push(best, ids, size, k, score, row)
-        tried += 1
-        if tried == _TRIED * k:
-            break
-    return best[0]
 
 
 @compiled
@@ -146,50 +83,30 @@ def _promising(sums, touched, count, least):
 
 
 @compiled
-def _add(rows, parts, place, factor, need, sums, touched, count):
-    """Add a list to the sums; rows that are not touched yet only if they get `need`. Return how many are touched now.
-
-    It has no branch: half of them would be foreseen wrong.
-    """
-    for at in range(place[FIRST], place[LAST]):
+def _add(rows, parts, first, last, factor, sums, touched, count):
+    """Add a list to the sums; return how many rows are touched now. No branch: half of them would be foreseen wrong."""
+    for at in range(first, last):
         row = rows[at]
-        held, own = sums[row], units(factor, parts[at])
-        new, wanted = held == 0, own >= need
+        held = sums[row]
         touched[count] = row
-        count += new & wanted
-        sums[row] = 0 if new & (not wanted) else held + own
-    return count
-
-
-@compiled
-def _add_best(rows, parts, starts, tops, place, factor, need, sums, touched, count):
-    """Do as `_add`, but read of the rows that are not touched yet the best only: they are among the `tops`."""
-    for i in range(count):
-        row = np.int64(touched[i])
-        at = _look_up(rows, starts, place[BUCKETS] + (row >> place[SHIFT]), row)
-        if at >= 0:
-            sums[row] += units(factor, parts[at])
-    for i in range(place[TOP], place[LAST_TOP]):
-        own = units(factor, parts[tops[i]])
-        if own < need:
-            return count
-        row = rows[tops[i]]
-        if sums[row] == 0:
-            touched[count], sums[row] = row, own
-            count += 1
+        count += held == 0
+        sums[row] = held + units(factor, parts[at])
     return count
 
 
 @compiled
 def _add_promising(rows, parts, starts, place, factor, sums, touched, count):
     """Add a list to the sums of the touched rows."""
-    first, last, buckets, shift = place[FIRST], place[LAST], place[BUCKETS], place[SHIFT]
+    first, last, buckets, shift = place[0], place[1], place[2], place[3]
     if buckets >= 0 and count * _LOOKED_UP < last - first:
         for i in range(count):
             row = np.int64(touched[i])
-            at = _look_up(rows, starts, buckets + (row >> shift), row)
-            if at >= 0:
-                sums[row] += units(factor, parts[at])
+            bucket = buckets + (row >> shift)
+            here, end = np.int64(starts[bucket]), np.int64(starts[bucket + 1])
+            while here < end and rows[here] < row:
+                here += 1
+            if here < end and rows[here] == row:
+                sums[row] += units(factor, parts[here])
         return
     for at in range(first, last):
         if sums[rows[at]]:
@@ -197,65 +114,38 @@ def _add_promising(rows, parts, starts, place, factor, sums, touched, count):
 
 
 @compiled
-def _sorted(known, factors, mosts):
-    """Return lists and factors by bound, descending, and before each what it and those behind can add."""
-    t = len(known)
-    lists, weights, bounds = known.copy(), factors.copy(), np.empty(t, np.int64)
-    for i in range(t):
-        one, weight, bound, at = known[i], factors[i], units(factors[i], mosts[known[i], 0]), i
-        while at and bounds[at - 1] < bound:
-            lists[at], weights[at], bounds[at] = lists[at - 1], weights[at - 1], bounds[at - 1]
-            at -= 1
-        lists[at], weights[at], bounds[at] = one, weight, bound
-    left = np.zeros(t + 1, np.int64)
-    for i in range(t - 1, -1, -1):
-        left[i] = left[i + 1] + bounds[i]
-    return lists, weights, left
-
-
-@compiled
-def _first_threshold(lists, factors, mosts, k):
-    """Return a part of a score that k rows of one list have, 0 if none is known."""
-    rank, threshold = 1, np.int64(0)
-    while rank < len(_RANKS) and _RANKS[rank] < k:
-        rank += 1
-    if rank < len(_RANKS):
-        for i in range(len(lists)):
-            if mosts[lists[i], rank] > 0:
-                threshold = max(threshold, units(factors[i], mosts[lists[i], rank]))
-    return threshold
-
-
-@compiled
-def _search(rows, parts, starts, tops, places, mosts, known, factors, k, sums, touched, best, ids):
+def _search(rows, parts, starts, places, mosts, known, factors, k, sums, touched, best, ids):
     """Find the k best rows of the lists `known`; `sums` are 0 before and after."""
     t = len(known)
-    lists, weights, left = _sorted(known, factors, mosts)
-    threshold = _first_threshold(lists, weights, mosts, k)
+    bounds, order = np.empty(t, np.int64), np.empty(t, np.int64)
+    for i in range(t):
+        bounds[i] = units(factors[i], mosts[known[i]])
+        order[i] = i
+    for i in range(1, t):  # by bound, descending
+        one, at = order[i], i
+        while at and bounds[order[at - 1]] < bounds[one]:
+            order[at] = order[at - 1]
+            at -= 1
+        order[at] = one
+    left = np.zeros(t + 1, np.int64)  # what the lists from here on can add
+    for i in range(t - 1, -1, -1):
+        left[i] = left[i + 1] + bounds[order[i]]
     counts = np.empty(_STEPS, np.int64)
     count, read, open_to_all = 0, 0, True
+    threshold = np.int64(0)
     for i in range(t):
-        place, factor = places[lists[i]], weights[i]
-        postings = place[LAST] - place[FIRST]
+        place, factor = places[known[order[i]]], factors[order[i]]
+        postings = place[1] - place[0]
         read += postings  # since the touched rows were last gone through
-        if open_to_all and k <= count and _TRIED * k * (t - i) < postings + count:
-            least = _at_least(sums, touched, count, k, left[0] - left[i], counts)
-            reached = _reached(
-                rows, parts, starts, places, lists[i:], weights[i:], sums, touched, count, least, k, best, ids
-            )
-            threshold = max(threshold, reached)
+        if postings > count and left[0] - left[i] > left[i]:  # the best may be good enough to leave lists out
+            threshold = max(threshold, _at_least(sums, touched, count, k, left[0] - left[i], counts))
         open_to_all = open_to_all and left[i] >= threshold
-        if not open_to_all:
+        if open_to_all:
+            count = _add(rows, parts, place[0], place[1], factor, sums, touched, count)
+        else:
             if read > count:
                 count, read = _promising(sums, touched, count, threshold - left[i]), 0
             _add_promising(rows, parts, starts, place, factor, sums, touched, count)
-            continue
-        need = threshold - left[i + 1]  # of a row that no list so far has
-        best_of = place[LAST_TOP] - 1
-        if count * _LOOKED_UP < postings and best_of >= place[TOP] and units(factor, parts[tops[best_of]]) < need:
-            count = _add_best(rows, parts, starts, tops, place, factor, need, sums, touched, count)
-        else:
-            count = _add(rows, parts, place, factor, need, sums, touched, count)
     size = 0
     for i in range(count):
         row = touched[i]
@@ -268,14 +158,14 @@ def _search(rows, parts, starts, tops, places, mosts, known, factors, k, sums, t
 
 
 @compiled
-def _search_all(rows, parts, starts, tops, places, mosts, known, factors, ends, sums, touched, best, ids, sizes):
+def _search_all(rows, parts, starts, places, mosts, known, factors, ends, sums, touched, best, ids, sizes):
     """Answer several questions; the terms of each end at its `ends`."""
     first, k = 0, best.shape[1]
     for question in range(len(ends)):
         last = ends[question]
         lists, weights = known[first:last], factors[first:last]
         sizes[question] = _search(
-            rows, parts, starts, tops, places, mosts, lists, weights, k, sums, touched, best[question], ids[question]
+            rows, parts, starts, places, mosts, lists, weights, k, sums, touched, best[question], ids[question]
         )
         first = last
 
@@ -287,12 +177,11 @@ class _Lists:
         self.weighting = weighting
         self.rows, self.parts = np.empty(room, np.uint32), np.empty(room, np.float32)
         self.starts = np.empty(int(room * _STARTS) + 1, np.uint32)  # of buckets, list after list
-        self.tops = np.empty(room // _TOPS + 1, np.uint32)  # where the postings with the largest parts are, best first
-        self.used, self.used_starts, self.used_tops = 0, 0, 0
+        self.used, self.used_starts = 0, 0
         self.numbers = {_NOWHERE: 0}  # of lists, by their place in the file
-        self.places = np.zeros((1, PLACES), np.int64)
-        self.places[0, BUCKETS] = -1
-        self.mosts = np.zeros((1, len(_RANKS)))  # parts of each by rank, 0 where it has fewer
+        self.places = np.full((1, 4), -1)  # begin and end; where the buckets are, -1: there are none; their shift
+        self.places[0, :2] = 0
+        self.mosts = np.zeros(1)  # largest part of each
 
     def add(self, file: PostingsFile, found: Ints) -> bool:
         """Decode a list; return whether its bytes make sense."""
@@ -305,11 +194,9 @@ class _Lists:
             return False
         if number == len(self.places):  # searches under way keep the former arrays
             self.places, self.mosts = (np.concatenate([one, np.empty_like(one)]) for one in (self.places, self.mosts))
-        self.places[number], self.mosts[number] = (first, last, -1, 0, 0, 0), 0
-        self.mosts[number, 0] = most
-        if len(rows) >= _FEWEST:
+        self.places[number], self.mosts[number] = (first, last, -1, 0), most
+        if len(rows) >= _BUCKETS:
             self._put_buckets(file.layout.n, number, first, last)
-            self._put_tops(number, first, parts)
         self.used, self.numbers[int(found[1])] = last, number
         return True
 
@@ -318,18 +205,7 @@ class _Lists:
         shift = max(0, (4 * n // (last - first)).bit_length())
         begin, end = self.used_starts, self.used_starts + (n >> shift) + 2
         _put_starts(self.rows, first, last, shift, self.starts[begin:end])
-        self.places[number, BUCKETS : SHIFT + 1], self.used_starts = (begin, shift), end
-
-    def _put_tops(self, number: int, first: int, parts: npt.NDArray[np.float32]) -> None:
-        """Keep where the largest parts are, and how large those of some ranks are."""
-        size = len(parts) // _TOPS
-        begin, end = self.used_tops, self.used_tops + size
-        best = np.argpartition(parts, len(parts) - size)[len(parts) - size :]
-        best = best[np.argsort(-parts[best], kind="stable")]
-        self.tops[begin:end] = first + best
-        self.places[number, TOP:], self.used_tops = (begin, end), end
-        for place, rank in enumerate(_RANKS):
-            self.mosts[number, place] = parts[best[rank - 1]] if rank <= size else 0
+        self.places[number, 2:], self.used_starts = (begin, shift), end
 
 
 class HeldLists:
@@ -374,7 +250,7 @@ class HeldLists:
             lists = self._holding(found, weighting)
             if lists is None:
                 return None
-            arrays = lists.rows, lists.parts, lists.starts, lists.tops, lists.places, lists.mosts
+            arrays = lists.rows, lists.parts, lists.starts, lists.places, lists.mosts
             places = np.where(found[:, 0] > 0, found[:, 1], _NOWHERE).tolist()
             known = np.fromiter(map(lists.numbers.__getitem__, places), np.int64, len(places))
         sizes = np.empty(len(ends), np.int64)
