@@ -1,7 +1,7 @@
 # make demo   a real library built, searched and measured      make test   every test      make lint   style, types, layers
 # make docs   the documentation as a site, in docs/_build
 # make up     a Prefect server, workers and an object store here, with every flow deployed      make down   stops exactly those
-# make release   wheel and source in dist/, tried in a bare environment      make lock   renew requirements.lock
+# make release   wheel, source and bill of materials in dist/, tried in a bare environment      make lock   renew requirements.lock
 # Each target makes the environment it needs in .venv; PYTHON=python3.12 chooses the interpreter, LOCKED=1 the versions of
 # requirements.lock instead of the newest that pyproject.toml allows.
 PYTHON ?= python3
@@ -50,6 +50,10 @@ bench: .venv/bench
 release: .venv/dev
 	rm -rf dist .venv/release
 	$(BIN)/python -m build --outdir dist
+	$(PYTHON) -m venv .venv/bill
+	.venv/bill/bin/pip install --quiet 'cyclonedx-bom>=7,<8'
+	.venv/bill/bin/cyclonedx-py requirements --pyproject pyproject.toml --output-reproducible --output-file dist/bookwheel.cdx.json \
+	  requirements.lock
 	$(call environment,.venv/release)
 	.venv/release/bin/pip install --quiet "$$(echo dist/*.whl)[all]"
 	.venv/release/bin/pip check

@@ -60,7 +60,7 @@ def add_index(
     target.refs.require_exclusion()
     launch = Launch.new(target.url, beam_options)
     with target.intents.held(launch.run):
-        old = target.snapshots.get(target.snapshots.resolve(snapshot))
+        old = target.snapshots.get(target.snapshots.trusted(snapshot))
         given = recipe or recipe_of(old.content)
         chosen = choose(given, indexes)
         check(old.content, replace(given, index=chosen))

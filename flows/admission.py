@@ -1,6 +1,6 @@
 """What a run may be given: no secret in any parameter, and of a deployment's form only harmless options of Beam.
 
-Whoever reaches Prefect's UI may start a run with parameters of their own, with the rights of its worker.
+A person who reaches Prefect's UI may start a run with parameters of their own, with the rights of its worker.
 """
 
 from collections.abc import Callable

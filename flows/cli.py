@@ -30,6 +30,7 @@ except ModuleNotFoundError:  # only the core is installed
 from flows.command.reply import Common, Reply
 from rag_model.errors import BookwheelError, RefusedError
 from rag_model.secrets import without_secrets
+from rag_model.store.versions.signatures import TRUST
 from rag_model.terminal import printable
 
 USAGE = 2
@@ -135,8 +136,8 @@ def run(argv: Sequence[str]) -> int:
     common = Common()
     try:
         verb, bound, _ = app.parse_args(argv, exit_on_error=False, print_error=False)
-        common = bound.arguments.get("common", common)
-        with interruptible():
+        common = bound.arguments.get("common") or common
+        with interruptible(), _trusting(common.trust):
             reply = verb(*bound.args, **bound.kwargs)
     except CycloptsError as error:
         return _fail(" ".join(str(error).split()), USAGE)
@@ -151,6 +152,20 @@ def run(argv: Sequence[str]) -> int:
             raise
         return _fail(f"unexpected {type(error).__name__}: {error}; run again with --debug for the trace", 1)
     return _print(reply, common)
+
+
+@contextmanager
+def _trusting(file: Path | None) -> Iterator[None]:
+    """Set the trust file in the environment, for every store that this process and those it starts will open."""
+    before = os.environ.get(TRUST)
+    if file is not None:
+        os.environ[TRUST] = str(file.absolute())
+    try:
+        yield
+    finally:
+        if file is not None:
+            os.environ.pop(TRUST)
+            os.environ.update({TRUST: before} if before is not None else {})
 
 
 @contextmanager

@@ -17,22 +17,22 @@ from numpy.lib import format as npy
 _BROKEN = (EOFError, SyntaxError, TokenError, RecursionError, MemoryError, OverflowError, TypeError, AttributeError)
 
 
-def read_header(file: BinaryIO) -> tuple[tuple[int, ...], np.dtype[Any], int]:
-    """Return shape, dtype, and the offset behind the array of the image that begins where `file` is.
+def read_header(file: BinaryIO) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
+    """Return shape, whether columns come first, dtype, and the offset behind the image that begins where `file` is.
 
     Leaves the file where the array's bytes begin.
 
     Raises:
-        ValueError: it is no image of an array of plain values in C order.
+        ValueError: it is no image of an array of plain values.
         OSError: the file cannot be read.
     """
     with _as_value_error():
         version = npy.read_magic(file)
         read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
         shape, fortran, dtype = read(file)
-        if fortran or dtype.hasobject or min(shape, default=0) < 0:
-            raise ValueError("an array that is not stored row by row")
-        return shape, dtype, file.tell() + dtype.itemsize * math.prod(shape)
+        if dtype.hasobject or min(shape, default=0) < 0:
+            raise ValueError("an array of something else than plain values")
+        return shape, fortran, dtype, file.tell() + dtype.itemsize * math.prod(shape)
 
 
 def map_array(path: Path) -> npt.NDArray[Any]:

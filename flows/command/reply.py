@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Parameter
@@ -56,6 +57,9 @@ class Common:
 
     json: Annotated[bool, Parameter(negative="", help="Print one JSON document on standard output.")] = False
     debug: Annotated[bool, Parameter(negative="", help="Show the trace of a failure.")] = False
+    trust: Annotated[
+        Path | None, Parameter(help="Open only what a public key of this file has signed (`docs/howto/trust.md`).")
+    ] = None
 
 
 @dataclass(frozen=True, slots=True)

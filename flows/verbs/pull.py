@@ -60,9 +60,9 @@ def pull(
             raise UsageError(
                 f"{ref} is a model, which is pulled whole: leave out the options that select a snapshot's files"
             )
-        named = f"{MODEL}{shelf.resolve(name)}"
+        named = f"{MODEL}{shelf.trusted(name)}"
     else:
-        named = shelf.resolve(name)
+        named = shelf.trusted(name)
         taken["select"] = chosen(
             shelf.get(named).content, indexes=index, embeddings=not no_embeddings, passages_only=passages_only
         )

@@ -33,12 +33,13 @@ def show(
     opened = Store.open(store)
     shelf, name = opened.shelf(snapshot)
     manifest = shelf.get(shelf.resolve(name))
+    signed = shelf.signed(manifest.id)
     if isinstance(manifest, ModelManifest):
-        return _model(manifest, recipe)
+        return _model(manifest, recipe, signed)
     if recipe:
         settings = _recipe(manifest.content)
         return Reply(settings, recipe_text(settings).rstrip("\n"))
-    return Reply(manifest.to_json(), "\n".join(_lines(manifest)))
+    return Reply(manifest.to_json() | {"signed": signed}, "\n".join([*_lines(manifest), f"signature {signed}"]))
 
 
 def _lines(manifest: Manifest) -> list[str]:
@@ -70,7 +71,7 @@ def _space(content: Content, representation: str) -> str:
     return str((content.space_of(representation) or {}).get("name", "none"))
 
 
-def _model(manifest: ModelManifest, recipe: bool) -> Reply:
+def _model(manifest: ModelManifest, recipe: bool, signed: str) -> Reply:
     content, settings = manifest.content, manifest.content.lineage.get("recipe") or {}
     if recipe:
         return Reply(settings, recipe_text(settings).rstrip("\n"))
@@ -83,8 +84,9 @@ def _model(manifest: ModelManifest, recipe: bool) -> Reply:
         *(f"{name:<9} {_settings(value)}" for name, value in content.lineage.items()),
         *(f"metrics   {name}: {_settings(values)}" for name, values in manifest.metrics.items()),
         f"trained   {manifest.provenance.get('created_at', 'unknown')}",
+        f"signature {signed}",
     ]
-    return Reply(manifest.to_json(), "\n".join(lines))
+    return Reply(manifest.to_json() | {"signed": signed}, "\n".join(lines))
 
 
 def _index(entry: Mapping[str, Any]) -> str:

@@ -1,27 +1,45 @@
 """`bookwheel verify`: check that all files of a snapshot, or of a model, are as published."""
 
 from dataclasses import asdict
+from typing import Any
 
 from flows.command.reply import AnyName, Common, Reply, StoreUrl
+from rag_model.errors import RefusedError
 from rag_model.store.store import Store
 from rag_model.store.upkeep.verify import verify as verify_snapshot
+from rag_model.store.versions.shelf import Shelf
 
 
 def verify(snapshot: AnyName = "latest", /, *, store: StoreUrl, common: Common | None = None) -> Reply:
     """Hash every file of a snapshot again, and check its manifest and the refs; exit 3 if anything is wrong.
 
-    `model:NAME` verifies a model.
+    `model:NAME` verifies a model. With `--trust` the snapshot, and the ref that names it, must be signed by a key of
+    that file.
     """
     opened = Store.open(store)
     shelf, name = opened.shelf(snapshot)
     identity = shelf.resolve(name)
-    problems = verify_snapshot(opened, identity, shelf)
-    document = {"ok": not problems, shelf.noun: identity, "problems": [asdict(problem) for problem in problems]}
+    problems, untrusted = verify_snapshot(opened, identity, shelf), _untrusted(shelf, name)
+    document = {
+        "ok": not problems and not untrusted,
+        shelf.noun: identity,
+        "signed": shelf.signed(identity),
+        "problems": [asdict(problem) for problem in problems],
+    }
     if not problems:
-        return Reply(document, f"{shelf.noun} {identity[:12]} is whole")
+        return Reply(document, f"{shelf.noun} {identity[:12]} is whole, {document['signed']}", untrusted)
     lines = [f"{problem.path}: {problem.what}" for problem in problems]
     refusal = (
         f"{opened.url} is not as it was published; problems: {len(problems)}, the first {lines[0]}: "
         "restore them from a copy of the store, or delete them and run reindex again, which makes what is missing"
     )
     return Reply(document, "\n".join(lines), refusal)
+
+
+def _untrusted(shelf: Shelf[Any], name: str) -> str:
+    """Return why a name may not be opened with the trust file, if one is given; empty if it may."""
+    try:
+        shelf.trusted(name)
+    except RefusedError as refused:
+        return str(refused)
+    return ""

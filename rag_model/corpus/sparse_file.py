@@ -98,7 +98,7 @@ class SparseFile:
             told = self._reader.schema.metadata or {}
             self.dim, self.scale = int(told[b"dim"]), int(told[b"scale"])
             self._batches = [self._read(number) for number in range(self._reader.num_record_batches)]
-        except (OSError, KeyError, AttributeError, ValueError, pa.ArrowException) as broken:
+        except (OSError, LookupError, AttributeError, ValueError, pa.ArrowException) as broken:
             raise InputError(f"{path} is no complete file of weighted terms: encode its part again") from broken
         self._partition = Partition(map(len, self._batches))
         self.n = self._partition.n  # passages

@@ -103,7 +103,7 @@ class TokenFile:
             kind = self._reader.schema.field(_COLUMN).type
             self.dim, self.dtype = int(kind.value_type.list_size), np.dtype(_DTYPES[kind.value_type.value_type])
             self._batches = [self._read(number) for number in range(self._reader.num_record_batches)]
-        except (OSError, KeyError, AttributeError, ValueError, pa.ArrowException) as broken:
+        except (OSError, LookupError, AttributeError, ValueError, pa.ArrowException) as broken:
             raise InputError(f"{path} is no complete file of token vectors: encode its part again") from broken
         self._partition = Partition(map(len, self._batches))
         self.n = self._partition.n  # passages

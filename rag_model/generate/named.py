@@ -27,7 +27,7 @@ def rag_id(store: Store, model: str) -> str:
     """
     if model and Path(model).is_dir():
         return str(Path(model).resolve())
-    found = store.models.resolve(model.removeprefix(MODEL))
+    found = store.models.trusted(model.removeprefix(MODEL))
     content = store.models.get(found).content
     if GENERATOR not in parts_of(content.files):
         raise UsageError(f"model {model} is a {content.kind}, which generates no answers: give a RAG model")

@@ -91,7 +91,7 @@ def run(
     certificate = None if doors.certificate is None else Certificate(doors.certificate)
     if not (followed.dest / CURRENT).exists():  # otherwise it can serve that without the store
         store = Store.open(followed.url)
-        store.snapshots.resolve(followed.ref)
+        store.snapshots.trusted(followed.ref)
         if followed.model is not None:
             rag_id(store, followed.model)
     failures: list[BookwheelError] = []

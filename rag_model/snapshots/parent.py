@@ -45,9 +45,10 @@ class Parent:
 
         Raises:
             StoreError: the ref's log or the snapshot is damaged.
+            RefusedError: a trust file is given, and no key of it signed the snapshot.
         """
-        now = store.refs.current(ref) or store.refs.current(LATEST)
-        return cls(store.snapshots.get(now.snapshot) if now else None)
+        named = next((name for name in (ref, LATEST) if store.refs.current(name)), None)
+        return cls(store.snapshots.get(store.snapshots.trusted(named)) if named else None)
 
     def fences(self, recipe: Recipe) -> Fences | None:
         """Return the ranges of the parts; None if they overlap, or the recipe sets another part size."""

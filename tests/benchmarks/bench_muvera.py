@@ -20,7 +20,7 @@ from token_data import Data, add_options, exhaustive, read
 
 from rag_model.encoders.muvera import Muvera
 from rag_model.index.files.engine import Rows, Vectors, faiss
-from rag_model.index.recipe import IndexRecipe
+from rag_model.index.recipe import IndexRecipe, default_search
 from rag_model.index.registry import kind_for
 from rag_model.index.search import open_index
 from rag_model.index.stages import build
@@ -47,9 +47,10 @@ def searched(factory: str, vectors: Path, asked: Vectors, best: Rows, folder: Pa
     work.mkdir()
     n, d = np.load(vectors, mmap_mode="r").shape
     kind, began = kind_for(factory), time.process_time()
-    build(kind.plan(IndexRecipe(factory), n, d), [vectors], work / "index", work)
+    plan = kind.plan(IndexRecipe(factory), n, d)
+    build(plan, [vectors], work / "index", work)
     seconds = time.process_time() - began
-    index, deep = open_index(work / "index", defaults=_widest(factory)), min(_DEEP, n)
+    index, deep = open_index(work / "index", defaults=_widest(plan.factory)), min(_DEEP, n)
     rows = index.search(asked, deep)[1]
     began = time.perf_counter()
     for question in asked:
@@ -63,7 +64,7 @@ def searched(factory: str, vectors: Path, asked: Vectors, best: Rows, folder: Pa
 
 
 def _widest(factory: str) -> dict[str, int]:
-    return {"efSearch": 2 * _FIRST} if factory.startswith("HNSW") else {}
+    return {"efSearch": 2 * _FIRST} if factory.startswith("HNSW") else default_search(factory)
 
 
 def measure(data: Data, options: argparse.Namespace, folder: Path) -> dict[str, Any]:

@@ -71,7 +71,7 @@ class NpyFile:
         """
         try:
             with path.open("rb") as file:
-                shape, dtype, expected = read_header(file)
+                shape, _, dtype, expected = read_header(file)
         except OSError as unreadable:
             raise InputError(f"cannot read {path}: {unreadable.strerror}") from unreadable
         except ValueError as broken:

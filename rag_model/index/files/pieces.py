@@ -125,8 +125,8 @@ class Piece:
 
     def _header(self) -> tuple[tuple[int, ...], np.dtype[Any], int]:
         self._file.seek(self._end)
-        shape, dtype, self._end = read_header(self._file)
-        if not shape:
+        shape, fortran, dtype, self._end = read_header(self._file)
+        if fortran or not shape:
             raise ValueError("an array that is not part of a piece")
         return shape, dtype, self._file.tell()
 

@@ -225,6 +225,8 @@ class Follower:
 
     def _brought(self, store: Store, target: _Target, serving: Edition | None) -> tuple[Path, ReadingModel | None]:
         """Pull a snapshot beside what serves, and load the model unless it serves already."""
+        ref, number = target.named.ref, target.named.number
+        store.snapshots.trusted(f"{ref}@{number}" if number else ref)
         snapshot = Snapshot.of(store, store.snapshots.get(target.named.snapshot))
         content = snapshot.manifest.content
         offer = Offer.of(snapshot, self._settings, reads=target.model is not None)

@@ -20,6 +20,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from rag_model.store.pulling.prune import check_keep, prune, pulled_of, pulling
 from rag_model.store.pulling.pulled import CURRENT, MANIFEST, blob_copy, stamps_of
 from rag_model.store.store import Store
 from rag_model.store.versions.shelf import Shelf
+from rag_model.store.versions.signatures import Carried, Signatures, Trust
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +73,14 @@ def pull(
     pull. `on_progress` is called with the bytes that are there and the bytes in total.
 
     Raises:
+        RefusedError: a trust file is given, and no key of it signed the snapshot or the ref's move.
         UsageError: `keep` is below 1, or a model is pulled to a folder of snapshots, or the other way round.
         ResourceError: the disk of `dest` has too little free space; nothing was fetched.
         StoreError: a blob is missing or damaged, or `dest` is full or cannot be written; `current` is unchanged.
     """
     check_keep(keep)
     shelf, name = store.shelf(snapshot)
-    manifest = shelf.get(shelf.resolve(name))
+    manifest = shelf.get(shelf.trusted(name))
     _check_of_one_kind(store, shelf, dest)
     files = {path: ref for path, ref in manifest.content.files.items() if select(path)}
     dest, blobs = dest.absolute(), list(dict.fromkeys(files.values()))
@@ -90,7 +93,7 @@ def pull(
             else:
                 fetched = obtain_snapshot(puller, manifest, files, mapped=mapped)
             with _linking(dest, blobs):
-                _place(manifest, files, dest)
+                _place(manifest, files, dest, partial(_keep_signatures, shelf, manifest.id))
             accept(dest / manifest.id)
             _make_current(manifest.id, dest)
             gone = store.takedowns.replaced() if shelf is store.snapshots else frozenset()
@@ -139,13 +142,19 @@ def _linking(dest: Path, blobs: list[BlobRef]) -> Iterator[None]:
         yield
 
 
-def _place(manifest: Any, files: dict[str, BlobRef], dest: Path) -> None:
+def _keep_signatures(shelf: Shelf[Any], identity: str, folder: Path) -> None:
+    if trust := Trust.given():
+        Carried(folder).keep(Signatures(shelf.files), trust, shelf.path(identity))
+
+
+def _place(manifest: Any, files: dict[str, BlobRef], dest: Path, sign: Callable[[Path], None]) -> None:
     """Build the snapshot's folder under a temporary name, and rename it to its place."""
     building = dest / f"{TEMPORARY}{secrets.token_hex(8)}"
     building.mkdir(parents=True)
     try:
         (building / MANIFEST).write_bytes(json_bytes(manifest.to_json()))
         sync(building / MANIFEST)
+        sign(building)
         for path, ref in files.items():
             (building / path).parent.mkdir(parents=True, exist_ok=True)
             os.link(blob_copy(dest, ref), building / path)

@@ -33,6 +33,7 @@ from rag_model.store.objects.intents import INTENT_COUNTS
 from rag_model.store.store import Store
 from rag_model.store.upkeep.roots import mark
 from rag_model.store.upkeep.sweep import View, rehearse, sweep
+from rag_model.store.versions.signatures import SIGNED
 from rag_model.store.versions.takedowns import FOLDER
 
 MARGIN = 24 * 3600.0  # seconds; files that are younger at a running writer's start are kept; also the default grace
@@ -55,8 +56,9 @@ class Tally:
 def gc(store: Store, grace: float = MARGIN, *, dry_run: bool = False) -> dict[str, Tally]:
     """Delete files that are not needed and at least `grace` seconds old; return their number and size by kind.
 
-    With `dry_run` nothing is deleted, only counted. The kinds are `KINDS`; `leftovers` are temporary files and intents
-    of writers that died. Safe while writers run; a pull of a snapshot that has just expired may fail with an error.
+    With `dry_run` nothing is deleted, only counted. The kinds are `KINDS`; `leftovers` are temporary files, intents of
+    writers that died, and signatures of what was deleted. Safe while writers run; a pull of a snapshot that has just
+    expired may fail with an error.
 
     Danger: blobs that no manifest names yet count as garbage once they are older than the grace.
 
@@ -94,7 +96,7 @@ class _Planner:
         old = min([view.now - self.grace, *(intent.started - MARGIN for intent in view.intents)])
         marked = mark(self.store, view, old)
         blobs = (file for digest, file in marked.blobs if digest not in marked.needed)
-        others = (*self._runs(old), *self._reports(view), *self._passing())
+        others = (*self._runs(old), *self._reports(view), *self._passing(), *_signatures(view))
         dead = (file for folder in ("intents", "sweeps") for file in self.store.files.tree(folder))
         return [
             *marked.unneeded,
@@ -123,3 +125,10 @@ class _Planner:
         """Yield temporary files; on a local disk they are in the folder of the file that they were written for."""
         folders = ("",) if self.store.files.is_local else PROBED
         return (file for folder in folders for file in self.store.files.tree(folder) if _PASSING.fullmatch(file.path))
+
+
+def _signatures(view: View) -> Iterator[Found]:
+    """Yield the signatures of manifests and moves that were deleted, or were never written."""
+    for file in (*view.moves, *view.manifests, *view.models):
+        if (signed := SIGNED.fullmatch(file.path)) and f"{signed[1]}.json" not in view.names:
+            yield file

@@ -79,7 +79,7 @@ def export_model(store: Store, name: str, out: Path) -> ExportedModel:
         StoreError: there is no such model, a file of it is missing or damaged, or `out` cannot be written.
         UsageError: `out` exists already.
     """
-    identity = store.models.resolve(name)
+    identity = store.models.trusted(name)
     content = store.models.get(identity).content
     try:
         with new_folder(out) as building:
@@ -98,7 +98,7 @@ def model_folder(store: Store, name: str) -> Path:
     Raises:
         StoreError: there is no such model, or a file of it is missing or damaged.
     """
-    files = store.models.get(store.models.resolve(name)).content.files
+    files = store.models.get(store.models.trusted(name)).content.files
     return linked_tree({path: store.blobs.local(ref) for path, ref in files.items()})
 
 

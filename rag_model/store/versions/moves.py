@@ -25,7 +25,8 @@ _ROLLBACK = re.compile(r"rollback to @([0-9]{1,8})")
 def tag(store: Store, snapshot: str, ref: str, note: str = "") -> RefMove:
     """Move `ref` to a snapshot (an id, a unique prefix, a ref or `ref@number`) and return the ref's current move.
 
-    A ref that names the snapshot already is not moved. `model:` before the snapshot, or before both, means models.
+    A ref that names the snapshot already is not moved. If the environment has a key, the snapshot and the ref's move
+    are signed in either case. `model:` before the snapshot, or before both, means models.
 
     Raises:
         StoreError: there is no such snapshot.
@@ -40,6 +41,8 @@ def tag(store: Store, snapshot: str, ref: str, note: str = "") -> RefMove:
     now = shelf.refs.current(ref)
     identity = shelf.resolve(name)
     if now is not None and now.snapshot == identity:
+        shelf.sign(identity)
+        shelf.refs.sign(ref, now.number)
         return now
     return _move(store, shelf, ref, identity, now, note)
 
@@ -117,6 +120,7 @@ def _checked_move(store: Store, shelf: Shelf[Any], ref: str, identity: str, now:
             f"ref {ref} stays where it is: page {found[0].page} ({found[0].title!r}) in snapshot {identity[:12]} in "
             f"{store.url} was taken down: run `takedown --yes` to its end, and use the snapshot that replaces it"
         )
+    shelf.sign(identity)
     try:
         return shelf.refs.move(ref, identity, now.number if now else 0, note)
     except RefConflictError as lost:

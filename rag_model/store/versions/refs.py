@@ -17,6 +17,7 @@ from typing import Any, Self
 
 from rag_model.errors import RefConflictError, StoreError, UsageError
 from rag_model.store.objects.files import Files, json_bytes
+from rag_model.store.versions.signatures import Signatures, as_stored
 from rag_model.store.versions.takedowns import Takedowns
 from rag_model.terminal import check_printable
 
@@ -182,9 +183,22 @@ class Refs:
             )
         now = datetime.now(UTC).isoformat(timespec="seconds")
         move = RefMove(number, snapshot, now, previous, secrets.token_hex(16), note)
-        if not self._files.create(self.path(name, number), json_bytes(move.to_json(self._noun))):
+        path, told = self.path(name, number), as_stored(move.to_json(self._noun))
+        Signatures(self._files).sign(path, told)
+        if not self._files.create(path, json_bytes(told)):
+            Signatures(self._files).withdraw(path, told)
             raise self._conflict(name, expected)
         return move
+
+    def sign(self, name: str, number: int) -> None:
+        """Sign a move that exists, if the environment has a key.
+
+        Raises:
+            StoreError: there is no such move, or the store cannot be written.
+        """
+        self._written(name, number)
+        path = self.path(name, number)
+        Signatures(self._files).sign(path, self._files.read_json(path))
 
     def path(self, name: str, number: int) -> str:
         """Return the path of a move in the store."""

@@ -8,9 +8,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
-from rag_model.errors import StoreError, UsageError
+from rag_model.errors import RefusedError, StoreError, UsageError
 from rag_model.store.objects.files import Files, json_bytes
 from rag_model.store.versions.refs import Refs
+from rag_model.store.versions.signatures import Signatures, Trust, as_stored
 from rag_model.store.versions.takedowns import Takedowns
 
 _ID = re.compile(r"[0-9a-f]{64}")
@@ -46,9 +47,15 @@ class Shelf(Generic[M]):
     def put(self, manifest: M) -> str:
         """Store a manifest and return its id; an existing one is not changed, nor are its metrics.
 
+        Signed if `BOOKWHEEL_SIGNING_KEY` has a key, as are moves of refs (`rag_model.store.versions.signatures`).
+
         Call it last: a reader of the manifest relies on every blob that it names.
         """
-        self.files.create(self.path(manifest.id), json_bytes(manifest.to_json()))
+        path, told = self.path(manifest.id), as_stored(manifest.to_json())
+        signatures, there = Signatures(self.files), self.files.read_json(path)
+        signatures.sign(path, told if there is None else there)
+        if there is None and not self.files.create(path, json_bytes(told)):
+            signatures.sign(path, self.files.read_json(path))  # that of the writer who was first
         return manifest.id
 
     def get(self, identity: str) -> M:
@@ -107,6 +114,71 @@ class Shelf(Generic[M]):
                 self._refuse_replaced(gone)
         known = ", ".join(self.refs.names()) or "none"
         raise StoreError(f"no {self.noun} or ref {name!r} in {self.files.url} (refs: {known})")
+
+    def trusted(self, name: str) -> str:
+        """Return the id that `name` means, as `resolve`, to open it: its publisher is checked if a trust file is given.
+
+        Raises:
+            StoreError: as `resolve`.
+            RefusedError: the manifest, or the move of the ref that names it, is not signed by a trusted key.
+        """
+        identity = self.resolve(name)
+        if trust := Trust.given():
+            self.signer(trust, identity)
+            if move := self._move_of(name, identity):
+                self._check_move(trust, *move, identity)
+        return identity
+
+    def signer(self, trust: Trust, identity: str) -> str:
+        """Return the name of the trusted key that signed a manifest.
+
+        Raises:
+            RefusedError: none did.
+        """
+        path = self.path(identity)
+        return trust.check(
+            Signatures(self.files), path, self.files.read_json(path), f"{self.noun} {identity[:12]} in {self.files.url}"
+        )
+
+    def signed(self, identity: str) -> str:
+        """Say who signed a manifest: `signed by NAME`, `not signed`, or what is between these.
+
+        Names are those of the trust file, if one is given; without one no signature is checked.
+        """
+        path, signatures, trust = self.path(identity), Signatures(self.files), Trust.given()
+        if trust and (name := trust.signer(signatures, path, self.files.read_json(path))):
+            return f"signed by {name}"
+        if not signatures.exist(path):
+            return "not signed"
+        return "signed, but by no key of the trust file" if trust else "signed, unchecked: no trust file is given"
+
+    def sign(self, identity: str) -> None:
+        """Sign a manifest that exists, if the environment has a key.
+
+        Raises:
+            StoreError: there is no such manifest, or the store cannot be written.
+        """
+        self.get(identity)
+        path = self.path(identity)
+        Signatures(self.files).sign(path, self.files.read_json(path))
+
+    def _move_of(self, name: str, identity: str) -> tuple[str, int] | None:
+        """Return the ref and the number that `name` was resolved by; None for an id or its prefix."""
+        if numbered := _NUMBERED.fullmatch(name):
+            return numbered[1], int(numbered[2])
+        if name == identity or not (move := self.refs.current(name)):
+            return None
+        return name, move.number
+
+    def _check_move(self, trust: Trust, ref: str, number: int, identity: str) -> None:
+        path, what = self.refs.path(ref, number), f"the move {ref}@{number} in {self.files.url}"
+        told = self.files.read_json(path) or {}
+        trust.check(Signatures(self.files), path, told, what)
+        if told.get(self.noun) != identity:
+            raise RefusedError(
+                f"{what} was signed for {self.noun} {str(told.get(self.noun))[:12]}, and another has replaced it: ask "
+                "the publisher to finish the takedown, which moves the ref, or name the replacement by its id"
+            )
 
     @property
     def _takedowns(self) -> Takedowns:

@@ -3,6 +3,7 @@
 A reader keeps the snapshot that it opened, while refs move and new snapshots are pulled.
 """
 
+import json
 import os
 import threading
 import weakref
@@ -28,6 +29,7 @@ from rag_model.store.store import Store
 from rag_model.store.versions.manifest import Manifest, PartEntry
 from rag_model.store.versions.mapped import MappedPassages
 from rag_model.store.versions.paths import EMBEDDINGS, SPARSE, TOKENS, embeddings_path, passages_path
+from rag_model.store.versions.signatures import Carried, Trust
 
 _OPENINGS = 5  # tries to open the current snapshot: a pull may replace and delete it meanwhile
 _OPEN_PARTS = 64  # passage files kept open, so that their footers are read once
@@ -72,8 +74,8 @@ class Snapshot:
 
     @classmethod
     def from_store(cls, store: Store, name: str = "latest") -> "Snapshot":
-        """Open a snapshot of an open store."""
-        return cls.of(store, store.snapshots.get(store.snapshots.resolve(name)))
+        """Open a snapshot of an open store; its publisher is checked if a trust file is given."""
+        return cls.of(store, store.snapshots.get(store.snapshots.trusted(name)))
 
     @classmethod
     def of(cls, store: Store, manifest: Manifest) -> "Snapshot":
@@ -94,9 +96,13 @@ class Snapshot:
 
         Raises:
             StoreError: nothing was pulled there, or the manifest is damaged.
+            RefusedError: a trust file is given, and the snapshot was pulled without a signature by a key of it.
         """
         root, data, lock = _held_manifest(Path(folder))
         manifest = Manifest.from_bytes(data)
+        if trust := Trust.given():
+            published = f"snapshots/{manifest.id}.json"
+            trust.check(Carried(root), published, json.loads(data), f"snapshot {manifest.id[:12]} in {root}")
         stamps = stamps_of(root.parent)
 
         def path(file: str) -> Path:
