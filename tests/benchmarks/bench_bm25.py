@@ -131,14 +131,16 @@ def build_ours(folder: Path, parts: int) -> dict[str, float]:
 
 
 def rebuild_ours(folder: Path, parts: int) -> dict[str, float]:
-    """Build the edited parts of a folder, with the pieces from before and without; return CPU seconds of both."""
+    """Build the edited parts of a folder, with the pieces from before and without; return CPU seconds of both.
+
+    Compiled code is loaded before, for both.
+    """
     after = folder / "edited"
-    plan, trained = _plan(after), after / "trained"
-    KIND.train(plan, [], trained)
+    KIND.train(_plan(after), [], after / "trained")
+    _rebuild(folder, parts)
+    merge(after, parts)
     began = time.process_time()
-    for number in range(parts):
-        earlier = [EarlierPart(number, _part(folder, number), opener(_piece(folder, number)))]
-        KIND.scatter_changes(plan, trained, _part(after, number), number, earlier, _piece(after, number))
+    _rebuild(folder, parts)
     scattered = time.process_time()
     merge(after, parts)
     spent, taken = time.process_time() - began, _bytes(after)
@@ -146,6 +148,14 @@ def rebuild_ours(folder: Path, parts: int) -> dict[str, float]:
     if _bytes(after) != taken:
         raise SystemExit("what was taken over differs from a whole build")
     return {"rebuild": spent, "of_it_merge": spent - (scattered - began), "share": spent / whole}
+
+
+def _rebuild(folder: Path, parts: int) -> None:
+    after = folder / "edited"
+    plan = _plan(after)
+    for number in range(parts):
+        earlier = [EarlierPart(number, _part(folder, number), opener(_piece(folder, number)))]
+        KIND.scatter_changes(plan, after / "trained", _part(after, number), number, earlier, _piece(after, number))
 
 
 def _plan(folder: Path) -> Any:
