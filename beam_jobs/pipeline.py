@@ -95,6 +95,7 @@ def by_workers(
         BookwheelError: as `run_job`.
     """
     store = Store.open(launch.store_url)
+    store.runs.clear(launch.run, stage, stage + FAILED)  # an earlier job of this stage, over other tasks, is over
     options = pipeline_options(launch.flags, len(tasks))
     options.view_as(
         GoogleCloudOptions

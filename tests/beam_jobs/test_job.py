@@ -38,6 +38,14 @@ def test_results_come_in_the_order_of_the_tasks_from_other_processes(launch: Lau
     assert all(done <= total == 4 for done, total in seen)
 
 
+def test_a_second_job_of_a_stage_is_not_told_what_the_first_did(launch: Launch) -> None:
+    run_job("square", works.square, [3, 1, 2], launch)
+    seen: list[int] = []
+    facts = run_job("square", works.square, [4], launch, lambda done, total: seen.append(done))
+    assert [fact["square"] for fact in facts] == [16]
+    assert set(seen) <= {0, 1}
+
+
 def test_no_tasks_start_no_job(launch: Launch) -> None:
     assert run_job("square", works.square, [], launch) == []
 

@@ -32,9 +32,10 @@ class Runs:
         """Return how many of a stage's elements have reported."""
         return len(self.files.names(_folder(run, stage)))
 
-    def clear(self, run: str) -> None:
-        """Delete a run's reports."""
-        self.files.delete(_folder(run))
+    def clear(self, run: str, *stages: str) -> None:
+        """Delete the reports of a run's stages, or all of the run."""
+        for folder in [_folder(run, stage) for stage in stages] or [_folder(run)]:
+            self.files.delete(folder)
 
 
 def _folder(*names: str) -> str:
