@@ -29,7 +29,7 @@ except ModuleNotFoundError:  # only the core is installed
 
 from flows.command.reply import Common, Reply
 from rag_model.errors import BookwheelError, RefusedError
-from rag_model.secrets import without_secrets
+from rag_model.secrets import refuse_url, without_secrets
 from rag_model.store.versions.signatures import TRUST
 from rag_model.terminal import printable
 
@@ -137,6 +137,9 @@ def run(argv: Sequence[str]) -> int:
     try:
         verb, bound, _ = app.parse_args(argv, exit_on_error=False, print_error=False)
         common = bound.arguments.get("common") or common
+        for path in bound.arguments.values():
+            if isinstance(path, Path):
+                refuse_url(path)
         with interruptible(), _trusting(common.trust):
             reply = verb(*bound.args, **bound.kwargs)
     except CycloptsError as error:

@@ -74,7 +74,7 @@ def compare(
         BookwheelError: a stage failed.
     """
     clock, written = StageClock("compare"), files or RunFiles()
-    check_paths(report, written.trec, written.dpr, written.rows)
+    check_paths(report, written.trec, written.dpr, written.rows, questions=questions)
     with clock("open"):
         work = prepare(store, questions, retrievers, ref, k, judged_by, patterns, encoder)
     for name, opened in zip(work.names, work.retrievers, strict=True):

@@ -65,7 +65,7 @@ def evaluate(
         BookwheelError: a stage failed; answers that were made are kept.
     """
     settings, clock = settings or Evaluation(), StageClock("evaluate")
-    check_paths(rows, kilt, report)
+    check_paths(rows, kilt, report, questions=questions)
     target = Store.open(store)
     with target.intents.held(f"evaluate-{secrets.token_hex(8)}"):  # so that `gc` keeps this run's answers
         with clock("open"):

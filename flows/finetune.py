@@ -20,6 +20,7 @@ from flows.machine.workplace import alone
 from flows.progress import StageClock
 from flows.stage import deployed, stage
 from flows.training import KindName, RecipeTables, Tables, training_of
+from rag_model.errors import UsageError
 from rag_model.store.objects.cache import cache_folder
 from rag_model.store.store import Store
 from rag_model.store.versions.models import PutModel
@@ -121,6 +122,8 @@ class Given:
 def prepare(store: Store, kind: str, train: str, dev: str, ref: str, given: Given) -> Finetuning:
     """Pin the snapshot, find the models, read the examples, and decide the settings."""
     chosen, snapshot = objective(kind), Snapshot.from_store(store, ref)
+    if given.named.teacher is not None and "teacher" not in chosen.options:
+        raise UsageError(f"{kind} learns from no teacher: leave --teacher out")
     taken = {option: getattr(given.named, option) for option in chosen.options}  # others may be set for another verb
     origins = chosen.origins(store, snapshot, Named(**taken))
     settings = training_of(kind, given.tables, given.max_steps, unit_vectors=origins.unit_vectors())

@@ -4,6 +4,7 @@ from typing import Any
 
 from flows.command.reply import Reply, figures
 from flows.index import Order, planned
+from rag_model.errors import ResourceError
 from rag_model.index.postings.impact import TERMS, VOCABULARY
 from rag_model.index.registry import kind_for
 from rag_model.index.sizing.amounts import gigabytes
@@ -41,6 +42,11 @@ def prospect(order: Order, n: int, d: int) -> Reply:
     document |= {name: getattr(cost, name) for name in ("build_bytes", "search_bytes", "disk_bytes", "work_bytes")}
     document |= {"cpu_seconds": {stage: round(spent, 1) for stage, spent in seconds.items()}, "beside_bytes": n * row}
     stages = ", ".join(f"{stage} {gigabytes(held)}" for stage, held in cost.stages.items())
+    if order.memory is not None and cost.build_bytes > order.memory:
+        raise ResourceError(
+            f"{plan.factory} over {n:,} passages takes {gigabytes(cost.build_bytes)} to build ({stages}), and "
+            f"--memory is {gigabytes(order.memory)}: give more"
+        )
     times = ", ".join(f"{stage} {_time(spent)}" for stage, spent in seconds.items())
     ranks = getattr(plan, "refine", None) and f": they rank {plan.search['refine']} times as many candidates as wanted"
     lines = [

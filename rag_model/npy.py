@@ -31,7 +31,7 @@ def read_header(file: BinaryIO) -> tuple[tuple[int, ...], bool, np.dtype[Any], i
         read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
         shape, fortran, dtype = read(file)
         if dtype.hasobject or min(shape, default=0) < 0:
-            raise ValueError("an array of something else than plain values")
+            raise ValueError(f"it holds {dtype}, and not plain values")
         return shape, fortran, dtype, file.tell() + dtype.itemsize * math.prod(shape)
 
 

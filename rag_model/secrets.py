@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
+from pathlib import Path
 from urllib.parse import unquote
 
 from rag_model.errors import UsageError
@@ -17,6 +18,7 @@ HARMLESS = frozenset(
 )
 _LINK = re.compile(r"(?P<scheme>[A-Za-z][\w+.-]+):[/\\]+(?P<host>[^/\\?#]*)(?P<rest>.*)", re.DOTALL)
 _EMBEDDED = re.compile(r"(?<![\w+.-])[A-Za-z][\w+.-]+:[/\\]{2}[^\s\"'<>]+")  # URLs within a longer text
+_MEANT = re.compile(r"[A-Za-z][\w+.-]+:/")  # a path keeps one of the slashes
 _USER_ANYWHERE = re.compile(r":[/\\]{2}[^/\\?#]*@")  # as well where `::` is a part of the password
 _FILES = frozenset(  # where `?` stands for any character, as in `part-?.bz2`, unless a value is assigned after it
     [
@@ -82,6 +84,16 @@ def refuse_secret(url: str) -> None:
             raise _refused(scheme, f"has a query parameter other than {', '.join(sorted(HARMLESS))}")
     if links and _USER_ANYWHERE.search(text):
         raise _refused(links[-1]["scheme"].lower(), "names a user or a password")
+
+
+def refuse_url(path: Path) -> None:
+    """Check that what is used as a path of this machine is not meant as a URL.
+
+    Raises:
+        UsageError: it begins as one; the message does not repeat it, since it may hold a secret.
+    """
+    if _MEANT.match(str(path)):
+        raise UsageError("a URL is given where a path of this machine is needed: name a folder or a file here")
 
 
 def refuse_secrets(given: object) -> None:

@@ -18,6 +18,7 @@ from rag_model.index.quality.health import Effort
 from rag_model.index.recipe import IndexRecipe
 from rag_model.index.registry import kind_for
 from rag_model.index.sizing.amounts import parse_bytes
+from rag_model.secrets import refuse_url
 
 _MOST_VECTORS, _MOST_DIMENSIONS = 1 << 40, 1 << 16  # that --plan takes
 
@@ -77,6 +78,8 @@ def index(
     of words and weighted terms, `bookwheel index --plan --index Impact --n 1000`, no dimension is needed.
     """
     files = tuple(Path(path) for path in takewhile(lambda path: not path.startswith("-"), paths))
+    for path in files:
+        refuse_url(path)
     if not plan and len(files) < 2:
         raise UsageError("index needs VECTORS and OUT: bookwheel index vectors.npy index.faiss")
     recipe = IndexRecipe(

@@ -68,4 +68,7 @@ def _lines(found: Sequence[Holder], pages: Sequence[str]) -> Iterator[str]:
     for one in found:
         named = f", which is {', '.join(one.refs)}" if one.refs else ""
         yield f"snapshot  {one.manifest.id[:12]}{named}: {one.passages:,} of {one.manifest.content.n:,} passages"
-    yield f"would replace {len(found)} snapshots; nothing was changed: give --yes to do it"
+    if found or not pages:
+        yield f"would replace {len(found)} snapshots; nothing was changed: give --yes to do it"
+    else:
+        yield "no snapshot holds such a page: check the ids; with --yes later builds leave them out"

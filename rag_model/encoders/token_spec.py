@@ -20,6 +20,7 @@ METADATA = "artifact.metadata"  # Stanford's settings: JSON
 PYLATE = "config_sentence_transformers.json"
 RECORDED = "tokens"  # field of the record
 DIM = 128  # components of a token's vector: ColBERT, section 4.1
+_MOST_POOLED = 8  # tokens of a vector: beyond 6 the paper's quality falls (Clavié et al. 2024)
 _SHORTEST = 5  # tokens: [CLS], the mark, one of text, [SEP], one [MASK]
 
 
@@ -44,8 +45,10 @@ class TokenSpec:
         for name in ("question_length", "passage_length"):
             if getattr(self, name) < _SHORTEST:
                 raise UsageError(f"{name} {getattr(self, name)} leaves no room for text: use {_SHORTEST} or more")
-        if self.pool < 1:
-            raise UsageError(f"pool of a ColBERT is {self.pool}: use 1, or 2 to halve the vectors of a passage")
+        if not 1 <= self.pool <= _MOST_POOLED:
+            raise UsageError(
+                f"pool of a ColBERT is {self.pool}: use 1, or 2 to halve the vectors of a passage; up to {_MOST_POOLED}"
+            )
 
     @property
     def pooling(self) -> str:

@@ -52,7 +52,10 @@ def kind_for(factory: str) -> "IndexKind":
     try:
         parse(factory)
     except UsageError as wrong:
-        raise UsageError(f"{wrong}; a factory of another kind needs the package that brings the kind") from wrong
+        raise UsageError(
+            f"{wrong}; over words BM25, over weighted terms Impact or Impact1, over token vectors MaxSim; one of "
+            "another kind needs the package that brings the kind"
+        ) from wrong
     raise AssertionError(f"no index kind takes {factory!r}")  # pragma: no cover - the parser takes what faiss does
 
 

@@ -112,8 +112,8 @@ def both(works: dict[str, Work], folder: Path, jobs: int) -> dict[str, Build]:
 
 
 def trial_of(parts: Sequence[Path], metric: Metric, questions: Vectors, k: int) -> Trial:
-    """Return questions with their true neighbours."""
-    return Trial.of(ExactIndex(parts, metric), questions, k)
+    """Return questions with their true neighbours, as another process can be given them."""
+    return replace(Trial.of(ExactIndex(parts, metric), questions, k), score=None)
 
 
 @dataclass(frozen=True, slots=True)

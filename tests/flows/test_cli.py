@@ -165,7 +165,8 @@ def _index_blob(store: Path, bookwheel: Any) -> str:
 
 
 def _rest(store: Path, bookwheel: Any) -> dict[str, Any]:
-    return {"snapshot": bookwheel("log", "--store", store, "--json").json[0]["snapshot"], "problems": []}
+    snapshot = bookwheel("log", "--store", store, "--json").json[0]["snapshot"]
+    return {"snapshot": snapshot, "signed": "not signed", "problems": []}
 
 
 def test_settings_go_flag_environment_file_default(
@@ -215,6 +216,21 @@ def test_nothing_else_does(word: str, tmp_path: Path, bookwheel: Any, mini_dump:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("pull", "latest", "s3://a:sekret@b/x", "--store", "nowhere"),
+        ("export", "latest", "s3://a:sekret@b/x", "--store", "nowhere"),
+        ("index", "https://a/b.npy?key=sekret", "out.faiss"),
+    ],
+)
+def test_no_url_becomes_a_folder_of_this_machine(words: tuple[str, ...], bookwheel: Any) -> None:
+    ran = bookwheel(*words)
+    assert ran.code == 2
+    assert "a URL is given where a path of this machine is needed" in ran.complaint
+    assert "sekret" not in ran.err
+
+
 def test_streams_of_a_process(library: Path, command: Callable[..., Any]) -> None:
     asked = "Who wrote it?\nWhat is it?\n"
     ran = command("search", "--questions", "-", "--store", library, "--json", stdin=asked)

@@ -241,6 +241,8 @@ def test_a_cross_encoder_is_trained_and_reranks(
 
 def test_a_pair_is_taught_by_a_cross_encoder(finetune: Bookwheel, store: Path, teacher: Path, tmp_path: Path) -> None:
     assert finetune("cross-encoder", encoder=teacher, name="judge", max_steps=1).code == 0
+    wrong = finetune("cross-encoder", encoder=teacher, teacher="model:judge", name="judge", max_steps=1)
+    assert (wrong.code, "cross-encoder learns from no teacher" in wrong.complaint) == (2, True)
     ran = finetune("margin-mse", teacher="model:judge", name="pupil")
     assert ran.code == 0, ran.err
     assert {"loss", "average_rank", "Success@20"} <= set(ran.json["metrics"]["after"])
@@ -278,7 +280,8 @@ def test_a_reader_is_trained_and_answers(
     answered = bookwheel("answer", "who was king?", "--store", store, "--model", f"model:{kind}", "--json")
     assert answered.code == 0, answered.err
     assert (answered.json["model"], len(answered.json["answers"][0]["passages"])) == (told["model"], 2)
-    assert bookwheel("verify", f"model:{kind}", "--store", store).out == f"model {told['model'][:12]} is whole\n"
+    said = bookwheel("verify", f"model:{kind}", "--store", store).out
+    assert said == f"model {told['model'][:12]} is whole, not signed\n"
     shown = bookwheel("show", f"model:{kind}", "--store", store)
     assert f"kind      {kind}" in shown.out
     logged = bookwheel("log", "--ref", f"model:{kind}", "--store", store, "--json").json

@@ -67,7 +67,12 @@ class TestOnS3:
         new, old = log[0]["model"], log[1]["model"]
         assert json_of("show", "model:reader")["id"] == new
         assert json_of("show", "model:reader@1", "--recipe-only") == {"loop": {"seed": 0}}
-        assert json_of("verify", f"model:{new[:8]}") == {"ok": True, "model": new, "problems": []}
+        assert json_of("verify", f"model:{new[:8]}") == {
+            "ok": True,
+            "model": new,
+            "signed": "not signed",
+            "problems": [],
+        }
         assert json_of("rollback", "model:reader")["model"] == old
         assert json_of("tag", f"model:{new}", "reader")["number"] == 4
         assert json_of("tag", f"model:{new}", "model:twin")["model"] == new

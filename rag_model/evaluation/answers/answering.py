@@ -68,7 +68,7 @@ class Answering:
         path = self.store.blobs.local(record.outputs[_FILE])
         try:
             with path.open(encoding="utf-8") as lines:
-                return [Reading.from_json(parse_json(line)) for line in lines]
+                return [Reading.from_json(parse_json(line, finite=False)) for line in lines]
         except (ValueError, KeyError, TypeError) as broken:
             raise StoreError(
                 f"the answers kept in {self.store.url} as memo/{STAGE}/{record.key[:12]}… cannot be read ({broken}): "

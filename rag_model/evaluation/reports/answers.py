@@ -50,7 +50,7 @@ def read_courses(path: Path) -> dict[str, list[tuple[float, float]]]:
     lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
     for line in lines:
         with suppress(ValueError, TypeError, KeyError):
-            row = parse_json(line)
+            row = parse_json(line, finite=False)
             step = float(row["step"])
             for name, value in row.items():
                 if name not in {"kind", "step"} and isinstance(value, int | float) and math.isfinite(value):

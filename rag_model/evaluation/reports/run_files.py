@@ -10,22 +10,30 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from rag_model.errors import InputError
+from rag_model.errors import InputError, UsageError
 from rag_model.evaluation.answers.scores import Scored
 from rag_model.evaluation.questions.kilt import distinct_pages
 from rag_model.evaluation.retrieval.retrieved import Retrieved
 from rag_model.landing import landing
 
 
-def check_paths(*paths: str | None) -> None:
+def check_paths(*paths: str | None, questions: str = "") -> None:
     """Check, before work begins, that files can be written to `paths`; None: not asked for.
 
     Raises:
         InputError: one is a folder, or lies in no folder that can be written.
+        UsageError: two are the same, or one is the file of `questions`.
     """
+    taken = {Path(questions).resolve(): "holds the questions"} if questions else {}
     for path in paths:
-        if path is not None and (why := _unwritable(Path(path))):
+        if path is None:
+            continue
+        if why := _unwritable(Path(path)):
             raise InputError(f"{path} cannot be written ({why}): choose another path")
+        place = Path(path).resolve()
+        if place in taken:
+            raise UsageError(f"{path} {taken[place]}: choose another path")
+        taken[place] = "is given twice"
 
 
 def _unwritable(path: Path) -> str:

@@ -75,7 +75,9 @@ class NpyFile:
         except OSError as unreadable:
             raise InputError(f"cannot read {path}: {unreadable.strerror}") from unreadable
         except ValueError as broken:
-            raise InputError(f"{path} is not a complete .npy file: save it again with numpy.save") from broken
+            raise InputError(
+                f"{path} is not a complete .npy file of numbers ({broken}): save it again with numpy.save"
+            ) from broken
         if len(shape) != 2 or not 0 < shape[1] <= MOST_DIM or dtype.kind != "f" or dtype.itemsize not in (2, 4, 8):
             raise InputError(
                 f"{path} holds {dtype} of shape {shape}: vectors are (rows, d) of float16, float32 or float64"

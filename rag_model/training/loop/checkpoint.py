@@ -102,7 +102,7 @@ def read_checkpoint(folder: Path) -> Standing:
         InputError: a file is missing or damaged.
     """
     try:
-        state = parse_json((folder / _STATE).read_bytes())
+        state = parse_json((folder / _STATE).read_bytes(), finite=False)
         damaged = [name for name, digest in state["files"].items() if digest_file(folder / name) != digest]
         standing = Standing.from_json(state["standing"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as broken:

@@ -69,4 +69,4 @@ def test_a_file_that_cannot_be_written_is_said_in_one_sentence(
 
 
 def test_every_kind_has_a_structure() -> None:
-    assert set(KINDS.names()) == {"hnsw", "ivf", "exact", "bm25", "tokens"}
+    assert set(KINDS.names()) == {"hnsw", "ivf", "exact", "bm25", "impact", "tokens"}

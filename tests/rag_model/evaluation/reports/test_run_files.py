@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rag_model.errors import InputError
+from rag_model.errors import InputError, UsageError
 from rag_model.evaluation.answers.readings import Reading, Shown
 from rag_model.evaluation.answers.scores import Scored, score
 from rag_model.evaluation.questions.files import Question
@@ -73,6 +73,11 @@ def test_paths_are_checked_before_work_begins(tmp_path: Path) -> None:
         check_paths(str(tmp_path))
     with pytest.raises(InputError, match=r"file is no folder"):
         check_paths(None, str(tmp_path / "file" / "run.trec"))
+    asked, same = str(tmp_path / "asked.jsonl"), str(tmp_path / "run.trec")
+    with pytest.raises(UsageError, match=r"asked\.jsonl holds the questions"):
+        check_paths(None, same, asked, questions=asked)
+    with pytest.raises(UsageError, match=r"run\.trec is given twice"):
+        check_paths(same, str(tmp_path / "." / "run.trec"), questions=asked)
 
 
 def test_a_place_that_can_not_be_written_is_named(tmp_path: Path, outcomes: list[Retrieved]) -> None:
