@@ -30,7 +30,7 @@ except ModuleNotFoundError:  # only the core is installed
 from flows.command.reply import Common, Reply
 from rag_model.errors import BookwheelError, RefusedError
 from rag_model.secrets import refuse_url, without_secrets
-from rag_model.store.versions.signatures import TRUST
+from rag_model.store.versions.signatures import TRUST, Trust
 from rag_model.terminal import printable
 
 USAGE = 2
@@ -159,11 +159,15 @@ def run(argv: Sequence[str]) -> int:
 
 @contextmanager
 def _trusting(file: Path | None) -> Iterator[None]:
-    """Set the trust file in the environment, for every store that this process and those it starts will open."""
+    """Set the trust file in the environment, for every store that this process and those it starts will open.
+
+    It is read once here, so that a wrong one is refused before anything begins.
+    """
     before = os.environ.get(TRUST)
     if file is not None:
-        os.environ[TRUST] = str(file.absolute())
+        os.environ[TRUST] = str(file.absolute()) if file.name else ""  # Path("") is the present folder
     try:
+        Trust.given()
         yield
     finally:
         if file is not None:

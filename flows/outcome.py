@@ -57,6 +57,7 @@ class TakenDown:
     replaced: dict[str, str]  # id of a snapshot with a page -> id of its replacement; "": no page was left
     moves: int  # number of refs that moved
     waiting: tuple[str, ...]  # ids of snapshots that a writer still relies on: the next run retires them
+    unsigned: tuple[str, ...]  # ids of replacements, and moves of refs, that replace what no trusted key signed
 
     def to_json(self) -> dict[str, Any]:
         """Return the outcome as JSON values."""

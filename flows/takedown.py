@@ -47,7 +47,15 @@ from rag_model.snapshots.measure import Measured
 from rag_model.snapshots.publish import Published, vitals
 from rag_model.snapshots.report import write_report
 from rag_model.snapshots.sizing import plan_indexes
-from rag_model.snapshots.takedown import Holder, carry_out, choose_wiki, part_blobs, parts_to_redact, redacted
+from rag_model.snapshots.takedown import (
+    Holder,
+    carry_out,
+    choose_wiki,
+    part_blobs,
+    parts_to_redact,
+    redacted,
+    unsigned,
+)
 from rag_model.store.store import Store
 from rag_model.store.versions.manifest import Content, Manifest
 from rag_model.store.versions.snapshot import Snapshot
@@ -83,7 +91,9 @@ def takedown(
         record = order(target, pages, wiki, reason)
         places, moves = carry_out(target, partial(rebuild, target, beam_options))
     left = {*places} & {*target.snapshots.list()}
-    return TakenDown(record.number if record else None, places, moves, tuple(sorted(left)))
+    return TakenDown(
+        record.number if record else None, places, moves, tuple(sorted(left)), unsigned(target, places.values())
+    )
 
 
 @stage

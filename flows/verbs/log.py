@@ -1,11 +1,14 @@
 """`bookwheel log`: the history of a ref."""
 
+from collections.abc import Iterator
 from typing import Annotated
 
 from cyclopts import Parameter
 
 from flows.command.reply import Common, Reply, StoreUrl
 from rag_model.store.store import Store
+from rag_model.store.versions.refs import RefMove
+from rag_model.store.versions.signatures import Trust
 
 
 def log(
@@ -16,13 +19,27 @@ def log(
 ) -> Reply:
     """List the moves of a ref, newest first: number, snapshot (or model), time and note; also of a deleted ref.
 
-    A snapshot that a takedown replaced is shown as its replacement.
+    A snapshot that a takedown replaced is shown as its replacement. With `--trust` it says who signed each move; `show`
+    says who signed the snapshot.
     """
     shelf, name = Store.open(store).shelf(ref)
-    moves = shelf.refs.history(name)[::-1]
+    moves, trust = shelf.refs.history(name)[::-1], Trust.given()
+    signed = {move.number: _signed(shelf.refs.signer(trust, name, move.number)) for move in moves if trust}
     document = [
         {"number": move.number, shelf.noun: move.snapshot or None, "created_at": move.created_at, "note": move.note}
+        | ({"signed": signed[move.number]} if trust else {})
         for move in moves
     ]
-    lines = [f"{ref}@{m.number}  {m.snapshot[:12] or 'nothing':<12}  {m.created_at}  {m.note}".rstrip() for m in moves]
+    lines = ["  ".join(_words(ref, move, signed.get(move.number))).rstrip() for move in moves]
     return Reply(document, "\n".join(lines) or f"ref {ref} has never been moved in {store}")
+
+
+def _signed(by: str | None) -> str:
+    return f"signed by {by}" if by else "not signed by a trusted key"
+
+
+def _words(ref: str, move: RefMove, signed: str | None) -> Iterator[str]:
+    yield from (f"{ref}@{move.number}", f"{move.snapshot[:12] or 'nothing':<12}", move.created_at)
+    if signed:
+        yield signed
+    yield move.note

@@ -33,7 +33,7 @@ def show(
     opened = Store.open(store)
     shelf, name = opened.shelf(snapshot)
     manifest = shelf.get(shelf.resolve(name))
-    signed = shelf.signed(manifest.id)
+    signed = shelf.signed(name)
     if isinstance(manifest, ModelManifest):
         return _model(manifest, recipe, signed)
     if recipe:

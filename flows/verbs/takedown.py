@@ -30,7 +30,8 @@ def takedown(
     """Remove pages from every snapshot, and keep them out of later builds; a dry run unless --yes.
 
     A record says who ordered it and why. Snapshots that contain a page are replaced by new ones without it, with new
-    indexes, and the refs move; `gc` deletes the bytes. An interrupted run continues when it is run again.
+    indexes, and the refs move; `gc` deletes the bytes. An interrupted run continues when it is run again. A new one is
+    signed only if the old one was: by a key of the trust file, or without one by your own.
     """
     pages = tuple(takewhile(lambda word: not word.startswith("-"), page))
     if not yes:
@@ -40,10 +41,16 @@ def takedown(
         f"record    {outcome.record or 'none: all pages were ordered before'}",
         *(f"replaced  {old[:12]} by {new[:12] or 'nothing'}" for old, new in outcome.replaced.items()),
         *(f"waiting   {old[:12]}: a writer relies on it; run this again" for old in outcome.waiting),
+        *(f"unsigned  {_short(one)}: look at it, then sign it with `tag`, if it is yours" for one in outcome.unsigned),
         f"replaced {len(outcome.replaced)} snapshots and moved refs {outcome.moves} times; "
         "`gc --grace 0 --yes` deletes the bytes",
     ]
     return Reply({"dry_run": False, **outcome.to_json()}, "\n".join(lines))
+
+
+def _short(name: str) -> str:
+    """Return an id as people read it; a move of a ref as it is."""
+    return name if "@" in name else name[:12]
 
 
 def _rehearsed(store: Store, pages: Sequence[str], wiki: str | None) -> Reply:

@@ -23,7 +23,7 @@ def verify(snapshot: AnyName = "latest", /, *, store: StoreUrl, common: Common |
     document = {
         "ok": not problems and not untrusted,
         shelf.noun: identity,
-        "signed": shelf.signed(identity),
+        "signed": shelf.signed(name),
         "problems": [asdict(problem) for problem in problems],
     }
     if not problems:

@@ -16,11 +16,13 @@ from typing import Self
 from rag_model.corpus.parts import Fences
 from rag_model.corpus.records import Part
 from rag_model.encoders import embed
+from rag_model.errors import RefusedError
 from rag_model.snapshots.recipe import Recipe
 from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.store import Store
 from rag_model.store.versions.manifest import Content, Manifest, PartEntry
 from rag_model.store.versions.paths import articles_path, passages_path
+from rag_model.store.versions.signatures import UnsignedError
 
 LATEST = "latest"  # the default ref of a build
 
@@ -48,7 +50,16 @@ class Parent:
             RefusedError: a trust file is given, and no key of it signed the snapshot.
         """
         named = next((name for name in (ref, LATEST) if store.refs.current(name)), None)
-        return cls(store.snapshots.get(store.snapshots.trusted(named)) if named else None)
+        if named is None:
+            return cls()
+        try:
+            return cls(store.snapshots.get(store.snapshots.trusted(named)))
+        except UnsignedError as unsigned:
+            raise RefusedError(
+                f"ref {named} in {store.url}, from which a build inherits, or its snapshot is signed by no key of the "
+                f"trust file: look with `log --ref {named}` and `show {named}`; `tag {named}@NUMBER {named}` moves it "
+                f"back to a signed one, and if this one is yours, `tag {named} {named}` without a trust file signs it"
+            ) from unsigned
 
     def fences(self, recipe: Recipe) -> Fences | None:
         """Return the ranges of the parts; None if they overlap, or the recipe sets another part size."""

@@ -58,11 +58,13 @@ def publish(store: Store, manifest: Manifest, ref: str, judge: Callable[[Vitals 
 def put_in_place(store: Store, snapshot: str, manifest: Manifest) -> list[RefMove]:
     """Write a manifest that replaces a snapshot, and move the refs of that snapshot; return the moves.
 
+    Nobody looks at it, so it is signed only if what it replaces was (`Shelf.vouched`).
+
     Raises:
         StoreError: as `publish`.
     """
     with _held(store, manifest):
-        _put(store, manifest)
+        _put(store, manifest, sign=store.snapshots.vouched(snapshot))
         return settle(store, snapshot, manifest.id)
 
 
@@ -70,7 +72,7 @@ def settle(store: Store, snapshot: str, place: str) -> list[RefMove]:
     """Record the replacement of a snapshot, move its refs, and return the moves.
 
     `place` is the id of an existing snapshot, or "" for none: refs are then deleted. It resumes if an earlier run has
-    done it or a part of it.
+    done it or a part of it. A move is signed only if the ref's move before, the snapshot and the place were.
 
     Raises:
         StoreError: the store cannot be written.
@@ -78,10 +80,12 @@ def settle(store: Store, snapshot: str, place: str) -> list[RefMove]:
     store.takedowns.replace(snapshot, place)
     stands = store.takedowns.in_place_of(snapshot)
     moves: list[RefMove] = []
+    ours = all(map(store.snapshots.vouched, (snapshot, stands))) if stands else False
     while stands and (named := store.refs.naming(snapshot)):
         for ref, number in named:
             with suppress(RefConflictError):  # the loop tries again
-                moves.append(store.refs.move(ref, stands, number, f"takedown in {snapshot[:12]}"))
+                note, sign = f"takedown in {snapshot[:12]}", ours and store.refs.vouched(ref, number)
+                moves.append(store.refs.move(ref, stands, number, note, sign=sign))
     return moves
 
 
@@ -98,13 +102,13 @@ def _held(store: Store, manifest: Manifest) -> Iterator[None]:
         yield
 
 
-def _put(store: Store, manifest: Manifest) -> str:
+def _put(store: Store, manifest: Manifest, *, sign: bool = True) -> str:
     """Write a manifest, unless it holds a page that was taken down; a takedown in the meantime removes it again."""
     wiki, path = wiki_of(manifest.content), f"snapshots/{manifest.id}.json"
     known = store.takedowns.pages(wiki)
     _refuse(store, manifest, known)
     fresh = store.files.find(path) is None
-    store.snapshots.put(manifest)
+    store.snapshots.put(manifest, sign=sign)
     try:
         _refuse(store, manifest, store.takedowns.pages(wiki) - known)
     except StoreError:

@@ -14,6 +14,7 @@ from rag_model.store.upkeep.retire import retire
 from rag_model.store.versions.holding import Held, held, wiki_of
 from rag_model.store.versions.manifest import Content, Manifest, PartEntry
 from rag_model.store.versions.paths import EMBEDDINGS, TEXT, articles_path
+from rag_model.store.versions.signatures import Trust
 
 _REBUILT = (
     "passages",
@@ -67,6 +68,22 @@ def carry_out(store: Store, rebuild: Callable[[Holder], Manifest | None]) -> tup
             _forget(store, holder, places[old])
     retire(store)
     return places, moves
+
+
+def unsigned(store: Store, places: Collection[str]) -> tuple[str, ...]:
+    """Return which replacements are not signed, and the refs whose move to one is not; () without keys."""
+    if Trust.of_publisher() is None:
+        return ()
+    left = sorted(place for place in {*places} - {""} if not store.snapshots.vouched(place))
+    named = ((ref, store.refs.current(ref)) for ref in store.refs.names())
+    return (
+        *left,
+        *(
+            f"{ref}@{now.number}"
+            for ref, now in named
+            if now and now.snapshot in places and not store.refs.vouched(ref, now.number)
+        ),
+    )
 
 
 def holders(store: Store, wiki: str = "", pages: Collection[str] = ()) -> list[Holder]:

@@ -18,6 +18,7 @@ from rag_model.store.upkeep.verify import lacking
 from rag_model.store.versions.holding import taken_down
 from rag_model.store.versions.refs import RefMove
 from rag_model.store.versions.shelf import Shelf
+from rag_model.store.versions.signatures import Trust
 
 _ROLLBACK = re.compile(r"rollback to @([0-9]{1,8})")
 
@@ -26,12 +27,14 @@ def tag(store: Store, snapshot: str, ref: str, note: str = "") -> RefMove:
     """Move `ref` to a snapshot (an id, a unique prefix, a ref or `ref@number`) and return the ref's current move.
 
     A ref that names the snapshot already is not moved. If the environment has a key, the snapshot and the ref's move
-    are signed in either case. `model:` before the snapshot, or before both, means models.
+    are signed in either case: so, without a trust file, an owner signs what exists. `model:` before the snapshot, or
+    before both, means models.
 
     Raises:
         StoreError: there is no such snapshot.
-        RefusedError: a file of the snapshot is missing or of the wrong size, or it contains a page that was taken
-        down; the ref did not move.
+        RefusedError: a file of the snapshot is missing or of the wrong size, it contains a page that was taken
+        down, or a trust file is given and no key of it signed the snapshot, or the move by which it is named; the ref
+        did not move.
         RefConflictError: another writer moved the ref meanwhile; its move is kept.
     """
     shelf, name = store.shelf(snapshot)
@@ -39,7 +42,7 @@ def tag(store: Store, snapshot: str, ref: str, note: str = "") -> RefMove:
     if named is store.models and shelf is store.snapshots:
         raise UsageError(f"{snapshot} is a snapshot, but ref model:{ref} names models: leave out `model:`")
     now = shelf.refs.current(ref)
-    identity = shelf.resolve(name)
+    identity = shelf.trusted(name)
     if now is not None and now.snapshot == identity:
         shelf.sign(identity)
         shelf.refs.sign(ref, now.number)
@@ -51,13 +54,13 @@ def rollback(store: Store, ref: str, to: int | None = None) -> RefMove:
     """Move `ref` to the snapshot that its move `to` names, and return the move, a new one.
 
     The default is the snapshot before the current one. Moves that were rolled back are skipped, so that repeated
-    rollbacks always go further back.
+    rollbacks always go further back. With a trust file, moves that no key of it signed are skipped too.
 
     Raises:
         StoreError: the ref has no history, or no such move.
         UsageError: the ref names that snapshot already, or never named another one.
-        RefusedError: a file of the snapshot is missing or of the wrong size, or it contains a page that was taken
-        down; the ref did not move.
+        RefusedError: a file of the snapshot is missing or of the wrong size, it contains a page that was taken
+        down, or a trust file is given and no key of it signed the snapshot or its move; the ref did not move.
         RefConflictError: another writer moved the ref meanwhile; its move is kept.
     """
     shelf, ref = store.shelf(ref)
@@ -69,7 +72,8 @@ def rollback(store: Store, ref: str, to: int | None = None) -> RefMove:
         raise UsageError(f"{ref}@{target.number} names nothing to go back to: `log --ref {ref}` lists what others name")
     if target.snapshot == now.snapshot:
         raise UsageError(f"ref {ref} names {shelf.noun} {now.snapshot[:12]}, that of {ref}@{target.number}, already")
-    return _move(store, shelf, ref, target.snapshot, now, f"rollback to @{target.number}")
+    identity = shelf.trusted(f"{ref}@{target.number}")
+    return _move(store, shelf, ref, identity, now, f"rollback to @{target.number}")
 
 
 def untag(store: Store, ref: str, *, dry_run: bool = False) -> RefMove:
@@ -92,14 +96,21 @@ def untag(store: Store, ref: str, *, dry_run: bool = False) -> RefMove:
 def _before(shelf: Shelf[Any], ref: str, now: RefMove) -> RefMove:
     """Return the newest move to another snapshot before `now`, or before the move that `now` rolled back to."""
     kept = {move.number: move for move in shelf.refs.history(ref)}  # older ones may have expired
-    stands = now.number
-    while stands in kept and (back := _ROLLBACK.fullmatch(kept[stands].note)) and int(back[1]) < stands:
+    stands, trust = now.number, Trust.given()
+
+    def ours(number: int) -> bool:
+        return trust is None or shelf.refs.signer(trust, ref, number) is not None
+
+    while (
+        stands in kept and (back := _ROLLBACK.fullmatch(kept[stands].note)) and int(back[1]) < stands and ours(stands)
+    ):
         stands = int(back[1])
     for number in sorted(kept, reverse=True):
-        if number < stands and kept[number].snapshot not in {now.snapshot, ""}:
+        if number < stands and kept[number].snapshot not in {now.snapshot, ""} and ours(number):
             return kept[number]
+    signed = "" if trust is None else f" by a move that a key of {trust.source} signed"
     raise UsageError(
-        f"ref {ref} named no other {shelf.noun} before {now.snapshot[:12]}: `log --ref {ref}` lists its moves, "
+        f"ref {ref} named no other {shelf.noun} before {now.snapshot[:12]}{signed}: `log --ref {ref}` lists its moves, "
         "and `rollback --to NUMBER` takes any of them"
     )
 

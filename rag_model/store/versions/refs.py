@@ -17,7 +17,7 @@ from typing import Any, Self
 
 from rag_model.errors import RefConflictError, StoreError, UsageError
 from rag_model.store.objects.files import Files, json_bytes
-from rag_model.store.versions.signatures import Signatures, as_stored
+from rag_model.store.versions.signatures import Signatures, Trust, as_stored
 from rag_model.store.versions.takedowns import Takedowns
 from rag_model.terminal import check_printable
 
@@ -143,10 +143,10 @@ class Refs:
         listed = self._files.names(f"{self._folder}/{checked_name(name)}")
         return sorted(int(found[1]) for found in map(_FILE.fullmatch, listed) if found)
 
-    def move(self, name: str, snapshot: str, expected: int, note: str = "") -> RefMove:
+    def move(self, name: str, snapshot: str, expected: int, note: str = "", *, sign: bool = True) -> RefMove:
         """Move a ref from move number `expected` (0: it must not exist) to `snapshot`, a full id.
 
-        If several writers move a ref from the same number, exactly one succeeds.
+        If several writers move a ref from the same number, exactly one succeeds. Signed as manifests are.
 
         Raises:
             RefConflictError: the ref is not at `expected`; nothing was changed.
@@ -157,7 +157,7 @@ class Refs:
             raise UsageError(
                 f"{snapshot!r} is not a full {self._noun} id (64 hex digits), so no ref can be moved to it"
             )
-        return self._append(name, snapshot, expected, note)
+        return self._append(name, snapshot, expected, note, sign)
 
     def delete(self, name: str, expected: int, note: str = "") -> RefMove:
         """Delete a ref that is at move number `expected`; its log stays.
@@ -166,9 +166,9 @@ class Refs:
             RefConflictError: the ref is not at `expected`; nothing was changed.
             StoreError: the store cannot exclude a second writer, or cannot be written.
         """
-        return self._append(name, "", expected, note)
+        return self._append(name, "", expected, note, sign=True)
 
-    def _append(self, name: str, snapshot: str, expected: int, note: str) -> RefMove:
+    def _append(self, name: str, snapshot: str, expected: int, note: str, sign: bool) -> RefMove:
         before = self._newest(name)
         stands = before.number if before and before.snapshot else 0
         if stands != expected or not (snapshot or stands):
@@ -184,7 +184,8 @@ class Refs:
         now = datetime.now(UTC).isoformat(timespec="seconds")
         move = RefMove(number, snapshot, now, previous, secrets.token_hex(16), note)
         path, told = self.path(name, number), as_stored(move.to_json(self._noun))
-        Signatures(self._files).sign(path, told)
+        if sign:
+            Signatures(self._files).sign(path, told)
         if not self._files.create(path, json_bytes(told)):
             Signatures(self._files).withdraw(path, told)
             raise self._conflict(name, expected)
@@ -199,6 +200,15 @@ class Refs:
         self._written(name, number)
         path = self.path(name, number)
         Signatures(self._files).sign(path, self._files.read_json(path))
+
+    def signer(self, trust: Trust, name: str, number: int) -> str | None:
+        """Return the name of the trusted key that signed a move; None if there is none."""
+        path = self.path(name, number)
+        return trust.signer(Signatures(self._files), path, self._files.read_json(path))
+
+    def vouched(self, name: str, number: int) -> bool:
+        """Return whether a key of the trust file signed a move; without a trust file, the own key."""
+        return Signatures(self._files).vouched(self.path(name, number))
 
     def path(self, name: str, number: int) -> str:
         """Return the path of a move in the store."""

@@ -44,17 +44,19 @@ class Shelf(Generic[M]):
     noun: str  # snapshot, model
     parse: Callable[[bytes], M]  # reads and checks the bytes of a manifest, which may be hostile
 
-    def put(self, manifest: M) -> str:
+    def put(self, manifest: M, *, sign: bool = True) -> str:
         """Store a manifest and return its id; an existing one is not changed, nor are its metrics.
 
-        Signed if `BOOKWHEEL_SIGNING_KEY` has a key, as are moves of refs (`rag_model.store.versions.signatures`).
+        Signed if `BOOKWHEEL_SIGNING_KEY` has a key, as are moves of refs (`rag_model.store.versions.signatures`);
+        not with `sign=False`.
 
         Call it last: a reader of the manifest relies on every blob that it names.
         """
         path, told = self.path(manifest.id), as_stored(manifest.to_json())
         signatures, there = Signatures(self.files), self.files.read_json(path)
-        signatures.sign(path, told if there is None else there)
-        if there is None and not self.files.create(path, json_bytes(told)):
+        if sign:
+            signatures.sign(path, told if there is None else there)
+        if there is None and not self.files.create(path, json_bytes(told)) and sign:
             signatures.sign(path, self.files.read_json(path))  # that of the writer who was first
         return manifest.id
 
@@ -140,17 +142,25 @@ class Shelf(Generic[M]):
             Signatures(self.files), path, self.files.read_json(path), f"{self.noun} {identity[:12]} in {self.files.url}"
         )
 
-    def signed(self, identity: str) -> str:
-        """Say who signed a manifest: `signed by NAME`, `not signed`, or what is between these.
+    def signed(self, name: str) -> str:
+        """Say who signed what `name` means, as `Signatures.said`: the manifest, and a ref's move where that differs.
 
-        Names are those of the trust file, if one is given; without one no signature is checked.
+        Raises:
+            StoreError: as `resolve`.
         """
-        path, signatures, trust = self.path(identity), Signatures(self.files), Trust.given()
-        if trust and (name := trust.signer(signatures, path, self.files.read_json(path))):
-            return f"signed by {name}"
-        if not signatures.exist(path):
-            return "not signed"
-        return "signed, but by no key of the trust file" if trust else "signed, unchecked: no trust file is given"
+        identity = self.resolve(name)
+        said = Signatures(self.files).said(self.path(identity))
+        if (move := self._move_of(name, identity)) is None:
+            return said
+        path = self.refs.path(*move)
+        moved = Signatures(self.files).said(path)
+        if (self.files.read_json(path) or {}).get(self.noun) != identity:
+            moved += f", for another {self.noun}"
+        return said if moved == said else f"{said}; move {move[0]}@{move[1]} {moved}"
+
+    def vouched(self, identity: str) -> bool:
+        """Return whether a key of the trust file signed a manifest; without a trust file, the own key."""
+        return Signatures(self.files).vouched(self.path(identity))
 
     def sign(self, identity: str) -> None:
         """Sign a manifest that exists, if the environment has a key.

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from rag_model.digest import canonical_json
-from rag_model.errors import InputError, RefusedError, StoreError, UsageError
+from rag_model.errors import RefusedError, StoreError, UsageError
 from rag_model.extras import require
 from rag_model.store.objects.files import Files, json_bytes
 
@@ -31,6 +31,10 @@ TRUST = "BOOKWHEEL_TRUST"  # the path of a trust file
 SIGNED = re.compile(r"(.+/(?:[0-9a-f]{64}|[0-9]{8}))(?:\.[0-9a-f]{32})?\.[0-9a-f]{16}\.sig")  # of `<group 1>.json`
 _FORMAT = 1
 _PURPOSE = b"bookwheel signature 1\n"  # the same key may sign other things elsewhere
+
+
+class UnsignedError(RefusedError):
+    """No trusted key signed a file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,30 +46,45 @@ class Trust:
 
     @classmethod
     def given(cls) -> Self | None:
-        """Return the trust that `BOOKWHEEL_TRUST` names; None if signatures are not asked for."""
+        """Return the trust that `BOOKWHEEL_TRUST` names; None if it is not set: signatures are not asked for.
+
+        Raises:
+            UsageError: it is set but empty, or as `read`.
+        """
         named = os.environ.get(TRUST)
-        return cls.read(Path(named)) if named else None
+        if named is not None and not named.strip():
+            raise UsageError(f"--trust or {TRUST} is empty: give the path of a trust file, or leave it out")
+        return None if named is None else cls.read(Path(named))
+
+    @classmethod
+    def of_publisher(cls) -> Self | None:
+        """Return the trust that says what may be signed again unseen: the trust file, else the own key, else None."""
+        given = cls.given()
+        if given is None and (key := _private()):
+            return cls({"own": key.public_key()}, SIGNING_KEY)
+        return given
 
     @classmethod
     def read(cls, path: Path) -> Self:
         """Read a trust file: lines of a name and a public key (base64 of its DER form, as `openssl` writes it).
 
         Raises:
-            InputError: the file cannot be read, a line is no name and key, or there are none.
+            UsageError: the file cannot be read, a line is no name and key, or there are none.
             MissingExtraError: `cryptography` is not installed.
         """
         try:
             lines = [line.split() for line in path.read_text(encoding="utf-8").splitlines()]
         except (OSError, ValueError) as broken:
-            raise InputError(f"the trust file {path} cannot be read ({broken}): check {TRUST}") from broken
+            why = broken.strerror if isinstance(broken, OSError) else "it is no text"
+            raise UsageError(f"the trust file {path} cannot be read ({why}): check --trust or {TRUST}") from broken
         keys: dict[str, Any] = {}
         for number, words in enumerate(lines, start=1):
             if words and not words[0].startswith("#"):
                 if len(words) != 2 or words[0] in keys:
-                    raise InputError(f"{path}, line {number} must be a new name and a public key: correct it")
+                    raise UsageError(f"{path}, line {number} must be a new name and a public key: correct it")
                 keys[words[0]] = _public(words[1], f"{path}, line {number}")
         if not keys:
-            raise InputError(f"the trust file {path} names no key: add lines of a name and a public key")
+            raise UsageError(f"the trust file {path} names no key: add lines of a name and a public key")
         return cls(keys, str(path))
 
     def signer(self, signatures: "Signatures | Carried", path: str, value: Any) -> str | None:
@@ -79,11 +98,11 @@ class Trust:
         """Return the name of the trusted key that signed a file.
 
         Raises:
-            RefusedError: none did; the message names `what`.
+            UnsignedError: none did; the message names `what`.
         """
         name = self.signer(signatures, path, value)
         if name is None:
-            raise RefusedError(
+            raise UnsignedError(
                 f"{what} is not signed by a key of {self.source}, or was changed since: ask its publisher to sign it, "
                 "or add their public key to that file"
             )
@@ -120,6 +139,23 @@ class Signatures:
             if self.files.size(_place(path, value, key)) is None:
                 raise
             return None
+
+    def vouched(self, path: str) -> bool:
+        """Return whether a key of the trust file signed file `path`; without a trust file, the own key."""
+        trust = Trust.of_publisher()
+        return trust is not None and trust.signer(self, path, self.files.read_json(path)) is not None
+
+    def said(self, path: str) -> str:
+        """Say who signed file `path`: `signed by NAME`, `not signed`, or what is between these.
+
+        Names are those of the trust file, if one is given; without one no signature is checked.
+        """
+        trust = Trust.given()
+        if trust and (name := trust.signer(self, path, self.files.read_json(path))):
+            return f"signed by {name}"
+        if not self.exist(path):
+            return "not signed"
+        return "signed, but by no key of the trust file" if trust else "signed, unchecked: no trust file is given"
 
     def exist(self, path: str) -> bool:
         """Return whether a file has a signature of any key, trusted or not; lists its folder."""
@@ -186,9 +222,9 @@ def _public(text: str, where: str) -> Any:
     try:
         key = serialization.load_der_public_key(base64.b64decode(text, validate=True))
     except (ValueError, binascii.Error, TypeError) as broken:
-        raise InputError(f"{where} has no public key ({broken}): give the base64 of its DER form") from broken
+        raise UsageError(f"{where} has no public key ({broken}): give the base64 of its DER form") from broken
     if not isinstance(key, ed25519.Ed25519PublicKey):
-        raise InputError(f"{where} has a key of another kind: make one with `openssl genpkey -algorithm ed25519`")
+        raise UsageError(f"{where} has a key of another kind: make one with `openssl genpkey -algorithm ed25519`")
     return key
 
 
