@@ -98,15 +98,12 @@ def _before(shelf: Shelf[Any], ref: str, now: RefMove) -> RefMove:
     kept = {move.number: move for move in shelf.refs.history(ref)}  # older ones may have expired
     stands, trust = now.number, Trust.given()
 
-    def ours(number: int) -> bool:
-        return trust is None or shelf.refs.signer(trust, ref, number) is not None
-
-    while (
-        stands in kept and (back := _ROLLBACK.fullmatch(kept[stands].note)) and int(back[1]) < stands and ours(stands)
-    ):
+    if trust:  # the note of an unsigned move is not followed either
+        kept = {number: move for number, move in kept.items() if shelf.refs.signer(trust, ref, number)}
+    while stands in kept and (back := _ROLLBACK.fullmatch(kept[stands].note)) and int(back[1]) < stands:
         stands = int(back[1])
     for number in sorted(kept, reverse=True):
-        if number < stands and kept[number].snapshot not in {now.snapshot, ""} and ours(number):
+        if number < stands and kept[number].snapshot not in {now.snapshot, ""}:
             return kept[number]
     signed = "" if trust is None else f" by a move that a key of {trust.source} signed"
     raise UsageError(

@@ -5,6 +5,7 @@ import json
 import shutil
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,14 +13,17 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
-from rag_model.errors import InputError, RefConflictError, RefusedError, UsageError
+from rag_model.errors import RefConflictError, RefusedError, UsageError
 from rag_model.snapshots.parent import Parent
+from rag_model.snapshots.publish import put_in_place, settle
+from rag_model.snapshots.takedown import unsigned
 from rag_model.store.objects.files import json_bytes
 from rag_model.store.pulling.pull import pull
 from rag_model.store.store import Store
 from rag_model.store.upkeep.expire import Policy, expire
 from rag_model.store.upkeep.gc import gc
 from rag_model.store.upkeep.verify import verify
+from rag_model.store.versions.manifest import Manifest
 from rag_model.store.versions.models import Made, export_model, model_folder, put_model
 from rag_model.store.versions.moves import rollback, tag
 from rag_model.store.versions.signatures import SIGNING_KEY, TRUST, Trust
@@ -75,9 +79,12 @@ def signs(monkeypatch: pytest.MonkeyPatch) -> Callable[[Person | None], None]:
 
 @pytest.fixture
 def trusts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
-    def trusts(*people: Person) -> Path:
+    def trusts(*people: Person | None) -> Path:
         file = tmp_path / "trusted"
-        file.write_text("\n".join(["# who may publish", "", *(person.line for person in people)]) + "\n")
+        if people == (None,):
+            monkeypatch.delenv(TRUST)
+            return file
+        file.write_text("\n".join(["# who may publish", "", *(person.line for person in people if person)]) + "\n")
         monkeypatch.setenv(TRUST, str(file))
         return file
 
@@ -126,7 +133,7 @@ def test_without_a_key_nothing_is_signed_and_without_trust_all_is_opened(
     assert not (tmp_path / "other").exists()
     with pytest.raises(RefusedError, match="is not signed"):
         Snapshot.from_folder(tmp_path / "pulled")
-    with pytest.raises(RefusedError, match="is not signed"):
+    with pytest.raises(RefusedError, match=r"`tag latest@NUMBER latest` moves it back to a signed one"):
         Parent.of(local_store, "latest")
 
 
@@ -140,8 +147,12 @@ def test_a_stranger_is_refused_and_does_not_hide_the_publisher(
     assert local_store.snapshots.signed(snapshot) == "signed, but by no key of the trust file"
     with pytest.raises(RefusedError, match="is not signed by a key"):
         Snapshot.from_store(local_store)
-    signs(alice)  # a tag signs what exists: the snapshot, and the move that names it
+    signs(alice)  # a tag without a trust file signs what exists: the snapshot, and the move that names it
+    with pytest.raises(RefusedError, match="is not signed by a key"):
+        tag(local_store, snapshot, "latest")
+    trusts(None)
     assert tag(local_store, snapshot, "latest").number == 1
+    trusts(alice)
     assert Snapshot.from_store(local_store).id == snapshot
     trusts(mallory, alice)
     assert local_store.snapshots.signed(snapshot) == "signed by mallory"
@@ -200,6 +211,75 @@ def test_a_second_writer_of_a_snapshot_signs_what_is_there(
     assert local_store.files.read(local_store.snapshots.path(snapshot)) == told
     trusts(alice)
     assert local_store.snapshots.trusted(snapshot) == snapshot
+
+
+@pytest.mark.parametrize("trusting", [True, False])
+def test_what_replaces_a_snapshot_is_signed_only_if_that_was(
+    local_store: Store, publish: Publish, signs, trusts, alice: Person, trusting: bool
+) -> None:
+    signs(alice)
+    good = publish(local_store)
+    signs(None)
+    evil = publish(local_store, seed=2)
+    local_store.refs.move("alias", good, 0)  # an unsigned move to a signed snapshot
+    signs(alice)
+    local_store.refs.move("main", good, 0)
+    if trusting:
+        trusts(alice)
+    contents = [local_store.snapshots.get(one).content for one in (good, evil)]
+    places = [Manifest(replace(content, recipe={"without": "a page"} | content.recipe)) for content in contents]
+    for old, place in zip((good, evil), places, strict=True):
+        put_in_place(local_store, old, place)
+    ours, theirs = (place.id for place in places)
+    trusts(alice)
+    assert local_store.snapshots.trusted("main") == ours
+    assert local_store.refs.at("latest", 3).snapshot == theirs
+    assert [local_store.snapshots.vouched(place) for place in (ours, theirs)] == [True, False]
+    for name in ("alias", "latest", theirs):
+        with pytest.raises(RefusedError, match="is not signed"):
+            local_store.snapshots.trusted(name)
+    assert unsigned(local_store, [ours, theirs, ""]) == (theirs, "alias@2", "latest@3")
+
+
+def test_a_forged_takedown_does_not_get_a_ref_signed(
+    local_store: Store, publish: Publish, signs, trusts, alice: Person
+) -> None:
+    signs(None)
+    evil = publish(local_store)
+    signs(alice)
+    good = publish(local_store, seed=2)
+    local_store.takedowns.replace(good, evil)
+    (move,) = settle(local_store, good, "")
+    assert (move.snapshot, local_store.refs.vouched("latest", move.number)) == (evil, False)
+
+
+def test_rollback_and_tag_take_nothing_that_is_not_signed(
+    local_store: Store, publish: Publish, signs, trusts, alice: Person
+) -> None:
+    signs(alice)
+    first, second = publish(local_store), publish(local_store, seed=2)
+    signs(None)
+    evil = publish(local_store, seed=3)
+    local_store.refs.move("latest", publish(local_store, seed=4), 4, "rollback to @1")  # a note that misleads
+    signs(alice)
+    trusts(alice)
+    for refused in (
+        lambda: rollback(local_store, "latest", 3),
+        lambda: tag(local_store, evil, "v1"),
+        lambda: tag(local_store, "latest", "latest"),
+    ):
+        with pytest.raises(RefusedError, match="is not signed"):
+            refused()
+    assert local_store.refs.numbers("v1") == []
+    assert not local_store.snapshots.vouched(evil)
+    assert [rollback(local_store, "latest").snapshot for _ in range(2)] == [second, first]
+    with pytest.raises(UsageError, match=r"named no other snapshot before .* by a move that a key of .*trusted signed"):
+        rollback(local_store, "latest")
+    signs(None)
+    local_store.refs.move("latest", evil, 7)
+    signs(alice)
+    assert tag(local_store, "latest@2", "latest").snapshot == second  # how an owner recovers
+    assert local_store.snapshots.trusted("latest") == second
 
 
 def test_rollback_and_expiry_keep_signatures_right(
@@ -283,7 +363,7 @@ def test_keys_that_openssl_makes_are_read(
 )
 def test_a_wrong_trust_file_is_one_sentence(tmp_path: Path, text: str, match: str) -> None:
     (tmp_path / "trusted").write_text(text)
-    with pytest.raises(InputError, match=match):
+    with pytest.raises(UsageError, match=match):
         Trust.read(tmp_path / "trusted")
 
 
@@ -291,14 +371,21 @@ def test_odd_keys_and_files_are_one_sentence(
     tmp_path: Path, alice: Person, monkeypatch: pytest.MonkeyPatch, local_store: Store
 ) -> None:
     (tmp_path / "trusted").write_text(f"{alice.line}\n{alice.line}\n")
-    with pytest.raises(InputError, match="line 2 must be a new name"):
+    with pytest.raises(UsageError, match="line 2 must be a new name"):
         Trust.read(tmp_path / "trusted")
-    with pytest.raises(InputError, match=f"cannot be read .*: check {TRUST}"):
+    with pytest.raises(UsageError, match=rf"cannot be read \(No such file or directory\): check --trust or {TRUST}"):
         Trust.read(tmp_path / "gone")
+    (tmp_path / "bytes").write_bytes(b"\xff")
+    with pytest.raises(UsageError, match=r"cannot be read \(it is no text\)"):
+        Trust.read(tmp_path / "bytes")
+    monkeypatch.setenv(TRUST, " ")
+    with pytest.raises(UsageError, match=f"--trust or {TRUST} is empty"):
+        Trust.given()
+    monkeypatch.delenv(TRUST)
     other = X25519PrivateKey.generate()
     public = base64.b64encode(other.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo))
     (tmp_path / "trusted").write_text(f"x {public.decode()}\n")
-    with pytest.raises(InputError, match="a key of another kind"):
+    with pytest.raises(UsageError, match="a key of another kind"):
         Trust.read(tmp_path / "trusted")
     pem = other.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode()
     for given in (pem, "/nowhere/key.pem", "-----BEGIN nonsense", alice.pem[:60], json.dumps({})):
