@@ -3,6 +3,7 @@
 Most tests run the flow with Beam's workers inside this process (`IN_PROCESS`): the path is the same and starts faster.
 """
 
+import base64
 import io
 import json
 import os
@@ -16,8 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
 from flows import cli
+from rag_model.store.versions.signatures import SIGNING_KEY
 
 for _name, _value in cli._ENVIRONMENT.items():  # as the command does, before Prefect and transformers are imported
     os.environ.setdefault(_name, _value)
@@ -124,6 +128,17 @@ def bookwheel(capfd: pytest.CaptureFixture[str]) -> Bookwheel:
         return Ran(code, *capfd.readouterr())
 
     return run
+
+
+@pytest.fixture
+def trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A trust file, whose key the environment has."""
+    key = Ed25519PrivateKey.generate()
+    pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode()
+    public = key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    (tmp_path / "trusted").write_text(f"library {base64.b64encode(public).decode()}\n")
+    monkeypatch.setenv(SIGNING_KEY, pem)
+    return tmp_path / "trusted"
 
 
 @pytest.fixture

@@ -109,15 +109,19 @@ def test_a_page_leaves_every_byte(store: Path, bookwheel: Any, reindex: Any, min
     assert again["counts"]["embedded"] == 0
 
 
-def test_a_takedown_that_was_only_ordered_is_gone_on_with(store: Path, bookwheel: Any) -> None:
+def test_a_takedown_that_was_only_ordered_is_gone_on_with(store: Path, bookwheel: Any, trusted: Path) -> None:
     """And without its pages being named again; where refs are half moved, `tests/rag_model/snapshots` looks."""
     opened = Store.open(str(store))
     opened.takedowns.add("enwiki", [PAGE], "a request", "me")
     old = opened.snapshots.resolve("latest")
     assert "would replace 1 snapshots" in bookwheel("takedown", "--store", store).out
-    ran = bookwheel("takedown", "--store", store, "--yes", "--", "--runner=FnApiRunner")
+    ran = bookwheel("takedown", "--store", store, "--yes", "--trust", trusted, "--", "--runner=FnApiRunner")
     assert ran.out.splitlines()[0] == "record    none: all pages were ordered before"
-    assert f"replaced  {old[:12]} by {opened.snapshots.resolve('latest')[:12]}\n" in ran.out
+    new = opened.snapshots.resolve("latest")
+    left = [line.partition(":")[0] for line in ran.out.splitlines() if line.startswith("unsigned")]
+    assert left == [f"unsigned  {new[:12]}", "unsigned  latest@2"], "there is a key, but nobody signed the old one"
+    assert not list(store.glob("snapshots/*.sig"))
+    assert f"replaced  {old[:12]} by {new[:12]}\n" in ran.out
     assert "would replace 0 snapshots" in bookwheel("takedown", "--store", store).out
     told = bookwheel("show", old, "--store", store)
     assert (told.code, "which replaces it" in told.complaint) == (1, True)
