@@ -58,7 +58,7 @@ def publish(store: Store, manifest: Manifest, ref: str, judge: Callable[[Vitals 
 def put_in_place(store: Store, snapshot: str, manifest: Manifest) -> list[RefMove]:
     """Write a manifest that replaces a snapshot, and move the refs of that snapshot; return the moves.
 
-    Nobody looks at it, so it is signed only if what it replaces was (`Shelf.vouched`).
+    It is published unseen, so it is signed only if what it replaces was (`Shelf.vouched`).
 
     Raises:
         StoreError: as `publish`.
