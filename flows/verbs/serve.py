@@ -44,8 +44,8 @@ def serve(
         Path | None,
         Parameter(
             help="A file of bearer tokens, one a line: only who has one is answered, but for /healthz and /readyz. "
-            "Changes count within two seconds: an emptied file lets nobody in, a deleted or unreadable one changes "
-            "nothing."
+            "Changes count within two seconds: once it is empty, no token is valid; a deleted or unreadable file "
+            "changes nothing."
         ),
     ] = None,
     tls_certificate: Annotated[

@@ -58,7 +58,7 @@ class Tokens:
                 self._seen, self._known = seen, _read(self._path)
                 _LOG.info("%s was read again; tokens in it: %d", self._path, len(self._known))
                 if not self._known:
-                    _LOG.warning("%s holds no token any more: nobody is answered", self._path)
+                    _LOG.warning("%s holds no token any more: no request is answered", self._path)
         except UsageError as broken:
             _LOG.error("%s; the tokens that were read before are still taken", broken)
 

@@ -96,8 +96,8 @@ def pull(
             with _linking(dest, blobs):
                 _place(manifest, files, dest, partial(_keep_signatures, shelf, manifest.id))
             accept(dest / manifest.id)
-            _make_current(manifest.id, dest)
             remember(dest, store.url, snapshot, manifest.id)
+            _make_current(manifest.id, dest)
             gone = store.takedowns.replaced() if shelf is store.snapshots else frozenset()
             with _linking(dest, blobs):
                 pruned = prune(dest, keep, lock, shelf.parse, gone) if keep else ()

@@ -35,14 +35,15 @@ def remember(dest: Path, store: str, name: str, identity: str) -> None:
     Raises:
         OSError: the folder cannot be written.
     """
-    with landing(_note(dest, store, name)) as note:
-        note.write_text(identity)
+    if name != identity:  # an id means the same in every store
+        with landing(_note(dest, store, name)) as note:
+            note.write_text(identity)
 
 
 def remembered(dest: Path, store: str, name: str) -> Path | None:
     """Return the folder of the snapshot that a name of a store meant when it was last pulled; None: it is not there."""
     try:
-        identity = _note(dest, store, name).read_text()
+        identity = name if _ID.fullmatch(name) else _note(dest, store, name).read_text()
     except (OSError, UnicodeDecodeError):
         return None
     return dest / identity if _ID.fullmatch(identity) and (dest / identity / MANIFEST).is_file() else None

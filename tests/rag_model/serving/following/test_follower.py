@@ -19,7 +19,7 @@ from rag_model.store.objects.files import json_bytes
 from rag_model.store.pulling.pull import pull
 from rag_model.store.store import Store
 from rag_model.store.versions.manifest import Manifest
-from rag_model.store.versions.moves import tag
+from rag_model.store.versions.moves import tag, untag
 from tests.fixtures.faulty import FaultyServer
 from tests.fixtures.serving import Library, Serving, serving, until, with_limits
 from tests.fixtures.tiny import save_bert
@@ -353,16 +353,16 @@ def test_what_another_ref_or_store_left_on_the_disk_is_not_served(library: Libra
 
 def test_a_ref_that_the_store_does_not_have_is_hopeless_at_the_start_alone(library: Library, dest: Path) -> None:
     pull(library.store, "latest", dest)
-    library.store.refs.delete("latest", 1)
+    untag(library.store, "latest")
     failures: list[BookwheelError] = []
     with serving(library.url, dest, ready=False, hopeless=failures.append) as found:
         until(lambda: failures)
         assert found.service.desk.current is None
         assert "no snapshot or ref 'latest'" in str(failures[0])
-        library.store.refs.move("latest", library.red, 0)
+        library.move(library.red)
         found.until_served(library.red)
         failures.clear()
-        library.store.refs.delete("latest", 3)
+        untag(library.store, "latest")
         found.until_refused("no snapshot or ref 'latest'")
         assert (colours(found), failures) == ({"red"}, [])
 

@@ -161,14 +161,14 @@ def test_a_broken_file_of_tokens_changes_nothing(tmp_path: Path, caplog: pytest.
         caplog.clear()
 
 
-def test_an_emptied_file_of_tokens_lets_nobody_in(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_emptied_file_of_tokens_lets_no_one_in(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     file = tmp_path / "tokens"
     file.write_text(FIRST)
     tokens = Tokens(file)
     file.write_text("# none\n")
     tokens._next = 0.0
     assert not tokens.allow(f"Bearer {FIRST}".encode())
-    assert "nobody is answered" in caplog.text
+    assert "no request is answered" in caplog.text
 
 
 @pytest.mark.parametrize(
