@@ -15,6 +15,10 @@ class StoreError(BookwheelError):
     """The store is unreachable, unwritable or full, or one of its files is missing or damaged."""
 
 
+class NotFoundError(StoreError):
+    """The store answers, and what was named is not in it."""
+
+
 class RefConflictError(StoreError):
     """Another writer moved the ref first; read it again before deciding whether to move it."""
 

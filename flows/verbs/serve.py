@@ -35,16 +35,22 @@ def serve(
         tuple[str, ...],
         Parameter(
             negative="",
-            help="A host name that the service is asked by; again for one more. By default those of this machine, and "
-            "any where --host is not of this machine alone.",
+            help="A host name that the service is asked by, and whose pages may ask it; again for one more; * is any. "
+            "localhost, 127.0.0.1 and [::1] stay allowed. By default these alone, and any name where --host is not of "
+            "this machine alone. /healthz and /readyz are answered under any name.",
         ),
     ] = (),
     tokens: Annotated[
         Path | None,
-        Parameter(help="A file of bearer tokens, one a line: only who has one is answered. Changes count at once."),
+        Parameter(
+            help="A file of bearer tokens, one a line: only who has one is answered, but for /healthz and /readyz. "
+            "Changes count within two seconds: once it is empty, no token is valid; a deleted or unreadable file "
+            "changes nothing."
+        ),
     ] = None,
     tls_certificate: Annotated[
-        Path | None, Parameter(help="PEM file of the certificate and its chain, for HTTPS. Changes count at once.")
+        Path | None,
+        Parameter(help="PEM file of the certificate and its chain, for HTTPS. Changes count within two seconds."),
     ] = None,
     tls_key: Annotated[Path | None, Parameter(help="PEM file of its private key.")] = None,
     connections_per_client: Annotated[

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rag_model.digest import digest_bytes
-from rag_model.errors import BookwheelError
+from rag_model.errors import BookwheelError, UsageError
 from rag_model.evaluation.questions.files import read_questions
 from rag_model.generate.named import rag_id
 from rag_model.secrets import without_secrets
@@ -25,9 +25,9 @@ from rag_model.serving.watching.metrics import CONTENT_TYPE, Metrics
 from rag_model.serving.watching.quality import Quality
 from rag_model.store.objects.cache import cache_folder
 from rag_model.store.objects.files import Files
-from rag_model.store.pulling.pulled import CURRENT
 from rag_model.store.store import Store
 
+_LOG = logging.getLogger(__name__)
 __all__ = [
     "CertificateFiles",
     "Doors",
@@ -40,6 +40,7 @@ __all__ = [
     "run",
 ]
 _LOOPBACK = ("localhost", "::1")
+_LAST_PORT = 65_535
 _SWITCH = 0.001  # seconds that one thread may keep Python from the others: at 5 ms, its default, questions queue up
 
 
@@ -52,6 +53,16 @@ class Doors:
     health_port: int | None = None  # for /healthz, /readyz and /metrics alone; they are at `port` too
     tokens: Path | None = None  # a file of bearer tokens, one a line; None: everyone may ask
     certificate: CertificateFiles | None = None  # None: HTTP without TLS
+
+    def __post_init__(self) -> None:
+        """Refuse what is no port.
+
+        Raises:
+            UsageError: a port is below 0, or above 65,535.
+        """
+        for option, port in (("--port", self.port), ("--health-port", self.health_port)):
+            if port is not None and not 0 <= port <= _LAST_PORT:
+                raise UsageError(f"{option} is {port}: give 1 to {_LAST_PORT}, or 0 for a free one")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,17 +90,23 @@ def run(
         listening: called with the URLs once connections are taken, which may be long before questions can be answered.
 
     Raises:
-        StoreError: there is no such store or snapshot, and nothing of it on this machine's disk.
+        StoreError: the store has no such snapshot; or it cannot be reached, and nothing that this ref named before is
+            on this machine's disk.
         UsageError: an address is taken, a file of tokens or a certificate cannot be used, or the snapshot has no such
             index.
         RefusedError: the model's questions ask into another space than the snapshot's.
     """
     _log()
+    if ANY_HOST in settings.hosts:
+        _LOG.warning(
+            "any host name is answered, and a page of another site may read what GET gives (DNS rebinding): give "
+            "--allow-host NAME, the name that the service is asked by"
+        )
     sys.setswitchinterval(_SWITCH)
     _allow_files()
     tokens = None if doors.tokens is None else Tokens(doors.tokens)
     certificate = None if doors.certificate is None else Certificate(doors.certificate)
-    if not (followed.dest / CURRENT).exists():  # otherwise it can serve that without the store
+    if followed.on_disk() is None:  # otherwise it can serve that without the store
         store = Store.open(followed.url)
         store.snapshots.trusted(followed.ref)
         if followed.model is not None:

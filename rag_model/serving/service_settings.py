@@ -1,6 +1,9 @@
 """The bounds of requests, the size of queues and batches, and how a service changes editions."""
 
-from dataclasses import dataclass
+import math
+import re
+import threading
+from dataclasses import dataclass, fields
 from typing import Literal
 
 from rag_model.errors import UsageError
@@ -9,6 +12,7 @@ from rag_model.retrieve.expression import parse
 Swap = Literal["blue-green", "low-memory"]
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")  # names of this machine, which no other site can have
 ANY_HOST = "*"
+_HOST = re.compile(r"([A-Za-z0-9_]([A-Za-z0-9._-]*)|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?")  # as in a Host header
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +58,18 @@ class ServiceSettings:
         """Refuse what cannot work.
 
         Raises:
-            UsageError: a bound is not positive, or a retriever is not an expression.
+            UsageError: a bound is not a positive number, a host is no host name, or a retriever is not an expression.
         """
         for expression in self.retrievers:
             parse(expression)
+        for host in self.hosts:
+            if host != ANY_HOST and not _HOST.fullmatch(host):
+                raise UsageError(
+                    f"{host!r} is not a host name: give --allow-host one such as rag.example.com, "
+                    "rag.example.com:8443 or [::1], without http:// and path, or * for any"
+                )
+        for name in (one.name for one in fields(self)):
+            self._check_finite(name, getattr(self, name))
         least = {
             name: getattr(self, name)
             for name in (
@@ -74,3 +86,10 @@ class ServiceSettings:
         for name in ("batch_wait_ms", "workers", "threads", "linger_seconds", "drain_seconds"):
             if getattr(self, name) < 0:
                 raise UsageError(f"{name} is {getattr(self, name)}: give 0 or more")
+
+    def _check_finite(self, name: str, value: object) -> None:
+        """Refuse NaN, which is neither more nor less than a bound, infinity, and more than threads can wait."""
+        if isinstance(value, float) and not math.isfinite(value):
+            raise UsageError(f"{name} is {value}: give a finite number")
+        if name.endswith("_seconds") and isinstance(value, float | int) and value > threading.TIMEOUT_MAX:
+            raise UsageError(f"{name} is {value:g}: give at most {threading.TIMEOUT_MAX:g}")

@@ -18,6 +18,9 @@ from typing import Any
 
 import pytest
 
+from rag_model.store.pulling.pull import pull
+from rag_model.store.store import Store
+
 PATIENCE = 240  # seconds; a busy machine takes a while to import torch
 SECRET = "a-word-that-nobody-may-see"
 
@@ -154,10 +157,17 @@ def test_who_has_no_token_is_not_answered_and_health_has_a_port_of_its_own(copy:
 
 
 def test_an_interrupt_ends_it_at_once(copy: Path, tmp_path: Path) -> None:
-    with service(tmp_path, "--store", copy, "--dest", tmp_path / "dest") as served:
+    with service(tmp_path, "--store", copy, "--dest", tmp_path / "dest", "--host", "0.0.0.0") as served:
         served.process.send_signal(signal.SIGINT)
         assert served.process.wait(PATIENCE) == 0
+    assert "any host name is answered" in served.log.read_text()
     assert "Traceback" not in served.log.read_text()
+
+
+def test_a_misspelt_ref_is_not_served_from_what_was_pulled(copy: Path, tmp_path: Path, bookwheel: Callable) -> None:
+    pull(Store.open(str(copy)), "latest", tmp_path / "dest")
+    ran = bookwheel("serve", "--store", copy, "--ref", "nobody", "--port", 0, "--dest", tmp_path / "dest")
+    assert (ran.code, "no snapshot or ref 'nobody'" in ran.err) == (1, True)
 
 
 @pytest.mark.parametrize(
@@ -171,6 +181,9 @@ def test_an_interrupt_ends_it_at_once(copy: Path, tmp_path: Path) -> None:
         (["--store", "{store}", "--retriever", "exact", "--index", "hnsw"], 2, "are both given"),
         (["--store", "{store}", "--model", "nonesuch"], 1, "nonesuch"),
         (["--store", "{store}", "--port", "{taken}"], 2, "give another --port"),
+        (["--store", "{store}", "--port", "99999"], 2, "--port is 99999: give 1 to 65535"),
+        (["--store", "{store}", "--host", "nohost.invalid"], 2, "give another --host"),
+        (["--store", "{store}", "--poll", "nan"], 2, "poll_seconds is nan: give a finite number"),
         (["--store", "{store}", "--keep", "0"], 2, "keep is 0"),
         (["--store", "{store}", "--tokens", "{nothing}"], 2, "cannot be read"),
         (["--store", "{store}", "--tls-key", "{nothing}"], 2, "--tls-certificate and --tls-key belong together"),

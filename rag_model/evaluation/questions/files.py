@@ -8,8 +8,11 @@ must not skip questions silently.
 
 import ast
 import csv
+import io
+import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -23,6 +26,9 @@ from rag_model.secrets import refuse_secret
 
 _LONGEST_LINE = 1 << 20  # most characters of a line
 _LONGEST_LIST = 1 << 16  # most characters of a Python list of answers for the parser
+
+_BROKEN = "surrogateescape"  # a byte that is not UTF-8 becomes one of `_ESCAPED`, so that its line can be named
+_ESCAPED = re.compile("[\udc80-\udcff]")
 
 Reader = Callable[[Iterator[str], str], Iterator["Question"]]
 
@@ -61,6 +67,8 @@ def read_questions(source: str | Path | TextIO, split: str = "test") -> Question
         UsageError: the URL may contain a secret.
     """
     if not isinstance(source, str | Path):
+        with suppress(io.UnsupportedOperation, AttributeError):  # it was read from already, or is text in memory
+            source.reconfigure(encoding="utf-8", errors=_BROKEN)  # type: ignore[attr-defined]
         return QuestionSet(_all_of(source, getattr(source, "name", "the input")))
     if Path(source).is_dir():
         return _read_beir(Path(source), split)
@@ -70,7 +78,7 @@ def read_questions(source: str | Path | TextIO, split: str = "test") -> Question
 def _read_file(url: str) -> tuple[Question, ...]:
     refuse_secret(url)
     try:
-        with fsspec.open(url, "rt", encoding="utf-8", newline="", compression="infer") as file:
+        with fsspec.open(url, "rt", encoding="utf-8", errors=_BROKEN, newline="", compression="infer") as file:
             return _all_of(file, url)
     except (OSError, EOFError, ImportError, ValueError) as broken:
         raise InputError(f"{url} cannot be read as a question file ({broken}): check the file") from broken
@@ -106,12 +114,12 @@ def _judgement(line: str, where: str) -> tuple[str, str, int]:
 
 
 def _all_of(file: TextIO, name: str) -> tuple[Question, ...]:
-    lines = _bounded(file, name)
+    lines = _checked(file, name)
     try:
         first = next(lines, "").removeprefix("\ufeff")  # a byte order mark, as some editors and shells write
         reader = _READERS.get(_ending(name)) or _reader_for(first)
         questions = tuple(reader(chain([first], lines), name))
-    except UnicodeDecodeError as broken:
+    except UnicodeDecodeError as broken:  # of a stream that a caller has read from
         raise InputError(f"{name} is not UTF-8 text ({broken}): convert it") from broken
     if not questions:
         raise InputError(f"{name} holds no questions: give a file with at least one")
@@ -120,13 +128,15 @@ def _all_of(file: TextIO, name: str) -> tuple[Question, ...]:
     return questions
 
 
-def _bounded(file: TextIO, name: str) -> Iterator[str]:
-    """Yield the lines, and refuse lines that are too long: a binary file or a database dump has no line ends."""
+def _checked(file: TextIO, name: str) -> Iterator[str]:
+    """Yield the lines; refuse what is not UTF-8, and long lines: a binary file or a database dump has no line ends."""
     number = 0
     while line := file.readline(_LONGEST_LINE):
         number += 1
         if len(line) == _LONGEST_LINE:
             raise InputError(f"{name}, line {number} is longer than a million characters: is it a question file?")
+        if _ESCAPED.search(line):
+            raise InputError(f"{name}, line {number} is not UTF-8: convert it to UTF-8")
         yield line
 
 
@@ -151,7 +161,7 @@ def _refuse_twins(questions: Iterable[Question], name: str) -> None:
 
 
 def _refuse_broken_text(questions: Iterable[Question], name: str) -> None:
-    """Refuse lone surrogates (from JSON escapes, or invalid bytes on standard input): encoders cannot read them."""
+    """Refuse lone surrogates, as JSON escapes can make: encoders cannot read them."""
     for question in questions:
         try:
             "".join([question.text, *question.answers]).encode()

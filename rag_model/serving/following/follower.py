@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
-from rag_model.errors import BookwheelError, InputError, MissingExtraError, RefusedError, UsageError
+from rag_model.errors import BookwheelError, InputError, MissingExtraError, NotFoundError, RefusedError, UsageError
 from rag_model.generate.named import rag_id
 from rag_model.retrieve.scorers import Scorers
 from rag_model.secrets import without_secrets
@@ -33,10 +33,11 @@ from rag_model.serving.following.trial import try_indexes
 from rag_model.serving.service_settings import ServiceSettings
 from rag_model.serving.threads import WatchedThread
 from rag_model.serving.watching.observer import Observer, Refusal, tell
+from rag_model.store.objects.files import Files
 from rag_model.store.pulling.kinds import chosen
 from rag_model.store.pulling.prune import remove_taken_down
 from rag_model.store.pulling.pull import pull
-from rag_model.store.pulling.pulled import CURRENT
+from rag_model.store.pulling.pulled import remember, remembered
 from rag_model.store.store import Store
 from rag_model.store.versions.manifest import Content, Manifest
 from rag_model.store.versions.snapshot import Snapshot
@@ -55,6 +56,14 @@ class Followed:
     dest: Path  # where snapshots are pulled to
     model: str | None = None  # a RAG model of the store, or a folder
     asks: str | None = None  # the passage encoder that the model's questions ask, where it does not say so
+
+    def on_disk(self) -> Path | None:
+        """Return the folder of what the ref named when it was last pulled from this store; None: there is none.
+
+        Raises:
+            BookwheelError: the URL cannot be used.
+        """
+        return remembered(self.dest, Files(self.url).url, self.ref)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +95,7 @@ class Follower:
         self._taken_down: frozenset[str] = frozenset()  # snapshots, when the store was last asked
         self._stopping = threading.Event()
         self._refused: tuple[_Target | None, Refusal] | None = None
+        self._served = False  # whether anything was, since the start
         self._again = 0.0  # when the refused version is tried again, by the monotonic clock
         self.thread = WatchedThread("follower", self._run, partial(tell, observer.died))
         self.problem = ""  # why the store could not be asked last time; empty: it could
@@ -165,7 +175,10 @@ class Follower:
         return _Target(named, None if followed.model is None else rag_id(store, followed.model))
 
     def _unreadable(self, error: BookwheelError) -> None:
-        """Distinguish a store that does not answer from one whose answer cannot be used."""
+        """Distinguish a store that does not answer from one whose answer cannot be used, or that lacks the ref."""
+        absent = isinstance(error, NotFoundError)
+        if absent and not self._served:
+            self._hopeless(error)
         try:
             numbers = [] if self._store is None else self._store.refs.numbers(self._followed.ref)
         except BookwheelError:
@@ -177,23 +190,23 @@ class Follower:
             self._looked(str(error))
             if self._desk.current is None and isinstance(error, _FINAL):
                 self._hopeless(error)
-            elif self._desk.current is None:
+            elif self._desk.current is None and not absent:
                 self._from_disk()
 
     def _from_disk(self) -> None:
-        """Serve the last pulled snapshot until the store answers; a model of the store cannot be loaded without it."""
-        followed, current = self._followed, self._followed.dest / CURRENT
-        if not current.exists() or not (followed.model is None or Path(followed.model).is_dir()):
+        """Serve what the ref named last until the store answers; a model of the store cannot be loaded without it."""
+        followed, folder = self._followed, self._followed.on_disk()
+        if folder is None or not (followed.model is None or Path(followed.model).is_dir()):
             return
-        identity = current.resolve().name
+        identity = folder.name
         if identity in self._taken_down:
             return
         try:
             model = None if followed.model is None else ReadingModel.load(None, followed.model, followed.asks)
-            with Snapshot.from_folder(current) as snapshot:
+            with Snapshot.from_folder(folder) as snapshot:
                 offer = Offer.of(snapshot, self._settings, reads=model is not None)
-                self._try(current.resolve(), snapshot.manifest.content, offer.indexes)
-            self._serve(current, ServedRef(followed.ref, 0, identity, ""), model, None, time.monotonic())
+                self._try(folder, snapshot.manifest.content, offer.indexes)
+            self._serve(folder, ServedRef(followed.ref, 0, identity, ""), model, None, time.monotonic())
         except BookwheelError as error:
             _LOG.error("snapshot %s on the disk can't be served: %s", identity[:12], error)
 
@@ -215,6 +228,7 @@ class Follower:
         try:
             folder, model = self._brought(store, target, serving)
             self._serve(folder, named, model, serving, began)
+            self._remember(store, named)
         except _StoppedError:
             raise
         except BookwheelError as error:
@@ -263,6 +277,14 @@ class Follower:
         _LOG.info("%s@%d: snapshot %s serves, after %.1f s", named.ref, named.number, edition.id[:12], seconds)
         tell(self._observer.serves, edition, seconds)
         self._desk.put(edition)
+        self._served = True
+
+    def _remember(self, store: Store, named: ServedRef) -> None:
+        """Note what the ref names, for a start without the store."""
+        try:
+            remember(self._followed.dest, store.url, named.ref, named.snapshot)
+        except OSError as full:
+            _LOG.error("cannot note in %s what %s names: %s", self._followed.dest, named.ref, full)
 
     def _goes_on(self, done: int, total: int) -> None:
         if self._stopping.is_set():

@@ -1,12 +1,14 @@
 """What a request must be before an endpoint sees it: for this host, from this page, with a token, and JSON.
 
 A page of another site that is open in a browser beside the service must not use it: its address can be made to name
-this machine (DNS rebinding), so `Host` is checked; and it says where it is from in `Origin`. Endpoints take only
-`application/json`, which no page of another site may send without being asked first.
+this machine (DNS rebinding), so `Host` is checked; and it says where it is from in `Origin`. Where any host is
+answered, `Host` proves nothing: then an origin must be an IP address, which no other site can have, or be allowed by
+name. Endpoints take only `application/json`, which no page of another site may send without being asked first.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from ipaddress import ip_address
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -30,7 +32,11 @@ class Refused:
 _HOST = Refused(
     421, "this service does not answer under that host name: ask it by another one, or start it with --allow-host NAME"
 )
-_ORIGIN = Refused(403, "pages of other sites may not ask this service: start it with --allow-host for the page's host")
+_NO_HOST = Refused(400, "the request names no host: send one Host header, such as Host: localhost:8000")
+_HOSTS = Refused(421, "the request has several Host headers: send one")
+_ORIGIN = Refused(
+    403, "this page may not ask the service: start it with --allow-host NAME, the host name in the page's address"
+)
 _TOKEN = Refused(
     401,
     "give one of the service's tokens: Authorization: Bearer TOKEN",
@@ -64,8 +70,8 @@ class Guard:
                 authorization = value
             elif name == b"content-type":
                 kind = value
-        if hosts > 1 or not self._serves(host or b""):
-            return _HOST
+        if wrong := self._wrong_host(host or b"", hosts):
+            return wrong
         if origin is not None and not self._is_ours(origin, host or b""):
             return _ORIGIN
         if self._tokens is not None and not self._tokens.allow(authorization):
@@ -74,9 +80,15 @@ class Guard:
             return _TYPE
         return None
 
-    def _serves(self, host: bytes) -> bool:
-        host = host.lower()
-        return self._any or host in self._hosts or _without_port(host) in self._hosts
+    def _wrong_host(self, host: bytes, given: int) -> Refused | None:
+        if given > 1:
+            return _HOSTS
+        if self._any or self._named(host.lower()):
+            return None
+        return _HOST if host else _NO_HOST
+
+    def _named(self, host: bytes) -> bool:
+        return host in self._hosts or _without_port(host) in self._hosts
 
     def _is_ours(self, origin: bytes, host: bytes) -> bool:
         """Return whether a page's origin is this service, or a host that was allowed by name."""
@@ -84,12 +96,24 @@ class Guard:
             place = urlsplit(origin.decode("ascii").lower()).netloc.encode()
         except ValueError:
             return False
-        return bool(place) and (place == host.lower() or place in self._origins)
+        return bool(place) and (place in self._origins or (place == host.lower() and self._is_no_other_site(place)))
+
+    def _is_no_other_site(self, place: bytes) -> bool:
+        """Return whether no other site can have a host's name: it was allowed, or is an IP address."""
+        return not self._any or self._named(place) or _is_address(_without_port(place))
 
 
 def _without_port(host: bytes) -> bytes:
     name, colon, port = host.rpartition(b":")
     return name if colon and port.isdigit() else host
+
+
+def _is_address(name: bytes) -> bool:
+    try:
+        ip_address(name.decode().removeprefix("[").removesuffix("]"))
+    except ValueError:
+        return False
+    return True
 
 
 def _is_json(kind: bytes | None) -> bool:

@@ -18,6 +18,21 @@ from rag_model.retrieve.retriever import hit_json
 from rag_model.serving.answering.work import Answered, Found
 from rag_model.serving.service_settings import ServiceSettings
 
+_SHOWN = 80  # characters of a field's name that are repeated
+_WHOLE = "is not a whole number: write it without point, exponent and quotes, such as 5"
+_WANTED = {  # by pydantic's kind of error
+    "missing": "is missing: give it, as /openapi.json says",
+    "extra_forbidden": "is not a field of this request: correct its name, or leave it out; /openapi.json lists them",
+    "too_short": "is empty: give at least one",
+    "list_type": 'is not a list: give one of strings, such as ["Who wrote Faust?"]',
+    "string_type": "is not a string: write it in quotes",
+    "int_type": _WHOLE,
+    "int_from_float": _WHOLE,
+    "int_parsing_size": "is too large a number: give a smaller one",
+    "model_type": 'is not an object: send one such as {"questions": ["Who wrote Faust?"]}',
+    "model_attributes_type": 'is not an object: send one such as {"questions": ["Who wrote Faust?"]}',
+}
+
 
 class MalformedError(UsageError):
     """The body is JSON, but not what the endpoint takes."""
@@ -176,8 +191,9 @@ def _sentence(wrong: ValidationError) -> UsageError:
     first = wrong.errors(include_url=False, include_input=False, include_context=False)[0]
     if first["type"] == "json_invalid":
         return UsageError(f"the body is not JSON ({first['msg'].partition(': ')[2]}): send an object with questions")
-    place = ".".join(map(str, first["loc"])) or "the body"
-    return MalformedError(f"{place} cannot be read ({first['msg']}): /openapi.json says what the service takes")
+    place = ".".join(map(str, first["loc"]))[:_SHOWN] or "the body"
+    wanted = _WANTED.get(first["type"], f"cannot be read ({first['msg']}): /openapi.json says what the service takes")
+    return MalformedError(f"{' '.join(place.split())} {wanted}")
 
 
 def _check(request: SearchRequest | AnswerRequest, settings: ServiceSettings) -> None:

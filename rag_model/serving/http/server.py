@@ -5,6 +5,7 @@ is taken, requests under way are answered, and the process ends with 0. SIGINT i
 """
 
 import asyncio
+import errno
 import signal
 import socket
 import threading
@@ -119,10 +120,18 @@ def bound(host: str, port: int, option: str = "--port") -> socket.socket:
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family, backlog=2048)
+    except (socket.gaierror, ValueError) as unknown:
+        raise UsageError(_no_address(host, getattr(unknown, "strerror", None) or unknown)) from unknown
     except OSError as taken:
+        if taken.errno == errno.EADDRNOTAVAIL:
+            raise UsageError(_no_address(host, taken.strerror)) from taken
         raise UsageError(
             f"cannot listen at {host}:{port} ({taken.strerror or taken}): give another {option}"
         ) from taken
+
+
+def _no_address(host: str, why: object) -> str:
+    return f"cannot listen at {host!r} ({why}): give another --host, an address of this machine such as 127.0.0.1"
 
 
 def address(listener: socket.socket, scheme: str = "http") -> str:

@@ -4,6 +4,7 @@
 DEST/.blobs/ab/abcdef…         every blob pulled so far, verified; .abcdef….partial: one that was interrupted
 DEST/.mapped/abcdef….arrow     passages as a service reads them: memory-mapped, derived once from their blob
 DEST/.verified/…               stamps: which of these files are unchanged since they were verified
+DEST/.named/…                  notes: which snapshot each name of a store meant when it was last pulled
 DEST/.lock                     a shared lock that every pull holds while it runs
 DEST/<snapshot id>/…           the snapshot's files under their own names (hard links into .blobs), manifest.json
 DEST/current                   a symbolic link to the snapshot pulled last, swapped by one rename
@@ -32,7 +33,7 @@ from rag_model.store.objects.fetch import partial_bytes
 from rag_model.store.objects.files import json_bytes
 from rag_model.store.pulling.obtain import Puller, Watch, obtain_snapshot
 from rag_model.store.pulling.prune import check_keep, prune, pulled_of, pulling
-from rag_model.store.pulling.pulled import CURRENT, MANIFEST, blob_copy, stamps_of
+from rag_model.store.pulling.pulled import CURRENT, MANIFEST, blob_copy, remember, stamps_of
 from rag_model.store.store import Store
 from rag_model.store.versions.shelf import Shelf
 from rag_model.store.versions.signatures import Carried, Signatures, Trust
@@ -95,6 +96,7 @@ def pull(
             with _linking(dest, blobs):
                 _place(manifest, files, dest, partial(_keep_signatures, shelf, manifest.id))
             accept(dest / manifest.id)
+            remember(dest, store.url, snapshot, manifest.id)
             _make_current(manifest.id, dest)
             gone = store.takedowns.replaced() if shelf is store.snapshots else frozenset()
             with _linking(dest, blobs):

@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any, Self
 
-from rag_model.errors import RefConflictError, StoreError, UsageError
+from rag_model.errors import NotFoundError, RefConflictError, StoreError, UsageError
 from rag_model.store.objects.files import Files, json_bytes
 from rag_model.store.versions.signatures import Signatures, Trust, as_stored
 from rag_model.store.versions.takedowns import Takedowns
@@ -132,7 +132,7 @@ class Refs:
         path = self.path(name, number)
         value = self._files.read_json(path)
         if value is None:
-            raise StoreError(f"ref {name} has no move {number} in {self._files.url}: `log --ref {name}` lists them")
+            raise NotFoundError(f"ref {name} has no move {number} in {self._files.url}: `log --ref {name}` lists them")
         move = RefMove.from_json(value, self._noun)
         if type(move.number) is not int or move.number != number:
             raise StoreError(f"{self._files.url_of(path)} is damaged: it says it is move {move.number!r}")

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
-from rag_model.errors import RefusedError, StoreError, UsageError
+from rag_model.errors import NotFoundError, RefusedError, StoreError, UsageError
 from rag_model.store.objects.files import Files, json_bytes
 from rag_model.store.versions.refs import Refs
 from rag_model.store.versions.signatures import Signatures, Trust, as_stored
@@ -90,7 +90,8 @@ class Shelf(Generic[M]):
         A ref wins over a prefix that is spelled the same.
 
         Raises:
-            StoreError: the name means nothing, or more than one version.
+            NotFoundError: the name means nothing, or more than one version.
+            StoreError: the store cannot be read.
             UsageError: the name begins with `model:` where only one kind is possible.
         """
         if ":" in name:
@@ -110,12 +111,14 @@ class Shelf(Generic[M]):
         if len(matches) == 1:
             return matches[0]
         if matches:
-            raise StoreError(f"{name} is short for {len(matches)} {self.noun}s in {self.files.url}: give more digits")
+            raise NotFoundError(
+                f"{name} is short for {len(matches)} {self.noun}s in {self.files.url}: give more digits"
+            )
         for gone in self._takedowns.replaced() if _PREFIX.fullmatch(name) else ():
             if gone.startswith(name):
                 self._refuse_replaced(gone)
         known = ", ".join(self.refs.names()) or "none"
-        raise StoreError(f"no {self.noun} or ref {name!r} in {self.files.url} (refs: {known})")
+        raise NotFoundError(f"no {self.noun} or ref {name!r} in {self.files.url} (refs: {known})")
 
     def trusted(self, name: str) -> str:
         """Return the id that `name` means, as `resolve`, to open it: its publisher is checked if a trust file is given.
@@ -197,7 +200,7 @@ class Shelf(Generic[M]):
     def _at(self, ref: str, number: int) -> str:
         named = self.refs.at(ref, number).snapshot
         if not named:
-            raise StoreError(
+            raise NotFoundError(
                 f"{ref}@{number} in {self.files.url} names nothing: the ref was deleted there, or all of what it named "
                 f"was taken down; `log --ref {ref}` lists its moves"
             )
@@ -208,7 +211,7 @@ class Shelf(Generic[M]):
         place = self._takedowns.in_place_of(identity)
         if place is not None:
             stands = f"use {self.noun} {place[:12]}, which replaces it" if place else "no page of it was left"
-            raise StoreError(f"{self.noun} {identity[:12]} in {self.files.url} was taken down: {stands}")
+            raise NotFoundError(f"{self.noun} {identity[:12]} in {self.files.url} was taken down: {stands}")
 
     def path(self, identity: str) -> str:
         """Return the path of a manifest in the store.

@@ -108,8 +108,12 @@ def test_files_that_are_not_there_or_not_text(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="cannot be read"):
         read_questions(tmp_path / "none.jsonl")
     (tmp_path / "latin.txt").write_bytes("Où?".encode("latin-1"))
-    with pytest.raises(InputError, match="not UTF-8"):
+    with pytest.raises(InputError, match=r"latin\.txt, line 1 is not UTF-8"):
         read_questions(tmp_path / "latin.txt")
+    for errors in ("strict", "surrogateescape"):  # standard input has either, by the locale
+        stream = io.TextIOWrapper(io.BytesIO(b"who?\nq \xff\n"), encoding="utf-8", errors=errors)
+        with pytest.raises(InputError, match="line 2 is not UTF-8: convert it"):
+            read_questions(stream)
     (tmp_path / "cut.jsonl.gz").write_bytes(gzip.compress(b'{"question": "Q"}\n' * 999)[:-20])
     with pytest.raises(InputError, match="cannot be read"):
         read_questions(tmp_path / "cut.jsonl.gz")

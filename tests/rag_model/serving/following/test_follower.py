@@ -13,12 +13,13 @@ import pyarrow.parquet
 import pytest
 
 from rag_model.errors import BookwheelError
+from rag_model.serving.following.follower import Followed
 from rag_model.serving.watching.observer import Observer, Refusal
 from rag_model.store.objects.files import json_bytes
 from rag_model.store.pulling.pull import pull
 from rag_model.store.store import Store
 from rag_model.store.versions.manifest import Manifest
-from rag_model.store.versions.moves import tag
+from rag_model.store.versions.moves import tag, untag
 from tests.fixtures.faulty import FaultyServer
 from tests.fixtures.serving import Library, Serving, serving, until, with_limits
 from tests.fixtures.tiny import save_bert
@@ -333,6 +334,37 @@ def test_what_is_on_the_disk_is_served_where_the_store_is_not(library: Library, 
         until(lambda: found.snapshot()["number"] is not None)
         library.move(library.blue)
         found.until_served(library.blue)
+
+
+def test_what_another_ref_or_store_left_on_the_disk_is_not_served(library: Library, dest: Path) -> None:
+    with serving(library.url, dest):
+        pass
+    other = shutil.copytree(library.url, library.url + ".other")
+    gone = Path(library.url).rename(library.url + ".gone")
+    shutil.rmtree(other)
+    assert Followed(library.url, "latest", dest).on_disk() == dest / library.red
+    for url, ref in ((library.url, "typo"), (str(other), "latest")):
+        log = Log()
+        with serving(url, dest, observer=log, ready=False, ref=ref):
+            until(lambda log=log: len(log.problems) > 2)  # type: ignore[misc]
+        assert log.told == []
+    gone.rename(library.url)
+
+
+def test_a_ref_that_the_store_does_not_have_is_hopeless_at_the_start_alone(library: Library, dest: Path) -> None:
+    pull(library.store, "latest", dest)
+    untag(library.store, "latest")
+    failures: list[BookwheelError] = []
+    with serving(library.url, dest, ready=False, hopeless=failures.append) as found:
+        until(lambda: failures)
+        assert found.service.desk.current is None
+        assert "no snapshot or ref 'latest'" in str(failures[0])
+        library.move(library.red)
+        found.until_served(library.red)
+        failures.clear()
+        untag(library.store, "latest")
+        found.until_refused("no snapshot or ref 'latest'")
+        assert (colours(found), failures) == ({"red"}, [])
 
 
 def test_old_snapshots_leave_the_disk(library: Library, dest: Path) -> None:

@@ -30,7 +30,7 @@ def test_names_of_this_machine_are_answered(host: str, served: Serving) -> None:
     assert asked(served, Host=host).status_code == 200
 
 
-@pytest.mark.parametrize("host", ["evil.example", "evil.example:8000", "localhost.evil.example", "localhost:x", ""])
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:8000", "localhost.evil.example", "localhost:x"])
 def test_other_names_are_refused(host: str, served: Serving) -> None:
     reply = asked(served, Host=host)
     assert (reply.status_code, set(reply.json())) == (421, {"detail"})
@@ -39,11 +39,21 @@ def test_other_names_are_refused(host: str, served: Serving) -> None:
     assert served.client.get("/healthz", headers={"Host": host}).status_code == 200
 
 
-def test_two_host_names_are_refused() -> None:
-    headers = [(b"host", b"localhost"), (b"host", b"localhost")]
-    refused = Guard(with_limits(hosts=("*",))).refusal({"path": "/", "method": "GET", "headers": headers})
+@pytest.mark.parametrize(
+    ("hosts", "given", "status", "words"),
+    [
+        (("*",), (b"localhost", b"localhost"), 421, "several Host headers"),
+        (("localhost",), (), 400, "names no host"),
+        (("localhost",), (b"",), 400, "names no host"),
+    ],
+)
+def test_none_and_two_host_names_are_refused(
+    hosts: tuple[str, ...], given: tuple[bytes, ...], status: int, words: str
+) -> None:
+    headers = [(b"host", host) for host in given]
+    refused = Guard(with_limits(hosts=hosts)).refusal({"path": "/", "method": "GET", "headers": headers})
     assert refused is not None
-    assert refused.status == 421
+    assert (refused.status, words in refused.sentence) == (status, True)
 
 
 @pytest.mark.parametrize(
@@ -67,7 +77,14 @@ def test_only_its_own_page_may_ask(origin: str, status: int, served: Serving) ->
     [
         (("*",), "any.example", None, True),
         (("*",), "any.example", "http://other.example", False),
-        (("*",), "any.example", "http://any.example", True),
+        (("*",), "evil.example:8399", "http://evil.example:8399", False),  # DNS rebinding
+        (("*",), "10.0.0.7:8000", "http://10.0.0.7:8000", True),  # no other site can have an IP address
+        (("*",), "[2001:db8::7]:8000", "http://[2001:db8::7]:8000", True),
+        (("*",), "10.0.0.7.evil.example", "http://10.0.0.7.evil.example", False),
+        (("*",), "10.0.0.7:8000", "http://10.0.0.8:8000", False),
+        (("*",), "localhost:8000", "http://localhost:8000", True),
+        (("*", "rag.example"), "rag.example:8000", "http://rag.example:8000", True),
+        (("*", "rag.example"), "evil.example", "http://evil.example", False),
         (("rag.example",), "rag.example:443", "https://rag.example:443", True),
         (("rag.example",), "localhost", "https://rag.example", True),  # a proxy that sends its own name on
         (("rag.example",), "other.example", None, False),
@@ -79,6 +96,17 @@ def test_hosts_are_allowed_by_name(hosts: tuple[str, ...], host: str, origin: st
     headers = [(b"host", host.encode()), *([(b"origin", origin.encode())] if origin else [])]
     refused = Guard(with_limits(hosts=hosts)).refusal({"path": "/snapshot", "method": "GET", "headers": headers})
     assert (refused is None) == allowed
+
+
+@pytest.mark.parametrize("name", ["rag.example", "rag-1.example:8443", "a_b", "[::1]:9", "10.0.0.7", "*"])
+def test_a_host_name_is_taken(name: str) -> None:
+    assert with_limits(hosts=(name,)).hosts == (name,)
+
+
+@pytest.mark.parametrize("name", ["http://a.b/", "a b", "", "a.b/c", "::1", "*.a.b", "é.example", "a.b:x", "a,b"])
+def test_what_is_no_host_name_is_refused(name: str) -> None:
+    with pytest.raises(UsageError, match="is not a host name: give --allow-host one such as"):
+        with_limits(hosts=(name,))
 
 
 @pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "application/jsonp", ""])
@@ -125,7 +153,7 @@ def test_a_broken_file_of_tokens_changes_nothing(tmp_path: Path, caplog: pytest.
     file = tmp_path / "tokens"
     file.write_text(FIRST)
     tokens = Tokens(file)
-    for breaks in (lambda: file.write_text("short"), file.unlink):
+    for breaks in (lambda: file.write_text("short"), lambda: file.write_bytes(bytes(range(11, 256))), file.unlink):
         breaks()
         tokens._next = 0.0
         assert tokens.allow(f"Bearer {FIRST}".encode())
@@ -133,8 +161,25 @@ def test_a_broken_file_of_tokens_changes_nothing(tmp_path: Path, caplog: pytest.
         caplog.clear()
 
 
+def test_an_emptied_file_of_tokens_lets_no_one_in(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = tmp_path / "tokens"
+    file.write_text(FIRST)
+    tokens = Tokens(file)
+    file.write_text("# none\n")
+    tokens._next = 0.0
+    assert not tokens.allow(f"Bearer {FIRST}".encode())
+    assert "no request is answered" in caplog.text
+
+
 @pytest.mark.parametrize(
-    ("text", "words"), [(None, "cannot be read"), ("\n# none\n", "holds no token"), ("# a\nshort", "line 2")]
+    ("text", "words"),
+    [
+        (None, "cannot be read"),
+        ("\n# none\n", "holds no token"),
+        ("# a\nshort", "line 2"),
+        ("# é\n" + "é" * 20, "line 2 .*printable ASCII"),
+        (f"{FIRST} {SECOND}", "line 1 .*holds a space"),
+    ],
 )
 def test_a_file_that_holds_no_good_token_is_refused(text: str | None, words: str, tmp_path: Path) -> None:
     file = tmp_path / "tokens"
