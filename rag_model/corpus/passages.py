@@ -126,6 +126,8 @@ class PassageFile:
         self._most = _FREE + _EXPANDS * held
         if sum(sizes) != self.n_rows or not all(0 <= size <= _MOST_GROUP for size in sizes) or self.n_rows > held:
             raise InputError(f"{name} claims {self.n_rows:,} rows in {held:,} bytes: build or pull it again")
+        for group in range(metadata.num_row_groups):  # before Arrow makes room for the pages of one
+            self._check_decoded(metadata.row_group(group).total_byte_size)
         self._starts = [0]
         for size in sizes:
             self._starts.append(self._starts[-1] + size)

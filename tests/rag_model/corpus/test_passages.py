@@ -147,6 +147,17 @@ def test_a_text_that_is_named_thousands_of_times_is_refused_before_it_is_copied(
     assert pa.total_allocated_bytes() - before < 64 << 20
 
 
+def test_pages_that_the_footer_says_are_huge_are_refused_before_any_is_decompressed(tmp_path: Path) -> None:
+    path = tmp_path / "pages.parquet"
+    one = {pa.string(): "", pa.int64(): 1, pa.int32(): 1}
+    columns = {field.name: pa.array([one[field.type]] * 3, field.type) for field in PASSAGE_SCHEMA}
+    columns["text"] = pa.array(["x" * (40 << 20)] * 3)
+    pq.write_table(pa.table(columns), path, compression="zstd", use_dictionary=False)
+    assert path.stat().st_size < 100_000
+    with pytest.raises(InputError, match="decodes to more than"):
+        PassageFile(path)
+
+
 def test_equal_passages_are_no_bomb(tmp_path: Path) -> None:
     text = "The same sentence again and again. " * 18
     with PassageWriter(tmp_path / "equal.parquet") as writer:
