@@ -93,13 +93,23 @@ def load_model(folder: Path, spec: EncoderSpec, device: str | None = None, dtype
         UsageError: this machine has no such device.
     """
     check_kind(folder)
-    stored_tensors(folder)  # names a truncated file; transformers does not
     where = device_named(device)
     kind = getattr(torch, dtype) if dtype else fastest_dtype(where)
+    whole = pretrained(_class_of(folder), folder, kind, "give a bi-encoder")
+    return model_of(whole, spec, where)
+
+
+def pretrained(kind: Any, folder: Path, dtype: torch.dtype, advice: str = "fetch it again") -> Any:
+    """Load a transformers model of class `kind` from a folder, from safetensors alone; no code of the folder runs.
+
+    Raises:
+        InputError: weights are missing or corrupt; where transformers cannot read them, the sentence ends in `advice`.
+    """
+    stored_tensors(folder)  # names a truncated file; transformers does not
     try:
-        whole, loading = _class_of(folder).from_pretrained(
+        whole, loading = kind.from_pretrained(
             str(folder),
-            dtype=kind,
+            dtype=dtype,
             local_files_only=True,
             use_safetensors=True,
             trust_remote_code=False,
@@ -107,10 +117,10 @@ def load_model(folder: Path, spec: EncoderSpec, device: str | None = None, dtype
         )
     except (OSError, ValueError, RuntimeError, KeyError) as broken:
         sentence = str(broken).partition("\n")[0]
-        raise InputError(f"encoder {folder} cannot be loaded ({sentence}): give a bi-encoder") from broken
+        raise InputError(f"encoder {folder} cannot be loaded ({sentence}): {advice}") from broken
     if missing := sorted(name for name in loading["missing_keys"] if "pooler" not in name):
         raise InputError(f"encoder {folder} lacks {len(missing)} tensors, the first is {missing[0]}: fetch it again")
-    return model_of(whole, spec, where)
+    return whole
 
 
 def model_of(whole: Any, spec: EncoderSpec, device: torch.device, batch_tokens: int | None = None) -> Model:

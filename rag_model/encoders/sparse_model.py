@@ -7,10 +7,8 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from rag_model.encoders.model import device_named
+from rag_model.encoders.model import device_named, pretrained
 from rag_model.encoders.sparse_spec import SparseSpec
-from rag_model.encoders.weights import stored_tensors
-from rag_model.errors import InputError
 
 
 class SparseModel(nn.Module):
@@ -31,23 +29,7 @@ class SparseModel(nn.Module):
             InputError: weights are missing or corrupt.
         """
         where = device_named(device)
-        stored_tensors(folder)  # says which file is truncated; transformers does not
-        try:
-            whole, loading = transformers.AutoModelForMaskedLM.from_pretrained(
-                str(folder),
-                dtype=dtype,
-                local_files_only=True,
-                use_safetensors=True,
-                trust_remote_code=False,
-                output_loading_info=True,
-            )
-        except (OSError, ValueError, RuntimeError, KeyError) as broken:
-            sentence = str(broken).partition("\n")[0]
-            raise InputError(f"encoder {folder} cannot be loaded ({sentence}): fetch it again") from broken
-        if missing := sorted(loading["missing_keys"]):
-            raise InputError(
-                f"encoder {folder} lacks {len(missing)} tensors, the first is {missing[0]}: fetch it again"
-            )
+        whole = pretrained(transformers.AutoModelForMaskedLM, folder, dtype)
         return cls(whole.to(where).eval(), spec)
 
     @property

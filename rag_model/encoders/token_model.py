@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from rag_model.encoders.files import CONFIG, read_object
-from rag_model.encoders.model import device_named
+from rag_model.encoders.model import device_named, pretrained
 from rag_model.encoders.space import tokenizer_files
 from rag_model.encoders.token_spec import METADATA, TokenSpec, dense_folder
 from rag_model.encoders.weights import WEIGHTS, StoredTensor, stored_tensors
@@ -120,21 +120,7 @@ def body_tensors(folder: Path) -> dict[str, StoredTensor]:
 
 def _transformer(folder: Path, device: str | None, dtype: torch.dtype) -> Any:
     where = device_named(device)
-    stored_tensors(folder)  # says which file is truncated; transformers does not
-    try:
-        body, loading = transformers.AutoModel.from_pretrained(
-            str(folder),
-            dtype=dtype,
-            local_files_only=True,
-            use_safetensors=True,
-            trust_remote_code=False,
-            output_loading_info=True,
-        )
-    except (OSError, ValueError, RuntimeError, KeyError) as broken:
-        sentence = str(broken).partition("\n")[0]
-        raise InputError(f"encoder {folder} cannot be loaded ({sentence}): fetch it again") from broken
-    if missing := sorted(name for name in loading["missing_keys"] if "pooler" not in name):
-        raise InputError(f"encoder {folder} lacks {len(missing)} tensors, the first is {missing[0]}: fetch it again")
+    body = pretrained(transformers.AutoModel, folder, dtype)
     for name, parameter in body.named_parameters():
         parameter.requires_grad_(not _unused(name))
     return body.to(where).eval()
