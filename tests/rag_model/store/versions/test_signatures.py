@@ -28,6 +28,7 @@ from rag_model.store.versions.models import Made, export_model, model_folder, pu
 from rag_model.store.versions.moves import rollback, tag
 from rag_model.store.versions.signatures import SIGNING_KEY, TRUST, Trust
 from rag_model.store.versions.snapshot import Snapshot
+from tests.fixtures.wanted import missing
 
 Publish = Callable[..., str]
 
@@ -342,7 +343,7 @@ def test_keys_that_openssl_makes_are_read(
     local_store: Store, publish: Publish, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     if shutil.which("openssl") is None:
-        pytest.skip("openssl is not installed")
+        missing("openssl", "openssl is not installed: it makes the keys")
     make = f"openssl genpkey -algorithm ed25519 -out {tmp_path}/key.pem"
     tell = f'echo "ci $(openssl pkey -in {tmp_path}/key.pem -pubout | sed -n 2p)" > {tmp_path}/trusted'
     subprocess.run(["sh", "-ec", f"{make}\n{tell}"], check=True, capture_output=True)
