@@ -157,8 +157,8 @@ class Composer:
         if build is None and call.name in self._materials.names():
             return self._with_parameters(call)
         if build is None:
-            known = ", ".join(CALLS.names())
-            raise call.wrong(f"there is no call {call.name!r}: choose one of {known}, or name an index")
+            known, indexes = ", ".join(CALLS.names()), ", ".join(self._materials.names())
+            raise call.wrong(f"there is no call {call.name!r}: choose one of {known}, or name an index: {indexes}")
         return build(call, self)
 
     def _with_parameters(self, call: Call) -> SnapshotRetriever:
