@@ -10,6 +10,7 @@ from flows.finetune import Finetuned
 from flows.finetune import finetune as finetune_flow
 from flows.stage import run_flow
 from flows.training import KindName, read_tables
+from rag_model.errors import UsageError
 from rag_model.training.objectives.registry import objectives
 
 _OFFERED = "; ".join(
@@ -20,7 +21,9 @@ _OFFERED = "; ".join(
 def finetune(
     kind: Annotated[KindName, Parameter(help=_OFFERED)],
     /,
-    *,
+    *beam_options: Annotated[
+        str, Parameter(help="Options of Beam and its runner for rebuilds of the index, after `--`.")
+    ],
     store: StoreUrl,
     train: Annotated[str, Parameter(help="DPR's JSON, a question CSV or JSONL, triples, KILT, or a BEIR folder.")],
     dev: Annotated[str, Parameter(help="Examples in the same formats, to choose the best weights by.")],
@@ -47,10 +50,13 @@ def finetune(
     encoders by `bookwheel reindex --encoder model:NAME`, a RAG model by `bookwheel answer --model NAME`, a
     cross-encoder by `bookwheel search --retriever "rerank(hnsw, model:NAME, 50)"`.
     """
+    if beam_options and not beam_options[0].startswith("-"):
+        raise UsageError(f"finetune takes no argument {beam_options[0]!r}: examples are given as --train and --dev")
     tables: Any = read_tables(training)
     folder = str(work) if work else None
     begins = (encoder, generator, teacher)
-    outcome = run_flow(finetune_flow, kind, store, train, dev, ref, *begins, tables, name, max_steps, folder)
+    given = kind, store, train, dev, ref
+    outcome = run_flow(finetune_flow, *given, *begins, tables, name, max_steps, folder, beam_options)
     return Reply(outcome.to_json(), "\n".join(_lines(outcome)))
 
 
@@ -61,6 +67,7 @@ def _lines(outcome: Finetuned) -> list[str]:
         f"model     {outcome.model}",
         f"name      {outcome.name}@{outcome.number}",
         f"snapshot  {outcome.snapshot}",
+        *([f"index     {outcome.index} ({outcome.name}): ask it with --ref {outcome.name}"] if outcome.index else []),
         f"trained   {trained}; the best weights are those of step {outcome.best_step:,}",
         *(f"{measure:<16}{value:>10.4g} before {after[measure]:>10.4g} after" for measure, value in before.items()),
     ]

@@ -238,7 +238,7 @@ class RagTask:
     def _recall(self, batch: RagBatch, asked: Tensor) -> Recalled:
         if self._recipe.retrieve == "batch":
             questions = [pair.example.question for pair in batch]
-            return self._memory.recall(questions, _array(asked), self._recipe.k)
+            return self._memory.recall(questions, array_of(asked), self._recipe.k)
         return self._memory.recalled([self._first[pair.example.question] for pair in batch])
 
     def _ask(self, questions: Sequence[str]) -> Recalled:
@@ -287,6 +287,7 @@ def _pairs(examples: Sequence[Example], recipe: RagRecipe) -> list[Pair]:
     return pairs
 
 
-def _array(vectors: Tensor) -> Vectors:
+def array_of(vectors: Tensor) -> Vectors:
+    """Return vectors as a float32 array, without gradient."""
     found: Vectors = vectors.detach().float().cpu().numpy()
     return found
