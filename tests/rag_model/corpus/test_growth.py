@@ -76,9 +76,9 @@ RULES = {
     "words": ["a", "a ", "1", "1,", "é", "漢", "。", "a. ", "\x00", "\ufdd0", "T"],
 }
 OPENINGS = [
-    "[//", "[mailto:", "[[", "[[a", "[[a (", "{{", "{{a", "{{#if:", "{{convert|", "{{hlist|", "{{{", "-{", "(", "&", "__",
-    "<span ", "</span", "<sup", "<table", "</table", "<ref ", "<!--", "<math>", "<a ", "#REDIRECT", "#REDIRECT :",
-    "\n=", "\n;", "\n!", "\n{|", "\n*", "''",
+    "[//", "[mailto:", "[[", "[[a", "[[a (", "{{", "{{a", "{{#if:", "{{convert|", "{{hlist|", "{{{", "-{", "(",
+    "&", "__", "<span ", "</span", "<sup", "<table", "</table", "<ref ", "<!--", "<math>", "<a ",
+    "#REDIRECT", "#REDIRECT :", "\n=", "\n;", "\n!", "\n{|", "\n*", "''",
 ]  # fmt: skip
 RUNS = ["a", "1", " ", ",", "=", "display:none", "a b,"]
 ENDINGS = ["", "b|]]", "\nb|]]", "}}", ")x"]
