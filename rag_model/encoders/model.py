@@ -16,9 +16,9 @@ from transformers.utils import logging
 from rag_model.encoders.architecture import DPR_ENCODERS, check_kind
 from rag_model.encoders.batches import LENGTH_MULTIPLE, STEADY_TOKENS, by_length, padded
 from rag_model.encoders.files import CONFIG, read_object
+from rag_model.encoders.pretrained import load_pretrained
 from rag_model.encoders.spec import EncoderSpec
 from rag_model.encoders.tokens import TokenIds
-from rag_model.encoders.weights import stored_tensors
 from rag_model.errors import InputError, UsageError
 
 # Tokens of a batch, padding included. On two cores with AMX 2,048 to 4,096 are the fastest (larger batches do not fit
@@ -105,19 +105,9 @@ def pretrained(kind: Any, folder: Path, dtype: torch.dtype, advice: str = "fetch
     Raises:
         InputError: weights are missing or corrupt; where transformers cannot read them, the sentence ends in `advice`.
     """
-    stored_tensors(folder)  # names a truncated file; transformers does not
-    try:
-        whole, loading = kind.from_pretrained(
-            str(folder),
-            dtype=dtype,
-            local_files_only=True,
-            use_safetensors=True,
-            trust_remote_code=False,
-            output_loading_info=True,
-        )
-    except (OSError, ValueError, RuntimeError, KeyError) as broken:
-        sentence = str(broken).partition("\n")[0]
-        raise InputError(f"encoder {folder} cannot be loaded ({sentence}): {advice}") from broken
+    whole, loading = load_pretrained(
+        kind, folder, "encoder", advice, dtype=dtype, use_safetensors=True, output_loading_info=True
+    )
     if missing := sorted(name for name in loading["missing_keys"] if "pooler" not in name):
         raise InputError(f"encoder {folder} lacks {len(missing)} tensors, the first is {missing[0]}: fetch it again")
     return whole
