@@ -8,12 +8,14 @@ Requires: the extras model and train; a store that this machine can write to.
 
 import secrets
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from beam_jobs.launch import OnProgress
+from beam_jobs import score
+from beam_jobs.launch import Launch, OnProgress
 from flows import artifacts
 from flows.admission import Url
 from flows.machine.workplace import alone
@@ -68,6 +70,7 @@ def finetune(
     name: str | None = None,
     max_steps: int | None = None,
     work: str | None = None,
+    beam_options: Sequence[str] = (),
 ) -> Finetuned:
     """Train a model of `kind` on the snapshot that `ref` names, and move the model's ref to it.
 
@@ -80,12 +83,13 @@ def finetune(
         ref: a ref, ref@number, an id or a unique prefix of a snapshot; it is pinned by id before anything else.
         encoder: initial weights of the encoder or encoders: a folder, a hub name, or `model:NAME`; by default the
             snapshot's.
-        generator: initial weights of the generator: a folder or a hub name.
+        generator: initial weights of the generator: a folder, a hub name, or `model:NAME`.
         teacher: the cross-encoder to learn from: a folder, a hub name, or `model:NAME`.
         recipe: tables of settings, as in a TOML file (`flows.training`); by default those of the papers.
         name: the ref of models to move; by default `kind`.
         max_steps: the number of steps, in place of the recipe's.
         work: keep checkpoints and curves in this folder; by default in the cache, where they are deleted at the end.
+        beam_options: options of Beam and of its runner, for the scores that `ra-dit` takes from its generator.
 
     Raises:
         RefusedError: the question encoder has another space than the snapshot, a loss is not finite, or
@@ -97,7 +101,12 @@ def finetune(
     with target.intents.held(f"finetune-{secrets.token_hex(8)}"):  # keeps `gc` from deleting its snapshot
         with clock("prepare"):
             job = prepare(
-                target, kind, train, dev, ref, Given(Named(encoder, generator, teacher), recipe or {}, max_steps)
+                target,
+                kind,
+                train,
+                dev,
+                ref,
+                Given(Named(encoder, generator, teacher), recipe or {}, max_steps, tuple(beam_options)),
             )
         found = job.known()
         if found is not None:
@@ -116,6 +125,7 @@ class Given:
     named: Named
     tables: Tables
     max_steps: int | None
+    beam_options: tuple[str, ...] = ()
 
 
 @stage
@@ -128,7 +138,8 @@ def prepare(store: Store, kind: str, train: str, dev: str, ref: str, given: Give
     origins = chosen.origins(store, snapshot, Named(**taken))
     settings = training_of(kind, given.tables, given.max_steps, unit_vectors=origins.unit_vectors())
     examples = {"train": read_examples(train), "dev": read_examples(dev, split="dev")}
-    return Finetuning(chosen, Job(store, snapshot, origins, settings, examples))
+    scorer = partial(score.run, launch=Launch.new(store.url, given.beam_options))
+    return Finetuning(chosen, Job(store, snapshot, origins, settings, examples, scorer=scorer))
 
 
 def made(job: Finetuning, work: Path | None, name: str, clock: StageClock) -> tuple[Outcome, PutModel]:

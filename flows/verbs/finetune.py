@@ -20,7 +20,9 @@ _OFFERED = "; ".join(
 def finetune(
     kind: Annotated[KindName, Parameter(help=_OFFERED)],
     /,
-    *,
+    *beam_options: Annotated[
+        str, Parameter(help="Options of Beam and its runner, after `--`, for the scores that `ra-dit` takes.")
+    ],
     store: StoreUrl,
     train: Annotated[str, Parameter(help="DPR's JSON, a question CSV or JSONL, triples, KILT, or a BEIR folder.")],
     dev: Annotated[str, Parameter(help="Examples in the same formats, to choose the best weights by.")],
@@ -29,7 +31,9 @@ def finetune(
         str | None,
         Parameter(help="Initial encoder: a folder, a hub name, or `model:NAME`; by default that of the snapshot."),
     ] = None,
-    generator: Annotated[str | None, Parameter(help="Initial generator: a folder or a hub name.")] = None,
+    generator: Annotated[
+        str | None, Parameter(help="Initial generator: a folder, a hub name, or `model:NAME`.")
+    ] = None,
     teacher: Annotated[
         str | None, Parameter(help="Cross-encoder to learn from: a folder, a hub name, or `model:NAME`.")
     ] = None,
@@ -50,7 +54,8 @@ def finetune(
     tables: Any = read_tables(training)
     folder = str(work) if work else None
     begins = (encoder, generator, teacher)
-    outcome = run_flow(finetune_flow, kind, store, train, dev, ref, *begins, tables, name, max_steps, folder)
+    given = kind, store, train, dev, ref, *begins, tables, name, max_steps, folder, beam_options
+    outcome = run_flow(finetune_flow, *given)
     return Reply(outcome.to_json(), "\n".join(_lines(outcome)))
 
 
