@@ -7,7 +7,7 @@ learning_rate = 2e-5
 [dpr]               # or [cross_encoder], [margin_mse], [rag], or a table of another objective
 batch_size = 32
 
-[negatives]         # for dpr, colbert, cross-encoder and margin-mse
+[negatives]         # for dpr, colbert, cross-encoder and margin-mse; ra-dit has [ra_dit], [lm], [retriever], [lm_loop]
 search = "bm25"
 ```
 """

@@ -10,6 +10,7 @@ from flows.finetune import Finetuned
 from flows.finetune import finetune as finetune_flow
 from flows.stage import run_flow
 from flows.training import KindName, read_tables
+from rag_model.errors import UsageError
 from rag_model.training.objectives.registry import objectives
 
 _OFFERED = "; ".join(
@@ -37,7 +38,7 @@ def finetune(
     teacher: Annotated[
         str | None, Parameter(help="Cross-encoder to learn from: a folder, a hub name, or `model:NAME`.")
     ] = None,
-    max_steps: Annotated[int | None, Parameter(help="Number of steps, in place of the recipe's.")] = None,
+    max_steps: Annotated[int | None, Parameter(help="Number of steps of each stage, in place of the recipe's.")] = None,
     name: Annotated[str | None, Parameter(help="The ref of the model in the store; by default its kind.")] = None,
     training: Annotated[
         Path | None, Parameter(help="A TOML file of settings; omitted ones keep their defaults.")
@@ -48,9 +49,13 @@ def finetune(
     """Train a model on a snapshot and put it into the store.
 
     An interrupted run continues when the same command is run again; a finished one is not repeated. Use a pair of
-    encoders by `bookwheel reindex --encoder model:NAME`, a RAG model by `bookwheel answer --model NAME`, a
+    encoders by `bookwheel reindex --encoder model:NAME`, a RAG or RA-DIT model by `bookwheel answer --model NAME`, a
     cross-encoder by `bookwheel search --retriever "rerank(hnsw, model:NAME, 50)"`.
     """
+    if beam_options and not beam_options[0].startswith("-"):
+        raise UsageError(
+            f"finetune takes no argument {beam_options[0]!r}: give options of Beam after --, others by name"
+        )
     tables: Any = read_tables(training)
     folder = str(work) if work else None
     begins = (encoder, generator, teacher)
