@@ -29,6 +29,7 @@ from rag_model.training.data.teaching import Tell
 from rag_model.training.loop.journal import METRICS
 from rag_model.training.loop.loop import Report, Trained, train
 from rag_model.training.loop.task import Task, TellingTask
+from rag_model.training.moving.rebuild import Rebuild
 from rag_model.training.objectives.objective import Job, Objective, Stage, loops_of
 
 STAGE = "finetune"
@@ -67,6 +68,7 @@ class Finetuning:
             "models": dict(self.job.origins.digests()),
             "recipe": {**asdict(settings), **{name: loop.deciding() for name, loop in loops_of(settings).items()}},
             "examples": {name: digest_examples(some) for name, some in self.job.examples.items()},
+            **self.objective.inputs(self.job),
             "version": VERSION,
             **({"code": self.objective.version} if self.objective.version else {}),
         }
@@ -98,16 +100,19 @@ class Finetuning:
             return None
         return Outcome(**record.facts)
 
-    def run(self, work: Path, report: Report | None = None) -> Trained:
+    def run(self, work: Path, report: Report | None = None, rebuild: Rebuild | None = None) -> Trained:
         """Train in the folder `work`, or resume the training there: stage after stage, if there are several.
 
-        `report` is also called with kind `score` and how much is done, while a stage's data are scored.
+        `rebuild` makes the rebuilds of a moving index. `report` is also called with kind `stage NAME` before each of
+        several stages, whose `evaluate_every` is its value, and with kind `score` while a stage's data are scored.
 
         Raises:
             BookwheelError: as the objective, its tasks and the loop; the checkpoints stay.
         """
         found, told = list[Trained](), list[StageTold]()
-        for stage in self.objective.stages(self.prepare(work)):
+        for stage in self.objective.stages(replace(self.prepare(work), rebuild=rebuild)):
+            if stage.name and report is not None:
+                report(f"stage {stage.name}", 0, 0, {"evaluate_every": stage.loop.evaluate_every})
             torch.manual_seed(stage.loop.seed)  # for weights that a folder lacks, such as a pooler's
             task = stage.task(found[-1].best if found else None, _scoring(report))
             trained = train(task, stage.loop, work / stage.name, report)

@@ -177,7 +177,7 @@ def _retriever_costs(job: Job[RaDitTraining], models: Mapping[str, Architecture]
     recipe, question, generator = job.settings.retriever, models["question"], models["generator"]
     labelled, k = len(_asked(job.examples["train"])), min(job.settings.ra_dit.k, job.snapshot.n)
     examples = labelled + min(job.settings.texts(labelled), job.snapshot.n)
-    scored, tokens = (examples + _evaluated(job)) * k, PROMPT + 2 * recipe.text_tokens
+    scored, tokens = (examples + len(job.examples["dev"])) * k, PROMPT + 2 * recipe.text_tokens
     kept = question.activations(recipe.batch_size, max(QUESTION, 2 * recipe.text_tokens))
     held = (
         weights(generator) + LEARNED * weights(question) + retriever_bytes(job.snapshot, job.settings.ra_dit.expression)
@@ -196,12 +196,7 @@ def _retriever_costs(job: Job[RaDitTraining], models: Mapping[str, Architecture]
 
 def _look(job: Job[RaDitTraining], generator: Architecture) -> float:
     k = min(job.settings.ra_dit.k, job.snapshot.n)
-    return _evaluated(job) * k * (PROMPT + _ANSWER) * generator.operations
-
-
-def _evaluated(job: Job[RaDitTraining]) -> int:
-    answered = len(_asked(job.examples["dev"]))
-    return min(job.settings.ra_dit.evaluated or answered, answered)
+    return len(job.examples["dev"]) * k * (PROMPT + _ANSWER) * generator.operations
 
 
 RA_DIT = RaDit()

@@ -19,15 +19,14 @@ class DevSet:
     """Dev questions, answered by a question encoder and a generator over a snapshot."""
 
     def __init__(self, memory: Memory, dev: Sequence[Example], recipe: RaDitRecipe) -> None:
-        """Take the questions that have an answer, as many as the recipe says.
+        """Take the questions that have an answer.
 
         Raises:
             UsageError: none has an answer.
         """
-        answered = [one for one in dev if one.answers]
-        if not answered:
+        self.examples = [one for one in dev if one.answers]
+        if not self.examples:
             raise UsageError("no dev example has an answer to select the best weights: give a dev file with answers")
-        self.examples = answered[: recipe.evaluated or None]
         self._memory, self._recipe = memory, recipe
 
     def measure(self, question: TrainableEncoder, generator: Generator) -> dict[str, float]:

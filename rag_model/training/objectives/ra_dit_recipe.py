@@ -18,8 +18,9 @@ LM_LOOP = LoopSettings(
     learning_rate=1e-5, schedule="cosine", warmup_share=0.4, max_steps=500, max_gradient_norm=1.0, evaluate_every=100
 )
 """LM-ft, table 8: 1e-5 falling to 1e-7 by a cosine, 200 of 500 steps to warm up. Clipping is not said."""
-LOOP = LoopSettings(epochs=1, learning_rate=1e-5, warmup_share=0.067)
-"""R-ft: 1e-5, one pass, DRAGON's 1,237 steps to warm up, of which this is DPR's share; validated every 500 steps."""
+LOOP = LoopSettings(epochs=1, learning_rate=1e-5, warmup_share=0.067, dev_examples=500)
+"""R-ft: 1e-5, one pass, DRAGON's 1,237 steps to warm up, of which this is DPR's share; validated every 500 steps. Both
+stages are evaluated on the same dev examples: the paper's (appendix D) are at most 2,500 of a task."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,6 @@ class RaDitRecipe:
     temperature: float = 1.0  # of p_R; paper, eq. 2: 1. With vectors of unit length use 0.05
     retriever: str | None = None  # an expression; None: the snapshot's default
     index: str | None = None  # of the snapshot: the short form of `retriever`
-    evaluated: int = 100  # dev questions at each evaluation, the first ones; 0: all
     refuse_collapse: bool = True  # if all questions get the same passages
     limits: Limits = LIMITS  # the limits of that check
     seed: int = 12345  # of the order, and of the plain texts
@@ -71,7 +71,7 @@ class RaDitRecipe:
 class RaDitTraining:
     """Settings of an RA-DIT training."""
 
-    loop: LoopSettings = LOOP  # of R-ft
+    loop: LoopSettings = LOOP  # of R-ft; its `dev_examples` are those of both
     lm_loop: LoopSettings = LM_LOOP  # of LM-ft
     ra_dit: RaDitRecipe = field(default_factory=RaDitRecipe)
     lm: LmRecipe = field(default_factory=LmRecipe)
@@ -82,7 +82,6 @@ class RaDitTraining:
         shared, lm, retriever = self.ra_dit, self.lm, self.retriever
         shared.settings()  # k and temperature
         _check(lm.k >= 1, "lm.k", lm.k, "1 or more")
-        _check(shared.evaluated >= 0, "ra_dit.evaluated", shared.evaluated, "0 or more")
         for name, size in (("lm.batch_size", lm.batch_size), ("retriever.batch_size", retriever.batch_size)):
             _check(size >= 1, name, size, "1 or more")
         _check(retriever.text_tokens >= 1, "retriever.text_tokens", retriever.text_tokens, "1 or more")

@@ -367,7 +367,6 @@ def test_the_order_depends_on_the_epoch_alone(job_of: Any) -> None:
     [
         ("ra_dit", {"stages": "reader"}, "ra_dit.stages .* 'reader': use one of both, lm, retriever"),
         ("ra_dit", {"k": 0}, "k >= 1"),
-        ("ra_dit", {"evaluated": -1}, "0 or more"),
         ("lm", {"k": 0}, "lm.k .* 0: use 1 or more"),
         ("lm", {"batch_size": 0}, "lm.batch_size"),
         ("retriever", {"batch_size": 0}, "retriever.batch_size"),
