@@ -85,7 +85,7 @@ def test_help_offers_it(command: Callable[..., Ran], registered: dict[str, str])
     assert "toy: a bag of words" in told
     assert "dpr: a question and a passage encoder, --encoder; colbert: " in told
     refused = command("finetune", "toi", **registered)
-    assert (refused.code, '"rag-token", "rag-end2end", "toy"' in refused.complaint) == (2, True), refused.err
+    assert (refused.code, '"rag-end2end", "ra-dit", "toy"' in refused.complaint) == (2, True), refused.err
 
 
 def test_it_trains_resumes_after_a_kill_and_is_kept_with_a_card(
@@ -156,11 +156,15 @@ def test_a_deployment_has_a_form_for_it(deployment: str) -> None:
             "rag-sequence",
             "rag-token",
             "rag-end2end",
+            "ra-dit",
             "toy",
         ]
         forms = {form.get("title"): form for form in schema["properties"]["recipe"]["anyOf"]}
-        rag = ["rag-sequence, rag-token", "rag-end2end"]
+        rag = ["rag-sequence, rag-token", "rag-end2end", "ra-dit"]
         assert list(forms) == ["dpr", "colbert", "cross-encoder", "margin-mse", *rag, "toy", None]
+        preference = forms["ra-dit"]["properties"]["retriever"]["properties"]["preference"]
+        assert preference["enum"] == ["probability", "mean_log_probability"]
+        assert forms["ra-dit"]["properties"]["lm_loop"]["properties"]["max_steps"]["description"] == "by default 500"
         width = forms["toy"]["properties"]["toy"]["properties"]["width"]
         assert (width["type"], width["description"]) == ("integer", "by default 16")
         assert forms["toy"]["properties"]["loop"]["properties"]["epochs"]["description"] == "by default 3"
