@@ -1,7 +1,7 @@
 """The bag of tokens of a text: which terms of a tokenizer's vocabulary it has, and not how much each one means.
 
 No model decides it, so no training makes it stale: Zhou et al., "Semi-Parametric Retrieval via Binary Bag-of-Tokens
-Index" (arXiv 2405.01924). Its space is the tokenizer's. Questions are asked by any sparse encoder that has this tokenizer.
+Index" (arXiv 2405.01924). Its space is the tokenizer's. Any sparse encoder that has this tokenizer asks the questions.
 """
 
 import json
@@ -108,7 +108,9 @@ def read_bag_spec(folder: Path, overrides: Mapping[str, Any] | None = None) -> B
     told = record.get(RECORDED) or {}
     if not told:
         own = record.get(SPARSE) or {}
-        told = {"max_length": longest_input(folder)} | {one.name: own[one.name] for one in fields(BagSpec) if one.name in own}
+        told = {"max_length": longest_input(folder)} | {
+            one.name: own[one.name] for one in fields(BagSpec) if one.name in own
+        }
     if unknown := sorted(set(overrides or {}) - {one.name for one in fields(BagSpec)}):
         raise UsageError(f"{unknown[0]!r} is not a setting of a bag: use one of max_length, passage_prompt")
     return BagSpec(**{**told, **(overrides or {})})

@@ -1,8 +1,8 @@
 """The best inner product of a text's tokens with each word of a vocabulary, without the products of all tokens at once.
 
 A plain product keeps (b, t, V) numbers for the backward pass: a gigabyte for 32 texts of 256 tokens and BERT's
-vocabulary. Here one text's products are made at a time, and only the place of each maximum is kept. So the backward pass costs
-as much as one token a text, and not t.
+vocabulary. Here one text's products are made at a time, and only the place of each maximum is kept. So the backward
+pass costs as much as one token a text, and not t.
 """
 
 from collections.abc import Sequence

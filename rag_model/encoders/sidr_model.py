@@ -110,7 +110,9 @@ class SidrModel(nn.Module):
         folder.mkdir(parents=True, exist_ok=True)
         copy_tokenizer(tokenizer_of, folder)
         prefix = self.body.base_model_prefix
-        body = {f"{prefix}.{name}": one for name, one in self.body.state_dict().items() if "pooler" not in name.split(".")}
+        body = {
+            f"{prefix}.{name}": one for name, one in self.body.state_dict().items() if "pooler" not in name.split(".")
+        }
         norm = {f"{_NORM}.{name}": one for name, one in self.norm.state_dict().items()}
         tensors = {name: one.detach().cpu().contiguous() for name, one in (body | norm).items()}
         save_file(tensors, folder / WEIGHTS, {"format": "pt"})

@@ -14,7 +14,7 @@ from rag_model.digest import digest_file, digest_json
 from rag_model.encoders.files import optional_object, read_object, vector_length
 from rag_model.encoders.spec import RECORD_FILE, EncoderSpec
 from rag_model.encoders.weights import digest_weights
-from rag_model.errors import InputError, RefusedError
+from rag_model.errors import InputError, RefusedError, UsageError
 
 TOKENIZER = "tokenizer.json"
 BAG = "bag"  # the pooling of bags of tokens, which no weights decide
@@ -118,6 +118,17 @@ def check_same_space(question: Space, snapshot: Space) -> None:
         f"questions of encoder {question.name} cannot search a snapshot of encoder {snapshot.name}, whose "
         f"{' and '.join(differ)} differ: use the encoder that the snapshot carries, or reindex"
     )
+
+
+def check_same_tokenizer(one: Path, other: Path) -> None:
+    """Check that two folders have the same tokenizer.
+
+    Raises:
+        InputError: one has none.
+        UsageError: they have not.
+    """
+    if one != other and digest_tokenizer(one) != digest_tokenizer(other):
+        raise UsageError(f"encoders {one} and {other} have different tokenizers: use a pair that shares one")
 
 
 def digest_tokenizer(folder: Path) -> str:

@@ -144,10 +144,11 @@ class SparseEncoder:
     def _heaviest(self, texts: Sequence[str], count: int, units: int, most: int) -> tuple[Ints, Ints]:
         """Return terms and units, both (n, c), as `sparse_model.heaviest`."""
         heaviest = import_module("rag_model.encoders.sparse_model").heaviest
+        model: Any = self.model
         shape = len(texts), min(count + (self.spec.max_length if self.spec.own_terms else 0), self.dim)
         terms, held = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
         for rows, weights, ids in self._batches(texts):
-            own = self.model.own(ids) if self.spec.own_terms else None
+            own = model.own(ids) if self.spec.own_terms else None
             for out, found in zip((terms, held), heaviest(weights, count, units, most, own), strict=True):
                 out[rows, : found.shape[1]] = found.cpu().numpy()
         return terms, held
@@ -157,7 +158,7 @@ class SparseEncoder:
         torch = require("torch", "model")
         lines = tokenize(self.tokenizer, texts)
         for rows in by_length([len(line) for line in lines], self.budget, min(STEADY_TOKENS, self.budget)):
-            ids, real = _rectangle([lines[row] for row in rows], self.model.pad_id)
+            ids, real = rectangle([lines[row] for row in rows], self.model.pad_id)
             with torch.inference_mode():
                 inputs = [torch.from_numpy(one).to(self.model.device) for one in (ids, real)]
                 weights = self.model(*inputs)
@@ -204,7 +205,8 @@ def sparse_files(folder: Path, spec: SparseSpec, space: Space, workdir: Path) ->
     return {path.name: path for path in [folder / CONFIG, *tokenizer_files(folder), *weight_files(folder), record]}
 
 
-def _rectangle(lines: Sequence[TokenIds], fill: int) -> tuple[Ints, npt.NDArray[np.bool_]]:
+def rectangle(lines: Sequence[TokenIds], fill: int) -> tuple[Ints, npt.NDArray[np.bool_]]:
+    """Return (b, t) ids, padded with `fill`, and (b, t) what is no padding."""
     width = padded(max(map(len, lines)))
     real = np.arange(width) < np.array([len(line) for line in lines])[:, None]  # (t,) < (b, 1) -> (b, t)
     ids = np.full(real.shape, fill, np.int64)

@@ -62,9 +62,7 @@ class SparseModel(nn.Module):
         return torch.log1p(weights) if self.spec.activation == "log1p_relu" else weights
 
 
-def heaviest(
-    weights: Tensor, count: int, units: int, most: int, own: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
+def heaviest(weights: Tensor, count: int, units: int, most: int, own: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Return the `count` heaviest terms, (b, c) int64, and their weights in units, (b, c) int64, the heaviest first.
 
     A weight of 1 is `units` units, at most `most`; of equal ones the smaller term comes first. 0 units: no term.

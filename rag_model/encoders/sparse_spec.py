@@ -11,7 +11,7 @@ a statistic of the corpus, so that parts, and builds, agree.
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Literal, Self, get_args
+from typing import Any, Final, Literal, Self, get_args
 
 from rag_model.encoders.files import CONFIG, longest_input, optional_object, read_object
 from rag_model.encoders.sentence_transformers import has_splade_pooling, read_splade
@@ -22,7 +22,7 @@ from rag_model.errors import InputError, UsageError
 RECORDED = "sparse"  # field of the record
 Pooling = Literal["max", "sum"]
 Activation = Literal["relu", "log1p_relu", "elu1p"]
-SIDR = "elu1p"
+SIDR: Final = "elu1p"
 _HEAD = "ForMaskedLM"  # how the architectures end whose logits are over the vocabulary
 _SHORTEST = 3  # tokens: two special ones and one of text
 _MOST_TERMS = 10_000  # of a text
