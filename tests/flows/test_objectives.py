@@ -151,13 +151,14 @@ def test_a_deployment_has_a_form_for_it(deployment: str) -> None:
             "cross-encoder",
             "margin-mse",
             "sidr",
+            "openrag",
             "rag-sequence",
             "rag-token",
             "toy",
         ]
         forms = {form.get("title"): form for form in schema["properties"]["recipe"]["anyOf"]}
-        ours = ["dpr", "colbert", "cross-encoder", "margin-mse", "sidr", "rag-sequence, rag-token"]
-        assert list(forms) == [*ours, "toy", None]
+        ours = ["dpr", "colbert", "cross-encoder", "margin-mse", "sidr", "openrag"]
+        assert list(forms) == [*ours, "rag-sequence, rag-token", "toy", None]
         width = forms["toy"]["properties"]["toy"]["properties"]["width"]
         assert (width["type"], width["description"]) == ("integer", "by default 16")
         assert forms["toy"]["properties"]["loop"]["properties"]["epochs"]["description"] == "by default 3"

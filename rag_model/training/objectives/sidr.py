@@ -127,7 +127,8 @@ class SidrTask(GroupTask[DprBatch, SidrPair, SidrRecipe]):
 
     def loss(self, batch: DprBatch) -> tuple[Tensor, Mapping[str, Tensor | float]]:
         """Return the loss over the passages of all processes, and the shares of questions whose positive is best."""
-        return sidr_loss(self.module, batch, self._recipe)
+        recipe = self._recipe
+        return sidr_loss(self.module, batch, recipe.terms, recipe.temperature, both_ways=recipe.both_ways)
 
     def evaluate(self) -> Measures:
         """Return the dev set's `average_rank` and `Success@k`, by weights, and `bag_…`, by bags; see `Ranking`."""
@@ -141,8 +142,13 @@ class SidrTask(GroupTask[DprBatch, SidrPair, SidrRecipe]):
         self.module.save(folder)
 
 
-def sidr_loss(pair: SidrPair, batch: DprBatch, recipe: SidrRecipe) -> tuple[Tensor, Mapping[str, Tensor | float]]:
-    """Return the loss of a batch over the passages of all processes, and what to write down."""
+def sidr_loss(
+    pair: SidrPair, batch: DprBatch, terms: int, temperature: float, *, both_ways: bool
+) -> tuple[Tensor, Mapping[str, Tensor | float]]:
+    """Return the loss of a batch over the passages of all processes, and what to write down.
+
+    `heaviest` is the largest weight of a passage: one above 255 / scale is cut when it is stored.
+    """
     own, bag = pair.read(batch.passages)
     (weights, start), (bags, _) = of_all_processes(own), of_all_processes(bag.byte())  # (m, V) -> (m of all, V)
     keys, _ = of_all_processes(passage_keys(batch.passages).to(weights.device))
@@ -150,7 +156,7 @@ def sidr_loss(pair: SidrPair, batch: DprBatch, recipe: SidrRecipe) -> tuple[Tens
     ignored = other_positives(batch.examples, keys, gold)
     asked = pair.ask([example.question for example in batch.examples])
     loss, found = semi_parametric_loss(
-        asked, (weights, bags.bool()), gold, ignored, recipe.terms, recipe.temperature, both_ways=recipe.both_ways
+        asked, (weights, bags.bool()), gold, ignored, terms, temperature, both_ways=both_ways
     )
     return loss, {**found, "heaviest": weights.detach().max()}
 
