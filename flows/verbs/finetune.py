@@ -5,12 +5,14 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from flows.command.reply import Common, Reply, SnapshotName, StoreUrl
+from flows.command.reply import Common, Reply, SnapshotName
 from flows.finetune import Finetuned
 from flows.finetune import finetune as finetune_flow
 from flows.stage import run_flow
 from flows.training import KindName, read_tables
-from rag_model.training.objectives.registry import objectives
+from rag_model.errors import UsageError
+from rag_model.training.objectives.registry import objective, objectives
+from rag_model.training.settings_text import settings_text
 
 _OFFERED = "; ".join(
     f"`{one.name}`: {one.summary}{''.join(f', `--{option}`' for option in sorted(one.options))}" for one in objectives()
@@ -20,10 +22,19 @@ _OFFERED = "; ".join(
 def finetune(
     kind: Annotated[KindName, Parameter(help=_OFFERED)],
     /,
-    *,
-    store: StoreUrl,
-    train: Annotated[str, Parameter(help="DPR's JSON, a question CSV or JSONL, triples, KILT, or a BEIR folder.")],
-    dev: Annotated[str, Parameter(help="Examples in the same formats, to choose the best weights by.")],
+    *beam_options: Annotated[
+        str, Parameter(help="Options of Beam and its runner for rebuilds of the index, after `--`.")
+    ],
+    store: Annotated[
+        str | None, Parameter(help="The store of snapshots: file:///…, s3://… or a folder. Required.")
+    ] = None,
+    train: Annotated[
+        str | None,
+        Parameter(help="DPR's JSON, a question CSV or JSONL, triples, KILT, or a BEIR folder. Required."),
+    ] = None,
+    dev: Annotated[
+        str | None, Parameter(help="Examples in the same formats, to choose the best weights by. Required.")
+    ] = None,
     ref: SnapshotName = "latest",
     encoder: Annotated[
         str | None,
@@ -39,6 +50,12 @@ def finetune(
         Path | None, Parameter(help="A TOML file of settings; omitted ones keep their defaults.")
     ] = None,
     work: Annotated[Path | None, Parameter(help="Keep checkpoints and curves in this folder.")] = None,
+    print_settings: Annotated[
+        bool,
+        Parameter(
+            negative="", help="Print a file for --training with all settings, defaults and sources; train nothing."
+        ),
+    ] = False,
     common: Common | None = None,
 ) -> Reply:
     """Train a model on a snapshot and put it into the store.
@@ -47,10 +64,19 @@ def finetune(
     encoders by `bookwheel reindex --encoder model:NAME`, a RAG model by `bookwheel answer --model NAME`, a
     cross-encoder by `bookwheel search --retriever "rerank(hnsw, model:NAME, 50)"`.
     """
+    if print_settings:
+        text = settings_text(objective(kind))
+        return Reply({"kind": kind, "settings": text}, text.rstrip())
+    if store is None or train is None or dev is None:
+        required = {"--store": store, "--train": train, "--dev": dev}
+        raise UsageError(f"finetune needs {', '.join(name for name, value in required.items() if value is None)}")
+    if beam_options and not beam_options[0].startswith("-"):
+        raise UsageError(f"finetune takes no argument {beam_options[0]!r}: examples are given as --train and --dev")
     tables: Any = read_tables(training)
     folder = str(work) if work else None
     begins = (encoder, generator, teacher)
-    outcome = run_flow(finetune_flow, kind, store, train, dev, ref, *begins, tables, name, max_steps, folder)
+    given = kind, store, train, dev, ref
+    outcome = run_flow(finetune_flow, *given, *begins, tables, name, max_steps, folder, beam_options)
     return Reply(outcome.to_json(), "\n".join(_lines(outcome)))
 
 
@@ -61,6 +87,7 @@ def _lines(outcome: Finetuned) -> list[str]:
         f"model     {outcome.model}",
         f"name      {outcome.name}@{outcome.number}",
         f"snapshot  {outcome.snapshot}",
+        *([f"index     {outcome.index} ({outcome.name}): ask it with --ref {outcome.name}"] if outcome.index else []),
         f"trained   {trained}; the best weights are those of step {outcome.best_step:,}",
         *(f"{measure:<16}{value:>10.4g} before {after[measure]:>10.4g} after" for measure, value in before.items()),
     ]

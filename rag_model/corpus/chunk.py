@@ -26,7 +26,7 @@ from rag_model.corpus.records import Article, Page, Part, Passage, Siteinfo
 from rag_model.corpus.wikitext import Unparsable, clean
 from rag_model.errors import InputError, UsageError
 
-VERSION = 3  # raise it when the same page would give other passages: then no article is inherited
+VERSION = 4  # raise it when the same page would give other passages: then no article is inherited
 MAX_LISTED = 100  # quarantined pages that are named; the others are only counted
 BUCKET = 10  # words; width of the bins of the length histogram
 

@@ -85,7 +85,7 @@ def test_help_offers_it(command: Callable[..., Ran], registered: dict[str, str])
     assert "toy: a bag of words" in told
     assert "dpr: a question and a passage encoder, --encoder; colbert: " in told
     refused = command("finetune", "toi", **registered)
-    assert (refused.code, '"rag-sequence", "rag-token", "toy"' in refused.complaint) == (2, True), refused.err
+    assert (refused.code, '"rag-token", "rag-end2end", "toy"' in refused.complaint) == (2, True), refused.err
 
 
 def test_it_trains_resumes_after_a_kill_and_is_kept_with_a_card(
@@ -154,11 +154,13 @@ def test_a_deployment_has_a_form_for_it(deployment: str) -> None:
             "openrag",
             "rag-sequence",
             "rag-token",
+            "rag-end2end",
             "toy",
         ]
         forms = {form.get("title"): form for form in schema["properties"]["recipe"]["anyOf"]}
+        rag = ["rag-sequence, rag-token", "rag-end2end"]
         ours = ["dpr", "colbert", "cross-encoder", "margin-mse", "sidr", "openrag"]
-        assert list(forms) == [*ours, "rag-sequence, rag-token", "toy", None]
+        assert list(forms) == [*ours, *rag, "toy", None]
         width = forms["toy"]["properties"]["toy"]["properties"]["width"]
         assert (width["type"], width["description"]) == ("integer", "by default 16")
         assert forms["toy"]["properties"]["loop"]["properties"]["epochs"]["description"] == "by default 3"

@@ -20,6 +20,7 @@ OBJECTIVES: Registry[Objective[Any]] = Registry(
         "openrag": f"{_HERE}.openrag:OPENRAG",
         "rag-sequence": f"{_HERE}.rag:SEQUENCE",
         "rag-token": f"{_HERE}.rag:TOKEN",
+        "rag-end2end": f"{_HERE}.end2end:END2END",
     },
 )
 _log = logging.getLogger(__name__)

@@ -10,7 +10,8 @@ from rag_model.training.objectives.dpr import DPR
 from rag_model.training.objectives.registry import OBJECTIVES, names, objective, objectives
 
 ROOT = Path(__file__).parents[4]
-OURS = ("dpr", "colbert", "cross-encoder", "margin-mse", "sidr", "openrag", "rag-sequence", "rag-token")
+TERMS = ("sidr", "openrag")
+OURS = ("dpr", "colbert", "cross-encoder", "margin-mse", *TERMS, "rag-sequence", "rag-token", "rag-end2end")
 
 
 def install(folder: Path, package: str, monkeypatch: pytest.MonkeyPatch, **points: str) -> None:
