@@ -53,7 +53,8 @@ class OpenRag(Objective[OpenRagTraining]):
     result = Result(
         says="A pair of encoders of weighted terms, tuned to find the passages with which a frozen generator answers "
         "right (OpenRAG, Zhou and Chen 2025). They ask the same index of bags of tokens as before.",
-        uses="bookwheel search QUESTION --store STORE --retriever bag --question-encoder model:NAME",
+        uses="bookwheel export model:NAME DIR --store STORE, then bookwheel search QUESTION --store STORE --retriever "
+        "bag --question-encoder DIR/question",
         role="sentence-similarity",
         parts=frozenset({QUESTION, PASSAGE}),
     )

@@ -173,7 +173,7 @@ class Sidr(Objective[SidrTraining]):
         "passage from others by its weights, and by its bag of tokens alone (SiDR, Zhou et al. 2024). The index of "
         "bags stays valid whatever is trained.",
         uses="bookwheel reindex --dump DUMP --store STORE --recipe FILE, where the recipe has "
-        '[represent.bag] kind = "bag", encoder = "model:NAME" and [index.bag] factory = "Impact1"; or '
+        '[represent.bag] kind = "bag", encoder = "model:NAME" and [index.bag] factory = "Impact1", over = "bag"; or '
         '[represent.sparse] encoder = "model:NAME" and [index.sidr] factory = "Impact"',
         role="sentence-similarity",
         parts=frozenset({"question", "passage"}),
