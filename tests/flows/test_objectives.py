@@ -153,6 +153,8 @@ def test_a_deployment_has_a_form_for_it(deployment: str) -> None:
             "colbert",
             "cross-encoder",
             "margin-mse",
+            "sidr",
+            "openrag",
             "rag-sequence",
             "rag-token",
             "rag-end2end",
@@ -161,7 +163,8 @@ def test_a_deployment_has_a_form_for_it(deployment: str) -> None:
         ]
         forms = {form.get("title"): form for form in schema["properties"]["recipe"]["anyOf"]}
         rag = ["rag-sequence, rag-token", "rag-end2end", "ra-dit"]
-        assert list(forms) == ["dpr", "colbert", "cross-encoder", "margin-mse", *rag, "toy", None]
+        ours = ["dpr", "colbert", "cross-encoder", "margin-mse", "sidr", "openrag"]
+        assert list(forms) == [*ours, *rag, "toy", None]
         preference = forms["ra-dit"]["properties"]["retriever"]["properties"]["preference"]
         assert preference["enum"] == ["probability", "mean_log_probability"]
         assert forms["ra-dit"]["properties"]["lm_loop"]["properties"]["max_steps"]["description"] == "by default 500"
