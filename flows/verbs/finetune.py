@@ -22,8 +22,13 @@ def finetune(
     /,
     *,
     store: StoreUrl,
-    train: Annotated[str, Parameter(help="DPR's JSON, a question CSV or JSONL, triples, KILT, or a BEIR folder.")],
-    dev: Annotated[str, Parameter(help="Examples in the same formats, to choose the best weights by.")],
+    train: Annotated[
+        str | None,
+        Parameter(
+            help="Examples: DPR's JSON, a question CSV or JSONL, triples, KILT, or a BEIR folder. `realm` takes none."
+        ),
+    ] = None,
+    dev: Annotated[str | None, Parameter(help="Examples in the same formats, to choose the best weights by.")] = None,
     ref: SnapshotName = "latest",
     encoder: Annotated[
         str | None,
