@@ -13,22 +13,24 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from beam_jobs.launch import OnProgress
 from flows import artifacts
 from flows.admission import Url
+from flows.command.console import Shown
 from flows.machine.workplace import alone
 from flows.progress import StageClock
 from flows.stage import deployed, stage
 from flows.training import KindName, RecipeTables, Tables, training_of
+from flows.watch import TrainingWatch
 from rag_model.errors import UsageError
 from rag_model.store.objects.cache import cache_folder
 from rag_model.store.store import Store
 from rag_model.store.versions.models import PutModel
 from rag_model.store.versions.refs import checked_name
 from rag_model.store.versions.snapshot import Snapshot
-from rag_model.training.data.examples import read_examples
+from rag_model.training.data.examples import draw, read_examples
 from rag_model.training.finetuning import Finetuning, Outcome
 from rag_model.training.loop.loop import Trained
+from rag_model.training.loop.loop_settings import LoopSettings
 from rag_model.training.objectives.objective import Examples, Job, Objective
 from rag_model.training.objectives.registry import objective
 from rag_model.training.origins import Named
@@ -128,12 +130,13 @@ def prepare(store: Store, kind: str, train: str | None, dev: str | None, ref: st
     taken = {option: getattr(given.named, option) for option in chosen.options}  # others may be set for another verb
     origins = chosen.origins(store, snapshot, Named(**taken))
     settings = training_of(kind, given.tables, given.max_steps, unit_vectors=origins.unit_vectors())
-    return Finetuning(chosen, Job(store, snapshot, origins, settings, _examples(chosen, train, dev)))
+    return Finetuning(chosen, Job(store, snapshot, origins, settings, _examples(chosen, train, dev, settings.loop)))
 
 
-def _examples(chosen: Objective[Any], train: str | None, dev: str | None) -> Examples:
+def _examples(chosen: Objective[Any], train: str | None, dev: str | None, loop: LoopSettings) -> Examples:
     if chosen.takes_examples and train is not None and dev is not None:
-        return {"train": read_examples(train), "dev": read_examples(dev, split="dev")}
+        held_out = draw(read_examples(dev, split="dev"), loop.dev_examples, loop.seed)
+        return {"train": read_examples(train), "dev": held_out}
     if chosen.takes_examples:
         raise UsageError(f"{chosen.name} learns from examples: give them with --train and --dev")
     if train is not None or dev is not None:
@@ -146,10 +149,10 @@ def made(job: Finetuning, work: Path | None, name: str, clock: StageClock) -> tu
     folder = work or cache_folder() / "training" / job.key
     folder.mkdir(parents=True, exist_ok=True)
     with alone(folder):
-        with clock("mine") as tell:
-            mine(job, folder, tell)
-        with clock("train") as tell:
-            trained = learn(job, folder, tell)
+        with clock("mine") as shown:
+            mine(job, folder, shown)
+        with clock("train") as shown:
+            trained = learn(job, folder, shown)
         with clock("publish"):
             published = publish(job, trained, folder, name, clock.seconds)
     if work is None:
@@ -158,19 +161,17 @@ def made(job: Finetuning, work: Path | None, name: str, clock: StageClock) -> tu
 
 
 @stage
-def mine(job: Finetuning, folder: Path, tell: OnProgress) -> None:
+def mine(job: Finetuning, folder: Path, shown: Shown) -> None:
     """Find what is missing in the examples, such as negatives and a teacher's scores."""
-    job.prepare(folder, tell)
+    counts = " and ".join(f"{len(some):,} {name}" for name, some in job.job.examples.items())
+    shown.say(f"completes {counts} examples with what `{job.objective.name}` needs …")
+    job.prepare(folder, shown)
 
 
 @stage
-def learn(job: Finetuning, folder: Path, tell: OnProgress) -> Trained:
+def learn(job: Finetuning, folder: Path, shown: Shown) -> Trained:
     """Train, or continue a training that died."""
-
-    def report(kind: str, step: int, steps: int, values: Mapping[str, float]) -> None:
-        tell(step, steps)
-
-    return job.run(folder, report)
+    return job.run(folder, TrainingWatch(shown, len(job.job.examples["dev"]), job.job.settings.loop.evaluate_every))
 
 
 @stage

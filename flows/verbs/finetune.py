@@ -5,12 +5,14 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from flows.command.reply import Common, Reply, SnapshotName, StoreUrl
+from flows.command.reply import Common, Reply, SnapshotName
 from flows.finetune import Finetuned
 from flows.finetune import finetune as finetune_flow
 from flows.stage import run_flow
 from flows.training import KindName, read_tables
-from rag_model.training.objectives.registry import objectives
+from rag_model.errors import UsageError
+from rag_model.training.objectives.registry import objective, objectives
+from rag_model.training.settings_text import settings_text
 
 _OFFERED = "; ".join(
     f"`{one.name}`: {one.summary}{''.join(f', `--{option}`' for option in sorted(one.options))}" for one in objectives()
@@ -21,14 +23,18 @@ def finetune(
     kind: Annotated[KindName, Parameter(help=_OFFERED)],
     /,
     *,
-    store: StoreUrl,
+    store: Annotated[
+        str | None, Parameter(help="The store of snapshots: file:///…, s3://… or a folder. Required.")
+    ] = None,
     train: Annotated[
         str | None,
         Parameter(
-            help="Examples: DPR's JSON, a question CSV or JSONL, triples, KILT, or a BEIR folder. `realm` takes none."
+            help="DPR's JSON, a question CSV or JSONL, triples, KILT, or a BEIR folder. Required by all but `realm`."
         ),
     ] = None,
-    dev: Annotated[str | None, Parameter(help="Examples in the same formats, to choose the best weights by.")] = None,
+    dev: Annotated[
+        str | None, Parameter(help="Examples in the same formats, to choose the best weights by; as --train.")
+    ] = None,
     ref: SnapshotName = "latest",
     encoder: Annotated[
         str | None,
@@ -44,6 +50,12 @@ def finetune(
         Path | None, Parameter(help="A TOML file of settings; omitted ones keep their defaults.")
     ] = None,
     work: Annotated[Path | None, Parameter(help="Keep checkpoints and curves in this folder.")] = None,
+    print_settings: Annotated[
+        bool,
+        Parameter(
+            negative="", help="Print a file for --training with all settings, defaults and sources; train nothing."
+        ),
+    ] = False,
     common: Common | None = None,
 ) -> Reply:
     """Train a model on a snapshot and put it into the store.
@@ -52,6 +64,12 @@ def finetune(
     encoders by `bookwheel reindex --encoder model:NAME`, a RAG model by `bookwheel answer --model NAME`, a
     cross-encoder by `bookwheel search --retriever "rerank(hnsw, model:NAME, 50)"`.
     """
+    if print_settings:
+        text = settings_text(objective(kind))
+        return Reply({"kind": kind, "settings": text}, text.rstrip())
+    required = {"--store": store} | ({"--train": train, "--dev": dev} if objective(kind).takes_examples else {})
+    if store is None or None in required.values():
+        raise UsageError(f"finetune needs {', '.join(name for name, value in required.items() if value is None)}")
     tables: Any = read_tables(training)
     folder = str(work) if work else None
     begins = (encoder, generator, teacher)

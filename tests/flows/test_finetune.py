@@ -1,14 +1,17 @@
 """`bookwheel finetune` in this process: a pair of encoders, then a reader over the index that the pair made."""
 
 import json
+import re
 import shutil
 import subprocess
 import time
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from flows.finetune import Given, prepare
 from flows.training import training_of
 from rag_model.encoders.encoder import Encoder
 from rag_model.errors import UsageError
@@ -18,8 +21,10 @@ from rag_model.store.store import Store
 from rag_model.store.upkeep.gc import gc
 from rag_model.store.versions.models import model_folder
 from rag_model.store.versions.snapshot import Snapshot
+from rag_model.training.finetuning import Finetuning
 from rag_model.training.loop.journal import read_metrics
 from rag_model.training.objectives.rag import LOOP
+from rag_model.training.origins import Named
 from tests.fixtures.tiny import save_cross_encoder
 from tests.fixtures.tiny_generators import save_bart
 from tests.flows.conftest import Bookwheel
@@ -109,6 +114,10 @@ def test_a_pair_is_trained_and_makes_an_index(
     ran = finetune("dpr", name="kings")
     assert ran.code == 0, ran.err
     assert "DEBUG" not in ran.err
+    assert "mine completes 8 train and 4 dev examples with what `dpr` needs" in ran.err
+    assert "train evaluates the initial weights on 4 dev examples" in ran.err
+    assert "train evaluates the weights of step 2 on 4 dev examples" in ran.err
+    assert re.search(r"evaluated in \d+ s; 1 more \(.*\): about \d+ s", ran.err)
     told = ran.json
     assert (told["kind"], told["name"], told["number"], told["steps"], told["trained"]) == ("dpr", "kings", 1, 2, True)
     assert set(told["metrics"]) == {"before", "after"}
@@ -348,7 +357,10 @@ def test_what_cannot_be_is_one_sentence(
         ({"loop": {"learnrate": 1}}, "has no setting 'learnrate'"),
         ({"rag": {"k": "5"}}, "must be a whole number"),
         ({"dpr": {"batch_size": 1}}, "has no setting 'dpr'"),
-        ({"k": 5}, "is in no table"),
+        ({"k": 5}, r"'k' is in no table: put it below \[rag\]"),
+        ({"seed": 5}, r"'seed' is in no table: put it below \[loop\] or \[rag\]"),
+        ({"bread": 5}, r"'bread' is in no table: the tables are \[loop\], \[rag\] .*--print-settings"),
+        ({"loop": {"batch_size": 5}}, r"'batch_size' is in \[loop\]: put it below \[rag\]"),
         ({"rag": {"limits": {"least_spread": 2.0}}}, "limits of collapse"),
     ],
 )
@@ -364,3 +376,28 @@ def test_settings_that_are_left_out_are_those_of_the_paper() -> None:
     assert (unit.dpr.temperature, unit.loop.learning_rate) == (0.05, 2e-5)  # type: ignore[union-attr]
     own = training_of("dpr", {"dpr": {"temperature": 0.5}}, None, unit_vectors=True)
     assert own.dpr.temperature == 0.5  # type: ignore[union-attr]
+
+
+def test_settings_are_printed_without_a_store_and_train_as_no_settings_do(bookwheel: Bookwheel, tmp_path: Path) -> None:
+    ran = bookwheel("finetune", "rag-token", "--print-settings")
+    assert ran.code == 0, ran.err
+    assert training_of("rag-token", tomllib.loads(ran.out), None, unit_vectors=True) == training_of(
+        "rag-token", {}, None, unit_vectors=True
+    )
+    lacking = bookwheel("finetune", "rag-token", "--store", tmp_path)
+    assert (lacking.code, "finetune needs --train, --dev" in lacking.complaint) == (2, True), lacking.complaint
+
+
+def test_dev_examples_are_drawn_and_are_part_of_the_inputs(
+    library: Path, given: dict[str, Path], tmp_path: Path
+) -> None:
+    store = Store.open(str(library))
+
+    def prepared(**loop: int) -> Finetuning:
+        named = Given(Named(), {"loop": loop}, None)
+        return prepare(store, "dpr", str(given["train"]), str(given["dev"]), "latest", named)
+
+    drawn, other, every = prepared(dev_examples=2), prepared(dev_examples=2, seed=5), prepared()
+    assert [len(one.job.examples["dev"]) for one in (drawn, other, every)] == [2, 2, 4]
+    assert drawn.key == prepared(dev_examples=2).key != every.key
+    assert prepared(dev_examples=4).key == every.key

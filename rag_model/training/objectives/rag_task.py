@@ -47,7 +47,7 @@ class RagRecipe:
     label_smoothing: float = 0.1  # code: 0.1
     exclude_bos: bool = False  # code: false
     batch_size: int = 8  # questions per batch and process; code: train_batch_size 8
-    retriever: str | None = None  # an expression; None: the snapshot's default. Paper, section 3: FAISS's HNSW
+    retriever: str | None = None  # an expression; not set: the snapshot's default. Paper, section 3: FAISS's HNSW
     index: str | None = None  # of the snapshot: the short form of `retriever`
     retrieve: Retrieval = "batch"  # paper, section 2.4: with the current encoder; once: with the initial one
     targets: Answered = "each"  # of several answers; paper, appendix D: each answer makes a separate pair
