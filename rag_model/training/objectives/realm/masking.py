@@ -53,7 +53,7 @@ def mask(
     of such a one the first `most` are hidden. None: a share of the window's wordpieces is drawn, at least one.
     """
     length, window, most = len(pieces.ids), limits.window, limits.most
-    hidden = _span(pieces, spans, dice, most) if spans else []
+    hidden = _span(pieces, spans, dice, most) if spans is not None else []
     start = _around(hidden, length, window) if hidden else dice.randint(0, max(0, length - window))
     end = min(start + window, length)
     if spans is None:

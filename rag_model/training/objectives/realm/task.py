@@ -17,6 +17,7 @@ from torch import Tensor
 from rag_model.errors import UsageError
 from rag_model.evaluation.answers.collapse import measure
 from rag_model.store.versions.snapshot import Snapshot
+from rag_model.training.data.salient_spans import SalientSpans
 from rag_model.training.data.texts import Epoch, Split, TextBatch
 from rag_model.training.loop.task import Goal, Measures
 from rag_model.training.objectives.realm.candidates import Asking, Candidates
@@ -39,11 +40,13 @@ class RealmTask:
         Raises:
             UsageError: the masks are salient and the snapshot keeps no spans, or the retriever is wrong.
         """
-        if recipe.masks == "salient":
-            raise UsageError(f'snapshot {snapshot.id[:12]} keeps no salient spans: set masks = "random"')
         self.module, self._recipe, self._snapshot = realm, recipe, snapshot
         self._digests = dict(digests or {})
-        self._split = Split.of(np.arange(snapshot.n), recipe.dev_texts)
+        self._salient = SalientSpans(snapshot) if recipe.masks == "salient" else None
+        rows = np.arange(snapshot.n) if self._salient is None else self._salient.rows
+        if not len(rows):
+            raise UsageError(f'no passage of snapshot {snapshot.id[:12]} has a link or a date: set masks = "random"')
+        self._split = Split.of(rows, recipe.dev_texts)
         self._asking = Asking(snapshot, recipe.expression, recipe.candidates)
         self.goal = Goal(recipe.goal, larger=recipe.goal == "utility")
 
@@ -139,7 +142,9 @@ class RealmTask:
         return Limits(read - special, recipe.most_masks, recipe.random_share)
 
     def _spans(self, rows: Sequence[int]) -> Sequence[Sequence[Span] | None]:
-        return [None] * len(rows)
+        if self._salient is None:
+            return [None] * len(rows)
+        return [[(one.start, one.end) for one in spans] for spans in self._salient.of(rows)]
 
     def _likelihood(self, batch: TextBatch) -> tuple[Tensor, Tensor, Tensor, Candidates]:
         """Return (b,) log p(y|x), (b, c, m) log p(y_j|z,x), (b, c) log p(z|x), and the candidates."""
