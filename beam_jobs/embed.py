@@ -46,7 +46,8 @@ class EmbedTask:
         facts, space = cut.facts, encoder.space
         kept = facts.inherited / facts.articles if earlier and facts.articles else 0.0
         new = round(facts.rows * (1 - kept))
-        told = cut.passages, facts.digest, encoder.passage, space.digest, space.dim, dtype, encoder.kind, encoder.scale
+        rows = facts.digest or cut.passages.id  # of passages that no recipe of this run cut, that of their file
+        told = cut.passages, rows, encoder.passage, space.digest, space.dim, dtype, encoder.kind, encoder.scale
         return cls(*told, earlier, new)
 
     @property

@@ -22,7 +22,9 @@ _OFFERED = "; ".join(
 def finetune(
     kind: Annotated[KindName, Parameter(help=_OFFERED)],
     /,
-    *,
+    *beam_options: Annotated[
+        str, Parameter(help="Options of Beam and its runner for rebuilds of the index, after `--`.")
+    ],
     store: Annotated[
         str | None, Parameter(help="The store of snapshots: file:///…, s3://… or a folder. Required.")
     ] = None,
@@ -70,10 +72,13 @@ def finetune(
     required = {"--store": store} | ({"--train": train, "--dev": dev} if objective(kind).takes_examples else {})
     if store is None or None in required.values():
         raise UsageError(f"finetune needs {', '.join(name for name, value in required.items() if value is None)}")
+    if beam_options and not beam_options[0].startswith("-"):
+        raise UsageError(f"finetune takes no argument {beam_options[0]!r}: examples are given as --train and --dev")
     tables: Any = read_tables(training)
     folder = str(work) if work else None
     begins = (encoder, generator, teacher)
-    outcome = run_flow(finetune_flow, kind, store, train, dev, ref, *begins, tables, name, max_steps, folder)
+    given = kind, store, train, dev, ref
+    outcome = run_flow(finetune_flow, *given, *begins, tables, name, max_steps, folder, beam_options)
     return Reply(outcome.to_json(), "\n".join(_lines(outcome)))
 
 
@@ -84,6 +89,7 @@ def _lines(outcome: Finetuned) -> list[str]:
         f"model     {outcome.model}",
         f"name      {outcome.name}@{outcome.number}",
         f"snapshot  {outcome.snapshot}",
+        *([f"index     {outcome.index} ({outcome.name}): ask it with --ref {outcome.name}"] if outcome.index else []),
         f"trained   {trained}; the best weights are those of step {outcome.best_step:,}",
         *(f"{measure:<16}{value:>10.4g} before {after[measure]:>10.4g} after" for measure, value in before.items()),
     ]

@@ -39,7 +39,7 @@ def _words(code: str) -> _Words:
     names = "|".join(re.escape(name).replace(r"\ ", "[ _]") for name in language.disambiguation_templates)
     templates = rf"\{{\{{[\s_]*(?i:{names})[\s_]*(?:\||\}}\}}|<!--)|__DISAMBIG__"
     marks = "|".join(map(re.escape, language.redirect_words))
-    redirect = rf"\s*(?:{marks})\s*:?\s*\[\["
+    redirect = rf"\s*+(?:{marks})\s*+:?\s*+\[\["
     return _Words(language, re.compile(redirect, re.IGNORECASE), re.compile(templates))
 
 

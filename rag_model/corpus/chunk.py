@@ -29,7 +29,7 @@ from rag_model.corpus.span_file import SpanWriter
 from rag_model.corpus.wikitext import Unparsable, clean
 from rag_model.errors import InputError, UsageError
 
-VERSION = 3  # raise it when the same page would give other passages: then no article is inherited
+VERSION = 4  # raise it when the same page would give other passages: then no article is inherited
 MAX_LISTED = 100  # quarantined pages that are named; the others are only counted
 _Cut = tuple[Passage, Sequence[Salient] | None]  # a passage, and its spans if they are known
 BUCKET = 10  # words; width of the bins of the length histogram

@@ -57,16 +57,17 @@ def read_lines(url: str) -> Iterator[bytes]:
 
 def split_lines(chunks: Iterable[bytes], where: str) -> Iterator[bytes]:
     """Yield the lines of decoded bytes without their ends; the last may lack one."""
-    rest: list[bytes] = []
-    for chunk in chunks:
+    rest, length = list[bytes](), 0
+    for chunk in filter(None, chunks):  # a compressed stream may be empty, and a file have millions of them
         first, *others = chunk.split(b"\n")
         rest.append(first)
-        if sum(map(len, rest)) > MAX_LINE:
+        length += len(first)
+        if length > MAX_LINE:
             raise InputError(f"{where} has a line of more than {MAX_LINE >> 20} MiB: give one record a line")
         if others:
             yield b"".join(rest)
             yield from others[:-1]
-            rest = [others[-1]]
+            rest, length = [others[-1]], len(others[-1])
     if any(rest):
         yield b"".join(rest)
 

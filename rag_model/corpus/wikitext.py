@@ -47,8 +47,7 @@ def clean(text: str, siteinfo: Siteinfo, title: str = "", *, anchors: bool = Fal
     each has the spans of its links (`links_in`); its text is the same without.
 
     Raises:
-        Unparsable: the page exceeds `MAX_CHARS` or nests deeper than any real page; time and memory stay in
-            proportion to its length either way.
+        Unparsable: the page exceeds `MAX_CHARS`. Time and memory stay in proportion to its length.
     """
     if len(text) > MAX_CHARS:
         raise Unparsable(f"the page has more than {MAX_CHARS} characters")

@@ -28,6 +28,7 @@ from rag_model.training.data.examples import digest_examples
 from rag_model.training.data.teaching import Tell
 from rag_model.training.loop.journal import METRICS
 from rag_model.training.loop.loop import Report, Trained, train
+from rag_model.training.moving.rebuild import Rebuild
 from rag_model.training.objectives.objective import Job, Objective
 
 STAGE = "finetune"
@@ -65,6 +66,7 @@ class Finetuning:
             "models": dict(self.job.origins.digests()),
             "recipe": {**asdict(settings), "loop": settings.loop.deciding()},
             "examples": {name: digest_examples(some) for name, some in self.job.examples.items()},
+            **self.objective.inputs(self.job),
             "version": VERSION,
             **({"code": self.objective.version} if self.objective.version else {}),
         }
@@ -96,15 +98,15 @@ class Finetuning:
             return None
         return Outcome(**record.facts)
 
-    def run(self, work: Path, report: Report | None = None) -> Trained:
-        """Train in the folder `work`, or resume the training there.
+    def run(self, work: Path, report: Report | None = None, rebuild: Rebuild | None = None) -> Trained:
+        """Train in the folder `work`, or resume the training there; `rebuild` makes the rebuilds of a moving index.
 
         Raises:
             BookwheelError: as the objective, its task and the loop; the checkpoints stay.
         """
         loop, job = self.job.settings.loop, self.prepare(work)
         torch.manual_seed(loop.seed)  # for weights that a folder lacks, such as a pooler's
-        task = self.objective.task(job)
+        task = self.objective.task(replace(job, rebuild=rebuild))
         trained = train(task, loop, work, report)
         self.objective.check(task, trained.after)
         return trained

@@ -3,7 +3,7 @@
 from rag_model.encoders.architecture import architecture_of
 from rag_model.encoders.resolve import resolve_folder
 from rag_model.index.sizing.amounts import gigabytes
-from rag_model.needs.machine import Work
+from rag_model.needs.machine import CORE, Work
 from rag_model.needs.reading import weights
 from rag_model.training.finetuning import Finetuning
 from rag_model.training.objectives.objective import LEARNED
@@ -21,5 +21,11 @@ def work_of(finetuning: Finetuning) -> Work:
     loop, costs = job.settings.loop, finetuning.objective.costs(job, models)
     steps, held = loop.steps(costs.batches, 1), weights(*models.values())
     operations = steps * loop.accumulation * costs.step + (2 + steps // loop.evaluate_every) * costs.look
+    operations += costs.rebuilds * costs.rebuild
     sizes = {"steps": f"{steps:,}", "examples": f"{len(job.examples['train']):,}", "weights": gigabytes(held)}
+    if costs.rebuilds:
+        seconds = costs.rebuild / CORE
+        sizes["rebuilds of the index"] = (
+            f"{costs.rebuilds:,}, each {seconds:,.0f} s of a core ({costs.rebuild:.1e} FLOPs)"
+        )
     return Work(sizes, costs.stages, operations, disk=(loop.keep + 1) * (LEARNED - 1) * held)

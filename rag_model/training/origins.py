@@ -81,6 +81,16 @@ def reader_of(store: Store, snapshot: Snapshot, encoder: str | None, generator: 
     return Origins({"question": question, "generator": generator})
 
 
+def reader_and_pair_of(store: Store, snapshot: Snapshot, encoder: str | None, generator: str | None) -> Origins:
+    """Return the initial models of a RAG training whose passage encoder learns: those of `pair_of`, and a generator.
+
+    Raises:
+        StoreError: as `pair_of`.
+        UsageError: as `pair_of`, or no generator is named.
+    """
+    return Origins({**pair_of(store, snapshot, encoder).names, **reader_of(store, snapshot, encoder, generator).names})
+
+
 def classifier_of(store: Store, snapshot: Snapshot, encoder: str | None) -> Origins:
     """Return what a cross-encoder begins as: the named model, else the passage encoder that the snapshot carries.
 

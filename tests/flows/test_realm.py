@@ -1,4 +1,4 @@
-"""`bookwheel finetune realm` in this process: it needs no examples, and its encoders make an index."""
+"""`bookwheel finetune realm` in this process: it needs no examples, masks links, and its index moves."""
 
 import shutil
 from pathlib import Path
@@ -11,8 +11,9 @@ from rag_model.encoders.masked_lm import TrainableMaskedLM
 from rag_model.store.store import Store
 from rag_model.store.versions.models import model_folder
 from rag_model.store.versions.snapshot import Snapshot
+from rag_model.training.data.salient_spans import SalientSpans
 from rag_model.training.loop.journal import read_metrics
-from tests.flows.conftest import Bookwheel
+from tests.flows.conftest import IN_PROCESS, RECIPE, Bookwheel
 
 pytestmark = pytest.mark.xdist_group("flows")  # one server for all of them
 
@@ -20,14 +21,18 @@ SETTINGS = """
 [loop]
 learning_rate = 1e-3
 evaluate_every = 2
+max_steps = 3
 cpu = true
 
 [realm]
-masks = "random"
 candidates = 3
 batch_size = 4
 dev_texts = 8
+
+[moving]
+every = 2
 """
+RANDOM = SETTINGS.replace("[realm]", '[realm]\nmasks = "random"').replace("\nevery = 2", "\nevery = 0")
 
 
 @pytest.fixture
@@ -39,34 +44,53 @@ def store(library: Path, tmp_path: Path) -> Path:
 def finetune(bookwheel: Bookwheel, store: Path, tmp_path: Path) -> Bookwheel:
     def run(kind: str, text: str, *more: object) -> Any:
         (tmp_path / "settings.toml").write_text(text)
-        given = ["--store", store, "--training", tmp_path / "settings.toml", "--max-steps", 2]
-        return bookwheel("finetune", kind, *given, *more, "--json")
+        given = ["--store", store, "--training", tmp_path / "settings.toml"]
+        return bookwheel("finetune", kind, *given, *more, "--json", "--", IN_PROCESS)
 
     return run
 
 
-def test_it_learns_from_the_snapshots_own_text_and_makes_an_index(
+def test_it_masks_links_beside_an_index_of_its_own(
     finetune: Bookwheel, bookwheel: Bookwheel, reindex: Bookwheel, store: Path, tmp_path: Path
 ) -> None:
-    ran = finetune("realm", SETTINGS, "--name", "filled", "--work", tmp_path / "work")
+    refused = finetune("realm", SETTINGS)
+    assert refused.code == 2
+    assert "keeps no spans of links and dates: build it with spans = true" in refused.complaint
+
+    (tmp_path / "spans.toml").write_text(f"[chunk]\nspans = true\n{RECIPE}".replace("part_bytes = 50_000", ""))
+    before = Snapshot.open(str(store))
+    built = reindex(store, "--ref", "linked", recipe=tmp_path / "spans.toml")
+    assert built.code == 0, built.err
+    linked = Snapshot.open(str(store), "linked")
+    assert built.json["counts"]["embedded"] == 0, "the passages are the same"
+    assert (linked.n, linked.id == before.id) == (before.n, False)
+    spans, rows = SalientSpans(linked), range(linked.n)
+    found = [
+        one.text[span.start : span.end]
+        for one, own in zip(linked.passages(rows), spans.of(rows), strict=True)
+        for span in own
+    ]
+    assert {"anarchists", "1840"} & {*found}
+    assert len(found) > linked.n
+
+    ran = finetune("realm", SETTINGS, "--ref", "linked", "--name", "filled", "--work", tmp_path / "work")
     assert ran.code == 0, ran.err
     assert {"nll", "utility", "null_prior", "distinct", "spread"} <= set(ran.json["metrics"]["after"])
+    steps = [row for row in read_metrics(tmp_path / "work") if row["kind"] == "train"]
+    assert [row["snapshot_age"] for row in steps] == [0, 1, 0]
+    assert steps[1]["snapshot"] == linked.id != steps[2]["snapshot"]
+
     opened = Store.open(str(store))
     manifest = opened.models.get(opened.models.resolve("filled"))
-    snapshot = opened.snapshots.resolve("latest")
-    assert manifest.content.lineage["snapshot"] == snapshot
-    assert manifest.provenance["asked"] == [{"step": 0, "snapshot": snapshot}]
-    assert {row["snapshot"] for row in read_metrics(tmp_path / "work")} == {snapshot}
-    folder = model_folder(opened, "filled")
-    assert not TrainableMaskedLM.load(folder / "masked-lm").new_head
-    built = reindex(store, "--ref", "trained", encoder="model:filled")
-    assert built.code == 0, built.err
-    again = Snapshot.open(str(store), "trained")
-    assert (again.space or {})["digest"] == (manifest.content.space or {})["digest"]
-    onwards = finetune(
-        "realm", SETTINGS, "--ref", "trained", "--encoder", "model:filled", "--generator", "model:filled"
-    )
-    assert onwards.code == 0, onwards.err
+    assert [one["step"] for one in manifest.provenance["asked"]] == [0, 3]
+    assert not TrainableMaskedLM.load(model_folder(opened, "filled") / "masked-lm").new_head
+    own = Snapshot.open(str(store), "filled")
+    assert (own.id, (own.space or {})["digest"]) == (ran.json["index"], (manifest.content.space or {})["digest"])
+    assert SalientSpans(own).of([3]) == spans.of([3])
+    assert bookwheel("search", "who was king", "--store", store, "--ref", "filled").code == 0
+
+    refused = finetune("realm", RANDOM, "--encoder", "model:filled", "--generator", "model:filled")
+    assert (refused.code, "weights differ" in refused.complaint) == (3, True)
 
 
 def test_examples_are_refused_and_missed(finetune: Bookwheel, tmp_path: Path) -> None:

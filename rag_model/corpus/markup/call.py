@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 _KEY = re.compile(r"[^\W_][\w \-]*")
+_DIGITS = 6  # of a position: more parameters than fit into a page
 
 
 class Call(NamedTuple):
@@ -23,10 +24,15 @@ class Call(NamedTuple):
 
     def positional(self, first: int = 1) -> list[str]:
         """Return the positional parameters from `first` on, in order, empty ones too."""
-        return [value for key, value in self.params.items() if key.isdigit() and int(key) >= first]
+        return [value for key, value in self.params.items() if position_of(key) >= first]
 
 
 Renderer = Callable[[Call], str]
+
+
+def position_of(key: str) -> int:
+    """Return the position that a parameter's name says, from 1 on, or 0."""
+    return int(key) if len(key) <= _DIGITS and key.isascii() and key.isdecimal() else 0
 
 
 def parse_call(name: str, arguments: Sequence[str]) -> Call:

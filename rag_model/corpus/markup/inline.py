@@ -1,6 +1,6 @@
 """Templates that wrap or stand for words: emphasis, languages, characters, quotations, lists, names."""
 
-from rag_model.corpus.markup.call import Call, Renderer, by_name
+from rag_model.corpus.markup.call import Call, Renderer, by_name, position_of
 from rag_model.corpus.markup.country_names import COUNTRY_NAMES
 from rag_model.corpus.markup.language_names import LANGUAGE_NAMES
 from rag_model.corpus.markup.literal import protect
@@ -50,7 +50,7 @@ def _language(call: Call) -> str:
 
 
 def _langx(call: Call) -> str:
-    rest = {str(int(key) - 1) if key.isdigit() else key: value for key, value in call.params.items() if key != "1"}
+    rest = {str(at - 1) if (at := position_of(key)) else key: value for key, value in call.params.items() if key != "1"}
     return _language(Call(f"lang-{call.get('1')}", rest))
 
 

@@ -7,7 +7,7 @@ _FILE, _CATEGORY = 6, 14
 _ALWAYS = {"file": _FILE, "image": _FILE, "category": _CATEGORY}  # every wiki accepts the English names too
 _LANGUAGE = re.compile(r"(?:[a-z]{2,3}(?:-[a-z]+)*|simple)")  # `[[de:Haus]]` is a link in the margin, not in the text
 _NOT_LANGUAGES = frozenset({"doi", "rfc", "isbn", "cia", "ims", "orig"})
-_QUALIFIER = re.compile(r"\s*\([^()]*\)$|,.*$")
+_QUALIFIER = re.compile(r"(?<!\s)\s*+\([^()]*+\)$|,.*$", re.DOTALL)
 
 
 class Links:

@@ -1,6 +1,7 @@
 """Turn the remaining markup, after templates, tables and links, into lines of plain text.
 
-Each step is one regular expression over a section, and each runs in linear time.
+Each step is one regular expression over a section, and each runs in linear time: where two repetitions may share
+characters, the first is possessive (`*+`), so that what follows is not tried at each of its lengths.
 """
 
 import html
@@ -8,7 +9,6 @@ import re
 
 from rag_model.corpus.markup.literal import GAP, protect, reveal
 from rag_model.corpus.markup.tex import raised
-from rag_model.corpus.markup.unparsable import Unparsable
 
 MAX_LEFTOVERS = 10  # passes over unpaired brackets; real pages need one
 
@@ -22,12 +22,12 @@ _INLINE = (
 )
 _BLOCKS = frozenset(_BLOCK.split())
 _TAG = re.compile(rf"</?({'|'.join([*_BLOCK.split(), *_INLINE.split()])})(?=[\s/>])[^<>]*>", re.IGNORECASE)
-_HIDDEN = re.compile(r"<span[^<>]*display:\s*none[^<>]*>[^<>]*</span>", re.IGNORECASE)
+_HIDDEN = re.compile(r"<span(?=[^<>]*?display:\s*none)[^<>]*+>[^<>]*+</span>", re.IGNORECASE)
 _SUPERSCRIPT = re.compile(r"<sup[^<>]*>([^<>]*)</sup>", re.IGNORECASE)
 _ORDINALS = frozenset({"st", "nd", "rd", "th", "er", "re", "e", "o", "a"})
 _EXTERNAL = re.compile(
-    r"\[(?:(?:https?|ftps?|ircs?|gopher|git|svn|telnet|nntp|worldwind):)?//[^\s\[\]<>]*([^\[\]\n]*)\]"
-    r"|\[(?:mailto|news|tel|urn|geo|magnet|sips?|xmpp):[^\s\[\]<>]*([^\[\]\n]*)\]",
+    r"\[(?:(?:https?|ftps?|ircs?|gopher|git|svn|telnet|nntp|worldwind):)?//[^\s\[\]<>]*+([^\[\]\n]*+)\]"
+    r"|\[(?:mailto|news|tel|urn|geo|magnet|sips?|xmpp):[^\s\[\]<>]*+([^\[\]\n]*+)\]",
     re.IGNORECASE,
 )
 _FORM = re.compile(r"^\s*[a-z-]{2,12}\s*:")
@@ -39,6 +39,7 @@ _LIST = re.compile(r"^[*#:; ]+", re.MULTILINE)
 _RULE = re.compile(r"^-{4,}", re.MULTILINE)
 _CELLS = re.compile(r"^[ \t]*(?:\||\{\||!.*(?:\||!!)).*$", re.MULTILINE)
 _LEFTOVER = re.compile(r"\{\{|\}\}|\[\[|\]\]|\{\||\|\}|<!--|</?ref\b[^<>\n]{0,80}>?")
+_BRACKET = re.compile(r"[\[\]{}<]")  # without them there are no leftovers
 _VARIANT = re.compile(r"-\{([^{}]*)\}-")
 
 # Each begins with a literal or a set of characters, so that `re` finds candidates much faster.
@@ -54,11 +55,7 @@ _GAPS = re.compile(f"{GAP}[{GAP} ]*")
 
 
 def plain(text: str) -> str:
-    """Return one section's expanded wikitext as lines of text, one for each paragraph or list item.
-
-    Raises:
-        Unparsable: brackets are nested so that removing them makes new ones again and again.
-    """
+    """Return one section's expanded wikitext as lines of text, one for each paragraph or list item."""
     if "<" in text:
         text = _SUPERSCRIPT.sub(_raise, _HIDDEN.sub("", text))
         text = _TAG.sub(lambda tag: "\n" if tag[1].lower() in _BLOCKS else "", text)
@@ -76,7 +73,7 @@ def plain(text: str) -> str:
         text = _tidy(_LEFTOVER.sub("", text))
         if not _LEFTOVER.search(text):  # removal joined no two halves of a bracket
             return reveal(text)
-    raise Unparsable("unpaired brackets are nested")
+    return reveal(_tidy(_BRACKET.sub("", text)))  # nested so that removing some makes new ones, again and again
 
 
 def _tidy(text: str) -> str:

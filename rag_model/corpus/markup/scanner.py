@@ -2,7 +2,8 @@
 
 Every token is read once and every piece of text is joined once for each level around it, so the time is
 linear in the page times the depth, and the depth is bounded. A link or template that contains no others, as nearly
-all do, is one token. Unpaired markup is not an error: its brackets are removed and its words are kept.
+all do, is one token. Unpaired markup is not an error, nor is markup that is nested deeper: its brackets are removed and
+its words are kept.
 """
 
 import re
@@ -10,9 +11,9 @@ from collections.abc import Callable
 from typing import Protocol
 
 from rag_model.corpus.markup.literal import GAP
-from rag_model.corpus.markup.unparsable import Unparsable
 
 MAX_DEPTH = 100  # open templates and links; MediaWiki stops expanding at 100 too, and real pages stay below 20
+_MAX_BRACES = 2 * MAX_DEPTH  # of one run
 
 _TOKEN = re.compile(
     r"\[\[(?:([^\[\]{}|\n]*)(?:\|([^\[\]{}|\n]*))?\]\](?!\]))?"  # a link: 1 target, 2 words; or just an opening
@@ -71,11 +72,7 @@ class Scanner:
         self._marks = marks
 
     def expand(self, text: str) -> str:
-        """Return `text` without templates and links.
-
-        Raises:
-            Unparsable: more than `MAX_DEPTH` of them are open at once.
-        """
+        """Return `text` without templates and links."""
         frames = [_Frame(-1)]  # the lowest holds the result
         self._may_skip = True  # until a skip meets the end: an unclosed template hides nothing
         at = 0
@@ -120,8 +117,8 @@ class Scanner:
                 frames[-1].pieces.append(GAP)
                 return after
             self._may_skip = False
-        if len(frames) > MAX_DEPTH or len(token) > 2 * MAX_DEPTH:
-            raise Unparsable(f"more than {MAX_DEPTH} templates and links are nested")
+        if len(frames) > MAX_DEPTH or len(token) > _MAX_BRACES:
+            return end
         braces = 0 if token[0] == "[" else len(token)
         frames.append(_Frame(braces, inside=_is_inside(text, end - len(token))))
         return end

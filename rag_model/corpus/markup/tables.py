@@ -8,7 +8,7 @@ import re
 
 # A table opens and closes at the start of a line; `|}}` there ends a template whose last argument is empty.
 _WIKI = re.compile(r"^[ \t:*#]*(?:(\{\|)|\|\}(?!\}))", re.MULTILINE)
-_HTML = re.compile(r"<(?:(table)\b|/table\s*)[^<>]*>", re.IGNORECASE)
+_HTML = re.compile(r"<(?:(table)\b|/table)[^<>]*>", re.IGNORECASE)
 
 
 def strip_tables(text: str) -> str:

@@ -38,20 +38,30 @@ _DROPPED = re.compile(
     r"clade|ahnentafel|family tree|weather box|graph|inflation|issn|oclc|doi|imdb|dmoz|official |"
     r"[a-z]+-stub|stub|categor|lock|bots$|engvar|#"
 )
+_MOST_NAME = 255  # characters; MediaWiki allows as many bytes. What is longer is a page's text, and is not kept
+_NAMES = 1 << 14  # names that are kept, of all wikis' pages; a large wiki uses some thousand
 _NOT_SHOWABLE = re.compile(r"https?:|\n|^\W*$")
 
 
-@lru_cache(maxsize=1 << 16)
 def normalised(name: str) -> str:
-    """Return a template's name in the form of the table: lower case, single spaces, no namespace."""
+    """Return a template's name in the form of the table: lower case, single spaces, no namespace, not too long."""
+    return _normalised(name[:_MOST_NAME])
+
+
+@lru_cache(_NAMES)
+def _normalised(name: str) -> str:
     name = " ".join(name.replace("_", " ").split()).lower()
     return name.removeprefix("template:").removeprefix("subst:").strip()
 
 
-@lru_cache(maxsize=1 << 16)
 def is_dropped(name: str) -> bool:
     """Return whether the template of this name, spelled as in the wikitext, never shows text."""
-    name = normalised(name)
+    return _is_dropped(name[:_MOST_NAME])
+
+
+@lru_cache(_NAMES)
+def _is_dropped(name: str) -> bool:
+    name = _normalised(name)
     return name not in RENDERERS and _DROPPED.match(name) is not None
 
 

@@ -4,17 +4,22 @@ faiss trusts what it reads: it allocates what a count claims, maps whatever file
 ids and sizes as they are. A file from elsewhere may be hostile, so it is opened only if it is of a layout that
 bookwheel builds, if each count fits the bytes that are there, and if the file ends where its last array does.
 
-Only headers and the sizes of inverted lists are read: a few kilobytes of a graph, eight bytes a list. The arrays
-themselves are checked elsewhere: faiss checks that links of a graph are nodes, `search` that ids are rows.
+Headers, the sizes of inverted lists and the levels of a graph (`levels`) are read: twelve bytes a node, and the links
+of the few above the bottom. The other arrays are checked elsewhere: faiss checks that links are nodes, `search` that
+ids are rows.
 
 Source: `faiss/impl/index_read.cpp`.
 """
 
+import io
 import struct
 from collections.abc import Callable
 from typing import Any, BinaryIO
 
 import numpy as np
+import numpy.typing as npt
+
+from rag_model.index.files.levels import check_levels, check_slots
 
 _HEADER = "iqqqBi"  # d, n, two unused, trained, metric: behind the fourcc
 _MOST_DIM = 1 << 20  # faiss's own bound
@@ -86,12 +91,12 @@ class _Walk:
     def _graph(self, kind: bytes, d: int, n: int) -> None:
         self._vector(8)
         slots = self._array("<i4", most=1 << 10)
-        self.require(len(slots) > 1 and slots[0] == 0 and bool((np.diff(slots.astype(np.int64)) >= 0).all()))
-        self.require(self._vector(4) == n)
-        self.require(self._vector(8) == n + 1)
-        self._vector(4)
+        check_slots(slots, self.require)
+        levels, offsets, links = self._view("<i4"), self._view("<i8"), self._view("<i4")
+        self.require(len(levels) == n and len(offsets) == n + 1)
         entry, top, _, _, _ = self._read("iiiii")
         self.require(-1 <= entry < max(n, 1) and -1 <= top < len(slots) and (n == 0) == (entry < 0))
+        check_levels(levels, offsets, links, slots, (entry, top), self.require)
         self.require(self.index(_FLATS if kind == b"IHNf" else (b"IxSQ",)) == (d, n))
 
     def _transformed(self, kind: bytes, d: int, n: int) -> None:
@@ -190,6 +195,17 @@ class _Walk:
         (count,) = self._read("Q")
         self._skip(count * width)
         return int(count)
+
+    def _view(self, dtype: str) -> npt.NDArray[Any]:
+        """Pass over an array; return it mapped where the file is one of the disk."""
+        (count,) = self._read("Q")
+        start = self.at
+        self._skip(count * np.dtype(dtype).itemsize)
+        if not count:
+            return np.empty(0, dtype)
+        if isinstance(self._file, io.BytesIO):
+            return np.frombuffer(self._file.getbuffer(), dtype, count, start)
+        return np.memmap(self._file, dtype, "r", start, (count,))
 
     def _array(self, dtype: str, most: int | None = None) -> Any:
         (count,) = self._read("Q")

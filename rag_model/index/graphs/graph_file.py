@@ -21,6 +21,7 @@ import numpy.typing as npt
 from rag_model.errors import InputError
 from rag_model.index.files import engine
 from rag_model.index.files.engine import HEADER, FaissIndex, Rows, faiss
+from rag_model.index.files.skeleton import check_skeleton
 from rag_model.index.graphs.graph import Links, Upper, blocks, slots_of
 
 _TAIL = struct.Struct("<iiiii")  # entry point, top level, efConstruction, efSearch, one
@@ -98,6 +99,8 @@ class GraphFile:
         """
         try:
             with path.open("rb") as file:
+                check_skeleton(file, path.stat().st_size)  # so that the slots of each node are in `links`
+                file.seek(0)
                 return cls._mapped(file, path, "r+" if writable else "r")
         except (OSError, ValueError, struct.error) as broken:
             raise InputError(f"{path} is not a complete HNSW index: build or fetch it again") from broken
@@ -120,7 +123,13 @@ class GraphFile:
         return cls(n, int(slots[1]), entry, offsets, links, tail)
 
     def bottom(self, nodes: Rows) -> Links:
-        """Return a copy of the nodes' bottom lists: (m, 2M) int32, -1 where empty."""
+        """Return a copy of the nodes' bottom lists: (m, 2M) int32, -1 where empty.
+
+        Raises:
+            InputError: a node lies outside the graph, as where another index or a link of a damaged file names it.
+        """
+        if len(wrong := nodes[(nodes < 0) | (nodes >= self.n)]):
+            raise InputError(f"node {wrong[0]} is not in a graph of {self.n:,} nodes: build or fetch the index again")
         links: Links = self.links[self._slots(nodes)]
         return links
 

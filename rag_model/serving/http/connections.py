@@ -1,7 +1,8 @@
 """One connection: time limits for what it sends and takes, and a share of the service's connections.
 
-uvicorn bounds idle connections. It has no limit for a request's head, for a reply that its client does not read, or for
-requests that are sent ahead, and it answers 503 to everyone when there are too many connections.
+uvicorn bounds idle connections. It has no limit for a request's head, in time or in bytes, for what is sent around a
+body, for a reply that its client does not read, or for requests that are sent ahead, and it answers 503 to everyone
+when there are too many connections.
 """
 
 import asyncio
@@ -21,6 +22,8 @@ _Base: Any = AutoHTTPProtocol  # httptools' where that is installed, else h11's
 _SLOWEST = 65_536  # bytes a second that a client must read of a long reply
 _LOOK = 1.0  # seconds between two looks at what a client has read
 _AT_ONCE = 16_384  # bytes that are parsed between two looks at how many requests came
+_MOST_AROUND = 16_384  # bytes of a request that are no body: its head, chunks' sizes, trailers
+_MOST_HEADERS = 100  # of a request; each takes 100 times its bytes
 _MOST_WAITING = 64  # requests that a client may send ahead; uvicorn keeps all, and each takes 100 times its bytes
 _NETWORK = 64  # bits of an IPv6 address that a provider gives to one client
 
@@ -109,6 +112,8 @@ class _Connection(_Base):  # type: ignore[misc]
     clients: Counter[str]  # connections of each client of this server
     app_state: dict[str, Any]
     _due: asyncio.TimerHandle | None = None
+    _around = 0  # bytes since the request began, without those of its body
+    _counted = hasattr(_Base, "on_body")  # httptools says what is body; h11 has limits of its own
     _since = 0.0  # when it last sent something, by the loop's clock
     _of = ""
 
@@ -130,10 +135,33 @@ class _Connection(_Base):  # type: ignore[misc]
         for start in range(0, len(data), _AT_ONCE):
             if self.transport.is_closing():
                 return  # it was refused
-            super().data_received(data if len(data) <= _AT_ONCE else data[start : start + _AT_ONCE])
+            piece = data if len(data) <= _AT_ONCE else data[start : start + _AT_ONCE]
+            self._around += len(piece)
+            super().data_received(piece)
+            if self._counted and (self._around > _MOST_AROUND or len(self.headers or ()) > _MOST_HEADERS):
+                self._too_long()
             if len(getattr(self, "pipeline", ())) > _MOST_WAITING:  # h11 takes one request at a time
                 self.transport.abort()
         self._expect()
+
+    def on_body(self, body: bytes) -> None:
+        self._around -= len(body)
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._around = 0  # what comes behind it in the same piece is no more than a piece
+        super().on_message_complete()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if len(self.headers) <= _MOST_HEADERS:  # one more, by which too many are known
+            super().on_header(name, value)
+
+    def _too_long(self) -> None:
+        if self.idle and not self.transport.is_closing():
+            most = f"{_MOST_AROUND >> 10} KiB and {_MOST_HEADERS} headers"
+            self._refuse(431, f"a request has at most {most} beside its body: send fewer, or shorter ones")
+        else:
+            self.transport.abort()  # the request is worked on
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._forget()

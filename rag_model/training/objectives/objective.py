@@ -22,6 +22,7 @@ from rag_model.store.versions.snapshot import Snapshot
 from rag_model.training.data.examples import Example
 from rag_model.training.loop.loop_settings import LoopSettings
 from rag_model.training.loop.task import Measures, Task
+from rag_model.training.moving.rebuild import Rebuild
 from rag_model.training.origins import Named, Origins
 
 UNIT_TEMPERATURE = 0.05  # of scores of unit vectors: sentence-transformers' scale of 20
@@ -56,6 +57,7 @@ class Job(Generic[S]):
     digests: Mapping[str, str] = field(default_factory=dict)  # of the files of `origins`, by part; {} for `costs`
     work: Path | None = None  # the training's folder: `prepare` may keep there what a run that resumes need not repeat
     tell: Callable[[int, int], None] = lambda _, __: None  # how much of a slow preparation is done, and of how much
+    rebuild: Rebuild | None = None  # makes the rebuilds of a moving index; None: nothing does here
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,7 @@ class Result:
     uses: str  # the command that uses it; NAME, STORE and the like in capitals
     role: str  # a `pipeline_tag` of the Hugging Face hub: sentence-similarity, question-answering, text-ranking, …
     parts: frozenset[str]  # folders that `Task.save` writes, by `store.versions.model_parts`: question, passage, …
+    rebuilds: bool = False  # its passage encoder learned: the snapshot's passages are encoded again with it, at the end
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +79,8 @@ class Costs:
     batches: int  # batches of an epoch, in one process; 1 or more
     step: float  # floating-point operations of a batch, forward and backward
     look: float  # the same of one evaluation
+    rebuild: float = 0.0  # the same of encoding all passages once
+    rebuilds: int = 0  # how often that is done, at the end included
 
 
 @runtime_checkable
@@ -105,6 +110,10 @@ class Objective(Protocol[S]):
             UsageError: a named model cannot be trained, or a required name is missing.
         """
         ...
+
+    def inputs(self, job: Job[S]) -> Mapping[str, Any]:
+        """Return, as JSON values, what else decides the model, such as digests of files that the settings name."""
+        return {}
 
     def prepare(self, job: Job[S]) -> Examples:
         """Return the examples for the task, for example with negatives; called once, before `task`; may be slow.

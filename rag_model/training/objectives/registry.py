@@ -18,6 +18,7 @@ OBJECTIVES: Registry[Objective[Any]] = Registry(
         "margin-mse": f"{_HERE}.margin_mse:MARGIN_MSE",
         "rag-sequence": f"{_HERE}.rag:SEQUENCE",
         "rag-token": f"{_HERE}.rag:TOKEN",
+        "rag-end2end": f"{_HERE}.end2end:END2END",
         "realm": f"{_HERE}.realm.objective:REALM",
     },
 )

@@ -19,7 +19,13 @@ XML = """<mediawiki xmlns="http://www.mediawiki.org/xml/export-0.10/" version="0
 PAGE = """<page><title>{title}</title><ns>{ns}</ns><id>{id}</id><revision><id>{id}0</id>
 <timestamp>2026-01-0{id}T00:00:00Z</timestamp><model>wikitext</model><text>{text}</text></revision></page>
 """
-HOSTILE = "{{small|" * 200
+MOST = 3 << 17  # characters of a page, here
+HOSTILE = "x" * (MOST + 1)
+
+
+@pytest.fixture(autouse=True)
+def short_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rag_model.corpus.wikitext.MAX_CHARS", MOST)
 
 
 def plan_of(tmp_path: Path, *texts: str, name: str = "dump.xml") -> Plan:
@@ -43,7 +49,7 @@ def test_pages_become_passages_and_drops_are_counted(tmp_path: Path) -> None:
     ]
     assert facts.dropped == {"no_text": 1, "redirect": 1, "unparsable": 1}
     assert [(q.page_id, q.title) for q in facts.quarantined] == [("4", "Page 4")]
-    assert "nested" in facts.quarantined[0].reason
+    assert "characters" in facts.quarantined[0].reason
     assert (facts.rows, facts.articles, facts.words) == (2, 1, 4)
     assert facts.newest_revision == "2026-01-03T00:00:00Z"
     assert facts.lengths == {"0": 2}

@@ -13,6 +13,7 @@ from rag_model.corpus.lineage import Inheritance, article_key, cutting_basis
 from rag_model.corpus.passages import PassageFile, PassageWriter
 from rag_model.corpus.plan import plan_dump
 from rag_model.corpus.records import Page, Part, Siteinfo
+from rag_model.corpus.wikitext import MAX_CHARS
 from rag_model.errors import InputError
 from tests.fixtures.overlapping import Overlapping, offer, save_tokenizer
 
@@ -20,7 +21,7 @@ SITE = Siteinfo("enwiki", "en", "https://en.wikipedia.org/wiki/Main_Page", {"fil
 PAGE = Page(7, 70, "2026-01-01T00:00:00Z", 0, "Title", False, "wikitext", "Some text.")
 DEFAULT = ChunkRecipe()
 SECTIONS = ChunkRecipe("sections")  # the default of before
-HOSTILE = "{{small|" * 200
+HOSTILE = "x" * (MAX_CHARS + 1)
 
 
 def key(page: Page = PAGE, site: Siteinfo = SITE, recipe: ChunkRecipe = DEFAULT, version: int = 1) -> bytes:

@@ -6,6 +6,7 @@ from typing import Literal, get_args
 from rag_model.errors import UsageError
 from rag_model.retrieve.expression import one_of
 from rag_model.training.loop.loop_settings import LoopSettings
+from rag_model.training.moving.moving_settings import MovingSettings
 from rag_model.training.objectives.realm.marginal import Marginal
 
 Masks = Literal["salient", "random"]
@@ -68,3 +69,4 @@ class RealmTraining:
 
     loop: LoopSettings = LOOP
     realm: RealmRecipe = field(default_factory=RealmRecipe)
+    moving: MovingSettings = field(default_factory=MovingSettings)  # paper: a new index about every 500 steps

@@ -5,7 +5,7 @@ gradient to both; the snapshot, whose vectors are older, only selects the candid
 """
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,8 @@ from rag_model.store.versions.snapshot import Snapshot
 from rag_model.training.data.salient_spans import SalientSpans
 from rag_model.training.data.texts import Epoch, Split, TextBatch
 from rag_model.training.loop.task import Goal, Measures
+from rag_model.training.moving.moving_index import Learner, MovingIndex
+from rag_model.training.moving.moving_settings import MovingSettings
 from rag_model.training.objectives.realm.candidates import Asking, Candidates
 from rag_model.training.objectives.realm.marginal import log_marginal, prior, utility
 from rag_model.training.objectives.realm.masking import Limits, Masked, Span, mask
@@ -33,9 +35,18 @@ class RealmTask:
     """Train a `Realm` on the passages of a snapshot."""
 
     def __init__(
-        self, realm: Realm, snapshot: Snapshot, recipe: RealmRecipe, digests: Mapping[str, str] | None = None
+        self,
+        realm: Realm,
+        snapshot: Snapshot,
+        recipe: RealmRecipe,
+        digests: Mapping[str, str] | None = None,
+        moving: MovingSettings | None = None,
+        index: Callable[[Learner], MovingIndex] | None = None,
     ) -> None:
-        """Choose the texts; `digests` are those of the files that the models begin as.
+        """Choose the texts, which are those of `snapshot` however the index moves.
+
+        `digests` are those of the files that the models begin as. `index` makes the moving index by the settings
+        `moving`, given what it needs of this task; without it `snapshot` is asked to the end.
 
         Raises:
             UsageError: the masks are salient and the snapshot keeps no spans, or the retriever is wrong.
@@ -49,6 +60,8 @@ class RealmTask:
         self._split = Split.of(rows, recipe.dev_texts)
         self._asking = Asking(snapshot, recipe.expression, recipe.candidates)
         self.goal = Goal(recipe.goal, larger=recipe.goal == "utility")
+        self._settings = moving
+        self._moving = index(Learner(realm.encoders.save, self.turn_to)) if index else None
 
     @property
     def asked(self) -> str:
@@ -56,17 +69,28 @@ class RealmTask:
         return self._asking.snapshot.id
 
     def move(self, step: int) -> Measures:
-        """Search the same snapshot on."""
-        return {}
+        """Move to a rebuilt snapshot if there is one; see `MovingIndex`."""
+        return {} if self._moving is None else self._moving.move(step)
 
     def ask(self, snapshot: str) -> None:
-        """Search the snapshot with this id.
+        """Search the snapshot of a checkpoint again.
 
         Raises:
-            UsageError: it is another one than the training began with.
+            BookwheelError: it no longer exists.
+            UsageError: the index does not move, and it is another one than the training began with.
         """
-        if snapshot != self.asked:
+        if self._moving is not None:
+            self._moving.ask(snapshot)
+        elif snapshot != self.asked:
             raise UsageError(f"this training asks snapshot {self.asked[:12]}, and its checkpoint {snapshot[:12]}")
+
+    def turn_to(self, snapshot: Snapshot) -> None:
+        """Take candidates from this snapshot from now on; on an error keep the one before.
+
+        Raises:
+            UsageError: it has no such index.
+        """
+        self._asking = Asking(snapshot, self._recipe.expression, self._recipe.candidates)
 
     def recipe(self) -> Mapping[str, Any]:
         """Return the recipe, the snapshot of the texts, and the digests of the models."""
@@ -75,6 +99,7 @@ class RealmTask:
             "settings": asdict(self._recipe),
             "snapshot": self._snapshot.id,
             "models": self._digests,
+            **({"moving": asdict(self._settings)} if self._settings else {}),
         }
 
     def batches(self, epoch: int) -> Sequence[TextBatch]:

@@ -12,6 +12,7 @@ import pytest
 from rag_model.errors import InputError
 from rag_model.index.files.engine import faiss
 from rag_model.index.files.skeleton import ForeignError, check_skeleton
+from rag_model.index.graphs.graph_file import GraphFile
 from rag_model.index.search import open_index
 
 D = 16
@@ -131,3 +132,72 @@ def test_a_search_asks_for_no_more_than_there_is(tmp_path: Path, factory: str, n
     far = open_index(tmp_path / "index.faiss", defaults={name: 500_000_000})
     assert far.search(VECTORS[:5], 9)[1].tolist() == whole.search(VECTORS[:5], 9)[1].tolist()
     assert far.search(VECTORS[:5], 9, **{name: 2_000_000_000})[1].tolist() == whole.search(VECTORS[:5], 9)[1].tolist()
+
+
+class Graph:
+    """The arrays of an HNSW file, as views that change its bytes."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data, at = bytearray(data), struct.calcsize("<4siqqq?i")
+        found = []
+        for dtype in ("<f8", "<i4", "<i4", "<i8", "<i4"):
+            (count,) = struct.unpack_from("<Q", self.data, at)
+            found.append(np.frombuffer(self.data, dtype, count, at + 8))
+            at += 8 + found[-1].nbytes
+        _, self.slots, self.levels, self.offsets, self.links = found
+        self.tail = np.frombuffer(self.data, "<i4", 2, at)  # entry point, top level
+
+    def above(self, level: int) -> np.ndarray[Any, Any]:
+        return np.flatnonzero(self.levels > level)
+
+    def point_up(self) -> None:
+        """Let the last node that is above the bottom name, there, one that is not."""
+        node = self.above(1)[-1]
+        self.links[self.offsets[node] + self.slots[1]] = np.flatnonzero(self.levels == 1)[0]
+
+
+@pytest.mark.parametrize("mmap", [True, False])
+@pytest.mark.parametrize("factory", ["HNSW8", "HNSW8_SQ8", "IVF8_HNSW2,Flat"])
+def test_a_link_to_a_node_that_is_not_on_its_level_is_refused(tmp_path: Path, factory: str, mmap: bool) -> None:
+    """Only a question that comes there would read behind the node's lists: no trial with a few finds it."""
+    _, data = made(factory)
+    start = data.index(b"IHNf" if "IVF" in factory else data[:4])
+    graph = Graph(data[start:])
+    graph.point_up()
+    path = tmp_path / "index.faiss"
+    path.write_bytes(data[:start] + bytes(graph.data))
+    with pytest.raises(InputError, match="not a complete faiss index"):
+        open_index(path, mmap=mmap)
+
+
+HOSTILE: dict[str, Callable[[Graph], None]] = {
+    "a top level above the entry point": lambda graph: graph.tail.__setitem__(1, graph.levels.max()),
+    "an entry point below the top level": lambda graph: graph.tail.__setitem__(0, np.argmin(graph.levels)),
+    "a level that there is not": lambda graph: graph.levels.__setitem__(3, 1_000),
+    "no level": lambda graph: graph.levels.__setitem__(3, 0),
+    "a level more than slots": lambda graph: graph.levels.__setitem__(np.argmin(graph.levels), 2),
+    "lists that begin elsewhere": lambda graph: graph.offsets.__setitem__(slice(100, None), 1 << 40),
+    "lists that go back": lambda graph: graph.offsets.__setitem__(5, 0),
+    "lists behind the end": lambda graph: graph.offsets.__setitem__(-1, len(graph.links) + 16),
+    "slots without end": lambda graph: graph.slots.__setitem__(slice(1, None), 2**31 - 1),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_levels_of_a_graph_are_not_believed(tmp_path: Path, name: str) -> None:
+    graph = Graph(made("HNSW8")[1])
+    HOSTILE[name](graph)
+    path = tmp_path / "index.faiss"
+    path.write_bytes(graph.data)
+    for opened in (open_index, GraphFile.open):
+        with pytest.raises(InputError, match="is not a complete"):
+            opened(path)
+
+
+def test_a_node_that_is_not_in_the_graph_is_one_sentence(tmp_path: Path) -> None:
+    path = tmp_path / "index.faiss"
+    path.write_bytes(made("HNSW8")[1])
+    graph = GraphFile.open(path)
+    for node in (600, -1):
+        with pytest.raises(InputError, match=f"node {node} is not in a graph of 600 nodes"):
+            graph.bottom(np.array([0, node]))

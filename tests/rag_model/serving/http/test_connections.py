@@ -52,6 +52,37 @@ def test_more_connections_than_a_client_may_have_are_told_so(shared_library: Lib
         assert b"2 connections of your address are open" in reply
 
 
+GET = b"GET /snapshot HTTP/1.1\r\nHost: localhost\r\n"
+CHUNKED = ASK.replace(b"Content-Length: 24", b"Transfer-Encoding: chunked")
+
+
+@pytest.mark.parametrize(
+    ("head", "unit", "reply"),
+    [
+        (GET, b"a: b\r\n" * 500, b"HTTP/1.1 431 "),
+        (GET + b"x: ", b"a" * 4096, b"HTTP/1.1 431 "),
+        (b"GET /", b"a" * 4096, b"HTTP/1.1 431 "),
+        (CHUNKED, b"1\r\n{\r\n" * 500, b""),
+        (CHUNKED + b"2;", b"a" * 4096, b""),
+        (CHUNKED + b"2\r\n{}\r\n0\r\n", b"a: b\r\n" * 500, b""),
+    ],
+    ids=["headers", "a header", "a path", "chunks of one byte", "a chunk's extension", "trailers"],
+)
+def test_what_is_sent_around_a_body_has_an_end(
+    head: bytes, unit: bytes, reply: bytes, shared_library: Library, dest: Path
+) -> None:
+    bounds = with_limits(body_seconds=PATIENCE, idle_seconds=PATIENCE)
+    with serving(shared_library.url, dest, bounds) as found, connected(found.url) as endless:
+        endless.settimeout(10)
+        got = b""
+        with suppress(ConnectionError):
+            endless.sendall(head + unit * 16)
+            got = endless.recv(65536)
+        assert got.startswith(reply)
+        until(lambda: len(found.server.server_state.connections) <= 1)  # the other is the client's own
+        found.search("who?")
+
+
 @pytest.mark.parametrize("sent", [b"", ASK + b'{"questions"'], ids=["idle", "slow body"])
 def test_where_all_connections_are_taken_one_that_sends_nothing_makes_room(
     sent: bytes, shared_library: Library, dest: Path
