@@ -9,9 +9,7 @@ DEST/.trials/<digest of the index files and versions>.json    {"died": "was ende
 ```
 """
 
-import json
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -23,9 +21,8 @@ from rag_model.digest import digest_json
 from rag_model.errors import InputError, RefusedError
 from rag_model.index.files.engine import Vectors
 from rag_model.index.kind import Represents
-from rag_model.json_text import parse_json
-from rag_model.landing import landing
 from rag_model.retrieve.indexes import files_of, open_index_of, represents
+from rag_model.serving.following.trial_record import TrialRecord
 from rag_model.store.versions.manifest import Content
 from rag_model.store.versions.snapshot import Snapshot
 
@@ -49,39 +46,28 @@ def try_indexes(folder: Path, content: Content, names: Sequence[str]) -> None:
     names = [name for name in names if name in content.indexes]
     if not names:
         return
-    record = folder.parent / ".trials" / f"{_identity(content, names)}.json"
-    if died := _died(record):
+    record = TrialRecord.of(folder.parent, _identity(content, names))
+    if died := record.died():
         raise RefusedError(_refusal(content, names, died, record))
     size = sum(content.files[content.index_file(name)].size for name in names)
     given = {"folder": str(folder), "indexes": names}
     try:
         call(__name__, given, seconds=_SECONDS + size / _RATE, memory=_MEMORY + _ROW_BYTES * content.n)
     except DiedError as dead:
-        _write(record, str(dead))
+        record.write(str(dead))
         raise RefusedError(_refusal(content, names, str(dead), record)) from dead
 
 
 def _identity(content: Content, names: Sequence[str]) -> str:
     files = [[dict(content.indexes[name]), content.files[content.index_file(name)].to_json()] for name in names]
-    return digest_json([version("bookwheel"), version("faiss-cpu"), files]).partition(":")[2]
+    return digest_json([version("bookwheel"), version("faiss-cpu"), files])
 
 
-def _refusal(content: Content, names: Sequence[str], died: str, record: Path) -> str:
+def _refusal(content: Content, names: Sequence[str], died: str, record: TrialRecord) -> str:
     return (
         f"a process that opened and searched {', '.join(content.index_file(name) for name in names)} {died}: build the "
-        f"index again, or delete {record} to try it once more"
+        f"index again, or delete {record.path} to try it once more"
     )
-
-
-def _died(record: Path) -> str:
-    with suppress(OSError, ValueError, KeyError, TypeError):
-        return str(parse_json(record.read_bytes())["died"])
-    return ""
-
-
-def _write(record: Path, died: str) -> None:
-    with suppress(OSError), landing(record) as temporary:  # without it the trial is repeated, in a child again
-        temporary.write_text(json.dumps({"died": died}))
 
 
 def _tried(given: Any) -> None:
