@@ -8,27 +8,37 @@ Requires: the extras model and train; a store that this machine can write to.
 
 import secrets
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from beam_jobs.launch import OnProgress
+from beam_jobs import score
+from beam_jobs.launch import Launch
 from flows import artifacts
 from flows.admission import Url
+from flows.command.console import Shown
 from flows.machine.workplace import alone
 from flows.progress import StageClock
-from flows.stage import deployed, stage
+from flows.rebuilds import forget, rebuilds
+from flows.reencode import reencode
+from flows.stage import deployed, run_flow, stage
 from flows.training import KindName, RecipeTables, Tables, training_of
+from flows.watch import TrainingWatch
 from rag_model.errors import UsageError
+from rag_model.snapshots.reencoded import REENCODED
 from rag_model.store.objects.cache import cache_folder
-from rag_model.store.store import Store
+from rag_model.store.store import MODEL, Store
+from rag_model.store.versions.lease import Lease
 from rag_model.store.versions.models import PutModel
 from rag_model.store.versions.refs import checked_name
 from rag_model.store.versions.snapshot import Snapshot
-from rag_model.training.data.examples import read_examples
+from rag_model.training.data.examples import draw, read_examples
 from rag_model.training.finetuning import Finetuning, Outcome
 from rag_model.training.loop.loop import Trained
+from rag_model.training.moving.moving_settings import MovingSettings
 from rag_model.training.objectives.objective import Job
 from rag_model.training.objectives.registry import objective
 from rag_model.training.origins import Named
@@ -48,6 +58,7 @@ class Finetuned:
     metrics: dict[str, dict[str, float]]  # `before` and `after`, on the dev set
     trained: bool  # False: the same training was finished by an earlier run
     seconds: dict[str, float] = field(default_factory=dict)  # by stage
+    index: str | None = None  # full id of the snapshot that the model asks, named as the model; None: `snapshot`
 
     def to_json(self) -> dict[str, Any]:
         """Return the outcome as JSON values."""
@@ -68,6 +79,7 @@ def finetune(
     name: str | None = None,
     max_steps: int | None = None,
     work: str | None = None,
+    beam_options: Sequence[str] = (),
 ) -> Finetuned:
     """Train a model of `kind` on the snapshot that `ref` names, and move the model's ref to it.
 
@@ -80,14 +92,17 @@ def finetune(
         ref: a ref, ref@number, an id or a unique prefix of a snapshot; it is pinned by id before anything else.
         encoder: initial weights of the encoder or encoders: a folder, a hub name, or `model:NAME`; by default the
             snapshot's.
-        generator: initial weights of the generator: a folder or a hub name.
+        generator: initial weights of the generator: a folder, a hub name, or `model:NAME`.
         teacher: the cross-encoder to learn from: a folder, a hub name, or `model:NAME`.
         recipe: tables of settings, as in a TOML file (`flows.training`); by default those of the papers.
         name: the ref of models to move; by default `kind`.
         max_steps: the number of steps, in place of the recipe's.
         work: keep checkpoints and curves in this folder; by default in the cache, where they are deleted at the end.
+        beam_options: options of Beam and of its runner, for a training whose index is rebuilt, and for the scores that
+            `ra-dit` takes from its generator.
 
     Raises:
+        GateRefusedError: the model is published, but the gate refused the index that was rebuilt for it.
         RefusedError: the question encoder has another space than the snapshot, a loss is not finite, or
             retrieval has collapsed; the checkpoints are kept.
         BookwheelError: a stage failed; run it again to continue.
@@ -97,14 +112,22 @@ def finetune(
     with target.intents.held(f"finetune-{secrets.token_hex(8)}"):  # keeps `gc` from deleting its snapshot
         with clock("prepare"):
             job = prepare(
-                target, kind, train, dev, ref, Given(Named(encoder, generator, teacher), recipe or {}, max_steps)
+                target,
+                kind,
+                train,
+                dev,
+                ref,
+                Given(Named(encoder, generator, teacher), recipe or {}, max_steps, tuple(beam_options)),
             )
-        found = job.known()
-        if found is not None:
-            put = job.name(found, name)
-        else:
-            found, put = made(job, Path(work) if work else None, name, clock)
-    outcome = _told(job, found, put, name, clock)
+        with asked(job):
+            check_ref(job, name)
+            found = job.known()
+            if found is not None:
+                put = job.name(found, name)
+            else:
+                found, put = made(job, Path(work) if work else None, name, beam_options, clock)
+            index = rebuild_index(job, found, name, beam_options, clock)
+    outcome = _told(job, found, put, name, index, clock)
     show(outcome)
     return outcome
 
@@ -116,6 +139,7 @@ class Given:
     named: Named
     tables: Tables
     max_steps: int | None
+    beam_options: tuple[str, ...] = ()
 
 
 @stage
@@ -127,40 +151,98 @@ def prepare(store: Store, kind: str, train: str, dev: str, ref: str, given: Give
     taken = {option: getattr(given.named, option) for option in chosen.options}  # others may be set for another verb
     origins = chosen.origins(store, snapshot, Named(**taken))
     settings = training_of(kind, given.tables, given.max_steps, unit_vectors=origins.unit_vectors())
-    examples = {"train": read_examples(train), "dev": read_examples(dev, split="dev")}
-    return Finetuning(chosen, Job(store, snapshot, origins, settings, examples))
+    held_out = draw(read_examples(dev, split="dev"), settings.loop.dev_examples, settings.loop.seed)
+    examples = {"train": read_examples(train), "dev": held_out}
+    scorer = partial(score.run, launch=Launch.new(store.url, given.beam_options))
+    return Finetuning(chosen, Job(store, snapshot, origins, settings, examples, scorer=scorer))
 
 
-def made(job: Finetuning, work: Path | None, name: str, clock: StageClock) -> tuple[Outcome, PutModel]:
+@contextmanager
+def asked(job: Finetuning) -> Iterator[None]:
+    """Keep the training's snapshot from `expire` and `gc` within the block."""
+    lease = Lease(job.store)
+    lease.move(job.snapshot.id)
+    try:
+        yield
+    finally:
+        lease.close()
+
+
+def check_ref(job: Finetuning, name: str) -> None:
+    """Check, before the work, that the index of the model may be named as the model is.
+
+    Raises:
+        UsageError: this name is a ref of a snapshot that no training made.
+    """
+    now = job.store.refs.current(name) if job.objective.result.rebuilds else None
+    if now is not None and REENCODED not in job.store.snapshots.get(now.snapshot).provenance:
+        raise UsageError(
+            f"the model's own index would be named {name!r}, and ref {name} names a snapshot that was built from a "
+            "dump: give another --name"
+        )
+
+
+def refresh_ref(job: Finetuning) -> str:
+    """Return the name of the snapshots, and of the encoders, of a training's moving index."""
+    return f"refresh-{job.key[:12]}"
+
+
+def devices(job: Finetuning) -> str:
+    """Return the GPUs of the rebuilds."""
+    moving = getattr(job.job.settings, "moving", None)
+    return moving.devices if isinstance(moving, MovingSettings) else ""
+
+
+def rebuild_index(
+    job: Finetuning, found: Outcome, name: str, beam_options: Sequence[str], clock: StageClock
+) -> str | None:
+    """Encode the snapshot's passages with the published model and name the snapshot as the model; return its id.
+
+    None: the passage encoder did not learn, and the model asks the snapshot that it was trained on.
+
+    Raises:
+        GateRefusedError: the snapshot is published, but the ref did not move.
+    """
+    if not job.objective.result.rebuilds:
+        return None
+    with clock("index"):
+        given = job.snapshot.id, job.store.url, f"{MODEL}{found.model}", name, tuple(beam_options)
+        return run_flow(reencode, *given).snapshot
+
+
+def made(
+    job: Finetuning, work: Path | None, name: str, beam_options: Sequence[str], clock: StageClock
+) -> tuple[Outcome, PutModel]:
     """Train the model and put it into the store; a work folder in the cache is deleted then."""
     folder = work or cache_folder() / "training" / job.key
     folder.mkdir(parents=True, exist_ok=True)
     with alone(folder):
-        with clock("mine") as tell:
-            mine(job, folder, tell)
-        with clock("train") as tell:
-            trained = learn(job, folder, tell)
+        with clock("mine") as shown:
+            mine(job, folder, shown)
+        with clock("train") as shown:
+            trained = learn(job, folder, beam_options, shown)
         with clock("publish"):
             published = publish(job, trained, folder, name, clock.seconds)
+    forget(job.store, refresh_ref(job))
     if work is None:
         shutil.rmtree(folder, ignore_errors=True)
     return published
 
 
 @stage
-def mine(job: Finetuning, folder: Path, tell: OnProgress) -> None:
+def mine(job: Finetuning, folder: Path, shown: Shown) -> None:
     """Find what is missing in the examples, such as negatives and a teacher's scores."""
-    job.prepare(folder, tell)
+    counts = " and ".join(f"{len(some):,} {name}" for name, some in job.job.examples.items())
+    shown.say(f"completes {counts} examples with what `{job.objective.name}` needs …")
+    job.prepare(folder, shown)
 
 
 @stage
-def learn(job: Finetuning, folder: Path, tell: OnProgress) -> Trained:
+def learn(job: Finetuning, folder: Path, beam_options: Sequence[str], shown: Shown) -> Trained:
     """Train, or continue a training that died."""
-
-    def report(kind: str, step: int, steps: int, values: Mapping[str, float]) -> None:
-        tell(step, steps)
-
-    return job.run(folder, report)
+    watch = TrainingWatch(shown, len(job.job.examples["dev"]), job.job.settings.loop.evaluate_every)
+    with rebuilds(job.store, refresh_ref(job), beam_options, devices(job)) as rebuild:
+        return job.run(folder, watch, rebuild)
 
 
 @stage
@@ -179,7 +261,7 @@ def show(outcome: Finetuned) -> None:
     artifacts.table(rows, key="finetune-measures", description=described)
 
 
-def _told(job: Finetuning, found: Outcome, put: PutModel, name: str, clock: StageClock) -> Finetuned:
+def _told(job: Finetuning, found: Outcome, put: PutModel, name: str, index: str | None, clock: StageClock) -> Finetuned:
     return Finetuned(
         model=found.model,
         kind=job.objective.name,
@@ -191,4 +273,5 @@ def _told(job: Finetuning, found: Outcome, put: PutModel, name: str, clock: Stag
         metrics={"before": dict(found.before), "after": dict(found.after)},
         trained="train" in clock.seconds,
         seconds=clock.seconds,
+        index=index,
     )

@@ -6,12 +6,13 @@ sent: some depend on the model, such as the temperature on the length of the enc
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, is_dataclass
 from typing import Any
 
 from pydantic import PydanticUserError, TypeAdapter
 
 from rag_model.training.objectives.objective import Objective
+from rag_model.training.settings_text import comments_of
 
 _DEFINED = "#/$defs/"
 
@@ -30,7 +31,7 @@ def _form(settings: type[Any], names: list[str]) -> dict[str, Any]:
     except PydanticUserError:  # a package's type without a form: its tables are entered as JSON
         return {"title": ", ".join(names), "type": "object"}
     whole = _inlined({**schema, "title": ", ".join(names)}, schema.get("$defs", {}))
-    return _described(whole, asdict(settings()))
+    return _described(whole, settings())
 
 
 def _inlined(node: Any, defined: Mapping[str, Any]) -> Any:
@@ -44,14 +45,21 @@ def _inlined(node: Any, defined: Mapping[str, Any]) -> Any:
     return {name: _inlined(value, defined) for name, value in node.items() if name != "$defs"}
 
 
-def _described(schema: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+def _described(schema: Mapping[str, Any], settings: Any) -> dict[str, Any]:
     """Return the schema of a table: unknown settings are refused, and defaults are described but not filled in."""
     properties: dict[str, Any] = {}
+    said = comments_of(type(settings))
     for name, one in schema["properties"].items():
-        if isinstance(values[name], Mapping) and "properties" in one:
-            properties[name] = _described(one, values[name])
+        value = getattr(settings, name)
+        if is_dataclass(value) and "properties" in one:
+            properties[name] = _described(one, value)
         else:
-            properties[name] = {**one, "description": f"by default {json.dumps(values[name], default=str)}"}
+            default = f"by default {json.dumps(value, default=_as_json)}"
+            properties[name] = {**one, "description": "; ".join(filter(None, (said.get(name), default)))}
             properties[name].pop("default", None)
     kept = {name: schema[name] for name in ("title", "type")}
     return {**kept, "properties": properties, "additionalProperties": False}
+
+
+def _as_json(value: Any) -> Any:
+    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else str(value)

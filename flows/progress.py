@@ -10,8 +10,7 @@ from uuid import UUID
 
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
 
-from beam_jobs.launch import OnProgress
-from flows.command.console import shown
+from flows.command.console import Shown, shown
 from flows.stage import in_run
 
 
@@ -23,37 +22,29 @@ class StageClock:
     seconds: dict[str, float] = field(default_factory=dict)
 
     @contextmanager
-    def __call__(self, stage: str) -> Iterator[OnProgress]:
+    def __call__(self, stage: str) -> Iterator[Shown]:
         """Yield a function to call with (done, total) during the stage, as often as necessary."""
         started = time.monotonic()
-        with _stage_progress(self.flow, stage) as tell:
-            yield tell
+        with shown(stage) as show:
+            yield _Artifact(self.flow, stage, show) if in_run() else show
         self.seconds[stage] = round(time.monotonic() - started, 3)
 
 
-@contextmanager
-def _stage_progress(flow: str, stage: str) -> Iterator[OnProgress]:
-    artifact = _Artifact(flow, stage) if in_run() else None
-    with shown(stage) as show:
-
-        def tell(done: int, total: int) -> None:
-            show(done, total)
-            if artifact:
-                artifact(done, total)
-
-        yield tell
-
-
 class _Artifact:
-    """The stage's bar in the Prefect UI; written only when the whole percentage changes."""
+    """The stage's bar in the Prefect UI; written only when the whole percentage changes, or something is said."""
 
-    def __init__(self, flow: str, stage: str) -> None:
-        self.shown = 0
+    def __init__(self, flow: str, stage: str, show: Shown) -> None:
+        self._stage, self._show, self._percent = stage, show, 0
         key = re.sub(r"[^a-z0-9]+", "-", f"{flow}-{stage}".lower())
-        self.id = cast(UUID, create_progress_artifact(0.0, key=key, description=f"{stage}: how much is done"))
+        self._id = cast(UUID, create_progress_artifact(0.0, key=key, description=f"{stage}: how much is done"))
 
     def __call__(self, done: int, total: int) -> None:
+        self._show(done, total)
         percent = int(100 * done / total) if total else 100
-        if percent != self.shown:
-            self.shown = percent
-            update_progress_artifact(self.id, float(percent))
+        if percent != self._percent:
+            self._percent = percent
+            update_progress_artifact(self._id, float(percent))
+
+    def say(self, sentence: str) -> None:
+        self._show.say(sentence)
+        update_progress_artifact(self._id, float(self._percent), description=f"{self._stage}: {sentence}")

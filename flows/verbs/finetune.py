@@ -5,12 +5,14 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from flows.command.reply import Common, Reply, SnapshotName, StoreUrl
+from flows.command.reply import Common, Reply, SnapshotName
 from flows.finetune import Finetuned
 from flows.finetune import finetune as finetune_flow
 from flows.stage import run_flow
 from flows.training import KindName, read_tables
-from rag_model.training.objectives.registry import objectives
+from rag_model.errors import UsageError
+from rag_model.training.objectives.registry import objective, objectives
+from rag_model.training.settings_text import settings_text
 
 _OFFERED = "; ".join(
     f"`{one.name}`: {one.summary}{''.join(f', `--{option}`' for option in sorted(one.options))}" for one in objectives()
@@ -20,37 +22,66 @@ _OFFERED = "; ".join(
 def finetune(
     kind: Annotated[KindName, Parameter(help=_OFFERED)],
     /,
-    *,
-    store: StoreUrl,
-    train: Annotated[str, Parameter(help="DPR's JSON, a question CSV or JSONL, triples, KILT, or a BEIR folder.")],
-    dev: Annotated[str, Parameter(help="Examples in the same formats, to choose the best weights by.")],
+    *beam_options: Annotated[
+        str,
+        Parameter(
+            help="Options of Beam and its runner, after `--`: for rebuilds of the index, and the scores of `ra-dit`."
+        ),
+    ],
+    store: Annotated[
+        str | None, Parameter(help="The store of snapshots: file:///…, s3://… or a folder. Required.")
+    ] = None,
+    train: Annotated[
+        str | None,
+        Parameter(help="DPR's JSON, a question CSV or JSONL, triples, KILT, or a BEIR folder. Required."),
+    ] = None,
+    dev: Annotated[
+        str | None, Parameter(help="Examples in the same formats, to choose the best weights by. Required.")
+    ] = None,
     ref: SnapshotName = "latest",
     encoder: Annotated[
         str | None,
         Parameter(help="Initial encoder: a folder, a hub name, or `model:NAME`; by default that of the snapshot."),
     ] = None,
-    generator: Annotated[str | None, Parameter(help="Initial generator: a folder or a hub name.")] = None,
+    generator: Annotated[
+        str | None, Parameter(help="Initial generator: a folder, a hub name, or `model:NAME`.")
+    ] = None,
     teacher: Annotated[
         str | None, Parameter(help="Cross-encoder to learn from: a folder, a hub name, or `model:NAME`.")
     ] = None,
-    max_steps: Annotated[int | None, Parameter(help="Number of steps, in place of the recipe's.")] = None,
+    max_steps: Annotated[int | None, Parameter(help="Number of steps of each stage, in place of the recipe's.")] = None,
     name: Annotated[str | None, Parameter(help="The ref of the model in the store; by default its kind.")] = None,
     training: Annotated[
         Path | None, Parameter(help="A TOML file of settings; omitted ones keep their defaults.")
     ] = None,
     work: Annotated[Path | None, Parameter(help="Keep checkpoints and curves in this folder.")] = None,
+    print_settings: Annotated[
+        bool,
+        Parameter(
+            negative="", help="Print a file for --training with all settings, defaults and sources; train nothing."
+        ),
+    ] = False,
     common: Common | None = None,
 ) -> Reply:
     """Train a model on a snapshot and put it into the store.
 
     An interrupted run continues when the same command is run again; a finished one is not repeated. Use a pair of
-    encoders by `bookwheel reindex --encoder model:NAME`, a RAG model by `bookwheel answer --model NAME`, a
+    encoders by `bookwheel reindex --encoder model:NAME`, a RAG or RA-DIT model by `bookwheel answer --model NAME`, a
     cross-encoder by `bookwheel search --retriever "rerank(hnsw, model:NAME, 50)"`.
     """
+    if print_settings:
+        text = settings_text(objective(kind))
+        return Reply({"kind": kind, "settings": text}, text.rstrip())
+    if store is None or train is None or dev is None:
+        required = {"--store": store, "--train": train, "--dev": dev}
+        raise UsageError(f"finetune needs {', '.join(name for name, value in required.items() if value is None)}")
+    if beam_options and not beam_options[0].startswith("-"):
+        raise UsageError(f"finetune takes no argument {beam_options[0]!r}: examples are given as --train and --dev")
     tables: Any = read_tables(training)
     folder = str(work) if work else None
     begins = (encoder, generator, teacher)
-    outcome = run_flow(finetune_flow, kind, store, train, dev, ref, *begins, tables, name, max_steps, folder)
+    given = kind, store, train, dev, ref
+    outcome = run_flow(finetune_flow, *given, *begins, tables, name, max_steps, folder, beam_options)
     return Reply(outcome.to_json(), "\n".join(_lines(outcome)))
 
 
@@ -61,6 +92,7 @@ def _lines(outcome: Finetuned) -> list[str]:
         f"model     {outcome.model}",
         f"name      {outcome.name}@{outcome.number}",
         f"snapshot  {outcome.snapshot}",
+        *([f"index     {outcome.index} ({outcome.name}): ask it with --ref {outcome.name}"] if outcome.index else []),
         f"trained   {trained}; the best weights are those of step {outcome.best_step:,}",
         *(f"{measure:<16}{value:>10.4g} before {after[measure]:>10.4g} after" for measure, value in before.items()),
     ]

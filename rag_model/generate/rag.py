@@ -27,6 +27,7 @@ from rag_model.generate.likelihood import (
 )
 
 Variant = Literal["sequence", "token"]  # RAG-Sequence, RAG-Token: how passages are marginalised
+WeighedBy = Literal["products", "scores"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +39,13 @@ class RagSettings:
     temperature: float = 1.0  # of p(z|x); normalised encoders need less, because cosines lie in [-1, 1]
     label_smoothing: float = 0.0  # ε; fairseq's RAG and BART fine-tuning use .1
     exclude_bos: bool = False  # do not count the token that begins every target, such as BART's <s>
+    weighed_by: WeighedBy = "products"  # logits of p(z|x): inner products of vectors, or the retriever's own scores
 
     def __post_init__(self) -> None:
-        if self.kind not in get_args(Variant):
-            raise UsageError(f"kind {self.kind!r} of a RAG model is unknown: use one of {', '.join(get_args(Variant))}")
+        for name, known in (("kind", get_args(Variant)), ("weighed_by", get_args(WeighedBy))):
+            if getattr(self, name) not in known:
+                value = getattr(self, name)
+                raise UsageError(f"{name} {value!r} of a RAG model is unknown: use one of {', '.join(known)}")
         if self.k < 1 or not self.temperature > 0 or not 0 <= self.label_smoothing < 1:
             raise UsageError(f"{self} is out of bounds: k >= 1, temperature > 0 and 0 <= label_smoothing < 1")
 

@@ -74,7 +74,8 @@ class Reader:
         """Read with `rag` what `retriever` finds; without one, only what it is given.
 
         Args:
-            retriever: asks with the question encoder of `rag`, or p(z|x) means nothing, and gives inner products.
+            retriever: asks with the question encoder of `rag`, or p(z|x) means nothing, and gives inner products; for a
+                model whose passages are weighed by scores, the retriever that it was trained with.
             rag: says whether passages are marginalised by sequence or by token, and how many.
             decoding: how answers are looked for; none gets longer than the generator has room for.
             batch: questions decoded at once, with all their passages.
@@ -128,12 +129,15 @@ class Reader:
     def _read(self, generator: Generator, questions: Sequence[str], hits: Sequence[Sequence[Hit]]) -> list[Answer]:
         """Answer questions together that have equally many passages."""
         contexts = generator.contexts(questions, [[hit.passage for hit in some] for some in hits])
-        products = torch.tensor([_products(some) for some in hits], device=contexts.tokens.device)  # (b, k)
-        prior = self.rag.prior(products)
+        prior = self.rag.prior(torch.tensor([self._logits(some) for some in hits], device=contexts.tokens.device))
         decode = _DECODE[self.rag.settings.kind]
         decoded = decode(generator, contexts, prior, self.decoding, [self._seed(question) for question in questions])
         weights = prior.exp().tolist()
         return [_answer(generator, *one) for one in zip(questions, hits, weights, decoded, strict=True)]
+
+    def _logits(self, hits: Sequence[Hit]) -> list[float]:
+        """Return what p(z|x) of a question's passages is made of."""
+        return [hit.score for hit in hits] if self.rag.settings.weighed_by == "scores" else _products(hits)
 
     def _seed(self, question: str) -> int:
         """Return a question's random seed, which does not depend on the other questions of its batch."""

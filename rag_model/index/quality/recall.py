@@ -51,8 +51,9 @@ def recall_at(found: Rows, exact: Rows, scores: Vectors, k: int, score: ExactSco
     k = min(k, exact.shape[1])
     border = scores[:, k - 1 : k]  # (q, w) -> (q, 1)
     true = scores >= border - np.abs(border) * _TIE  # (q, w) bool
-    hits = [np.isin(row[:k], wanted[good]).sum() for row, wanted, good in zip(found, exact, true, strict=True)]
-    recalls = np.minimum(np.array(hits, dtype=np.float64) / k, 1.0)
+    first = np.arange(len(found), dtype=np.int64)[:, None] * (max(found.max(initial=0), exact.max(initial=0)) + 2)
+    hits = np.isin(found[:, :k] + first, (exact + first)[true]).sum(axis=1)  # (q, k) -> (q,): no key is shared
+    recalls: Recalls = np.minimum(hits / k, 1.0)
     tied = np.flatnonzero(true.all(axis=1))  # (q, w) -> (q',): queries whose ties may go on
     if score is not None and len(tied):
         true = score(tied, found[tied, :k]) >= (border - np.abs(border) * _TIE)[tied]  # (q', k) bool

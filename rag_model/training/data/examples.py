@@ -7,8 +7,9 @@ unpacked. A malformed line is refused with its number, because training must not
 
 import json
 import lzma
+import random
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -64,6 +65,14 @@ def read_examples(source: str | Path, split: str = "train", negatives: int = 30)
             raise InputError(f"{path} holds two examples with the id {example.id!r}: make the ids unique")
         seen.add(example.id)
     return examples
+
+
+def draw(examples: Sequence[Example], count: int, seed: int) -> list[Example]:
+    """Return `count` of the examples, drawn without replacement by the seed, in their order; 0 or too many: all."""
+    if not 0 < count < len(examples):
+        return list(examples)
+    chosen = random.Random(f"{seed} dev").sample(range(len(examples)), count)
+    return [examples[place] for place in sorted(chosen)]
 
 
 def digest_examples(examples: Iterable[Example]) -> str:

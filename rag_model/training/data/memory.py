@@ -16,6 +16,8 @@ from rag_model.retrieve.questions import QuestionEncoder, Questions
 from rag_model.retrieve.retriever import Hit
 from rag_model.store.versions.snapshot import Snapshot
 
+Ranked = tuple[int, float]  # a global row, and its score by the retriever
+
 
 @dataclass(frozen=True, slots=True)
 class Recalled:
@@ -61,21 +63,23 @@ class Memory:
     def recall(self, questions: Sequence[str], asked: Vectors, k: int) -> Recalled:
         """Find the best `k` passages of each question, given its (b, d) float32 vector; all, if the corpus has fewer.
 
-        Scores are inner products with the vectors themselves, not the retriever's scores. If it finds fewer than k,
-        passages from the first row on are added, so that every question has k.
+        Inner products are with the vectors themselves; scores are the retriever's own. If it finds fewer than k,
+        passages from the first row on are added, with a score of 0, so that every question has k.
         """
         k = min(k, self.snapshot.n)
         found = self._retriever.ask(Questions.encoded(questions, self._encoder, asked), k)
         hits = [self._filled(some, k) for some in found]
         vectors = self.vectors(_rows(hits))
-        scores = np.einsum("bd,bkd->bk", asked, vectors).tolist()  # (b, d), (b, k, d) -> (b, k)
-        return Recalled([_scored(*pair) for pair in zip(hits, scores, strict=True)], vectors)
+        products = np.einsum("bd,bkd->bk", asked, vectors).tolist()  # (b, d), (b, k, d) -> (b, k)
+        return Recalled([_with_products(*pair) for pair in zip(hits, products, strict=True)], vectors)
 
-    def recalled(self, rows: Sequence[Sequence[int]]) -> Recalled:
-        """Return the passages of global rows, equally many for every question; without scores."""
-        passages = self.snapshot.passages([row for some in rows for row in some])
-        every = iter(passages)
-        hits = [[Hit(rank, 0.0, row, next(every), "", "") for rank, row in enumerate(some, start=1)] for some in rows]
+    def recalled(self, ranked: Sequence[Sequence[Ranked]]) -> Recalled:
+        """Return passages by their global rows, equally many for every question; without inner products."""
+        every = iter(self.snapshot.passages([row for some in ranked for row, _ in some]))
+        hits = [
+            [Hit(rank, score, row, next(every), "", "") for rank, (row, score) in enumerate(some, start=1)]
+            for some in ranked
+        ]
         return Recalled(hits, self.vectors(_rows(hits)))
 
     def vectors(self, rows: npt.NDArray[np.int64]) -> Vectors:
@@ -107,8 +111,8 @@ class _OfAnySpace:
         raise UsageError("no encoder is known here: give the questions' vectors")
 
 
-def _scored(hits: Sequence[Hit], scores: Sequence[float]) -> list[Hit]:
-    return [replace(hit, score=score, inner_product=score) for hit, score in zip(hits, scores, strict=True)]
+def _with_products(hits: Sequence[Hit], products: Sequence[float]) -> list[Hit]:
+    return [replace(hit, inner_product=product) for hit, product in zip(hits, products, strict=True)]
 
 
 def _rows(hits: Sequence[Sequence[Hit]]) -> npt.NDArray[np.int64]:

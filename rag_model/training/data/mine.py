@@ -15,6 +15,7 @@ from rag_model.errors import UsageError
 from rag_model.evaluation.questions.match import Answers
 from rag_model.retrieve.retriever import Retriever
 from rag_model.training.data.examples import Example
+from rag_model.training.data.teaching import Tell
 
 Search = Callable[[Sequence[str], int], list[list[Passage]]]  # questions, k -> the best k passages of each, best first
 _AT_ONCE = 256  # questions
@@ -37,8 +38,12 @@ class Mining:
             )
 
 
-def mine(examples: Sequence[Example], search: Search, mining: Mining | None = None) -> list[Example]:
+def mine(
+    examples: Sequence[Example], search: Search, mining: Mining | None = None, tell: Tell = lambda _, __: None
+) -> list[Example]:
     """Return the examples, in order, with their negatives replaced by those that `search` finds.
+
+    `tell` is called with the number of questions searched, and of how many.
 
     A negative holds no answer (DPR's token match, in text or title), is not a positive, and is not of a page that the
     example names. An example with a blank question, or without answers, positives and pages, is unchanged.
@@ -51,6 +56,7 @@ def mine(examples: Sequence[Example], search: Search, mining: Mining | None = No
         found = search([examples[place].question for place in batch], chosen.depth)
         for place, passages in zip(batch, found, strict=True):
             mined[place] = _mined(examples[place], passages, chosen)
+        tell(start + len(batch), len(places))
     return mined
 
 

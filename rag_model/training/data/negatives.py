@@ -1,6 +1,6 @@
 """Data for a DPR training from a snapshot: hard negatives, missing positives, passages to rank."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -22,6 +22,7 @@ from rag_model.store.versions.paths import TEXT
 from rag_model.store.versions.snapshot import Snapshot
 from rag_model.training.data.examples import Example
 from rag_model.training.data.mine import Mining, Search, mine, searching
+from rag_model.training.data.teaching import Tell
 
 SearchName = Literal["bm25", "snapshot", "own"]
 _BM25 = "bm25"  # the index kind
@@ -32,7 +33,7 @@ class NegativesRecipe:
     """The source of a DPR training's passages; examples with their own negatives keep them."""
 
     search: SearchName = "bm25"  # DPR, section 5: BM25; snapshot: by `retriever`; own: the file's negatives alone
-    retriever: str | None = None  # of the snapshot, asked by the encoder that it carries; None: its default
+    retriever: str | None = None  # of the snapshot, asked by the encoder that it carries; not set: its default
     mining: Mining = field(default_factory=Mining)
     ranked: int = 10_000  # passages of the snapshot to rank for dev questions, in addition to the dev set's
 
@@ -44,18 +45,34 @@ class NegativesRecipe:
             )
 
 
-def with_negatives(examples: Sequence[Example], snapshot: Snapshot, recipe: NegativesRecipe) -> list[Example]:
-    """Return the examples, in order; missing positives or negatives are mined in the snapshot.
+def with_negatives(
+    examples: Mapping[str, Sequence[Example]],
+    snapshot: Snapshot,
+    recipe: NegativesRecipe,
+    tell: Tell = lambda _, __: None,
+) -> dict[str, list[Example]]:
+    """Return the examples of every set, in order; missing positives or negatives are mined in the snapshot.
+
+    `tell` is called with the number of questions searched, and of how many.
 
     Raises:
         ResourceError: the snapshot has no index of words, and the disk has no room to build one for this training.
         UsageError: the retriever is wrong.
     """
-    lacking = [one for one in examples if not (one.positives and one.negatives)]
-    if recipe.search == "own" or not lacking:
-        return list(examples)
-    mined = {one.id: one for one in mine(lacking, _search(snapshot, recipe), recipe.mining)}
-    return [mined.get(one.id, one) for one in examples]
+    places = [
+        (name, place)
+        for name, some in examples.items()
+        for place, one in enumerate(some)
+        if not (one.positives and one.negatives)
+    ]
+    found = {name: list(some) for name, some in examples.items()}
+    if recipe.search == "own" or not places:
+        return found
+    lacking = [found[name][place] for name, place in places]
+    mined = mine(lacking, _search(snapshot, recipe), recipe.mining, tell)
+    for (name, place), one in zip(places, mined, strict=True):
+        found[name][place] = one
+    return found
 
 
 def ranked_passages(snapshot: Snapshot, count: int) -> list[Passage]:

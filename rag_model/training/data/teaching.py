@@ -17,7 +17,7 @@ from rag_model.retrieve.rerank import PairScorer
 
 FILE = "scores.jsonl"
 _BLOCK = 1_024  # pairs: a cross-encoder's window, so that blocks do not change its scores
-Tell = Callable[[int, int], None]  # pairs scored, of how many
+Tell = Callable[[int, int], None]  # how much is done, and of how much
 
 
 class KeptScores:

@@ -28,7 +28,7 @@ from rag_model.training.loop.loop_settings import LoopSettings
 from rag_model.training.loop.schedule import learning_rate
 from rag_model.training.loop.task import AskingTask, Batch, Measures, Task
 
-Report = Callable[[str, int, int, Measures], None]  # kind (train, dev), step, number of steps, values
+Report = Callable[[str, int, int, Measures], None]  # kind, step, number of steps, values; see `train`
 _NEVER = 1e30  # a gradient norm that clips nothing
 
 
@@ -46,6 +46,8 @@ class Trained:
 
 def train(task: Task[Batch], settings: LoopSettings, workdir: Path, report: Report | None = None) -> Trained:
     """Train to the last step, or resume the training in `workdir`; `report` is called with every row.
+
+    Kinds of reports: `train` after a step; `evaluate`, without values, before an evaluation; `dev` after it.
 
     `workdir` gets `training.json`, `metrics.jsonl`, `tensorboard/`, `checkpoints/step-<n>/` and `best-<n>/`.
 
@@ -65,17 +67,22 @@ def train(task: Task[Batch], settings: LoopSettings, workdir: Path, report: Repo
             if report is not None and run.first:
                 report(kind, step, run.steps, values)
 
+        def evaluate(step: int) -> Measures:
+            if report is not None and run.first:
+                report("evaluate", step, run.steps, {})
+            measures = run.evaluate()
+            write("dev", step, measures)
+            return measures
+
         if standing is None:
-            before = run.evaluate()
-            write("dev", 0, before)
+            before = evaluate(0)
             standing = run.keep(Standing(0, before, run.save_best(0, before), asked=run.asked))
         for step in range(standing.step + 1, run.steps + 1):
             moved = run.move(step)
             write("train", step, {**run.step(step), **moved})
             best = standing.best
             if evaluates := step % settings.evaluate_every == 0 or step == run.steps:
-                measures = run.evaluate()
-                write("dev", step, measures)
+                measures = evaluate(step)
                 if task.goal.is_better(measures, best.measures):
                     best = run.save_best(step, measures)
             if evaluates or step % settings.checkpoint_every == 0:

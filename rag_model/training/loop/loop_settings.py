@@ -33,13 +33,14 @@ class LoopSettings:
     seed: int = 12345  # of dropout; DPR code: 12345
     cpu: bool = False  # use the CPU even if there is a GPU
     evaluate_every: int = 500  # steps; the last step is always evaluated
+    dev_examples: int = 0  # draw so many of the dev examples, by the seed; 0: all of them
     checkpoint_every: int = 500  # steps; there is also one after each evaluation
     keep: int = 2  # checkpoints; older ones are deleted
 
     def __post_init__(self) -> None:
         for name in ("epochs", "accumulation", "evaluate_every", "checkpoint_every", "keep"):
             _check(getattr(self, name) >= 1, name, getattr(self, name), "1 or more")
-        for name in ("max_steps", "warmup_share", "weight_decay", "max_gradient_norm"):
+        for name in ("max_steps", "dev_examples", "warmup_share", "weight_decay", "max_gradient_norm"):
             _check(getattr(self, name) >= 0, name, getattr(self, name), "0 or more")
         _check(self.learning_rate > 0, "learning_rate", self.learning_rate, "more than 0")
         _check(self.warmup_share <= 1, "warmup_share", self.warmup_share, "1 or less")
@@ -51,8 +52,12 @@ class LoopSettings:
         return asdict(self)
 
     def deciding(self) -> dict[str, Any]:
-        """Return the settings that determine the losses: a run resumes only with the same ones."""
-        return {name: value for name, value in self.to_json().items() if name not in {"checkpoint_every", "keep"}}
+        """Return the settings that determine the losses: a run resumes only with the same ones.
+
+        `dev_examples` is not one of them: which examples were drawn is in the examples' own digest.
+        """
+        others = {"checkpoint_every", "keep", "dev_examples"}
+        return {name: value for name, value in self.to_json().items() if name not in others}
 
     def steps(self, batches: int, processes: int) -> int:
         """Return the number of steps for `batches` batches per epoch, shared by `processes` processes."""

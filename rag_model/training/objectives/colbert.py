@@ -71,7 +71,7 @@ class ColbertRecipe(GroupRecipe):
 class ColbertTraining:
     """Settings of a ColBERT's training."""
 
-    loop: LoopSettings = LOOP
+    loop: LoopSettings = LOOP  # ColBERTv2, section 3.2: one pass of 400,000 steps, 20,000 to warm up
     colbert: ColbertRecipe = field(default_factory=ColbertRecipe)
     negatives: NegativesRecipe = field(default_factory=lambda: NegativesRecipe(ranked=1_000))
 
@@ -213,7 +213,7 @@ class Colbert(Objective[ColbertTraining]):
         """Return the examples with missing negatives and positives added, and with the teacher's scores."""
         names, settings = job.origins.names, job.settings
         teacher = teacher_of(job) if TEACHER in names else None
-        mined = {n: with_negatives(some, job.snapshot, settings.negatives) for n, some in job.examples.items()}
+        mined = with_negatives(job.examples, job.snapshot, settings.negatives, job.tell)
         if teacher is None:
             return mined
         count = settings.colbert.negatives(taught=True)

@@ -53,7 +53,7 @@ class CrossEncoderRecipe(GroupRecipe):
 class CrossEncoderTraining:
     """Settings of a cross-encoder's training."""
 
-    loop: LoopSettings = LOOP
+    loop: LoopSettings = LOOP  # github.com/luyug/Reranker: examples/msmarco-doc
     cross_encoder: CrossEncoderRecipe = field(default_factory=CrossEncoderRecipe)
     negatives: NegativesRecipe = field(default_factory=NegativesRecipe)
 
@@ -110,7 +110,7 @@ class CrossEncoderObjective(Objective[CrossEncoderTraining]):
 
     def prepare(self, job: Job[CrossEncoderTraining]) -> Examples:
         """Return the examples with missing negatives and positives added; see `with_negatives`."""
-        return {n: with_negatives(some, job.snapshot, job.settings.negatives) for n, some in job.examples.items()}
+        return with_negatives(job.examples, job.snapshot, job.settings.negatives, job.tell)
 
     def task(self, job: Job[CrossEncoderTraining]) -> CrossEncoderTask:
         """Load the model; one without a head for scores gets a new one."""

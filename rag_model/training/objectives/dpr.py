@@ -187,7 +187,7 @@ class Dpr(Objective[DprTraining]):
 
     def prepare(self, job: Job[DprTraining]) -> Examples:
         """Return the examples with missing negatives and positives added; see `with_negatives`."""
-        return {n: with_negatives(some, job.snapshot, job.settings.negatives) for n, some in job.examples.items()}
+        return with_negatives(job.examples, job.snapshot, job.settings.negatives, job.tell)
 
     def task(self, job: Job[DprTraining]) -> DprTask:
         """Load the encoders; dev questions also rank passages of the snapshot."""

@@ -63,7 +63,7 @@ class MarginMseRecipe(PairRecipe):
 class MarginMseTraining:
     """Settings of a MarginMSE training."""
 
-    loop: LoopSettings = LOOP
+    loop: LoopSettings = LOOP  # github.com/sebastian-hofstaetter/matchmaker: config/train/defaults.yaml
     margin_mse: MarginMseRecipe = field(default_factory=MarginMseRecipe)
     negatives: NegativesRecipe = field(default_factory=NegativesRecipe)
 
@@ -136,7 +136,7 @@ class MarginMse(Objective[MarginMseTraining]):
     def prepare(self, job: Job[MarginMseTraining]) -> Examples:
         """Return the examples with missing negatives and positives added, and with the teacher's scores."""
         teacher = teacher_of(job)  # first: a wrong one is refused
-        mined = {n: with_negatives(some, job.snapshot, job.settings.negatives) for n, some in job.examples.items()}
+        mined = with_negatives(job.examples, job.snapshot, job.settings.negatives, job.tell)
         return {name: with_scores(some, teacher, job.settings.margin_mse.scored) for name, some in mined.items()}
 
     def task(self, job: Job[MarginMseTraining]) -> MarginMseTask:

@@ -35,7 +35,7 @@ LOOP = LoopSettings(
 class RagTraining:
     """Settings of a RAG training."""
 
-    loop: LoopSettings = LOOP
+    loop: LoopSettings = LOOP  # finetune_rag.sh of transformers' examples; it warms up for 500 steps
     rag: RagRecipe = field(default_factory=RagRecipe)
 
 

@@ -22,11 +22,11 @@ from rag_model.evaluation.answers.collapse import LIMITS, Collapse, Limits, meas
 from rag_model.evaluation.questions.match import Answers
 from rag_model.generate.folder import save_rag
 from rag_model.generate.generator import Contexts, Targets
-from rag_model.generate.rag import Rag, RagSettings, Variant
+from rag_model.generate.rag import Rag, RagSettings, Variant, WeighedBy
 from rag_model.retrieve.expression import one_of
 from rag_model.store.versions.snapshot import Snapshot
 from rag_model.training.data.examples import Example, digest_examples
-from rag_model.training.data.memory import Memory, Recalled
+from rag_model.training.data.memory import Memory, Ranked, Recalled
 from rag_model.training.loop.task import Goal, Measures
 from rag_model.training.objectives.answering import Answering
 
@@ -34,6 +34,7 @@ Retrieval = Literal["batch", "once"]
 Answered = Literal["each", "first"]
 Missing = Literal["drop", "refuse"]
 GoalName = Literal["nll", "EM", "F1"]
+Frozen = Literal["none", "question", "generator"]
 
 _AT_ONCE = 256  # questions
 
@@ -47,9 +48,11 @@ class RagRecipe:
     label_smoothing: float = 0.1  # code: 0.1
     exclude_bos: bool = False  # code: false
     batch_size: int = 8  # questions per batch and process; code: train_batch_size 8
-    retriever: str | None = None  # an expression; None: the snapshot's default. Paper, section 3: FAISS's HNSW
+    retriever: str | None = None  # an expression; not set: the snapshot's default. Paper, section 3: FAISS's HNSW
     index: str | None = None  # of the snapshot: the short form of `retriever`
     retrieve: Retrieval = "batch"  # paper, section 2.4: with the current encoder; once: with the initial one
+    weighed_by: WeighedBy = "products"  # logits of p(z|x); paper, section 4.5: BM25's scores, with BM25 as retriever
+    frozen: Frozen = "none"  # what does not learn; paper, section 4.5: the question encoder, as an ablation
     targets: Answered = "each"  # of several answers; paper, appendix D: each answer makes a separate pair
     without_answer: Missing = "drop"  # an example without an answer cannot be trained on
     goal: GoalName = "nll"  # selects the best weights, on the dev set; code: EM, which needs decoding
@@ -67,11 +70,14 @@ class RagRecipe:
             )
         one_of(self.index, self.retriever)
         choices = {"retrieve": Retrieval, "targets": Answered, "without_answer": Missing, "goal": GoalName}
+        choices |= {"frozen": Frozen, "weighed_by": WeighedBy}
         for name, known in choices.items():
             if getattr(self, name) not in get_args(known):
                 raise UsageError(f"{name} {getattr(self, name)!r} is unknown: use one of {', '.join(get_args(known))}")
         if self.goal != "nll" and not self.answered:
             raise UsageError(f"goal {self.goal} needs answers: set answered above 0")
+        if self.weighed_by == "scores" and self.frozen == "generator":
+            raise UsageError('with weighed_by = "scores" only the generator learns: set frozen = "none"')
 
     @property
     def expression(self) -> str | None:
@@ -80,7 +86,9 @@ class RagRecipe:
 
     def settings(self, kind: Variant) -> RagSettings:
         """Return the settings of the model to train."""
-        return RagSettings(kind, self.k, self.temperature, self.label_smoothing, self.exclude_bos)
+        return RagSettings(
+            kind, self.k, self.temperature, self.label_smoothing, self.exclude_bos, weighed_by=self.weighed_by
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +125,7 @@ class RagTask:
         if not isinstance(question, TrainableEncoder):
             raise UsageError(f"question encoder {type(question).__name__} cannot be trained: use TrainableEncoder")
         self.module, self._question, self._recipe = rag, question, recipe
+        _freeze(rag, recipe)
         self.goal = Goal(recipe.goal, larger=recipe.goal != "nll")
         self._train = _pairs(train, recipe)
         self._dev = [Pair(one, one.answers[0]) for one in dev if one.answers]
@@ -225,30 +234,31 @@ class RagTask:
         if self._recipe.refuse_collapse and "unchanged" in trained:
             Collapse(asked, 0.0, 0, 1.0, trained["unchanged"]).check(self._recipe.limits)
 
-    def _first_recall(self) -> dict[str, list[int]]:
-        """Return the rows of each question's passages, found with the current encoder."""
+    def _first_recall(self) -> dict[str, list[Ranked]]:
+        """Return each question's passages, found with the current encoder."""
         questions = list(dict.fromkeys(pair.example.question for pair in self._train))
-        rows: dict[str, list[int]] = {}
+        ranked: dict[str, list[Ranked]] = {}
         for start in range(0, len(questions), _AT_ONCE):
-            some = questions[start : start + _AT_ONCE]
-            found = self._ask(some).hits
-            rows |= {question: [hit.row for hit in hits] for question, hits in zip(some, found, strict=True)}
-        return rows
+            for question, hits in zip(some := questions[start : start + _AT_ONCE], self._ask(some).hits, strict=True):
+                ranked[question] = [(hit.row, hit.score) for hit in hits]
+        return ranked
 
     def _recall(self, batch: RagBatch, asked: Tensor) -> Recalled:
         if self._recipe.retrieve == "batch":
             questions = [pair.example.question for pair in batch]
-            return self._memory.recall(questions, _array(asked), self._recipe.k)
+            return self._memory.recall(questions, array_of(asked), self._recipe.k)
         return self._memory.recalled([self._first[pair.example.question] for pair in batch])
 
     def _ask(self, questions: Sequence[str]) -> Recalled:
         return self._memory.recall(questions, self._question.encode_questions(questions), self._recipe.k)
 
     def _scores(self, asked: Tensor, recalled: Recalled) -> Tensor:
-        """Return the (b, k) inner products in float32, with gradient to the questions.
+        """Return the (b, k) logits of p(z|x) in float32: inner products, with gradient to the questions, or scores.
 
         Autocast would compute a matrix product in bf16, which is too coarse to distinguish near passages.
         """
+        if self._recipe.weighed_by == "scores":
+            return torch.tensor([[hit.score for hit in some] for some in recalled.hits]).to(asked)
         return (self._vectors(recalled).to(asked) * asked[:, None]).sum(-1)  # (b, k, d) * (b, 1, d) -> (b, k)
 
     def _vectors(self, recalled: Recalled) -> Tensor:
@@ -277,6 +287,14 @@ class RagTask:
         return total / len(self._dev)
 
 
+def _freeze(rag: Rag, recipe: RagRecipe) -> None:
+    """Take the gradient from what does not learn; scores of a retriever have none for the question encoder."""
+    if recipe.frozen == "question" or recipe.weighed_by == "scores":
+        rag.question.requires_grad_(False)
+    if recipe.frozen == "generator":
+        rag.body.requires_grad_(False)
+
+
 def _pairs(examples: Sequence[Example], recipe: RagRecipe) -> list[Pair]:
     if recipe.without_answer == "refuse" and (bare := next((one for one in examples if not one.answers), None)):
         raise InputError(f"example {bare.id} has no answer: give it one, or drop it")
@@ -287,6 +305,7 @@ def _pairs(examples: Sequence[Example], recipe: RagRecipe) -> list[Pair]:
     return pairs
 
 
-def _array(vectors: Tensor) -> Vectors:
+def array_of(vectors: Tensor) -> Vectors:
+    """Return vectors as a float32 array, without gradient."""
     found: Vectors = vectors.detach().float().cpu().numpy()
     return found

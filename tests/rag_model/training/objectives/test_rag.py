@@ -17,6 +17,8 @@ from rag_model.evaluation.answers.collapse import CollapsedError, Limits
 from rag_model.generate.folder import load_rag
 from rag_model.generate.load import load_generator
 from rag_model.generate.rag import Rag, Variant
+from rag_model.generate.reader import Reader
+from rag_model.retrieve.factory import open_retriever
 from rag_model.store.store import Store
 from rag_model.store.versions.snapshot import Snapshot
 from rag_model.training.data.examples import Example
@@ -49,7 +51,7 @@ def generators(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.fixture(scope="module")
 def snapshot(encoder: Path, tmp_path_factory: pytest.TempPathFactory) -> Snapshot:
     store = Store.open(str(tmp_path_factory.mktemp("store")), create=True)
-    return publish_tiny(store, encoder, ARTICLES, tmp_path_factory.mktemp("work"))
+    return publish_tiny(store, encoder, ARTICLES, tmp_path_factory.mktemp("work"), words=True)
 
 
 @pytest.fixture
@@ -101,6 +103,58 @@ def test_the_gradient_reaches_the_question_encoder_through_the_prior(task_of: An
         assert (float(measures["prior_entropy"]) > 1e-6) == learns
 
 
+@pytest.mark.parametrize("kind", ["token", "sequence"])
+def test_with_bm25_the_passages_are_weighed_by_its_scores(
+    task_of: Any, snapshot: Snapshot, tmp_path: Path, kind: Variant
+) -> None:
+    recipe = replace(RECIPE, retriever="bm25", weighed_by="scores", temperature=2.0, label_smoothing=0.0)
+    task = task_of(recipe, kind=kind)
+    task.module.eval()
+    batch = task.batches(0)[0]
+    found = open_retriever(snapshot, "bm25").search(questions_of(batch), 3)
+    scores = torch.zeros(len(batch), 3)  # a passage that BM25 does not find scores 0
+    for place, hits in enumerate(found):
+        scores[place, : len(hits)] = torch.tensor([hit.score for hit in hits])
+    assert scores[0, 0] > scores[0, 2]
+    recalled = task._recall(batch, torch.zeros(len(batch), 32))
+    assert torch.allclose(task._scores(torch.zeros(len(batch), 32), recalled), scores, atol=1e-5)
+    loss, _ = task.loss(batch)
+    given = task._read(batch, recalled)
+    spread = torch.log_softmax(task.module.generator.logits(*given), -1)  # (b, k, l, v)
+    log_p = spread.gather(-1, given[1].tokens[:, None, :, None].expand(-1, 3, -1, 1))[..., 0]  # (b, k, l)
+    prior = torch.log_softmax(scores / 2.0, 1)
+    mask = given[1].mask
+    if kind == "sequence":
+        expected = -torch.logsumexp(prior + (log_p * mask[:, None]).sum(2), 1).mean()
+    else:
+        expected = -(torch.logsumexp(prior[..., None] + log_p, 1) * mask).sum(1).mean()
+    assert float(loss.detach()) == pytest.approx(float(expected.detach()), rel=1e-4)
+    trained = train(task_of(recipe, kind=kind), STEPS, tmp_path)
+    rag = load_rag(trained.best, device="cpu")
+    assert rag.settings.weighed_by == "scores"
+    reader = Reader(open_retriever(snapshot, "bm25", products=True, encoder=rag.question), rag)
+    (answer,) = reader.answer([batch[0].example.question])
+    weights = torch.softmax(torch.tensor([one.hit.score for one in answer.support]) / 2.0, 0)
+    assert [one.weight for one in answer.support] == pytest.approx(weights.tolist(), rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "learns"),
+    [
+        ({"frozen": "question"}, {"body"}),
+        ({"frozen": "generator"}, {"question"}),
+        ({"weighed_by": "scores", "retriever": "bm25"}, {"body"}),
+        ({}, {"body", "question"}),
+    ],
+)
+def test_what_is_frozen_stays(task_of: Any, tmp_path: Path, changes: dict[str, Any], learns: set[str]) -> None:
+    task = task_of(replace(RECIPE, **changes))
+    before = {name: tensor.clone() for name, tensor in task.module.named_parameters()}
+    train(task, STEPS, tmp_path)
+    changed = {name for name, tensor in task.module.named_parameters() if not torch.equal(tensor, before[name])}
+    assert {name.partition(".")[0] for name in changed} == learns
+
+
 def test_a_killed_run_goes_on_to_the_same_losses(task_of: Any, tmp_path: Path) -> None:
     train(task_of(), STEPS, tmp_path / "whole")
 
@@ -134,8 +188,8 @@ def test_passages_are_found_by_the_encoder_as_it_is_by_then(task_of: Any, snapsh
     recalled = batch._recall(given, torch.ones(4, 32))
     vectors = snapshot.embeddings("part-00000")
     assert np.array_equal(recalled.vectors[0], vectors[[hit.row for hit in recalled.hits[0]]])
-    assert recalled.hits[0][0].score == pytest.approx(float(vectors[recalled.hits[0][0].row].sum()), rel=1e-3)
-    assert recalled.hits[0][0].inner_product == recalled.hits[0][0].score
+    product = float(vectors[recalled.hits[0][0].row].sum())
+    assert recalled.hits[0][0].inner_product == pytest.approx(product, rel=1e-3)
 
 
 def questions_of(batch: Any) -> list[str]:

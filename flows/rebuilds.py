@@ -1,0 +1,140 @@
+"""The rebuilds of a training's moving index: each in a child process that ends with the training (`flows.rebuild`)."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from beam_jobs.lease import held_lease
+from flows.rebuild import OUTCOME, Task
+from rag_model import errors
+from rag_model.errors import BookwheelError, RefConflictError, ResourceError
+from rag_model.json_text import parse_json
+from rag_model.store.store import Store
+from rag_model.training.moving.rebuild import Order, Rebuilt
+
+_TRIES = 3  # starts of a rebuild that is killed: by a person, or for memory
+_LOG = "log.txt"
+
+
+class Child:
+    """A rebuild in a child process; one that dies is started again, and repeats only what it had not recorded."""
+
+    def __init__(self, folder: Path, environment: dict[str, str]) -> None:
+        """Start it; `folder` has its task."""
+        self._folder, self._environment, self._starts = folder, environment, 0
+        self._start()
+
+    def done(self) -> bool:
+        """Return whether the process has ended for good."""
+        return self._process.poll() is not None and not self._again()
+
+    def result(self) -> Rebuilt:
+        """Wait for the end; as `Running.result`.
+
+        Raises:
+            BookwheelError: the error of the child, of the same class; or it died again and again.
+        """
+        while self._process.wait() is not None and self._again():
+            pass
+        try:
+            outcome = parse_json((self._folder / OUTCOME).read_bytes())
+        except (OSError, ValueError) as silent:
+            raise BookwheelError(
+                f"the process that rebuilds ended {_how(self._process.returncode)} {self._starts} times: see "
+                f"{self._folder / _LOG}"
+            ) from silent
+        if "made" not in outcome:
+            raise getattr(errors, outcome["error"], BookwheelError)(outcome["message"])
+        return Rebuilt.from_json(outcome["made"])
+
+    def stop(self) -> None:
+        """End the process and its workers."""
+        self._starts = _TRIES
+        if self._process.poll() is None:
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGTERM)
+            self._process.wait()
+
+    def _again(self) -> bool:
+        """Start the process again if it died without an outcome; return whether it runs again."""
+        if (self._folder / OUTCOME).exists() or self._starts >= _TRIES:
+            return False
+        self._start()
+        return True
+
+    def _start(self) -> None:
+        self._starts += 1
+        command = [sys.executable, "-m", "flows.rebuild", str(self._folder)]
+        with (self._folder / _LOG).open("ab") as log:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=self._environment,
+                start_new_session=True,
+            )
+
+
+class Rebuilds:
+    """Starts the rebuilds of one training; make it with `rebuilds`."""
+
+    def __init__(self, store: Store, ref: str, beam_options: Sequence[str], devices: str, lease: Path) -> None:
+        """Set what all rebuilds share; `ref` names their snapshots, and their models."""
+        self._told = store.url, ref, tuple(beam_options), str(lease)
+        self._environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        if devices:
+            self._environment["CUDA_VISIBLE_DEVICES"] = devices
+        self._children: list[Child] = []
+
+    def start(self, order: Order) -> Child:
+        """Start a rebuild; as `Rebuild.start`.
+
+        Raises:
+            ResourceError: its folder cannot be written, or no process can be started.
+        """
+        store, ref, beam_options, lease = self._told
+        try:
+            (order.folder / OUTCOME).unlink(missing_ok=True)
+            task = Task(store, order.snapshot, str(order.encoders), order.step, ref, beam_options, lease)
+            task.write(order.folder)
+            child = Child(order.folder, self._environment)
+        except OSError as refused:
+            raise ResourceError(
+                f"the rebuild in {order.folder} cannot be started ({refused.strerror or refused}): free space, or "
+                "raise the limit of processes"
+            ) from refused
+        self._children.append(child)
+        return child
+
+    def stop(self) -> None:
+        """End what still runs."""
+        for child in self._children:
+            child.stop()
+
+
+@contextmanager
+def rebuilds(store: Store, ref: str, beam_options: Sequence[str], devices: str = "") -> Iterator[Rebuilds]:
+    """Yield the rebuilds of a training; those that still run at the end of the block are ended."""
+    with held_lease() as lease:
+        found = Rebuilds(store, ref, beam_options, devices, lease)
+        try:
+            yield found
+        finally:
+            found.stop()
+
+
+def forget(store: Store, ref: str) -> None:
+    """Delete the refs of a training's rebuilds, whose snapshots and models `expire` may then delete."""
+    for refs in (store.refs, store.models.refs):
+        with suppress(RefConflictError):  # it is being moved, so another training has these inputs
+            if (now := refs.current(ref)) is not None:
+                refs.delete(ref, now.number, "the training has ended")
+
+
+def _how(code: int) -> str:
+    return f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"

@@ -1,0 +1,73 @@
+"""Encode the passages of a snapshot again with another encoder, without its dump, and publish the result.
+
+Purpose: the index of a training whose passage encoder learns, which is rebuilt beside it and at its end. Passages,
+chunks, and indexes over words stay; vectors and the indexes over them are made by the stages of `reindex`.
+Caching: the store's memo: a run that died repeats only work that is not recorded.
+Requires: a store that this machine and the workers both reach.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+
+from beam_jobs import embed
+from beam_jobs.embed import EmbedTask
+from beam_jobs.launch import Launch, OnProgress
+from beam_jobs.workers import worker_memory
+from flows.add_index import look
+from flows.admission import Url
+from flows.finish import Build, finish
+from flows.outcome import Reindexed
+from flows.progress import StageClock
+from flows.reindex import prepare_encoder
+from flows.stage import deployed, stage
+from rag_model.encoders.embed import Dtype
+from rag_model.snapshots.content import with_indexes
+from rag_model.snapshots.cut_part import CutPart
+from rag_model.snapshots.encoded_part import EncodedPart
+from rag_model.snapshots.encoding import StoredEncoder
+from rag_model.snapshots.reencoded import derived, recipe_for, reencoded, stale
+from rag_model.snapshots.sizing import plan_indexes
+from rag_model.store.store import Store
+from rag_model.store.versions.paths import EMBEDDINGS
+
+
+@deployed("reencode")
+def reencode(snapshot: str, store: Url, encoder: Url, ref: str, beam_options: Sequence[str] = ()) -> Reindexed:
+    """Publish a snapshot with the passages of another one and vectors of `encoder`, and move `ref` to it.
+
+    Args:
+        snapshot: a ref, ref@number, an id, or a unique prefix of one.
+        store: URL or folder of the store.
+        encoder: the passage encoder: a folder, a hub name, or `model:NAME`.
+        ref: the ref to move to the new snapshot; the gate lets the encoder space change.
+        beam_options: options of Beam and of its runner, as on their own command lines.
+
+    Raises:
+        GateRefusedError: the snapshot is published, but the ref did not move; the message says why.
+        BookwheelError: a stage failed; finished work is recorded.
+    """
+    target, clock = Store.open(store), StageClock("reencode")
+    target.refs.require_exclusion()
+    launch = Launch.new(target.url, beam_options)
+    with target.intents.held(launch.run):  # keeps `gc` from deleting new and reused files
+        old = target.snapshots.get(target.snapshots.trusted(snapshot))
+        recipe = recipe_for(old.content)
+        with clock("look"):
+            passages, _ = look(target, old.content)
+            encoding = prepare_encoder(target, encoder, recipe)
+        widths = {EMBEDDINGS: encoding.space.dim}
+        plans = plan_indexes(stale(old.content, recipe), passages, widths, worker_memory(beam_options))
+        with clock("embed") as tell:
+            embeddings = embed_parts(passages, encoding, recipe.dtype_of(EMBEDDINGS), launch, tell)
+        assembled = partial(with_indexes, reencoded(old.content, encoding, embeddings))
+        made = derived(old, encoder)
+        told = passages, {EMBEDDINGS: embeddings}, plans, assembled, made
+        return finish(Build(target, launch, clock, recipe, ref, str(made.get("dump", "")), encoder, *told))
+
+
+@stage
+def embed_parts(
+    passages: Sequence[CutPart], encoding: StoredEncoder, dtype: Dtype, launch: Launch, tell: OnProgress
+) -> list[EncodedPart]:
+    """Encode every part's passages."""
+    return embed.run([EmbedTask.of(cut, encoding, dtype) for cut in passages], launch, tell)

@@ -1,0 +1,84 @@
+"""`bookwheel finetune rag-end2end` as a user runs it: rebuilds in child processes, and an index of the model's own."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rag_model.store.store import Store
+from rag_model.store.versions.models import model_folder
+from rag_model.store.versions.snapshot import Snapshot
+from rag_model.training.loop.journal import read_metrics
+from tests.fixtures.tiny_generators import save_bart
+from tests.flows.conftest import IN_PROCESS, Bookwheel
+
+pytestmark = pytest.mark.xdist_group("flows")  # one library for all of them
+
+SETTINGS = """
+[loop]
+accumulation = 1
+learning_rate = 1e-3
+evaluate_every = 2
+cpu = true
+max_steps = 3
+
+[rag]
+k = 2
+batch_size = 2
+answered = 2
+max_new_tokens = 3
+refuse_collapse = false
+
+[end2end]
+candidates = 4
+
+[moving]
+every = 2
+"""
+
+
+@pytest.fixture
+def store(library: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(library, tmp_path / "store"))
+
+
+@pytest.fixture
+def words(store: Path, tmp_path: Path) -> list[object]:
+    """The words of a command that trains on questions about real passages."""
+    passages = Snapshot.open(str(store)).passages(range(0, 120, 10))
+    rows: list[dict[str, Any]] = [
+        {"question": f"what {one.title}", "answers": [one.text.split()[0]], "title": one.title, "context": one.text}
+        for one in passages
+    ]
+    for name, some in (("train", rows[:8]), ("dev", rows[8:])):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in some))
+    (tmp_path / "settings.toml").write_text(SETTINGS)
+    given = {"store": store, "train": tmp_path / "train.jsonl", "dev": tmp_path / "dev.jsonl"}
+    given |= {"training": tmp_path / "settings.toml", "generator": save_bart(tmp_path / "bart"), "name": "moved"}
+    given |= {"work": tmp_path / "work"}
+    return ["finetune", "rag-end2end", *(word for name, value in given.items() for word in (f"--{name}", value))]
+
+
+def test_a_model_is_trained_beside_its_index_and_answers_with_its_own(
+    bookwheel: Bookwheel, words: list[object], store: Path, tmp_path: Path
+) -> None:
+    ran = bookwheel(*words, "--json", "--", IN_PROCESS)
+    assert ran.code == 0, ran.err
+    told, opened = ran.json, Store.open(str(store))
+    rows = [row for row in read_metrics(tmp_path / "work") if row["kind"] == "train"]
+    assert [row["snapshot_age"] for row in rows] == [0, 1, 0]
+    assert rows[0]["snapshot"] == rows[1]["snapshot"] == told["snapshot"] != rows[2]["snapshot"]
+    assert rows[2]["encoding_seconds"] > 0 == rows[2]["refreshes_failed"]
+
+    folder, own = model_folder(opened, "moved"), Snapshot.open(str(store), "moved")
+    assert own.id == told["index"]
+    assert own.n == Snapshot.open(str(store), told["snapshot"]).n
+    assert (opened.models.get(told["model"]).content.space or {})["digest"] == (own.space or {})["digest"]
+    assert (folder / "passage" / "model.safetensors").is_file()
+    asked = bookwheel("answer", "who was king?", "--store", store, "--model", "moved", "--ref", "moved", "--json")
+    assert asked.code == 0, asked.err
+    other = bookwheel("answer", "who was king?", "--store", store, "--model", "moved")
+    assert (other.code, "weights differ" in other.complaint) == (3, True)
+    assert opened.refs.names() == ["latest", "moved"], "the rebuilds of the training are not named any more"

@@ -1,0 +1,54 @@
+"""The settings file that is printed: it parses to the defaults, and says where each comes from."""
+
+import tomllib
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import pytest
+
+from rag_model.evaluation.answers.collapse import Limits
+from rag_model.training.objectives.dpr import DPR, DprRecipe
+from rag_model.training.objectives.objective import Objective
+from rag_model.training.objectives.registry import objectives
+from rag_model.training.settings_text import comments_of, settings_text
+
+
+@pytest.mark.parametrize("objective", objectives(), ids=lambda one: str(one.name))
+def test_the_printed_file_holds_the_defaults(objective: Objective[Any]) -> None:
+    text = settings_text(objective)
+    varying = objective.defaults(unit_vectors=True)
+    assert tomllib.loads(text) == _stated(asdict(objective.settings()), varying)
+    assert all("#" in line for line in text.splitlines() if line and line[0] not in "#[")
+
+
+def _stated(tables: Any, varying: Any) -> Any:
+    """The defaults without those that TOML cannot say, and those that depend on the encoder."""
+    return {
+        name: _stated(value, varying.get(name, {})) if isinstance(value, dict) else value
+        for name, value in tables.items()
+        if value is not None and (isinstance(value, dict) or name not in varying)
+    }
+
+
+def test_a_line_says_the_default_its_source_and_what_it_depends_on() -> None:
+    lines = settings_text(DPR).splitlines()
+    (batch,) = (line for line in lines if line.startswith("batch_size"))
+    assert batch.split("#")[0].strip() == "batch_size = 128"
+    assert "DPR, section 5: 128 over all of its 8 GPUs" in batch
+    (temperature,) = (line for line in lines if "temperature =" in line)
+    assert temperature.startswith("# temperature = 1.0")
+    assert "0.05 if the encoder's vectors have length 1" in temperature
+    assert any(line.startswith("# retriever =   ") for line in lines)
+
+
+def test_comments_are_those_of_the_class_and_of_what_it_inherits() -> None:
+    assert comments_of(Limits)["most_unchanged"].startswith("With a model that uses its passages most answers change;")
+    said = comments_of(DprRecipe)
+    assert said["seed"] == "of the order and of the negatives"  # of the base
+    assert said["goal"] == "selects the best weights; DPR code: average rank on the dev set"  # its own
+
+    @dataclass
+    class Bare:
+        plain: int = 1
+
+    assert comments_of(Bare) == {}
