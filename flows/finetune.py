@@ -11,9 +11,12 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from beam_jobs import score
+from beam_jobs.launch import Launch
 from flows import artifacts
 from flows.admission import Url
 from flows.command.console import Shown
@@ -91,13 +94,14 @@ def finetune(
         ref: a ref, ref@number, an id or a unique prefix of a snapshot; it is pinned by id before anything else.
         encoder: initial weights of the encoder or encoders: a folder, a hub name, or `model:NAME`; by default the
             snapshot's.
-        generator: initial weights of the generator: a folder or a hub name.
+        generator: initial weights of the generator: a folder, a hub name, or `model:NAME`.
         teacher: the cross-encoder to learn from: a folder, a hub name, or `model:NAME`.
         recipe: tables of settings, as in a TOML file (`flows.training`); by default those of the papers.
         name: the ref of models to move; by default `kind`.
         max_steps: the number of steps, in place of the recipe's.
         work: keep checkpoints and curves in this folder; by default in the cache, where they are deleted at the end.
-        beam_options: options of Beam and of its runner, for a training whose index is rebuilt.
+        beam_options: options of Beam and of its runner, for a training whose index is rebuilt, and for the scores that
+            `ra-dit` takes from its generator.
 
     Raises:
         GateRefusedError: the model is published, but the gate refused the index that was rebuilt for it.
@@ -110,7 +114,12 @@ def finetune(
     with target.intents.held(f"finetune-{secrets.token_hex(8)}"):  # keeps `gc` from deleting its snapshot
         with clock("prepare"):
             job = prepare(
-                target, kind, train, dev, ref, Given(Named(encoder, generator, teacher), recipe or {}, max_steps)
+                target,
+                kind,
+                train,
+                dev,
+                ref,
+                Given(Named(encoder, generator, teacher), recipe or {}, max_steps, tuple(beam_options)),
             )
         with asked(job):
             check_ref(job, name)
@@ -132,6 +141,7 @@ class Given:
     named: Named
     tables: Tables
     max_steps: int | None
+    beam_options: tuple[str, ...] = ()
 
 
 @stage
@@ -143,7 +153,9 @@ def prepare(store: Store, kind: str, train: str | None, dev: str | None, ref: st
     taken = {option: getattr(given.named, option) for option in chosen.options}  # others may be set for another verb
     origins = chosen.origins(store, snapshot, Named(**taken))
     settings = training_of(kind, given.tables, given.max_steps, unit_vectors=origins.unit_vectors())
-    return Finetuning(chosen, Job(store, snapshot, origins, settings, _examples(chosen, train, dev, settings.loop)))
+    examples = _examples(chosen, train, dev, settings.loop)
+    scorer = partial(score.run, launch=Launch.new(store.url, given.beam_options))
+    return Finetuning(chosen, Job(store, snapshot, origins, settings, examples, scorer=scorer))
 
 
 def _examples(chosen: Objective[Any], train: str | None, dev: str | None, loop: LoopSettings) -> Examples:

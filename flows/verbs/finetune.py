@@ -23,7 +23,10 @@ def finetune(
     kind: Annotated[KindName, Parameter(help=_OFFERED)],
     /,
     *beam_options: Annotated[
-        str, Parameter(help="Options of Beam and its runner for rebuilds of the index, after `--`.")
+        str,
+        Parameter(
+            help="Options of Beam and its runner, after `--`: for rebuilds of the index, and the scores of `ra-dit`."
+        ),
     ],
     store: Annotated[
         str | None, Parameter(help="The store of snapshots: file:///…, s3://… or a folder. Required.")
@@ -42,11 +45,13 @@ def finetune(
         str | None,
         Parameter(help="Initial encoder: a folder, a hub name, or `model:NAME`; by default that of the snapshot."),
     ] = None,
-    generator: Annotated[str | None, Parameter(help="Initial generator: a folder or a hub name.")] = None,
+    generator: Annotated[
+        str | None, Parameter(help="Initial generator: a folder, a hub name, or `model:NAME`.")
+    ] = None,
     teacher: Annotated[
         str | None, Parameter(help="Cross-encoder to learn from: a folder, a hub name, or `model:NAME`.")
     ] = None,
-    max_steps: Annotated[int | None, Parameter(help="Number of steps, in place of the recipe's.")] = None,
+    max_steps: Annotated[int | None, Parameter(help="Number of steps of each stage, in place of the recipe's.")] = None,
     name: Annotated[str | None, Parameter(help="The ref of the model in the store; by default its kind.")] = None,
     training: Annotated[
         Path | None, Parameter(help="A TOML file of settings; omitted ones keep their defaults.")
@@ -63,7 +68,7 @@ def finetune(
     """Train a model on a snapshot and put it into the store.
 
     An interrupted run continues when the same command is run again; a finished one is not repeated. Use a pair of
-    encoders by `bookwheel reindex --encoder model:NAME`, a RAG model by `bookwheel answer --model NAME`, a
+    encoders by `bookwheel reindex --encoder model:NAME`, a RAG or RA-DIT model by `bookwheel answer --model NAME`, a
     cross-encoder by `bookwheel search --retriever "rerank(hnsw, model:NAME, 50)"`.
     """
     if print_settings:

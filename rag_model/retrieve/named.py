@@ -6,7 +6,7 @@ from pathlib import Path
 from rag_model.encoders.resolve import question_sibling, resolve_folder
 from rag_model.errors import UsageError
 from rag_model.store.store import MODEL, Store
-from rag_model.store.versions.model_parts import COLBERT, CROSS_ENCODER, MASKED_LM, PASSAGE, QUESTION
+from rag_model.store.versions.model_parts import COLBERT, CROSS_ENCODER, GENERATOR, MASKED_LM, PASSAGE, QUESTION
 from rag_model.store.versions.models import model_folder
 
 
@@ -34,6 +34,21 @@ def encoder_names(store: Store, name: str) -> EncoderNames:
     if not question.is_dir():
         raise UsageError(f"{name} has no encoder in a folder {QUESTION}/: name a model that `finetune dpr` made")
     return EncoderNames(str(question), str(passage) if passage.is_dir() else None)
+
+
+def generator_name(store: Store, name: str) -> str:
+    """Return what `load_generator` takes for `name`: a folder, a hub name, or `model:` and a model of the store.
+
+    Raises:
+        StoreError: the store has no such model, or a file of it is damaged.
+        UsageError: the model of the store has no generator in a folder of its own.
+    """
+    if not name.startswith(MODEL):
+        return name
+    folder = model_folder(store, name.removeprefix(MODEL)) / GENERATOR
+    if not folder.is_dir():
+        raise UsageError(f"{name} has no generator in a folder {GENERATOR}/: name a model that answers questions")
+    return str(folder)
 
 
 def colbert_folder(store: Store, name: str) -> Path:
