@@ -39,6 +39,7 @@ class Section:
 
     heading: str
     text: str
+    links: tuple[tuple[int, int], ...] = ()  # characters of the words of its links, ascending, if they were asked for
 
 
 @dataclass(frozen=True, slots=True)

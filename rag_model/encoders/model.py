@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers.utils import logging
 
 from rag_model.encoders.architecture import DPR_ENCODERS, check_kind
-from rag_model.encoders.batches import STEADY_TOKENS, by_length, padded
+from rag_model.encoders.batches import LENGTH_MULTIPLE, STEADY_TOKENS, by_length, padded
 from rag_model.encoders.files import CONFIG, read_object
 from rag_model.encoders.pretrained import load_pretrained
 from rag_model.encoders.spec import EncoderSpec
@@ -58,10 +58,10 @@ class Model:
         found: npt.NDArray[np.float32] = out.cpu().numpy()
         return found
 
-    def vectors(self, batch: Sequence[TokenIds]) -> Tensor:
-        """Return the (b, d) float32 vectors of one batch of inputs, with gradient."""
+    def vectors(self, batch: Sequence[TokenIds], multiple: int = LENGTH_MULTIPLE) -> Tensor:
+        """Return the (b, d) float32 vectors of one batch of inputs, with gradient; t is a multiple of `multiple`."""
         lengths = np.array([len(ids) for ids in batch])
-        real = np.arange(padded(int(lengths.max()))) < lengths[:, None]  # (t,) < (b, 1) -> (b, t)
+        real = np.arange(padded(int(lengths.max()), multiple)) < lengths[:, None]  # (t,) < (b, 1) -> (b, t)
         ids = np.full(real.shape, self.pad_id, np.int64)
         ids[real] = np.concatenate(batch)  # ragged -> (b, t), padded at the end
         mask = None if real.all() else _to(torch.from_numpy(real), self.device)

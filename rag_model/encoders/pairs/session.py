@@ -1,11 +1,12 @@
 """Logits of pairs by onnxruntime, from an ONNX graph; torch is not needed.
 
-A graph is a program: it may loop for ever, or ask for any amount of memory. So a child process opens it and scores
-pairs first, once a process.
+A graph is a program: it may loop for ever, or ask for any amount of time and memory. Loops are refused, and a child
+process opens the graph and scores pairs first, once a process.
 """
 
 import mmap
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -31,7 +32,9 @@ _CUDA_BATCH_TOKENS = 65_536
 _ONE_PAIR = 1
 _THREADS = "OMP_NUM_THREADS"  # which torch obeys as well
 # Such a graph scales activations by their range over the whole batch, so scores would depend on the batch.
-_QUANTISES_BATCHES = b"DynamicQuantize"
+_QUANTISES_BATCHES = re.compile(rb"DynamicQuantize")
+# Operators whose graph decides how often they run. Before a name stands the last byte of its length.
+_LOOPS = re.compile(rb"[\x04\x00](?:Loop|Scan)")
 _SECONDS = 60.0  # for a small graph in the child, on a busy machine
 _RATE = 20e6  # bytes of a graph per second
 _MEMORY = 2 << 30  # bytes
@@ -66,6 +69,8 @@ class OnnxModel:
         if file is None:
             raise InputError(f"cross-encoder {folder} has no {_FILES[0]}: give the folder of an ONNX export")
         check_scores_pairs(folder)
+        if _contains(file, _LOOPS):
+            raise no_cross_encoder(folder, "has a graph with loops, which may never end")
         _tried(folder, file, digest_file(file))
         return cls._opened(folder, file, device)
 
@@ -154,10 +159,16 @@ def _providers(device: str | None, available: list[str]) -> list[Any]:
     return [(_CUDA, {"device_id": int(number or 0)}), _CPU]
 
 
-def _batch_tokens(file: Path, session: Any) -> int:
+def _contains(file: Path, pattern: re.Pattern[bytes]) -> bool:
+    if not file.stat().st_size:
+        return False  # an empty file cannot be mapped
     with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as graph:
-        if graph.find(_QUANTISES_BATCHES) >= 0:
-            return _ONE_PAIR
+        return pattern.search(graph) is not None
+
+
+def _batch_tokens(file: Path, session: Any) -> int:
+    if _contains(file, _QUANTISES_BATCHES):
+        return _ONE_PAIR
     return _CUDA_BATCH_TOKENS if _CUDA in session.get_providers() else _CPU_BATCH_TOKENS
 
 
