@@ -54,6 +54,15 @@ def _package_folder(name: str) -> Path:
     return Path(spec.origin).parent
 
 
+@pytest.fixture(scope="session", autouse=True)
+def hurried() -> Iterator[None]:
+    """Time each search of a measured index once, not several times: no test is about time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("rag_model.index.quality.health._REPEATS", 1)
+        patch.setattr("rag_model.index.quality.health._SECONDS", 0.0)
+        yield
+
+
 @pytest.fixture(scope="session")
 def demo_dump() -> Path:
     """A real extract of English Wikipedia: 206 pages, 96 of them articles, one plain bz2 stream."""
