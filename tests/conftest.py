@@ -44,7 +44,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: (item.path not in slow, -tests[item.path]))
     for item in items:
         if item.get_closest_marker("xdist_group") is None:
-            item.add_marker(pytest.mark.xdist_group(str(item.path.relative_to(ROOT))))
+            server = "prefect_server" in getattr(item, "fixturenames", ())  # it takes seconds to start: once is enough
+            item.add_marker(pytest.mark.xdist_group("flows" if server else str(item.path.relative_to(ROOT))))
 
 
 def _package_folder(name: str) -> Path:
