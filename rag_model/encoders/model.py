@@ -61,7 +61,7 @@ class Model:
     def vectors(self, batch: Sequence[TokenIds]) -> Tensor:
         """Return the (b, d) float32 vectors of one batch of inputs, with gradient."""
         lengths = np.array([len(ids) for ids in batch])
-        real = np.arange(padded(int(lengths.max()))) < lengths[:, None]  # (t,) < (b, 1) -> (b, t)
+        real = np.arange(self._width(int(lengths.max()))) < lengths[:, None]  # (t,) < (b, 1) -> (b, t)
         ids = np.full(real.shape, self.pad_id, np.int64)
         ids[real] = np.concatenate(batch)  # ragged -> (b, t), padded at the end
         mask = None if real.all() else _to(torch.from_numpy(real), self.device)
@@ -73,6 +73,11 @@ class Model:
         if self.projection is not None:
             vectors = self.projection(vectors.to(self.dtype)).float()  # (b, h) -> (b, d)
         return nn.functional.normalize(vectors) if self.spec.normalize else vectors
+
+    def _width(self, longest: int) -> int:
+        """Return the tokens of a batch's rows; training in float32 on a CPU gains nothing by round lengths."""
+        exact = torch.is_grad_enabled() and self.device.type == "cpu" and self.dtype == torch.float32
+        return longest if exact and not torch.is_autocast_enabled("cpu") else padded(longest)
 
     def _pool(self, hidden: Tensor, mask: Tensor | None, lengths: Tensor) -> Tensor:
         if self.spec.pooling == "cls":

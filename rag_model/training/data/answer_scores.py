@@ -1,7 +1,8 @@
 """How likely a generator finds an answer after each of an example's passages: the cost of LM-supervised retrieval.
 
-Examples are scored in blocks, each a task for a worker, and recorded in the store's memo by the generator's files, how
-it writes its input, and the block's texts and tokens: a run that resumes, or a second one, scores no block twice.
+Examples are scored in blocks, each a task for a worker, and recorded in the store's memo by the digest of the generator
+(form and tokenizer included) and the block's texts. A run that resumes, or a second one, scores no block twice, and
+does not load the generator if there is nothing to score.
 """
 
 import json
@@ -63,8 +64,9 @@ class ScoreTask:
     """A block of examples, and the generator that scores them."""
 
     readings: BlobRef  # JSON: a list of `Reading` as values
-    generator: tuple[tuple[str, BlobRef], ...]  # its files in the store, by name; its form is one of them
+    identity: str  # digest of the generator
     contexts: int  # passages of all examples
+    generator: tuple[tuple[str, BlobRef], ...] = ()  # its files in the store, by name; not needed if it is recorded
 
     @property
     def weights(self) -> int:
@@ -75,7 +77,7 @@ class ScoreTask:
         """Return all inputs that decide the scores, up to rounding."""
         return {
             "readings": self.readings.id,
-            "generator": {name: ref.id for name, ref in self.generator},
+            "generator": self.identity,
             "text": TEXT,
             "code": VERSION,
             "libraries": {name: version(name) for name in _LIBRARIES},
@@ -104,17 +106,27 @@ def score(task: ScoreTask, store: Store) -> dict[str, Any]:
 
 
 def score_all(
-    store: Store, generator: Kept, readings: Sequence[Reading], scorer: Scorer | None = None, tell: Tell | None = None
+    store: Store,
+    generator: Callable[[], Kept],
+    identity: str,
+    readings: Sequence[Reading],
+    scorer: Scorer | None = None,
+    tell: Tell | None = None,
 ) -> list[Scores]:
-    """Score examples after their passages with a generator, in order; `scorer`: by default this process does it.
+    """Score examples after their passages with a generator, in order.
+
+    `generator` loads it and is called if a block is not recorded yet; `identity` is the digest of its files. `scorer`:
+    by default this process scores.
 
     Raises:
         InputError: a score is not finite.
     """
-    files, told = put_generator(store, generator), tell or (lambda _, __: None)
     blocks = [readings[start : start + BLOCK] for start in range(0, len(readings), BLOCK)]
-    tasks = [ScoreTask(_put(store, block), files, sum(len(one.passages) for one in block)) for block in blocks]
-    reports = (scorer or _here(store))(tasks, told)
+    tasks = [ScoreTask(_put(store, block), identity, sum(len(one.passages) for one in block)) for block in blocks]
+    if any(store.memo.get(STAGE, store.memo.key(task.inputs())) is None for task in tasks):
+        files = put_generator(store, generator())
+        tasks = [replace(task, generator=files) for task in tasks]
+    reports = (scorer or _here(store))(tasks, tell or (lambda _, __: None))
     _generator.cache_clear()  # this process may have done a small job itself
     blobs = [BlobRef.from_json(report["scores"]) for report in reports]
     return [Scores(tuple(log_p), tokens) for blob in blobs for log_p, tokens in json.loads(store.blobs.read(blob))]

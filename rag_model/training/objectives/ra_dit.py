@@ -15,8 +15,7 @@ from rag_model.digest import digest_json
 from rag_model.encoders.architecture import Architecture
 from rag_model.encoders.trainable import TrainableEncoder
 from rag_model.generate.folder import load_rag
-from rag_model.generate.generator import Generator
-from rag_model.generate.load import load_generator
+from rag_model.generate.load import generator_tokenizer, load_generator
 from rag_model.needs.reading import NUMBER, PROMPT, QUESTION, retriever_bytes, weights
 from rag_model.store.store import Store
 from rag_model.store.versions.snapshot import Snapshot
@@ -42,7 +41,7 @@ from rag_model.training.objectives.ra_dit_dev import DevSet
 from rag_model.training.objectives.ra_dit_lm import LmTask
 from rag_model.training.objectives.ra_dit_recipe import RaDitTraining
 from rag_model.training.objectives.ra_dit_retriever import RetrieverTask, Scored
-from rag_model.training.origins import Named, Origins, reader_of
+from rag_model.training.origins import Named, Origins, digest_folder, reader_of
 
 LM, RETRIEVER = "lm", "retriever"  # the stages, and their folders
 _ANSWER = 25  # tokens of an answer
@@ -131,12 +130,13 @@ def _retriever_task(job: Job[RaDitTraining], tuned: Path | None, tell: Tell) -> 
     lister, shared, recipe = _lister(job, question), settings.ra_dit, settings.retriever
     dev = DevSet(lister.memory, job.examples["dev"], shared)
     answering = partial(_generator, job, tuned)
-    scoring: Any = _generator(job, tuned if recipe.scored_by == "tuned" else None)
+    scoring = tuned if recipe.scored_by == "tuned" else None
     labelled = lister.lists(_asked(job.examples["train"]), max(shared.k, settings.lm.k))
-    texts = lister.lists(_texts(job, scoring.tokenizer, len(labelled)), shared.k)
+    texts = lister.lists(_texts(job, len(labelled)), shared.k)
     some = lister.lists(_asked(dev.examples), shared.k)
     every = [*(Listed(one.asked, one.rows[: shared.k]) for one in labelled), *texts, *some]
-    found = score_all(job.store, scoring, lister.readings(every), job.scorer, tell)
+    load, identity = partial(_generator, job, scoring), _identity(job, scoring)
+    found = score_all(job.store, load, identity, lister.readings(every), job.scorer, tell)
     scored = [Scored(*pair) for pair in zip(every, found, strict=True)]
     train = [one for one in scored[: len(labelled) + len(texts)] if len(one.listed.rows) > 1]
     told = digest_json([[one.listed.rows, one.scores.log_p, one.scores.tokens] for one in scored])
@@ -146,13 +146,19 @@ def _retriever_task(job: Job[RaDitTraining], tuned: Path | None, tell: Tell) -> 
     )
 
 
-def _texts(job: Job[RaDitTraining], tokenizer: Any, labelled: int) -> list[Asked]:
-    recipe, seed = job.settings.retriever, job.settings.ra_dit.seed
-    found = text_examples(job.snapshot, tokenizer, job.settings.texts(labelled), recipe.text_tokens, seed)
+def _texts(job: Job[RaDitTraining], labelled: int) -> list[Asked]:
+    recipe, count, seed = job.settings.retriever, job.settings.texts(labelled), job.settings.ra_dit.seed
+    tokenizer = generator_tokenizer(job.origins.names["generator"])  # LM-ft does not change it
+    found = text_examples(job.snapshot, tokenizer, count, recipe.text_tokens, seed)
     return [Asked(f"text {passage.id}", text, rest, passage) for passage, text, rest in found]
 
 
-def _generator(job: Job[RaDitTraining], tuned: Path | None) -> Generator:
+def _identity(job: Job[RaDitTraining], tuned: Path | None) -> str:
+    """Return the digest of a generator's files."""
+    return job.digests.get("generator") or job.origins.digests()["generator"] if tuned is None else digest_folder(tuned)
+
+
+def _generator(job: Job[RaDitTraining], tuned: Path | None) -> Any:
     """Load the generator of LM-ft, or the initial one."""
     device = "cpu" if job.settings.loop.cpu else None
     if tuned is not None:
