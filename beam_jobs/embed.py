@@ -9,7 +9,7 @@ from typing import Any, Self
 from beam_jobs.job import run_job
 from beam_jobs.launch import Launch, OnProgress, Report
 from beam_jobs.libraries import versions
-from rag_model.encoders.carried import load_carried
+from rag_model.encoders.carried import load_reading
 from rag_model.encoders.embed import VERSION, Dtype
 from rag_model.encoders.forms import Form, FormName, form_of
 from rag_model.snapshots.cut_part import CutPart
@@ -82,7 +82,7 @@ def embed(task: EmbedTask, store: Store) -> Report:
 @lru_cache(maxsize=1)  # a worker loads the model once, for the first part that needs it
 def _encoder(store_url: str, files: tuple[tuple[str, BlobRef], ...]) -> Any:
     blobs = Store.open(store_url).blobs
-    return load_carried(linked_tree({name: blobs.local(ref) for name, ref in files}), "passage")
+    return load_reading(linked_tree({name: blobs.local(ref) for name, ref in files}))
 
 
 def run(tasks: Sequence[EmbedTask], launch: Launch, on_progress: OnProgress | None = None) -> list[EncodedPart]:

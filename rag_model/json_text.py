@@ -11,19 +11,21 @@ _ESCAPED_HALF = b"\\ud"  # of a character outside the first 65,536: halves come 
 def parse_json(data: bytes | str, *, finite: bool = True) -> Any:
     """Return the value of a JSON text.
 
-    Beyond JSON's grammar it has no NaN or infinity, no half of a surrogate pair, and at most `DEEPEST` levels: such
-    values would fail later, where they are written, hashed or printed. Without `finite`, as for measures that our own
-    records hold, NaN and infinities are read.
+    Bytes are UTF-8, with or without a byte order mark. Beyond JSON's grammar it has no NaN or infinity, no half of a
+    surrogate pair, and at most `DEEPEST` levels: such values would fail later, where they are written, hashed or
+    printed. Without `finite`, as for measures that our own records hold, NaN and infinities are read.
 
     Raises:
         ValueError: it is not such a text; the message says why.
     """
+    if isinstance(data, bytes):
+        data = data.decode("utf-8-sig")  # json's own decoding lets halves of characters pass
     try:
         value = json.loads(data, parse_constant=_refuse_constant, parse_float=_finite) if finite else json.loads(data)
     except RecursionError as deep:
         raise ValueError(f"it is nested deeper than {DEEPEST} levels") from deep
     _check_depth(value)
-    if _ESCAPED_HALF in (data.encode() if isinstance(data, str) else data).lower():
+    if _ESCAPED_HALF in data.encode().lower():
         _check_characters(value)
     return value
 

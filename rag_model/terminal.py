@@ -6,7 +6,7 @@ from rag_model.errors import UsageError
 
 _HARMLESS = "\n\t"
 _INVISIBLE = {"Cc", "Cs"}  # controls, and halves of characters
-_REORDERING = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+_REORDERING = frozenset("\u2028\u2029\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 
 
 def printable(text: str) -> str:

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
+from rag_model.encoders.bag import BagEncoder, is_bag
 from rag_model.encoders.encoder import Encoder, Role
 from rag_model.encoders.files import optional_object
 from rag_model.encoders.muvera import RECORDED, MuveraEncoder
@@ -36,6 +37,16 @@ def load_carried(folder: Path, role: Role = "question") -> Carried:
     """
     found = next((load for fits, load in _OTHERS if fits(folder)), None)
     return Encoder.load(folder, role) if found is None else found(folder)
+
+
+def load_reading(folder: Path) -> Carried | BagEncoder:
+    """Load what encodes passages: an encoder of any kind, or a tokenizer that makes bags.
+
+    Raises:
+        InputError: a file is missing or corrupt.
+        MissingExtraError: the model extra is not installed.
+    """
+    return BagEncoder.load(folder) if is_bag(folder) else load_carried(folder, "passage")
 
 
 def load_asking(name: str) -> Carried:

@@ -14,9 +14,10 @@ from rag_model.digest import digest_file, digest_json
 from rag_model.encoders.files import optional_object, read_object, vector_length
 from rag_model.encoders.spec import RECORD_FILE, EncoderSpec
 from rag_model.encoders.weights import digest_weights
-from rag_model.errors import InputError, RefusedError
+from rag_model.errors import InputError, RefusedError, UsageError
 
 TOKENIZER = "tokenizer.json"
+BAG = "bag"  # the pooling of bags of tokens, which no weights decide
 _OLD_TOKENIZERS = ("vocab.txt", "vocab.json", "merges.txt", "sentencepiece.bpe.model", "spiece.model")
 _SETTINGS_OF_USE = {"truncation", "padding", "version"}  # of tokenizer.json: the spec sets these
 
@@ -43,6 +44,15 @@ class Space:
     def to_json(self) -> dict[str, Any]:
         """Return the fields and the digest as JSON values."""
         return {**asdict(self), "digest": self.digest}
+
+    def admits(self, question: "Space") -> bool:
+        """Return whether questions of space `question` may be compared with passages of this one.
+
+        Bags of tokens are asked by the weighted terms of any encoder that has their tokenizer.
+        """
+        if question.digest == self.digest:
+            return True
+        return self.pooling == BAG and (question.tokenizer, question.dim) == (self.tokenizer, self.dim)
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:
@@ -97,7 +107,7 @@ def check_same_space(question: Space, snapshot: Space) -> None:
     Raises:
         RefusedError: they may not; the message names both encoders and the differences.
     """
-    if question.digest == snapshot.digest:
+    if snapshot.admits(question):
         return
     differ = [
         field.name
@@ -108,6 +118,17 @@ def check_same_space(question: Space, snapshot: Space) -> None:
         f"questions of encoder {question.name} cannot search a snapshot of encoder {snapshot.name}, whose "
         f"{' and '.join(differ)} differ: use the encoder that the snapshot carries, or reindex"
     )
+
+
+def check_same_tokenizer(one: Path, other: Path) -> None:
+    """Check that two folders have the same tokenizer.
+
+    Raises:
+        InputError: one has none.
+        UsageError: they have not.
+    """
+    if one != other and digest_tokenizer(one) != digest_tokenizer(other):
+        raise UsageError(f"encoders {one} and {other} have different tokenizers: use a pair that shares one")
 
 
 def digest_tokenizer(folder: Path) -> str:

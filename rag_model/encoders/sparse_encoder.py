@@ -18,7 +18,7 @@ from rag_model.encoders.encoder import Vectors
 from rag_model.encoders.files import CONFIG
 from rag_model.encoders.resolve import resolve_folder
 from rag_model.encoders.space import Space, asked_space, digest_tokenizer, tokenizer_files
-from rag_model.encoders.sparse_spec import RECORDED, SparseSpec, read_sparse_spec, vocabulary_of
+from rag_model.encoders.sparse_spec import RECORDED, SIDR, SparseSpec, read_sparse_spec, vocabulary_of
 from rag_model.encoders.spec import RECORD_FILE
 from rag_model.encoders.tokens import TokenIds, load_tokenizer, tokenize
 from rag_model.encoders.weights import digest_tensors, stored_tensors, weight_files
@@ -28,6 +28,7 @@ from rag_model.extras import require
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
+    from rag_model.encoders.sidr_model import SidrModel
     from rag_model.encoders.sparse_model import SparseModel
 
 # Tokens of a batch, padding included: each has a logit for every term, 125 MB of float32 at 30,522 terms.
@@ -47,7 +48,7 @@ class SparseEncoder:
     folder: Path
     spec: SparseSpec
     tokenizer: "Tokenizer"
-    model: "SparseModel"
+    model: "SparseModel | SidrModel"
     budget: int  # tokens of a batch
 
     @classmethod
@@ -73,8 +74,12 @@ class SparseEncoder:
         models = import_module("rag_model.encoders.model")
         where = models.device_named(device)
         kind = getattr(torch, dtype) if dtype else models.fastest_dtype(where)
-        sparse = import_module("rag_model.encoders.sparse_model")
-        model = sparse.SparseModel.load(folder, spec, device=device, dtype=kind)
+        if spec.activation == SIDR:
+            sidr = import_module("rag_model.encoders.sidr_model")
+            model = sidr.SidrModel.load(folder, device=device, dtype=kind)
+        else:
+            sparse = import_module("rag_model.encoders.sparse_model")
+            model = sparse.SparseModel.load(folder, spec, device=device, dtype=kind)
         budget = _CUDA_BATCH_TOKENS if where.type == "cuda" else _CPU_BATCH_TOKENS
         return cls(str(name), folder, spec, load_tokenizer(folder, spec.max_length), model, budget)
 
@@ -132,31 +137,34 @@ class SparseEncoder:
             InputError: a weight is not finite.
         """
         out = np.zeros((len(texts), self.dim), np.float32)
-        for rows, weights in self._batches(texts):
+        for rows, weights, _ in self._batches(texts):
             out[rows] = weights.cpu().numpy()
         return out
 
     def _heaviest(self, texts: Sequence[str], count: int, units: int, most: int) -> tuple[Ints, Ints]:
         """Return terms and units, both (n, c), as `sparse_model.heaviest`."""
         heaviest = import_module("rag_model.encoders.sparse_model").heaviest
-        shape = len(texts), min(count, self.dim)
+        model: Any = self.model
+        shape = len(texts), min(count + (self.spec.max_length if self.spec.own_terms else 0), self.dim)
         terms, held = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
-        for rows, weights in self._batches(texts):
-            terms[rows], held[rows] = (one.cpu().numpy() for one in heaviest(weights, count, units, most))
+        for rows, weights, ids in self._batches(texts):
+            own = model.own(ids) if self.spec.own_terms else None
+            for out, found in zip((terms, held), heaviest(weights, count, units, most, own), strict=True):
+                out[rows, : found.shape[1]] = found.cpu().numpy()
         return terms, held
 
-    def _batches(self, texts: Sequence[str]) -> Iterator[tuple[Ints, Any]]:
-        """Yield rows and their (b, V) float32 weights, which depend on no other text."""
+    def _batches(self, texts: Sequence[str]) -> Iterator[tuple[Ints, Any, Any]]:
+        """Yield rows, their (b, V) float32 weights, which depend on no other text, and their (b, t) ids."""
         torch = require("torch", "model")
         lines = tokenize(self.tokenizer, texts)
         for rows in by_length([len(line) for line in lines], self.budget, min(STEADY_TOKENS, self.budget)):
-            ids, real = _rectangle([lines[row] for row in rows], self.model.pad_id)
+            ids, real = rectangle([lines[row] for row in rows], self.model.pad_id)
             with torch.inference_mode():
-                inputs = (torch.from_numpy(one).to(self.model.device) for one in (ids, real))
+                inputs = [torch.from_numpy(one).to(self.model.device) for one in (ids, real)]
                 weights = self.model(*inputs)
                 if not bool(torch.isfinite(weights).all()):
                     raise InputError(f"encoder {self.name} gave a weight that is not finite: fetch the model again")
-                yield rows, weights
+                yield rows, weights, inputs[0]
 
 
 def sparse_space(folder: Path, spec: SparseSpec, name: str = "") -> Space:
@@ -197,7 +205,8 @@ def sparse_files(folder: Path, spec: SparseSpec, space: Space, workdir: Path) ->
     return {path.name: path for path in [folder / CONFIG, *tokenizer_files(folder), *weight_files(folder), record]}
 
 
-def _rectangle(lines: Sequence[TokenIds], fill: int) -> tuple[Ints, npt.NDArray[np.bool_]]:
+def rectangle(lines: Sequence[TokenIds], fill: int) -> tuple[Ints, npt.NDArray[np.bool_]]:
+    """Return (b, t) ids, padded with `fill`, and (b, t) what is no padding."""
     width = padded(max(map(len, lines)))
     real = np.arange(width) < np.array([len(line) for line in lines])[:, None]  # (t,) < (b, 1) -> (b, t)
     ids = np.full(real.shape, fill, np.int64)

@@ -62,13 +62,19 @@ class SparseModel(nn.Module):
         return torch.log1p(weights) if self.spec.activation == "log1p_relu" else weights
 
 
-def heaviest(weights: Tensor, count: int, units: int, most: int) -> tuple[Tensor, Tensor]:
+def heaviest(weights: Tensor, count: int, units: int, most: int, own: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Return the `count` heaviest terms, (b, c) int64, and their weights in units, (b, c) int64, the heaviest first.
 
     A weight of 1 is `units` units, at most `most`; of equal ones the smaller term comes first. 0 units: no term.
+    `own` (b, V) bool: terms that are kept beside them, however light.
     """
     size = weights.shape[1]
     whole = (weights * units).round().clamp(max=most).long()
-    keys = whole * size + torch.arange(size - 1, -1, -1, device=weights.device)  # no two are equal
+    order = torch.arange(size - 1, -1, -1, device=weights.device)
+    keys = whole * size + order  # no two are equal
     found = keys.topk(min(count, size), dim=1).values
+    if own is not None:
+        kept = own | (keys >= found[:, -1:])  # (b, V)
+        width = int(kept.sum(1).max())
+        found = torch.where(kept, keys, order).topk(width, dim=1).values
     return size - 1 - found % size, found // size

@@ -1,7 +1,8 @@
 """The settings of a sparse encoder: how a masked-language model's logits become weighted terms (SPLADE).
 
 w_j = max over tokens i of log(1 + relu(logit_ij)): Formal et al. 2021, "SPLADE v2" (arXiv 2109.10086); with `sum` in
-place of max: "SPLADE" (arXiv 2107.05720). `log1p_relu` takes the logarithm twice (arXiv 2504.14839).
+place of max: "SPLADE" (arXiv 2107.05720). `log1p_relu` takes the logarithm twice (arXiv 2504.14839). `elu1p` is SiDR's,
+whose weights are those of `sidr_model`: Zhou et al. (arXiv 2405.01924).
 
 A weight is kept as a whole number of units, `scale` of them a weight of 1, 255 at most. The scale is a setting and not
 a statistic of the corpus, so that parts, and builds, agree.
@@ -10,7 +11,7 @@ a statistic of the corpus, so that parts, and builds, agree.
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Literal, Self, get_args
+from typing import Any, Final, Literal, Self, get_args
 
 from rag_model.encoders.files import CONFIG, longest_input, optional_object, read_object
 from rag_model.encoders.sentence_transformers import has_splade_pooling, read_splade
@@ -20,7 +21,8 @@ from rag_model.errors import InputError, UsageError
 
 RECORDED = "sparse"  # field of the record
 Pooling = Literal["max", "sum"]
-Activation = Literal["relu", "log1p_relu"]
+Activation = Literal["relu", "log1p_relu", "elu1p"]
+SIDR: Final = "elu1p"
 _HEAD = "ForMaskedLM"  # how the architectures end whose logits are over the vocabulary
 _SHORTEST = 3  # tokens: two special ones and one of text
 _MOST_TERMS = 10_000  # of a text
@@ -32,7 +34,7 @@ class SparseSpec:
     """How a sparse encoder reads text and weighs terms; what concerns passages is part of its space."""
 
     pooling: Pooling = "max"  # over the tokens of a text, special ones included as in training; never over padding
-    activation: Activation = "relu"  # of a logit, before log(1 + …); `log1p_relu`: log(1 + relu(logit))
+    activation: Activation = "relu"  # of a logit, before log(1 + …); `log1p_relu`: log(1 + relu(logit)); `elu1p`: SiDR
     max_length: int = 256  # tokens of one input, special ones included; longer inputs are cut
     passage_terms: int = 256  # heaviest terms that a passage keeps; trained models give 100 to 200
     question_terms: int = 256  # heaviest terms that a question is asked by
@@ -56,6 +58,8 @@ class SparseSpec:
             "question_terms": (1, _MOST_TERMS),
             "scale": (1, _MOST_SCALE),
         }
+        if self.activation == SIDR and self.pooling != "max":
+            raise UsageError(f"pooling {self.pooling} of a sparse encoder does not go with {SIDR}: use max")
         for name, (least, most) in bounds.items():
             value = getattr(self, name)
             if value < least or (most is not None and value > most):
@@ -63,9 +67,15 @@ class SparseSpec:
                 raise UsageError(f"{name} of a sparse encoder is {value}: give {least} {limit}")
 
     @property
+    def own_terms(self) -> bool:
+        """Whether a text keeps the terms of its own tokens too, however light."""
+        return self.activation == SIDR
+
+    @property
     def weighing(self) -> str:
         """Return what the space of its passages says of pooling: all that decides a weight beside the model."""
-        return f"{self.pooling} {self.activation}, {self.passage_terms} terms, {self.scale} units"
+        own = " and its own" if self.own_terms else ""
+        return f"{self.pooling} {self.activation}, {self.passage_terms} terms{own}, {self.scale} units"
 
     def passage(self, title: str, text: str) -> str:
         """Return the tokenizer's input for a passage."""
@@ -107,14 +117,13 @@ def read_sparse_spec(folder: Path, overrides: Mapping[str, Any] | None = None) -
         InputError: it holds no masked-language model, its vocabularies differ, or a file is missing or corrupt.
         UsageError: an override is unknown or wrong, or `max_length` exceeds the model's limit.
     """
-    config = read_object(folder / CONFIG)
+    config, told = read_object(folder / CONFIG), _told(folder)
     architecture = next(iter(config.get("architectures") or [""]))
-    if not architecture.endswith(_HEAD):
+    if not architecture.endswith(_HEAD) and told.get("activation") != SIDR:
         raise InputError(
             f"encoder {folder} is a {architecture or config.get('model_type')}, which has no weights over its "
             f"vocabulary: give a masked-language model (a BertForMaskedLM), such as a SPLADE"
         )
-    told = _told(folder)
     try:
         spec = SparseSpec(max_length=longest_input(folder)).changed(told)
     except UsageError as wrong:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rag_model.encoders.carried import load_asking
+from rag_model.encoders.space import Space
 from rag_model.errors import BookwheelError, UsageError
 from rag_model.retrieve.composer import Build, Composer, builder_of
 from rag_model.retrieve.dense import DenseRetriever, carried_encoder, check_asks
@@ -150,8 +151,9 @@ class Opened:
         over = dict.fromkeys(content.over(name) for name in indexes if represents(self.snapshot, name) in _ENCODED)
         if not over:
             raise UsageError("the retriever searches no index by vectors or terms: leave the question encoder out")
-        digest = encoder.space().digest
-        same = [name for name in over if (content.space_of(name) or {}).get("digest") == digest]
+        asks = encoder.space()
+        spaces = {name: content.space_of(name) for name in over}
+        same = [name for name, space in spaces.items() if space and Space.from_json(space).admits(asks)]
         if not same:
             check_asks(encoder, self.snapshot, next(iter(over)))
         for name in same:

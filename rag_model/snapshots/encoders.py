@@ -6,6 +6,7 @@ from rag_model.errors import UsageError
 from rag_model.snapshots.encoding import (
     RepresentRecipe,
     StoredEncoder,
+    store_bag,
     store_encoder,
     store_sparse_encoder,
     store_token_encoder,
@@ -40,4 +41,5 @@ _STORING: dict[str, Callable[[Store, str, RepresentRecipe, Store | None], Stored
     "tokens": store_token_encoder,
     "muvera": store_token_encoder,
     "sparse": store_sparse_encoder,
+    "bag": store_bag,
 }

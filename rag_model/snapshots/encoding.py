@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rag_model.encoders.architecture import check_kind
+from rag_model.encoders.bag import BagSpec, bag_files, bag_space, read_bag_spec
 from rag_model.encoders.embed import Dtype
 from rag_model.encoders.files import CONFIG, read_object
 from rag_model.encoders.forms import FormName
@@ -34,7 +35,7 @@ class EncodeRecipe:
     spec: Mapping[str, Any] = field(default_factory=dict)  # fields of EncoderSpec that replace those of the folder
 
 
-Kind = Literal["", "vectors", "tokens", "muvera", "sparse"]
+Kind = Literal["", "vectors", "tokens", "muvera", "sparse", "bag"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,8 @@ class RepresentRecipe:
     """How passages become vectors of an additional representation."""
 
     kind: Kind = ""  # one vector a passage; `tokens`: many, by a ColBERT; `muvera`: one made of many; `sparse`:
-    # weighted terms, by a masked-language model; empty: `tokens` and `sparse` by the name of the representation
+    # weighted terms, by a masked-language model; `bag`: the tokens, by a tokenizer; empty: `tokens` and `sparse` by the
+    # name of the representation
     encoder: str = ""  # folder or hub name of its passage encoder, or `model:NAME`; a build needs one
     dtype: Dtype = "float16"  # as stored
     question_encoder: str = ""  # as of `EncodeRecipe`
@@ -60,7 +62,7 @@ class StoredEncoder:
     """An encoder's files in the store, and the space of their vectors."""
 
     name: str  # as the user gave it
-    spec: EncoderSpec | TokenSpec | SparseSpec
+    spec: EncoderSpec | TokenSpec | SparseSpec | BagSpec
     space: Space
     passage: tuple[tuple[str, BlobRef], ...]  # (file name, blob), hashable: a worker loads equal encoders once
     question: tuple[tuple[str, BlobRef], ...]
@@ -124,21 +126,53 @@ def store_token_encoder(store: Store, name: str, recipe: RepresentRecipe, models
 def store_sparse_encoder(
     store: Store, name: str, recipe: RepresentRecipe, models: Store | None = None
 ) -> StoredEncoder:
-    """Do as `store_encoder` with a sparse encoder: the folder or hub name of a masked-language model.
+    """Do as `store_encoder` with a sparse encoder: a masked-language model, or a SiDR, which may be a pair.
 
     Raises:
-        InputError: it is not found, it is no masked-language model, or a file of it is missing or corrupt.
-        UsageError: a setting is unknown, or there is a question encoder.
+        InputError: it is not found, it is no sparse encoder, or a file of it is missing or corrupt.
+        RefusedError: the question encoder declares another space.
+        StoreError: the store has no such model.
+        UsageError: a setting is unknown or does not apply, or the model encodes no passages.
     """
-    if recipe.question_encoder or recipe.muvera:
-        what = "question_encoder" if recipe.question_encoder else "muvera"
-        raise UsageError(f"{name} encodes questions and passages alike, as weighted terms: leave {what} out")
-    folder = resolve_folder(name)
+    folder, asking = _sparse_pair(store, name, recipe, models)
     spec = read_sparse_spec(folder, recipe.spec)
     space = _named(sparse_space(folder, spec), folder)
+    if asking != folder and (asked := asked_space(asking)) is not None:
+        check_same_space(asked, space)
     with tempfile.TemporaryDirectory(prefix="bookwheel-") as workdir:
-        files = _put(store, sparse_files(folder, spec, space, Path(workdir)))
-    return StoredEncoder(name, spec, space, files, files, "sparse", spec.scale)
+        passage = question = _put(store, sparse_files(folder, spec, space, Path(workdir)))
+        if asking != folder:
+            question = _put(store, sparse_files(asking, read_sparse_spec(asking), space, Path(workdir)))
+    return StoredEncoder(name, spec, space, passage, question, "sparse", spec.scale)
+
+
+def store_bag(store: Store, name: str, recipe: RepresentRecipe, models: Store | None = None) -> StoredEncoder:
+    """Put a tokenizer, which makes bags of passages, and the sparse encoder that asks them into the store.
+
+    Raises:
+        InputError: it is not found, it is no sparse encoder, or a file of it is missing or corrupt.
+        RefusedError: the question encoder has another tokenizer.
+        StoreError: the store has no such model.
+        UsageError: a setting is unknown or does not apply.
+    """
+    folder, asking = _sparse_pair(store, name, recipe, models)
+    spec, weighing = read_bag_spec(folder, recipe.spec), read_sparse_spec(asking)
+    space = bag_space(folder, spec)
+    check_same_space(asked_space(asking) or sparse_space(asking, weighing), space)
+    with tempfile.TemporaryDirectory(prefix="bookwheel-") as workdir:
+        passage = _put(store, bag_files(folder, spec, Path(workdir)))
+        question = _put(store, sparse_files(asking, weighing, space, Path(workdir)))
+    return StoredEncoder(name, spec, space, passage, question, "sparse", scale=1)
+
+
+def _sparse_pair(store: Store, name: str, recipe: RepresentRecipe, models: Store | None) -> tuple[Path, Path]:
+    """Return the folders of the passage encoder and of the question encoder; one encoder may be both."""
+    if recipe.muvera:
+        raise UsageError(f"{name} makes weighted terms: leave muvera out")
+    names = encoder_names(models or store, name)
+    if names.passage is None:
+        raise UsageError(f"{name} encodes only questions: name a model of `finetune sidr`")
+    return resolve_folder(names.passage), resolve_folder(recipe.question_encoder or names.question)
 
 
 def _named(space: Space, folder: Path) -> Space:

@@ -40,7 +40,13 @@ from rag_model.store.versions.snapshot import Snapshot
 from rag_model.toml import from_table, read_toml
 
 _INDEX = re.compile(r"[A-Za-z0-9_-]{1,64}")
-_MADE: dict[str, Represents] = {"vectors": "vectors", "muvera": "vectors", "tokens": "tokens", "sparse": "sparse"}
+_MADE: dict[str, Represents] = {
+    "vectors": "vectors",
+    "muvera": "vectors",
+    "tokens": "tokens",
+    "sparse": "sparse",
+    "bag": "sparse",
+}
 _BY_NAME: dict[str, Represents] = {TOKENS: "tokens", SPARSE: "sparse"}  # of a representation that states no kind
 _REPRESENTATION = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 

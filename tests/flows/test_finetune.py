@@ -29,7 +29,7 @@ from tests.fixtures.tiny import save_cross_encoder
 from tests.fixtures.tiny_generators import save_bart, save_llama
 from tests.flows.conftest import IN_PROCESS, Bookwheel
 
-pytestmark = pytest.mark.xdist_group("flows")  # one server for all of them
+pytestmark = pytest.mark.xdist_group("flows")  # one library for all of them
 
 DPR = """
 [loop]
@@ -127,6 +127,7 @@ def finetune(bookwheel: Bookwheel, store: Path, given: dict[str, Path], tmp_path
     return run
 
 
+@pytest.mark.usefixtures("prefect_server")
 def test_a_pair_is_trained_and_makes_an_index(
     finetune: Bookwheel, store: Path, reindex: Bookwheel, bookwheel: Bookwheel
 ) -> None:

@@ -29,7 +29,7 @@ def test_what_people_write_stays(text: str) -> None:
     assert printable(text) == text
 
 
-@pytest.mark.parametrize("bad", ["\x1b[2J", "\x9b2J", "\x07", "\u202e", "\ud800", "\r"])
+@pytest.mark.parametrize("bad", ["\x1b[2J", "\x9b2J", "\x07", "\u202e", "\u2028", "\ud800", "\r"])
 def test_what_is_kept_for_others_is_refused(bad: str) -> None:
     assert bad not in printable(f"a{bad}b")
     with pytest.raises(UsageError, match="the note holds the control character"):

@@ -12,9 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from rag_model.index.files.engine import Vectors
-from rag_model.index.tokens.centroids import CentroidIds, nearest, unit
+from rag_model.index.tokens.centroids import CentroidIds, check_numbers, nearest, unit
 
 _RESIDUALS = 1 << 16  # tokens whose residuals give the quantiles: 8 million numbers at 128 dimensions
+_WEIGHTS = (2, 4, 16, 256)  # those whose numbers fill bytes
 _BLOCK = 1 << 14  # tokens encoded at a time
 
 
@@ -40,7 +41,10 @@ class ResidualBits:
     def of(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> Self:
         """Return the codec from the result of `arrays`; a ValueError if they do not fit each other."""
         found = cls(arrays["centroids"], arrays["cutoffs"], arrays["weights"])
-        if found.centroids.ndim != 2 or len(found.cutoffs) + 1 != len(found.weights) or len(found.weights) < 2:
+        check_numbers(found.centroids, 2)
+        check_numbers(found.cutoffs, 1)
+        check_numbers(found.weights, 1)
+        if len(found.cutoffs) + 1 != len(found.weights) or len(found.weights) not in _WEIGHTS:
             raise ValueError("quantiles that do not fit each other")
         return found
 

@@ -1,6 +1,7 @@
 """Centroids of token vectors: unit vectors, and the one with the largest inner product for each token."""
 
 from math import log2
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +14,12 @@ from rag_model.index.recipe import POINTS_PER_LIST
 _ROUNDS = 8  # of k-means; ColBERTv2's code has 4
 _SMALL = 1 << 16  # up to so many centroids an id has two bytes, else four
 CentroidIds = npt.NDArray[np.unsignedinteger]
+
+
+def check_numbers(array: npt.NDArray[Any], axes: int) -> None:
+    """Check an array of a file: float32, finite, of so many axes; a ValueError if not."""
+    if array.dtype != np.float32 or array.ndim != axes or not np.isfinite(array).all():
+        raise ValueError("numbers that no codec has")
 
 
 def wanted(tokens: int) -> int:

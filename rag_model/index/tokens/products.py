@@ -14,7 +14,7 @@ import numpy.typing as npt
 from rag_model.errors import InputError, ResourceError
 from rag_model.index.files import engine
 from rag_model.index.files.engine import FaissIndex, Vectors, faiss
-from rag_model.index.tokens.centroids import CentroidIds, nearest, unit
+from rag_model.index.tokens.centroids import CentroidIds, check_numbers, nearest, unit
 
 _POINTS = 256  # training tokens for each of a piece's vectors, as faiss takes them
 
@@ -48,8 +48,10 @@ class ResidualProducts:
     def of(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> Self:
         """Return the codec from the result of `arrays`; a ValueError if they do not fit each other."""
         centroids, books = arrays["centroids"], arrays["books"]
+        check_numbers(centroids, 2)
+        check_numbers(books, 3)
         pieces, many, piece = books.shape
-        if centroids.ndim != 2 or centroids.shape[1] != pieces * piece or many not in (16, 256):
+        if centroids.shape[1] != pieces * piece or many not in (16, 256):
             raise ValueError("pieces that do not fit the centroids")
         quantizer = faiss.ProductQuantizer(pieces * piece, pieces, many.bit_length() - 1)
         faiss.copy_array_to_vector(np.ascontiguousarray(books, np.float32).reshape(-1), quantizer.centroids)

@@ -45,8 +45,12 @@ class TokenIndexFile:
         codec = codec_of(arrays, told, path)
         try:
             offsets, ids, codes = (arrays[name] for name in ("offsets", "ids", "codes"))
-            fits = offsets.ndim == ids.ndim == 1 and codes.shape == (len(ids), codec.width) and offsets[0] == 0
-            fits = fits and offsets[-1] == len(ids) and bool((np.diff(offsets) >= 0).all())
+            fits = offsets.ndim == ids.ndim == 1 and codes.shape == (len(ids), codec.width)
+            fits = (
+                fits and offsets.dtype == np.int64 and codes.dtype == np.uint8 and ids.dtype in (np.uint16, np.uint32)
+            )
+            fits = fits and offsets[0] == 0 and offsets[-1] == len(ids)
+            fits = fits and bool((offsets[1:] >= offsets[:-1]).all())  # a difference may overflow
         except (KeyError, IndexError) as broken:
             raise InputError(f"{path} is no index of token vectors: build it again") from broken
         if not fits:

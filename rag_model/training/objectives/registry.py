@@ -16,10 +16,13 @@ OBJECTIVES: Registry[Objective[Any]] = Registry(
         "colbert": f"{_HERE}.colbert:COLBERT",
         "cross-encoder": f"{_HERE}.cross_encoder:CROSS_ENCODER",
         "margin-mse": f"{_HERE}.margin_mse:MARGIN_MSE",
+        "sidr": f"{_HERE}.sidr:SIDR",
+        "openrag": f"{_HERE}.openrag:OPENRAG",
         "rag-sequence": f"{_HERE}.rag:SEQUENCE",
         "rag-token": f"{_HERE}.rag:TOKEN",
         "rag-end2end": f"{_HERE}.end2end:END2END",
         "ra-dit": f"{_HERE}.ra_dit:RA_DIT",
+        "realm": f"{_HERE}.realm.objective:REALM",
     },
 )
 _log = logging.getLogger(__name__)

@@ -1,6 +1,6 @@
 """The kind `tokens`: built part by part as at once, searched, measured, inherited; damage is refused."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +8,7 @@ import pytest
 
 from rag_model.corpus.token_file import TokenVectors, TokenWriter, offsets_of
 from rag_model.errors import InputError, UsageError
+from rag_model.index.files.tensors import Array, Stream, read_tensors, write_tensors
 from rag_model.index.kind import IndexFiles, TokenTrial
 from rag_model.index.recipe import IndexRecipe
 from rag_model.index.registry import kind_for
@@ -104,6 +105,37 @@ def test_damage_is_refused(parts: list[Path], tmp_path: Path) -> None:
     index[offsets + 8 : offsets + 16] = 255
     path.write_bytes(index.tobytes())
     with pytest.raises(InputError, match="do not fit each other"):
+        TokenIndexFile.open(path)
+
+
+def changed(name: str, change: Callable[[Array], Array]) -> Callable[[dict[str, Array]], None]:
+    return lambda arrays: arrays.__setitem__(name, change(arrays[name]))
+
+
+HOSTILE = {
+    "offsets that overflow": changed("offsets", lambda old: np.array([0, 2**62, -(2**63), -(2**62), 0, old[-1]])),
+    "offsets that fall": changed("offsets", lambda old: np.array([0, 5, 2, old[-1]])),
+    "unsigned offsets": changed("offsets", lambda old: np.array([0, 5, 2, old[-1]], np.uint32)),
+    "offsets of floats": changed("offsets", lambda old: old.astype(np.float32)),
+    "negative ids": changed("ids", lambda old: -1 - old.astype(np.int64)),
+    "ids of floats": changed("ids", lambda old: old.astype(np.float32)),
+    "codes of floats": changed("codes", lambda old: old.astype(np.float32)),
+    "centroids of integers": changed("centroids", lambda old: old.astype(np.int64)),
+    "centroids that are no numbers": changed("centroids", lambda old: np.full_like(old, np.nan)),
+    "3 weights": changed("weights", lambda old: old[:3]),
+    "infinite weights": changed("weights", lambda old: np.full_like(old, np.inf)),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_no_array_is_believed(parts: list[Path], tmp_path: Path, name: str) -> None:
+    arrays, told = read_tensors(made(parts, tmp_path, "MaxSim,Bits2"), mmap=False)
+    HOSTILE[name](arrays)
+    if name == "3 weights":
+        arrays["cutoffs"] = arrays["cutoffs"][:2]
+    path = tmp_path / "hostile"
+    write_tensors(path, [Stream(key, one.dtype, one.shape, [one]) for key, one in arrays.items()], told)
+    with pytest.raises(InputError, match="build it again"):
         TokenIndexFile.open(path)
 
 

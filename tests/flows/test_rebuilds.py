@@ -1,0 +1,126 @@
+"""Rebuilds of a moving index: compared with encoding by hand, and in children that are killed and that fail."""
+
+import os
+import signal
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from flows.rebuild import Task, rebuilt
+from flows.rebuilds import forget, rebuilds
+from rag_model.corpus.records import Passage
+from rag_model.encoders.encoder import Encoder, Vectors
+from rag_model.errors import UsageError
+from rag_model.retrieve.retriever import Hit
+from rag_model.store.store import Store
+from rag_model.store.versions.moves import tag
+from rag_model.store.versions.snapshot import Snapshot
+from rag_model.training.data.memory import Memory, Recalled
+from rag_model.training.loop.journal import read_metrics
+from rag_model.training.loop.loop import train
+from rag_model.training.loop.task import Measures
+from rag_model.training.moving.moving_settings import MovingSettings
+from rag_model.training.moving.rebuild import Order
+from rag_model.training.objectives.end2end_task import End2EndTask
+from tests.fixtures.moving import SETTINGS, ByHand, Running, prepare, task_of
+
+pytestmark = pytest.mark.xdist_group("flows")  # one server for all of them
+
+EXACT = replace(SETTINGS, rag=replace(SETTINGS.rag, retriever="exact"), moving=MovingSettings(2))
+REF = "refresh"
+
+
+@pytest.fixture(scope="module")
+def given(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = prepare(tmp_path_factory.mktemp("given"))
+    tag(Store.open(str(folder / "store")), "latest", "first")
+    return folder
+
+
+class Here(ByHand):
+    """Rebuilds by the flow, in this process."""
+
+    def __init__(self, given: Path) -> None:
+        super().__init__()
+        self._store = str(given / "store")
+
+    def start(self, order: Order) -> Running:
+        task = Task(self._store, order.snapshot, str(order.encoders), order.step, REF, (), "")
+        self.ended[order.step] = rebuilt(task)
+        return super().start(order)
+
+
+class Brute(Memory):
+    """All vectors in one array, compared with every question."""
+
+    def __init__(self, passages: Sequence[Passage], vectors: Vectors) -> None:
+        self._every, self._vectors = passages, vectors
+
+    def recall(self, questions: Sequence[str], asked: Vectors, k: int) -> Recalled:
+        rows = np.argsort(-(asked @ self._vectors.T), axis=1, kind="stable")[:, :k]
+        hits = [
+            [Hit(rank, 0.0, row, self._every[row], "", "") for rank, row in enumerate(own, start=1)]
+            for own in rows.tolist()
+        ]
+        return Recalled(hits, self._vectors[rows])
+
+
+class Naive(End2EndTask):
+    """Encodes all passages again when that is due, before the next step."""
+
+    def move(self, step: int) -> Measures:
+        if self._settings.moving.due(step - 1):
+            passages = self._snapshot.passages(range(self._snapshot.n))
+            with tempfile.TemporaryDirectory() as folder:
+                self.save_encoders(Path(folder))
+                encoder = Encoder.load(Path(folder) / "passage", threads=1, device="cpu")
+                vectors = encoder.encode_passages([one.title for one in passages], [one.text for one in passages])
+            self._memory = Brute(passages, vectors.astype(np.float16).astype(np.float32))  # as vectors are stored
+        return {}
+
+
+def test_losses_are_those_of_encoding_all_passages_again_by_hand(given: Path, tmp_path: Path) -> None:
+    torch.set_num_threads(1)
+    curves, asked = [], []
+    for kind in (End2EndTask, Naive):
+        task = task_of(given, tmp_path / kind.__name__, EXACT, Here, kind=kind)
+        done = train(task, EXACT.loop, tmp_path / kind.__name__)
+        curves.append([row["loss"] for row in read_metrics(tmp_path / kind.__name__) if row["kind"] == "train"])
+        asked.append([one.step for one in done.asked])
+    assert curves[0] == pytest.approx(curves[1], rel=1e-6)
+    assert asked == [[0, 3, 5], [0]]
+    store = Store.open(str(given / "store"))
+    old, new = (store.snapshots.get(store.snapshots.resolve(name)) for name in ("first", REF))
+    assert new.provenance["reencoded"] == {"of": old.id}
+    passages = [[entry.content.files["passages/part-00000.parquet"]] for entry in (old, new)]
+    assert passages[0] == passages[1], "chunks stay"
+    assert store.models.get(store.models.resolve(REF)).content.lineage["step"] == 4
+    forget(store, REF)
+    assert (store.refs.current(REF), store.models.refs.current(REF)) == (None, None)
+
+
+def test_a_rebuild_that_is_killed_begins_again_and_one_that_fails_says_why(given: Path, tmp_path: Path) -> None:
+    store = Store.open(str(given / "store"))
+    task = task_of(given, tmp_path)
+    first = store.snapshots.resolve("first")
+    good, bad = (Order(step, first, tmp_path / f"step-{step}") for step in (2, 4))
+    good.encoders.mkdir(parents=True)
+    task.save_encoders(good.encoders)
+    (bad.encoders / "question").mkdir(parents=True)
+    (bad.encoders / "question" / "config.json").write_text("{}")
+    with rebuilds(store, REF, ()) as made:
+        child = made.start(good)
+        os.kill(child._process.pid, signal.SIGKILL)
+        found = child.result()
+        assert (found.step, child.done()) == (2, True)
+        assert Snapshot.from_store(store, found.snapshot).manifest.provenance["reencoded"] == {"of": first}
+        with pytest.raises(UsageError, match="encodes only questions"):
+            made.start(bad).result()
+        running = made.start(good)
+    assert running._process.returncode == -signal.SIGTERM, "none outlives the training"
+    assert store.snapshots.resolve(REF) == found.snapshot

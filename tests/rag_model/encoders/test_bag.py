@@ -1,0 +1,77 @@
+"""Bags of tokens: which terms a passage has, the space that no weight decides, and who may ask it."""
+
+from pathlib import Path
+
+import pytest
+
+from rag_model.encoders.bag import BagEncoder, BagSpec, bag_files, bag_space, read_bag_spec
+from rag_model.encoders.carried import load_reading
+from rag_model.encoders.space import check_same_space
+from rag_model.encoders.sparse_encoder import SparseEncoder
+from rag_model.encoders.tokens import load_tokenizer
+from rag_model.errors import InputError, RefusedError, UsageError
+from tests.fixtures.tiny_colbert import save_marked_bert
+from tests.fixtures.tiny_sidr import save_sidr
+
+TEXTS = ["the king was born, the king was in the city", "", "music"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_sidr(tmp_path_factory.mktemp("sidr") / "sidr")
+
+
+def carried(folder: Path, work: Path, spec: BagSpec | None = None) -> Path:
+    """Write what workers get: no weights are among it."""
+    work.mkdir()
+    files = bag_files(folder, spec or read_bag_spec(folder), work)
+    for name, path in files.items():
+        (work / name).write_bytes(path.read_bytes())
+    return work
+
+
+def test_a_bag_has_each_term_once_and_needs_no_weights(folder: Path, tmp_path: Path) -> None:
+    work = carried(folder, tmp_path / "bag")
+    assert {path.name for path in work.iterdir()} == {"bookwheel.json", "config.json", "tokenizer.json"}
+    encoder = load_reading(work)
+    assert isinstance(encoder, BagEncoder)
+    rows = encoder.encode_passages(["of", "", "music"], TEXTS)
+    words = load_tokenizer(folder, 48).get_vocab()
+    held = [rows.terms[a:b].tolist() for a, b in zip(rows.offsets[:-1], rows.offsets[1:], strict=True)]
+    assert held[0] == sorted(words[word] for word in ("of", "the", "king", "was", "born", ",", "in", "city"))
+    assert held[1:] == [[], [words["music"]]]
+    assert set(rows.weights) == {1}
+
+
+def test_a_long_passage_is_cut(folder: Path, tmp_path: Path) -> None:
+    work = carried(folder, tmp_path / "short", BagSpec(max_length=4))
+    rows = BagEncoder.load(work).encode_passages([""], ["king of music"])
+    words = load_tokenizer(folder, 48).get_vocab()
+    assert rows.terms.tolist() == sorted([words["king"], words["of"]])
+
+
+def test_no_weight_decides_the_space_and_any_encoder_of_the_tokenizer_asks_it(folder: Path, tmp_path: Path) -> None:
+    trained = save_sidr(tmp_path / "trained", seed=10)
+    space = bag_space(folder, read_bag_spec(folder))
+    assert bag_space(trained, read_bag_spec(trained)).digest == space.digest
+    assert bag_space(folder, BagSpec(max_length=9)).digest != space.digest
+    for one in (folder, trained):
+        asks = SparseEncoder.load(one, device="cpu").space()
+        check_same_space(asks, space)
+        assert not asks.admits(space), "a bag is no passage of the encoder"
+    other = save_marked_bert(tmp_path / "marked")
+    with pytest.raises(RefusedError, match="tokenizer"):
+        check_same_space(bag_space(other, read_bag_spec(other)), space)
+
+
+def test_wrong_settings_are_refused(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="'scale' is not a setting of a bag"):
+        read_bag_spec(folder, {"scale": 3})
+    with pytest.raises(UsageError, match="max_length 2 of a bag leaves no room"):
+        read_bag_spec(folder, {"max_length": 2})
+    with pytest.raises(UsageError, match="max_length of a bag is 'x'"):
+        read_bag_spec(folder, {"max_length": "x"})
+    bare = carried(folder, tmp_path / "bare")
+    (bare / "config.json").unlink()
+    with pytest.raises(InputError):
+        BagEncoder.load(bare)

@@ -1,0 +1,114 @@
+"""SiDR beside its equation in numpy: weights, what a passage keeps, its folder and its space."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from rag_model.corpus.sparse_file import QUESTION_UNITS
+from rag_model.encoders.architecture import check_kind
+from rag_model.encoders.bag import terms_of
+from rag_model.encoders.carried import load_asking
+from rag_model.encoders.sidr_model import SidrModel
+from rag_model.encoders.sparse_encoder import SparseEncoder, sparse_space
+from rag_model.encoders.sparse_spec import SIDR, SparseSpec, read_sparse_spec
+from rag_model.encoders.tokens import load_tokenizer
+from rag_model.errors import InputError, UsageError
+from tests.fixtures.tiny_sidr import SPEC, save_sidr
+
+TEXTS = ["the king was born in the city", "music", "a war of theory, of rivers and who wrote the music of the king"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_sidr(tmp_path_factory.mktemp("sidr") / "sidr")
+
+
+def load(folder: Path, **overrides: Any) -> SparseEncoder:
+    return SparseEncoder.load(folder, overrides, device="cpu", dtype="float32")
+
+
+def test_weights_are_those_of_the_equation(folder: Path) -> None:
+    tensors = {name: one.numpy() for name, one in load_file(folder / "model.safetensors").items()}
+    body = transformers.AutoModel.from_pretrained(str(folder)).eval()
+    words, tokenizer = tensors["bert.embeddings.word_embeddings.weight"], load_tokenizer(folder, 48)
+    for text, found in zip(TEXTS, load(folder).weights(TEXTS), strict=True):
+        ids = torch.tensor([tokenizer.encode(text).ids])
+        hidden = body(input_ids=ids)[0][0].detach().numpy()  # (t, h)
+        centred = hidden - hidden.mean(1, keepdims=True)
+        normal = centred / np.sqrt((centred**2).mean(1, keepdims=True) + 1e-5)
+        products = (normal * tensors["sidr_norm.weight"] + tensors["sidr_norm.bias"]) @ words.T  # (t, V)
+        wanted = np.where(products > 0, products + 1, np.exp(np.minimum(products, 0))).max(0)
+        wanted[~terms_of(tokenizer, 128)] = 0
+        assert np.abs(found - wanted).max() < 1e-4
+
+
+def test_unused_special_and_unknown_ids_are_no_terms(folder: Path) -> None:
+    tokenizer = load_tokenizer(folder, 48)
+    tokenizer.add_tokens(["[unused7]", "plain"])
+    terms = terms_of(tokenizer, 128)
+    words = tokenizer.get_vocab()
+    assert not terms[[words[word] for word in ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "[unused7]")]].any()
+    assert terms[words["plain"]]
+    assert terms[words["king"]]
+    assert not terms[len(words) :].any()
+
+
+def test_texts_keep_the_heaviest_terms_and_their_own(folder: Path) -> None:
+    encoder = load(folder)
+    rows, dense = encoder.encode_passages(["", "", ""], TEXTS), encoder.weights(TEXTS)
+    units = np.minimum(255, np.rint(dense * 16)).astype(int)
+    tokenizer, terms = load_tokenizer(folder, 48), terms_of(load_tokenizer(folder, 48), 128)
+    for number, (first, last) in enumerate(zip(rows.offsets[:-1], rows.offsets[1:], strict=True)):
+        best = np.lexsort((np.arange(128), -units[number]))[:12]
+        own = {number for number in tokenizer.encode(TEXTS[number]).ids if terms[number]}
+        kept = sorted(term for term in own | {*best.tolist()} if units[number][term] > 0)
+        assert own - {*best.tolist()} or number == 1, "a case where an own token is light"
+        assert rows.terms[first:last].tolist() == kept
+        assert rows.weights[first:last].tolist() == units[number][kept].tolist()
+    asked = encoder.encode_questions(TEXTS)
+    for own, weights in zip(asked, np.rint(dense * QUESTION_UNITS), strict=True):
+        held = own[own[:, 1] > 0]
+        assert len(held) >= 12
+        assert (weights[held[:, 0].astype(int)] == held[:, 1] * QUESTION_UNITS).all()
+        assert (np.diff(held[:, 1]) <= 0).all()
+
+
+def test_other_texts_in_a_batch_change_no_weight(folder: Path) -> None:
+    encoder = load(folder)
+    together, alone = encoder.encode_passages([""] * 3, TEXTS), encoder.encode_passages([""], TEXTS[1:2])
+    assert np.array_equal(alone.weights, together.take(np.array([1])).weights)
+    assert np.array_equal(alone.terms, together.take(np.array([1])).terms)
+
+
+def test_a_saved_folder_is_the_same_encoder_and_its_normalisation_is_in_its_space(folder: Path, tmp_path: Path) -> None:
+    spec = read_sparse_spec(folder)
+    assert spec == SPEC
+    model = SidrModel.load(folder, device="cpu")
+    model.save(tmp_path / "again", folder, spec)
+    assert isinstance(load_asking(str(tmp_path / "again")), SparseEncoder)
+    assert sparse_space(tmp_path / "again", spec).digest == sparse_space(folder, spec).digest
+    assert sparse_space(folder, spec).pooling == "max elu1p, 12 terms and its own, 16 units"
+    with torch.no_grad():
+        model.norm.bias += 1
+    model.save(tmp_path / "other", folder, spec)
+    assert sparse_space(tmp_path / "other", spec).digest != sparse_space(folder, spec).digest
+
+
+def test_what_is_none_is_refused(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="is a sparse encoder"):
+        check_kind(folder)
+    with pytest.raises(UsageError, match="pooling sum of a sparse encoder does not go with elu1p"):
+        SparseSpec(pooling="sum", activation=SIDR)
+    SidrModel.load(folder, device="cpu").save(tmp_path / "bare", folder, SPEC)
+    tensors = load_file(tmp_path / "bare" / "model.safetensors")
+    del tensors["sidr_norm.bias"]
+    save_file(tensors, tmp_path / "bare" / "model.safetensors", {"format": "pt"})
+    with pytest.raises(InputError, match=r"lacks sidr_norm\.weight or \.bias"):
+        load(tmp_path / "bare")
+    assert json.loads((folder / "bookwheel.json").read_text())["sparse"]["activation"] == SIDR

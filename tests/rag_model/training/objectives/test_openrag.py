@@ -1,0 +1,270 @@
+"""OpenRAG over a small real snapshot: pools, what is judged online, what learns, resuming, and what is refused."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from rag_model.corpus.records import Passage
+from rag_model.encoders.architecture import architecture_of
+from rag_model.errors import InputError, UsageError
+from rag_model.generate.load import load_generator
+from rag_model.store.store import Store
+from rag_model.store.versions.snapshot import Snapshot
+from rag_model.training.data.bag_memory import BagMemory
+from rag_model.training.data.examples import Example
+from rag_model.training.data.judging import Judge, JudgeSettings, verdicts
+from rag_model.training.data.pools import Pools
+from rag_model.training.finetuning import Finetuning
+from rag_model.training.loop.journal import read_metrics
+from rag_model.training.loop.loop import train
+from rag_model.training.loop.loop_settings import LoopSettings
+from rag_model.training.objectives.objective import Job
+from rag_model.training.objectives.openrag import OPENRAG, OpenRagTraining
+from rag_model.training.objectives.openrag_task import OpenRagRecipe, OpenRagTask
+from rag_model.training.objectives.sidr_pair import SidrPair
+from rag_model.training.origins import Named
+from tests.fixtures.tiny import save_bert
+from tests.fixtures.tiny_generators import save_bart
+from tests.fixtures.tiny_sidr import save_sidr
+from tests.fixtures.tiny_snapshot import publish_tiny
+
+ARTICLES = {
+    f"City {x}": f"the king of city {x} was {x * 3} and wrote music in {y}{x}."
+    for x, y in zip("abcdefghijklmnop", "ponmlkjihgfedcba", strict=True)
+}
+CHOICES = ("h", "7")  # between which a random generator wavers, by passage
+EXAMPLES = [Example(f"q{x}", f"who was the king of city {x}?", (CHOICES[x in "aceg"],)) for x in "abcdefgh"]
+DEV = [Example(f"d{x}", f"city {x}: who was king?", (CHOICES[x in "il"],)) for x in "ijkl"]
+RECIPE = OpenRagRecipe(depth=8, proposed=6, asked_terms=40, batch_size=4, terms=24, temperature=20.0, pooled=2)
+LOOP = LoopSettings(max_steps=6, learning_rate=1e-3, evaluate_every=3, checkpoint_every=2, cpu=True)
+SETTINGS = OpenRagTraining(LOOP, RECIPE, JudgeSettings(CHOICES))
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    base = tmp_path_factory.mktemp("models")
+    return {
+        "encoder": save_bert(base / "bert"),
+        "sidr": save_sidr(base / "sidr"),
+        "generator": save_bart(base / "bart"),
+    }
+
+
+@pytest.fixture(scope="module")
+def snapshot(folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Snapshot:
+    store = Store.open(str(tmp_path_factory.mktemp("store")), create=True)
+    return publish_tiny(store, folders["encoder"], ARTICLES, tmp_path_factory.mktemp("work"))
+
+
+@pytest.fixture
+def job_of(folders: dict[str, Path], snapshot: Snapshot) -> Any:
+    def job_of(
+        settings: OpenRagTraining = SETTINGS,
+        train: Sequence[Example] = EXAMPLES,
+        over: Snapshot = snapshot,
+        **more: Any,
+    ) -> Job[OpenRagTraining]:
+        store = Store.open(str(over.where))
+        named = Named(encoder=str(folders["sidr"]), generator=str(folders["generator"]))
+        origins = OPENRAG.origins(store, over, named)
+        return Job(store, over, origins, settings, {"train": train, "dev": DEV}, **more)
+
+    return job_of
+
+
+def prepared(job: Job[OpenRagTraining]) -> Job[OpenRagTraining]:
+    return replace(job, examples=OPENRAG.prepare(job))
+
+
+def judge_of(folders: dict[str, Path], settings: JudgeSettings = SETTINGS.judge) -> Judge:
+    generator = load_generator(folders["generator"], device="cpu")
+    return Judge(generator, [*EXAMPLES, *DEV], settings)
+
+
+def test_bags_that_are_made_here_score_as_a_dense_product(folders: dict[str, Path], snapshot: Snapshot) -> None:
+    memory, pair = BagMemory(snapshot, folders["sidr"]), SidrPair.load(folders["sidr"], folders["sidr"], device="cpu")
+    assert memory.built
+    every, questions = snapshot.passages(range(snapshot.n)), [one.question for one in EXAMPLES]
+    asked = pair.eval().question.encoder().encode_questions(questions)
+    with torch.no_grad():
+        bags = pair.read(every)[1].numpy()
+    dense = np.zeros((len(questions), bags.shape[1]))
+    for row, own in enumerate(asked):
+        dense[row, own[:, 0].astype(int)] += own[:, 1]
+    scores = dense @ bags.T
+    for own, found in zip(scores, memory.propose(asked, 5), strict=True):
+        best = np.lexsort((np.arange(snapshot.n), -own))[:5]
+        assert [one.hash for one in found] == [every[row].hash for row in best]
+    fewer = BagMemory(snapshot, folders["sidr"], terms=2).propose(asked, 5)
+    assert [[one.hash for one in own] for own in fewer] != [
+        [one.hash for one in own] for own in memory.propose(asked, 5)
+    ]
+
+
+def test_pools_are_what_the_generator_says_of_what_the_bags_find(job_of: Any, folders: dict[str, Path]) -> None:
+    pools = OPENRAG.prepare(job_of())["train"]
+    assert isinstance(pools, Pools)
+    assert len(pools) > 0
+    assert len(pools) + pools.all_right + pools.all_wrong == len(EXAMPLES)
+    judge = judge_of(folders)
+    for one in pools:
+        assert all(told.right for told in verdicts(judge, one.question, one.positives))
+        assert not any(told.right for told in verdicts(judge, one.question, one.negatives))
+        assert max(len(one.positives), len(one.negatives)) <= 2
+
+
+def naive(task: OpenRagTask, judge: Judge, example: Any, ranked: Sequence[Passage], *, closed: bool) -> tuple[Any, Any]:
+    """The online half as the paper says it, for one question."""
+    positive = None
+    known = {one.hash: True for one in example.positives} | {one.hash: False for one in example.negatives}
+    for passage in ranked:
+        told = verdicts(judge, example.question, [passage])[0]
+        if passage.hash in known:
+            label: bool | None = known[passage.hash]
+        elif closed:
+            label = told.right
+        else:
+            above, below = told.log_p > example.surest_negative, told.log_p < example.least_positive
+            label = True if above and not below else False if below and not above else None
+        if label is False:
+            return positive, passage
+        if label and positive is None:
+            positive = passage
+    return positive, None
+
+
+@pytest.mark.parametrize("closed", [True, False])
+def test_passages_are_judged_in_order_until_the_first_that_does_not_help(
+    job_of: Any, folders: dict[str, Path], closed: bool
+) -> None:
+    job = prepared(job_of())
+    task = OPENRAG.task(job)
+    task.module.eval()
+    pools = job.examples["train"]
+    judge = judge_of(folders)
+    if not closed:  # the same pools, with bounds so that scores decide either way
+        judge = judge_of(folders, JudgeSettings())
+        task._online = replace(task._online, judge=judge, settings=JudgeSettings())
+        scores = [verdicts(judge, one.question, one.positives)[0].log_p for one in pools]
+        pools = [
+            replace(one, surest_negative=score - 0.3 * (place % 2), least_positive=score + 0.3 * (place % 3))
+            for place, (one, score) in enumerate(zip(pools, scores, strict=True))
+        ]
+    ranked = task.ranked([one.question for one in pools])
+    pair = task.module
+    seen = set()
+    for one, own in zip(pools, ranked, strict=True):
+        scores = pair.scores([one.question], own)[0][0]
+        assert (scores.diff() <= 1e-4).all(), "in the order of the encoder"
+        found = task._scan(one, own)
+        wanted = naive(task, judge, one, own, closed=closed)
+        assert (found.positive, found.negative) == wanted
+        assert found.judged <= len(own)
+        seen.add((found.positive is not None, found.negative is not None))
+    assert len(seen) > 1, "cases differ"
+    batch = task.batches(0)[0]
+    told = task.loss(batch)[1]
+    assert {"judged", "online_positives", "online_negatives", "accuracy"} <= set(told)
+
+
+def test_the_gradient_reaches_the_encoders_and_not_the_generator(job_of: Any) -> None:
+    task = OPENRAG.task(prepared(job_of()))
+    judge: Any = task._online.judge
+    task.loss(task.batches(0)[0])[0].backward()  # type: ignore[no-untyped-call]
+    learned = [one for one in task.module.parameters() if one.requires_grad and one.dim() > 1]
+    assert all(one.grad is not None and bool(one.grad.abs().max() > 0) for one in learned)
+    assert all(one.grad is None for one in judge._generator.module.parameters())
+    assert not {*map(id, task.module.parameters())} & {*map(id, judge._generator.module.parameters())}
+
+
+def test_a_run_that_was_killed_goes_on_to_the_same_losses_and_judges_no_pool_again(job_of: Any, tmp_path: Path) -> None:
+    def run(folder: Path, kill_at: int = 0) -> list[float]:
+        folder.mkdir(exist_ok=True)
+
+        def kill(kind: str, step: int, steps: int, values: object) -> None:
+            if kind == "train" and step == kill_at:
+                raise KeyboardInterrupt
+
+        job = prepared(job_of(work=folder, digests={"generator": "g"}))
+        train(OPENRAG.task(job), LOOP, folder, kill)
+        return [row["loss"] for row in read_metrics(folder) if row["kind"] == "train"]
+
+    wanted = run(tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "killed", 5)
+    kept = (tmp_path / "killed" / "scores.jsonl").read_bytes()
+    assert run(tmp_path / "killed") == wanted
+    again = (tmp_path / "killed" / "scores.jsonl").read_bytes()
+    assert again.startswith(kept)
+    assert again.count(b"\n") == (tmp_path / "whole" / "scores.jsonl").read_bytes().count(b"\n")
+
+
+def test_a_finetuning_gives_a_pair_that_asks_bags(job_of: Any, tmp_path: Path) -> None:
+    told = list[int]()
+    job = Finetuning(OPENRAG, job_of())
+    job.prepare(tmp_path, lambda done, total: told.append(total))
+    trained = job.run(tmp_path)
+    assert {"right", "nll", "Success@1", "questions", "all_right", "all_wrong", "agreement"} <= set(trained.after)
+    assert {*told} == {len(EXAMPLES)}
+    pair = SidrPair.load(trained.best / "question", trained.best / "passage", device="cpu")
+    assert pair.question.spec.question_terms == 12
+    space = OPENRAG.space(job.job, trained.best)
+    assert space is not None
+    assert space.pooling == "max elu1p, 12 terms and its own, 16 units"
+
+
+def test_costs_grow_with_what_is_judged(job_of: Any, folders: dict[str, Path]) -> None:
+    job = job_of()
+    models = {
+        part: architecture_of(folders["generator" if part == "generator" else "sidr"]) for part in job.origins.names
+    }
+    costs = OPENRAG.costs(job, models)
+    deep = OPENRAG.costs(job_of(replace(SETTINGS, openrag=replace(RECIPE, depth=16))), models)
+    offline = OPENRAG.costs(job_of(replace(SETTINGS, openrag=replace(RECIPE, online=False))), models)
+    assert set(costs.stages) == {"train", "judge"}
+    assert offline.step < costs.step < deep.step
+
+
+def test_what_cannot_be_is_refused(job_of: Any, folders: dict[str, Path], snapshot: Snapshot, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="depth of an OpenRAG recipe is 1: use 2 or more"):
+        OpenRagRecipe(depth=1)
+    with pytest.raises(InputError, match="no training example has an answer"):
+        OPENRAG.prepare(job_of(train=[Example("1", "who?")]))
+    with pytest.raises(UsageError, match="have no pools"):
+        OPENRAG.task(job_of())
+    store = Store.open(str(snapshot.where))
+    for named, sentence in (
+        (Named(encoder=str(folders["sidr"])), "there is no generator to learn from"),
+        (Named(generator=str(folders["generator"])), "there is no SiDR to train"),
+        (Named(encoder=str(folders["encoder"]), generator="x"), "is no SiDR: make one with `finetune sidr`"),
+    ):
+        with pytest.raises(UsageError, match=sentence):
+            OPENRAG.origins(store, snapshot, named)
+
+
+def test_a_corpus_of_one_passage_has_no_pools(job_of: Any, folders: dict[str, Path], tmp_path: Path) -> None:
+    store = Store.open(str(tmp_path / "store"), create=True)
+    (tmp_path / "work").mkdir()
+    alone = publish_tiny(store, folders["encoder"], {"City a": ARTICLES["City a"]}, tmp_path / "work")
+    with pytest.raises(InputError, match="none of 8 questions has a passage with which the generator answers right"):
+        OPENRAG.prepare(job_of(over=alone))
+
+
+def test_a_generator_that_scores_all_passages_alike_is_refused(
+    job_of: Any, folders: dict[str, Path], tmp_path: Path
+) -> None:
+    numb = load_generator(folders["generator"], device="cpu")
+    with torch.no_grad():
+        numb.module.get_output_embeddings().weight.zero_()  # every token is as likely, whatever was read
+    numb.module.save_pretrained(tmp_path / "numb")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / "numb" / name).write_bytes((folders["generator"] / name).read_bytes())
+    job = job_of()
+    deaf = replace(job, origins=replace(job.origins, names={**job.origins.names, "generator": str(tmp_path / "numb")}))
+    with pytest.raises(InputError, match="none of 8 questions"):
+        OPENRAG.prepare(deaf)
