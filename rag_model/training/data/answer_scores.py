@@ -8,8 +8,9 @@ does not load the generator if there is nothing to score.
 import json
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ BLOCK = 32  # examples of a task: with 10 passages each, a minute of a core with
 TEXT = "Background: {title}\n{text}\n\n{question}"
 """How a passage stands before plain text: Lin et al. 2023, appendix C, `Background: {passage}`, an empty line."""
 _LIBRARIES = ("torch", "transformers", "tokenizers")
+_THREADS = 32  # look-ups at a time
 
 Tell = Callable[[int, int], None]  # examples scored, of how many
 
@@ -122,8 +124,10 @@ def score_all(
         InputError: a score is not finite.
     """
     blocks = [readings[start : start + BLOCK] for start in range(0, len(readings), BLOCK)]
-    tasks = [ScoreTask(_put(store, block), identity, sum(len(one.passages) for one in block)) for block in blocks]
-    if any(store.memo.get(STAGE, store.memo.key(task.inputs())) is None for task in tasks):
+    with ThreadPoolExecutor(_THREADS) as threads:  # on an object store this is mostly waiting
+        tasks = list(threads.map(partial(_task, store, identity), blocks))
+        recorded = all(threads.map(partial(_is_recorded, store), tasks))
+    if not recorded:
         files = put_generator(store, generator())
         tasks = [replace(task, generator=files) for task in tasks]
     reports = (scorer or _here(store))(tasks, tell or (lambda _, __: None))
@@ -194,9 +198,14 @@ def _here(store: Store) -> Scorer:
     return run
 
 
-def _put(store: Store, block: Sequence[Reading]) -> BlobRef:
+def _task(store: Store, identity: str, block: Sequence[Reading]) -> ScoreTask:
     values = [[one.id, one.text, one.answer, one.passages, one.plain] for one in block]
-    return store.blobs.put_bytes(json.dumps(values, ensure_ascii=False).encode())
+    blob = store.blobs.put_bytes(json.dumps(values, ensure_ascii=False).encode())
+    return ScoreTask(blob, identity, sum(len(one.passages) for one in block))
+
+
+def _is_recorded(store: Store, task: ScoreTask) -> bool:
+    return store.memo.get(STAGE, store.memo.key(task.inputs())) is not None
 
 
 def _readings(store: Store, blob: BlobRef) -> list[Reading]:
