@@ -7,6 +7,7 @@ initial generator. Section 5.2: scores of the tuned generator, or lists of the t
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -86,7 +87,7 @@ class RaDit(Objective[RaDitTraining]):
         lm, retriever = _lm_costs(job, models), _retriever_costs(job, models)
         if job.settings.ra_dit.stages == LM:
             return lm
-        return Costs(**{**retriever, "before": (lm,) if job.settings.ra_dit.stages == "both" else ()})
+        return replace(retriever, before=(lm,) if job.settings.ra_dit.stages == "both" else ())
 
 
 def _question(job: Job[RaDitTraining], loop: LoopSettings) -> TrainableEncoder:
@@ -178,8 +179,8 @@ def _lm_costs(job: Job[RaDitTraining], models: Mapping[str, Architecture]) -> Co
     return Costs({"lm": held + kept}, batches, step, _look(job, generator), loop=job.settings.lm_loop)
 
 
-def _retriever_costs(job: Job[RaDitTraining], models: Mapping[str, Architecture]) -> dict[str, Any]:
-    """Return the fields of the costs of R-ft; the generator's scores come first."""
+def _retriever_costs(job: Job[RaDitTraining], models: Mapping[str, Architecture]) -> Costs:
+    """Return the costs of R-ft; the generator's scores come first."""
     recipe, question, generator = job.settings.retriever, models["question"], models["generator"]
     labelled, k = len(_asked(job.examples["train"])), min(job.settings.ra_dit.k, job.snapshot.n)
     examples = labelled + min(job.settings.texts(labelled), job.snapshot.n)
@@ -188,16 +189,13 @@ def _retriever_costs(job: Job[RaDitTraining], models: Mapping[str, Architecture]
     held = (
         weights(generator) + LEARNED * weights(question) + retriever_bytes(job.snapshot, job.settings.ra_dit.expression)
     )
-    return {
-        "stages": {
-            "score": 2 * weights(generator) + NUMBER * k * recipe.text_tokens * generator.vocabulary,
-            "retriever": held + kept,
-        },
-        "batches": max(1, -(-examples // recipe.batch_size)),
-        "step": BACKWARD * recipe.batch_size * max(QUESTION, recipe.text_tokens) * question.operations,
-        "look": _look(job, generator),
-        "once": scored * tokens * generator.operations,
+    stages = {
+        "score": 2 * weights(generator) + NUMBER * k * recipe.text_tokens * generator.vocabulary,
+        "retriever": held + kept,
     }
+    step = BACKWARD * recipe.batch_size * max(QUESTION, recipe.text_tokens) * question.operations
+    once, batches = scored * tokens * generator.operations, max(1, -(-examples // recipe.batch_size))
+    return Costs(stages, batches, step, _look(job, generator), once=once)
 
 
 def _look(job: Job[RaDitTraining], generator: Architecture) -> float:
