@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from rag_model.encoders.batches import padded
 from rag_model.encoders.joint_tokens import Ids, JointTokens
 from rag_model.encoders.pairs.classifier import takes_types
+from rag_model.encoders.pretrained import load_pretrained
 from rag_model.encoders.resolve import resolve_folder
 from rag_model.encoders.tokens import copy_tokenizer
-from rag_model.encoders.weights import stored_tensors
 from rag_model.errors import InputError
 
 _POOLER = "pooler"  # BERT's: logits do not depend on it
@@ -114,17 +114,13 @@ class TrainableMaskedLM(nn.Module):
 
 def _load(folder: Path) -> tuple[Any, list[str]]:
     """Load the model of `folder`, and name the tensors that it lacks."""
-    stored_tensors(folder)  # says which file is truncated; transformers does not
-    try:
-        whole, loading = transformers.AutoModelForMaskedLM.from_pretrained(
-            str(folder),
-            dtype=torch.float32,
-            local_files_only=True,
-            use_safetensors=True,
-            trust_remote_code=False,
-            output_loading_info=True,
-        )
-    except (OSError, ValueError, RuntimeError, KeyError) as broken:
-        sentence = str(broken).partition("\n")[0]
-        raise InputError(f"masked language model {folder} cannot be loaded ({sentence}): fetch it again") from broken
+    whole, loading = load_pretrained(
+        transformers.AutoModelForMaskedLM,
+        folder,
+        "masked language model",
+        "fetch it again",
+        dtype=torch.float32,
+        use_safetensors=True,
+        output_loading_info=True,
+    )
     return whole, sorted(loading["missing_keys"])

@@ -9,13 +9,7 @@ from rag_model.encoders.resolve import resolve_folder
 from rag_model.encoders.space import Space, space_of
 from rag_model.encoders.spec import read_spec
 from rag_model.errors import UsageError
-from rag_model.retrieve.named import (
-    colbert_folder,
-    cross_encoder_folder,
-    encoder_names,
-    generator_name,
-    masked_folder,
-)
+from rag_model.retrieve.named import colbert_folder, cross_encoder_folder, encoder_names, generator_name, masked_folder
 from rag_model.store.store import Store
 from rag_model.store.versions.model_parts import COLBERT, CROSS_ENCODER, MASKED_LM
 from rag_model.store.versions.paths import QUESTION_ENCODER
