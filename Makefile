@@ -8,8 +8,10 @@ PYTHON ?= python3
 TORCH := torch>=2.6,<2.14
 BIN := .venv/bin
 COMMA := ,
-# Two processes of one thread each: threads that wait for a core that another process has do nothing but spin.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadgroup
+# Processes of one thread each: threads that wait for a core that another process has do nothing but spin. One more than
+# the smallest machine has cores, because every third second a test waits: for a disk, a server, a process that starts.
+WORKERS ?= 3
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 
 .PHONY: install demo test test-avx2 fuzz lint docs bench release lock up down clean clean-compiled
 .DELETE_ON_ERROR:

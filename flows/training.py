@@ -7,7 +7,7 @@ learning_rate = 2e-5
 [dpr]               # or [cross_encoder], [margin_mse], [rag], or a table of another objective
 batch_size = 32
 
-[negatives]         # for dpr, colbert, cross-encoder and margin-mse
+[negatives]         # for dpr, colbert, cross-encoder and margin-mse; ra-dit has [ra_dit], [lm], [retriever], [lm_loop]
 search = "bm25"
 ```
 """
@@ -22,7 +22,7 @@ from pydantic import WithJsonSchema
 from flows.forms import form_of
 from rag_model.errors import UsageError
 from rag_model.toml import from_table, read_toml
-from rag_model.training.objectives.objective import Objective, Settings
+from rag_model.training.objectives.objective import Objective, Settings, loops_of
 from rag_model.training.objectives.registry import names, objective, objectives
 
 Tables = Mapping[str, Mapping[str, Any]]
@@ -37,7 +37,7 @@ def training_of(kind: str, tables: Tables, max_steps: int | None, *, unit_vector
     """Return the settings of an objective from tables.
 
     `unit_vectors`: the encoder's vectors have length 1, so scores differ little: the default of the temperature is then
-    .05 instead of the papers' 1. `max_steps` replaces that of the tables.
+    .05 instead of the papers' 1. `max_steps` replaces that of the tables, in every stage.
 
     Raises:
         UsageError: there is no such objective, or a table or a setting is unknown, or has a wrong value; the message
@@ -45,11 +45,14 @@ def training_of(kind: str, tables: Tables, max_steps: int | None, *, unit_vector
     """
     chosen = objective(kind)
     _check_places(chosen, tables)
-    settings: dict[str, Any] = {"loop": asdict(chosen.settings().loop)}
+    settings: dict[str, Any] = {name: asdict(loop) for name, loop in loops_of(chosen.settings()).items()}
     for name, table in [*chosen.defaults(unit_vectors=unit_vectors).items(), *tables.items()]:
         settings[name] = {**settings.get(name, {}), **table}
     found: Any = from_table(chosen.settings, settings, f"the recipe of finetune {chosen.name}")
-    changed: Settings = found if max_steps is None else replace(found, loop=replace(found.loop, max_steps=max_steps))
+    if max_steps is None:
+        return found  # type: ignore[no-any-return]
+    limited = {name: replace(loop, max_steps=max_steps) for name, loop in loops_of(found).items()}
+    changed: Settings = replace(found, **limited)
     return changed
 
 

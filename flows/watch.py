@@ -13,10 +13,19 @@ class TrainingWatch:
         """Set where to show it, the number of dev examples, and the steps between two evaluations."""
         self._shown, self._dev, self._every = shown, dev, every
         self._began = time.monotonic()
+        self._scores = False
 
     def __call__(self, kind: str, step: int, steps: int, values: Mapping[str, float]) -> None:
         """Tell what a report says."""
-        if kind == "evaluate":
+        name, _, stage = kind.partition(" ")
+        if name == "stage":
+            self._every = int(values["evaluate_every"])
+            self._shown.say(f"stage {stage} begins")
+            return
+        if kind == "score" and not self._scores:
+            self._scores = True
+            self._shown.say(f"a generator scores the passages of the examples, in {steps:,} blocks …")
+        elif kind == "evaluate":
             self._began = time.monotonic()
             weights = f"the weights of step {step:,}" if step else "the initial weights"
             self._shown.say(f"evaluates {weights} on {self._dev:,} dev examples …")

@@ -7,6 +7,7 @@ import re
 import secrets
 import shutil
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -28,7 +29,22 @@ absl_logging.get_absl_handler().python_handler.stream = sys.__stderr__
 
 pytest_plugins = ["tests.fixtures.exports", "tests.fixtures.faulty"]
 
+ROOT = Path(__file__).parents[1]
 DUMP = "test/test_data/enwiki-latest-pages-articles1.xml-p000000010p000030302-shortened.bz2"
+
+
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keep the tests of a file on one worker, which then makes the file's fixtures once; long files come first.
+
+    A worker that is free takes the next file or group: a long one among the last would leave the other workers idle.
+    """
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    tests = Counter(item.path for item in items)
+    items.sort(key=lambda item: (item.path not in slow, -tests[item.path]))
+    for item in items:
+        if item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(str(item.path.relative_to(ROOT))))
 
 
 def _package_folder(name: str) -> Path:

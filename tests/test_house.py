@@ -88,6 +88,7 @@ def test_no_code_of_a_models_folder_is_run() -> None:
             name = call.func.attr if isinstance(call.func, ast.Attribute) else ""
             if name in {"from_pretrained", "from_config", "pipeline"}:
                 assert "trust_remote_code=False" in ast.unparse(call), f"{path}:{call.lineno}"
+                assert path.name in {"pretrained.py", "tokens.py"}, f"{path}:{call.lineno}: use load_pretrained"
 
 
 def test_the_layers_hold() -> None:

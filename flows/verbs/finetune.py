@@ -23,28 +23,35 @@ def finetune(
     kind: Annotated[KindName, Parameter(help=_OFFERED)],
     /,
     *beam_options: Annotated[
-        str, Parameter(help="Options of Beam and its runner for rebuilds of the index, after `--`.")
+        str,
+        Parameter(
+            help="Options of Beam and its runner, after `--`: for rebuilds of the index, and the scores of `ra-dit`."
+        ),
     ],
     store: Annotated[
         str | None, Parameter(help="The store of snapshots: file:///…, s3://… or a folder. Required.")
     ] = None,
     train: Annotated[
         str | None,
-        Parameter(help="DPR's JSON, a question CSV or JSONL, triples, KILT, or a BEIR folder. Required."),
+        Parameter(
+            help="DPR's JSON, a question CSV or JSONL, triples, KILT, or a BEIR folder. Required by all but `realm`."
+        ),
     ] = None,
     dev: Annotated[
-        str | None, Parameter(help="Examples in the same formats, to choose the best weights by. Required.")
+        str | None, Parameter(help="Examples in the same formats, to choose the best weights by; as --train.")
     ] = None,
     ref: SnapshotName = "latest",
     encoder: Annotated[
         str | None,
         Parameter(help="Initial encoder: a folder, a hub name, or `model:NAME`; by default that of the snapshot."),
     ] = None,
-    generator: Annotated[str | None, Parameter(help="Initial generator: a folder or a hub name.")] = None,
+    generator: Annotated[
+        str | None, Parameter(help="Initial generator: a folder, a hub name, or `model:NAME`.")
+    ] = None,
     teacher: Annotated[
         str | None, Parameter(help="Cross-encoder to learn from: a folder, a hub name, or `model:NAME`.")
     ] = None,
-    max_steps: Annotated[int | None, Parameter(help="Number of steps, in place of the recipe's.")] = None,
+    max_steps: Annotated[int | None, Parameter(help="Number of steps of each stage, in place of the recipe's.")] = None,
     name: Annotated[str | None, Parameter(help="The ref of the model in the store; by default its kind.")] = None,
     training: Annotated[
         Path | None, Parameter(help="A TOML file of settings; omitted ones keep their defaults.")
@@ -61,14 +68,14 @@ def finetune(
     """Train a model on a snapshot and put it into the store.
 
     An interrupted run continues when the same command is run again; a finished one is not repeated. Use a pair of
-    encoders by `bookwheel reindex --encoder model:NAME`, a RAG model by `bookwheel answer --model NAME`, a
+    encoders by `bookwheel reindex --encoder model:NAME`, a RAG or RA-DIT model by `bookwheel answer --model NAME`, a
     cross-encoder by `bookwheel search --retriever "rerank(hnsw, model:NAME, 50)"`.
     """
     if print_settings:
         text = settings_text(objective(kind))
         return Reply({"kind": kind, "settings": text}, text.rstrip())
-    if store is None or train is None or dev is None:
-        required = {"--store": store, "--train": train, "--dev": dev}
+    required = {"--store": store} | ({"--train": train, "--dev": dev} if objective(kind).takes_examples else {})
+    if store is None or None in required.values():
         raise UsageError(f"finetune needs {', '.join(name for name, value in required.items() if value is None)}")
     if beam_options and not beam_options[0].startswith("-"):
         raise UsageError(f"finetune takes no argument {beam_options[0]!r}: examples are given as --train and --dev")

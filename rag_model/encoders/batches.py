@@ -19,9 +19,9 @@ LENGTH_MULTIPLE = 16
 STEADY_TOKENS = 1024
 
 
-def padded(length: int) -> int:
-    """Return the smallest multiple of `LENGTH_MULTIPLE` that is at least `length`."""
-    return -(-length // LENGTH_MULTIPLE) * LENGTH_MULTIPLE
+def padded(length: int, multiple: int = LENGTH_MULTIPLE) -> int:
+    """Return the smallest multiple of `multiple` that is at least `length`."""
+    return -(-length // multiple) * multiple
 
 
 def by_length(lengths: Sequence[int], budget: int, least: int = 0) -> Iterator[npt.NDArray[np.int64]]:

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from transformers.utils import logging
 
 from rag_model.encoders.architecture import DPR_ENCODERS, check_kind
-from rag_model.encoders.batches import STEADY_TOKENS, by_length, padded
+from rag_model.encoders.batches import LENGTH_MULTIPLE, STEADY_TOKENS, by_length, padded
 from rag_model.encoders.files import CONFIG, read_object
+from rag_model.encoders.pretrained import load_pretrained
 from rag_model.encoders.spec import EncoderSpec
 from rag_model.encoders.tokens import TokenIds
-from rag_model.encoders.weights import stored_tensors
 from rag_model.errors import InputError, UsageError
 
 # Tokens of a batch, padding included. On two cores with AMX 2,048 to 4,096 are the fastest (larger batches do not fit
@@ -58,10 +58,10 @@ class Model:
         found: npt.NDArray[np.float32] = out.cpu().numpy()
         return found
 
-    def vectors(self, batch: Sequence[TokenIds]) -> Tensor:
-        """Return the (b, d) float32 vectors of one batch of inputs, with gradient."""
+    def vectors(self, batch: Sequence[TokenIds], multiple: int = LENGTH_MULTIPLE) -> Tensor:
+        """Return the (b, d) float32 vectors of one batch of inputs, with gradient; t is a multiple of `multiple`."""
         lengths = np.array([len(ids) for ids in batch])
-        real = np.arange(padded(int(lengths.max()))) < lengths[:, None]  # (t,) < (b, 1) -> (b, t)
+        real = np.arange(padded(int(lengths.max()), multiple)) < lengths[:, None]  # (t,) < (b, 1) -> (b, t)
         ids = np.full(real.shape, self.pad_id, np.int64)
         ids[real] = np.concatenate(batch)  # ragged -> (b, t), padded at the end
         mask = None if real.all() else _to(torch.from_numpy(real), self.device)
@@ -105,19 +105,9 @@ def pretrained(kind: Any, folder: Path, dtype: torch.dtype, advice: str = "fetch
     Raises:
         InputError: weights are missing or corrupt; where transformers cannot read them, the sentence ends in `advice`.
     """
-    stored_tensors(folder)  # names a truncated file; transformers does not
-    try:
-        whole, loading = kind.from_pretrained(
-            str(folder),
-            dtype=dtype,
-            local_files_only=True,
-            use_safetensors=True,
-            trust_remote_code=False,
-            output_loading_info=True,
-        )
-    except (OSError, ValueError, RuntimeError, KeyError) as broken:
-        sentence = str(broken).partition("\n")[0]
-        raise InputError(f"encoder {folder} cannot be loaded ({sentence}): {advice}") from broken
+    whole, loading = load_pretrained(
+        kind, folder, "encoder", advice, dtype=dtype, use_safetensors=True, output_loading_info=True
+    )
     if missing := sorted(name for name in loading["missing_keys"] if "pooler" not in name):
         raise InputError(f"encoder {folder} lacks {len(missing)} tensors, the first is {missing[0]}: fetch it again")
     return whole

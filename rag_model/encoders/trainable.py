@@ -15,6 +15,7 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from rag_model.corpus.records import Passage
+from rag_model.encoders.batches import LENGTH_MULTIPLE
 from rag_model.encoders.encoder import Encoder, Role, Vectors
 from rag_model.encoders.files import CONFIG
 from rag_model.encoders.model import Model
@@ -72,7 +73,9 @@ class TrainableEncoder(nn.Module):
         A tuple is a passage's title and text. `role`, by default the encoder's own, determines prompt and layout.
         Longer texts are cut; an empty text has only special tokens.
         """
-        return self._here().vectors(tokenize(self.tokenizer, self._inputs(texts, role)))
+        plain = self.device.type == "cpu" and not torch.is_autocast_enabled("cpu")  # float32: padding gains nothing
+        tokens = tokenize(self.tokenizer, self._inputs(texts, role))
+        return self._here().vectors(tokens, 1 if plain else LENGTH_MULTIPLE)
 
     def read(self, passages: Sequence[Passage]) -> Tensor:
         """Return (m, d) float32 vectors of passages with gradient, in order, whatever the encoder's own role."""

@@ -15,6 +15,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from rag_model.encoders.files import CONFIG, optional_object, read_object
 from rag_model.encoders.model import device_named
+from rag_model.encoders.pretrained import load_pretrained
 from rag_model.encoders.resolve import resolve_folder
 from rag_model.encoders.space import TOKENIZER
 from rag_model.encoders.spec import RECORD_FILE
@@ -98,13 +99,8 @@ def _source(folder: Path) -> dict[str, Any]:
 
 
 def _opened(folder: Path, kind: Any, given: dict[str, Any]) -> Any:
-    try:
-        return kind.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False, **given)
-    except Exception as broken:  # a corrupt file may raise any exception of its reader
-        sentence = str(broken).strip().partition("\n")[0]
-        raise InputError(
-            f"generator {folder} cannot be loaded ({sentence}): give an encoder-decoder or a decoder-only model"
-        ) from broken
+    advice = "give an encoder-decoder or a decoder-only model"
+    return load_pretrained(kind, folder, "generator", advice, **given)
 
 
 def _check_kind(folder: Path, config: Any) -> None:

@@ -10,6 +10,18 @@ from rag_model.training.objectives.objective import Result
 
 
 @dataclass(frozen=True, slots=True)
+class StageTold:
+    """What one of several stages of a training did."""
+
+    name: str
+    steps: int
+    best_step: int
+    before: Mapping[str, float]  # on the dev set, before the stage
+    after: Mapping[str, float]
+    trained_on: str = ""  # a sentence
+
+
+@dataclass(frozen=True, slots=True)
 class Card:
     """The contents of a model card."""
 
@@ -25,6 +37,7 @@ class Card:
     steps: int
     language: str = ""
     asked: Sequence[Asked] = ()  # the snapshots that the training searched, by step
+    stages: Sequence[StageTold] = ()  # if there are several
 
 
 def write_card(card: Card) -> str:
@@ -53,8 +66,9 @@ def write_card(card: Card) -> str:
         "",
         "On the dev set, before training and with the best weights.",
         "",
-        *_table(["measure", "before", "after"], _measures(card)),
+        *_table(["measure", "before", "after"], _measures(card.before, card.after)),
         "",
+        *(line for stage in card.stages for line in _stage(stage)),
         "## Recipe",
         "",
         "```json",
@@ -74,9 +88,15 @@ def _origins(card: Card) -> list[Sequence[str]]:
     ]
 
 
-def _measures(card: Card) -> list[Sequence[str]]:
-    names = dict.fromkeys([*card.before, *card.after])
-    return [(name, *(_figure(some.get(name)) for some in (card.before, card.after))) for name in names]
+def _stage(stage: StageTold) -> list[str]:
+    said = f"{stage.trained_on} {stage.steps:,} steps; the best weights are those of step {stage.best_step:,}.".lstrip()
+    rows = _table(["measure", "before", "after"], _measures(stage.before, stage.after))
+    return [f"### Stage {stage.name}", "", said, "", *rows, ""]
+
+
+def _measures(before: Mapping[str, float], after: Mapping[str, float]) -> list[Sequence[str]]:
+    names = dict.fromkeys([*before, *after])
+    return [(name, *(_figure(some.get(name)) for some in (before, after))) for name in names]
 
 
 def _figure(value: float | None) -> str:

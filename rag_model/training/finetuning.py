@@ -7,7 +7,7 @@ the memo records the result. Work is in a folder named by the key, so that a run
 import json
 import platform
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property
@@ -23,13 +23,14 @@ from rag_model.store.store import MODEL
 from rag_model.store.versions.model_parts import parts_of
 from rag_model.store.versions.models import Made, PutModel, put_model
 from rag_model.store.versions.moves import tag
-from rag_model.training.card import Card, write_card
+from rag_model.training.card import Card, StageTold, write_card
 from rag_model.training.data.examples import digest_examples
 from rag_model.training.data.teaching import Tell
 from rag_model.training.loop.journal import METRICS
 from rag_model.training.loop.loop import Report, Trained, train
+from rag_model.training.loop.task import Task, TellingTask
 from rag_model.training.moving.rebuild import Rebuild
-from rag_model.training.objectives.objective import Job, Objective
+from rag_model.training.objectives.objective import Job, Objective, Stage, loops_of
 
 STAGE = "finetune"
 VERSION = 2  # increased when the same inputs would give another model
@@ -55,6 +56,7 @@ class Finetuning:
         self.objective, self.job = objective, job
         self.store, self.snapshot = job.store, job.snapshot
         self._prepared: Job[Any] | None = None
+        self._told: Sequence[StageTold] = ()
 
     @cached_property
     def inputs(self) -> dict[str, Any]:
@@ -64,7 +66,7 @@ class Finetuning:
             "kind": self.objective.name,
             "snapshot": self.snapshot.id,
             "models": dict(self.job.origins.digests()),
-            "recipe": {**asdict(settings), "loop": settings.loop.deciding()},
+            "recipe": {**asdict(settings), **{name: loop.deciding() for name, loop in loops_of(settings).items()}},
             "examples": {name: digest_examples(some) for name, some in self.job.examples.items()},
             **self.objective.inputs(self.job),
             "version": VERSION,
@@ -99,17 +101,26 @@ class Finetuning:
         return Outcome(**record.facts)
 
     def run(self, work: Path, report: Report | None = None, rebuild: Rebuild | None = None) -> Trained:
-        """Train in the folder `work`, or resume the training there; `rebuild` makes the rebuilds of a moving index.
+        """Train in the folder `work`, or resume the training there: stage after stage, if there are several.
+
+        `rebuild` makes the rebuilds of a moving index. `report` is also called with kind `stage NAME` before each of
+        several stages, whose `evaluate_every` is its value, and with kind `score` while a stage's data are scored.
 
         Raises:
-            BookwheelError: as the objective, its task and the loop; the checkpoints stay.
+            BookwheelError: as the objective, its tasks and the loop; the checkpoints stay.
         """
-        loop, job = self.job.settings.loop, self.prepare(work)
-        torch.manual_seed(loop.seed)  # for weights that a folder lacks, such as a pooler's
-        task = self.objective.task(replace(job, rebuild=rebuild))
-        trained = train(task, loop, work, report)
-        self.objective.check(task, trained.after)
-        return trained
+        found, told = list[Trained](), list[StageTold]()
+        for stage in self.objective.stages(replace(self.prepare(work), rebuild=rebuild)):
+            if stage.name and report is not None:
+                report(f"stage {stage.name}", 0, 0, {"evaluate_every": stage.loop.evaluate_every})
+            torch.manual_seed(stage.loop.seed)  # for weights that a folder lacks, such as a pooler's
+            task = stage.task(found[-1].best if found else None, _scoring(report))
+            trained = train(task, stage.loop, work / stage.name, report)
+            self.objective.check(task, trained.after)
+            found.append(trained)
+            told.append(_told(stage, task, trained))
+        self._told = told
+        return _joined(found)
 
     def publish(
         self, trained: Trained, work: Path, name: str, seconds: Mapping[str, float]
@@ -123,7 +134,8 @@ class Finetuning:
         folder = trained.best
         self._check_parts(folder)
         (folder / "README.md").write_text(write_card(self._card(trained)), encoding="utf-8")
-        shutil.copyfile(work / METRICS, folder / METRICS)
+        for stage in self._told:
+            shutil.copyfile(work / stage.name / METRICS, folder / f"{stage.name}{'-' * bool(stage.name)}{METRICS}")
         metrics = {"before": dict(trained.before), "after": dict(trained.after)}
         space = self.objective.space(self.job, folder)
         provenance = self._provenance(seconds, trained)
@@ -176,4 +188,22 @@ class Finetuning:
             steps=trained.steps,
             language=str(corpus.get("language") or ""),
             asked=trained.asked,
+            stages=self._told if len(self._told) > 1 else (),
         )
+
+
+def _told(stage: Stage, task: Task[Any], trained: Trained) -> StageTold:
+    said = task.trained_on if isinstance(task, TellingTask) else ""
+    return StageTold(stage.name, trained.steps, trained.best_step, trained.before, trained.after, said)
+
+
+def _joined(stages: Sequence[Trained]) -> Trained:
+    """Return stages as one training: from before the first to the best weights of the last."""
+    last = stages[-1]
+    earlier = sum(one.steps for one in stages[:-1])
+    best = earlier + last.best_step if last.best_step else sum(one.best_step for one in stages)
+    return replace(last, steps=earlier + last.steps, best_step=best, before=stages[0].before)
+
+
+def _scoring(report: Report | None) -> Tell:
+    return lambda done, total: None if report is None else report("score", done, total, {})

@@ -6,7 +6,8 @@ from rag_model.index.sizing.amounts import gigabytes
 from rag_model.needs.machine import CORE, Work
 from rag_model.needs.reading import weights
 from rag_model.training.finetuning import Finetuning
-from rag_model.training.objectives.objective import LEARNED
+from rag_model.training.loop.loop_settings import LoopSettings
+from rag_model.training.objectives.objective import LEARNED, Costs
 
 
 def work_of(finetuning: Finetuning) -> Work:
@@ -19,13 +20,21 @@ def work_of(finetuning: Finetuning) -> Work:
     job = finetuning.job
     models = {part: architecture_of(resolve_folder(name)) for part, name in job.origins.names.items()}
     loop, costs = job.settings.loop, finetuning.objective.costs(job, models)
-    steps, held = loop.steps(costs.batches, 1), weights(*models.values())
-    operations = steps * loop.accumulation * costs.step + (2 + steps // loop.evaluate_every) * costs.look
-    operations += costs.rebuilds * costs.rebuild
+    every = [_spent(one, one.loop or loop) for one in (*costs.before, costs)]
+    steps, operations = (sum(column) for column in zip(*every, strict=True))
+    stages = {name: held for one in (*costs.before, costs) for name, held in one.stages.items()}
+    held = weights(*models.values())
     sizes = {"steps": f"{steps:,}", "examples": f"{len(job.examples['train']):,}", "weights": gigabytes(held)}
     if costs.rebuilds:
         seconds = costs.rebuild / CORE
         sizes["rebuilds of the index"] = (
             f"{costs.rebuilds:,}, each {seconds:,.0f} s of a core ({costs.rebuild:.1e} FLOPs)"
         )
-    return Work(sizes, costs.stages, operations, disk=(loop.keep + 1) * (LEARNED - 1) * held)
+    return Work(sizes, stages, operations, disk=len(every) * (loop.keep + 1) * (LEARNED - 1) * held)
+
+
+def _spent(costs: Costs, loop: LoopSettings) -> tuple[int, float]:
+    """Return the steps of a stage, and its operations."""
+    steps = loop.steps(costs.batches, 1)
+    looks, rebuilds = 2 + steps // loop.evaluate_every, costs.rebuilds * costs.rebuild
+    return steps, costs.once + steps * loop.accumulation * costs.step + looks * costs.look + rebuilds

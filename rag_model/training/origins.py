@@ -9,9 +9,15 @@ from rag_model.encoders.resolve import resolve_folder
 from rag_model.encoders.space import Space, space_of
 from rag_model.encoders.spec import read_spec
 from rag_model.errors import UsageError
-from rag_model.retrieve.named import colbert_folder, cross_encoder_folder, encoder_names
+from rag_model.retrieve.named import (
+    colbert_folder,
+    cross_encoder_folder,
+    encoder_names,
+    generator_name,
+    masked_folder,
+)
 from rag_model.store.store import Store
-from rag_model.store.versions.model_parts import COLBERT, CROSS_ENCODER
+from rag_model.store.versions.model_parts import COLBERT, CROSS_ENCODER, MASKED_LM
 from rag_model.store.versions.paths import QUESTION_ENCODER
 from rag_model.store.versions.snapshot import Snapshot
 
@@ -23,7 +29,7 @@ class Named:
     """The models that a user named for a training, by option; None: not named."""
 
     encoder: str | None = None  # a folder, a hub name, or `model:NAME`
-    generator: str | None = None  # a folder or a hub name
+    generator: str | None = None  # a folder, a hub name, or `model:NAME`
     teacher: str | None = None  # a cross-encoder: a folder, a hub name, or `model:NAME`
 
 
@@ -73,12 +79,14 @@ def reader_of(store: Store, snapshot: Snapshot, encoder: str | None, generator: 
 
     Raises:
         StoreError: the store has no such model, or the snapshot carries no encoder.
-        UsageError: no generator is named.
+        UsageError: no generator is named, or the named model of the store has none.
     """
     if generator is None:
-        raise UsageError("there is no generator to train: name one with --generator, a folder or a hub name")
+        raise UsageError(
+            "there is no generator to train: name one with --generator, a folder, a hub name or model:NAME"
+        )
     question = str(snapshot.folder(QUESTION_ENCODER)) if encoder is None else encoder_names(store, encoder).question
-    return Origins({"question": question, "generator": generator})
+    return Origins({"question": question, "generator": generator_name(store, generator)})
 
 
 def reader_and_pair_of(store: Store, snapshot: Snapshot, encoder: str | None, generator: str | None) -> Origins:
@@ -117,6 +125,19 @@ def late_of(store: Store, snapshot: Snapshot, encoder: str | None) -> Origins:
     """
     named = snapshot.folder(QUESTION_ENCODER) if encoder is None else colbert_folder(store, encoder)
     return Origins({COLBERT: str(named)})
+
+
+def masked_of(store: Store, snapshot: Snapshot, encoder: str | None, reader: str | None) -> Origins:
+    """Return the initial models of REALM: encoders as `pair_of`, and a masked language model.
+
+    `reader`: its folder or hub name; None: the passage encoder, which then gets a new head over its vocabulary.
+
+    Raises:
+        StoreError: the store has no such model, or the snapshot carries no encoder.
+        UsageError: the named encoder, or the snapshot's, encodes only questions.
+    """
+    names = pair_of(store, snapshot, encoder).names
+    return Origins({**names, MASKED_LM: masked_folder(store, reader or names["passage"])})
 
 
 def taught(store: Store, origins: Origins, teacher: str | None) -> Origins:

@@ -1,6 +1,8 @@
-"""A Prefect server for all flows, a small real dump, a tiny real encoder, and the command line in this process or not.
+"""A small real dump, a tiny real encoder, the command line in this process or not, and a Prefect server if asked for.
 
 Most tests run the flow with Beam's workers inside this process (`IN_PROCESS`): the path is the same and starts faster.
+They run it without a Prefect server, as the command does where none is configured; at least one test of every flow, and
+all that look at what Prefect shows, ask for `prefect_server`.
 """
 
 import base64
@@ -11,7 +13,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import redirect_stdout
+from contextlib import nullcontext, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,7 @@ for _name, _value in cli._ENVIRONMENT.items():  # as the command does, before Pr
     os.environ.setdefault(_name, _value)
 os.environ.setdefault("PREFECT_API_REQUEST_TIMEOUT", "300")  # seconds; a busy machine's server takes more than 60
 
+from prefect.settings import PREFECT_API_URL, temporary_settings  # noqa: E402
 from prefect.testing.utilities import prefect_test_harness  # noqa: E402
 
 from tests.fixtures.tiny import save_bert  # noqa: E402
@@ -77,13 +80,24 @@ class Built:
     made: Any
 
 
-@pytest.fixture(scope="session", autouse=True)
-def prefect_server() -> Iterator[None]:
-    """One real Prefect server, on a database of its own, for this process and those it starts."""
-    with prefect_test_harness(server_startup_timeout=None), pytest.MonkeyPatch.context() as environment:
-        from prefect.settings import PREFECT_API_URL  # noqa: PLC0415 - known once the server runs
+@pytest.fixture(scope="session")
+def prefect_url() -> Iterator[str]:
+    """The URL of one real Prefect server, on a database of its own."""
+    with prefect_test_harness(server_startup_timeout=None):
+        yield PREFECT_API_URL.value()
 
-        environment.setenv("PREFECT_API_URL", PREFECT_API_URL.value())
+
+@pytest.fixture
+def prefect_server(prefect_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let this test's flows, and the processes it starts, use the Prefect server."""
+    monkeypatch.setenv("PREFECT_API_URL", prefect_url)
+
+
+@pytest.fixture(autouse=True)
+def no_other_server(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Without `prefect_server` no server is configured, whether or not another test has started one."""
+    asked = "prefect_server" in request.fixturenames
+    with nullcontext() if asked else temporary_settings(restore_defaults={PREFECT_API_URL}):
         yield
 
 
@@ -93,6 +107,8 @@ def surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as environment:
         for name in [name for name in os.environ if name.startswith("BOOKWHEEL_") and name not in OF_TESTS]:
             environment.delenv(name)
+        environment.delenv("PREFECT_API_URL", raising=False)
+        environment.setenv("PREFECT_PROFILES_PATH", str(tmp_path_factory.mktemp("profiles") / "none.toml"))
         environment.setenv("BOOKWHEEL_CACHE", str(tmp_path_factory.mktemp("cache")))
         environment.chdir(tmp_path_factory.mktemp("here"))
         yield
@@ -179,9 +195,7 @@ def command(executable: Path) -> Callable[..., Ran]:
 
 
 @pytest.fixture(scope="session")
-def built(
-    mini_dump: Path, tiny: Path, recipe: Path, tmp_path_factory: pytest.TempPathFactory, prefect_server: None
-) -> Built:
+def built(mini_dump: Path, tiny: Path, recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Built:
     """The small dump's snapshot in a store of its own, as `reindex` built it; tests only read it."""
     store, out = tmp_path_factory.mktemp("library"), io.StringIO()
     given = ["--dump", mini_dump, "--encoder", tiny, "--recipe", recipe, "--store", store]
@@ -197,7 +211,7 @@ def library(built: Built) -> Path:
 
 
 @pytest.fixture(scope="session")
-def lists_only(mini_dump: Path, tiny: Path, tmp_path_factory: pytest.TempPathFactory, prefect_server: None) -> Path:
+def lists_only(mini_dump: Path, tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store whose snapshot has no graph: its one index is `ivfpq`; tests only read it."""
     store = tmp_path_factory.mktemp("lists")
     recipe = store.with_name("lists.toml")

@@ -8,7 +8,7 @@ import pytest
 
 from rag_model.store.versions.snapshot import Snapshot
 
-pytestmark = pytest.mark.xdist_group("flows")  # one server for all of them
+pytestmark = pytest.mark.xdist_group("flows")  # one library for all of them
 
 IN_PROCESS = ("--", "--runner=FnApiRunner")
 MORE = """
@@ -36,6 +36,7 @@ def more(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.usefixtures("prefect_server")
 def test_an_index_is_added_beside_the_others(store: Path, more: Path, bookwheel: Any) -> None:
     ran = bookwheel(
         "add-index", "latest", "--recipe", more, "--index", "lists", "--store", store, "--json", *IN_PROCESS

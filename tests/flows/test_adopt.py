@@ -9,7 +9,7 @@ import pytest
 from rag_model.store.store import Store
 from rag_model.store.versions.snapshot import Snapshot
 
-pytestmark = pytest.mark.xdist_group("flows")  # one server for all of them
+pytestmark = pytest.mark.xdist_group("flows")  # one library for all of them
 
 IN_PROCESS = ("--", "--runner=FnApiRunner")
 QUESTION = "what is anarchism?"
@@ -95,6 +95,7 @@ def test_another_encoders_vectors_are_refused(
     assert "mean cosine is" in ran.complaint
 
 
+@pytest.mark.usefixtures("prefect_server")
 def test_one_vector_a_passage(exported: Path, tiny: Path, bookwheel: Any, tmp_path: Path) -> None:
     vectors = np.load(exported / "dpr" / "wikipedia_passages_0.npy", allow_pickle=False)
     table = exported / "dpr" / "psgs_w100.tsv"

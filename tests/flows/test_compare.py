@@ -72,6 +72,7 @@ def test_several_retrievers_are_measured_in_one_run(
     assert "by its id" in parsed(page.read_text()).text
 
 
+@pytest.mark.usefixtures("prefect_server")
 def test_the_figures_are_an_artifact_of_the_run(library: Path, questions: Path, bookwheel: Bookwheel) -> None:
     assert bookwheel("evaluate", "--store", library, "--questions", questions, *given(NAMES[:2])).code == 0
     with get_client(sync_client=True) as client:

@@ -14,7 +14,7 @@ from rag_model.training.loop.journal import read_metrics
 from tests.fixtures.tiny_generators import save_bart
 from tests.flows.conftest import IN_PROCESS, Bookwheel
 
-pytestmark = pytest.mark.xdist_group("flows")  # one server for all of them
+pytestmark = pytest.mark.xdist_group("flows")  # one library for all of them
 
 SETTINGS = """
 [loop]

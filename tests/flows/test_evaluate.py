@@ -96,6 +96,7 @@ def artifacts(prefix: str) -> dict[str, Any]:
     return {artifact["key"]: artifact["data"] for artifact in found if (artifact["key"] or "").startswith(prefix)}
 
 
+@pytest.mark.usefixtures("prefect_server")
 def test_a_collapse_is_refused_when_all_is_measured(
     shelf: Path, tiny_rag: Path, tmp_path: Path, bookwheel: Callable[..., Any]
 ) -> None:

@@ -29,6 +29,7 @@ def site() -> Iterator[Site]:
         yield of
 
 
+@pytest.mark.usefixtures("prefect_server")
 @pytest.mark.parametrize(("error", "times"), [("gate", 1), ("flag", 1), ("net", 3)])
 def test_only_what_may_pass_is_tried_again_and_the_end_is_told_once(
     site: Site, monkeypatch: pytest.MonkeyPatch, error: str, times: int

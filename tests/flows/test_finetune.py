@@ -26,10 +26,10 @@ from rag_model.training.loop.journal import read_metrics
 from rag_model.training.objectives.rag import LOOP
 from rag_model.training.origins import Named
 from tests.fixtures.tiny import save_cross_encoder
-from tests.fixtures.tiny_generators import save_bart
-from tests.flows.conftest import Bookwheel
+from tests.fixtures.tiny_generators import save_bart, save_llama
+from tests.flows.conftest import IN_PROCESS, Bookwheel
 
-pytestmark = pytest.mark.xdist_group("flows")  # one server for all of them
+pytestmark = pytest.mark.xdist_group("flows")  # one library for all of them
 
 DPR = """
 [loop]
@@ -57,6 +57,25 @@ batch_size = 2
 answered = 2
 max_new_tokens = 3
 refuse_collapse = false
+"""
+RA_DIT = """
+[loop]
+learning_rate = 1e-3
+cpu = true
+
+[lm_loop]
+learning_rate = 1e-3
+cpu = true
+
+[ra_dit]
+k = 3
+refuse_collapse = false
+
+[retriever]
+text_share = 0.5
+text_tokens = 8
+preference = "mean_log_probability"
+goal = "kl"
 """
 
 
@@ -90,24 +109,25 @@ def given(tmp_path: Path, library: Path) -> dict[str, Path]:
     ]
     for name, some in (("train", rows[:8]), ("dev", rows[8:])):
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in some))
-    for name, text in (("dpr", DPR), ("cross", CROSS), ("margin", MARGIN), ("rag", RAG)):
+    for name, text in (("dpr", DPR), ("cross", CROSS), ("margin", MARGIN), ("rag", RAG), ("ra", RA_DIT)):
         (tmp_path / f"{name}.toml").write_text(text)
     return {name: tmp_path / f"{name}.jsonl" for name in ("train", "dev")}
 
 
 @pytest.fixture
 def finetune(bookwheel: Bookwheel, store: Path, given: dict[str, Path], tmp_path: Path) -> Bookwheel:
-    """Run `finetune KIND --json` on the store's copy; `max_steps=2` becomes `--max-steps 2`."""
+    """Run `finetune KIND --json -- BEAM` on the store's copy; `max_steps=2` becomes `--max-steps 2`."""
 
-    def run(kind: str, **options: object) -> Any:
+    def run(kind: str, *beam: str, **options: object) -> Any:
         recipe = tmp_path / f"{kind.partition('-')[0]}.toml"
         named = {"store": store, **given, "training": recipe, "max_steps": 2, **options}
         words = [word for name, value in named.items() for word in (f"--{name.replace('_', '-')}", value)]
-        return bookwheel("finetune", kind, *words, "--json")
+        return bookwheel("finetune", kind, *words, "--json", *(("--", *beam) if beam else ()))
 
     return run
 
 
+@pytest.mark.usefixtures("prefect_server")
 def test_a_pair_is_trained_and_makes_an_index(
     finetune: Bookwheel, store: Path, reindex: Bookwheel, bookwheel: Bookwheel
 ) -> None:
@@ -297,6 +317,34 @@ def test_a_reader_is_trained_and_answers(
     assert [(move["number"], move["model"]) for move in logged] == [(1, told["model"])]
 
 
+def test_a_generator_and_then_its_retriever_are_tuned(
+    finetune: Bookwheel, store: Path, bookwheel: Bookwheel, tmp_path: Path
+) -> None:
+    """RA-DIT in one run, scored by Beam's workers; and each stage as a run of its own, which scores nothing again."""
+    llama = save_llama(tmp_path / "llama")
+    ran = finetune("ra-dit", IN_PROCESS, generator=llama)
+    assert ran.code == 0, ran.err
+    told, opened = ran.json, Store.open(str(store))
+    assert (told["steps"], told["trained"]) == (4, True), "two steps a stage"
+    assert {"nll", "Success@3", "kl", "target_entropy"} <= set(told["metrics"]["after"])
+    scores = opened.files.names("memo/score")
+    assert scores
+    assert [file.path for file in opened.files.tree("runs") if "/score/" in file.path], "by workers"
+    answered = bookwheel("answer", "who was king?", "--store", store, "--model", "model:ra-dit", "--json")
+    assert answered.code == 0, answered.err
+    assert len(answered.json["answers"][0]["passages"]) == 3
+    recipe = tmp_path / "ra.toml"
+    recipe.write_text(RA_DIT.replace("[ra_dit]", '[ra_dit]\nstages = "retriever"'))
+    alone = finetune("ra-dit", generator=llama, name="finder")
+    assert alone.code == 0, alone.err
+    assert opened.files.names("memo/score") == scores, "the initial generator scored the same lists"
+    recipe.write_text(RA_DIT.replace("[ra_dit]", '[ra_dit]\nstages = "lm"'))
+    reads = finetune("ra-dit", generator=llama, encoder="model:finder", name="reader")
+    assert reads.code == 0, reads.err
+    again = finetune("ra-dit", generator="model:reader", name="reader")
+    assert (again.code, again.json["number"]) == (0, 2), again.err
+
+
 def test_a_reader_that_does_not_read_gets_no_name(
     finetune: Bookwheel, store: Path, given: dict[str, Path], generator: Path, tmp_path: Path
 ) -> None:
@@ -351,6 +399,11 @@ def test_what_cannot_be_is_one_sentence(
     assert (ran.code, why in ran.complaint) == (code, True), ran.complaint
 
 
+def test_a_word_too_many_is_refused(finetune: Bookwheel) -> None:
+    ran = finetune("ra-dit", "rag-token")
+    assert (ran.code, "finetune takes no argument 'rag-token'" in ran.complaint) == (2, True), ran.err
+
+
 @pytest.mark.parametrize(
     ("tables", "why"),
     [
@@ -372,6 +425,9 @@ def test_a_setting_that_cannot_be_is_named(tables: Any, why: str) -> None:
 def test_settings_that_are_left_out_are_those_of_the_paper() -> None:
     plain = training_of("rag-token", {"loop": {"seed": 7}}, 9, unit_vectors=False)
     assert (plain.loop.learning_rate, plain.loop.seed, plain.loop.max_steps) == (LOOP.learning_rate, 7, 9)
+    staged: Any = training_of("ra-dit", {"lm_loop": {"seed": 7}}, 9, unit_vectors=True)
+    assert (staged.loop.max_steps, staged.lm_loop.max_steps, staged.lm_loop.seed) == (9, 9, 7), "no stage takes more"
+    assert (staged.lm_loop.schedule, staged.ra_dit.temperature) == ("cosine", 0.05)
     unit = training_of("dpr", {}, None, unit_vectors=True)
     assert (unit.dpr.temperature, unit.loop.learning_rate) == (0.05, 2e-5)  # type: ignore[union-attr]
     own = training_of("dpr", {"dpr": {"temperature": 0.5}}, None, unit_vectors=True)

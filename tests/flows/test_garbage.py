@@ -11,7 +11,7 @@ from rag_model.errors import UsageError
 from rag_model.store import Content, Manifest, Store
 from rag_model.store.versions.moves import tag
 
-pytestmark = pytest.mark.xdist_group("flows")  # one server for all of them
+pytestmark = pytest.mark.xdist_group("flows")  # one library for all of them
 
 
 @pytest.fixture

@@ -201,6 +201,7 @@ def test_limits_that_are_none_are_refused(
         started(deployment("docker"), mini_dump, tiny, most=most)
 
 
+@pytest.mark.usefixtures("prefect_server")
 def test_a_deployment_that_is_not_there_is_said_so(mini_dump: Path, tiny: Path) -> None:
     with pytest.raises(UsageError, match="there is no deployment reindex/nowhere"):
         started("reindex/nowhere", mini_dump, tiny, most=MOST)

@@ -16,6 +16,8 @@ from rag_model.store.store import Store
 from rag_model.store.versions.snapshot import Snapshot
 from tests.fixtures.wikimedia import Site, serving
 
+pytestmark = pytest.mark.usefixtures("prefect_server")  # they are run as Prefect runs them
+
 NAME = "testwiki-{}-pages-articles-multistream.xml.bz2"
 LENIENT = Recipe(gate=GateRecipe(max_passage_loss=1.0))
 IN_PROCESS = ("--runner=FnApiRunner",)

@@ -20,9 +20,10 @@ from rag_model.store.store import Store
 from rag_model.store.versions.models import model_folder
 from rag_model.store.versions.snapshot import Snapshot
 from rag_model.training.loop.journal import read_metrics
+from rag_model.training.objectives.registry import names
 from tests.flows.conftest import Ran
 
-pytestmark = pytest.mark.xdist_group("flows")  # one server for all of them
+pytestmark = pytest.mark.xdist_group("flows")  # one library for all of them
 
 ROOT = Path(__file__).parents[2]
 TOY = """
@@ -85,7 +86,8 @@ def test_help_offers_it(command: Callable[..., Ran], registered: dict[str, str])
     assert "toy: a bag of words" in told
     assert "dpr: a question and a passage encoder, --encoder; colbert: " in told
     refused = command("finetune", "toi", **registered)
-    assert (refused.code, '"rag-token", "rag-end2end", "toy"' in refused.complaint) == (2, True), refused.err
+    known = ", ".join(f'"{name}"' for name in [*names(), "toy"])
+    assert (refused.code, known in refused.complaint) == (2, True), refused.err
 
 
 def test_it_trains_resumes_after_a_kill_and_is_kept_with_a_card(
@@ -124,14 +126,16 @@ def test_an_option_that_it_does_not_take_changes_nothing(toy: Callable[..., Ran]
 
 
 @pytest.fixture(scope="module")
-def deployment(registered: dict[str, str], given: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> str:
+def deployment(
+    prefect_url: str, registered: dict[str, str], given: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> str:
     """`finetune` as `infra/prefect.yaml` deploys it where the package is installed."""
     with get_client(sync_client=True) as client, suppress(ObjectAlreadyExists):
         client.create_work_pool(WorkPoolCreate(name="bookwheel-gpu", type="process", base_job_template={}))
     words = ["--no-prompt", "deploy", "-n", "finetune/library", "--prefect-file", str(ROOT / "infra/prefect.yaml")]
     done = subprocess.run(
         [Path(sys.executable).with_name("prefect"), *words],
-        env={**os.environ, **registered, "BOOKWHEEL_STORE": str(given["store"])},
+        env={**os.environ, **registered, "PREFECT_API_URL": prefect_url, "BOOKWHEEL_STORE": str(given["store"])},
         cwd=tmp_path_factory.mktemp("elsewhere"),
         capture_output=True,
         text=True,
@@ -141,26 +145,18 @@ def deployment(registered: dict[str, str], given: dict[str, Path], tmp_path_fact
     return "finetune/library"
 
 
+@pytest.mark.usefixtures("prefect_server")
 def test_a_deployment_has_a_form_for_it(deployment: str) -> None:
     with get_client(sync_client=True) as client:
         deployed = client.read_deployment_by_name(deployment)
         schema: Any = deployed.parameter_openapi_schema
-        assert schema["properties"]["kind"]["enum"] == [
-            "dpr",
-            "colbert",
-            "cross-encoder",
-            "margin-mse",
-            "sidr",
-            "openrag",
-            "rag-sequence",
-            "rag-token",
-            "rag-end2end",
-            "toy",
-        ]
+        assert schema["properties"]["kind"]["enum"] == [*names(), "toy"]
         forms = {form.get("title"): form for form in schema["properties"]["recipe"]["anyOf"]}
-        rag = ["rag-sequence, rag-token", "rag-end2end"]
-        ours = ["dpr", "colbert", "cross-encoder", "margin-mse", "sidr", "openrag"]
-        assert list(forms) == [*ours, *rag, "toy", None]
+        shared = {"rag-sequence", "rag-token"}
+        assert set(forms) == {*names(), "rag-sequence, rag-token", "toy", None} - shared
+        preference = forms["ra-dit"]["properties"]["retriever"]["properties"]["preference"]
+        assert preference["enum"] == ["probability", "mean_log_probability"]
+        assert forms["ra-dit"]["properties"]["lm_loop"]["properties"]["max_steps"]["description"] == "by default 500"
         width = forms["toy"]["properties"]["toy"]["properties"]["width"]
         assert (width["type"], width["description"]) == ("integer", "by default 16")
         assert forms["toy"]["properties"]["loop"]["properties"]["epochs"]["description"] == "by default 3"
@@ -187,6 +183,7 @@ print(json.dumps([told.run, dict(told.needs.work)]))
 """
 
 
+@pytest.mark.usefixtures("prefect_server")
 def test_it_is_weighed_and_launched(registered: dict[str, str], given: dict[str, Path], deployment: str) -> None:
     what = {name: str(given[name]) for name in ("store", "train", "dev")}
     words = [json.dumps({**what, "max_steps": 5, "deployment": deployment})]

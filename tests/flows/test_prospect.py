@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.xdist_group("flows")  # one server for all of them
+pytestmark = pytest.mark.xdist_group("flows")  # one library for all of them
 
 
 def test_a_plan_says_what_a_passage_costs(bookwheel: Any) -> None:

@@ -18,7 +18,7 @@ from prefect.client.schemas.sorting import ArtifactSort
 from rag_model.store.store import Store
 from rag_model.store.versions.snapshot import Snapshot
 
-pytestmark = pytest.mark.xdist_group("flows")  # one server for all of them
+pytestmark = pytest.mark.xdist_group("flows")  # one library for all of them
 
 STAGES = ["plan", "chunk", "embed", "train", "scatter", "shard", "merge", "tune", "gate"]
 COUNTS = {"articles": 3, "passages": 247, "embedded": 247, "reused": 0, "dropped": {"redirect": 37}}
@@ -87,8 +87,9 @@ def test_the_report_is_one_page_that_needs_nothing_else(built: Any) -> None:
         assert said in page, said
 
 
-def test_prefect_shows_counts_progress_and_the_report(built: Any) -> None:
-    made = built.made
+@pytest.mark.usefixtures("prefect_server")
+def test_prefect_shows_counts_progress_and_the_report(reindex: Any, tmp_path: Path) -> None:
+    made = reindex(tmp_path / "store").json
     seen = artifacts_beside(made["report"])
     table = json.loads(seen["reindex-counts"])
     assert {"what": "passages", "value": "247"} in table

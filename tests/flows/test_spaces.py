@@ -13,7 +13,7 @@ from rag_model.store.upkeep.verify import verify
 from rag_model.store.versions.paths import question_encoder
 from rag_model.store.versions.snapshot import Snapshot
 
-pytestmark = pytest.mark.xdist_group("flows")  # one server for all of them
+pytestmark = pytest.mark.xdist_group("flows")  # one library for all of them
 
 RECIPE = """
 part_bytes = 50_000

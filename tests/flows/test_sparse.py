@@ -22,7 +22,7 @@ from tests.fixtures.impacts import build_impacts
 from tests.fixtures.serving import serving, with_limits
 from tests.fixtures.tiny_splade import save_mlm, save_splade
 
-pytestmark = pytest.mark.xdist_group("flows")  # one server for all of them
+pytestmark = pytest.mark.xdist_group("flows")  # one library for all of them
 
 RECIPE = """
 part_bytes = 50_000
@@ -61,7 +61,7 @@ def recipe_of_terms(mlm: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 @pytest.fixture(scope="module")
 def made(
-    mini_dump: Path, tiny: Path, recipe_of_terms: Path, tmp_path_factory: pytest.TempPathFactory, prefect_server: None
+    mini_dump: Path, tiny: Path, recipe_of_terms: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Path, Any]:
     """A store with a snapshot, and what `reindex --json` told of it; tests only read it."""
     store, out = tmp_path_factory.mktemp("store"), io.StringIO()

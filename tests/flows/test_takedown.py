@@ -20,7 +20,7 @@ from rag_model.store.store import Store
 from rag_model.store.upkeep.verify import verify
 from rag_model.store.versions.snapshot import Snapshot
 
-pytestmark = pytest.mark.xdist_group("flows")  # one server for all of them
+pytestmark = pytest.mark.xdist_group("flows")  # one library for all of them
 
 PAGE, TITLE, SENTENCE = "12", "Anarchism", "political philosophy"  # of the small dump, and of no other page of it
 
@@ -58,6 +58,7 @@ def vectors_of(store: Path, snapshot: Snapshot, page: str) -> list[bytes]:
     return [vector.astype(kind).tobytes() for vector in whole for kind in (np.float16, np.float32)]
 
 
+@pytest.mark.usefixtures("prefect_server")
 def test_a_page_leaves_every_byte(store: Path, bookwheel: Any, reindex: Any, mini_dump: Path) -> None:
     with Snapshot.open(str(store)) as before:
         old, vectors, titles = before.id, vectors_of(store, before, PAGE), pages_of(before)

@@ -10,7 +10,7 @@ import pytest
 from rag_model.store.store import Store
 from rag_model.store.versions.snapshot import Snapshot
 
-pytestmark = pytest.mark.xdist_group("flows")  # one server for all of them
+pytestmark = pytest.mark.xdist_group("flows")  # one library for all of them
 
 
 @pytest.fixture(scope="session")

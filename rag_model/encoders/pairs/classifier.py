@@ -15,7 +15,8 @@ from rag_model.encoders.files import CONFIG, read_object
 from rag_model.encoders.model import CUDA_BATCH_TOKENS, device_named
 from rag_model.encoders.pairs.onednn import with_onednn
 from rag_model.encoders.pairs.tokens import PairBatch, check_scores_pairs
-from rag_model.encoders.weights import stored_tensors, weight_files
+from rag_model.encoders.pretrained import load_pretrained
+from rag_model.encoders.weights import weight_files
 from rag_model.errors import InputError
 
 CPU_BATCH_TOKENS = 1024  # padding included; a float32 MiniLM is 10 % slower with 4,096, which no cache holds
@@ -59,7 +60,7 @@ class TorchModel:
     def forward(self, batch: PairBatch) -> Tensor:
         """Return the (b,) float32 logits of a batch, with gradient where the weights have one."""
         inputs = {"input_ids": batch.ids, "attention_mask": batch.mask}
-        if _takes_types(self.whole):
+        if takes_types(self.whole):
             inputs["token_type_ids"] = batch.types
         here = {name: torch.from_numpy(values).to(self.whole.device) for name, values in inputs.items()}
         logits: Tensor = self.whole(**here).logits
@@ -72,24 +73,20 @@ def load_classifier(folder: Path) -> tuple[Any, list[str]]:
     Raises:
         InputError: a file is missing or corrupt, or transformers has no such head for the model.
     """
-    stored_tensors(folder)  # says which file is truncated; transformers does not
-    try:
-        whole, loading = transformers.AutoModelForSequenceClassification.from_pretrained(
-            str(folder),
-            dtype=torch.float32,
-            num_labels=1,
-            local_files_only=True,
-            use_safetensors=True,
-            trust_remote_code=False,
-            output_loading_info=True,
-        )
-    except (OSError, ValueError, RuntimeError, KeyError) as broken:
-        sentence = str(broken).partition("\n")[0]
-        raise InputError(f"cross-encoder {folder} cannot be loaded ({sentence}): fetch it again") from broken
+    whole, loading = load_pretrained(
+        transformers.AutoModelForSequenceClassification,
+        folder,
+        "cross-encoder",
+        "fetch it again",
+        dtype=torch.float32,
+        num_labels=1,
+        use_safetensors=True,
+        output_loading_info=True,
+    )
     return whole, sorted(loading["missing_keys"])
 
 
-def _takes_types(whole: Any) -> bool:
+def takes_types(whole: Any) -> bool:
     """Return whether a model tells the two texts apart by segment ids."""
     named = "token_type_ids" in inspect.signature(whole.forward).parameters
     return named and getattr(whole.config, "type_vocab_size", 0) > 1

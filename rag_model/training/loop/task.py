@@ -67,6 +67,16 @@ class Task(Protocol[Batch]):
 
 
 @runtime_checkable
+class TellingTask(Protocol):
+    """A further property of a `Task` that is one of several stages: what the model's card says of it."""
+
+    @property
+    def trained_on(self) -> str:
+        """Return one sentence: on which examples, of which snapshot."""
+        ...
+
+
+@runtime_checkable
 class AskingTask(Protocol):
     """Further methods of a `Task` that searches a snapshot during training: the loop records the snapshot of every
     step. The id is in the journal at every step and in every checkpoint. With several processes, all are called at the

@@ -10,7 +10,7 @@ mine = "my_package.mine:MINE"          # an instance of a subclass of `Objective
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Generic, Literal, Protocol, TypeVar, runtime_checkable
 
@@ -19,7 +19,9 @@ from rag_model.encoders.space import Space, asked_space
 from rag_model.store.store import Store
 from rag_model.store.versions.model_parts import PASSAGE, QUESTION
 from rag_model.store.versions.snapshot import Snapshot
+from rag_model.training.data.answer_scores import Scorer
 from rag_model.training.data.examples import Example
+from rag_model.training.data.teaching import Tell
 from rag_model.training.loop.loop_settings import LoopSettings
 from rag_model.training.loop.task import Measures, Task
 from rag_model.training.moving.rebuild import Rebuild
@@ -45,6 +47,12 @@ class Settings(Protocol):
 S = TypeVar("S", bound=Settings)
 
 
+def loops_of(settings: Settings) -> dict[str, LoopSettings]:
+    """Return the tables of loop settings by name: `loop`, and those of other stages."""
+    tables = {one.name: getattr(settings, one.name) for one in fields(settings)}  # type: ignore[arg-type]
+    return {name: table for name, table in tables.items() if isinstance(table, LoopSettings)}
+
+
 @dataclass(frozen=True, slots=True)
 class Job(Generic[S]):
     """One training before it runs: everything that determines its model."""
@@ -58,6 +66,7 @@ class Job(Generic[S]):
     work: Path | None = None  # the training's folder: `prepare` may keep there what a run that resumes need not repeat
     tell: Callable[[int, int], None] = lambda _, __: None  # how much of a slow preparation is done, and of how much
     rebuild: Rebuild | None = None  # makes the rebuilds of a moving index; None: nothing does here
+    scorer: Scorer | None = None  # scores answers with a generator on workers; None: this process does it
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +90,18 @@ class Costs:
     look: float  # the same of one evaluation
     rebuild: float = 0.0  # the same of encoding all passages once
     rebuilds: int = 0  # how often that is done, at the end included
+    once: float = 0.0  # the same before the first step, such as a generator's scores
+    loop: LoopSettings | None = None  # of these steps; None: the settings' own
+    before: "tuple[Costs, ...]" = ()  # of the stages before this one
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One of the trainings that an objective does one after another, each in a folder of its own."""
+
+    name: str  # the folder below the training's own; empty: that one
+    loop: LoopSettings
+    task: Callable[[Path | None, Tell], Task[Any]]  # the best weights of the stage before, and whom to tell progress
 
 
 @runtime_checkable
@@ -92,6 +113,7 @@ class Objective(Protocol[S]):
     options: frozenset[Option]  # the command-line options that it accepts
     settings: type[S]
     result: Result
+    takes_examples: bool = True  # False: it learns from the snapshot's own text, and `Job.examples` are empty
     version: int = 0  # increased when the same inputs would give another model, so that earlier ones are not reused
 
     def defaults(self, *, unit_vectors: bool) -> Mapping[str, Mapping[str, Any]]:
@@ -128,6 +150,13 @@ class Objective(Protocol[S]):
             BookwheelError: a model cannot be loaded, or the examples or the snapshot do not fit the settings.
         """
         ...
+
+    def stages(self, job: Job[S]) -> Sequence[Stage]:
+        """Return the trainings to do, in order, after `prepare`: one, that of `task`.
+
+        The last one saves the model. Their measures have the same names, as far as they are shown side by side.
+        """
+        return [Stage("", job.settings.loop, lambda _, __: self.task(job))]
 
     def check(self, task: Task[Any], trained: Measures) -> None:
         """Check that the trained model may be published; `trained` are its measures on the dev set.

@@ -21,6 +21,8 @@ OBJECTIVES: Registry[Objective[Any]] = Registry(
         "rag-sequence": f"{_HERE}.rag:SEQUENCE",
         "rag-token": f"{_HERE}.rag:TOKEN",
         "rag-end2end": f"{_HERE}.end2end:END2END",
+        "ra-dit": f"{_HERE}.ra_dit:RA_DIT",
+        "realm": f"{_HERE}.realm.objective:REALM",
     },
 )
 _log = logging.getLogger(__name__)

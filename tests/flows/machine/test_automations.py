@@ -33,6 +33,7 @@ def test_runs_that_it_is_told_of_are_those_of_our_deployments() -> None:
     assert all(tag in deployment["tags"] for deployment in deployments)
 
 
+@pytest.mark.usefixtures("prefect_server")
 @pytest.mark.parametrize(
     ("written", "webhook", "code", "says"),
     [

@@ -92,6 +92,7 @@ def test_a_prefect_server_that_does_not_answer(bookwheel: Any, flink: str, monke
     assert "prefect server start" in found["todo"]
 
 
+@pytest.mark.usefixtures("prefect_server")
 def test_a_prefect_server_whose_restart_would_end_runs(bookwheel: Any) -> None:
     assert "its leases are in memory" in of(bookwheel("doctor", "--json"))["prefect"]["found"]
 

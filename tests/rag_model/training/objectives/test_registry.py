@@ -10,8 +10,8 @@ from rag_model.training.objectives.dpr import DPR
 from rag_model.training.objectives.registry import OBJECTIVES, names, objective, objectives
 
 ROOT = Path(__file__).parents[4]
-TERMS = ("sidr", "openrag")
-OURS = ("dpr", "colbert", "cross-encoder", "margin-mse", *TERMS, "rag-sequence", "rag-token", "rag-end2end")
+RAG = ("rag-sequence", "rag-token", "rag-end2end", "ra-dit", "realm")
+OURS = ("dpr", "colbert", "cross-encoder", "margin-mse", "sidr", "openrag", *RAG)
 
 
 def install(folder: Path, package: str, monkeypatch: pytest.MonkeyPatch, **points: str) -> None:

@@ -1,0 +1,66 @@
+"""The score job: on Beam's workers the same scores as in one process, and recorded for whoever asks next."""
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from beam_jobs import score
+from beam_jobs.launch import Launch
+from rag_model.errors import InputError
+from rag_model.generate.load import load_generator
+from rag_model.store.objects.blobs import BlobRef
+from rag_model.store.store import Store
+from rag_model.training.data.answer_scores import BLOCK, Reading, score_all, score_one
+from tests.fixtures.tiny_generators import save_llama
+
+READINGS = [
+    Reading(str(n), f"who was king {n}?", f"king {n}", (("a", "the king"), ("b", f"{n}"))) for n in range(BLOCK + 1)
+]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store.open(str(tmp_path / "store"), create=True)
+
+
+@pytest.fixture
+def generator(tmp_path: Path) -> Any:
+    return load_generator(save_llama(tmp_path / "llama"), device="cpu")
+
+
+def test_workers_score_as_one_process_does(store: Store, generator: Any) -> None:
+    told = list[tuple[int, int]]()
+    by_workers = partial(score.run, launch=Launch.new(store.url, ["--runner=FnApiRunner"]))
+    found = score_all(store, generator, READINGS, by_workers, lambda *both: told.append(both))
+    assert found == [score_one(generator, one) for one in READINGS]
+    assert told[-1] == (2, 2)
+    store.memo = replace(store.memo, makes=False)
+    assert score_all(store, generator, READINGS) == found
+    assert score_all(store, generator, READINGS, partial(score.run, launch=Launch.new(store.url))) == found
+
+
+def test_a_worker_says_what_is_wrong(store: Store, generator: Any) -> None:
+    generator.module.lm_head.weight.data[3] = float("nan")
+    by_workers = partial(score.run, launch=Launch.new(store.url, ["--runner=FnApiRunner"]))
+    with pytest.raises(InputError, match="the answer of example 0 a probability that is not finite"):
+        score_all(store, generator, READINGS[:1], by_workers)
+
+
+def test_a_long_job_is_known_to_be_long(store: Store, generator: Any) -> None:
+    """A generator of 135 million weights takes a minute or so of a core for a block."""
+    seen = list[Any]()
+
+    def scorer(tasks: Any, _: Any) -> list[Any]:
+        seen.extend(tasks)
+        return []
+
+    score_all(store, generator, READINGS, scorer)
+    (block, rest) = seen
+    assert (block.contexts, rest.contexts) == (2 * BLOCK, 2)
+    weights = BlobRef(block.readings.id, 540_000_000)
+    large = replace(block, contexts=10 * BLOCK, generator=(("model.safetensors", weights),))
+    assert 30 < score._seconds(large) < 300
+    assert score._seconds(rest) < 0.1

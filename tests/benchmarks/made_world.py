@@ -1,0 +1,141 @@
+"""A made corpus whose names and words no encoder has seen, questions about it, and a small reader that can copy.
+
+Every subject has a value for each of 8 relations, told in two passages of different words. Passages name a relation by
+a made word, questions by an English one: which belongs to which has to be learned.
+"""
+
+import json
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+from transformers import BartConfig, BartForConditionalGeneration, set_seed
+
+from rag_model.generate.inputs import PaperForm
+from rag_model.generate.load import load_generator
+from rag_model.training.data.examples import Example, passage_of
+
+SYLLABLES = [a + b + c for a in "bdgklmnprstvz" for b in "aeiou" for c in "lmnr"][::4]
+RELATIONS = {"capital": "brelk", "river": "tossin", "ruler": "vemmar", "festival": "quorin"} | {
+    "harbour": "zandel", "mountain": "pirrow", "founder": "hulbar", "language": "degath"
+}  # fmt: skip
+FORMS = ("in {name} the {word} is called {value} .", "{value} is the {word} that {name} has .")
+WORDS = [
+    "in",
+    "the",
+    "is",
+    "called",
+    "that",
+    "has",
+    "what",
+    "of",
+    "<p>",
+    "?",
+    ".",
+    "/",
+    *RELATIONS,
+    *RELATIONS.values(),
+]
+_BEGIN, _PAD, _END = 0, 1, 2
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """What one subject has."""
+
+    subject: str
+    relation: str  # English
+    value: str
+
+    @property
+    def question(self) -> str:
+        return f"what is the {self.relation} of {self.subject} ?"
+
+    def told(self, form: int) -> str:
+        words = {"name": self.subject, "word": RELATIONS[self.relation], "value": self.value}
+        return FORMS[form].format(**words)
+
+
+def facts(subjects: int, seed: int) -> list[Fact]:
+    """Return 8 facts a subject, subject by subject; no name occurs twice."""
+    dice = random.Random(f"world {seed}")
+    names = list(dict.fromkeys("".join(dice.sample(SYLLABLES, 3)) for _ in range(12 * subjects)))
+    return [
+        Fact(names[9 * number], relation, names[9 * number + 1 + at])
+        for number in range(subjects)
+        for at, relation in enumerate(RELATIONS)
+    ]
+
+
+def write_corpus(world: Sequence[Fact], path: Path) -> None:
+    """Write two documents a fact, in an order that tells nothing."""
+    rows = [
+        {"id": f"{at}-{form}", "title": "", "text": one.told(form)} for at, one in enumerate(world) for form in (0, 1)
+    ]
+    random.Random(0).shuffle(rows)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def examples(world: Sequence[Fact]) -> list[Example]:
+    """Return a question a fact."""
+    return [
+        Example(f"{one.subject} {one.relation}", one.question, (one.value,), (passage_of("", one.told(0)),))
+        for one in world
+    ]
+
+
+def write_reader(folder: Path, steps: int, seed: int = 1, batch: int = 64) -> float:
+    """Write a small BART that copies answers and statements from passages of other worlds; return its last loss."""
+    pieces = [*WORDS, *SYLLABLES, *(f"##{one}" for one in SYLLABLES)]
+    vocabulary = {token: at for at, token in enumerate(dict.fromkeys(["<s>", "<pad>", "</s>", "<unk>", *pieces]))}
+    tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="<unk>"))  # type: ignore[arg-type]
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.decoder = decoders.WordPiece(prefix="##", cleanup=False)
+    ends = [("<s>", _BEGIN), ("</s>", _END)]
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A </s>", special_tokens=ends)
+    sizes = {
+        f"{part}_{what}": n for part in ("encoder", "decoder") for what, n in (("layers", 2), ("attention_heads", 4))
+    }
+    sizes |= {"d_model": 96, "encoder_ffn_dim": 192, "decoder_ffn_dim": 192, "vocab_size": len(vocabulary)}
+    set_seed(seed)
+    special = {"bos_token_id": _BEGIN, "pad_token_id": _PAD, "eos_token_id": _END, "decoder_start_token_id": _END}
+    config = BartConfig(**sizes, **special, max_position_embeddings=64, dropout=0.0, forced_eos_token_id=None)
+    BartForConditionalGeneration(config).save_pretrained(folder)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    names: dict[str, Any] = {"bos_token": "<s>", "pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", **names, "model_max_length": 64}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    reader = load_generator(folder, PaperForm(title_sep="", doc_sep=" / ", max_length=60, max_answer=24), device="cpu")
+    optimizer = torch.optim.AdamW(reader.module.parameters(), lr=2e-3, betas=(0.9, 0.98))
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-3, total_steps=steps, pct_start=0.1)
+    value = float("nan")
+    for texts, answers, passages in _lessons(steps, batch, seed):
+        contexts, targets = reader.contexts(texts, [[passage_of("", one)] for one in passages]), reader.targets(answers)
+        logits = reader.logits(contexts, targets).flatten(0, 1)
+        loss = torch.nn.functional.cross_entropy(logits[targets.mask], targets.tokens[targets.mask])
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        schedule.step()
+        value = float(loss.detach())
+    reader.module.save_pretrained(folder)
+    return value
+
+
+def _lessons(steps: int, batch: int, seed: int) -> Iterator[tuple[list[str], list[str], list[str]]]:
+    """Yield questions with a passage that answers them; and marked statements with a passage that says the same."""
+    dice = random.Random(f"lessons {seed}")
+    for _ in range(steps):
+        some = [dice.choice(facts(1, dice.randrange(1 << 40))) for _ in range(batch)]
+        forms = [dice.randrange(2) for _ in some]
+        half = batch * 2 // 3
+        told = list(zip(some, forms, strict=True))
+        yield (
+            [one.question for one in some[:half]] + ["<p>"] * (batch - half),
+            [one.value for one in some[:half]] + [one.told(1 - form) for one, form in told[half:]],
+            [one.told(form) for one, form in told],
+        )

@@ -1,0 +1,133 @@
+"""A generator's scores of answers: beside transformers, once for all runs, and refused where it is broken."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from rag_model.errors import InputError
+from rag_model.generate.inputs import PaperForm, PromptForm
+from rag_model.generate.load import load_generator
+from rag_model.store.objects.memo import NotRecordedError
+from rag_model.store.store import Store
+from rag_model.training.data.answer_scores import (
+    BLOCK,
+    TEXT,
+    Reading,
+    ScoreTask,
+    Tell,
+    put_generator,
+    reading_text,
+    score,
+    score_all,
+    score_one,
+)
+from tests.fixtures.tiny_generators import save_bart, save_gguf, save_llama
+
+PASSAGES = (("York", "the king was born in york."), ("", "who?"), ("Oslo", "the answer is in oslo, " * 9))
+READING = Reading("q1", "who was king?", "the king of oslo", PASSAGES)
+PLAIN = replace(READING, id="text", text="the king of", answer=" the capital was", plain=True)
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_llama(tmp_path_factory.mktemp("llama"))
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store.open(str(tmp_path / "store"), create=True)
+
+
+def by_transformers(folder: Path, prompt: str, answer: list[int]) -> float:
+    """The log-probability of tokens after a prompt, one sequence at a time, from a model's own loss."""
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    given = tokenizer(prompt)["input_ids"]
+    ids = torch.tensor([[*given, *answer]])
+    labels = torch.tensor([[*[-100] * len(given), *answer]])
+    with torch.no_grad():
+        return -float(model(input_ids=ids, labels=labels).loss) * len(answer)
+
+
+def test_they_are_those_of_transformers(llama: Path) -> None:
+    generator: Any = load_generator(llama, device="cpu")
+    tokens = generator.tokenizer(" the king of oslo", add_special_tokens=False)["input_ids"]
+    found = score_one(generator, READING)
+    assert found.tokens == len(tokens) + 1, "the end counts"
+    for (title, text), log_p in zip(PASSAGES[:2], found.log_p[:2], strict=True):
+        prompt = PromptForm().template.format(title=title, text=text, question=READING.text)
+        assert log_p == pytest.approx(by_transformers(llama, prompt, [*tokens, generator.end]), abs=1e-3)
+
+
+def test_a_text_goes_on_after_its_background_and_does_not_end(llama: Path) -> None:
+    generator: Any = load_generator(llama, device="cpu")
+    tokens = generator.tokenizer(PLAIN.answer, add_special_tokens=False)["input_ids"]
+    found = score_one(generator, PLAIN)
+    assert found.tokens == len(tokens)
+    title, text = PASSAGES[0]
+    prompt = TEXT.format(title=title, text=text, question=PLAIN.text)
+    assert found.log_p[0] == pytest.approx(by_transformers(llama, prompt, tokens), abs=1e-3)
+    bart = load_generator(llama.parent / save_bart(llama.parent / "bart"), PaperForm(), device="cpu")
+    assert reading_text(bart) is bart
+    assert score_one(bart, PLAIN).tokens == score_one(bart, replace(PLAIN, plain=False)).tokens - 1
+
+
+def test_no_block_is_scored_twice(store: Store, llama: Path) -> None:
+    generator: Any = load_generator(llama, device="cpu")
+    readings = [replace(READING, id=f"q{n}", text=f"who was king {n}?") for n in range(BLOCK + 3)]
+    told = list[tuple[int, int]]()
+    found = score_all(store, generator, readings, tell=lambda *both: told.append(both))
+    assert told == [(1, 2), (2, 2)]
+    assert found == [score_one(generator, one) for one in readings]
+    store.memo = replace(store.memo, makes=False)
+    assert score_all(store, generator, readings) == found, "all of it was recorded"
+    assert score_all(store, load_generator(llama, device="cpu"), readings) == found  # type: ignore[arg-type]
+    changed: list[tuple[Any, Sequence[Reading]]] = [
+        (generator, [replace(READING, answer="x")]),
+        (generator, [replace(READING, passages=PASSAGES[:2])]),
+        (load_generator(llama, PromptForm("{text} {question}"), device="cpu"), readings),
+        (load_generator(save_llama(llama.parent / "other", seed=2), device="cpu"), readings),
+    ]
+    for other, some in changed:
+        with pytest.raises(NotRecordedError):
+            score_all(store, other, some)
+
+
+def test_others_may_do_it(store: Store, llama: Path) -> None:
+    generator: Any = load_generator(llama, device="cpu")
+    asked = list[ScoreTask]()
+
+    def scorer(tasks: Sequence[ScoreTask], tell: Tell) -> list[Mapping[str, Any]]:
+        asked.extend(tasks)
+        return [score(task, store) for task in tasks]
+
+    assert score_all(store, generator, [READING, PLAIN], scorer) == [
+        score_one(generator, one) for one in (READING, PLAIN)
+    ]
+    (task,) = asked
+    assert task.contexts == 6
+    assert task.weights > 4 * sum(weights.numel() for weights in generator.module.parameters())
+    assert set(task.inputs()) == {"readings", "generator", "text", "code", "libraries"}
+    assert len(json.dumps(task.inputs())) < 2_000, "an element is small"
+
+
+def test_every_kind_of_generator_can_be_handed_over(store: Store, tmp_path: Path) -> None:
+    for name, save in (("bart", save_bart), ("gguf", save_gguf)):
+        (tmp_path / name).mkdir()
+        generator: Any = load_generator(save(tmp_path / name), device="cpu")
+        assert score_all(store, generator, [READING])[0].log_p == pytest.approx(score_one(generator, READING).log_p)
+        assert put_generator(store, generator) == put_generator(store, generator)
+
+
+def test_a_broken_generator_is_refused(store: Store, llama: Path) -> None:
+    generator: Any = load_generator(llama, device="cpu")
+    with torch.no_grad():
+        generator.module.lm_head.weight[3] = torch.nan
+    with pytest.raises(InputError, match="the answer of example q1 a probability that is not finite"):
+        score_all(store, generator, [READING])
+    assert store.files.names("memo/score") == []
