@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,12 +19,18 @@ from rag_model.errors import InputError, RefusedError, UsageError
 from rag_model.store.store import Store
 from rag_model.store.versions.snapshot import Snapshot
 from rag_model.training.data.texts import Epoch, Split, TextBatch
+from rag_model.training.finetuning import Finetuning
 from rag_model.training.loop.journal import read_metrics
 from rag_model.training.loop.loop import train
+from rag_model.training.needs import work_of
+from rag_model.training.objectives.ict import ICT
+from rag_model.training.objectives.objective import Job, Objective
 from rag_model.training.objectives.realm.candidates import NULL, Asking
 from rag_model.training.objectives.realm.marginal import Marginal
+from rag_model.training.objectives.realm.objective import REALM
 from rag_model.training.objectives.realm.recipe import RealmRecipe
 from rag_model.training.objectives.realm.task import RealmTask
+from rag_model.training.origins import Named
 from tests.fixtures import filling
 from tests.fixtures.filling import ARTICLES, RECIPE, STEPS, filled, prepare, realm_of
 from tests.fixtures.tiny_snapshot import publish_tiny
@@ -222,3 +229,16 @@ def test_what_does_not_fit_is_refused(given: Path, snapshot: Snapshot, tmp_path:
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(InputError):
         TrainableMaskedLM.load(tmp_path)
+
+
+@pytest.mark.parametrize("objective", [REALM, ICT], ids=lambda one: one.name)
+def test_the_price_is_known_before(given: Path, snapshot: Snapshot, objective: Objective[Any]) -> None:
+    store = Store.open(str(given / "store"))
+    origins = objective.origins(store, snapshot, Named(encoder=str(given / "encoder")))
+    job = Job(store, snapshot, origins, objective.settings(), {"train": (), "dev": ()})
+    work = work_of(Finetuning(objective, job))
+    assert (work.sizes["texts"], "examples" in work.sizes) == (f"{len(ARTICLES)}", False)
+    weights = (given / "encoder" / "model.safetensors").stat().st_size
+    parts = 3 if objective is REALM else 2
+    assert work.stages["train"] > 4 * parts * weights * 0.9
+    assert work.sizes.get("rebuilds of the index", "1, ").startswith("1, ")
