@@ -28,7 +28,7 @@ from flows.stage import deployed, run_flow, stage
 from flows.training import KindName, RecipeTables, Tables, training_of
 from flows.watch import TrainingWatch
 from rag_model.errors import UsageError
-from rag_model.snapshots.reencoded import REENCODED
+from rag_model.snapshots.existing import REENCODED
 from rag_model.store.objects.cache import cache_folder
 from rag_model.store.store import MODEL, Store
 from rag_model.store.versions.lease import Lease

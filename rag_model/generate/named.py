@@ -34,6 +34,15 @@ def rag_id(store: Store, model: str) -> str:
     return found
 
 
+def rag_folder(store: Store | None, identity: str) -> Path:
+    """Return the folder of the model that `rag_id` found: its own, or a copy of the store's.
+
+    Raises:
+        StoreError: a file of the model is missing or damaged.
+    """
+    return Path(identity) if store is None or Path(identity).is_dir() else model_folder(store, identity)
+
+
 def load_named(store: Store | None, identity: str, asks: str | None = None) -> Rag:
     """Load the model that `rag_id` found; a folder needs no store.
 
@@ -46,7 +55,7 @@ def load_named(store: Store | None, identity: str, asks: str | None = None) -> R
         InputError: the model is incomplete or corrupt.
         RefusedError: the model records another passage space than `asks`.
     """
-    rag = load_rag(Path(identity) if store is None or Path(identity).is_dir() else model_folder(store, identity))
+    rag = load_rag(rag_folder(store, identity))
     if asks is not None:
         encoder: Any = rag.question
         encoder.asks = passage_space(asks)

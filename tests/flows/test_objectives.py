@@ -156,7 +156,8 @@ def test_a_deployment_has_a_form_for_it(deployment: str) -> None:
         assert set(forms) == {*names(), "rag-sequence, rag-token", "toy", None} - shared
         preference = forms["ra-dit"]["properties"]["retriever"]["properties"]["preference"]
         assert preference["enum"] == ["probability", "mean_log_probability"]
-        assert forms["ra-dit"]["properties"]["lm_loop"]["properties"]["max_steps"]["description"] == "by default 500"
+        steps = forms["ra-dit"]["properties"]["lm_loop"]["properties"]["max_steps"]
+        assert steps["description"].endswith("; by default 500")
         width = forms["toy"]["properties"]["toy"]["properties"]["width"]
         assert (width["type"], width["description"]) == ("integer", "by default 16")
         assert forms["toy"]["properties"]["loop"]["properties"]["epochs"]["description"] == "by default 3"

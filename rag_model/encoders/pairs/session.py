@@ -2,6 +2,7 @@
 
 import mmap
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -21,7 +22,9 @@ _CUDA_BATCH_TOKENS = 65_536
 _ONE_PAIR = 1
 _THREADS = "OMP_NUM_THREADS"  # which torch obeys as well
 # Such a graph scales activations by their range over the whole batch, so scores would depend on the batch.
-_QUANTISES_BATCHES = b"DynamicQuantize"
+_QUANTISES_BATCHES = re.compile(rb"DynamicQuantize")
+# Operators whose graph decides how often they run. Before a name stands the last byte of its length.
+_LOOPS = re.compile(rb"[\x04\x00](?:Loop|Scan)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +52,8 @@ class OnnxModel:
         if file is None:
             raise InputError(f"cross-encoder {folder} has no {_FILES[0]}: give the folder of an ONNX export")
         check_scores_pairs(folder)
+        if _contains(file, _LOOPS):
+            raise no_cross_encoder(folder, "has a graph with loops, which may never end")
         session = _session(file, device)
         inputs, output = tuple(one.name for one in session.get_inputs()), session.get_outputs()[0]
         if strange := [name for name in inputs if name not in _INPUTS]:
@@ -106,8 +111,14 @@ def _providers(device: str | None, available: list[str]) -> list[Any]:
     return [(_CUDA, {"device_id": int(number or 0)}), _CPU]
 
 
-def _batch_tokens(file: Path, session: Any) -> int:
+def _contains(file: Path, pattern: re.Pattern[bytes]) -> bool:
+    if not file.stat().st_size:
+        return False  # an empty file cannot be mapped
     with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as graph:
-        if graph.find(_QUANTISES_BATCHES) >= 0:
-            return _ONE_PAIR
+        return pattern.search(graph) is not None
+
+
+def _batch_tokens(file: Path, session: Any) -> int:
+    if _contains(file, _QUANTISES_BATCHES):
+        return _ONE_PAIR
     return _CUDA_BATCH_TOKENS if _CUDA in session.get_providers() else _CPU_BATCH_TOKENS

@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 
 from rag_model.errors import BookwheelError, InputError, MissingExtraError, NotFoundError, RefusedError, UsageError
-from rag_model.generate.named import rag_id
+from rag_model.generate.named import rag_folder, rag_id
 from rag_model.retrieve.scorers import Scorers
 from rag_model.secrets import without_secrets
 from rag_model.serving.answering.asking import ReadingModel
@@ -29,6 +29,7 @@ from rag_model.serving.answering.edition import Edition, ServedRef
 from rag_model.serving.answering.offer import Offer
 from rag_model.serving.following.desk import Desk
 from rag_model.serving.following.memory import check_memory
+from rag_model.serving.following.model_trial import try_encoders, try_rag
 from rag_model.serving.following.trial import try_indexes
 from rag_model.serving.service_settings import ServiceSettings
 from rag_model.serving.threads import WatchedThread
@@ -202,7 +203,7 @@ class Follower:
         if identity in self._taken_down:
             return
         try:
-            model = None if followed.model is None else ReadingModel.load(None, followed.model, followed.asks)
+            model = None if followed.model is None else self._loaded(None, followed.model)
             with Snapshot.from_folder(folder) as snapshot:
                 offer = Offer.of(snapshot, self._settings, reads=model is not None)
                 self._try(folder, snapshot.manifest.content, offer.indexes)
@@ -247,7 +248,7 @@ class Follower:
         check_memory(content, offer.indexes, self._settings)
         model = serving.model if serving is not None else None
         if target.model is not None and (model is None or model.id != target.model):
-            model = ReadingModel.load(store, target.model, self._followed.asks)
+            model = self._loaded(store, target.model)
         report = pull(
             store,
             target.named.snapshot,
@@ -262,6 +263,13 @@ class Follower:
     def _try(self, folder: Path, content: Content, indexes: Sequence[str]) -> None:
         if self._settings.trial:
             try_indexes(folder, content, indexes)
+            try_encoders(folder, content, indexes)
+
+    def _loaded(self, store: Store | None, identity: str) -> ReadingModel:
+        """Load the RAG model that answers, after a child process has."""
+        if self._settings.trial:
+            try_rag(self._followed.dest, rag_folder(store, identity))
+        return ReadingModel.load(store, identity, self._followed.asks)
 
     def _serve(
         self, folder: Path, named: ServedRef, model: ReadingModel | None, serving: Edition | None, began: float

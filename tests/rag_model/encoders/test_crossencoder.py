@@ -231,3 +231,13 @@ def _with_budget(scorer: CrossEncoder, budget: int) -> CrossEncoder:
             scorer.tokens, OnnxModel(scorer.model.session, scorer.model.inputs, scorer.model.output, budget)
         )
     return CrossEncoder(scorer.tokens, given(*parts))
+
+
+@pytest.mark.parametrize("operator", [b"\x22\x04Loop", b"\x22\x84\x00Scan"])
+def test_a_graph_that_may_never_end_is_refused(graph: Path, operator: bytes, tmp_path: Path) -> None:
+    """The name of an operator, behind its length, as protobuf writes it, and as it may be written too."""
+    endless = shutil.copytree(graph, tmp_path / "endless")
+    with (endless / "model.onnx").open("ab") as file:
+        file.write(operator)
+    with pytest.raises(InputError, match="has a graph with loops, which may never end"):
+        CrossEncoder.load(endless, device="cpu")
