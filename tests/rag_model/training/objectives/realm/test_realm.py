@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from rag_model.encoders.architecture import architecture_of
 from rag_model.encoders.encoder import Encoder
 from rag_model.encoders.masked_lm import TrainableMaskedLM
 from rag_model.encoders.space import check_same_space
@@ -23,6 +24,7 @@ from rag_model.training.data.texts import Epoch, Split, TextBatch
 from rag_model.training.finetuning import Finetuning
 from rag_model.training.loop.journal import read_metrics
 from rag_model.training.loop.loop import train
+from rag_model.training.moving.moving_settings import MovingSettings
 from rag_model.training.needs import work_of
 from rag_model.training.objectives.ict import ICT
 from rag_model.training.objectives.objective import Job, Objective
@@ -30,7 +32,7 @@ from rag_model.training.objectives.realm.candidates import NULL, Asking
 from rag_model.training.objectives.realm.marginal import Marginal
 from rag_model.training.objectives.realm.masking import Limits, mask, words_of
 from rag_model.training.objectives.realm.objective import REALM
-from rag_model.training.objectives.realm.recipe import RealmRecipe
+from rag_model.training.objectives.realm.recipe import RealmRecipe, RealmTraining
 from rag_model.training.objectives.realm.task import RealmTask
 from rag_model.training.origins import Named
 from tests.fixtures import filling
@@ -266,3 +268,15 @@ def test_the_price_is_known_before(given: Path, snapshot: Snapshot, objective: O
     parts = 3 if objective is REALM else 2
     assert work.stages["train"] > 4 * parts * weights * 0.9
     assert work.sizes.get("rebuilds of the index", "1, ").startswith("1, ")
+
+
+def test_an_index_moves_only_with_a_passage_encoder_that_learns(given: Path, snapshot: Snapshot) -> None:
+    """Rebuilds begin after each step; of frozen encoders there is one, of the published model."""
+    store = Store.open(str(given / "store"))
+    origins = REALM.origins(store, snapshot, Named())
+    models = {part: architecture_of(Path(name)) for part, name in origins.names.items()}
+    for frozen, wanted in ((False, 6), (True, 1)):
+        recipe = dataclasses.replace(RECIPE, freeze_encoders=frozen)
+        settings = RealmTraining(STEPS, recipe, MovingSettings(every=1))
+        costs = REALM.costs(Job(store, snapshot, origins, settings, {}), models)
+        assert costs.rebuilds == wanted
