@@ -15,7 +15,7 @@ from rag_model.corpus.records import Part, Plan, Siteinfo
 from rag_model.corpus.redact import pages_within
 from rag_model.snapshots.chunking import SettingFiles, StoredChunker, local_paths
 from rag_model.snapshots.cut_part import CutPart
-from rag_model.snapshots.parent import Earlier, Parent, local_files
+from rag_model.snapshots.parent import Earlier, Parent, local_cuts
 from rag_model.store.objects.memo import Produced
 from rag_model.store.store import Store
 
@@ -77,10 +77,12 @@ def chunk(task: ChunkTask, store: Store) -> Report:
 
     def produce(workdir: Path) -> Produced:
         out, log = workdir / "passages.parquet", workdir / "articles.parquet"
-        with Inheritance(local_files(store, task.earlier)) as earlier:
+        spans = workdir / "spans.npy" if task.recipe.spans else None
+        with Inheritance(local_cuts(store, task.earlier)) as earlier:
             files = local_paths(store, task.files)
-            facts = chunk_part(task.part, task.siteinfo, task.recipe, out, log, earlier, task.suppressed, files)
-        return Produced({"passages": out, "article_log": log}, asdict(facts))
+            facts = chunk_part(task.part, task.siteinfo, task.recipe, out, log, earlier, task.suppressed, files, spans)
+        made = {"passages": out, "article_log": log} | ({"spans": spans} if spans else {})
+        return Produced(made, asdict(facts))
 
     record, made = store.memo.once("chunk", task.inputs(), produce)
     return CutPart.of(record, made=made).to_json()

@@ -12,7 +12,7 @@ from pathlib import Path
 from beam_jobs.job import run_job
 from beam_jobs.launch import Launch, OnProgress, Report
 from rag_model.corpus.redact import PartFiles, redact_part
-from rag_model.snapshots.takedown import ARTICLES, RedactedPart
+from rag_model.snapshots.takedown import ARTICLES, SPANS, RedactedPart
 from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.store import Store
 from rag_model.store.versions.paths import TEXT
@@ -23,7 +23,7 @@ class RedactTask:
     """A part's files and the pages to leave out of them."""
 
     pages: tuple[str, ...]
-    files: tuple[tuple[str, BlobRef], ...]  # `text`, `articles`, and vectors by representation
+    files: tuple[tuple[str, BlobRef], ...]  # `text`, `articles`, `spans`, and vectors by representation
 
     @property
     def passages(self) -> BlobRef:
@@ -34,10 +34,10 @@ class RedactTask:
 def redact(task: RedactTask, store: Store) -> Report:
     """Write one part's files again without the pages."""
     local = {name: store.blobs.local(ref) for name, ref in task.files}
-    passages, articles = local.pop(TEXT), local.pop(ARTICLES, None)
+    passages, articles, spans = local.pop(TEXT), local.pop(ARTICLES, None), local.pop(SPANS, None)
     with tempfile.TemporaryDirectory(prefix="bookwheel-redact-") as folder:
-        made, rows = redact_part(PartFiles(passages, local, articles), {*task.pages}, Path(folder))
-        paths = {TEXT: made.passages, ARTICLES: made.articles, **made.vectors}
+        made, rows = redact_part(PartFiles(passages, local, articles, spans), {*task.pages}, Path(folder))
+        paths = {TEXT: made.passages, ARTICLES: made.articles, SPANS: made.spans, **made.vectors}
         files = {name: store.blobs.put_file(path) for name, path in paths.items() if path}
     return RedactedPart(rows, files).to_json()
 

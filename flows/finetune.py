@@ -28,7 +28,7 @@ from flows.stage import deployed, run_flow, stage
 from flows.training import KindName, RecipeTables, Tables, training_of
 from flows.watch import TrainingWatch
 from rag_model.errors import UsageError
-from rag_model.snapshots.reencoded import REENCODED
+from rag_model.snapshots.existing import REENCODED
 from rag_model.store.objects.cache import cache_folder
 from rag_model.store.store import MODEL, Store
 from rag_model.store.versions.lease import Lease
@@ -38,8 +38,9 @@ from rag_model.store.versions.snapshot import Snapshot
 from rag_model.training.data.examples import draw, read_examples
 from rag_model.training.finetuning import Finetuning, Outcome
 from rag_model.training.loop.loop import Trained
+from rag_model.training.loop.loop_settings import LoopSettings
 from rag_model.training.moving.moving_settings import MovingSettings
-from rag_model.training.objectives.objective import Job
+from rag_model.training.objectives.objective import Examples, Job, Objective
 from rag_model.training.objectives.registry import objective
 from rag_model.training.origins import Named
 
@@ -69,8 +70,8 @@ class Finetuned:
 def finetune(
     kind: KindName,
     store: Url,
-    train: Url,
-    dev: Url,
+    train: Url | None = None,
+    dev: Url | None = None,
     ref: str = "latest",
     encoder: Url | None = None,
     generator: Url | None = None,
@@ -87,8 +88,9 @@ def finetune(
         kind: the name of an objective: `dpr`, `rag-sequence`, `rag-token`, or one that an installed
             package registers.
         store: URL or folder of the store.
-        train: examples to learn from: DPR's JSON, question CSV or JSONL, triples, KILT, or a BEIR folder.
-        dev: examples to choose the best weights by.
+        train: examples to learn from: DPR's JSON, question CSV or JSONL, triples, KILT, or a BEIR folder; none for
+            objectives that learn from the snapshot's own text.
+        dev: examples to choose the best weights by; as `train`.
         ref: a ref, ref@number, an id or a unique prefix of a snapshot; it is pinned by id before anything else.
         encoder: initial weights of the encoder or encoders: a folder, a hub name, or `model:NAME`; by default the
             snapshot's.
@@ -143,7 +145,7 @@ class Given:
 
 
 @stage
-def prepare(store: Store, kind: str, train: str, dev: str, ref: str, given: Given) -> Finetuning:
+def prepare(store: Store, kind: str, train: str | None, dev: str | None, ref: str, given: Given) -> Finetuning:
     """Pin the snapshot, find the models, read the examples, and decide the settings."""
     chosen, snapshot = objective(kind), Snapshot.from_store(store, ref)
     if given.named.teacher is not None and "teacher" not in chosen.options:
@@ -151,10 +153,20 @@ def prepare(store: Store, kind: str, train: str, dev: str, ref: str, given: Give
     taken = {option: getattr(given.named, option) for option in chosen.options}  # others may be set for another verb
     origins = chosen.origins(store, snapshot, Named(**taken))
     settings = training_of(kind, given.tables, given.max_steps, unit_vectors=origins.unit_vectors())
-    held_out = draw(read_examples(dev, split="dev"), settings.loop.dev_examples, settings.loop.seed)
-    examples = {"train": read_examples(train), "dev": held_out}
+    examples = _examples(chosen, train, dev, settings.loop)
     scorer = partial(score.run, launch=Launch.new(store.url, given.beam_options))
     return Finetuning(chosen, Job(store, snapshot, origins, settings, examples, scorer=scorer))
+
+
+def _examples(chosen: Objective[Any], train: str | None, dev: str | None, loop: LoopSettings) -> Examples:
+    if chosen.takes_examples and train is not None and dev is not None:
+        held_out = draw(read_examples(dev, split="dev"), loop.dev_examples, loop.seed)
+        return {"train": read_examples(train), "dev": held_out}
+    if chosen.takes_examples:
+        raise UsageError(f"{chosen.name} learns from examples: give them with --train and --dev")
+    if train is not None or dev is not None:
+        raise UsageError(f"{chosen.name} learns from the snapshot's own text: leave --train and --dev out")
+    return {"train": (), "dev": ()}
 
 
 @contextmanager

@@ -28,7 +28,9 @@ from rag_model.training.origins import Named
 
 
 @stage
-def weigh_training(memory: int, kind: str, store: str, train: str, dev: str, ref: str, **given: Any) -> Work:
+def weigh_training(
+    memory: int, kind: str, store: str, train: str | None, dev: str | None, ref: str, **given: Any
+) -> Work:
     """Estimate what a fine-tuning needs; settings and examples are read as the fine-tuning itself does."""
     named = Named(given["encoder"], given["generator"], given["teacher"])
     told = Given(named, given["recipe"] or {}, given["max_steps"])

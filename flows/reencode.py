@@ -9,17 +9,19 @@ Requires: a store that this machine and the workers both reach.
 from collections.abc import Sequence
 from functools import partial
 
+from prefect import flow
+
 from beam_jobs import embed
 from beam_jobs.embed import EmbedTask
 from beam_jobs.launch import Launch, OnProgress
 from beam_jobs.workers import worker_memory
 from flows.add_index import look
-from flows.admission import Url
+from flows.admission import Url, admitted
 from flows.finish import Build, finish
 from flows.outcome import Reindexed
 from flows.progress import StageClock
 from flows.reindex import prepare_encoder
-from flows.stage import deployed, stage
+from flows.stage import stage
 from rag_model.encoders.embed import Dtype
 from rag_model.snapshots.content import with_indexes
 from rag_model.snapshots.cut_part import CutPart
@@ -31,7 +33,8 @@ from rag_model.store.store import Store
 from rag_model.store.versions.paths import EMBEDDINGS
 
 
-@deployed("reencode")
+@flow(name="reencode", persist_result=False)
+@admitted
 def reencode(snapshot: str, store: Url, encoder: Url, ref: str, beam_options: Sequence[str] = ()) -> Reindexed:
     """Publish a snapshot with the passages of another one and vectors of `encoder`, and move `ref` to it.
 

@@ -33,10 +33,13 @@ def finetune(
     ] = None,
     train: Annotated[
         str | None,
-        Parameter(help="DPR's JSON, a question CSV or JSONL, triples, KILT, or a BEIR folder. Required."),
+        Parameter(
+            help="DPR's JSON, a question CSV or JSONL, triples, KILT, or a BEIR folder. Required, but not by `ict` and "
+            "`realm`."
+        ),
     ] = None,
     dev: Annotated[
-        str | None, Parameter(help="Examples in the same formats, to choose the best weights by. Required.")
+        str | None, Parameter(help="Examples in the same formats, to choose the best weights by; as --train.")
     ] = None,
     ref: SnapshotName = "latest",
     encoder: Annotated[
@@ -72,8 +75,8 @@ def finetune(
     if print_settings:
         text = settings_text(objective(kind))
         return Reply({"kind": kind, "settings": text}, text.rstrip())
-    if store is None or train is None or dev is None:
-        required = {"--store": store, "--train": train, "--dev": dev}
+    required = {"--store": store} | ({"--train": train, "--dev": dev} if objective(kind).takes_examples else {})
+    if store is None or None in required.values():
         raise UsageError(f"finetune needs {', '.join(name for name, value in required.items() if value is None)}")
     if beam_options and not beam_options[0].startswith("-"):
         raise UsageError(f"finetune takes no argument {beam_options[0]!r}: examples are given as --train and --dev")

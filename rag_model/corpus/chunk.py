@@ -23,11 +23,15 @@ from rag_model.corpus.dump import read_pages
 from rag_model.corpus.lineage import ArticleLog, ArticleOutcome, Inheritance, article_key, cutting_basis
 from rag_model.corpus.passages import PassageWriter
 from rag_model.corpus.records import Article, Page, Part, Passage, Siteinfo
+from rag_model.corpus.salient import VERSION as SPANS_VERSION
+from rag_model.corpus.salient import Salient, salient, salient_of
+from rag_model.corpus.span_file import SpanWriter
 from rag_model.corpus.wikitext import Unparsable, clean
 from rag_model.errors import InputError, UsageError
 
 VERSION = 4  # raise it when the same page would give other passages: then no article is inherited
 MAX_LISTED = 100  # quarantined pages that are named; the others are only counted
+_Cut = tuple[Passage, Sequence[Salient] | None]  # a passage, and its spans if they are known
 BUCKET = 10  # words; width of the bins of the length histogram
 
 
@@ -38,6 +42,7 @@ class ChunkRecipe:
     chunker: str = "recursive"
     words: int | None = None  # short for the setting of that name; None: the chunker's own default
     settings: Mapping[str, Any] = field(default_factory=dict)  # of the chunker; omitted ones keep defaults
+    spans: bool = False  # keep the spans of links and dates beside the passages, for masks of `finetune realm`
     quarantine_share: float = 0.01  # share of a part's articles that may be unparsable
     quarantine_floor: int = 20  # this number may be unparsable in any part, even if it is more than the share
 
@@ -66,14 +71,17 @@ class ChunkRecipe:
         """
         settings = settings_of(self.built())
         words = {"words": settings.pop("words")} if "words" in settings else {}
-        others = {"settings": settings} if settings else {}
+        others: dict[str, Any] = {"settings": settings} if settings else {}
+        if self.spans:
+            others["spans"] = True  # left out where there are none, as in recipes of earlier versions
         quarantine = {"quarantine_share": self.quarantine_share, "quarantine_floor": self.quarantine_floor}
         return {"chunker": self.chunker, **words, **others, **quarantine}
 
     def identity(self) -> dict[str, Any]:
         """Return all that decides a part's passages: the content, and the version of a chunker's own code."""
         version = self.built().version
-        return {**self.content(), **({"version": version} if version else {})}
+        found = {**self.content(), **({"version": version} if version else {})}
+        return found | ({"spans": SPANS_VERSION} if self.spans else {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,26 +117,31 @@ def chunk_part(
     earlier: Inheritance | None = None,
     suppressed: Collection[str] = (),
     files: Mapping[str, Path] | None = None,
+    spans: Path | None = None,
 ) -> ChunkFacts:
     """Write the passages of one part to the Parquet file `out`, and return the counts.
 
     `log` is the path for the article log of a wiki, which a later build inherits from; `earlier` is what this build
     inherits from. Pages whose ids are `suppressed` are only counted. `files` are the paths of settings that the recipe
-    names by their digest.
+    names by their digest. `spans` is the path for the passages' salient spans, if the recipe keeps them.
 
     Raises:
         InputError: the source cannot be read, or more of its pages are unparsable than the recipe allows.
     """
-    tally, articles = _Tally(suppressed=suppressed), ArticleLog()
+    tally, articles, spanned = _Tally(suppressed=suppressed), ArticleLog(), SpanWriter()
     with PassageWriter(out) as writer:
         cutting = _Cutting(recipe, siteinfo, files)
-        for passage in _passages(part, cutting, tally, articles, earlier or Inheritance()):
+        for passage, its in _passages(part, cutting, tally, articles, earlier or Inheritance()):
+            if recipe.spans:
+                spanned.write(salient(passage.text) if its is None else its)
             tally.words += passage.n_words
             tally.lengths[passage.n_words // BUCKET * BUCKET] += 1
             writer.write(passage)
         tally.check(part, recipe)
     if log is not None:
         articles.save(log)
+    if spans is not None and recipe.spans:
+        spanned.save(spans)
     return ChunkFacts(
         rows=writer.rows,
         digest=writer.digest,
@@ -202,29 +215,32 @@ class _Cutting:
         return cutting_basis(self.siteinfo, self.recipe.identity(), VERSION)
 
 
-def _passages(part: Part, cutting: _Cutting, tally: _Tally, log: ArticleLog, earlier: Inheritance) -> Iterator[Passage]:
-    """Yield the passages of a part of any kind; ready-made ones are not changed."""
+def _passages(part: Part, cutting: _Cutting, tally: _Tally, log: ArticleLog, earlier: Inheritance) -> Iterator[_Cut]:
+    """Yield the passages of a part of any kind, with their spans; ready-made ones are not changed."""
     if part.kind == "passages":
-        yield from (passage for passage in read_ready_passages(part) if tally.keeps(passage.page_id))
+        yield from ((one, None) for one in read_ready_passages(part) if tally.keeps(one.page_id))
         return
     cut = cutting.open()
     if part.kind == "documents":
         for document in read_documents(part):
             if tally.keeps(document.page_id):
-                yield from tally.counted(list(cut(document)))
+                yield from ((one, None) for one in tally.counted(list(cut(document))))
         return
     basis = cutting.basis()
     for page in _articles(part, cutting.siteinfo, tally):
         key = article_key(basis, page)
         kept = earlier.get(page, key)
-        outcome = kept or _outcome(page, cutting.siteinfo, cut)
+        if kept and cutting.recipe.spans and not kept.spans:
+            kept = None  # the file of spans is gone
+        outcome = kept or _outcome(page, cutting.siteinfo, cut, spans=cutting.recipe.spans)
         tally.inherited += kept is not None and len(kept.passages) > 0
         log.note(page, key, outcome)
         if outcome.reason:
             tally.quarantine(page, outcome.reason)
             continue
         tally.newest_revision = max(tally.newest_revision, page.timestamp)
-        yield from tally.counted(outcome.passages)
+        none = [None] * len(outcome.passages)
+        yield from zip(tally.counted(outcome.passages), outcome.spans or none, strict=True)
 
 
 def _articles(part: Part, siteinfo: Siteinfo, tally: _Tally) -> Iterator[Page]:
@@ -238,13 +254,15 @@ def _articles(part: Part, siteinfo: Siteinfo, tally: _Tally) -> Iterator[Page]:
             tally.newest_revision = max(tally.newest_revision, page.timestamp)  # the newest timestamp dates the dump
 
 
-def _outcome(page: Page, siteinfo: Siteinfo, cut: Cut) -> ArticleOutcome:
+def _outcome(page: Page, siteinfo: Siteinfo, cut: Cut, *, spans: bool) -> ArticleOutcome:
     """Return a page's passages, or the reason to quarantine it."""
     try:
-        sections = clean(page.text, siteinfo, page.title)
+        sections = clean(page.text, siteinfo, page.title, anchors=spans)
     except Unparsable as bound:
         return ArticleOutcome((), bound.reason)
     except (ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as bug:
         # A bug in the cleaner that affects one page in millions must not fail the other pages of its part.
         return ArticleOutcome((), f"the cleaner failed: {type(bug).__name__}: {bug}")
-    return ArticleOutcome(list(cut(Article(str(page.page_id), page.rev_id, page.title, sections))))
+    article = Article(str(page.page_id), page.rev_id, page.title, sections)
+    passages = list(cut(article))
+    return ArticleOutcome(passages, spans=salient_of(article, passages) if spans else ())

@@ -19,6 +19,8 @@ import pyarrow.parquet as pq
 
 from rag_model.corpus.passages import ROW_GROUP, PassageFile
 from rag_model.corpus.records import Page, Passage, Siteinfo
+from rag_model.corpus.salient import Salient
+from rag_model.corpus.span_file import SpanFile
 from rag_model.digest import digest_json
 from rag_model.errors import InputError
 from rag_model.landing import landing
@@ -36,6 +38,7 @@ class ArticleOutcome:
 
     passages: Sequence[Passage]
     reason: str = ""
+    spans: Sequence[Sequence[Salient]] = ()  # of each passage, where the recipe keeps them
 
 
 def cutting_basis(siteinfo: Siteinfo, cut_by: Mapping[str, Any], version: int) -> bytes:
@@ -92,13 +95,15 @@ class _Place:
     start: int  # row
     count: int
     reason: str
+    spans: SpanFile | None = None
 
 
 class Inheritance:
     """The outcomes of earlier parts' articles, which are inherited by articles with the same key."""
 
-    def __init__(self, parts: Sequence[tuple[Path, Path]] = ()) -> None:
-        """Open the passages and the article log of each part; a pair that does not match is left out.
+    def __init__(self, parts: Sequence[tuple[Path, ...]] = ()) -> None:
+        """Open the passages and the article log of each part, and its spans if there are any; what does not match is
+        left out.
 
         Raises:
             InputError: a file is not Parquet, or lacks a column.
@@ -106,8 +111,8 @@ class Inheritance:
         self._files: list[PassageFile] = []
         self._places: dict[int, _Place] = {}
         self._held: tuple[PassageFile, int, list[Passage]] | None = None
-        for passages, articles in parts:
-            self._index(PassageFile(passages), _read(articles))
+        for passages, articles, *spans in parts:
+            self._index(PassageFile(passages), _read(articles), SpanFile(spans[0]) if spans else None)
 
     def get(self, page: Page, key: bytes) -> ArticleOutcome | None:
         """Return the earlier outcome of an article, or None if there is none with this key."""
@@ -116,9 +121,10 @@ class Inheritance:
             return None
         rows = self._rows(place)
         fits = all(passage.page_id == str(page.page_id) for passage in rows)
-        return ArticleOutcome(rows, place.reason) if fits else None
+        spans = place.spans.between(place.start, place.start + place.count) if place.spans else ()
+        return ArticleOutcome(rows, place.reason, spans) if fits else None
 
-    def _index(self, file: PassageFile, log: pa.Table) -> None:
+    def _index(self, file: PassageFile, log: pa.Table, spans: SpanFile | None) -> None:
         self._files.append(file)
         counts = log["passages"].to_numpy()
         if counts.sum() != file.n_rows:  # a page was removed from the passages since
@@ -126,7 +132,7 @@ class Inheritance:
         starts = (np.cumsum(counts) - counts).tolist()
         pages, keys, reasons = (log[name].to_pylist() for name in ("page_id", "key", "reason"))
         for page, key, start, count, reason in zip(pages, keys, starts, counts.tolist(), reasons, strict=True):
-            self._places[page] = _Place(key, file, start, count, reason)
+            self._places[page] = _Place(key, file, start, count, reason, spans)
 
     def _rows(self, place: _Place) -> list[Passage]:
         rows: list[Passage] = []

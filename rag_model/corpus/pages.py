@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from xml.parsers import expat
 
 from rag_model.corpus.languages import language_of
-from rag_model.corpus.records import Page, Siteinfo
+from rag_model.corpus.records import MAX_TITLE, Page, Siteinfo
 from rag_model.errors import InputError
 
 MAX_DEPTH = 16  # nested elements; an export has six levels
@@ -161,6 +161,8 @@ class PageParser:
         page, revision = self._fields, self._revision
         if "/page/id" not in page or "/page/title" not in page:
             raise self._error("has a <page> without <id> or <title>", _ADVICE)
+        if len(page["/page/title"]) > MAX_TITLE:
+            raise self._error(f"has a <title> of more than {MAX_TITLE:,} characters", _ADVICE)
         return Page(
             page_id=self._number(page["/page/id"]),
             rev_id=self._number(revision.get(f"{_REVISION}/id", "0")),

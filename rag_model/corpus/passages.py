@@ -208,9 +208,8 @@ class PassageFile:
         try:
             yield
         except PagesError as hostile:
-            raise InputError(
-                f"{self._name} is not a readable passage file ({hostile}): build or pull it again"
-            ) from None
+            sentence = f"{self._name} is not a readable passage file ({hostile}): build or pull it again"
+            raise InputError(sentence) from hostile
         except (pa.ArrowException, OSError, UnicodeDecodeError) as broken:
             why = " ".join(str(broken).split())  # Arrow's messages have several lines
             raise InputError(f"{self._name} is not a readable passage file ({why}): build or pull it again") from broken

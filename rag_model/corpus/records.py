@@ -13,6 +13,11 @@ from rag_model.digest import digest_json
 SourceKind = Literal["wiki", "documents", "passages"]
 Codec = Literal["bz2", "gzip", "none"]
 
+# What every passage of a document repeats, and a reply repeats for every hit, has a bound.
+MAX_TITLE = 1_000  # characters; MediaWiki's own limit is 255 bytes
+MAX_ID = 1_000  # characters
+MAX_PASSAGE = 100_000  # characters of a passage that comes ready-made; chunkers have bounds of their own
+
 
 @dataclass(frozen=True, slots=True)
 class Page:
@@ -34,6 +39,7 @@ class Section:
 
     heading: str
     text: str
+    links: tuple[tuple[int, int], ...] = ()  # characters of the words of its links, ascending, if they were asked for
 
 
 @dataclass(frozen=True, slots=True)

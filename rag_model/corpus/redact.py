@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from rag_model.corpus.documents import place_of
 from rag_model.corpus.lineage import redact_log
 from rag_model.corpus.passages import PassageFile, PassageWriter
+from rag_model.corpus.span_file import SpanFile
 from rag_model.corpus.sparse_file import SparseFile, SparseWriter, is_sparse_file
 from rag_model.corpus.token_file import ROWS, TokenFile, TokenWriter, is_token_file
 
@@ -34,13 +35,14 @@ def pages_within(kind: str, first_page: int, last_page: int, pages: Iterable[str
 
 @dataclass(frozen=True, slots=True)
 class PartFiles:
-    """The local files of a part: its passages and, if there are any, its vectors and its article log."""
+    """The local files of a part: its passages and, if there are any, its vectors, its article log and its spans."""
 
     passages: Path
     vectors: Mapping[str, Path] = field(
         default_factory=dict
     )  # by name, a vector a passage, many, or terms; row i: passage i
     articles: Path | None = None
+    spans: Path | None = None
 
 
 def redact_part(part: PartFiles, pages: Collection[str], folder: Path) -> tuple[PartFiles, int]:
@@ -55,12 +57,15 @@ def redact_part(part: PartFiles, pages: Collection[str], folder: Path) -> tuple[
         folder / "passages.parquet",
         {name: folder / f"{name}.vectors" for name in part.vectors},
         part.articles and folder / "articles.parquet",
+        part.spans and folder / "spans.npy",
     )
     kept = _redact_passages(part.passages, pages, out.passages)
     for name, path in part.vectors.items():
         _redact_vectors(path, np.array(kept, np.int64), out.vectors[name])
     if part.articles and out.articles:
         redact_log(part.articles, pages, out.articles)
+    if part.spans and out.spans:
+        SpanFile(part.spans).keep(kept, out.spans)
     return out, len(kept)
 
 

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rag_model.corpus.decode import MAX_LINE, read_lines
+from rag_model.corpus.records import MAX_ID, MAX_PASSAGE, MAX_TITLE
 from rag_model.corpus.source import basename
 from rag_model.errors import InputError
 from rag_model.parquet_pages import PagesError, check_groups, decoded_size, texts_of
@@ -20,6 +21,7 @@ Record = tuple[str, str, str] | tuple[str, str, list[tuple[str, str]]]
 
 _FIELDS = ("id", "_id", "title", "text", "sections", "contents")
 _BATCH = 256  # Parquet rows decoded at a time
+_MOST = {"id": MAX_ID, "title": MAX_TITLE, "text": MAX_PASSAGE}  # characters in a row of ready-made passages
 
 
 def read_jsonl(url: str) -> Iterator[Record]:
@@ -96,7 +98,9 @@ def read_tsv(url: str) -> Iterator[Record]:
                 )
             if not row[order["id"]].strip():
                 raise InputError(f"line {rows.line_num} of {name} has no id: give every passage one")
-            yield row[order["id"]], row[order["title"]], row[order["text"]]
+            at = f"line {rows.line_num} of {name}"
+            record = tuple(_short(row[order[column]], column, most, at) for column, most in _MOST.items())
+            yield record[0], record[1], record[2]
     except csv.Error as broken:
         raise InputError(f"line {rows.line_num} of {name} is badly quoted ({broken}): quote it as CSV") from broken
 
@@ -111,11 +115,23 @@ def _document(row: Mapping[str, Any], where: str) -> Record:
     try:
         if not sections and row.get("contents"):
             first, _, rest = row["contents"].partition("\n")
-            title, sections = (title or first, [rest]) if rest else (title, [first])
-        title = _printable(title or "")
-        return _printable(str(document_id)), title, [_section(section) for section in _listed(sections)]
+            titled = rest and len(first) <= MAX_TITLE  # a longer line is text
+            title, sections = (title or first, [rest]) if titled else (title, [row["contents"].rstrip("\n")])
+        own = _short(_printable(str(document_id)), "id", MAX_ID, where)
+        title = _short(_printable(title or ""), "title", MAX_TITLE, where)
+        return own, title, [_section(section) for section in _listed(sections)]
     except (AttributeError, KeyError, TypeError) as wrong:
         raise InputError(f"{where} has no readable `title`, `text` or `sections`: give strings") from wrong
+
+
+def _short(value: str, field: str, most: int, where: str) -> str:
+    if len(value) > most:
+        named, advice = ("an id", "shorten it") if field == "id" else (f"a {field}", "move it into the text")
+        advice = "cut it into passages" if field == "text" else advice
+        raise InputError(
+            f"{where} has {named} of {len(value):,} characters, and at most {most:,} are possible: {advice}"
+        )
+    return value
 
 
 def _listed(sections: Any) -> list[Any]:

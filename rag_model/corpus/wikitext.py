@@ -23,10 +23,11 @@ captions, references, notices that point elsewhere ("Main article: …"), blocks
 prose (`headings.APPARATUS`) are dropped, as in DPR.
 """
 
+from rag_model.corpus.markup.anchors import links_in, unmarked
 from rag_model.corpus.markup.extension import strip_extensions
 from rag_model.corpus.markup.headings import is_apparatus, split_sections
 from rag_model.corpus.markup.links import Links
-from rag_model.corpus.markup.literal import without_noncharacters
+from rag_model.corpus.markup.literal import CLOSED, OPENED, without_noncharacters
 from rag_model.corpus.markup.prose import plain
 from rag_model.corpus.markup.scanner import Scanner
 from rag_model.corpus.markup.tables import strip_tables
@@ -39,25 +40,29 @@ __all__ = ["MAX_CHARS", "Unparsable", "clean"]
 MAX_CHARS = 8 << 20  # characters of a page; MediaWiki refuses to save more than 2 MiB
 
 
-def clean(text: str, siteinfo: Siteinfo, title: str = "") -> tuple[Section, ...]:
+def clean(text: str, siteinfo: Siteinfo, title: str = "", *, anchors: bool = False) -> tuple[Section, ...]:
     """Return the sections of a page that contain text, in order; the lead, if it has text, is first (heading `""`).
 
-    Sections without prose (references, external links, see also) are left out, with their subsections.
+    Sections without prose (references, external links, see also) are left out, with their subsections. With `anchors`
+    each has the spans of its links (`links_in`); its text is the same without.
 
     Raises:
         Unparsable: the page exceeds `MAX_CHARS`. Time and memory stay in proportion to its length.
     """
     if len(text) > MAX_CHARS:
         raise Unparsable(f"the page has more than {MAX_CHARS} characters")
-    scanner = Scanner(Templates(title).render, Links(siteinfo.namespaces).render, is_dropped)
+    marks = (OPENED, CLOSED) if anchors else ("", "")
+    scanner = Scanner(Templates(title).render, Links(siteinfo.namespaces).render, is_dropped, marks=marks)
     body = strip_tables(strip_extensions(without_noncharacters(text)))
     kept: list[Section] = []
     dropped_level = 7  # level of the current apparatus section; deeper headings belong to it
     for level, heading, raw in split_sections(body):
         if 0 < dropped_level < level:
             continue
-        words = plain(scanner.expand(heading)) if heading else ""
+        words = plain(unmarked(scanner.expand(heading))) if heading else ""
         dropped_level = level if is_apparatus(words, siteinfo.language) else 7
-        if dropped_level == 7 and (prose := plain(scanner.expand(raw))):
-            kept.append(Section(" ".join(words.split()), prose))
+        if dropped_level == 7:
+            expanded = scanner.expand(raw)
+            if prose := plain(unmarked(expanded)):
+                kept.append(Section(" ".join(words.split()), prose, links_in(prose, expanded) if anchors else ()))
     return tuple(kept)

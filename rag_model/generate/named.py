@@ -34,8 +34,8 @@ def rag_id(store: Store, model: str) -> str:
     return found
 
 
-def model_place(store: Store | None, identity: str) -> Path:
-    """Return the folder with the files of the model that `rag_id` found; a folder needs no store.
+def rag_folder(store: Store | None, identity: str) -> Path:
+    """Return the folder of the model that `rag_id` found: its own, or a copy of the store's.
 
     Raises:
         StoreError: a file of the model is missing or damaged.
@@ -55,7 +55,7 @@ def load_named(store: Store | None, identity: str, asks: str | None = None) -> R
         InputError: the model is incomplete or corrupt.
         RefusedError: the model records another passage space than `asks`.
     """
-    rag = load_rag(model_place(store, identity))
+    rag = load_rag(rag_folder(store, identity))
     if asks is not None:
         encoder: Any = rag.question
         encoder.asks = passage_space(asks)

@@ -6,7 +6,7 @@ from pathlib import Path
 from rag_model.encoders.resolve import question_sibling, resolve_folder
 from rag_model.errors import UsageError
 from rag_model.store.store import MODEL, Store
-from rag_model.store.versions.model_parts import COLBERT, CROSS_ENCODER, GENERATOR, PASSAGE, QUESTION
+from rag_model.store.versions.model_parts import COLBERT, CROSS_ENCODER, GENERATOR, MASKED_LM, PASSAGE, QUESTION
 from rag_model.store.versions.models import model_folder
 
 
@@ -65,6 +65,21 @@ def colbert_folder(store: Store, name: str) -> Path:
     if not folder.is_dir():
         raise UsageError(f"{name} makes no token vectors: name a model that `finetune colbert` made")
     return folder
+
+
+def masked_folder(store: Store, name: str) -> str:
+    """Return the name or folder of the masked language model `name`, which may be `model:` and a model of the store.
+
+    Raises:
+        StoreError: the store has no such model, or a file of it is damaged.
+        UsageError: the model of the store has no masked language model.
+    """
+    if not name.startswith(MODEL):
+        return name
+    folder = model_folder(store, name.removeprefix(MODEL)) / MASKED_LM
+    if not folder.is_dir():
+        raise UsageError(f"{name} has no masked language model: name a model that `finetune realm` made")
+    return str(folder)
 
 
 def cross_encoder_folder(store: Store | None, name: str) -> Path:

@@ -1,8 +1,6 @@
 """The models that score pairs of question and passage, by their names in expressions."""
 
 import threading
-from collections.abc import Callable
-from pathlib import Path
 
 from rag_model.encoders.crossencoder import CrossEncoder
 from rag_model.retrieve.named import cross_encoder_folder
@@ -13,12 +11,9 @@ from rag_model.store.store import MODEL, Store
 class Scorers:
     """Loads each model once, for all retrievers that read with it. Safe among threads."""
 
-    def __init__(self, store: Store | str | None = None, check: Callable[[Path], None] = lambda folder: None) -> None:
-        """Look `model:NAME` up in `store`, which may be a URL; None: only folders and hub names are known.
-
-        `check` is called with a model's folder before it is loaded; its error is raised.
-        """
-        self._store, self._check = store, check
+    def __init__(self, store: Store | str | None = None) -> None:
+        """Look `model:NAME` up in `store`, which may be a URL; None: only folders and hub names are known."""
+        self._store = store
         self._loaded: dict[str, PairScorer] = {}
         self._lock = threading.Lock()
 
@@ -33,9 +28,7 @@ class Scorers:
         """
         with self._lock:
             if name not in self._loaded:
-                folder = cross_encoder_folder(self._opened(name), name)
-                self._check(folder)
-                self._loaded[name] = CrossEncoder.load(folder)
+                self._loaded[name] = CrossEncoder.load(cross_encoder_folder(self._opened(name), name))
             return self._loaded[name]
 
     def _opened(self, name: str) -> Store | None:

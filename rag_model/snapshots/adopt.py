@@ -16,7 +16,7 @@ import numpy as np
 
 from rag_model.corpus.chunk import BUCKET, ChunkFacts
 from rag_model.corpus.passages import PassageFile, PassageWriter
-from rag_model.corpus.records import Part, Passage, Plan, Siteinfo
+from rag_model.corpus.records import MAX_PASSAGE, Part, Passage, Plan, Siteinfo
 from rag_model.corpus.rows import READERS, Record
 from rag_model.corpus.source import expand
 from rag_model.encoders.encoder import Encoder
@@ -137,6 +137,10 @@ def _ready(source: str) -> Iterator[Passage]:
 def _passage(record: Record) -> Passage:
     own, title, body = record
     text = body if isinstance(body, str) else " ".join(text for _, text in body)
+    if len(text) > MAX_PASSAGE:
+        raise InputError(
+            f"passage {own} has {len(text):,} characters, and at most {MAX_PASSAGE:,} are possible: cut it"
+        )
     return Passage(own, title or own, 0, title, "", text, 0, len(text.split()), Passage.hash_of(title, text))
 
 

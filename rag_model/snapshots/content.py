@@ -30,6 +30,7 @@ from rag_model.store.versions.paths import (
     index_path,
     passages_path,
     question_encoder,
+    spans_path,
     trained_path,
 )
 
@@ -74,6 +75,8 @@ def assemble(
             files[embeddings_path(name, over, encoders[over].kind)] = reports[place].vectors
         if cut.article_log is not None:
             files[articles_path(name)] = cut.article_log
+        if cut.spans is not None:
+            files[spans_path(name)] = cut.spans
         parts.append(PartEntry(name, first, last, cut.rows))
     spaces = {over: {"kind": encoder.kind, "space": encoder.space.to_json()} for over, encoder in encoders.items()}
     bare = Content(_corpus(plan, passages), tuple(parts), files, recipe.content(), spaces, {}, recipe.answering)

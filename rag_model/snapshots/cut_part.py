@@ -17,6 +17,7 @@ class CutPart:
     facts: ChunkFacts
     article_log: BlobRef | None = None  # of a wiki's part; None: later builds do not inherit from it
     made: bool = False  # by this run, not by an earlier one
+    spans: BlobRef | None = None  # salient spans, where the recipe keeps them
 
     @property
     def rows(self) -> int:
@@ -26,7 +27,8 @@ class CutPart:
     @classmethod
     def of(cls, record: Record, *, made: bool = False) -> Self:
         """Return the report of a part from its memo record."""
-        return cls(record.outputs["passages"], _facts(record.facts), record.outputs.get("article_log"), made)
+        found = record.outputs
+        return cls(found["passages"], _facts(record.facts), found.get("article_log"), made, found.get("spans"))
 
     def to_json(self) -> dict[str, Any]:
         """Return the record as JSON values."""
@@ -36,7 +38,8 @@ class CutPart:
     def from_json(cls, value: Mapping[str, Any]) -> Self:
         """Read back what `to_json` wrote."""
         log = BlobRef.from_json(value["article_log"]) if value["article_log"] else None
-        return cls(BlobRef.from_json(value["passages"]), _facts(value["facts"]), log, value["made"])
+        spans = BlobRef.from_json(value["spans"]) if value["spans"] else None
+        return cls(BlobRef.from_json(value["passages"]), _facts(value["facts"]), log, value["made"], spans)
 
 
 def _facts(value: Mapping[str, Any]) -> ChunkFacts:

@@ -19,7 +19,13 @@ from rag_model.store.versions.paths import EMBEDDINGS, passages_path
 from rag_model.store.versions.snapshot import Snapshot
 from rag_model.toml import from_table
 
-CARRIED = ("dump", "encoder", "code")  # fields of a provenance that stay true for a snapshot made from another
+REENCODED = "reencoded"  # of a snapshot whose vectors another encoder made: the snapshot that it is one of
+CARRIED = (
+    "dump",
+    "encoder",
+    "code",
+    REENCODED,
+)  # fields of a provenance that stay true for a snapshot made from another
 
 
 def recipe_of(content: Content) -> Recipe:

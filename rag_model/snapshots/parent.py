@@ -21,7 +21,7 @@ from rag_model.snapshots.recipe import Recipe
 from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.store import Store
 from rag_model.store.versions.manifest import Content, Manifest, PartEntry
-from rag_model.store.versions.paths import articles_path, passages_path
+from rag_model.store.versions.paths import articles_path, passages_path, spans_path
 from rag_model.store.versions.signatures import UnsignedError
 
 LATEST = "latest"  # the default ref of a build
@@ -33,6 +33,7 @@ class Earlier:
 
     passages: BlobRef
     beside: BlobRef  # the article log, or the vectors
+    spans: BlobRef | None = None  # salient spans, beside an article log
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +110,7 @@ class Parent:
         for entry in self._content.parts:
             passages, beside = files.get(passages_path(entry.name)), files.get(path(entry.name))
             if _overlap(entry, part) and passages is not None and beside is not None:
-                yield Earlier(passages, beside)
+                yield Earlier(passages, beside, files.get(spans_path(entry.name)))
 
 
 def _overlap(entry: PartEntry, part: Part) -> bool:
@@ -124,3 +125,17 @@ def local_files(store: Store, earlier: Sequence[Earlier]) -> list[tuple[Path, Pa
     """
     there = [known for known in earlier if store.blobs.exists(known.passages) and store.blobs.exists(known.beside)]
     return [(store.blobs.local(known.passages), store.blobs.local(known.beside)) for known in there]
+
+
+def local_cuts(store: Store, earlier: Sequence[Earlier]) -> list[tuple[Path, ...]]:
+    """Return local paths of inherited passages and article logs, each with the spans if there are any.
+
+    Raises:
+        StoreError: as `local_files`.
+    """
+    there = [known for known in earlier if known.spans is None or store.blobs.exists(known.spans)]
+    return [
+        (*paths, *([] if known.spans is None else [store.blobs.local(known.spans)]))
+        for known in there
+        for paths in local_files(store, [known])
+    ]

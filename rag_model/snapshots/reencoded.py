@@ -9,12 +9,10 @@ from rag_model.evaluation.gate import GateRecipe
 from rag_model.index.recipe import IndexRecipe
 from rag_model.snapshots.encoded_part import EncodedPart
 from rag_model.snapshots.encoding import StoredEncoder
-from rag_model.snapshots.existing import carried, recipe_of
+from rag_model.snapshots.existing import REENCODED, carried, recipe_of
 from rag_model.snapshots.recipe import Recipe
 from rag_model.store.versions.manifest import Content, Manifest
 from rag_model.store.versions.paths import EMBEDDINGS, QUESTION_ENCODER, embeddings_path, trained_path
-
-REENCODED = "reencoded"  # the field of the provenance that says of which snapshot this is one
 
 
 def recipe_for(content: Content) -> Recipe:

@@ -13,7 +13,7 @@ from rag_model.store.store import Store
 from rag_model.store.upkeep.retire import retire
 from rag_model.store.versions.holding import Held, held, wiki_of
 from rag_model.store.versions.manifest import Content, Manifest, PartEntry
-from rag_model.store.versions.paths import EMBEDDINGS, TEXT, articles_path
+from rag_model.store.versions.paths import EMBEDDINGS, TEXT, articles_path, spans_path
 from rag_model.store.versions.signatures import Trust
 
 _REBUILT = (
@@ -22,11 +22,12 @@ _REBUILT = (
     "tokens",
     "sparse",
     "articles",
+    "spans",
     "trained",
     "index",
 )  # top folders of the files that may hold a page
 _KEPT = "encoder"
-ARTICLES = "articles"  # a part's article log among its files
+ARTICLES, SPANS = "articles", "spans"  # a part's article log and its salient spans among its files
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,13 +130,16 @@ def parts_to_redact(holder: Holder) -> list[PartEntry]:
 
 
 def part_blobs(content: Content, part: PartEntry) -> dict[str, BlobRef]:
-    """Return a part's files: its passages (`text`), its vectors by representation, and its article log (`articles`)."""
+    """Return a part's files: its passages (`text`), its vectors by representation, its `articles` and its `spans`."""
     return {name: content.files[path] for name, path in _paths(content, part.name).items() if path in content.files}
 
 
 def _paths(content: Content, part: str) -> dict[str, str]:
     named = dict.fromkeys([TEXT, EMBEDDINGS, *content.representations])
-    return {name: content.rows_path(name, part) for name in named} | {ARTICLES: articles_path(part)}
+    return {name: content.rows_path(name, part) for name in named} | {
+        ARTICLES: articles_path(part),
+        SPANS: spans_path(part),
+    }
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,9 @@ from rag_model.encoders.resolve import resolve_folder
 from rag_model.encoders.space import Space, space_of
 from rag_model.encoders.spec import read_spec
 from rag_model.errors import UsageError
-from rag_model.retrieve.named import colbert_folder, cross_encoder_folder, encoder_names, generator_name
+from rag_model.retrieve.named import colbert_folder, cross_encoder_folder, encoder_names, generator_name, masked_folder
 from rag_model.store.store import Store
-from rag_model.store.versions.model_parts import COLBERT, CROSS_ENCODER
+from rag_model.store.versions.model_parts import COLBERT, CROSS_ENCODER, MASKED_LM
 from rag_model.store.versions.paths import QUESTION_ENCODER
 from rag_model.store.versions.snapshot import Snapshot
 
@@ -119,6 +119,19 @@ def late_of(store: Store, snapshot: Snapshot, encoder: str | None) -> Origins:
     """
     named = snapshot.folder(QUESTION_ENCODER) if encoder is None else colbert_folder(store, encoder)
     return Origins({COLBERT: str(named)})
+
+
+def masked_of(store: Store, snapshot: Snapshot, encoder: str | None, reader: str | None) -> Origins:
+    """Return the initial models of REALM: encoders as `pair_of`, and a masked language model.
+
+    `reader`: its folder or hub name; None: the passage encoder, which then gets a new head over its vocabulary.
+
+    Raises:
+        StoreError: the store has no such model, or the snapshot carries no encoder.
+        UsageError: the named encoder, or the snapshot's, encodes only questions.
+    """
+    names = pair_of(store, snapshot, encoder).names
+    return Origins({**names, MASKED_LM: masked_folder(store, reader or names["passage"])})
 
 
 def taught(store: Store, origins: Origins, teacher: str | None) -> Origins:

@@ -85,7 +85,7 @@ class Given:
 
     @property
     def reader(self) -> Path:
-        return self.folder / "reader"
+        return self.options.reader or self.folder / "reader"
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,8 @@ def prepare(folder: Path, options: argparse.Namespace, seed: int) -> Given:
     asked = examples(world)
     half = len(asked) // 16 * 8
     train, rest = asked[:half], asked[half:]
-    write_reader(folder / "reader", options.reader_steps)
+    if options.reader is None:
+        write_reader(folder / "reader", options.reader_steps)
     return Given(folder, options.encoder, train, rest[:8], rest[: options.test], options)
 
 
@@ -212,7 +213,8 @@ def ours(given: Given, steps: int) -> list[tuple[float, float]]:
         task = task_of(given, Path(work), settings_of(given, 0), "end2end")
         task.module.train()
         switch_off_dropout(task.module)
-        return spent(task.module, lambda number: task.loss(task.batches(0)[number])[0], steps)
+        order = task.batches(0)
+        return spent(task.module, lambda number: task.loss(order[number % len(order)])[0], steps)
 
 
 def theirs(given: Given, steps: int) -> list[tuple[float, float]]:
@@ -235,7 +237,7 @@ def theirs(given: Given, steps: int) -> list[tuple[float, float]]:
         return torch.nn.functional.normalize(mean, dim=-1)
 
     def loss(number: int) -> Tensor:
-        batch = order[number]
+        batch = order[number % len(order)]
         asked = encode(question, [one.question for one in batch])
         rows = (asked.detach() @ held.T).topk(options.k).indices  # (b, k)
         unique, places = rows.unique(return_inverse=True)
@@ -327,7 +329,8 @@ def main() -> None:
     parser.add_argument("-k", type=int, default=4)
     parser.add_argument("--candidates", type=int, default=0)
     parser.add_argument("--rate", type=float, default=3e-5)
-    parser.add_argument("--reader-steps", type=int, default=150)
+    parser.add_argument("--reader-steps", type=int, default=800)
+    parser.add_argument("--reader", type=Path, help="a folder that `write_reader` made, with 1,500 steps for example")
     parser.add_argument("--test", type=int, default=400, help="questions at most")
     parser.add_argument("--timed", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=1)

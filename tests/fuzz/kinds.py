@@ -24,6 +24,8 @@ from rag_model.corpus.pages import parse_pages
 from rag_model.corpus.passages import PassageFile, PassageWriter
 from rag_model.corpus.records import Passage, Slice
 from rag_model.corpus.rows import READERS
+from rag_model.corpus.salient import Salient
+from rag_model.corpus.span_file import SpanFile, SpanWriter
 from rag_model.corpus.sparse_file import SparseFile
 from rag_model.corpus.token_file import TokenFile, TokenVectors, TokenWriter, offsets_of
 from rag_model.encoders.tokens import load_tokenizer, tokenize
@@ -159,6 +161,14 @@ def _read_mapped(path: Path) -> object:
         return file.rows([0, file.n_rows - 1] if file.n_rows else [])
     finally:
         file.close()
+
+
+def _spans(folder: Path) -> Path:
+    writer = SpanWriter()
+    for row in range(N):
+        writer.write([Salient(0, 4, 0), Salient(row, row + 5, 1)])
+    writer.save(folder / "spans.npy")
+    return folder / "spans.npy"
 
 
 def _npy(folder: Path) -> Path:
@@ -335,6 +345,7 @@ KINDS = [
     Kind("intent", _intent, partial(_in_store, "intents/build.json", lambda store: store.intents.live(0.0))),
     Kind("memo", _memo, lambda path: parsed("s", _ID, path.read_bytes())),
     Kind("passages", _passages, _read_passages),
+    Kind("spans", _spans, lambda path: [SpanFile(path).between(0, N), SpanFile(path).rows]),
     Kind("vectors", _npy, _read_vectors),
     Kind("vector input npy", _npy, _read_input),
     Kind("vector input parquet", _vector_parquet, _read_input),

@@ -13,6 +13,8 @@ _PROTECT = {ord(char): _FIRST + i for i, char in enumerate(_SPECIAL)}
 _REVEAL = {chr(_FIRST + i): char for i, char in enumerate(_SPECIAL)}
 _NONCHARACTER = re.compile("[\ufdd0-\ufdef]")
 
+OPENED, CLOSED = "\ufded", "\ufdee"  # mark the words of a link, where the cleaner is told to keep its links
+_REVEAL |= {OPENED: OPENED, CLOSED: CLOSED}
 GAP = "\ufdef"  # marks dropped markup: it keeps its neighbours from joining into markup
 
 
@@ -22,7 +24,7 @@ def protect(text: str) -> str:
 
 
 def reveal(text: str) -> str:
-    """Undo `protect`, and remove the gaps."""
+    """Undo `protect`, and remove the gaps; the marks of links stay."""
     return _NONCHARACTER.sub(lambda found: _REVEAL.get(found[0], ""), text)
 
 

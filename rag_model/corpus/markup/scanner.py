@@ -57,10 +57,19 @@ class Scanner:
     `is_dropped` says by a template's name that it shows no text: such a template is skipped without reading it.
     """
 
-    def __init__(self, template: TemplateRenderer, link: LinkRenderer, is_dropped: Callable[[str], bool]) -> None:
+    def __init__(
+        self,
+        template: TemplateRenderer,
+        link: LinkRenderer,
+        is_dropped: Callable[[str], bool],
+        *,
+        marks: tuple[str, str] = ("", ""),
+    ) -> None:
+        """Take what renders; `marks` are set around the words of each link that lies in no template or other link."""
         self._template = template
         self._link = link
         self._is_dropped = is_dropped
+        self._marks = marks
 
     def expand(self, text: str) -> str:
         """Return `text` without templates and links."""
@@ -79,7 +88,7 @@ class Scanner:
             if kind == 3:
                 pieces.append(self._template(token[3].split("|"), inside=_is_inside(text, start)))
             else:
-                pieces.append(self._link([token[1]] if kind == 1 else [token[1], token[2]]))
+                pieces.append(self._shown(frames, [token[1]] if kind == 1 else [token[1], token[2]]))
             at = end
         frames[-1].pieces.append(text[at:])
         while len(frames) > 1:
@@ -123,8 +132,13 @@ class Scanner:
             link.pieces.append("]")
             end += 1
         frames.pop()
-        frames[-1].pieces.append(self._link(link.end_argument()))
+        frames[-1].pieces.append(self._shown(frames, link.end_argument()))
         return end
+
+    def _shown(self, frames: list[_Frame], arguments: list[str]) -> str:
+        """Return the words of a link, marked if it stands in plain text: templates take words as they are."""
+        words = self._link(arguments)
+        return f"{self._marks[0]}{words}{self._marks[1]}" if words and len(frames) == 1 else words
 
     def _close_templates(self, frames: list[_Frame], braces: int) -> None:
         """End the templates that a run of closing braces ends: three end a parameter, two a template."""

@@ -60,7 +60,7 @@ class TorchModel:
     def forward(self, batch: PairBatch) -> Tensor:
         """Return the (b,) float32 logits of a batch, with gradient where the weights have one."""
         inputs = {"input_ids": batch.ids, "attention_mask": batch.mask}
-        if _takes_types(self.whole):
+        if takes_types(self.whole):
             inputs["token_type_ids"] = batch.types
         here = {name: torch.from_numpy(values).to(self.whole.device) for name, values in inputs.items()}
         logits: Tensor = self.whole(**here).logits
@@ -86,7 +86,7 @@ def load_classifier(folder: Path) -> tuple[Any, list[str]]:
     return whole, sorted(loading["missing_keys"])
 
 
-def _takes_types(whole: Any) -> bool:
+def takes_types(whole: Any) -> bool:
     """Return whether a model tells the two texts apart by segment ids."""
     named = "token_type_ids" in inspect.signature(whole.forward).parameters
     return named and getattr(whole.config, "type_vocab_size", 0) > 1

@@ -12,7 +12,7 @@ from rag_model.retrieve.nodes import Call, Word
 from rag_model.retrieve.rerank import PairScorer
 from rag_model.retrieve.survey import Survey
 from rag_model.serving.service_settings import ServiceSettings
-from rag_model.store.versions.paths import EXACT, TEXT, question_encoder
+from rag_model.store.versions.paths import EXACT
 from rag_model.store.versions.snapshot import Snapshot
 
 
@@ -22,7 +22,6 @@ class Offer:
 
     retrievers: tuple[str, ...]  # expressions; the first answers where a request names none
     indexes: tuple[str, ...]  # that are opened; requests may compose others of them
-    encoders: tuple[str, ...]  # folders of the snapshot with what encodes questions for the indexes
     embeddings: bool  # whether the vectors must be on this machine
 
     @classmethod
@@ -40,10 +39,7 @@ class Offer:
         exact = EXACT in needed.indexes and EXACT not in content.indexes
         ranks = any(content.indexes.get(name, {}).get("refine") == "vectors" for name in needed.indexes)
         weighs = reads and needed.needs_vectors
-        over = dict.fromkeys(content.over(name) for name in needed.indexes)
-        encoders = [question_encoder(one) for one in over if content.kind_of(one) != TEXT]
-        carried = [one for one in encoders if any(path.startswith(f"{one}/") for path in content.files)]
-        return cls(retrievers, tuple(needed.indexes), tuple(carried), settings.embeddings or exact or ranks or weighs)
+        return cls(retrievers, tuple(needed.indexes), settings.embeddings or exact or ranks or weighs)
 
 
 class Composable:

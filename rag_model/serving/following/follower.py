@@ -13,7 +13,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 
 from rag_model.errors import BookwheelError, InputError, MissingExtraError, NotFoundError, RefusedError, UsageError
-from rag_model.generate.named import model_place, rag_id
+from rag_model.generate.named import rag_folder, rag_id
 from rag_model.retrieve.scorers import Scorers
 from rag_model.secrets import without_secrets
 from rag_model.serving.answering.asking import ReadingModel
@@ -29,7 +29,7 @@ from rag_model.serving.answering.edition import Edition, ServedRef
 from rag_model.serving.answering.offer import Offer
 from rag_model.serving.following.desk import Desk
 from rag_model.serving.following.memory import check_memory
-from rag_model.serving.following.model_trial import ModelKind, try_model
+from rag_model.serving.following.model_trial import try_encoders, try_rag
 from rag_model.serving.following.trial import try_indexes
 from rag_model.serving.service_settings import ServiceSettings
 from rag_model.serving.threads import WatchedThread
@@ -91,7 +91,7 @@ class Follower:
         """Prepare to follow; `hopeless` is called with the reason if the first version cannot be served."""
         self._followed, self._desk, self._settings, self._observer = followed, desk, settings, observer
         self._hopeless = hopeless
-        self._scorers = Scorers(followed.url, partial(self._try_model, "pairs"))
+        self._scorers = Scorers(followed.url)
         self._store: Store | None = None
         self._taken_down: frozenset[str] = frozenset()  # snapshots, when the store was last asked
         self._stopping = threading.Event()
@@ -203,13 +203,10 @@ class Follower:
         if identity in self._taken_down:
             return
         try:
-            model = None
-            if followed.model is not None:
-                self._try_model("rag", Path(followed.model))
-                model = ReadingModel.load(None, followed.model, followed.asks)
+            model = None if followed.model is None else self._loaded(None, followed.model)
             with Snapshot.from_folder(folder) as snapshot:
                 offer = Offer.of(snapshot, self._settings, reads=model is not None)
-                self._try(folder, snapshot.manifest.content, offer)
+                self._try(folder, snapshot.manifest.content, offer.indexes)
             self._serve(folder, ServedRef(followed.ref, 0, identity, ""), model, None, time.monotonic())
         except BookwheelError as error:
             _LOG.error("snapshot %s on the disk can't be served: %s", identity[:12], error)
@@ -251,29 +248,28 @@ class Follower:
         check_memory(content, offer.indexes, self._settings)
         model = serving.model if serving is not None else None
         if target.model is not None and (model is None or model.id != target.model):
-            self._try_model("rag", model_place(store, target.model))
-            model = ReadingModel.load(store, target.model, self._followed.asks)
+            model = self._loaded(store, target.model)
         report = pull(
             store,
             target.named.snapshot,
             self._followed.dest,
             select=chosen(content, indexes=offer.indexes, embeddings=offer.embeddings),
             keep=self._settings.keep,
-            accept=lambda folder: self._try(folder, content, offer),
+            accept=lambda folder: self._try(folder, content, offer.indexes),
             on_progress=self._goes_on,
         )
         return report.path, model
 
-    def _try(self, folder: Path, content: Content, offer: Offer) -> None:
-        """Let child processes open what a version's retrievers are made of, as it lies in `folder`."""
+    def _try(self, folder: Path, content: Content, indexes: Sequence[str]) -> None:
         if self._settings.trial:
-            try_indexes(folder, content, offer.indexes)
-        for encoder in offer.encoders:
-            self._try_model("encoder", folder / encoder)
+            try_indexes(folder, content, indexes)
+            try_encoders(folder, content, indexes)
 
-    def _try_model(self, kind: ModelKind, folder: Path) -> None:
+    def _loaded(self, store: Store | None, identity: str) -> ReadingModel:
+        """Load the RAG model that answers, after a child process has."""
         if self._settings.trial:
-            try_model(kind, folder, self._followed.dest)
+            try_rag(self._followed.dest, rag_folder(store, identity))
+        return ReadingModel.load(store, identity, self._followed.asks)
 
     def _serve(
         self, folder: Path, named: ServedRef, model: ReadingModel | None, serving: Edition | None, began: float

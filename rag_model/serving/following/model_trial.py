@@ -1,98 +1,96 @@
-"""A trial of a model: a child process loads and asks it once, before the service does.
+"""A trial of models: a child process loads question encoders and a RAG model, and uses them, before the service does.
 
-A model's folder may come from elsewhere. Its config may ask for more memory than there is, and its graph may never end;
-here that ends the child. What died is written beside the snapshots, as of indexes (`trial`); so is what passed, since a
-model seldom changes:
-
-```
-DEST/.trials/<digest of the model's files and versions>.json    {"died": ""}
-```
+A snapshot carries the encoder of its questions, which whoever published it has chosen. Its config decides how much
+memory and time the weights take, and only a question shows it. A model that passed is not tried again, so a new
+version with the same encoder costs nothing.
 """
 
-from collections.abc import Callable
-from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from rag_model.child import DiedError, answer, call
-from rag_model.digest import digest_file, digest_json
-from rag_model.errors import RefusedError
-from rag_model.serving.following.trial_record import TrialRecord
+from rag_model.child import answer, call
+from rag_model.digest import digest_file
+from rag_model.encoders.carried import load_carried
+from rag_model.errors import BookwheelError, InputError
+from rag_model.serving.following.verdicts import decide
+from rag_model.store.versions.manifest import Content
+from rag_model.store.versions.paths import TEXT, question_encoder
 
-ModelKind = Literal["encoder", "rag", "pairs"]
+_MEMORY = 4 << 30  # bytes: what torch, transformers and a batch of questions take
+_COPIES = 3  # of the weights: fp16 becomes float32, and a layout for the processor
+_SECONDS = 300.0  # for small files, on a busy machine
+_RATE = 20e6  # bytes of weights per second
+_NEW_TOKENS = 4  # of an answer
+_QUESTIONS = (  # the second one is as long as a service takes
+    "Who wrote it?",
+    " ".join(f"word {number}, Été 漢字 [x]?" for number in range(75)),
+)
 
-_MEMORY = 2 << 30  # bytes beside the weights: what torch and transformers take
-_COPIES = 4  # of the weights: half precision becomes float32, and one copy is made while it is loaded
-_SECONDS = 120.0  # for a small model
-_RATE = 20e6  # bytes of a model per second
-_LIBRARIES = ("bookwheel", "torch", "transformers", "tokenizers", "safetensors", "onnxruntime")
 
-
-def try_model(kind: ModelKind, folder: Path, dest: Path) -> None:
-    """Load the model of `folder` and ask it once, in a child process; records are kept in `dest`.
+def try_encoders(folder: Path, content: Content, indexes: Sequence[str]) -> None:
+    """Load the question encoders that `indexes` of the snapshot in `folder`, DEST/<id>, need; encode two questions.
 
     Raises:
-        BookwheelError: it cannot be loaded or asked; the sentence is the child's.
+        BookwheelError: an encoder cannot be used; the sentence is the child's.
+        RefusedError: the child died, now or at an earlier trial of the same files.
+    """
+    needed = dict.fromkeys(content.over(name) for name in indexes)
+    for name in (question_encoder(one) for one in needed if one != TEXT):
+        files = {path: ref for path, ref in content.files.items() if path.startswith(f"{name}/")}
+        if files:
+            tried = {path: ref.to_json() for path, ref in files.items()}
+            _try(folder.parent, "encoder", folder / name, tried, sum(ref.size for ref in files.values()))
+
+
+def try_rag(dest: Path, folder: Path) -> None:
+    """Load the RAG model in `folder`, and answer a question without passages; `dest` holds the pulled snapshots.
+
+    Raises:
+        BookwheelError: the model cannot be used; the sentence is the child's.
         RefusedError: the child died, now or at an earlier trial of the same files.
     """
     files = sorted(path for path in folder.rglob("*") if path.is_file())
-    named = [[path.relative_to(folder).as_posix(), digest_file(path)] for path in files]
-    record = TrialRecord.of(dest, digest_json([kind, [_version(name) for name in _LIBRARIES], named]))
-    before = record.died()
-    if before:
-        raise RefusedError(_refusal(folder, before, record))
-    if before is not None:
-        return
-    size = sum(path.stat().st_size for path in files)
-    try:
-        call(
-            __name__,
-            {"kind": kind, "folder": str(folder)},
-            seconds=_SECONDS + size / _RATE,
-            memory=_MEMORY + _COPIES * size,
-        )
-    except DiedError as dead:
-        record.write(str(dead))
-        raise RefusedError(_refusal(folder, str(dead), record)) from dead
-    record.write("")
+    tried = {str(path.relative_to(folder)): digest_file(path) for path in files}
+    _try(dest, "RAG model", folder, tried, sum(path.stat().st_size for path in files))
 
 
-def _refusal(folder: Path, died: str, record: TrialRecord) -> str:
-    return (
-        f"a process that loaded and asked the model {folder} {died}: give another model, or delete {record.path} to "
-        "try it once more"
+def _try(dest: Path, kind: str, folder: Path, tried: Any, size: int) -> None:
+    given = {"kind": kind, "folder": str(folder)}
+    decide(
+        dest,
+        [kind, tried],
+        f"a process that loaded the {kind} {folder} and asked it",
+        "give another model",
+        lambda: call(__name__, given, seconds=_SECONDS + size / _RATE, memory=_MEMORY + _COPIES * size),
+        remember=True,
     )
 
 
-def _version(library: str) -> str:
+def _used(given: Any) -> None:
+    kind, folder = given["kind"], Path(given["folder"])
     try:
-        return version(library)
-    except PackageNotFoundError:
-        return ""
+        if kind == "encoder":
+            load_carried(folder).encode_questions(_QUESTIONS)
+        else:
+            _answered(folder)
+    except (BookwheelError, MemoryError):
+        raise
+    except Exception as broken:  # torch and transformers raise anything
+        sentence = str(broken).strip().partition("\n")[0]
+        raise InputError(f"{kind} {folder} cannot read a question ({sentence}): give another model") from broken
 
 
-def _tried(given: Any) -> None:
-    _ASKS[given["kind"]](Path(given["folder"]))
+def _answered(folder: Path) -> None:
+    from rag_model.generate.decoding import Decoding  # noqa: PLC0415 - they need torch, which the caller may lack
+    from rag_model.generate.folder import load_rag  # noqa: PLC0415
+    from rag_model.generate.reader import Reader  # noqa: PLC0415
 
-
-def _ask_encoder(folder: Path) -> None:
-    import_module("rag_model.encoders.carried").load_carried(folder).encode_questions(["who?"])
-
-
-def _ask_pairs(folder: Path) -> None:
-    import_module("rag_model.encoders.crossencoder").CrossEncoder.load(folder).scores(["who?"], ["a"], ["b"])
-
-
-def _ask_rag(folder: Path) -> None:
-    rag = import_module("rag_model.generate.folder").load_rag(folder)
-    rag.question.encode_questions(["who?"])
-    decoding = import_module("rag_model.generate.decoding").Decoding(max_new_tokens=2)
-    import_module("rag_model.generate.reader").Reader(None, rag, decoding).answer_from(["who?"], [[]])
-
-
-_ASKS: dict[ModelKind, Callable[[Path], None]] = {"encoder": _ask_encoder, "pairs": _ask_pairs, "rag": _ask_rag}
+    rag = load_rag(folder, device="cpu")
+    asker: Any = rag.question
+    asker.encode_questions(_QUESTIONS)
+    Reader(None, rag, Decoding(max_new_tokens=_NEW_TOKENS)).answer_from(_QUESTIONS, [[], []])
 
 
 if __name__ == "__main__":
-    answer(_tried)
+    answer(_used)

@@ -1,28 +1,21 @@
 """A trial of a new version's indexes: a child process opens and searches them, before `current` names the version.
 
 An index file may come from elsewhere, and may be damaged in a way that only a search meets. Native code that meets it
-takes its process with it; here that is the child. What killed a child is written beside the snapshots, so that neither
-a restart nor the next look at the ref tries it again:
-
-```
-DEST/.trials/<digest of the index files and versions>.json    {"died": "was ended by SIGSEGV"}
-```
+takes its process with it; here that is the child. What killed a child is remembered (`verdicts`).
 """
 
 from collections.abc import Callable, Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from rag_model.child import DiedError, answer, call
-from rag_model.digest import digest_json
-from rag_model.errors import InputError, RefusedError
+from rag_model.child import answer, call
+from rag_model.errors import InputError
 from rag_model.index.files.engine import Vectors
 from rag_model.index.kind import Represents
 from rag_model.retrieve.indexes import files_of, open_index_of, represents
-from rag_model.serving.following.trial_record import TrialRecord
+from rag_model.serving.following.verdicts import decide
 from rag_model.store.versions.manifest import Content
 from rag_model.store.versions.snapshot import Snapshot
 
@@ -46,27 +39,18 @@ def try_indexes(folder: Path, content: Content, names: Sequence[str]) -> None:
     names = [name for name in names if name in content.indexes]
     if not names:
         return
-    record = TrialRecord.of(folder.parent, _identity(content, names))
-    if died := record.died():
-        raise RefusedError(_refusal(content, names, died, record))
-    size = sum(content.files[content.index_file(name)].size for name in names)
+    files = [content.index_file(name) for name in names]
+    size = sum(content.files[file].size for file in files)
+    tried = [
+        [dict(content.indexes[name]), content.files[file].to_json()] for name, file in zip(names, files, strict=True)
+    ]
     given = {"folder": str(folder), "indexes": names}
-    try:
-        call(__name__, given, seconds=_SECONDS + size / _RATE, memory=_MEMORY + _ROW_BYTES * content.n)
-    except DiedError as dead:
-        record.write(str(dead))
-        raise RefusedError(_refusal(content, names, str(dead), record)) from dead
-
-
-def _identity(content: Content, names: Sequence[str]) -> str:
-    files = [[dict(content.indexes[name]), content.files[content.index_file(name)].to_json()] for name in names]
-    return digest_json([version("bookwheel"), version("faiss-cpu"), files])
-
-
-def _refusal(content: Content, names: Sequence[str], died: str, record: TrialRecord) -> str:
-    return (
-        f"a process that opened and searched {', '.join(content.index_file(name) for name in names)} {died}: build the "
-        f"index again, or delete {record.path} to try it once more"
+    decide(
+        folder.parent,
+        tried,
+        f"a process that opened and searched {', '.join(files)}",
+        "build the index again",
+        lambda: call(__name__, given, seconds=_SECONDS + size / _RATE, memory=_MEMORY + _ROW_BYTES * content.n),
     )
 
 

@@ -6,8 +6,9 @@ from rag_model.errors import UsageError
 from rag_model.store.versions.manifest import Content
 from rag_model.store.versions.paths import EMBEDDINGS, EXACT, SPARSE, TOKENS, rows_kind
 
-# Logs of articles, trained files of indexes, and what indexes hold in a form of their own: readers do not need them.
-FOR_BUILDS = frozenset({"articles", "trained", TOKENS, SPARSE})
+# Logs of articles, trained files of indexes, spans for trainings, and what indexes hold in a form of their own: readers
+# do not need them.
+FOR_BUILDS = frozenset({"articles", "trained", "spans", TOKENS, SPARSE})
 
 
 def kind_of(path: str) -> str:

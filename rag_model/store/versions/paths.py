@@ -45,3 +45,8 @@ def trained_path(name: str) -> str:
 def articles_path(part: str) -> str:
     """Return the path of a part's article log, with the outcome of each article: only later builds read it."""
     return f"articles/{part}.parquet"
+
+
+def spans_path(part: str) -> str:
+    """Return the path of a part's salient spans, of links and dates: trainings that mask them read it."""
+    return f"spans/{part}.npy"

@@ -22,6 +22,7 @@ from typing import Any
 
 from accelerate.state import PartialState
 from accelerate.utils import broadcast_object_list
+from safetensors import SafetensorError
 
 from rag_model.errors import BookwheelError, UsageError
 from rag_model.store.store import Store
@@ -67,7 +68,7 @@ class MovingIndex:
         self._first, self._asked = snapshot.id, snapshot.id
         self._refreshes = Refreshes(work, snapshot.id)
         self._made: Rebuilt | None = None  # the rebuild that gave the asked snapshot; None: of the first one
-        self._running: Running | None = None
+        self._running: tuple[Order, Running] | None = None
         self._overdue = self._resumed = False
         self._failed, self._swap_seconds = 0, 0.0
         self._lease = Lease(store)
@@ -122,7 +123,7 @@ class MovingIndex:
             self._resumed = False
             if (found := self._continued(done)) is not None:
                 return found
-        finished = self._finished() if self._running is not None and self._running.done() else None
+        finished = self._finished() if self._running is not None and self._running[1].done() else None
         self._overdue |= due
         if self._overdue and self._running is None:
             self._overdue = False
@@ -140,30 +141,30 @@ class MovingIndex:
     def _begin(self, done: int) -> None:
         try:
             order = self._refreshes.order(done, self._learner.save)
-        except OSError as full:
-            self._fail(done, f"its encoders cannot be kept ({full.strerror or full})")
+        except (OSError, SafetensorError) as full:  # safetensors has an error of its own for a full disk
+            self._fail(done, f"its encoders cannot be kept ({full})")
         else:
             self._start(order)
 
     def _start(self, order: Order) -> None:
         assert self._rebuild is not None  # as checked at the start
         try:
-            self._running = self._rebuild.start(order)
+            self._running = order, self._rebuild.start(order)
         except BookwheelError as failed:
             self._fail(order.step, str(failed))
 
     def _finished(self) -> Rebuilt | None:
         """Wait for the rebuild that runs; return None if there is none or it failed."""
-        running, self._running = self._running, None
-        if running is None:
+        if self._running is None:
             return None
+        (order, running), self._running = self._running, None
         try:
             made = running.result()
             self._refreshes.record(made)
         except BookwheelError as failed:
-            self._fail(None, str(failed))
+            self._fail(order.step, str(failed))
         except OSError as full:
-            self._fail(None, f"it cannot be recorded ({full.strerror or full})")
+            self._fail(order.step, f"it cannot be recorded ({full})")
         else:
             return made
         return None
@@ -189,7 +190,8 @@ class MovingIndex:
             raise
         self._asked = snapshot
 
-    def _fail(self, step: int | None, why: str) -> None:
+    def _fail(self, step: int, why: str) -> None:
         self._failed += 1
-        named = "" if step is None else f" of step {step}"
-        _log.warning("the rebuild%s failed, and snapshot %s is asked on: %s", named, self._asked[:12], why)
+        if PartialState().is_main_process:
+            self._refreshes.forget(step)
+        _log.warning("the rebuild of step %d failed, and snapshot %s is asked on: %s", step, self._asked[:12], why)

@@ -113,6 +113,7 @@ class Objective(Protocol[S]):
     options: frozenset[Option]  # the command-line options that it accepts
     settings: type[S]
     result: Result
+    takes_examples: bool = True  # False: it learns from the snapshot's own text, and `Job.examples` are empty
     version: int = 0  # increased when the same inputs would give another model, so that earlier ones are not reused
 
     def defaults(self, *, unit_vectors: bool) -> Mapping[str, Mapping[str, Any]]:

@@ -79,6 +79,32 @@ def test_contents_are_a_title_and_a_text(tmp_path, plan, name: str) -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("name", "row", "says"),
+    [
+        (
+            "x.jsonl",
+            json.dumps({"id": "a", "title": "T" * 1_001, "text": "x"}),
+            "line 1 of x.jsonl has a title of 1,001 ",
+        ),
+        ("x.jsonl", json.dumps({"id": "a" * 1_001, "text": "x"}), "line 1 of x.jsonl has an id of 1,001 characters"),
+        ("x.tsv", "1\ttext\t" + "T" * 1_001, "line 1 of x.tsv has a title of 1,001 characters, and at most 1,000 are"),
+        ("x.tsv", "1" * 1_001 + "\ttext\tT", "line 1 of x.tsv has an id of 1,001 characters"),
+        ("x.tsv", "1\t" + "t" * 100_001 + "\tT", "a text of 100,001 characters, and .*: cut it into passages"),
+    ],
+)
+def test_what_every_passage_would_repeat_has_a_bound(tmp_path, plan, name: str, row: str, says: str) -> None:
+    (tmp_path / name).write_text(row + "\n")
+    with pytest.raises(InputError, match=says):
+        plan(tmp_path / name)
+
+
+def test_a_first_line_of_contents_too_long_for_a_title_is_text(tmp_path, plan) -> None:
+    whole = "T" * 1_001 + "\nmore"
+    (found,) = articles(plan(write_jsonl(tmp_path / "x.jsonl", [{"id": "a", "contents": whole}])))
+    assert (found.title, found.sections) == ("", (Section("", whole),))
+
+
 def test_a_document_lies_in_the_part_of_its_place_in_the_order_of_the_source(tmp_path, plan) -> None:
     made = plan(write_jsonl(tmp_path / "x.jsonl", ROWS), part_bytes=1000)
     assert made.parts[0].first_page == 0

@@ -106,6 +106,7 @@ def bomb() -> bytes:
         (b"<mediawiki>", "truncated"),
         (b"<mediawiki><page><id>1</id>", "truncated"),
         (b"<page><title>a</title><id>1</id></page><page><ti", "truncated"),
+        (b"<page><title>" + b"a" * 1001 + b"</title><id>1</id></page>", "has a <title> of more than 1,000 characters"),
     ],
 )
 def test_what_is_no_export_is_refused_in_one_sentence(xml: bytes, says: str) -> None:

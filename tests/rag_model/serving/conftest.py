@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from rag_model.serving.following.model_trial import try_encoders
+from rag_model.store.pulling.pull import pull
 from tests.fixtures.serving import Library, make_library
 from tests.fixtures.tiny_rag import save_tiny_rag
 
@@ -20,6 +22,15 @@ def made_library(tmp_path_factory: pytest.TempPathFactory) -> Library:
 def model(made_library: Library, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny RAG model that encodes as the library's encoder does."""
     return save_tiny_rag(tmp_path_factory.mktemp("rag"), made_library.encoder, "token")
+
+
+@pytest.fixture(scope="session")
+def passed(made_library: Library, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The record of the trial that the encoder of both snapshots has passed, in a folder to copy to `dest`."""
+    dest = tmp_path_factory.mktemp("tried")
+    content = made_library.store.snapshots.get(made_library.red).content
+    try_encoders(pull(made_library.store, made_library.red, dest).path, content, ["hnsw"])
+    return dest / ".trials"
 
 
 @pytest.fixture

@@ -1,52 +1,68 @@
-"""Models are loaded and asked in a child process before the service loads them; what became of it is remembered."""
+"""Question encoders and RAG models are used in a child process before the service loads them, once a model."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rag_model.errors import RefusedError
-from rag_model.serving.following.model_trial import try_model
+from rag_model.serving.following.model_trial import try_encoders, try_rag
+from rag_model.store.pulling.pull import pull
 from rag_model.store.pulling.pulled import CURRENT
 from rag_model.store.versions.manifest import Manifest
-from tests.fixtures.serving import Library, serving
-from tests.fixtures.tiny import save_cross_encoder
-from tests.rag_model.serving.following.test_trial import TRIED, moved
+from tests.fixtures.serving import QUICK, Library, serving
 
 TRIAL = "rag_model.serving.following.model_trial"
+CONFIG = "encoder/question/config.json"
 
 
-def too_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(f"{TRIAL}._SECONDS", 0.001)  # too little for any process
-    monkeypatch.setattr(f"{TRIAL}._RATE", 1e12)
-
-
-def test_a_model_is_tried_once_and_again_where_a_file_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, dest = save_cross_encoder(tmp_path / "model"), tmp_path / "dest"
-    try_model("pairs", model, dest)
-    (passed,) = (dest / ".trials").iterdir()
-    assert json.loads(passed.read_bytes()) == {"died": ""}
-    too_short(monkeypatch)
-    try_model("pairs", model, dest)
-    (model / "config.json").write_text((model / "config.json").read_text() + " ")
-    for _ in range(2):
-        with pytest.raises(RefusedError, match=r"model .* took more than 0 s: give another model, or") as refused:
-            try_model("pairs", model, dest)
-    (died,) = (one for one in (dest / ".trials").iterdir() if one != passed)
-    assert str(died) in str(refused.value)
-
-
-def test_an_encoder_that_cannot_ask_never_becomes_current(library: Library, dest: Path, tmp_path: Path) -> None:
+def with_config(library: Library, folder: Path, **changed: Any) -> str:
+    """Publish the blue snapshot with other values in the config of its question encoder; return its id."""
     store = library.store
     content = store.snapshots.get(library.blue).content
-    config = json.loads(store.blobs.local(content.files["encoder/question/config.json"]).read_bytes())
-    hostile = tmp_path / "config.json"
-    hostile.write_text(json.dumps({**config, "num_attention_heads": 0}))
-    files = {**content.files, "encoder/question/config.json": store.blobs.put_file(hostile)}
-    bad = store.snapshots.put(Manifest(replace(content, files=files)))
-    with serving(library.url, dest, TRIED) as found:
-        moved(library, bad)
-        assert found.until_refused("by zero")["final"]
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(store.blobs.local(content.files[CONFIG]).read_bytes()), **changed}))
+    files = {**content.files, CONFIG: store.blobs.put_file(path)}
+    return store.snapshots.put(Manifest(replace(content, files=files)))
+
+
+def test_an_encoder_that_cannot_encode_never_becomes_current(
+    library: Library, dest: Path, passed: Path, tmp_path: Path
+) -> None:
+    """It loads, and fails at the first question: only using it shows that."""
+    shutil.copytree(passed, dest / ".trials")
+    hostile = with_config(library, tmp_path, chunk_size_feed_forward=3)
+    with serving(library.url, dest, replace(QUICK, trial=True)) as found:
+        library.move(hostile)
+        found.until_refused("/encoder/question cannot read a question (The dimension to be chunked")
         assert found.snapshot()["snapshot"] == library.red
         assert (dest / CURRENT).resolve().name == library.red
+
+
+def test_a_model_that_passed_is_not_tried_again_and_one_that_died_neither(
+    library: Library, dest: Path, passed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = library.store.snapshots.get(library.red).content
+    folder = pull(library.store, library.red, dest).path
+    monkeypatch.setattr(f"{TRIAL}._SECONDS", 0.001)  # too little for any process
+    monkeypatch.setattr(f"{TRIAL}._RATE", 1e12)
+    try_encoders(folder, content, [])  # words need no encoder
+    with pytest.raises(RefusedError, match=r"loaded the encoder .*/encoder/question and asked it took more than 0 s"):
+        try_encoders(folder, content, ["hnsw"])
+    monkeypatch.undo()
+    (record,) = (dest / ".trials").iterdir()
+    with pytest.raises(RefusedError, match=f"or delete {record} to try it once more"):
+        try_encoders(folder, content, ["hnsw"])
+    record.unlink()
+    shutil.copytree(passed, dest / ".trials", dirs_exist_ok=True)
+    monkeypatch.setattr(f"{TRIAL}._SECONDS", 0.001)
+    try_encoders(folder, content, ["hnsw"])
+
+
+def test_a_rag_model_answers_in_a_child_first(model: Path, dest: Path) -> None:
+    try_rag(dest, model)
+    (record,) = (dest / ".trials").iterdir()
+    assert json.loads(record.read_bytes()) == {"died": ""}

@@ -98,16 +98,6 @@ def test_a_rebuild_that_fails_leaves_the_snapshot_and_says_so(
     assert index.asked == kept.made[1], "the next one is tried"
 
 
-def test_encoders_that_the_disk_has_no_room_for_fail_the_rebuild_alone(kept: Kept) -> None:
-    def full(folder: Path) -> None:
-        raise OSError(28, "No space left on device")
-
-    kept.save = full  # type: ignore[method-assign]
-    index = kept.index()
-    assert [index.move(step)["refreshes_failed"] for step in (1, 2, 3)] == [0, 0, 1]
-    assert (index.asked, kept.rebuild.orders) == (kept.made[0], [])
-
-
 def test_a_snapshot_that_cannot_be_opened_leaves_the_one_before(kept: Kept) -> None:
     def broken(snapshot: Snapshot) -> None:
         raise StoreError("its index is damaged")

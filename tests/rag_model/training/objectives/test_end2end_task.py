@@ -1,6 +1,7 @@
 """End-to-end RAG: the asked snapshot is recorded, a killed run goes on with it, and each part of the model learns."""
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -201,6 +202,23 @@ def test_a_generator_that_gives_each_passage_the_same_score_leaves_the_prior(giv
     assert loss.isfinite()
     norms = [float(p.grad.norm()) for p in task._passage.parameters() if p.grad is not None]
     assert max(norms) < 1e-4, "equal likelihoods teach the encoders nothing"
+
+
+def test_a_disk_without_room_for_the_encoders_fails_the_rebuild_and_not_the_training(
+    given: Path, tmp_path: Path
+) -> None:
+    task = task_of(given, tmp_path)
+    before, (soft, hard) = task.asked, resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, hard))  # bytes; a write beyond fails, as on a full disk
+    try:
+        said = task.move(EVERY + 1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert (said["refreshes_failed"], task.asked) == (1, before)
+    assert task.loss(task.batches(0)[0])[0].isfinite()
+    assert not [*(tmp_path / "refreshes").rglob("*.safetensors")]
+    assert task.move(2 * EVERY + 1)["refreshes_failed"] == 1
+    assert task.asked != before, "the next one finds room"
 
 
 def test_a_snapshot_that_is_gone_or_of_another_space_is_refused(

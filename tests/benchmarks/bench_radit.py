@@ -1,0 +1,241 @@
+"""RA-DIT: a step of each stage beside a plain loop, and what either stage and both are worth with small real models.
+
+Steps: a Llama of 6 layers of 256 (LM-ft) and a BERT of MiniLM's size (R-ft), random weights, beside loops of the same
+equations in torch and transformers (`radit_steps`): CPU seconds, wall seconds, peak anonymous memory, and the losses'
+largest relative difference. Each side runs in processes of its own, in turns.
+
+With `--generator DIR --examples FILE --passages FILE`: a decoder-only generator (SmolLM2-135M-Instruct where it was
+measured) and MiniLM, on Natural Questions with a gold context each. Nats of the first answer under eq. 2 of the paper
+(from k passages, weighted by the retriever), and Success@1, 5 and 20, of the models as they were, with LM-ft, with R-ft
+and with both, on test questions whose contexts were not trained on; each difference with its paired 95 % interval. R-ft
+is measured with both preferences: `probability`, the paper's, and `mean_log_probability`. One JSON line. The default is
+small, and shows that it runs: intervals are wide. `python tests/benchmarks/bench_radit.py [--generator DIR --examples
+FILE --passages FILE]`
+"""
+
+import argparse
+import json
+import resource
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import radit_steps
+import torch
+from alone import Spent, alone
+from bench_dpr import Data, read_data, rounded
+from bench_rag_finetune import library
+
+from rag_model.encoders.trainable import TrainableEncoder
+from rag_model.evaluation.bootstrap import difference_interval, mean_interval
+from rag_model.generate.folder import load_rag
+from rag_model.generate.generator import Generator
+from rag_model.generate.load import load_generator
+from rag_model.store.store import Store
+from rag_model.store.versions.paths import QUESTION_ENCODER
+from rag_model.store.versions.snapshot import Snapshot
+from rag_model.training.data.answer_scores import Reading, score_one
+from rag_model.training.data.examples import Example
+from rag_model.training.data.memory import Memory
+from rag_model.training.finetuning import Finetuning
+from rag_model.training.loop.journal import read_metrics
+from rag_model.training.loop.loop_settings import LoopSettings
+from rag_model.training.objectives.objective import Job
+from rag_model.training.objectives.ra_dit import RA_DIT
+from rag_model.training.objectives.ra_dit_recipe import LmRecipe, RaDitRecipe, RaDitTraining, RetrieverRecipe
+from rag_model.training.objectives.ranking import first_answer
+from rag_model.training.origins import Origins
+
+TEMPERATURE = 0.05  # MiniLM's vectors have unit length
+DEPTHS = (1, 5, 20)
+PREFERENCES = {"probability": 0.01, "mean_log_probability": 0.1}  # and their temperatures
+
+
+def step(folder: Path, stage: str, options: argparse.Namespace) -> dict[str, Any]:
+    """Compare the steps of a stage, in turns; the first step of each process is a warm-up."""
+    radit_steps.write_batch(folder, stage)
+    runs: dict[str, list[Spent]] = {"ours": [], "theirs": []}
+    for _ in range(options.rounds):
+        for side in (radit_steps.ours, radit_steps.theirs):
+            runs[side.__name__].append(alone(side, folder, stage, options.timed + 1, threads=options.threads))
+    told = {
+        name: [statistics.median(one[at] for run in some for one in run.value[1:]) for at in (0, 1)]
+        for name, some in runs.items()
+    }
+    peak = {name: statistics.median(run.anonymous_mb for run in some) for name, some in runs.items()}
+    losses = [[one[2] for one in some[0].value] for some in runs.values()]
+    return {
+        "time_ratio": round(told["ours"][1] / told["theirs"][1], 3),
+        "wall_ratio": round(told["ours"][0] / told["theirs"][0], 3),
+        "memory_ratio": round(peak["ours"] / peak["theirs"], 3),
+        "cpu_s": {name: round(values[1], 3) for name, values in told.items()},
+        "peak_mb": {name: round(value) for name, value in peak.items()},
+        "largest_loss_difference": max(abs(a - b) / abs(b) for a, b in zip(*losses, strict=True)),
+    }
+
+
+def train(options: argparse.Namespace, data: Data, store: Store, folder: Path) -> dict[str, Path]:
+    """Train both stages, and the second once more by the other preference; return the folders of the models."""
+    snapshot = Snapshot.from_store(store, "latest")
+    names = {"question": str(snapshot.folder(QUESTION_ENCODER)), "generator": str(options.generator)}
+    examples = {"train": data.train, "dev": data.dev}
+    found: dict[str, Path] = {}
+    for preference, temperature in PREFERENCES.items():
+        stages = "both" if not found else "retriever"
+        settings = RaDitTraining(
+            _loop(options, options.steps, options.learning_rate),
+            _loop(options, options.lm_steps, options.lm_rate),
+            RaDitRecipe(stages=stages, k=options.k, temperature=TEMPERATURE, refuse_collapse=False),  # type: ignore[arg-type]
+            LmRecipe(k=min(3, options.k), batch_size=options.lm_batch),
+            RetrieverRecipe(
+                options.batch,
+                preference=preference,  # type: ignore[arg-type]
+                preference_temperature=temperature,
+                text_share=options.text_share,
+                goal="kl",
+            ),
+        )
+        work = folder / preference
+        run = Finetuning(RA_DIT, Job(store, snapshot, Origins(names), settings, examples))
+        found[preference] = run.run(work).best
+        if stages == "both":
+            found["lm"] = sorted((work / "lm").glob("best-*"))[-1]
+    return found
+
+
+def _loop(options: argparse.Namespace, steps: int, rate: float) -> LoopSettings:
+    return LoopSettings(
+        max_steps=steps,
+        learning_rate=rate,
+        warmup_share=0.1,
+        max_gradient_norm=1.0,
+        evaluate_every=max(1, steps // 2),
+        checkpoint_every=steps,
+        keep=1,
+        cpu=not options.gpu,
+        seed=options.seed,
+    )
+
+
+class Examiner:
+    """Asks and reads with pairs of models; a passage is read once by each generator."""
+
+    def __init__(self, snapshot: Snapshot, test: Sequence[Example], options: argparse.Namespace) -> None:
+        self._snapshot, self._test, self._options = snapshot, test, options
+        self._read: dict[tuple[str, str, int], float] = {}
+
+    def asked(self, question: TrainableEncoder) -> tuple[list[list[tuple[int, float]]], dict[str, list[float]]]:
+        """Return rows and scores of the best k passages of each question, and whether the first ones answer."""
+        questions = [one.question for one in self._test]
+        hits = Memory(self._snapshot, question).recall(questions, question.encode_questions(questions), DEPTHS[-1]).hits
+        firsts = [first_answer(one, [hit.passage for hit in some]) for one, some in zip(self._test, hits, strict=True)]
+        success = {f"Success@{k}": [float(at is not None and at <= k) for at in firsts] for k in DEPTHS}
+        return [[(hit.row, hit.score) for hit in some[: self._options.k]] for some in hits], success
+
+    def nll(self, name: str, generator: Generator, lists: list[list[tuple[int, float]]]) -> list[float]:
+        """Return -log Σ_c p_R(c|x) p_LM(y|c∘x) of the first questions."""
+        values = list[float]()
+        for one, some in zip(self._test[: self._options.read], lists, strict=False):
+            self._score(name, generator, one, [row for row, _ in some])
+            prior = torch.tensor([score for _, score in some], dtype=torch.float64).div(TEMPERATURE).log_softmax(0)
+            log_p = torch.tensor([self._read[name, one.id, row] for row, _ in some], dtype=torch.float64)
+            values.append(-float((prior + log_p).logsumexp(0)))
+        return values
+
+    def _score(self, name: str, generator: Generator, one: Example, rows: list[int]) -> None:
+        new = [row for row in rows if (name, one.id, row) not in self._read]
+        if new:
+            texts = tuple((passage.title, passage.text) for passage in self._snapshot.passages(new))
+            found = score_one(generator, Reading(one.id, one.question, one.answers[0], texts)).log_p
+            self._read |= {(name, one.id, row): value for row, value in zip(new, found, strict=True)}
+
+
+def worth(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Train, and measure each stage and both beside the models as they were."""
+    torch.set_num_threads(options.threads)
+    data = read_data(options)
+    store = Store.open(str(library(data.corpus, folder)))
+    snapshot = Snapshot.from_store(store, "latest")
+    started = time.perf_counter()
+    models = train(options, data, store, folder)
+    trained = time.perf_counter() - started
+    examiner = Examiner(snapshot, data.test, options)
+    encoders = {"initial": TrainableEncoder.load(snapshot.folder(QUESTION_ENCODER), "question", device="cpu")}
+    encoders |= {name: load_rag(models[name], device="cpu").question for name in PREFERENCES}
+    generators = {
+        "initial": load_generator(options.generator, device="cpu"),
+        "tuned": load_rag(models["lm"], device="cpu").generator,
+    }
+    arms = {"before": ("initial", "initial"), "LM-ft": ("initial", "tuned")}
+    for name in PREFERENCES:
+        arms |= {f"R-ft {name}": (name, "initial"), f"both {name}": (name, "tuned")}
+    asked = {name: examiner.asked(one) for name, one in encoders.items()}
+    found = {
+        arm: {**asked[question][1], "nll": examiner.nll(generator, generators[generator], asked[question][0])}
+        for arm, (question, generator) in arms.items()
+    }
+    return {
+        "arms": {arm: {name: rounded(mean_interval(some)) for name, some in one.items()} for arm, one in found.items()},
+        "differences": {
+            arm: {name: rounded(difference_interval(some, found["before"][name])) for name, some in one.items()}
+            for arm, one in found.items()
+            if arm != "before"
+        },
+        "target_entropy": {
+            name: round(float(np.mean(_entropies(folder / name / "retriever"))), 3) for name in PREFERENCES
+        },
+        "uniform_entropy": round(float(np.log(options.k)), 3),
+        "training_s": round(trained),
+        "sizes": {name: len(getattr(data, name)) for name in ("train", "dev", "test", "corpus")},
+    }
+
+
+def _entropies(folder: Path) -> list[float]:
+    return [row["target_entropy"] for row in read_metrics(folder) if row["kind"] == "train"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--timed", type=int, default=3, help="steps to time")
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--generator", help="a folder; without it only steps are measured")
+    parser.add_argument("--examples", type=Path)
+    parser.add_argument("--passages", type=Path)
+    parser.add_argument("--passages-count", type=int, default=300, help="passages beside the contexts")
+    parser.add_argument("--train", type=int, default=24)
+    parser.add_argument("--dev", type=int, default=4)
+    parser.add_argument("--test", type=int, default=100, help="questions for Success@k")
+    parser.add_argument("--read", type=int, default=8, help="of them, for the nats of the answer")
+    parser.add_argument("-k", type=int, default=3)
+    parser.add_argument("--text-share", type=float, default=0.5)
+    parser.add_argument("--steps", type=int, default=20, help="of R-ft")
+    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--learning-rate", type=float, default=1e-5)
+    parser.add_argument("--lm-steps", type=int, default=6)
+    parser.add_argument("--lm-batch", type=int, default=2)
+    parser.add_argument("--lm-rate", type=float, default=1e-5)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--gpu", action="store_true")
+    options = parser.parse_args()
+    named = ("k", "text_share", "steps", "batch", "lm_steps", "lm_batch", "learning_rate", "lm_rate", "read", "seed")
+    report: dict[str, Any] = {"benchmark": "radit", "threads": options.threads}
+    with tempfile.TemporaryDirectory(prefix="bench-radit-") as workdir:
+        folder = Path(workdir)
+        (folder / "steps").mkdir()
+        if options.rounds:
+            radit_steps.prepare(folder / "steps")
+            report["step"] = {stage: step(folder / "steps", stage, options) for stage in ("lm", "retriever")}
+        if options.generator:
+            settings = {name: getattr(options, name) for name in named}
+            report |= {"generator": Path(options.generator).name, "settings": settings, **worth(options, folder)}
+    report["peak_mb"] = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+    print(json.dumps(report))
+
+
+if __name__ == "__main__":
+    main()

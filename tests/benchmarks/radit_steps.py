@@ -1,0 +1,192 @@
+"""One step of each stage of RA-DIT, ours and a plain loop of the same equations in torch and transformers.
+
+Weights are random and without dropout, so that both sides have equal losses: a Llama of 6 layers of 256 with 49,152
+words, a BERT of MiniLM's size. Both sides read the same texts, tokenise them at each step, and step AdamW.
+"""
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, AutoTokenizer, BertConfig, BertModel, LlamaConfig, LlamaForCausalLM
+
+from flows.adopt import adopt_library
+from rag_model.encoders.encoder import Encoder
+from rag_model.evaluation.gate import GateRecipe
+from rag_model.index.recipe import IndexRecipe
+from rag_model.snapshots.recipe import Recipe
+from rag_model.store.store import Store
+from rag_model.store.versions.snapshot import Snapshot
+from rag_model.training.data.examples import Example
+from rag_model.training.objectives.objective import Job
+from rag_model.training.objectives.ra_dit import RA_DIT
+from rag_model.training.objectives.ra_dit_recipe import LmRecipe, RaDitRecipe, RaDitTraining, RetrieverRecipe
+from rag_model.training.origins import Origins
+
+WORDS, PASSAGES, K, B_LM, B_RETRIEVER, ANSWER = 49_152, 64, 10, 2, 32, 6
+TEMPERATURE, TAU, RATE = 0.05, 0.1, 1e-4
+Step = Callable[[], Tensor]
+
+
+def prepare(folder: Path) -> None:
+    """Write the models, and a store with a snapshot."""
+    torch.manual_seed(1)
+    llama = LlamaConfig(
+        vocab_size=WORDS,
+        hidden_size=256,
+        intermediate_size=1024,
+        num_hidden_layers=6,
+        num_attention_heads=4,
+        max_position_embeddings=1024,
+        bos_token_id=0,
+        eos_token_id=2,
+        pad_token_id=1,
+    )
+    LlamaForCausalLM(llama).save_pretrained(folder / "generator")
+    off = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    shape = {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 1536}
+    BertModel(BertConfig(vocab_size=WORDS, **shape, **off), add_pooling_layer=False).save_pretrained(folder / "encoder")
+    _tokenizer(folder / "generator", bert=False)
+    _tokenizer(folder / "encoder", bert=True)
+    texts = [" ".join(_word(97 * number + place) for place in range(100)) for number in range(PASSAGES)]
+    rows = [{"id": f"p{number}", "title": _word(number), "text": text} for number, text in enumerate(texts)]
+    (folder / "passages.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    vectors = Encoder.load(folder / "encoder", device="cpu").encode_passages([row["title"] for row in rows], texts)
+    np.save(folder / "vectors.npy", vectors, allow_pickle=False)
+    recipe = Recipe(index={"flat": IndexRecipe("Flat")}, gate=GateRecipe(max_passage_loss=1.0))
+    where = str(folder / "passages.jsonl"), (str(folder / "vectors.npy"),), str(folder / "store")
+    adopt_library(*where, str(folder / "encoder"), recipe)
+    for stage in ("lm", "retriever"):
+        _task(folder, stage)  # lists and scores are recorded: they are no part of a step
+
+
+def ours(folder: Path, stage: str, steps: int) -> list[tuple[float, float, float]]:
+    """Take steps of a stage's task; return wall seconds, CPU seconds and the loss of each."""
+    task = _task(folder, stage)
+    batch = task.batches(0)[0]
+    return _timed(task.module.train(), lambda: task.loss(batch)[0], steps)
+
+
+def theirs(folder: Path, stage: str, steps: int) -> list[tuple[float, float, float]]:
+    """Do the same in a plain loop, on the same texts."""
+    told = json.loads((folder / f"{stage}.json").read_text())
+    return _timed(*(_plain_lm if stage == "lm" else _plain_retriever)(folder, told), steps)
+
+
+def write_batch(folder: Path, stage: str) -> None:
+    """Write what a stage's first batch reads, for the plain loop."""
+    task = _task(folder, stage)
+    batch = task.batches(0)[0]
+    if stage == "lm":
+        form, passages = task._generator.form, task._passages(batch, task._recipe.k)
+        told = [
+            [[form.write(one.asked.text, passage).text for passage in some], " " + one.asked.answer]
+            for one, some in zip(batch, passages, strict=True)
+        ]
+    else:
+        told = [[one.listed.asked.text, list(one.listed.rows), one.scores.log_p, one.scores.tokens] for one in batch]
+    (folder / f"{stage}.json").write_text(json.dumps(told))
+
+
+def _plain_lm(folder: Path, told: Any) -> tuple[nn.Module, Step]:
+    model = AutoModelForCausalLM.from_pretrained(folder / "generator").train()
+    tokenizer = AutoTokenizer.from_pretrained(folder / "generator")
+
+    def loss() -> Tensor:
+        rows = list[tuple[list[int], int]]()
+        for prompts, answer in told:
+            said = [*tokenizer(answer, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
+            rows += [([*tokenizer(prompt)["input_ids"], *said], len(said)) for prompt in prompts]
+        longest = max(len(row) for row, _ in rows)
+        ids = torch.tensor([row + [1] * (longest - len(row)) for row, _ in rows])
+        mask = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row, _ in rows])
+        labels = torch.tensor(
+            [[-100] * (len(row) - said) + row[-said:] + [-100] * (longest - len(row)) for row, said in rows]
+        )
+        logits = model(input_ids=ids, attention_mask=mask).logits[:, :-1]
+        found = nn.functional.cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten(), reduction="sum")
+        return found / len(told)
+
+    return model, loss
+
+
+def _plain_retriever(folder: Path, told: Any) -> tuple[nn.Module, Step]:
+    model = BertModel.from_pretrained(folder / "encoder", add_pooling_layer=False).train()
+    tokenizer = AutoTokenizer.from_pretrained(folder / "encoder")
+    vectors = torch.from_numpy(np.load(folder / "vectors.npy").astype(np.float16).astype(np.float32))
+    log_p = torch.tensor([scores for _, _, scores, _ in told], dtype=torch.float64)
+    tokens = torch.tensor([count for *_, count in told])
+    target = (log_p / tokens[:, None] / TAU).log_softmax(1).float()
+    rows = torch.tensor([rows for _, rows, _, _ in told])
+
+    def loss() -> Tensor:
+        read = tokenizer([text for text, *_ in told], padding=True, return_tensors="pt", return_token_type_ids=False)
+        hidden, mask = model(**read).last_hidden_state, read["attention_mask"][..., None]
+        asked = nn.functional.normalize((hidden * mask).sum(1) / mask.sum(1), dim=-1)
+        own = (torch.einsum("bd,bkd->bk", asked, vectors[rows]) / TEMPERATURE).log_softmax(1)
+        return (own.exp() * (own - target)).sum(1).mean()
+
+    return model, loss
+
+
+def _timed(module: nn.Module, loss: Step, steps: int) -> list[tuple[float, float, float]]:
+    optimizer = torch.optim.AdamW([one for one in module.parameters() if one.requires_grad], lr=RATE)
+    spent = []
+    for _ in range(steps):
+        started, cpu = time.perf_counter(), time.process_time()
+        value = loss()
+        value.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        optimizer.zero_grad()
+        spent.append((time.perf_counter() - started, time.process_time() - cpu, value.item()))
+    return spent
+
+
+def _task(folder: Path, stage: str) -> Any:
+    settings = RaDitTraining(
+        ra_dit=RaDitRecipe(stages=stage, k=K, temperature=TEMPERATURE, seed=1),  # type: ignore[arg-type]
+        lm=LmRecipe(batch_size=B_LM),
+        retriever=RetrieverRecipe(
+            B_RETRIEVER, preference="mean_log_probability", preference_temperature=TAU, text_share=0.0
+        ),
+    )
+    texts = [" ".join(_word(13 * number + place) for place in range(20)) for number in range(B_RETRIEVER)]
+    answers = [" ".join(_word(7 * number + place) for place in range(ANSWER)) for number in range(B_RETRIEVER)]
+    examples = [Example(str(at), *pair) for at, pair in enumerate(zip(texts, [(one,) for one in answers], strict=True))]
+    store = Store.open(str(folder / "store"))
+    origins = Origins({"question": str(folder / "encoder"), "generator": str(folder / "generator")})
+    job = Job(
+        store,
+        Snapshot.from_store(store, "latest"),
+        origins,
+        settings,
+        {"train": examples, "dev": examples[:1]},
+        {"question": "random"},
+    )
+    return RA_DIT.stages(job)[0].task(None, lambda _, __: None)
+
+
+def _word(number: int) -> str:
+    return f"w{4 + number % (WORDS - 4)}"
+
+
+def _tokenizer(folder: Path, *, bert: bool) -> None:
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"] if bert else ["<s>", "<pad>", "</s>", "<unk>"]
+    vocabulary = {word: number for number, word in enumerate(special)} | {f"w{n}": n for n in range(4, WORDS)}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, special[1] if bert else "<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    names = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
+    if bert:
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+        )
+    else:
+        names = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", **names}))

@@ -1,0 +1,224 @@
+"""A REALM of tiny models over a tiny snapshot: its candidates, its gradients, and what it survives."""
+
+import dataclasses
+import math
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from rag_model.encoders.encoder import Encoder
+from rag_model.encoders.masked_lm import TrainableMaskedLM
+from rag_model.encoders.space import check_same_space
+from rag_model.errors import InputError, RefusedError, UsageError
+from rag_model.store.store import Store
+from rag_model.store.versions.snapshot import Snapshot
+from rag_model.training.data.texts import Epoch, Split, TextBatch
+from rag_model.training.loop.journal import read_metrics
+from rag_model.training.loop.loop import train
+from rag_model.training.objectives.realm.candidates import NULL, Asking
+from rag_model.training.objectives.realm.marginal import Marginal
+from rag_model.training.objectives.realm.recipe import RealmRecipe
+from rag_model.training.objectives.realm.task import RealmTask
+from tests.fixtures import filling
+from tests.fixtures.filling import ARTICLES, RECIPE, STEPS, filled, prepare, realm_of
+from tests.fixtures.tiny_snapshot import publish_tiny
+
+ROOT = Path(__file__).parents[5]
+
+
+@pytest.fixture(scope="session")
+def given(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return prepare(tmp_path_factory.mktemp("given"))
+
+
+@pytest.fixture
+def snapshot(given: Path) -> Snapshot:
+    return Snapshot.open(str(given / "store"))
+
+
+def a_task(given: Path, snapshot: Snapshot, recipe: RealmRecipe = RECIPE) -> RealmTask:
+    return RealmTask(realm_of(given, frozen=recipe.freeze_encoders), snapshot, recipe)
+
+
+def test_the_null_passage_is_first_and_the_own_passage_is_gone(given: Path, snapshot: Snapshot) -> None:
+    task = a_task(given, snapshot)
+    for batch in task.batches(0):
+        texts = task.masked(batch)
+        vectors = task.module.ask(texts).detach().numpy()
+        found = Asking(snapshot, None, 4).candidates(batch.rows, texts, vectors)
+        assert found.kept.all()
+        for row, some in zip(batch.rows, found.passages, strict=True):
+            own = snapshot.passages([row])[0]
+            assert some[0] is NULL
+            assert len(some) == 4
+            assert own.id not in {one.id for one in some}
+
+
+def test_a_passage_with_the_same_text_is_gone_too(given: Path, tmp_path: Path) -> None:
+    """Compared by words, whatever their case, marks and spaces."""
+    told = {**ARTICLES, "Copy": "  THE KING of city a  was, aaa!"}
+    snapshot = publish_tiny(Store.open(str(tmp_path / "store"), create=True), given / "encoder", told, tmp_path)
+    task = a_task(given, snapshot)
+    texts = task.masked(TextBatch(0, (0,)))
+    found = Asking(snapshot, None, 99).candidates([0], texts, task.module.ask(texts).detach().numpy())
+    assert {one.title for one in found.passages[0]} == {"", *ARTICLES} - {"City a"}
+
+
+def test_masks_hide_wordpieces_and_nothing_else(given: Path, snapshot: Snapshot) -> None:
+    task = a_task(given, snapshot)
+    tokens = task.module.reader.tokens
+    for batch in task.batches(0):
+        passages = snapshot.passages(batch.rows)
+        for passage, text in zip(passages, task.masked(batch), strict=True):
+            restored = list(text.ids)
+            for place, target in zip(text.places, text.targets, strict=True):
+                assert restored[place] == tokens.mask_id
+                restored[place] = target
+            (pieces,) = tokens.pieces([passage.text])
+            at = next(at for at in range(len(pieces.ids)) if pieces.ids[at : at + len(restored)] == restored)
+            assert len(restored) <= tokens.longest // 2 - 2
+            assert 1 <= len(text.places) <= RECIPE.most_masks
+            assert text.text == passage.text[pieces.offsets[at][0] : pieces.offsets[at + len(restored) - 1][1]]
+            assert text.question.split().count(tokens.mask) == len(text.places)
+    again = a_task(given, snapshot)
+    assert again.masked(again.batches(0)[0]) == task.masked(task.batches(0)[0])
+    assert again.masked(again.batches(1)[0]) != task.masked(task.batches(0)[0])
+
+
+@pytest.mark.parametrize("marginal", ["sequence", "token"])
+@torch.no_grad()
+def test_the_loss_is_that_of_one_candidate_at_a_time(given: Path, snapshot: Snapshot, marginal: Marginal) -> None:
+    """The whole again with transformers alone: no batches, no padding, logits of every token."""
+    task = a_task(given, snapshot, dataclasses.replace(RECIPE, marginal=marginal))
+    task.module.eval().double()
+    batch = task.batches(0)[0]
+    loss, measures = task.loss(batch)
+    texts, encoders, reader = task.masked(batch), task.module.encoders, task.module.reader
+    total, gain = 0.0, 0.0
+    for row, text in zip(batch.rows, texts, strict=True):
+        asked = encoders.ask([text.question])
+        (some,) = (
+            Asking(snapshot, None, RECIPE.candidates).candidates([row], [text], asked.detach().float().numpy()).passages
+        )
+        weights = (
+            torch.stack([(asked @ encoders.read([one]).T)[0, 0] / RECIPE.temperature for one in some])
+            .double()
+            .softmax(0)
+        )
+        likelihoods = []
+        for one in some:
+            pieces = reader.tokens.pieces([f"{one.title} {one.text}"])[0].ids if one is not NULL else []
+            room = reader.tokens.longest - 3 - len(text.ids)
+            ids = [2, *text.ids, 3, *pieces[: min(room, RECIPE.passage_tokens)], 3]  # [CLS] x [SEP] z [SEP]
+            types = [0] * (len(text.ids) + 2) + [1] * (len(ids) - len(text.ids) - 2)
+            logits = reader.whole(input_ids=torch.tensor([ids]), token_type_ids=torch.tensor([types])).logits[0]
+            places = [1 + place for place in text.places]
+            likelihoods.append(logits[places].softmax(1)[range(len(places)), list(text.targets)])
+        p = torch.stack(likelihoods)  # (c, m)
+        y = (weights @ p.prod(1)) if marginal == "sequence" else (weights @ p).prod()
+        total -= float(y.log())
+        gain += float(y.log() - p[0].log().sum())
+    assert float(loss) == pytest.approx(total / len(texts), rel=1e-5)
+    assert float(measures["utility"]) == pytest.approx(gain / len(texts), rel=1e-4, abs=1e-6)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_gradients_reach_what_learns(given: Path, snapshot: Snapshot, frozen: bool) -> None:
+    task = a_task(given, snapshot, dataclasses.replace(RECIPE, freeze_encoders=frozen))
+    task.module.double()
+    loss, _ = task.loss(task.batches(0)[0])
+    loss.backward()  # type: ignore[no-untyped-call]
+    parts = {"encoders.question", "encoders.passage", "reader.whole"}
+    reached = {
+        part
+        for part in parts
+        for name, one in task.module.named_parameters()
+        if name.startswith(part) and one.grad is not None and one.grad.abs().max() > 1e-9
+    }
+    assert reached == ({"reader.whole"} if frozen else parts)
+
+
+def test_what_is_learned_is_saved_and_opens_as_a_pair_and_a_masked_model(given: Path, tmp_path: Path) -> None:
+    task, done = filled(given, tmp_path / "run")
+    assert done.after["nll"] < done.before["nll"]
+    question = Encoder.load(done.best / "question", "question", threads=1, device="cpu")
+    passage = Encoder.load(done.best / "passage", threads=1, device="cpu")
+    check_same_space(question.space(), passage.space())
+    reader = TrainableMaskedLM.load(done.best / "masked-lm")
+    assert not reader.new_head
+    trained = task.module.reader.whole.state_dict()
+    assert all(torch.equal(value, trained[name]) for name, value in reader.whole.state_dict().items())
+    rows = [row for row in read_metrics(tmp_path / "run") if row["kind"] == "train"]
+    assert all(math.isfinite(row[name]) for row in rows for name in ("utility", "null_prior", "prior_entropy"))
+    assert {row["candidates"] for row in rows} == {RECIPE.candidates - 1}
+
+
+def test_a_killed_run_goes_on_to_the_same_losses(given: Path, tmp_path: Path) -> None:
+    words = [sys.executable, filling.__file__, str(given), str(tmp_path / "killed"), "3"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    killed = subprocess.run(words, env=environment, check=False, capture_output=True, text=True)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    _, whole = filled(given, tmp_path / "whole")
+    _, done = filled(given, tmp_path / "killed")
+    assert read_metrics(tmp_path / "killed") == read_metrics(tmp_path / "whole")
+    assert done.after == whole.after
+
+
+def test_a_loss_that_is_not_finite_names_the_passages(given: Path, snapshot: Snapshot, tmp_path: Path) -> None:
+    task = a_task(given, snapshot)
+    with torch.no_grad():
+        next(task.module.reader.parameters()).fill_(math.nan)
+    named = snapshot.passages(task.batches(0)[0].rows)
+    with pytest.raises(RefusedError, match=f"loss of step 1 is nan, of examples {named[0].id}, {named[1].id}"):
+        train(task, STEPS, tmp_path)
+
+
+def test_candidates_that_all_score_the_same_count_the_same(given: Path, snapshot: Snapshot) -> None:
+    task = a_task(given, snapshot)
+    task.module.eval()
+    with torch.no_grad():
+        for one in task.module.encoders.question.parameters():
+            one.zero_()  # every question's vector is 0
+    loss, measures = task.loss(task.batches(0)[0])
+    assert loss.isfinite()
+    assert float(measures["null_prior"]) == pytest.approx(1 / RECIPE.candidates)
+    assert float(measures["prior_entropy"]) == pytest.approx(math.log(RECIPE.candidates))
+
+
+def test_a_corpus_of_one_passage_leaves_the_null_passage(given: Path, tmp_path: Path) -> None:
+    store = Store.open(str(tmp_path / "store"), create=True)
+    snapshot = publish_tiny(store, given / "encoder", {"Alone": ARTICLES["City a"]}, tmp_path)
+    task = a_task(given, snapshot, dataclasses.replace(RECIPE, batch_size=8))
+    done = train(task, STEPS, tmp_path / "run")
+    assert done.after["utility"] == 0
+    assert done.after["null_prior"] == 1
+    assert done.after["nll"] < done.before["nll"], "the masked language model learns without passages"
+
+
+def test_texts_held_out_are_never_learned_from() -> None:
+    split = Split.of(torch.arange(10).numpy(), 3)
+    assert sorted([*split.train, *split.dev]) == list(range(10))
+    assert len(split.dev) == 3
+    taken = [row for batch in Epoch(split.train, 2, 1, 0) for row in batch.rows]
+    assert len(set(taken)) == len(taken) == 6
+    assert not {*taken} & {*split.dev.tolist()}
+    assert [batch.rows for batch in Epoch(split.train, 2, 1, 1)] != [
+        batch.rows for batch in Epoch(split.train, 2, 1, 0)
+    ]
+
+
+def test_what_does_not_fit_is_refused(given: Path, snapshot: Snapshot, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="candidates of a REALM recipe is 1: use 2 or more"):
+        RealmRecipe(candidates=1)
+    with pytest.raises(UsageError, match="masks 'nouns' is unknown: use one of salient, random"):
+        RealmRecipe(masks="nouns")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="its checkpoint 000000000000"):
+        a_task(given, snapshot).ask("0" * 64)
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(InputError):
+        TrainableMaskedLM.load(tmp_path)

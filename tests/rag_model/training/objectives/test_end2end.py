@@ -1,0 +1,84 @@
+"""The objective `rag-end2end`: its price, its key, its statements, and settings that are refused."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rag_model.errors import UsageError
+from rag_model.needs.machine import CORE
+from rag_model.needs.reading import PASSAGE
+from rag_model.store.store import Store
+from rag_model.store.versions.snapshot import Snapshot
+from rag_model.training.finetuning import Finetuning
+from rag_model.training.moving.moving_settings import MovingSettings
+from rag_model.training.needs import work_of
+from rag_model.training.objectives.end2end import END2END, statements_of
+from rag_model.training.objectives.end2end_settings import End2EndRecipe, End2EndTraining, Reconstruction
+from rag_model.training.objectives.objective import Job
+from rag_model.training.objectives.rag_task import RagRecipe
+from rag_model.training.origins import Named
+from tests.fixtures.moving import DEV, EXAMPLES, SETTINGS, prepare
+from tests.fixtures.tiny_snapshot import publish_tiny
+
+
+@pytest.fixture(scope="module")
+def given(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return prepare(tmp_path_factory.mktemp("given"))
+
+
+def job_of(given: Path, **changed: Any) -> Job[End2EndTraining]:
+    store = Store.open(str(given / "store"))
+    snapshot = Snapshot.from_store(store)
+    origins = END2END.origins(store, snapshot, Named(generator=str(given / "bart")))
+    examples = {"train": EXAMPLES, "dev": DEV}
+    return Job(store, snapshot, origins, replace(SETTINGS, **changed), examples, work=given / "training")
+
+
+def test_the_price_of_the_rebuilds_is_shown_before_the_run(given: Path) -> None:
+    often, never = (work_of(Finetuning(END2END, job_of(given, moving=MovingSettings(n)))) for n in (2, 0))
+    encoder = (32 * 32 * 4 + 2 * 32 * 64 + 32 * 9 + 64) * 2 + 2 * 2 * 32 + 64 * 2 * 32 + 2 * 2 * 32
+    rebuild = (often.operations - never.operations) / 2
+    assert rebuild == pytest.approx(12 * PASSAGE * encoder, rel=0.02), "12 passages, and steps 2 and 4 of 6"
+    told = often.sizes["rebuilds of the index"]
+    assert told == f"3, each {rebuild / CORE:,.0f} s of a core ({rebuild:.1e} FLOPs)"
+    assert never.sizes["rebuilds of the index"].startswith("1, "), "the one at the end"
+
+
+def test_statements_are_part_of_the_key(given: Path, tmp_path: Path) -> None:
+    path = tmp_path / "statements.jsonl"
+    path.write_text('{"statement": "the king was aaa."}\n')
+    settings = {"reconstruction": Reconstruction(str(path))}
+    keys = [Finetuning(END2END, job_of(given, **settings)).key]
+    assert [one.text for one in statements_of(job_of(given, **settings))] == ["the king was aaa."]
+    path.write_text('{"statement": "the king was bbb."}\n')
+    keys += [Finetuning(END2END, job_of(given, **settings)).key, Finetuning(END2END, job_of(given)).key]
+    assert len({*keys}) == 3
+
+
+def test_statements_are_leads_or_none(given: Path, tmp_path: Path) -> None:
+    leads = statements_of(job_of(given))
+    assert (len(leads), leads[0].text) == (12, "the king of city a was aaa.")
+    assert statements_of(job_of(given, reconstruction=Reconstruction("none"))) == []
+    (tmp_path / "work").mkdir()
+    for articles in ({"York": "the king of the city."}, {"York": "king.", "Oslo": "river."}):
+        store = Store.open(str(tmp_path / f"store-{len(articles)}"), create=True)
+        snapshot = publish_tiny(store, given / "encoder", articles, tmp_path / "work")
+        job = replace(job_of(given), store=store, snapshot=snapshot)
+        if len(articles) == 1:
+            assert statements_of(job) == [], "nothing to write them from"
+        else:
+            with pytest.raises(UsageError, match="no page of the snapshot begins with a sentence"):
+                statements_of(job)
+
+
+def test_settings_out_of_bounds_are_refused() -> None:
+    with pytest.raises(UsageError, match="3 candidates are fewer than the 5 passages"):
+        End2EndTraining(end2end=End2EndRecipe(candidates=3))
+    with pytest.raises(UsageError, match="retrieves with the encoders as they are"):
+        End2EndTraining(rag=RagRecipe(retrieve="once"))
+    with pytest.raises(UsageError, match="marginal 'both'"):
+        End2EndRecipe("both")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="out of bounds"):
+        Reconstruction(weight=0)
