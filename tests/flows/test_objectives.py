@@ -82,7 +82,7 @@ def toy(command: Callable[..., Ran], registered: dict[str, str], given: dict[str
 
 def test_help_offers_it(command: Callable[..., Ran], bookwheel: Bookwheel, registered: dict[str, str]) -> None:
     assert "toy" not in bookwheel("finetune", "--help").out  # here it is not installed
-    told = " ".join(command("finetune", "--help", **registered).out.split())
+    told = " ".join(command("finetune", "--help", **registered).out.replace("│", " ").split())
     assert "toy: a bag of words" in told
     assert "dpr: a question and a passage encoder, --encoder; colbert: " in told
     refused = command("finetune", "toi", **registered)
