@@ -121,6 +121,7 @@ def test_rows_that_are_no_vectors(given: Path, vectors: Any, bookwheel: Any, tmp
         (["{given}", "{out}", "--column", "a", "--nonsense"], 2, "nonsense"),
         (["{given}", "{out}", "--", "--runner=Nope"], 2, "no runner Nope"),
         (["--plan"], 2, "--plan needs --n and --d"),
+        (["--plan", "--n", "1000", "-d", "9", "--index", "Impact"], 2, "--d is 9, but Impact has no dimension"),
     ],
 )
 def test_what_cannot_be_is_one_sentence(
