@@ -17,6 +17,7 @@ from rag_model import errors
 from rag_model.errors import BookwheelError
 
 _MIB = 1 << 20
+_NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}  # its memory is not limited, and is another process's
 
 
 class DiedError(BookwheelError):
@@ -36,7 +37,7 @@ def call(module: str, value: Any, *, seconds: float, memory: int) -> Any:
         BookwheelError: the error that the function raised, of the same class.
         DiedError: it died.
     """
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"} | _NO_GPU
     given = json.dumps({"value": value, "memory": memory}).encode()
     try:
         command = [sys.executable, "-m", module]

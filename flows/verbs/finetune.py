@@ -34,7 +34,8 @@ def finetune(
     train: Annotated[
         str | None,
         Parameter(
-            help="DPR's JSON, a question CSV or JSONL, triples, KILT, or a BEIR folder. Required by all but `realm`."
+            help="DPR's JSON, a question CSV or JSONL, triples, KILT, or a BEIR folder. Required, but not by `ict` and "
+            "`realm`."
         ),
     ] = None,
     dev: Annotated[

@@ -1,5 +1,6 @@
 """A trainable masked language model: the log-likelihood of the tokens that masks hide, with gradient."""
 
+import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,11 +14,12 @@ from torch import Tensor, nn
 from rag_model.encoders.batches import padded
 from rag_model.encoders.joint_tokens import Ids, JointTokens
 from rag_model.encoders.pairs.classifier import takes_types
+from rag_model.encoders.pretrained import load_pretrained
 from rag_model.encoders.resolve import resolve_folder
 from rag_model.encoders.tokens import copy_tokenizer
-from rag_model.encoders.weights import stored_tensors
 from rag_model.errors import InputError
 
+_log = logging.getLogger(__name__)
 _POOLER = "pooler"  # BERT's: logits do not depend on it
 _HEADS = ("cls", "lm_head")  # the heads of BERT's and of RoBERTa's families, which take the hidden state of one token
 
@@ -59,6 +61,8 @@ class TrainableMaskedLM(nn.Module):
         if lost:
             raise InputError(f"model {folder} lacks {len(lost)} tensors, the first is {lost[0]}: fetch it again")
         head = any(not one.startswith(body) for one in missing)
+        if head:
+            _log.warning("model %s has no head over its vocabulary: a new one begins, tied to its embeddings", folder)
         return cls(whole, JointTokens.load(folder), folder, new_head=head).train()
 
     @property
@@ -114,17 +118,13 @@ class TrainableMaskedLM(nn.Module):
 
 def _load(folder: Path) -> tuple[Any, list[str]]:
     """Load the model of `folder`, and name the tensors that it lacks."""
-    stored_tensors(folder)  # says which file is truncated; transformers does not
-    try:
-        whole, loading = transformers.AutoModelForMaskedLM.from_pretrained(
-            str(folder),
-            dtype=torch.float32,
-            local_files_only=True,
-            use_safetensors=True,
-            trust_remote_code=False,
-            output_loading_info=True,
-        )
-    except (OSError, ValueError, RuntimeError, KeyError) as broken:
-        sentence = str(broken).partition("\n")[0]
-        raise InputError(f"masked language model {folder} cannot be loaded ({sentence}): fetch it again") from broken
+    whole, loading = load_pretrained(
+        transformers.AutoModelForMaskedLM,
+        folder,
+        "masked language model",
+        "fetch it again",
+        dtype=torch.float32,
+        use_safetensors=True,
+        output_loading_info=True,
+    )
     return whole, sorted(loading["missing_keys"])

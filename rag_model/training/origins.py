@@ -9,13 +9,7 @@ from rag_model.encoders.resolve import resolve_folder
 from rag_model.encoders.space import Space, space_of
 from rag_model.encoders.spec import read_spec
 from rag_model.errors import UsageError
-from rag_model.retrieve.named import (
-    colbert_folder,
-    cross_encoder_folder,
-    encoder_names,
-    generator_name,
-    masked_folder,
-)
+from rag_model.retrieve.named import colbert_folder, cross_encoder_folder, encoder_names, generator_name, masked_folder
 from rag_model.store.store import Store
 from rag_model.store.versions.model_parts import COLBERT, CROSS_ENCODER, MASKED_LM
 from rag_model.store.versions.paths import QUESTION_ENCODER
@@ -45,7 +39,7 @@ class Origins:
         Raises:
             InputError: one is not found.
         """
-        return {part: _digest_folder(resolve_folder(name)) for part, name in self.names.items()}
+        return {part: digest_folder(resolve_folder(name)) for part, name in self.names.items()}
 
     def unit_vectors(self) -> bool:
         """Return whether question vectors have length 1; False if there is no question encoder."""
@@ -153,7 +147,7 @@ def taught(store: Store, origins: Origins, teacher: str | None) -> Origins:
     return Origins({**origins.names, TEACHER: str(cross_encoder_folder(store, teacher))})
 
 
-def _digest_folder(folder: Path) -> str:
+def digest_folder(folder: Path) -> str:
     """Return the digest of a folder's files by name, without hidden ones and the card."""
     files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != "README.md")
     inside = {path.relative_to(folder).as_posix(): path for path in files}

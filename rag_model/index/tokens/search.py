@@ -46,9 +46,8 @@ class TokenIndexFile:
         try:
             offsets, ids, codes = (arrays[name] for name in ("offsets", "ids", "codes"))
             fits = offsets.ndim == ids.ndim == 1 and codes.shape == (len(ids), codec.width)
-            fits = (
-                fits and offsets.dtype == np.int64 and codes.dtype == np.uint8 and ids.dtype in (np.uint16, np.uint32)
-            )
+            fits = fits and offsets.dtype == np.int64 and codes.dtype == np.uint8
+            fits = fits and ids.dtype in (np.uint16, np.uint32)
             fits = fits and offsets[0] == 0 and offsets[-1] == len(ids)
             fits = fits and bool((offsets[1:] >= offsets[:-1]).all())  # a difference may overflow
         except (KeyError, IndexError) as broken:

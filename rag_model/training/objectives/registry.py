@@ -22,6 +22,7 @@ OBJECTIVES: Registry[Objective[Any]] = Registry(
         "rag-token": f"{_HERE}.rag:TOKEN",
         "rag-end2end": f"{_HERE}.end2end:END2END",
         "ra-dit": f"{_HERE}.ra_dit:RA_DIT",
+        "ict": f"{_HERE}.ict:ICT",
         "realm": f"{_HERE}.realm.objective:REALM",
     },
 )

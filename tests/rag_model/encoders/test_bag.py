@@ -75,7 +75,7 @@ def test_wrong_settings_are_refused(folder: Path, tmp_path: Path) -> None:
     for number, record in enumerate(({"bag": 3}, {"bag": {"max_length": "x"}})):
         damaged = carried(folder, tmp_path / f"damaged{number}")
         (damaged / "bookwheel.json").write_text(json.dumps(record))
-        with pytest.raises(InputError, match="the record of encoder .* is corrupt"):
+        with pytest.raises(InputError, match=r"the record of encoder .* is corrupt"):
             BagEncoder.load(damaged)
     bare = carried(folder, tmp_path / "bare")
     (bare / "config.json").unlink()

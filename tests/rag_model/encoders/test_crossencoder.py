@@ -7,10 +7,12 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from onnx import TensorProto, helper
 from onnxruntime.quantization import QuantType, quantize_dynamic
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
@@ -33,6 +35,7 @@ class Missing:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name.partition(".")[0])
 sys.meta_path.insert(0, Missing())
 from pathlib import Path
+from typing import Any
 from rag_model.retrieve.scorers import Scorers
 print(Scorers().load(sys.argv[1]).scores(["who wrote the river?"], ["River"], ["the king"]).tolist()[0])
 """
@@ -209,6 +212,32 @@ def test_a_graph_that_does_not_fit_its_tokenizer_is_refused(graph: Path, tmp_pat
         CrossEncoder.load(folder).scores(["king"], [""], ["king"])
 
 
+def hostile_graph(path: Path, *nodes: Any, **numbers: Any) -> None:
+    """Write a graph whose logits are the sums of the ids, after `nodes` have made `y` of the sums `x`."""
+    named = {
+        name: helper.make_tensor(name, TensorProto.INT64, np.shape(one), np.ravel(one)) for name, one in numbers.items()
+    }
+    whole = [helper.make_node("Cast", ["input_ids"], ["f"], to=TensorProto.FLOAT)]
+    whole += [helper.make_node("ReduceSum", ["f", "axes"], ["x"]), *nodes]
+    ids = helper.make_tensor_value_info("input_ids", TensorProto.INT64, ["b", "s"])
+    logits = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["b", 1])
+    axes = helper.make_tensor("axes", TensorProto.INT64, [1], [1])
+    graph = helper.make_graph(whole, "graph", [ids], [logits], [axes, *named.values()])
+    path.write_bytes(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8).SerializeToString()
+    )
+
+
+def test_a_graph_that_takes_all_memory_is_refused(graph: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(graph, tmp_path / "cross"))
+    bomb = helper.make_node("ConstantOfShape", ["shape"], ["zeros"])
+    most = helper.make_node("ReduceMax", ["zeros"], ["most"], keepdims=0)
+    adding = helper.make_node("Add", ["x", "most"], ["y"])
+    hostile_graph(folder / "model.onnx", bomb, most, adding, shape=[60_000, 60_000])  # 14 GB
+    with pytest.raises(InputError, match=r"model\.onnx needed more than [\d,]+ MiB of memory"):
+        CrossEncoder.load(folder)
+
+
 def test_a_device_that_is_not_here_is_refused(graph: Path) -> None:
     for device in ("cuda:7", "tpu", "cuda:x"):
         with pytest.raises(UsageError, match=f"onnxruntime has no device {device} here"):
@@ -231,3 +260,13 @@ def _with_budget(scorer: CrossEncoder, budget: int) -> CrossEncoder:
             scorer.tokens, OnnxModel(scorer.model.session, scorer.model.inputs, scorer.model.output, budget)
         )
     return CrossEncoder(scorer.tokens, given(*parts))
+
+
+@pytest.mark.parametrize("operator", [b"\x22\x04Loop", b"\x22\x84\x00Scan"])
+def test_a_graph_that_may_never_end_is_refused(graph: Path, operator: bytes, tmp_path: Path) -> None:
+    """The name of an operator, behind its length, as protobuf writes it, and as it may be written too."""
+    endless = shutil.copytree(graph, tmp_path / "endless")
+    with (endless / "model.onnx").open("ab") as file:
+        file.write(operator)
+    with pytest.raises(InputError, match="has a graph with loops, which may never end"):
+        CrossEncoder.load(endless, device="cpu")

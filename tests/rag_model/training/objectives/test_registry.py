@@ -10,7 +10,7 @@ from rag_model.training.objectives.dpr import DPR
 from rag_model.training.objectives.registry import OBJECTIVES, names, objective, objectives
 
 ROOT = Path(__file__).parents[4]
-RAG = ("rag-sequence", "rag-token", "rag-end2end", "ra-dit", "realm")
+RAG = ("rag-sequence", "rag-token", "rag-end2end", "ra-dit", "ict", "realm")
 OURS = ("dpr", "colbert", "cross-encoder", "margin-mse", "sidr", "openrag", *RAG)
 
 

@@ -1,0 +1,299 @@
+"""REALM: what a step costs beside a plain loop, and what retrieval, salient masks and a start are worth.
+
+1. One training step (masks, search, both encoders, the masked language model, marginal, backward, AdamW) beside a plain
+   loop of the same equations in torch and transformers, over the same weights, texts and candidates, which the plain
+   loop is given. Each runs in a process of its own, in turns: ratio of CPU seconds, of peak anonymous memory, and the
+   first losses' relative difference.
+2. Learning, on the first passages of a real extract of Wikipedia, whose links and dates are the salient spans: the
+   retrieval utility (nats a text, above 0 where passages help) and -log p of *salient* masks in passages held out,
+   before and after, of trainings with salient and with random masks at equal steps, each `--seeds` times; the mean of
+   the texts' differences to a frozen retriever, if that is asked for (`--arms salient random frozen`).
+
+Both begin as all-MiniLM-L6-v2, which has no head for masks: the masked language model gets a new one, tied to its
+embeddings. `python tests/benchmarks/bench_realm.py [--passages 300] [--steps 20] [--seeds 1]`, two minutes. One JSON
+line a part.
+"""
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from alone import Spent, alone
+from torch import Tensor
+from transformers import AutoTokenizer, BertForMaskedLM, BertModel
+
+from flows.demo import demo_dump, demo_encoder
+from rag_model.corpus.chunk import ChunkRecipe, chunk_part
+from rag_model.corpus.passages import PassageFile, PassageWriter
+from rag_model.corpus.plan import plan_dump
+from rag_model.corpus.span_file import SpanFile
+from rag_model.encoders.embed import embed_part
+from rag_model.encoders.encoder import Encoder
+from rag_model.encoders.masked_lm import TrainableMaskedLM
+from rag_model.encoders.resolve import question_files
+from rag_model.index.recipe import IndexRecipe, resolve
+from rag_model.index.stages import build
+from rag_model.store.store import Store
+from rag_model.store.versions.manifest import Content, Manifest, PartEntry, in_space
+from rag_model.store.versions.moves import tag
+from rag_model.store.versions.paths import spans_path
+from rag_model.store.versions.snapshot import Snapshot
+from rag_model.training.data.texts import TextBatch
+from rag_model.training.loop.loop import train
+from rag_model.training.loop.loop_settings import LoopSettings
+from rag_model.training.objectives.biencoder import BiEncoder
+from rag_model.training.objectives.objective import UNIT_TEMPERATURE
+from rag_model.training.objectives.realm.candidates import NULL, Asking
+from rag_model.training.objectives.realm.masking import Masked
+from rag_model.training.objectives.realm.model import Realm
+from rag_model.training.objectives.realm.recipe import RealmRecipe
+from rag_model.training.objectives.realm.task import RealmTask
+
+RECIPE = RealmRecipe(temperature=UNIT_TEMPERATURE)
+ARMS = {"salient": {}, "random": {"masks": "random"}, "frozen": {"freeze_encoders": True}}
+PART = "part-00000"
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The sizes of a comparison of steps."""
+
+    texts: int
+    candidates: int
+    steps: int
+
+
+def library(folder: Path, count: int) -> Path:
+    """Publish the first passages of the extract with their spans, vectors and an exact index; return the store."""
+    plan = plan_dump(demo_dump(), workdir=folder, stage=str, part_bytes=1 << 30)
+    whole, spans, rows, array = (folder / name for name in ("whole.parquet", "whole.npy", "rows.parquet", "rows.npy"))
+    chunk_part(plan.parts[0], plan.siteinfo, ChunkRecipe(spans=True), whole, spans=spans)
+    with PassageFile(whole) as file, PassageWriter(rows) as writer:
+        for passage in file.rows(range(count)):
+            writer.write(passage)
+    SpanFile(spans).keep(range(count), folder / "spans.npy")
+    encoder = Encoder.load(demo_encoder(), device="cpu", dtype="float32")
+    embed_part(rows, array, encoder)
+    index = resolve(IndexRecipe("HNSW32"), count, encoder.dim)
+    build(index, [array], folder / "hnsw.faiss", folder)
+    store, space = Store.open(str(folder / "store"), create=True), encoder.space()
+    named = {
+        f"passages/{PART}.parquet": rows,
+        f"embeddings/{PART}.npy": array,
+        spans_path(PART): folder / "spans.npy",
+        "index/hnsw.faiss": folder / "hnsw.faiss",
+        **{
+            f"encoder/question/{name}": path
+            for name, path in question_files(Path(demo_encoder()), encoder.spec, space, folder).items()
+        },
+    }
+    files = {name: store.blobs.put_file(path) for name, path in named.items()}
+    parts = (PartEntry(PART, 0, 1 << 40, count),)
+    content = Content({"kind": "wiki"}, parts, files, {}, in_space(space.to_json()), {"hnsw": index.entry()})
+    tag(store, store.snapshots.put(Manifest(content)), "latest")
+    return folder / "store"
+
+
+def model(seed: int, *, dropout: bool = True, frozen: bool = False) -> Realm:
+    """Load MiniLM three times; the seed draws the new head."""
+    torch.manual_seed(seed)
+    encoders = BiEncoder.load(demo_encoder(), device="cpu")
+    realm = Realm(encoders, TrainableMaskedLM.load(demo_encoder()), frozen=frozen)
+    if not dropout:
+        for one in realm.modules():
+            if isinstance(one, torch.nn.Dropout):
+                one.p = 0.0
+    return realm
+
+
+def batches(task: RealmTask, steps: int) -> Sequence[TextBatch]:
+    return [task.batches(0)[number] for number in range(steps)]
+
+
+def ours(store: Path, shape: Shape) -> list[tuple[float, float, float]]:
+    """Train with this library; return wall seconds, CPU seconds and the loss of each step."""
+    recipe = replace(RECIPE, batch_size=shape.texts, candidates=shape.candidates)
+    task = RealmTask(model(1, dropout=False), Snapshot.open(str(store)), recipe)
+    task.module.train()
+    return timed(task.module, [lambda one=one: task.loss(one)[0] for one in batches(task, shape.steps)])
+
+
+def given(store: Path, shape: Shape) -> tuple[list[list[Masked]], list[list[list[tuple[str, str]]]]]:
+    """Return the texts of the steps, and title and text of their candidates, by the weights before training."""
+    recipe = replace(RECIPE, batch_size=shape.texts, candidates=shape.candidates)
+    snapshot = Snapshot.open(str(store))
+    task = RealmTask(model(1, dropout=False), snapshot, recipe)
+    asking = Asking(snapshot, None, shape.candidates)
+    texts, found = [], []
+    for batch in batches(task, shape.steps):
+        texts.append(task.masked(batch))
+        vectors = task.module.encoders.encode_questions([text.question for text in texts[-1]])
+        some = asking.candidates(batch.rows, texts[-1], vectors)
+        found.append([[(one.title, one.text) if one is not NULL else ("", "") for one in own] for own in some.passages])
+    return texts, found
+
+
+def theirs(
+    texts: list[list[Masked]], found: list[list[list[tuple[str, str]]]], shape: Shape
+) -> list[tuple[float, float, float]]:
+    """Train with a plain loop over the same texts and candidates."""
+    torch.manual_seed(1)
+    question = BertModel.from_pretrained(demo_encoder(), add_pooling_layer=False)
+    passage = BertModel.from_pretrained(demo_encoder(), add_pooling_layer=False)
+    whole = model(1, dropout=False).reader.whole  # the same new head
+    reader = BertForMaskedLM(whole.config)
+    reader.load_state_dict(whole.state_dict())
+    del whole
+    tokenizer = AutoTokenizer.from_pretrained(demo_encoder())
+    every = torch.nn.ModuleList([question, passage, reader])
+    for one in every.modules():
+        if isinstance(one, torch.nn.Dropout):
+            one.p = 0.0
+
+    def encoded(encoder: BertModel, written: list[str]) -> Tensor:
+        read = tokenizer(written, padding=True, truncation=True, max_length=256, return_tensors="pt")
+        hidden, mask = encoder(**read).last_hidden_state, read["attention_mask"][..., None]
+        return torch.nn.functional.normalize((hidden * mask).sum(1) / mask.sum(1))
+
+    def loss(some: list[Masked], candidates: list[list[tuple[str, str]]]) -> Tensor:
+        b, c = len(some), shape.candidates
+        asked = encoded(question, [text.question for text in some])
+        read = encoded(passage, [f"{title} {text}".strip() for own in candidates for title, text in own])
+        scores = torch.einsum("bd,bcd->bc", asked, read.view(b, c, -1)) / UNIT_TEMPERATURE
+        ids, types, places, targets = [], [], [], []
+        for text, own in zip(some, candidates, strict=True):
+            for title, body in own:
+                cut = tokenizer(f"{title} {body}".strip(), add_special_tokens=False)["input_ids"] if body else []
+                x, z = [101, *text.ids, 102], [*cut[: RECIPE.passage_tokens], 102]
+                ids.append(torch.tensor(x + z))
+                types.append(torch.tensor([0] * len(x) + [1] * len(z)))
+                places.append(torch.tensor([1 + place for place in text.places]))
+                targets.append(torch.tensor(text.targets))
+        pad = torch.nn.utils.rnn.pad_sequence
+        mask = pad([torch.ones_like(one) for one in ids], batch_first=True)
+        inputs = {"input_ids": pad(ids, batch_first=True), "token_type_ids": pad(types, batch_first=True)}
+        hidden = reader.bert(**inputs, attention_mask=mask).last_hidden_state
+        rows = torch.cat([torch.full_like(one, row) for row, one in enumerate(places)])
+        logits = reader.cls(hidden[rows, torch.cat(places)])
+        log_p = logits.log_softmax(1).gather(1, torch.cat(targets)[:, None])[:, 0]
+        summed = torch.zeros(b * c).index_add(0, rows, log_p).view(b, c)
+        return -(scores.log_softmax(1) + summed).logsumexp(1).mean()
+
+    steps = zip(texts, found, strict=True)
+    return timed(every, [lambda one=one: loss(*one) for one in steps])
+
+
+def timed(module: torch.nn.Module, losses: Sequence[Any]) -> list[tuple[float, float, float]]:
+    optimizer = torch.optim.AdamW([one for one in module.parameters() if one.requires_grad], lr=3e-5)
+    spent = []
+    for loss in losses:
+        started, cpu = time.perf_counter(), time.process_time()
+        value = loss()
+        value.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        spent.append((time.perf_counter() - started, time.process_time() - cpu, value.item()))
+    return spent
+
+
+def compare(store: Path, shape: Shape, rounds: int, threads: int) -> dict[str, Any]:
+    """Run both in turns; the first step of each process is a warm-up."""
+    told = given(store, shape)
+    runs: dict[str, list[Spent]] = {"ours": [], "theirs": []}
+    for _ in range(rounds):
+        runs["ours"].append(alone(ours, store, shape, threads=threads))
+        runs["theirs"].append(alone(theirs, *told, shape, threads=threads))
+    cpu = {name: sum(step[1] for run in found for step in run.value[1:]) for name, found in runs.items()}
+    peak = {name: statistics.median(run.anonymous_mb for run in found) for name, found in runs.items()}
+    losses = [[step[2] for step in found[0].value] for found in runs.values()]
+    return {
+        "time_ratio": round(cpu["ours"] / cpu["theirs"], 3),
+        "memory_ratio": round(peak["ours"] / peak["theirs"], 3),
+        "cpu_s_a_step": {name: round(value / rounds / (shape.steps - 1), 2) for name, value in cpu.items()},
+        "peak_mb": {name: round(value) for name, value in peak.items()},
+        "loss": [round(one, 3) for one in losses[0]],
+        "first_loss_difference": abs(losses[0][0] - losses[1][0]) / losses[1][0],  # later ones may retrieve others
+    }
+
+
+def learned(store: Path, folder: Path, arm: str, options: argparse.Namespace, seed: int) -> dict[str, Any]:
+    """Train one arm; return what salient masks of the texts held out say before and after."""
+    sizes = {"batch_size": options.batch, "candidates": options.candidates, "dev_texts": options.dev}
+    sizes |= {"question_tokens": options.question_tokens, "passage_tokens": options.passage_tokens, "seed": seed}
+    recipe = replace(RECIPE, **sizes)
+    snapshot = Snapshot.open(str(store))
+    realm = model(seed, frozen=arm == "frozen")
+    judge = RealmTask(realm, snapshot, replace(recipe, seed=1))  # salient masks, the same for all
+    with torch.no_grad():
+        realm.eval()
+        before = judge.evaluate()
+    loop = LoopSettings(
+        max_steps=options.steps,
+        learning_rate=options.learning_rate,
+        warmup_share=0.1,
+        max_gradient_norm=1.0,
+        evaluate_every=options.steps,
+        checkpoint_every=options.steps,
+        keep=1,
+        seed=seed,
+        cpu=True,
+    )
+    started = time.perf_counter()
+    train(RealmTask(realm, snapshot, replace(recipe, **ARMS[arm])), loop, folder)
+    with torch.no_grad():
+        realm.eval()
+        after = judge.evaluate()
+    kept = ("nll", "utility", "null_prior")
+    return {
+        "before": {name: round(before[name], 3) for name in kept},
+        "after": {name: round(after[name], 3) for name in kept},
+        "training_s": round(time.perf_counter() - started),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--passages", type=int, default=300)
+    parser.add_argument("--texts", type=int, default=2, help="texts of a timed step")
+    parser.add_argument("--timed", type=int, default=3, help="timed steps, the first a warm-up; 0: none")
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--arms", nargs="*", choices=list(ARMS), default=["salient", "random"])
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--steps", type=int, default=15)
+    parser.add_argument("--batch", type=int, default=4)
+    parser.add_argument("--candidates", type=int, default=4)
+    parser.add_argument("--question-tokens", type=int, default=48)
+    parser.add_argument("--passage-tokens", type=int, default=96)
+    parser.add_argument("--dev", type=int, default=32, help="texts held out")
+    parser.add_argument("--learning-rate", type=float, default=1e-4)
+    parser.add_argument("--threads", type=int, default=1)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    with tempfile.TemporaryDirectory(prefix="bench-realm-") as workdir:
+        folder = Path(workdir)
+        store = library(folder, options.passages)
+        sizes = {"passages": options.passages, "threads": options.threads}
+        if options.timed:
+            shape = Shape(options.texts, RECIPE.candidates, options.timed)
+            told = {"texts": shape.texts, "candidates": shape.candidates, "steps": shape.steps}
+            result = compare(store, shape, options.rounds, options.threads)
+            print(json.dumps({"benchmark": "realm", "part": "step", **sizes, **told, **result}), flush=True)
+        named = ("steps", "batch", "candidates", "question_tokens", "passage_tokens", "dev", "learning_rate")
+        for arm in options.arms:
+            runs = [
+                learned(store, folder / f"{arm}-{seed}", arm, options, seed) for seed in range(1, options.seeds + 1)
+            ]
+            after = {name: [run["after"][name] for run in runs] for name in ("nll", "utility")}
+            told = {"arm": arm, **{name: getattr(options, name) for name in named}, "after": after, "runs": runs}
+            print(json.dumps({"benchmark": "realm", "part": "learning", **sizes, **told}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
