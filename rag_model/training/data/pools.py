@@ -109,6 +109,6 @@ def check_agreement(pools: Pools) -> None:
     if found.n < _FEW or not found.low > _CHANCE:
         raise RefusedError(
             "as far as this shows, the generator's score does not tell right passages from wrong ones (area under the "
-            f"curve {found}, over {found.n:,} questions; chance is {_CHANCE}): take another generator or more examples, "
-            "or give the choices of a closed set"
+            f"curve {found}, over {found.n:,} questions; chance is {_CHANCE}): take another generator or more "
+            "examples, or give the choices of a closed set"
         )
