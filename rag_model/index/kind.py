@@ -14,14 +14,14 @@ A piece depends only on the trained file and its own part, never on the number o
 of unchanged parts. The entry in the manifest is the plan's (`IndexPlan.entry`): it holds `kind`, `over`, `file` and how
 the index is searched. A takedown builds an index again from rows without the page, and inherits nothing. A pull fetches
 only new rows of a file whose entry says `row_bytes`: it ends in one row of that many bytes per passage. A
-`DerivingKind` has the puller make the file.
+`deriving.DerivingKind` has the puller make the file.
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, TypeVar, runtime_checkable
+from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar, runtime_checkable
 
 from rag_model.errors import UsageError
 from rag_model.index.files.engine import Rows, Vectors
@@ -32,9 +32,6 @@ from rag_model.index.quality.health import Effort, Health
 from rag_model.index.quality.recall import FLOOR, Floor, Recalls
 from rag_model.index.quality.tune import Tuned
 from rag_model.index.sizing.estimate import PROCESS, Estimate
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 Represents = Literal["vectors", "tokens", "sparse", "text"]
 Entry = Mapping[str, Any]  # an index's entry in a manifest
@@ -147,40 +144,6 @@ class SparseIndex(Protocol):
 
     def search(self, questions: Vectors, k: int, **parameters: Any) -> tuple[Vectors, Rows]:
         """Return the k best rows of each question, (q, l, 2): terms and their weights; as `TextIndex.search`."""
-        ...
-
-
-@runtime_checkable
-class DerivingKind(Protocol):
-    """A kind over text whose index file a puller can make itself, of an earlier snapshot's file and the passages."""
-
-    name: ClassVar[str]
-
-    def derive(
-        self,
-        earlier: Entry,
-        entry: Entry,
-        before: Path,
-        kept: Rows,
-        texts: Callable[[Rows], Iterator["pa.RecordBatch"]],
-        out: Path,
-    ) -> bool:
-        """Write the file; its digest is compared with the published one's.
-
-        Args:
-            earlier: the entry of the earlier index.
-            entry: that of the index.
-            before: the file of the earlier index.
-            kept: (n,) the earlier row of each passage; -1: it was not there.
-            texts: yields title and text of the passages of these rows, ascending.
-            out: what is written.
-
-        Returns:
-            Whether it was written; if not, the file is fetched.
-
-        Raises:
-            BookwheelError: it cannot be made here; the file is fetched.
-        """
         ...
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pyarrow as pa
 
 from rag_model.errors import BookwheelError
+from rag_model.index.deriving import DerivingKind
 from rag_model.index.files.engine import Rows
-from rag_model.index.kind import DerivingKind
 from rag_model.index.registry import kind_named
 from rag_model.partition import Partition
 from rag_model.store.versions.snapshot import Snapshot

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from rag_model.corpus.records import Passage
 from rag_model.errors import InputError
+from rag_model.index.deriving import DerivingKind
 from rag_model.index.files.engine import Rows
-from rag_model.index.kind import DerivingKind
 from rag_model.index.postings.analyzer import Analyzer
 from rag_model.index.postings.derive import derived
 from rag_model.index.postings.kind import KIND
