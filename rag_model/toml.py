@@ -69,15 +69,24 @@ def _checked(hint: Any, value: Any, where: str) -> Any:
         if value not in arguments:
             raise UsageError(f"{where} is {value!r}: choose one of {', '.join(map(str, arguments))}")
         return value
-    if isinstance(origin, type) and issubclass(origin, Mapping):
-        if not isinstance(value, Mapping):
-            raise UsageError(f"{where} must be a table, not {value!r}")
-        return {name: _checked(arguments[1], inner, f"{where}.{name}") for name, inner in value.items()}
+    if isinstance(origin, type):
+        return _items(origin, arguments, value, where)
     if type(value) is _WRITTEN_AS.get(hint):
         return hint(value)
     if hint is not Any and isinstance(hint, type) and type(value) is not hint:
         raise UsageError(f"{where} must be {_article(hint)}, not {value!r}")
     return value
+
+
+def _items(origin: type, arguments: tuple[Any, ...], value: Any, where: str) -> Any:
+    """Check a table whose keys are free, or a list, item by item; a list becomes a tuple where the type is one."""
+    if issubclass(origin, Mapping):
+        if not isinstance(value, Mapping):
+            raise UsageError(f"{where} must be a table, not {value!r}")
+        return {name: _checked(arguments[1], inner, f"{where}.{name}") for name, inner in value.items()}
+    if not isinstance(value, list | tuple):
+        raise UsageError(f"{where} must be a list, not {value!r}")
+    return tuple(_checked(arguments[0], one, f"{where}, item {place}") for place, one in enumerate(value, start=1))
 
 
 def _article(kind: type) -> str:

@@ -64,7 +64,7 @@ class Ran:
         told = [line for line in self.err.splitlines() if line.startswith("bookwheel: ")]
         assert len(told) == 1, self.err
         others = [line for line in self.err.splitlines() if line not in told]
-        assert all(line.endswith(("…", " s")) for line in others), self.err
+        assert all(line.endswith(("…", " s", " min", " h", " left")) for line in others), self.err
         assert self.out == ""
         return told[0].removeprefix("bookwheel: ")
 

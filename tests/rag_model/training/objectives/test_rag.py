@@ -278,7 +278,7 @@ def test_deaf_generators_answer_the_same_from_any_passages(task_of: Any) -> None
 def test_half_precision_learns_nearly_the_same(task_of: Any, tmp_path: Path, kind: Variant) -> None:
     losses = {}
     for precision in ("no", "bf16"):
-        task = task_of(kind=kind)
+        task = task_of(replace(RECIPE, retrieve="once"), kind=kind)  # else rounding decides between near passages
         done = train(task, replace(STEPS, precision=precision, learning_rate=1e-4), tmp_path / precision)
         assert {weights.dtype for weights in task.module.parameters()} == {torch.float32}
         assert done.after["nll"] < done.before["nll"]
