@@ -60,6 +60,17 @@ def load_generator(
     return _causal(folder, module, tokenizer, chosen)
 
 
+def generator_tokenizer(name: str | Path) -> Any:
+    """Load the fast tokenizer of a generator, without its weights.
+
+    Raises:
+        InputError: it is not found, or a file is missing or corrupt.
+        MissingExtraError: it is a GGUF file, and the package that reads GGUF is not installed.
+    """
+    folder = resolve_folder(name)
+    return _tokenizer(folder, _source(folder))
+
+
 def chat_form(tokenizer: Any, form: PromptForm | None = None) -> PromptForm:
     """Return `form` inside the chat template of `tokenizer`: the text before and after the user's message.
 

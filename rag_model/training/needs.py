@@ -33,6 +33,8 @@ def work_of(finetuning: Finetuning) -> Work:
         sizes["rebuilds of the index"] = (
             f"{costs.rebuilds:,}, each {seconds:,.0f} s of a core ({costs.rebuild:.1e} FLOPs)"
         )
+    if costs.once:
+        sizes["scores of the generator"] = f"{costs.once / CORE:,.0f} s of a core ({costs.once:.1e} FLOPs)"
     return Work(sizes, stages, operations, disk=len(every) * (loop.keep + 1) * (LEARNED - 1) * held)
 
 

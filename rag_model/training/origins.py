@@ -39,7 +39,7 @@ class Origins:
         Raises:
             InputError: one is not found.
         """
-        return {part: _digest_folder(resolve_folder(name)) for part, name in self.names.items()}
+        return {part: digest_folder(resolve_folder(name)) for part, name in self.names.items()}
 
     def unit_vectors(self) -> bool:
         """Return whether question vectors have length 1; False if there is no question encoder."""
@@ -147,7 +147,7 @@ def taught(store: Store, origins: Origins, teacher: str | None) -> Origins:
     return Origins({**origins.names, TEACHER: str(cross_encoder_folder(store, teacher))})
 
 
-def _digest_folder(folder: Path) -> str:
+def digest_folder(folder: Path) -> str:
     """Return the digest of a folder's files by name, without hidden ones and the card."""
     files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != "README.md")
     inside = {path.relative_to(folder).as_posix(): path for path in files}

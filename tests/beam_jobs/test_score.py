@@ -34,19 +34,20 @@ def generator(tmp_path: Path) -> Any:
 def test_workers_score_as_one_process_does(store: Store, generator: Any) -> None:
     told = list[tuple[int, int]]()
     by_workers = partial(score.run, launch=Launch.new(store.url, ["--runner=FnApiRunner"]))
-    found = score_all(store, generator, READINGS, by_workers, lambda *both: told.append(both))
+    found = score_all(store, lambda: generator, "a", READINGS, by_workers, lambda *both: told.append(both))
     assert found == [score_one(generator, one) for one in READINGS]
     assert told[-1] == (2, 2)
     store.memo = replace(store.memo, makes=False)
-    assert score_all(store, generator, READINGS) == found
-    assert score_all(store, generator, READINGS, partial(score.run, launch=Launch.new(store.url))) == found
+    assert score_all(store, lambda: generator, "a", READINGS) == found
+    again = partial(score.run, launch=Launch.new(store.url))
+    assert score_all(store, lambda: generator, "a", READINGS, again) == found
 
 
 def test_a_worker_says_what_is_wrong(store: Store, generator: Any) -> None:
     generator.module.lm_head.weight.data[3] = float("nan")
     by_workers = partial(score.run, launch=Launch.new(store.url, ["--runner=FnApiRunner"]))
     with pytest.raises(InputError, match="the answer of example 0 a probability that is not finite"):
-        score_all(store, generator, READINGS[:1], by_workers)
+        score_all(store, lambda: generator, "a", READINGS[:1], by_workers)
 
 
 def test_a_long_job_is_known_to_be_long(store: Store, generator: Any) -> None:
@@ -57,7 +58,7 @@ def test_a_long_job_is_known_to_be_long(store: Store, generator: Any) -> None:
         seen.extend(tasks)
         return []
 
-    score_all(store, generator, READINGS, scorer)
+    score_all(store, lambda: generator, "a", READINGS, scorer)
     (block, rest) = seen
     assert (block.contexts, rest.contexts) == (2 * BLOCK, 2)
     weights = BlobRef(block.readings.id, 540_000_000)

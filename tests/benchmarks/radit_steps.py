@@ -119,7 +119,7 @@ def _plain_lm(folder: Path, told: Any) -> tuple[nn.Module, Step]:
 def _plain_retriever(folder: Path, told: Any) -> tuple[nn.Module, Step]:
     model = BertModel.from_pretrained(folder / "encoder", add_pooling_layer=False).train()
     tokenizer = AutoTokenizer.from_pretrained(folder / "encoder")
-    vectors = torch.from_numpy(np.load(folder / "vectors.npy").astype(np.float16).astype(np.float32))
+    vectors = torch.from_numpy(np.load(folder / "vectors.npy"))
     log_p = torch.tensor([scores for _, _, scores, _ in told], dtype=torch.float64)
     tokens = torch.tensor([count for *_, count in told])
     target = (log_p / tokens[:, None] / TAU).log_softmax(1).float()

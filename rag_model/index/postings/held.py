@@ -14,7 +14,9 @@ from rag_model.index.postings.weighting import IMPACT, Weighting
 from rag_model.index.postings.windowed import search_all
 
 MOST_ROWS = 1 << 22  # passages of an index that is searched like this
-MOST_POSTINGS = 1 << 25  # held at once, 8 to 15 bytes each with windows and bits: 500 MB at most, less for a smaller file
+MOST_POSTINGS = (
+    1 << 25
+)  # held at once, 8 to 15 bytes each with windows and bits: 500 MB at most, less for a smaller file
 
 
 class HeldLists:

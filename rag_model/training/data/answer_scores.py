@@ -1,14 +1,16 @@
 """How likely a generator finds an answer after each of an example's passages: the cost of LM-supervised retrieval.
 
-Examples are scored in blocks, each a task for a worker, and recorded in the store's memo by the generator's files, how
-it writes its input, and the block's texts and tokens: a run that resumes, or a second one, scores no block twice.
+Examples are scored in blocks, each a task for a worker, and recorded in the store's memo by the digest of the generator
+(form and tokenizer included) and the block's texts. A run that resumes, or a second one, scores no block twice, and
+does not load the generator if there is nothing to score.
 """
 
 import json
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -35,6 +37,7 @@ BLOCK = 32  # examples of a task: with 10 passages each, a minute of a core with
 TEXT = "Background: {title}\n{text}\n\n{question}"
 """How a passage stands before plain text: Lin et al. 2023, appendix C, `Background: {passage}`, an empty line."""
 _LIBRARIES = ("torch", "transformers", "tokenizers")
+_THREADS = 32  # look-ups at a time
 
 Tell = Callable[[int, int], None]  # examples scored, of how many
 
@@ -63,8 +66,9 @@ class ScoreTask:
     """A block of examples, and the generator that scores them."""
 
     readings: BlobRef  # JSON: a list of `Reading` as values
-    generator: tuple[tuple[str, BlobRef], ...]  # its files in the store, by name; its form is one of them
+    identity: str  # digest of the generator
     contexts: int  # passages of all examples
+    generator: tuple[tuple[str, BlobRef], ...] = ()  # its files in the store, by name; not needed if it is recorded
 
     @property
     def weights(self) -> int:
@@ -75,7 +79,7 @@ class ScoreTask:
         """Return all inputs that decide the scores, up to rounding."""
         return {
             "readings": self.readings.id,
-            "generator": {name: ref.id for name, ref in self.generator},
+            "generator": self.identity,
             "text": TEXT,
             "code": VERSION,
             "libraries": {name: version(name) for name in _LIBRARIES},
@@ -104,17 +108,29 @@ def score(task: ScoreTask, store: Store) -> dict[str, Any]:
 
 
 def score_all(
-    store: Store, generator: Kept, readings: Sequence[Reading], scorer: Scorer | None = None, tell: Tell | None = None
+    store: Store,
+    generator: Callable[[], Kept],
+    identity: str,
+    readings: Sequence[Reading],
+    scorer: Scorer | None = None,
+    tell: Tell | None = None,
 ) -> list[Scores]:
-    """Score examples after their passages with a generator, in order; `scorer`: by default this process does it.
+    """Score examples after their passages with a generator, in order.
+
+    `generator` loads it and is called if a block is not recorded yet; `identity` is the digest of its files. `scorer`:
+    by default this process scores.
 
     Raises:
         InputError: a score is not finite.
     """
-    files, told = put_generator(store, generator), tell or (lambda _, __: None)
     blocks = [readings[start : start + BLOCK] for start in range(0, len(readings), BLOCK)]
-    tasks = [ScoreTask(_put(store, block), files, sum(len(one.passages) for one in block)) for block in blocks]
-    reports = (scorer or _here(store))(tasks, told)
+    with ThreadPoolExecutor(_THREADS) as threads:  # on an object store this is mostly waiting
+        tasks = list(threads.map(partial(_task, store, identity), blocks))
+        recorded = all(threads.map(partial(_is_recorded, store), tasks))
+    if not recorded:
+        files = put_generator(store, generator())
+        tasks = [replace(task, generator=files) for task in tasks]
+    reports = (scorer or _here(store))(tasks, tell or (lambda _, __: None))
     _generator.cache_clear()  # this process may have done a small job itself
     blobs = [BlobRef.from_json(report["scores"]) for report in reports]
     return [Scores(tuple(log_p), tokens) for blob in blobs for log_p, tokens in json.loads(store.blobs.read(blob))]
@@ -182,9 +198,14 @@ def _here(store: Store) -> Scorer:
     return run
 
 
-def _put(store: Store, block: Sequence[Reading]) -> BlobRef:
+def _task(store: Store, identity: str, block: Sequence[Reading]) -> ScoreTask:
     values = [[one.id, one.text, one.answer, one.passages, one.plain] for one in block]
-    return store.blobs.put_bytes(json.dumps(values, ensure_ascii=False).encode())
+    blob = store.blobs.put_bytes(json.dumps(values, ensure_ascii=False).encode())
+    return ScoreTask(blob, identity, sum(len(one.passages) for one in block))
+
+
+def _is_recorded(store: Store, task: ScoreTask) -> bool:
+    return store.memo.get(STAGE, store.memo.key(task.inputs())) is not None
 
 
 def _readings(store: Store, blob: BlobRef) -> list[Reading]:

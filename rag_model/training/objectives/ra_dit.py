@@ -7,6 +7,7 @@ initial generator. Section 5.2: scores of the tuned generator, or lists of the t
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,7 @@ from rag_model.digest import digest_json
 from rag_model.encoders.architecture import Architecture
 from rag_model.encoders.trainable import TrainableEncoder
 from rag_model.generate.folder import load_rag
-from rag_model.generate.generator import Generator
-from rag_model.generate.load import load_generator
+from rag_model.generate.load import generator_tokenizer, load_generator
 from rag_model.needs.reading import NUMBER, PROMPT, QUESTION, retriever_bytes, weights
 from rag_model.store.store import Store
 from rag_model.store.versions.snapshot import Snapshot
@@ -42,7 +42,7 @@ from rag_model.training.objectives.ra_dit_dev import DevSet
 from rag_model.training.objectives.ra_dit_lm import LmTask
 from rag_model.training.objectives.ra_dit_recipe import RaDitTraining
 from rag_model.training.objectives.ra_dit_retriever import RetrieverTask, Scored
-from rag_model.training.origins import Named, Origins, reader_of
+from rag_model.training.origins import Named, Origins, digest_folder, reader_of
 
 LM, RETRIEVER = "lm", "retriever"  # the stages, and their folders
 _ANSWER = 25  # tokens of an answer
@@ -87,7 +87,7 @@ class RaDit(Objective[RaDitTraining]):
         lm, retriever = _lm_costs(job, models), _retriever_costs(job, models)
         if job.settings.ra_dit.stages == LM:
             return lm
-        return Costs(**{**retriever, "before": (lm,) if job.settings.ra_dit.stages == "both" else ()})
+        return replace(retriever, before=(lm,) if job.settings.ra_dit.stages == "both" else ())
 
 
 def _question(job: Job[RaDitTraining], loop: LoopSettings) -> TrainableEncoder:
@@ -131,12 +131,13 @@ def _retriever_task(job: Job[RaDitTraining], tuned: Path | None, tell: Tell) -> 
     lister, shared, recipe = _lister(job, question), settings.ra_dit, settings.retriever
     dev = DevSet(lister.memory, job.examples["dev"], shared)
     answering = partial(_generator, job, tuned)
-    scoring: Any = _generator(job, tuned if recipe.scored_by == "tuned" else None)
+    scoring = tuned if recipe.scored_by == "tuned" else None
     labelled = lister.lists(_asked(job.examples["train"]), max(shared.k, settings.lm.k))
-    texts = lister.lists(_texts(job, scoring.tokenizer, len(labelled)), shared.k)
+    texts = lister.lists(_texts(job, len(labelled)), shared.k)
     some = lister.lists(_asked(dev.examples), shared.k)
     every = [*(Listed(one.asked, one.rows[: shared.k]) for one in labelled), *texts, *some]
-    found = score_all(job.store, scoring, lister.readings(every), job.scorer, tell)
+    load, identity = partial(_generator, job, scoring), _identity(job, scoring)
+    found = score_all(job.store, load, identity, lister.readings(every), job.scorer, tell)
     scored = [Scored(*pair) for pair in zip(every, found, strict=True)]
     train = [one for one in scored[: len(labelled) + len(texts)] if len(one.listed.rows) > 1]
     told = digest_json([[one.listed.rows, one.scores.log_p, one.scores.tokens] for one in scored])
@@ -146,13 +147,19 @@ def _retriever_task(job: Job[RaDitTraining], tuned: Path | None, tell: Tell) -> 
     )
 
 
-def _texts(job: Job[RaDitTraining], tokenizer: Any, labelled: int) -> list[Asked]:
-    recipe, seed = job.settings.retriever, job.settings.ra_dit.seed
-    found = text_examples(job.snapshot, tokenizer, job.settings.texts(labelled), recipe.text_tokens, seed)
+def _texts(job: Job[RaDitTraining], labelled: int) -> list[Asked]:
+    recipe, count, seed = job.settings.retriever, job.settings.texts(labelled), job.settings.ra_dit.seed
+    tokenizer = generator_tokenizer(job.origins.names["generator"])  # LM-ft does not change it
+    found = text_examples(job.snapshot, tokenizer, count, recipe.text_tokens, seed)
     return [Asked(f"text {passage.id}", text, rest, passage) for passage, text, rest in found]
 
 
-def _generator(job: Job[RaDitTraining], tuned: Path | None) -> Generator:
+def _identity(job: Job[RaDitTraining], tuned: Path | None) -> str:
+    """Return the digest of a generator's files."""
+    return job.digests.get("generator") or job.origins.digests()["generator"] if tuned is None else digest_folder(tuned)
+
+
+def _generator(job: Job[RaDitTraining], tuned: Path | None) -> Any:
     """Load the generator of LM-ft, or the initial one."""
     device = "cpu" if job.settings.loop.cpu else None
     if tuned is not None:
@@ -172,8 +179,8 @@ def _lm_costs(job: Job[RaDitTraining], models: Mapping[str, Architecture]) -> Co
     return Costs({"lm": held + kept}, batches, step, _look(job, generator), loop=job.settings.lm_loop)
 
 
-def _retriever_costs(job: Job[RaDitTraining], models: Mapping[str, Architecture]) -> dict[str, Any]:
-    """Return the fields of the costs of R-ft; the generator's scores come first."""
+def _retriever_costs(job: Job[RaDitTraining], models: Mapping[str, Architecture]) -> Costs:
+    """Return the costs of R-ft; the generator's scores come first."""
     recipe, question, generator = job.settings.retriever, models["question"], models["generator"]
     labelled, k = len(_asked(job.examples["train"])), min(job.settings.ra_dit.k, job.snapshot.n)
     examples = labelled + min(job.settings.texts(labelled), job.snapshot.n)
@@ -182,16 +189,13 @@ def _retriever_costs(job: Job[RaDitTraining], models: Mapping[str, Architecture]
     held = (
         weights(generator) + LEARNED * weights(question) + retriever_bytes(job.snapshot, job.settings.ra_dit.expression)
     )
-    return {
-        "stages": {
-            "score": 2 * weights(generator) + NUMBER * k * recipe.text_tokens * generator.vocabulary,
-            "retriever": held + kept,
-        },
-        "batches": max(1, -(-examples // recipe.batch_size)),
-        "step": BACKWARD * recipe.batch_size * max(QUESTION, recipe.text_tokens) * question.operations,
-        "look": _look(job, generator),
-        "once": scored * tokens * generator.operations,
+    stages = {
+        "score": 2 * weights(generator) + NUMBER * k * recipe.text_tokens * generator.vocabulary,
+        "retriever": held + kept,
     }
+    step = BACKWARD * recipe.batch_size * max(QUESTION, recipe.text_tokens) * question.operations
+    once, batches = scored * tokens * generator.operations, max(1, -(-examples // recipe.batch_size))
+    return Costs(stages, batches, step, _look(job, generator), once=once)
 
 
 def _look(job: Job[RaDitTraining], generator: Architecture) -> float:

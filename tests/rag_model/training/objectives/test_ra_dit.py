@@ -115,7 +115,9 @@ def losses(folder: Path, *stages: str) -> list[dict[str, Any]]:
 def test_both_stages_make_one_model_that_answers(
     job_of: Any, store: Store, tmp_path: Path, family: str, models: dict[str, Path]
 ) -> None:
-    run = Finetuning(RA_DIT, job_of(family=family, loop=replace(LOOP, max_steps=10, evaluate_every=5)))
+    loop = replace(LOOP, max_steps=10, evaluate_every=5)
+    prefers = {"preference": "mean_log_probability", "preference_temperature": 0.1}
+    run = Finetuning(RA_DIT, job_of(family=family, loop=loop, dev=EXAMPLES, retriever=prefers))
     trained = run.run(tmp_path / "run")
     rows = losses(tmp_path / "run", "lm", "retriever")
     dev = [row for row in rows if row["kind"] == "dev"]
@@ -149,7 +151,8 @@ def test_the_first_stage_moves_the_generator_alone(job_of: Any, tmp_path: Path, 
 
 
 def test_the_second_stage_moves_the_question_encoder_alone(job_of: Any, tmp_path: Path, models: Any) -> None:
-    run = Finetuning(RA_DIT, job_of(stages="retriever"))
+    prefers = {"preference": "mean_log_probability", "preference_temperature": 0.1}
+    run = Finetuning(RA_DIT, job_of(stages="retriever", dev=EXAMPLES, retriever=prefers))
     trained = run.run(tmp_path / "run")
     assert trained.best_step > 0
     rag = load_rag(trained.best, device="cpu")
@@ -390,5 +393,7 @@ def test_its_price_is_known_before(job_of: Any) -> None:
     assert both.operations == pytest.approx(lm.operations + retriever.operations)
     assert (both.sizes["steps"], lm.sizes["steps"]) == ("8", "4")
     assert both.disk == lm.disk + retriever.disk
+    assert "s of a core" in both.sizes["scores of the generator"]
+    assert "scores of the generator" not in lm.sizes
     texts = work_of(Finetuning(RA_DIT, job_of(stages="retriever", retriever={"text_share": 0.0})))
     assert texts.operations < retriever.operations, "plain texts are scored too"
