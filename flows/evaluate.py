@@ -29,9 +29,8 @@ from rag_model.evaluation.questions.files import read_questions
 from rag_model.evaluation.reports.answers import AnswerReport, read_courses, render
 from rag_model.evaluation.reports.run_files import check_paths, write_answers, write_kilt, write_page
 from rag_model.evaluation.retrieval.judging import Judge
-from rag_model.generate.named import open_reader
+from rag_model.generate.named import open_reader, rag_folder
 from rag_model.store.store import Store
-from rag_model.store.versions.models import model_folder
 from rag_model.store.versions.snapshot import Snapshot
 
 
@@ -142,8 +141,7 @@ def prepare(store: Store, model: str, questions: str, ref: str, settings: Evalua
     examination = Examination(
         reader.retriever, answering, asked, settings.k or reader.rag.settings.k, snapshot.n, settings
     )
-    folder = Path(named) if Path(named).is_dir() else model_folder(store, named)
-    return Work(snapshot, named, folder, inputs["retriever"], examination)
+    return Work(snapshot, named, rag_folder(store, named), inputs["retriever"], examination)
 
 
 def _weights(named: str) -> object:

@@ -7,7 +7,6 @@ Requires: the extras model and train; the deployment to start; this run must be 
 the models' files and the store.
 """
 
-from pathlib import Path
 from typing import Any
 
 from flows.evaluate import evaluate
@@ -17,11 +16,10 @@ from flows.stage import stage
 from rag_model.evaluation.answers.settings import Evaluation
 from rag_model.evaluation.questions.files import read_questions
 from rag_model.generate.folder import rag_settings
-from rag_model.generate.named import rag_id
+from rag_model.generate.named import rag_folder, rag_id
 from rag_model.needs.evaluation import work_of as of_evaluation
 from rag_model.needs.machine import Work
 from rag_model.store.store import Store
-from rag_model.store.versions.models import model_folder
 from rag_model.store.versions.snapshot import Snapshot
 from rag_model.training.needs import work_of as of_training
 from rag_model.training.origins import Named
@@ -43,8 +41,7 @@ def weigh_evaluation(
 ) -> Work:
     """Estimate what an evaluation needs."""
     opened, asked, settings = Store.open(store), read_questions(questions), settings or Evaluation()
-    named = rag_id(opened, model)
-    folder = Path(named) if Path(named).is_dir() else model_folder(opened, named)
+    folder = rag_folder(opened, rag_id(opened, model))
     k = settings.k or rag_settings(folder).k
     return of_evaluation(Snapshot.from_store(opened, ref), folder, k, len(asked.questions), settings)
 

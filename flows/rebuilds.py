@@ -17,6 +17,7 @@ from rag_model.store.store import Store
 from rag_model.training.moving.rebuild import Order, Rebuilt
 
 _TRIES = 3  # starts of a rebuild that is killed: by a person, or for memory
+_PATIENCE = 20.0  # seconds to end by itself
 _LOG = "log.txt"
 
 
@@ -54,10 +55,11 @@ class Child:
     def stop(self) -> None:
         """End the process and its workers."""
         self._starts = _TRIES
-        if self._process.poll() is None:
-            with suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGTERM)
-            self._process.wait()
+        for sent in (signal.SIGTERM, signal.SIGKILL):
+            if self._process.poll() is None:
+                with suppress(ProcessLookupError, subprocess.TimeoutExpired):
+                    os.killpg(self._process.pid, sent)
+                    self._process.wait(_PATIENCE)
 
     def _again(self) -> bool:
         """Start the process again if it died without an outcome; return whether it runs again."""

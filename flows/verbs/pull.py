@@ -8,6 +8,7 @@ from cyclopts import Parameter
 from flows.command.console import shown
 from flows.command.reply import AnyName, Common, Reply, StoreUrl
 from rag_model.errors import UsageError
+from rag_model.retrieve.derived import derive
 from rag_model.store.pulling.kinds import chosen
 from rag_model.store.pulling.pull import PullReport
 from rag_model.store.pulling.pull import pull as pull_version
@@ -43,9 +44,9 @@ def pull(
 ) -> Reply:
     """Copy a snapshot to DEST: only what is missing there, verified, and put in place in one step.
 
-    If an earlier snapshot is in DEST, only vectors of new passages are fetched. Files that were left out are added by
-    another pull that includes them. `model:NAME` pulls a model in the same way, to another folder;
-    `answer --model DEST/current` uses it.
+    If an earlier snapshot is in DEST, only vectors of new passages are fetched, and an index of words is made of the
+    earlier one. Files that were left out are added by another pull that includes them. `model:NAME` pulls a model in
+    the same way, to another folder; `answer --model DEST/current` uses it.
 
     Parameters
     ----------
@@ -66,7 +67,7 @@ def pull(
         taken["select"] = chosen(
             shelf.get(named).content, indexes=index, embeddings=not no_embeddings, passages_only=passages_only
         )
-        taken["mapped"] = not no_mapped
+        taken["mapped"], taken["derive"] = not no_mapped, derive
     with shown("pull", as_bytes=True) as tell:
         report = pull_version(opened, named, dest, **taken, on_progress=tell)
     return _told(report, shelf.noun)

@@ -7,7 +7,7 @@ Index" (arXiv 2405.01924). Its space is the tokenizer's. Any sparse encoder that
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -22,7 +22,7 @@ from rag_model.encoders.sparse_spec import RECORDED as SPARSE
 from rag_model.encoders.sparse_spec import vocabulary_of
 from rag_model.encoders.spec import RECORD_FILE
 from rag_model.encoders.tokens import load_tokenizer, tokenize
-from rag_model.errors import UsageError
+from rag_model.errors import InputError, UsageError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -102,18 +102,19 @@ def read_bag_spec(folder: Path, overrides: Mapping[str, Any] | None = None) -> B
     """Read how the folder of an encoder makes bags: as its record says, else with the length of its inputs.
 
     Raises:
+        InputError: its record is corrupt.
         UsageError: an override is unknown or wrong.
     """
+    names = [one.name for one in fields(BagSpec)]
+    if unknown := sorted({*(overrides or {})} - {*names}):
+        raise UsageError(f"{unknown[0]!r} is not a setting of a bag: use one of {', '.join(names)}")
     record = optional_object(folder / RECORD_FILE)
-    told = record.get(RECORDED) or {}
-    if not told:
-        own = record.get(SPARSE) or {}
-        told = {"max_length": longest_input(folder)} | {
-            one.name: own[one.name] for one in fields(BagSpec) if one.name in own
-        }
-    if unknown := sorted(set(overrides or {}) - {one.name for one in fields(BagSpec)}):
-        raise UsageError(f"{unknown[0]!r} is not a setting of a bag: use one of max_length, passage_prompt")
-    return BagSpec(**{**told, **(overrides or {})})
+    own = record.get(RECORDED, record.get(SPARSE, {}))
+    try:
+        told = BagSpec(**{"max_length": longest_input(folder)} | {name: own[name] for name in names if name in own})
+    except (TypeError, UsageError) as wrong:
+        raise InputError(f"the record of encoder {folder} is corrupt ({wrong}): fetch the model again") from wrong
+    return replace(told, **(overrides or {}))
 
 
 def bag_space(folder: Path, spec: BagSpec) -> Space:

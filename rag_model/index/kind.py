@@ -13,7 +13,8 @@ stages, each a function of files:
 A piece depends only on the trained file and its own part, never on the number of rows, so a rebuild reuses the pieces
 of unchanged parts. The entry in the manifest is the plan's (`IndexPlan.entry`): it holds `kind`, `over`, `file` and how
 the index is searched. A takedown builds an index again from rows without the page, and inherits nothing. A pull fetches
-only new rows of a file whose entry says `row_bytes`: it ends in one row of that many bytes per passage.
+only new rows of a file whose entry says `row_bytes`: it ends in one row of that many bytes per passage. A
+`deriving.DerivingKind` has the puller make the file.
 """
 
 from abc import abstractmethod

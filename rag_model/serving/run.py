@@ -99,7 +99,7 @@ def run(
     _log()
     if ANY_HOST in settings.hosts:
         _LOG.warning(
-            "any host name is answered, and a page of another site may read what GET gives (DNS rebinding): give "
+            "programs may ask under any host name, and pages and GET only by an address or a name without dots: give "
             "--allow-host NAME, the name that the service is asked by"
         )
     sys.setswitchinterval(_SWITCH)

@@ -23,7 +23,7 @@ class ServiceSettings:
     retrievers: tuple[str, ...] = ()  # expressions; the first answers where a request names none. None: the snapshot's
     embeddings: bool = True  # pulled too: the recall of live questions is measured by them; disk, not memory
     swap: Swap = "blue-green"  # indexes in memory, of two editions for a moment; "low-memory": mapped, and paged in
-    trial: bool = True  # a child process opens and searches a new version's indexes first: half a second, once
+    trial: bool = True  # child processes use a new version's indexes and models first: some seconds, once a model
     # requests
     max_questions: int = 64  # a request: one batch
     max_question_chars: int = 2_000  # encoders read some hundred tokens, and what is longer is cut

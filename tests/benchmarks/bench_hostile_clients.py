@@ -20,8 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from alone import alone
-from passages import drawn, embedded
-from served import Asked, get, load, memory_mb, percentile_ms, publish, service
+from served import Asked, get, given, load, memory_mb, offer, percentile_ms, publish, service
 
 from rag_model.store import Store
 
@@ -124,22 +123,16 @@ def _round(folder: Path, questions: list[str], options: argparse.Namespace) -> R
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--passages", type=Path, help="JSON lines; by default the demo's")
-    parser.add_argument("--questions", type=Path, nargs="*", default=[], help="JSON lines; by default the demo's")
-    parser.add_argument("--count", type=int, default=3_000, help="passages")
-    parser.add_argument("--asked", type=int, default=74, help="different questions")
+    offer(parser, count=3_000)
     parser.add_argument("--clients", type=int, default=8)
     parser.add_argument("--hostile", type=int, default=1_000, help="connections of the hostile client")
     parser.add_argument("--seconds", type=float, default=8.0, help="of each measurement")
     parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--cache", type=Path, help="where vectors are kept")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
-        folder, given = Path(name), (options.passages, options.questions, options.count, options.asked)
-        vectors = embedded(options.cache or folder / "cache", *given).passages
-        rows, questions = drawn(*given)
-        publish(Store.open(str(folder / "store"), create=True), rows, vectors, folder / "work")
-        print(json.dumps(measure(folder, questions, options)))
+        rows, vectors, questions = given(options, Path(name))
+        publish(Store.open(f"{name}/store", create=True), rows, vectors, Path(name, "work"))
+        print(json.dumps(measure(Path(name), questions, options)))
 
 
 if __name__ == "__main__":

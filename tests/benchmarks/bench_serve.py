@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from alone import alone
-from passages import drawn, embedded
-from served import Asked, K, cpu_seconds, load, memory_mb, percentile_ms, publish, service
+from served import Asked, K, cpu_seconds, given, load, memory_mb, offer, percentile_ms, publish, service
 
 from rag_model.retrieve.dense import DenseRetriever
 from rag_model.store import Snapshot, Store
@@ -103,21 +102,15 @@ def _of_clients(ours: list[Rate], theirs: list[Rate]) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--passages", type=Path, help="JSON lines; by default the demo's")
-    parser.add_argument("--questions", type=Path, nargs="*", default=[], help="JSON lines; by default the demo's")
-    parser.add_argument("--count", type=int, default=3_000, help="passages")
-    parser.add_argument("--asked", type=int, default=74, help="different questions")
+    offer(parser, count=3_000)
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 8, 64])
     parser.add_argument("--seconds", type=float, default=4.0, help="of each measurement")
     parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--cache", type=Path, help="where vectors are kept")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
-        folder, given = Path(name), (options.passages, options.questions, options.count, options.asked)
-        vectors = embedded(options.cache or folder / "cache", *given).passages
-        rows, questions = drawn(*given)
-        publish(Store.open(str(folder / "store"), create=True), rows, vectors, folder / "work")
-        print(json.dumps(measure(folder, questions, options)))
+        rows, vectors, questions = given(options, Path(name))
+        publish(Store.open(f"{name}/store", create=True), rows, vectors, Path(name, "work"))
+        print(json.dumps(measure(Path(name), questions, options)))
 
 
 if __name__ == "__main__":

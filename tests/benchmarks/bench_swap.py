@@ -19,8 +19,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from passages import drawn, embedded
-from served import Asked, get, load, memory_mb, percentile_ms, publish, service
+from served import Asked, get, given, load, memory_mb, offer, percentile_ms, publish, service
 
 from rag_model.store import Store
 from rag_model.store.versions.moves import tag
@@ -85,20 +84,15 @@ def _report(asked: list[Asked], swaps: list[tuple[float, float]], memory: list[f
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--passages", type=Path, help="JSON lines; by default the demo's")
-    parser.add_argument("--questions", type=Path, nargs="*", default=[], help="JSON lines; by default the demo's")
-    parser.add_argument("--count", type=int, default=1_500, help="passages")
-    parser.add_argument("--asked", type=int, default=74, help="different questions")
+    offer(parser, count=1_500)
     parser.add_argument("--clients", type=int, default=4)
     parser.add_argument("--swaps", type=int, default=10)
     parser.add_argument("--rest", type=float, default=1.0, help="seconds between two swaps, at least")
     parser.add_argument("--low-memory", action="store_true")
-    parser.add_argument("--cache", type=Path, help="where vectors are kept")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
-        folder, given = Path(name), (options.passages, options.questions, options.count, options.asked)
-        vectors = embedded(options.cache or folder / "cache", *given).passages
-        rows, questions = drawn(*given)
+        folder = Path(name)
+        rows, vectors, questions = given(options, folder)
         store = Store.open(str(folder / "store"), create=True)
         ids = [publish(store, rows, vectors, folder / mark.strip(), mark) for mark in MARKS]
         print(json.dumps(measure(store, ids, questions, options)))

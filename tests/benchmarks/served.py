@@ -4,6 +4,7 @@ Clients keep their connections and ask one question at a time, each as soon as i
 hand, since a client library takes more CPU than the service.
 """
 
+import argparse
 import asyncio
 import json
 import os
@@ -18,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from passages import drawn, embedded
 
 from flows.demo import demo_encoder
 from rag_model.corpus.passages import PassageWriter
@@ -44,6 +46,23 @@ class Asked:
     status: int  # 0: the connection broke
     snapshot: str
     mixed: bool  # a passage of another snapshot was among them
+
+
+def offer(parser: argparse.ArgumentParser, count: int) -> None:
+    """Add the options that say which passages are served, and which questions are asked."""
+    parser.add_argument("--passages", type=Path, help="JSON lines; by default the demo's")
+    parser.add_argument("--questions", type=Path, nargs="*", default=[], help="JSON lines; by default the demo's")
+    parser.add_argument("--count", type=int, default=count, help="passages")
+    parser.add_argument("--asked", type=int, default=74, help="different questions")
+    parser.add_argument("--cache", type=Path, help="where vectors are kept")
+
+
+def given(options: argparse.Namespace, folder: Path) -> tuple[list[dict[str, Any]], Vectors, list[str]]:
+    """Return the passages of the options, their vectors, and the questions; the cache is in `folder` by default."""
+    named = options.passages, options.questions, options.count, options.asked
+    vectors = embedded(options.cache or folder / "cache", *named).passages
+    rows, questions = drawn(*named)
+    return rows, vectors, questions
 
 
 def publish(store: Store, rows: Sequence[dict[str, Any]], vectors: Vectors, work: Path, mark: str = "") -> str:

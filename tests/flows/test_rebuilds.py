@@ -15,7 +15,7 @@ from flows.rebuild import Task, rebuilt
 from flows.rebuilds import forget, rebuilds
 from rag_model.corpus.records import Passage
 from rag_model.encoders.encoder import Encoder, Vectors
-from rag_model.errors import UsageError
+from rag_model.errors import InputError, UsageError
 from rag_model.retrieve.retriever import Hit
 from rag_model.store.store import Store
 from rag_model.store.versions.moves import tag
@@ -102,6 +102,18 @@ def test_losses_are_those_of_encoding_all_passages_again_by_hand(given: Path, tm
     assert store.models.get(store.models.resolve(REF)).content.lineage["step"] == 4
     forget(store, REF)
     assert (store.refs.current(REF), store.models.refs.current(REF)) == (None, None)
+
+
+def test_vectors_that_are_not_finite_are_never_published(given: Path, tmp_path: Path) -> None:
+    store, task = Store.open(str(given / "store")), task_of(given, tmp_path)
+    before = store.snapshots.list()
+    with torch.no_grad():
+        next(task._passage.parameters()).fill_(float("nan"))
+    task.save_encoders(tmp_path / "encoders")
+    first = store.snapshots.resolve("first")
+    with pytest.raises(InputError, match="not finite"):
+        rebuilt(Task(store.url, first, str(tmp_path / "encoders"), 2, "broken", (), ""))
+    assert (store.snapshots.list(), store.refs.current("broken")) == (before, None)
 
 
 def test_a_rebuild_that_is_killed_begins_again_and_one_that_fails_says_why(given: Path, tmp_path: Path) -> None:

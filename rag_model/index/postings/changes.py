@@ -45,7 +45,7 @@ def counted_changes(passages: Path, earlier: Sequence[tuple[Path, PartReader]], 
     with PassageFile(passages) as file:
         others = counted_texts(texts_of(file.iter_chosen(fresh.tolist(), ["title", "text"])), analyzer)
     parts = [part.whole() for _, part in earlier]
-    return _joined([*parts, others], [*maps, fresh.astype(np.int32)], n)
+    return taken_over([*parts, others], [*maps, fresh.astype(np.int32)], n)
 
 
 def _maps(passages: Path, earlier: Sequence[tuple[Path, PartReader]]) -> tuple[list[Array], Array]:
@@ -65,7 +65,7 @@ def _maps(passages: Path, earlier: Sequence[tuple[Path, PartReader]]) -> tuple[l
     return maps, missing
 
 
-def _joined(parts: Sequence[PartPostings], maps: Sequence[Array], n: int) -> PartPostings:
+def taken_over(parts: Sequence[PartPostings], maps: Sequence[Array], n: int) -> PartPostings:
     """Join postings whose rows become those of `maps`; -1: the passage is left out."""
     windows, terms = no_windows(len(parts), max(len(part.ends) for part in parts)), 0
     for number, part in enumerate(parts):

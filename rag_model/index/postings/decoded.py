@@ -62,14 +62,14 @@ def _put_tops(parts, most, tops):
         step = np.int64(parts[i] / most * (_STEPS - 1))
         counts[step] += 1
         least[step] = min(least[step], parts[i])
-    found, step = 0, _STEPS
+    found, at = 0, _STEPS
     for i in range(TOPS):
         tops[i] = 0
         if 1 << i <= len(parts):
             while found < 1 << i:
-                step -= 1
-                found += counts[step]
-            tops[i] = least[step]
+                at -= 1
+                found += counts[at]
+            tops[i] = least[at]
 
 
 @compiled

@@ -5,12 +5,13 @@ A recipe asks for it by `[index.bm25] factory = "BM25"`. Its settings are `langu
 takes a second, and reading a recipe does not.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from rag_model.errors import InputError, StoreError, UsageError
+from rag_model.index.files.engine import Rows
 from rag_model.index.kind import EarlierPart, Entry, IndexFiles, Measurement, TextTrial
 from rag_model.index.plan import Facts, IndexPlan
 from rag_model.index.postings.analyzer import Analyzer
@@ -19,6 +20,8 @@ from rag_model.index.postings.parameters import K1, B, check_parameters
 from rag_model.index.sizing.estimate import PROCESS, Estimate
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from rag_model.index.postings.search import Bm25Index
 
 _LANGUAGE = "english"
@@ -83,6 +86,22 @@ class Bm25Kind(PostingsKind):
             known = [(part.rows, piece) for part, piece in zip(earlier, pieces, strict=True)]
             postings = counted_changes(rows, known, _analyzer(plan.settings))
         return postings.write(out, stamp(plan, trained, number))
+
+    def derive(
+        self,
+        earlier: Entry,
+        entry: Entry,
+        before: Path,
+        kept: Rows,
+        texts: Callable[[Rows], Iterator["pa.RecordBatch"]],
+        out: Path,
+    ) -> bool:
+        """Write the index file of passages that an earlier one mostly has; see `DerivingKind`."""
+        if earlier["settings"] != entry["settings"]:
+            return False
+        from rag_model.index.postings.derive import derived  # noqa: PLC0415
+
+        return derived(before, kept, texts, _analyzer(entry["settings"]), out)
 
     def open(self, files: IndexFiles, entry: Entry, *, mmap: bool = True) -> "Bm25Index":
         """Open the file; a question is analyzed as the passages were.

@@ -22,6 +22,7 @@ from pathlib import Path
 
 from rag_model.errors import BookwheelError, InputError, MissingExtraError, NotFoundError, RefusedError, UsageError
 from rag_model.generate.named import rag_folder, rag_id
+from rag_model.retrieve.derived import derive
 from rag_model.retrieve.scorers import Scorers
 from rag_model.secrets import without_secrets
 from rag_model.serving.answering.asking import ReadingModel
@@ -255,6 +256,7 @@ class Follower:
             self._followed.dest,
             select=chosen(content, indexes=offer.indexes, embeddings=offer.embeddings),
             keep=self._settings.keep,
+            derive=derive,
             accept=lambda folder: self._try(folder, content, offer.indexes),
             on_progress=self._goes_on,
         )

@@ -1,9 +1,10 @@
 """What a request must be before an endpoint sees it: for this host, from this page, with a token, and JSON.
 
 A page of another site that is open in a browser beside the service must not use it: its address can be made to name
-this machine (DNS rebinding), so `Host` is checked; and it says where it is from in `Origin`. Where any host is
-answered, `Host` proves nothing: then an origin must be an IP address, which no other site can have, or be allowed by
-name. Endpoints take only `application/json`, which no page of another site may send without being asked first.
+this machine (DNS rebinding), so `Host` is checked; and it says where it is from in `Origin`, but not in a `GET` of its
+own address. Where any host is answered, `Host` proves nothing: then an origin, and the host of a `GET`, must be one
+that no other site can have, an IP address or a name without dots, or be allowed by name. Endpoints take only
+`application/json`, which no page of another site may send without being asked first.
 """
 
 from collections.abc import Mapping
@@ -17,6 +18,7 @@ from rag_model.serving.service_settings import ANY_HOST, LOOPBACK, ServiceSettin
 
 _HEALTH = frozenset(("/healthz", "/readyz"))  # asked by machines under any name
 _ASKED = frozenset(("/search", "/answer"))  # these take a body
+_READ = frozenset(("GET", "HEAD"))
 _JSON = b"application/json"
 
 
@@ -70,7 +72,7 @@ class Guard:
                 authorization = value
             elif name == b"content-type":
                 kind = value
-        if wrong := self._wrong_host(host or b"", hosts):
+        if wrong := self._wrong_host(host or b"", hosts, scope["method"] in _READ):
             return wrong
         if origin is not None and not self._is_ours(origin, host or b""):
             return _ORIGIN
@@ -80,10 +82,10 @@ class Guard:
             return _TYPE
         return None
 
-    def _wrong_host(self, host: bytes, given: int) -> Refused | None:
+    def _wrong_host(self, host: bytes, given: int, reads: bool) -> Refused | None:
         if given > 1:
             return _HOSTS
-        if self._any or self._named(host.lower()):
+        if self._named(host.lower()) or (self._any and not (reads and not self._is_no_other_site(host.lower()))):
             return None
         return _HOST if host else _NO_HOST
 
@@ -99,8 +101,9 @@ class Guard:
         return bool(place) and (place in self._origins or (place == host.lower() and self._is_no_other_site(place)))
 
     def _is_no_other_site(self, place: bytes) -> bool:
-        """Return whether no other site can have a host's name: it was allowed, or is an IP address."""
-        return not self._any or self._named(place) or _is_address(_without_port(place))
+        """Return whether no other site can have a host's name: it was allowed, is an IP address, or has no dot."""
+        name = _without_port(place)
+        return not self._any or self._named(place) or _is_address(name) or (bool(name) and b"." not in name)
 
 
 def _without_port(host: bytes) -> bytes:

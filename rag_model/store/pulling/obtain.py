@@ -1,6 +1,7 @@
 """Materialise a version's blobs in a folder: verify those that are there, download the others, or patch.
 
-Vectors of passages that an earlier pulled snapshot has too are not fetched again (`store.pulling.overlap`).
+Vectors of passages that an earlier pulled snapshot has too are not fetched again (`store.pulling.overlap`). Files that
+a kind of index can make of what is here (`Derive`) are made.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -9,10 +10,13 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from threading import Lock
 
 from rag_model.digest import digest_file
 from rag_model.errors import StoreError
+from rag_model.landing import TEMPORARY
+from rag_model.partition import Rows
 from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.pulling.kinds import kind_of
 from rag_model.store.pulling.overlap import Overlap
@@ -23,7 +27,14 @@ from rag_model.store.versions.manifest import Manifest
 from rag_model.store.versions.mapped import write_mapped
 from rag_model.store.versions.snapshot import Snapshot
 
+Derive = Callable[[Snapshot, Snapshot, str, Callable[[], Rows], Path], bool]  # see `retrieve.derived`
+_COPIED = 1 << 20  # bytes at once
 _THREADS = 4  # blobs at once; each holds at most 64 MiB in transit
+
+
+def nothing(before: Snapshot, after: Snapshot, path: str, kept: Callable[[], Rows], out: Path) -> bool:
+    """Make no file: all are fetched."""
+    return False
 
 
 class Watch:
@@ -94,6 +105,19 @@ class Puller:
 
         return self._materialise(ref, assemble)
 
+    def derived(self, ref: BlobRef, make: Callable[[Path], bool], other: Callable[[BlobRef], int]) -> int:
+        """Materialise a blob that `make` writes, fetching nothing; if it does not, or writes another, use `other`."""
+        with TemporaryDirectory(dir=self.dest, prefix=TEMPORARY) as folder:
+            made = Path(folder) / "made"
+
+            def assemble(ref: BlobRef, copy: Path) -> int:
+                written = not copy.exists() and make(made) and made.stat().st_size == ref.size
+                if written and self.store.blobs.assemble(ref, copy, partial(_bytes_of, made), self.watch):
+                    return 0
+                return other(ref)
+
+            return self._materialise(ref, assemble)
+
     def _fetch(self, ref: BlobRef, copy: Path) -> int:
         self.store.blobs.fetch(ref, copy, self.watch)
         return ref.size
@@ -110,11 +134,13 @@ class Puller:
         return fetched
 
 
-def obtain_snapshot(puller: Puller, manifest: Manifest, files: dict[str, BlobRef], *, mapped: bool) -> int:
+def obtain_snapshot(
+    puller: Puller, manifest: Manifest, files: dict[str, BlobRef], *, mapped: bool, derive: Derive = nothing
+) -> int:
     """Materialise some files of a snapshot, given by path; return the number of bytes fetched.
 
     If an earlier snapshot was pulled, passages come first: they tell which vectors are on this disk. `mapped` also
-    writes the memory-mapped copies of the passage files.
+    writes the memory-mapped copies of the passage files. `derive` may make index files of what is on this disk.
 
     Raises:
         StoreError: a blob is missing or damaged.
@@ -127,14 +153,24 @@ def obtain_snapshot(puller: Puller, manifest: Manifest, files: dict[str, BlobRef
         return puller.mapped(ref) if mapped and ref in passages else puller.whole(ref)
 
     with _pulled_before(puller.dest) as before:
-        overlap = before and Overlap.of(before, _arriving(manifest, puller.dest))
-        found = {over: Vectors.of(before, over) for over in overlap.over} if before and overlap else {}
-        known = {over: vectors for over, vectors in found.items() if vectors}
-        if not (overlap and known):
+        if before is None or before.id == manifest.id:
             return puller.obtain(paths, obtain)
-        fetched = puller.obtain(passages, obtain)
-        others = paths.keys() - passages
-        return fetched + puller.obtain(others, lambda ref: puller.patched(ref, paths[ref], overlap, known))
+        fetched, arriving = puller.obtain(passages, obtain), _arriving(manifest, puller.dest)
+        overlap = Overlap.of(before, arriving) or Overlap(before, arriving, ())
+        found = {over: Vectors.of(before, over) for over in overlap.over}
+        known = {over: vectors for over, vectors in found.items() if vectors}
+
+        def patched(ref: BlobRef) -> int:
+            return puller.patched(ref, paths[ref], overlap, known)
+
+        def made(ref: BlobRef) -> int:
+            make = partial(derive, before, arriving, paths[ref], overlap.kept)
+            return puller.derived(ref, make, patched)
+
+        indexes = {manifest.content.index_file(name) for name in manifest.content.indexes}
+        return fetched + puller.obtain(
+            paths.keys() - passages, lambda ref: made(ref) if paths[ref] in indexes else patched(ref)
+        )
 
 
 @contextmanager
@@ -154,6 +190,14 @@ def _arriving(manifest: Manifest, dest: Path) -> Snapshot:
         return blob_copy(dest, manifest.content.files[file])
 
     return Snapshot(manifest, path, path, dest)
+
+
+def _bytes_of(path: Path, read: Callable[[int, int], bytes], start: int) -> Iterator[bytes]:
+    """Yield the bytes of a file on this disk from `start` on."""
+    with path.open("rb") as file:
+        file.seek(start)
+        while some := file.read(_COPIED):
+            yield some
 
 
 def _derive(ref: BlobRef, dest: Path) -> None:

@@ -112,6 +112,14 @@ class Overlap:
             return None
         return Patch(table, kept) if (kept >= 0).any() else None
 
+    def kept(self) -> Rows:
+        """Return the earlier row of each passage of the later snapshot, (n,); -1: none.
+
+        Raises:
+            BookwheelError: passages were not pulled, or are damaged.
+        """
+        return np.concatenate([np.empty(0, np.int64), *map(self._kept_of, self._after.parts)])
+
     def _kept_of(self, part: PartEntry) -> Rows:
         with self._lock:
             if part.name not in self._kept:

@@ -31,7 +31,7 @@ from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.objects.cache import existing
 from rag_model.store.objects.fetch import partial_bytes
 from rag_model.store.objects.files import json_bytes
-from rag_model.store.pulling.obtain import Puller, Watch, obtain_snapshot
+from rag_model.store.pulling.obtain import Derive, Puller, Watch, nothing, obtain_snapshot
 from rag_model.store.pulling.prune import check_keep, prune, pulled_of, pulling
 from rag_model.store.pulling.pulled import CURRENT, MANIFEST, blob_copy, remember, stamps_of
 from rag_model.store.store import Store
@@ -60,6 +60,7 @@ def pull(
     mapped: bool = True,
     keep: int | None = None,
     accept: Callable[[Path], None] = lambda folder: None,
+    derive: Derive = nothing,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> PullReport:
     """Materialise a snapshot (an id, a unique prefix or a ref), or a model (`model:` before it), in `dest`.
@@ -70,8 +71,9 @@ def pull(
     copied from it. `mapped` also writes the memory-mapped copy of the passages, which is about three times as large.
     `keep` is the number of snapshots, those pulled last, that are not deleted; a snapshot that a reader has open is
     never deleted; None keeps all. With `keep`, snapshots that were taken down are all deleted; without, they are told.
-    `accept` is called with the complete folder of the snapshot, before `current` names it: an error of it ends the
-    pull. `on_progress` is called with the bytes that are there and the bytes in total.
+    `derive` makes index files of what is on this disk (`retrieve.derived`); what it makes is used if it has the digest
+    of the published file. `accept` is called with the complete folder of the snapshot, before `current` names it: an
+    error of it ends the pull. `on_progress` is called with the bytes that are there and the bytes in total.
 
     Raises:
         RefusedError: a trust file is given, and no key of it signed the snapshot or the ref's move.
@@ -92,7 +94,7 @@ def pull(
             if shelf is store.models:
                 fetched = puller.obtain(blobs)
             else:
-                fetched = obtain_snapshot(puller, manifest, files, mapped=mapped)
+                fetched = obtain_snapshot(puller, manifest, files, mapped=mapped, derive=derive)
             with _linking(dest, blobs):
                 _place(manifest, files, dest, partial(_keep_signatures, shelf, manifest.id))
             accept(dest / manifest.id)

@@ -17,6 +17,7 @@ from rag_model.training.data.examples import Example
 from rag_model.training.data.judging import Verdict
 
 _CHANCE = 0.5  # of a score to order a right and a wrong passage
+_FEW = 5  # questions: of fewer an interval says nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +106,9 @@ def check_agreement(pools: Pools) -> None:
         RefusedError: it does not, as far as these questions show.
     """
     found = pools.agreement
-    if not found.low > _CHANCE:
+    if found.n < _FEW or not found.low > _CHANCE:
         raise RefusedError(
-            f"the generator's score does not tell right passages from wrong ones (area under the curve {found}, over "
-            f"{found.n:,} questions; chance is {_CHANCE}): take another generator or more examples, or give the "
-            "choices of a closed set"
+            "as far as this shows, the generator's score does not tell right passages from wrong ones (area under the "
+            f"curve {found}, over {found.n:,} questions; chance is {_CHANCE}): take another generator or more "
+            "examples, or give the choices of a closed set"
         )

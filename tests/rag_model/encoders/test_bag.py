@@ -1,5 +1,6 @@
 """Bags of tokens: which terms a passage has, the space that no weight decides, and who may ask it."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,11 @@ def test_wrong_settings_are_refused(folder: Path, tmp_path: Path) -> None:
         read_bag_spec(folder, {"max_length": 2})
     with pytest.raises(UsageError, match="max_length of a bag is 'x'"):
         read_bag_spec(folder, {"max_length": "x"})
+    for number, record in enumerate(({"bag": 3}, {"bag": {"max_length": "x"}})):
+        damaged = carried(folder, tmp_path / f"damaged{number}")
+        (damaged / "bookwheel.json").write_text(json.dumps(record))
+        with pytest.raises(InputError, match=r"the record of encoder .* is corrupt"):
+            BagEncoder.load(damaged)
     bare = carried(folder, tmp_path / "bare")
     (bare / "config.json").unlink()
     with pytest.raises(InputError):

@@ -75,7 +75,12 @@ def test_only_its_own_page_may_ask(origin: str, status: int, served: Serving) ->
 @pytest.mark.parametrize(
     ("hosts", "host", "origin", "allowed"),
     [
-        (("*",), "any.example", None, True),
+        (("*",), "any.example", None, False),  # a page reads its own address without saying where it is from
+        (("*",), "", None, False),
+        (("*",), "10.0.0.7:8000", None, True),
+        (("*",), "bookwheel:8000", None, True),  # within a network of containers
+        (("*",), "bookwheel:8000", "http://bookwheel:8000", True),
+        (("*", "any.example"), "any.example", None, True),
         (("*",), "any.example", "http://other.example", False),
         (("*",), "evil.example:8399", "http://evil.example:8399", False),  # DNS rebinding
         (("*",), "10.0.0.7:8000", "http://10.0.0.7:8000", True),  # no other site can have an IP address
@@ -96,6 +101,13 @@ def test_hosts_are_allowed_by_name(hosts: tuple[str, ...], host: str, origin: st
     headers = [(b"host", host.encode()), *([(b"origin", origin.encode())] if origin else [])]
     refused = Guard(with_limits(hosts=hosts)).refusal({"path": "/snapshot", "method": "GET", "headers": headers})
     assert (refused is None) == allowed
+
+
+def test_programs_ask_by_any_name_where_any_is_answered() -> None:
+    headers = [(b"host", b"any.example"), (b"content-type", b"application/json")]
+    guard = Guard(with_limits(hosts=("*",)))
+    assert guard.refusal({"path": "/search", "method": "POST", "headers": headers}) is None
+    assert guard.refusal({"path": "/readyz", "method": "GET", "headers": headers}) is None
 
 
 @pytest.mark.parametrize("name", ["rag.example", "rag-1.example:8443", "a_b", "[::1]:9", "10.0.0.7", "*"])

@@ -55,4 +55,7 @@ def test_scores_that_are_equal_or_contrary_are_refused() -> None:
     mixed = [told((True, -1), (False, -2)), told((True, -2), (False, -1))] * 10
     with pytest.raises(RefusedError, match=r"area under the curve 0\.500"):
         check_agreement(pools_of([(EXAMPLE, FOUND[:2], one) for one in mixed], 5))
-    check_agreement(pools_of([(EXAMPLE, FOUND[:2], told((True, -1), (False, -2)))] * 9, 5))
+    good = (EXAMPLE, FOUND[:2], told((True, -1), (False, -2)))
+    with pytest.raises(RefusedError, match="over 4 questions"):
+        check_agreement(pools_of([good] * 4, 5))
+    check_agreement(pools_of([good] * 9, 5))
