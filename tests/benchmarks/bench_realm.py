@@ -10,8 +10,9 @@
    the texts' differences to a frozen retriever, if that is asked for (`--arms salient random frozen`).
 
 Both begin as all-MiniLM-L6-v2, which has no head for masks: the masked language model gets a new one, tied to its
-embeddings. `python tests/benchmarks/bench_realm.py [--passages 300] [--steps 20] [--seeds 1]`, two minutes. One JSON
-line a part.
+embeddings, and some hundred steps teach it little of what passages say. `--reader DIR` begins with a trained one.
+`python tests/benchmarks/bench_realm.py [--reader DIR] [--passages 200] [--steps 10] [--seeds 1]`, two minutes of CPU.
+One JSON line a part.
 """
 
 import argparse
@@ -101,11 +102,11 @@ def library(folder: Path, count: int) -> Path:
     return folder / "store"
 
 
-def model(seed: int, *, dropout: bool = True, frozen: bool = False) -> Realm:
-    """Load MiniLM three times; the seed draws the new head."""
+def model(seed: int, reader: str = "", *, dropout: bool = True, frozen: bool = False) -> Realm:
+    """Load MiniLM three times, or a reader in its place; the seed draws the new head."""
     torch.manual_seed(seed)
     encoders = BiEncoder.load(demo_encoder(), device="cpu")
-    realm = Realm(encoders, TrainableMaskedLM.load(demo_encoder()), frozen=frozen)
+    realm = Realm(encoders, TrainableMaskedLM.load(reader or demo_encoder()), frozen=frozen)
     if not dropout:
         for one in realm.modules():
             if isinstance(one, torch.nn.Dropout):
@@ -229,7 +230,7 @@ def learned(store: Path, folder: Path, arm: str, options: argparse.Namespace, se
     sizes |= {"question_tokens": options.question_tokens, "passage_tokens": options.passage_tokens, "seed": seed}
     recipe = replace(RECIPE, **sizes)
     snapshot = Snapshot.open(str(store))
-    realm = model(seed, frozen=arm == "frozen")
+    realm = model(seed, options.reader, frozen=arm == "frozen")
     judge = RealmTask(realm, snapshot, replace(recipe, seed=1))  # salient masks, the same for all
     with torch.no_grad():
         realm.eval()
@@ -260,18 +261,19 @@ def learned(store: Path, folder: Path, arm: str, options: argparse.Namespace, se
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--passages", type=int, default=300)
+    parser.add_argument("--passages", type=int, default=200)
     parser.add_argument("--texts", type=int, default=2, help="texts of a timed step")
     parser.add_argument("--timed", type=int, default=3, help="timed steps, the first a warm-up; 0: none")
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--arms", nargs="*", choices=list(ARMS), default=["salient", "random"])
+    parser.add_argument("--reader", default=demo_encoder(), help="a masked language model to learn with")
     parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--steps", type=int, default=15)
+    parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--candidates", type=int, default=4)
     parser.add_argument("--question-tokens", type=int, default=48)
     parser.add_argument("--passage-tokens", type=int, default=96)
-    parser.add_argument("--dev", type=int, default=32, help="texts held out")
+    parser.add_argument("--dev", type=int, default=16, help="texts held out")
     parser.add_argument("--learning-rate", type=float, default=1e-4)
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
