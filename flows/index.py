@@ -30,7 +30,6 @@ from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.store import Store
 
 CODE = 1  # raise it when the same files would be split in another way
-_IN_PROCESS = 1 << 22  # numbers; with fewer, starting worker processes takes longer than the work
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +75,7 @@ def index_vectors(order: Order) -> Indexed:
     questions = read_questions(order.questions, intake.d) if order.questions else None
     cost, vectors_bytes = estimate(plan), intake.n * intake.d * intake.dtype.itemsize
     with workplace(order.out, order.work, cost.work_bytes + vectors_bytes, cost.disk_bytes) as store:
-        small = not order.beam_options and intake.n * intake.d < _IN_PROCESS
-        launch = Launch.new(store.url, ("--runner=FnApiRunner",) if small else order.beam_options, order.memory)
+        launch = Launch.new(store.url, order.beam_options, order.memory)
         with clock("cut") as tell:
             parts, kept = _cut(store, intake, order.invalid, tell)
         if kept is not None:

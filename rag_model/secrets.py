@@ -19,7 +19,9 @@ HARMLESS = frozenset(
 _LINK = re.compile(r"(?P<scheme>[A-Za-z][\w+.-]+):[/\\]+(?P<host>[^/\\?#]*)(?P<rest>.*)", re.DOTALL)
 _EMBEDDED = re.compile(r"(?<![\w+.-])[A-Za-z][\w+.-]+:[/\\]{2}[^\s\"'<>]+")  # URLs within a longer text
 _MEANT = re.compile(r"[A-Za-z][\w+.-]+:/")  # a path keeps one of the slashes
-_USER_ANYWHERE = re.compile(r":[/\\]{2}[^/\\?#]*@")  # as well where `::` is a part of the password
+_UNSEEN = re.compile(r"[\x00-\x20\x7f]")
+_BARE = re.compile(r"(?P<scheme>https?):(?![/\\:])", re.IGNORECASE)
+_USER_ANYWHERE = re.compile(r"(?P<scheme>[\w+.-]*):[/\\]{2}[^/\\?#]*@")  # as well where `::` is a part of the password
 _FILES = frozenset(  # where `?` stands for any character, as in `part-?.bz2`, unless a value is assigned after it
     [
         "abfs",
@@ -58,8 +60,8 @@ _VARIABLES = {
     "hf": "HF_TOKEN",
 }
 
-_USER = re.compile(r"(?<=://)[^/@\s]+@")  # user:password@ of an address
-_QUERY = re.compile(r"(://[^\s?]*)\?[^\s)\"']+")  # what signs an address
+_USER = re.compile(r"(?<=://)[^@\s]+(?:@[^@\s]*)*@")  # user:password@ of an address; a password may hold / and @
+_QUERY = re.compile(r"(://[^\s?#]*)([?#])[^\s)\"']+")  # what signs an address
 _NAMES = re.compile(r"SECRET|TOKEN|PASSWORD|PASSWD|CREDENTIAL|API_KEY", re.IGNORECASE)
 _SHORTEST = 6  # characters; shorter values are words
 
@@ -74,16 +76,20 @@ def refuse_secret(url: str) -> None:
     Raises:
         UsageError: it does; the message names the environment variable to use, and does not repeat the secret.
     """
-    text = url.strip()
+    text = _UNSEEN.sub("", url)  # which libraries leave out as well
+    if bare := _BARE.match(text):
+        raise _refused(bare["scheme"].lower(), "names no host behind //")
     links = [link for link in map(_LINK.match, text.split("::")) if link]
     for link in links:
         scheme = link["scheme"].lower()
         if _names_user(link["host"]):
             raise _refused(scheme, "names a user or a password")
-        if not HARMLESS.issuperset(_parameters(scheme, link["rest"])):
+        names = list(_parameters(scheme, link["rest"]))
+        if not HARMLESS.issuperset(names) or len(set(names)) < len(names):
             raise _refused(scheme, f"has a query parameter other than {', '.join(sorted(HARMLESS))}")
-    if links and _USER_ANYWHERE.search(text):
-        raise _refused(links[-1]["scheme"].lower(), "names a user or a password")
+    if anywhere := _USER_ANYWHERE.search(text):
+        scheme = links[-1]["scheme"] if links else anywhere["scheme"]
+        raise _refused(scheme.lower(), "names a user or a password")
 
 
 def refuse_url(path: Path) -> None:
@@ -116,7 +122,7 @@ def without_secrets(text: str) -> str:
     """
     for value in _secrets():
         text = text.replace(value, "***")
-    return _QUERY.sub(r"\1?***", _USER.sub("***@", text))
+    return _QUERY.sub(r"\1\2***", _USER.sub("***@", text))
 
 
 def _names_user(host: str) -> bool:

@@ -44,7 +44,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: (item.path not in slow, -tests[item.path]))
     for item in items:
         if item.get_closest_marker("xdist_group") is None:
-            item.add_marker(pytest.mark.xdist_group(str(item.path.relative_to(ROOT))))
+            server = "prefect_server" in getattr(item, "fixturenames", ())  # it takes seconds to start: once is enough
+            item.add_marker(pytest.mark.xdist_group("flows" if server else str(item.path.relative_to(ROOT))))
 
 
 def _package_folder(name: str) -> Path:
@@ -52,6 +53,15 @@ def _package_folder(name: str) -> Path:
     if spec is None or spec.origin is None:
         pytest.fail(f"{name} is not installed: run `make install`")
     return Path(spec.origin).parent
+
+
+@pytest.fixture(scope="session", autouse=True)
+def hurried() -> Iterator[None]:
+    """Time each search of a measured index once, not several times: no test is about time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("rag_model.index.quality.health._REPEATS", 1)
+        patch.setattr("rag_model.index.quality.health._SECONDS", 0.0)
+        yield
 
 
 @pytest.fixture(scope="session")

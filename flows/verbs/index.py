@@ -106,6 +106,8 @@ def index(
     )
     represents = kind_for(recipe.factory).represents
     if plan:
+        if d is not None and represents in {"text", "sparse"}:
+            raise UsageError(f"--d is {d}, but {factory} has no dimension: leave --d out")
         return prospect(order, *_size(order, n, 1 if represents in {"text", "sparse"} else d))
     if represents != "vectors":
         raise UsageError(f"{factory} is not built over vectors from files: name it in a recipe, as [index.NAME]")

@@ -24,6 +24,7 @@ from rag_model.corpus.span_file import SpanFile
 from rag_model.digest import digest_json
 from rag_model.errors import InputError
 from rag_model.landing import landing
+from rag_model.parquet_pages import PagesError, check_groups
 
 _KEY = 16  # bytes of SHA-256: a key is only compared within one page id
 _FIELDS = [("page_id", pa.int64()), ("key", pa.binary(_KEY)), ("passages", pa.int32()), ("reason", pa.string())]
@@ -168,6 +169,8 @@ def _write(log: pa.Table, path: Path) -> None:
 
 def _read(articles: Path) -> pa.Table:
     try:
-        return pq.read_table(articles, columns=ARTICLE_SCHEMA.names, use_threads=False)
-    except (OSError, KeyError, pa.ArrowException) as broken:
+        with pq.ParquetFile(articles) as file:
+            check_groups(articles, file, ARTICLE_SCHEMA.names, articles.stat().st_size)
+            return file.read(ARTICLE_SCHEMA.names, use_threads=False)
+    except (PagesError, OSError, KeyError, pa.ArrowException) as broken:
         raise InputError(f"{articles} is not a readable article log ({broken}): build without it") from broken

@@ -16,19 +16,18 @@ from types import TracebackType
 from typing import IO, Any, Self
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from rag_model.corpus.records import Passage
 from rag_model.digest import ALGORITHM, canonical_json
 from rag_model.errors import InputError
 from rag_model.landing import landing
+from rag_model.parquet_pages import EXPANDS, FREE, PagesError, check_pages, decoded_size, leaves_of, texts_of
 
 ROW_GROUP = 1024  # rows; 20 random rows of one file then cost about 10 ms, against 455 ms at 50,000
 # A file of two kilobytes can name one text of a megabyte 5,000 times: what it decodes to is bounded by its size.
 _MOST_GROUP = 1 << 16  # rows
-_EXPANDS = 100  # times; passages that are all equal take about a hundredth of their text
-_FREE = 64 << 20  # bytes that any file may decode to
+_MOST_PAGES = 512 << 20  # bytes of one row group, in memory at once
 
 PASSAGE_SCHEMA = pa.schema(
     [
@@ -104,26 +103,27 @@ class PassageWriter:
 class PassageFile:
     """Read a passage file by batches or by row, from a path or a seekable binary file."""
 
-    def __init__(self, source: Path | IO[bytes]) -> None:
+    def __init__(self, source: Path | IO[bytes], needs: Sequence[str] = _NAMES) -> None:
         """Open the file and read its footer.
 
         Raises:
-            InputError: it is not Parquet, or lacks a column of `PASSAGE_SCHEMA`.
+            InputError: it is not Parquet, or lacks a column that its reader `needs`.
         """
-        self._name = name = getattr(source, "name", source)
+        self._source, self._name = source, getattr(source, "name", source)
+        name, self._checked = self._name, set[tuple[int, str]]()
         with self._reading():
             metadata = pq.read_metadata(source)
-        missing = [column for column in _NAMES if column not in metadata.schema.to_arrow_schema().names]
+        missing = [column for column in needs if column not in metadata.schema.to_arrow_schema().names]
         if missing:
             raise InputError(f"{name} lacks the columns {', '.join(missing)} of a passage file: build it again")
         with self._reading():
             self._file = pq.ParquetFile(
-                source, metadata=metadata, page_checksum_verification=True, read_dictionary=_TEXTS
+                source, metadata=metadata, page_checksum_verification=True, read_dictionary=texts_of(metadata, _TEXTS)
             )
         self.n_rows: int = metadata.num_rows
         sizes = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
         held = _size_of(source)
-        self._most = _FREE + _EXPANDS * held
+        self._most = FREE + EXPANDS * held
         if sum(sizes) != self.n_rows or not all(0 <= size <= _MOST_GROUP for size in sizes) or self.n_rows > held:
             raise InputError(f"{name} claims {self.n_rows:,} rows in {held:,} bytes: build or pull it again")
         for group in range(metadata.num_row_groups):  # before Arrow makes room for the pages of one
@@ -139,9 +139,11 @@ class PassageFile:
             InputError: the file is damaged, or decodes to far more bytes than it has.
         """
         chosen, decoded = _NAMES if columns is None else list(columns), 0
+        for group in range(self._file.num_row_groups):
+            self._check_pages(group, chosen)
         with self._reading():
             for batch in self._file.iter_batches(batch_size=rows, columns=chosen):
-                decoded += sum(map(_decoded_size, batch.columns))
+                decoded += sum(map(decoded_size, batch.columns))
                 self._check_decoded(decoded)
                 yield _plain(batch)
 
@@ -152,10 +154,11 @@ class PassageFile:
             InputError: the file is damaged, or decodes to far more bytes than it has.
         """
         for group, chosen in groupby(rows, self._group_of):
+            self._check_pages(group, columns)
             with self._reading():
                 table = self._file.read_row_group(group, columns=list(columns), use_threads=False)
                 for batch in table.take([row - self._starts[group] for row in chosen]).combine_chunks().to_batches():
-                    self._check_decoded(sum(map(_decoded_size, batch.columns)))
+                    self._check_decoded(sum(map(decoded_size, batch.columns)))
                     yield _plain(batch)
 
     def passages(self) -> Iterator[Passage]:
@@ -175,11 +178,23 @@ class PassageFile:
         for group in sorted(set(groups)):
             start = self._starts[group]
             wanted = sorted({row for row, its in zip(rows, groups, strict=True) if its == group})
+            self._check_pages(group, _NAMES)
             with self._reading():
                 table = self._file.read_row_group(group, columns=_NAMES).take([row - start for row in wanted])
-                self._check_decoded(sum(_decoded_size(chunk) for column in table.columns for chunk in column.chunks))
+                self._check_decoded(sum(decoded_size(chunk) for column in table.columns for chunk in column.chunks))
                 found.update(zip(wanted, (Passage(**row) for row in table.to_pylist()), strict=True))
         return [found[row] for row in rows]
+
+    def _check_pages(self, group: int, columns: Sequence[str]) -> None:
+        """Check what columns of a row group decode to before Arrow decodes them, once."""
+        new = [name for name in columns if (group, name) not in self._checked]
+        if not new:
+            return
+        with self._reading():
+            read = self._file.metadata.row_group(group)
+            chunks = [read.column(place) for place in leaves_of(self._file.metadata, new)]
+            check_pages(self._source, chunks, min(self._most, _MOST_PAGES))
+        self._checked.update((group, name) for name in new)
 
     def _check_decoded(self, size: int) -> None:
         if size > self._most:
@@ -192,6 +207,9 @@ class PassageFile:
     def _reading(self) -> Iterator[None]:
         try:
             yield
+        except PagesError as hostile:
+            sentence = f"{self._name} is not a readable passage file ({hostile}): build or pull it again"
+            raise InputError(sentence) from hostile
         except (pa.ArrowException, OSError, UnicodeDecodeError) as broken:
             why = " ".join(str(broken).split())  # Arrow's messages have several lines
             raise InputError(f"{self._name} is not a readable passage file ({why}): build or pull it again") from broken
@@ -220,15 +238,9 @@ def hashes_of(passages: Path) -> pa.Array:
     Raises:
         InputError: the file is missing or corrupt.
     """
-    try:
-        return pq.read_table(passages, columns=["hash"], use_threads=False)["hash"].combine_chunks()
-    except (OSError, KeyError, pa.ArrowException) as broken:
-        raise unreadable(passages, broken) from broken
-
-
-def unreadable(passages: Path, broken: Exception) -> InputError:
-    """Return the error that says why a passage file cannot be read."""
-    return InputError(f"passages file {passages} cannot be read ({broken}): make it again")
+    with PassageFile(passages, ["hash"]) as file:
+        found = [batch.column(0) for batch in file.iter_batches(["hash"])]
+    return pa.chunked_array(found, pa.string()).combine_chunks()
 
 
 def _size_of(source: Path | IO[bytes]) -> int:
@@ -237,13 +249,6 @@ def _size_of(source: Path | IO[bytes]) -> int:
     size = source.seek(0, 2)
     source.seek(0)
     return size
-
-
-def _decoded_size(column: Any) -> int:
-    """Return the bytes of a column's texts once each row has its own copy."""
-    if not pa.types.is_dictionary(column.type):
-        return int(column.nbytes)
-    return int(pc.sum(pc.binary_length(column.dictionary).take(column.indices)).as_py() or 0)
 
 
 def _plain(batch: pa.RecordBatch) -> pa.RecordBatch:

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
 from typing import Any
@@ -10,10 +11,11 @@ import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rag_model.corpus.decode import read_lines
+from rag_model.corpus.decode import MAX_LINE, read_lines
 from rag_model.corpus.records import MAX_ID, MAX_PASSAGE, MAX_TITLE
 from rag_model.corpus.source import basename
 from rag_model.errors import InputError
+from rag_model.parquet_pages import PagesError, check_groups, decoded_size, texts_of
 
 Record = tuple[str, str, str] | tuple[str, str, list[tuple[str, str]]]
 
@@ -40,17 +42,36 @@ def read_parquet(url: str) -> Iterator[Record]:
     """Yield a record for every row; columns as the fields of `read_jsonl`.
 
     Raises:
-        InputError: the file is not Parquet, or a row is not a document.
+        InputError: the file is not Parquet, decodes to far more than its size, has a row of more than `MAX_LINE`
+            bytes, or a row is not a document.
     """
     try:
-        with fsspec.open(url, "rb").open() as source, pq.ParquetFile(source) as file:
-            columns = [name for name in file.schema_arrow.names if name in _FIELDS]
-            rows = (row for batch in file.iter_batches(_BATCH, columns=columns) for row in batch.to_pylist())
-            for number, row in enumerate(rows, start=1):
-                yield _document(row, f"row {number} of {basename(url)}")
+        with fsspec.open(url, "rb").open() as source:
+            metadata, size = pq.read_metadata(source), source.seek(0, os.SEEK_END)
+            columns = [name for name in metadata.schema.to_arrow_schema().names if name in _FIELDS]
+            texts = texts_of(metadata, columns)  # of which one that many rows name is held once
+            with pq.ParquetFile(source, metadata=metadata, read_dictionary=texts) as file:
+                check_groups(source, file, columns, size)
+                batches = (part for batch in file.iter_batches(_BATCH, columns=columns) for part in _parts(batch, url))
+                rows = (row for batch in batches for row in batch.to_pylist())
+                for number, row in enumerate(rows, start=1):
+                    yield _document(row, f"row {number} of {basename(url)}")
+    except PagesError as hostile:
+        raise InputError(f"{basename(url)} {hostile}: write it again") from hostile
     except (pa.ArrowException, OSError, UnicodeDecodeError) as broken:
         why = " ".join(str(broken).split())
         raise InputError(f"{basename(url)} is not readable as Parquet ({why}): write or fetch it again") from broken
+
+
+def _parts(batch: pa.RecordBatch, url: str) -> Iterator[pa.RecordBatch]:
+    """Yield a batch in parts that take little memory once each row has its own texts."""
+    if sum(map(decoded_size, batch.columns)) <= MAX_LINE:
+        yield batch
+    elif len(batch) == 1:
+        raise InputError(f"{basename(url)} has a row of more than {MAX_LINE >> 20} MiB: give one document a row")
+    else:
+        yield from _parts(batch.slice(0, len(batch) // 2), url)
+        yield from _parts(batch.slice(len(batch) // 2), url)
 
 
 def read_tsv(url: str) -> Iterator[Record]:

@@ -10,15 +10,14 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
 from urllib.parse import urljoin, urlsplit
-from urllib.request import HTTPRedirectHandler, Request, build_opener
 
+from rag_model.corpus.web import LEAST, PATIENCE, UntrustedError, opened
 from rag_model.errors import InputError, ResourceError
 from rag_model.json_text import parse_json
 from rag_model.landing import sync
@@ -28,11 +27,10 @@ JOB = "articlesmultistreamdump"  # the current text of every article, in streams
 _RUN = re.compile(r'href="(?:[^"]*/)?(\d{8})/?"')
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}\.bz2")
 _DIGEST = {"sha1": re.compile(r"[0-9a-f]{40}"), "md5": re.compile(r"[0-9a-f]{32}")}
-_AGENT = {"User-Agent": "bookwheel (https://pypi.org/project/bookwheel)"}  # Wikimedia refuses clients without a name
-_PATIENCE = 60.0  # seconds without a byte until a connection counts as dead
 _PAGE = 1 << 26  # most bytes of a listing or a status page
+_PAGE_RATE = 1 << 16  # least bytes of one a second, after a first minute
 _BLOCK = 1 << 20
-_TRIES = 5  # connections in a row without new bytes before giving up
+_TRIES = 5  # connections in a row that bring little before giving up
 _RUNS = 3  # unfinished runs examined before giving up: a run takes days, and the one before it is complete
 
 Tell = Callable[[int, int], object]  # bytes done, bytes in total
@@ -159,10 +157,10 @@ def _fetch(file: DumpFile, folder: Path, tell: Callable[[int], object]) -> None:
     while (begun := _size(part)) < file.size:
         try:
             _append(file, part, tell)
-        except _UntrustedError:
+        except UntrustedError:
             raise
         except (HTTPException, TimeoutError, ConnectionError, InputError) as cut:
-            tries = 0 if _size(part) > begun else tries + 1
+            tries = 0 if _size(part) - begun >= LEAST else tries + 1
             if tries == _TRIES:
                 raise InputError(
                     f"{file.url} broke off at byte {_size(part)} of {file.size} ({cut}): run it again"
@@ -181,13 +179,13 @@ def _append(file: DumpFile, part: Path, tell: Callable[[int], object]) -> None:
     No more is read than is missing, and one byte to see whether there is more.
     """
     begun = _size(part)
-    with _opened(file.url, {"Range": f"bytes={begun}-"} if begun else {}) as answer:
+    with opened(file.url, {"Range": f"bytes={begun}-"} if begun else {}) as answer:
         resumed = begun and answer.status == 206
         with part.open("ab" if resumed else "wb") as out:
             while block := answer.read(min(_BLOCK, file.size - out.tell() + 1)):
                 if out.tell() + len(block) > file.size:
                     part.unlink()
-                    raise _UntrustedError(
+                    raise UntrustedError(
                         f"{file.url} is longer than the {file.size} bytes that its status says, and was deleted: try "
                         "again later"
                     )
@@ -209,8 +207,8 @@ def _digest(path: Path, algorithm: str) -> str:
 def _page(url: str, missing: str | None = None) -> str:
     """Return a page's text, or `missing` if the server has no such page."""
     try:
-        with _opened(url, {}) as answer:
-            return str(answer.read(_PAGE).decode("utf-8", "replace"))
+        with opened(url, {}) as answer:
+            return b"".join(_blocks(answer)).decode("utf-8", "replace")
     except InputError as failed:
         if missing is not None and isinstance(failed.__cause__, HTTPError) and failed.__cause__.code == 404:
             return missing
@@ -219,35 +217,15 @@ def _page(url: str, missing: str | None = None) -> str:
         raise InputError(f"{url} broke off ({cut}): try again later") from cut
 
 
-class _UntrustedError(InputError):
-    """The server sends what it must not: asking again does not help."""
+def _blocks(answer: Any) -> Iterator[bytes]:
+    """Yield a page's bytes, up to the most that are read.
 
-
-class _SameServer(HTTPRedirectHandler):
-    """Follows redirects within a server alone: what it is not trusted with, it must not send us to."""
-
-    def redirect_request(self, req: Request, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Request | None:
-        """Refuse another server; the same one may move from http to https."""
-        asked, told = urlsplit(req.full_url), urlsplit(newurl)
-        secured = (asked.scheme, told.scheme, asked.port) == ("http", "https", told.port)
-        if told.netloc != asked.netloc or not (told.scheme == asked.scheme or secured):
-            raise _UntrustedError(
-                f"{req.full_url} redirects to another server, {told.scheme}://{told.hostname}: give that one's address "
-                "if you trust it"
-            )
-        return super().redirect_request(req, fp, code, msg, headers, newurl)
-
-
-_OPENER = build_opener(_SameServer)
-
-
-@contextmanager
-def _opened(url: str, headers: Mapping[str, str]) -> Iterator[Any]:
-    if urlsplit(url).scheme not in {"http", "https"}:
-        raise InputError(f"{url} is not a web address: give one such as https://dumps.wikimedia.org/enwiki/")
-    try:
-        answer = _OPENER.open(Request(url, headers={**_AGENT, **headers}), timeout=_PATIENCE)
-    except (OSError, HTTPException, ValueError) as failed:
-        raise InputError(f"{url} cannot be read ({getattr(failed, 'reason', failed)}): check the address") from failed
-    with answer:
-        yield answer
+    Raises:
+        TimeoutError: it comes too slowly.
+    """
+    began, done = time.monotonic(), 0
+    while done < _PAGE and (block := answer.read(_PAGE_RATE)):
+        done += len(block)
+        if time.monotonic() > began + PATIENCE + done / _PAGE_RATE:
+            raise TimeoutError(f"{done:,} bytes came in {time.monotonic() - began:.0f} s")
+        yield block

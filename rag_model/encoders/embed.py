@@ -14,16 +14,16 @@ from typing import Any, BinaryIO, Literal, Protocol
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from rag_model.corpus.passages import hashes_of, unreadable
+from rag_model.corpus.passages import PassageFile, hashes_of
 from rag_model.encoders.encoder import Encoder, Vectors
 from rag_model.encoders.spec import TextInput
 from rag_model.errors import InputError
 
 VERSION = 1  # increase it when the same passages would give other vectors: earlier vectors are then not reused
 Dtype = Literal["float16", "float32"]
+_READ = ("title", "text")  # columns of passages
 _BLOCK = 8192  # vectors copied at a time
 
 
@@ -87,13 +87,13 @@ def embed_changes(
     Raises:
         InputError: as `embed_part`.
     """
-    with open_passages(passages) as source, out.open("wb") as file:
-        table = _Rows(file, source.metadata.num_rows, dim, np.dtype(dtype))
+    with PassageFile(passages, _READ) as source, out.open("wb") as file:
+        table = _Rows(file, source.n_rows, dim, np.dtype(dtype))
         missing = _take_over(passages, earlier, table) if earlier else np.arange(table.rows)
         if not len(missing):
             return EmbedFacts(table.rows, dim, 0, 0, "", "")
         loaded, done, tokens = encoder(), 0, 0
-        for vectors, count in loaded.stream(_inputs(source, missing, loaded, passages), steady=True):
+        for vectors, count in loaded.stream(_inputs(source, missing, loaded), steady=True):
             table.write(missing[done : done + len(vectors)], vectors)
             done += len(vectors)
             tokens += count
@@ -156,18 +156,6 @@ def _known(
         missing = missing[~there]
 
 
-def open_passages(passages: Path) -> pq.ParquetFile:
-    """Open a part's passages.
-
-    Raises:
-        InputError: the file is missing or corrupt.
-    """
-    try:
-        return pq.ParquetFile(passages)
-    except (OSError, pa.ArrowException) as broken:
-        raise unreadable(passages, broken) from broken
-
-
 def _vectors(file: Path) -> NDArray[Any]:
     try:
         vectors: NDArray[Any] = np.load(file, mmap_mode="r", allow_pickle=False)
@@ -176,22 +164,17 @@ def _vectors(file: Path) -> NDArray[Any]:
     return vectors
 
 
-def _inputs(
-    source: pq.ParquetFile, rows: NDArray[np.int64], encoder: PassageEncoder, passages: Path
-) -> Iterator[list[TextInput]]:
+def _inputs(source: PassageFile, rows: NDArray[np.int64], encoder: PassageEncoder) -> Iterator[list[TextInput]]:
     """Yield the encoder inputs of ascending `rows`, one window at a time; the last may be shorter."""
     held, start = list[TextInput](), 0
-    try:
-        for batch in source.iter_batches(encoder.window, columns=["title", "text"], use_threads=False):
-            first, end = np.searchsorted(rows, [start, start + len(batch)])
-            chosen = batch.take(pa.array(rows[first:end] - start))
-            titles, texts = (chosen.column(name).to_pylist() for name in ("title", "text"))
-            held += [encoder.spec.passage(title, text) for title, text in zip(titles, texts, strict=True)]
-            start += len(batch)
-            while len(held) >= encoder.window:
-                yield held[: encoder.window]
-                held = held[encoder.window :]
-    except (OSError, KeyError, pa.ArrowException) as broken:
-        raise unreadable(passages, broken) from broken
+    for batch in source.iter_batches(_READ, encoder.window):
+        first, end = np.searchsorted(rows, [start, start + len(batch)])
+        chosen = batch.take(pa.array(rows[first:end] - start))
+        titles, texts = (chosen.column(name).to_pylist() for name in ("title", "text"))
+        held += [encoder.spec.passage(title, text) for title, text in zip(titles, texts, strict=True)]
+        start += len(batch)
+        while len(held) >= encoder.window:
+            yield held[: encoder.window]
+            held = held[encoder.window :]
     if held:
         yield held

@@ -13,12 +13,11 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 import pyarrow.compute as pc
 
-from rag_model.corpus.passages import hashes_of, unreadable
+from rag_model.corpus.passages import PassageFile, hashes_of
 from rag_model.corpus.token_file import ROWS
-from rag_model.encoders.embed import EmbedFacts, open_passages
+from rag_model.encoders.embed import EmbedFacts
 
 _NONE = -1
 Places = npt.NDArray[np.int64]
@@ -188,10 +187,8 @@ def _batch(
 def _batches(passages: Path) -> Iterator[tuple[int, list[str], list[str]]]:
     """Yield (first row, titles, texts)."""
     first = 0
-    with open_passages(passages) as source:
-        try:
-            for batch in source.iter_batches(ROWS, columns=["title", "text"], use_threads=False):
-                yield first, batch.column("title").to_pylist(), batch.column("text").to_pylist()
-                first += len(batch)
-        except (OSError, KeyError, pa.ArrowException) as broken:
-            raise unreadable(passages, broken) from broken
+    columns = ("title", "text")
+    with PassageFile(passages, columns) as source:
+        for batch in source.iter_batches(columns, ROWS):
+            yield first, batch.column("title").to_pylist(), batch.column("text").to_pylist()
+            first += len(batch)

@@ -1,5 +1,6 @@
 """A trainable masked language model: the log-likelihood of the tokens that masks hide, with gradient."""
 
+import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from rag_model.encoders.resolve import resolve_folder
 from rag_model.encoders.tokens import copy_tokenizer
 from rag_model.errors import InputError
 
+_log = logging.getLogger(__name__)
 _POOLER = "pooler"  # BERT's: logits do not depend on it
 _HEADS = ("cls", "lm_head")  # the heads of BERT's and of RoBERTa's families, which take the hidden state of one token
 
@@ -59,6 +61,8 @@ class TrainableMaskedLM(nn.Module):
         if lost:
             raise InputError(f"model {folder} lacks {len(lost)} tensors, the first is {lost[0]}: fetch it again")
         head = any(not one.startswith(body) for one in missing)
+        if head:
+            _log.warning("model %s has no head over its vocabulary: a new one begins, tied to its embeddings", folder)
         return cls(whole, JointTokens.load(folder), folder, new_head=head).train()
 
     @property

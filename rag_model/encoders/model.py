@@ -93,8 +93,7 @@ def load_model(folder: Path, spec: EncoderSpec, device: str | None = None, dtype
         UsageError: this machine has no such device.
     """
     check_kind(folder)
-    where = device_named(device)
-    kind = getattr(torch, dtype) if dtype else fastest_dtype(where)
+    where, kind = arithmetic(device, dtype)
     whole = pretrained(_class_of(folder), folder, kind, "give a bi-encoder")
     return model_of(whole, spec, where)
 
@@ -132,6 +131,16 @@ def device_of(turn: int) -> str:
 def _class_of(folder: Path) -> Any:
     architecture = next(iter(read_object(folder / CONFIG).get("architectures") or [""]))
     return getattr(transformers, architecture) if architecture in DPR_ENCODERS else transformers.AutoModel
+
+
+def arithmetic(device: str | None, dtype: str | None) -> tuple[torch.device, torch.dtype]:
+    """Return the named device and dtype; None: one of the GPUs, else the CPU, and the dtype that is fastest there.
+
+    Raises:
+        UsageError: this machine has no such device.
+    """
+    where = device_named(device)
+    return where, getattr(torch, dtype) if dtype else fastest_dtype(where)
 
 
 def device_named(name: str | None) -> torch.device:

@@ -68,12 +68,10 @@ class SparseEncoder:
             UsageError: an override is unknown, or this machine has no such device.
         """
         folder = resolve_folder(name)
-        torch = require("torch", "model")
+        require("torch", "model")
         require("transformers", "model")
         spec = read_sparse_spec(folder, overrides)
-        models = import_module("rag_model.encoders.model")
-        where = models.device_named(device)
-        kind = getattr(torch, dtype) if dtype else models.fastest_dtype(where)
+        where, kind = import_module("rag_model.encoders.model").arithmetic(device, dtype)
         if spec.activation == SIDR:
             sidr = import_module("rag_model.encoders.sidr_model")
             model = sidr.SidrModel.load(folder, device=device, dtype=kind)

@@ -121,11 +121,10 @@ class TokenEncoder:
         """
         folder = resolve_folder(name)
         spec = read_token_spec(folder, overrides)
-        torch = require("torch", "model")
+        require("torch", "model")
         require("transformers", "model")
         models = import_module("rag_model.encoders.model")
-        where = models.device_named(device)
-        kind = getattr(torch, dtype) if dtype else models.fastest_dtype(where)
+        where, kind = models.arithmetic(device, dtype)
         model = import_module("rag_model.encoders.token_model").TokenModel.load(folder, device=device, dtype=kind)
         budget = models.CUDA_BATCH_TOKENS if where.type == "cuda" else models.CPU_BATCH_TOKENS
         return cls(str(name), folder, spec, Marker.load(folder, spec), model, budget)

@@ -26,7 +26,6 @@ import torch
 import transformers
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from transformers import BertModel, DPRConfig, DPRQuestionEncoder, RagConfig
 
 from rag_model.encoders.files import CONFIG, optional_object, read_object
 from rag_model.encoders.space import Space
@@ -137,7 +136,7 @@ def _kept(generator: Any) -> Kept:
     return kept
 
 
-def _as_dpr(rag: Rag, question: TrainableEncoder, generator: Kept) -> DPRQuestionEncoder | None:
+def _as_dpr(rag: Rag, question: TrainableEncoder, generator: Kept) -> "transformers.DPRQuestionEncoder | None":
     """Return the question encoder in transformers' layout; None where that layout cannot hold all settings."""
     spec = question.spec
     plain = spec.pooling == "cls" and not spec.normalize and not spec.question_prompt and rag.settings.temperature == 1
@@ -148,21 +147,21 @@ def _as_dpr(rag: Rag, question: TrainableEncoder, generator: Kept) -> DPRQuestio
         or not generator.module.config.is_encoder_decoder
     ):
         return None
-    if isinstance(question.whole, DPRQuestionEncoder):
+    if isinstance(question.whole, transformers.DPRQuestionEncoder):
         return question.whole
-    if not isinstance(question.whole, BertModel):
+    if not isinstance(question.whole, transformers.BertModel):
         return None
     values = question.whole.config.to_dict()
     values = {name: value for name, value in values.items() if name not in {"model_type", "architectures"}}
-    asking = DPRQuestionEncoder(DPRConfig(**values, projection_dim=0))
+    asking = transformers.DPRQuestionEncoder(transformers.DPRConfig(**values, projection_dim=0))
     state = {name: value for name, value in question.whole.state_dict().items() if not name.startswith("pooler.")}
     asking.question_encoder.bert_model.load_state_dict(state)
     return asking
 
 
-def _save_whole(rag: Rag, asking: DPRQuestionEncoder, generator: Kept, folder: Path) -> None:
+def _save_whole(rag: Rag, asking: "transformers.DPRQuestionEncoder", generator: Kept, folder: Path) -> None:
     module, form, settings = generator.module, generator.form, rag.settings
-    config = RagConfig.from_question_encoder_generator_configs(
+    config = transformers.RagConfig.from_question_encoder_generator_configs(
         asking.config,
         module.config,
         n_docs=settings.k,

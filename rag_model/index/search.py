@@ -20,6 +20,8 @@ from rag_model.index.quality.question import check_question
 from rag_model.index.recipe import REFINE, check_search
 from rag_model.index.refine import rank_again
 
+_MOST_MADE = 64  # settings of searches that are kept
+
 
 class SearchIndex(Protocol):
     """An index that is searched by vectors: an index file, or the vectors themselves."""
@@ -86,6 +88,8 @@ class IndexFile:
         asked = tuple(parameters.values())
         settings = self._made.get(asked)
         if settings is None:
+            if len(self._made) >= _MOST_MADE:  # requests choose parameters; the index's own are made again at once
+                self._made.clear()
             settings = self._made[asked] = self._settings(parameters)
         damaged = f"{self._path} cannot be searched: it is damaged, fetch or build it again"
         with engine.guarded(InputError, damaged):

@@ -24,7 +24,10 @@ def work_of(finetuning: Finetuning) -> Work:
     steps, operations = (sum(column) for column in zip(*every, strict=True))
     stages = {name: held for one in (*costs.before, costs) for name, held in one.stages.items()}
     held = weights(*models.values())
-    sizes = {"steps": f"{steps:,}", "examples": f"{len(job.examples['train']):,}", "weights": gigabytes(held)}
+    read = (
+        {"examples": len(job.examples["train"])} if finetuning.objective.takes_examples else {"texts": job.snapshot.n}
+    )
+    sizes = {"steps": f"{steps:,}", **{name: f"{n:,}" for name, n in read.items()}, "weights": gigabytes(held)}
     if costs.rebuilds:
         seconds = costs.rebuild / CORE
         sizes["rebuilds of the index"] = (

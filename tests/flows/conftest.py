@@ -1,8 +1,9 @@
 """A small real dump, a tiny real encoder, the command line in this process or not, and a Prefect server if asked for.
 
-Most tests run the flow with Beam's workers inside this process (`IN_PROCESS`): the path is the same and starts faster.
-They run it without a Prefect server, as the command does where none is configured; at least one test of every flow, and
-all that look at what Prefect shows, ask for `prefect_server`.
+Most tests run the flow as the command runs a small job, without workers. `tests/beam_jobs`, and the tests that name
+a runner or a number of workers, have Beam run it; of these `IN_PROCESS` starts fastest. Most run it without a Prefect
+server, as the command does where none is configured; at least one test of every flow, and all that look at what Prefect
+shows, ask for `prefect_server`.
 """
 
 import base64
@@ -30,7 +31,6 @@ for _name, _value in cli._ENVIRONMENT.items():  # as the command does, before Pr
 os.environ.setdefault("PREFECT_API_REQUEST_TIMEOUT", "300")  # seconds; a busy machine's server takes more than 60
 
 from prefect.settings import PREFECT_API_URL, temporary_settings  # noqa: E402
-from prefect.testing.utilities import prefect_test_harness  # noqa: E402
 
 from tests.fixtures.tiny import save_bert  # noqa: E402
 from tests.fixtures.wanted import OF_TESTS  # noqa: E402
@@ -83,6 +83,8 @@ class Built:
 @pytest.fixture(scope="session")
 def prefect_url() -> Iterator[str]:
     """The URL of one real Prefect server, on a database of its own."""
+    from prefect.testing.utilities import prefect_test_harness  # noqa: PLC0415 - imports the whole server
+
     with prefect_test_harness(server_startup_timeout=None):
         yield PREFECT_API_URL.value()
 
@@ -161,7 +163,7 @@ def trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def reindex(bookwheel: Bookwheel, mini_dump: Path, tiny: Path, recipe: Path) -> Bookwheel:
     """Run `reindex --json` in this process, over the small dump unless told otherwise: `reindex(store, dump=…)`."""
 
-    def run(store: object, *flags: object, beam: Sequence[str] = (IN_PROCESS,), **options: object) -> Ran:
+    def run(store: object, *flags: object, beam: Sequence[str] = (), **options: object) -> Ran:
         named = {"dump": mini_dump, "encoder": tiny, "recipe": recipe, **options}
         given = [word for name, value in named.items() for word in (f"--{name}", value)]
         return bookwheel("reindex", "--store", store, *given, *flags, "--json", "--", *beam)
@@ -200,7 +202,7 @@ def built(mini_dump: Path, tiny: Path, recipe: Path, tmp_path_factory: pytest.Te
     store, out = tmp_path_factory.mktemp("library"), io.StringIO()
     given = ["--dump", mini_dump, "--encoder", tiny, "--recipe", recipe, "--store", store]
     with redirect_stdout(out):
-        assert cli.run(["reindex", *map(str, given), "--json", "--", IN_PROCESS]) == 0
+        assert cli.run(["reindex", *map(str, given), "--json"]) == 0
     return Built(store, json.loads(out.getvalue()))
 
 
@@ -217,7 +219,7 @@ def lists_only(mini_dump: Path, tiny: Path, tmp_path_factory: pytest.TempPathFac
     recipe = store.with_name("lists.toml")
     recipe.write_text(RECIPE.replace("[index.hnsw]", "[index.ivfpq]").replace("HNSW8", "IVF,PQ"))
     given = ["--dump", mini_dump, "--encoder", tiny, "--recipe", recipe, "--store", store]
-    assert cli.run(["reindex", *map(str, given), "--", IN_PROCESS]) == 0
+    assert cli.run(["reindex", *map(str, given)]) == 0
     return store
 
 

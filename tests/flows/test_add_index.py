@@ -10,7 +10,6 @@ from rag_model.store.versions.snapshot import Snapshot
 
 pytestmark = pytest.mark.xdist_group("flows")  # one library for all of them
 
-IN_PROCESS = ("--", "--runner=FnApiRunner")
 MORE = """
 [index.lists]
 factory = "IVF4,Flat"
@@ -38,9 +37,7 @@ def more(tmp_path: Path) -> Path:
 
 @pytest.mark.usefixtures("prefect_server")
 def test_an_index_is_added_beside_the_others(store: Path, more: Path, bookwheel: Any) -> None:
-    ran = bookwheel(
-        "add-index", "latest", "--recipe", more, "--index", "lists", "--store", store, "--json", *IN_PROCESS
-    )
+    ran = bookwheel("add-index", "latest", "--recipe", more, "--index", "lists", "--store", store, "--json")
     assert ran.code == 0, ran.err
     assert (ran.json["ref"], ran.json["number"], set(ran.json["metrics"])) == ("latest", 2, {"hnsw", "lists"})
     assert (ran.json["counts"]["articles"], ran.json["counts"]["embedded"], ran.json["counts"]["reused"]) == (3, 0, 247)
@@ -65,12 +62,12 @@ def test_an_index_is_added_beside_the_others(store: Path, more: Path, bookwheel:
 
 
 def test_an_index_is_built_anew_in_the_place_of_another(store: Path, more: Path, bookwheel: Any) -> None:
-    ran = bookwheel("add-index", "latest", "--recipe", more, "--ref", "two", "--store", store, "--json", *IN_PROCESS)
+    ran = bookwheel("add-index", "latest", "--recipe", more, "--ref", "two", "--store", store, "--json")
     assert ran.code == 0, ran.err
     with Snapshot.open(str(store), "two") as after:
         factories = {name: index["factory"] for name, index in after.manifest.content.indexes.items()}
         assert factories == {"hnsw": "HNSW4", "lists": "IVF4,Flat"}
-    again = bookwheel("add-index", "two", "--index", "lists", "--ref", "two", "--store", store, "--json", *IN_PROCESS)
+    again = bookwheel("add-index", "two", "--index", "lists", "--ref", "two", "--store", store, "--json")
     assert again.json["snapshot"] == ran.json["snapshot"], "its own recipe gives it again"
     assert again.json["number"] == 1
 
@@ -83,5 +80,5 @@ def test_an_index_is_built_anew_in_the_place_of_another(store: Path, more: Path,
     ],
 )
 def test_what_cannot_be_is_one_sentence(library: Path, bookwheel: Any, given: list[str], code: int, why: str) -> None:
-    ran = bookwheel("add-index", *given, "--store", library, *IN_PROCESS)
+    ran = bookwheel("add-index", *given, "--store", library)
     assert (ran.code, why in ran.complaint) == (code, True)

@@ -11,7 +11,6 @@ from rag_model.store.versions.snapshot import Snapshot
 
 pytestmark = pytest.mark.xdist_group("flows")  # one library for all of them
 
-IN_PROCESS = ("--", "--runner=FnApiRunner")
 QUESTION = "what is anarchism?"
 
 
@@ -36,7 +35,7 @@ def test_an_export_is_imported_and_answers_as_before(
         texts = {"dpr": exported / "dpr" / "psgs_w100.tsv", "jsonl": exported / "jsonl" / "corpus.jsonl"}
         given = [texts[layout], *vectors]  # the one has no vectors of its own
     store = tmp_path / "store"
-    ran = bookwheel("import", *given, "--store", store, "--encoder", tiny, "--recipe", recipe, "--json", *IN_PROCESS)
+    ran = bookwheel("import", *given, "--store", store, "--encoder", tiny, "--recipe", recipe, "--json")
     assert ran.code == 0, ran.err
     with Snapshot.open(str(library)) as before, Snapshot.open(str(store)) as after:
         assert ran.json["snapshot"] == after.id
@@ -60,9 +59,7 @@ def test_what_was_taken_down_is_not_imported(
     store = Store.open(str(tmp_path / "store"), create=True)
     store.takedowns.add("", ["Anarchism"], "", "me")
     given = [exported / "datasets" / "data" / "*.parquet", exported / "datasets" / "data"]
-    ran = bookwheel(
-        "import", *given, "--store", tmp_path / "store", "--encoder", tiny, "--recipe", recipe, "--json", *IN_PROCESS
-    )
+    ran = bookwheel("import", *given, "--store", tmp_path / "store", "--encoder", tiny, "--recipe", recipe, "--json")
     assert ran.code == 0, ran.err
     gone = ran.json["counts"]["dropped"]["taken_down"]
     with Snapshot.open(store.url) as snapshot:
@@ -70,7 +67,7 @@ def test_what_was_taken_down_is_not_imported(
         assert "Anarchism" not in {passage.title for passage in snapshot.passages(range(snapshot.n))}
         assert sum(len(snapshot.embeddings(part.name)) for part in snapshot.parts) == snapshot.n
     store.takedowns.add("", ["Autism", "Albedo"], "", "me")
-    told = bookwheel("import", *given, "--store", store.url, "--encoder", tiny, "--recipe", recipe, *IN_PROCESS)
+    told = bookwheel("import", *given, "--store", store.url, "--encoder", tiny, "--recipe", recipe)
     assert told.code == 1
     assert "there is nothing to import" in told.complaint
 
@@ -88,9 +85,7 @@ def test_another_encoders_vectors_are_refused(
     exported: Path, other_tiny: Path, recipe: Path, bookwheel: Any, tmp_path: Path
 ) -> None:
     given = [exported / "datasets" / "data" / "*.parquet", exported / "datasets" / "data"]
-    ran = bookwheel(
-        "import", *given, "--store", tmp_path, "--encoder", other_tiny, "--recipe", recipe, "--json", *IN_PROCESS
-    )
+    ran = bookwheel("import", *given, "--store", tmp_path, "--encoder", other_tiny, "--recipe", recipe, "--json")
     assert ran.code == 3
     assert "mean cosine is" in ran.complaint
 
@@ -102,6 +97,6 @@ def test_one_vector_a_passage(exported: Path, tiny: Path, bookwheel: Any, tmp_pa
     for count, told in ((3, "more than 3 passages for 3 vectors"), (5000, "passages for 5000 vectors")):
         np.save(tmp_path / "vectors.npy", np.resize(vectors, (count, vectors.shape[1])), allow_pickle=False)
         given = (table, tmp_path / "vectors.npy", "--store", tmp_path / "store", "--encoder", tiny)
-        ran = bookwheel("import", *given, *IN_PROCESS)
+        ran = bookwheel("import", *given)
         assert ran.code == 1
         assert told in ran.complaint

@@ -79,7 +79,7 @@ def test_a_puller_of_words_needs_no_vectors_and_a_taken_page_leaves_no_word(
     with Snapshot.from_folder(pulled) as snapshot:
         assert open_index_of(snapshot, "bm25").search([QUESTION], 3)[1].min() >= 0
     assert not index_of(store).missing("proudhon")
-    ran = bookwheel("takedown", "12", "--store", store, "--yes", "--json", "--", "--runner=FnApiRunner")
+    ran = bookwheel("takedown", "12", "--store", store, "--yes", "--json")
     assert ran.code == 0, ran.err
     assert index_of(store).missing("proudhon") == ["proudhon"]
     assert bookwheel("verify", "--store", store, "--json").json["ok"]

@@ -12,7 +12,7 @@ from rag_model.store.versions.models import model_folder
 from rag_model.store.versions.snapshot import Snapshot
 from rag_model.training.loop.journal import read_metrics
 from tests.fixtures.tiny_generators import save_bart
-from tests.flows.conftest import IN_PROCESS, Bookwheel
+from tests.flows.conftest import Bookwheel
 
 pytestmark = pytest.mark.xdist_group("flows")  # one library for all of them
 
@@ -64,7 +64,7 @@ def words(store: Path, tmp_path: Path) -> list[object]:
 def test_a_model_is_trained_beside_its_index_and_answers_with_its_own(
     bookwheel: Bookwheel, words: list[object], store: Path, tmp_path: Path
 ) -> None:
-    ran = bookwheel(*words, "--json", "--", IN_PROCESS)
+    ran = bookwheel(*words, "--json")
     assert ran.code == 0, ran.err
     told, opened = ran.json, Store.open(str(store))
     rows = [row for row in read_metrics(tmp_path / "work") if row["kind"] == "train"]

@@ -22,7 +22,6 @@ from fsspec.implementations.memory import MemoryFileSystem
 from flows.reindex import reindex
 from rag_model.errors import BookwheelError
 from rag_model.evaluation.gate import Floor, GateRecipe
-from rag_model.index.quality import health
 from rag_model.index.recipe import IndexRecipe
 from rag_model.store.store import Store
 from rag_model.store.upkeep.verify import verify
@@ -99,12 +98,6 @@ def refused_once(fatal: int) -> Iterator[list[str]]:
 def unanswered(fatal: int) -> Iterator[list[str]]:
     """Request `fatal` is carried out, and its answer is lost; then nobody answers any more."""
     yield from _by_request(fatal, carried_out=True)
-
-
-@pytest.fixture(autouse=True)
-def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Time each search once: what it takes is not looked at here."""
-    monkeypatch.setattr(health, "_SECONDS", 0.0)
 
 
 @pytest.fixture(scope="module")

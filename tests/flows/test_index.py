@@ -18,6 +18,7 @@ from flows.machine.workplace import workplace
 from rag_model.errors import ResourceError
 from rag_model.index.build import build_index
 from rag_model.index.recipe import IndexRecipe
+from tests.flows.conftest import IN_PROCESS
 
 N, D = 1500, 16
 DEADLINE = 120.0  # seconds until a test gives up on a condition
@@ -120,6 +121,7 @@ def test_rows_that_are_no_vectors(given: Path, vectors: Any, bookwheel: Any, tmp
         (["{given}", "{out}", "--column", "a", "--nonsense"], 2, "nonsense"),
         (["{given}", "{out}", "--", "--runner=Nope"], 2, "no runner Nope"),
         (["--plan"], 2, "--plan needs --n and --d"),
+        (["--plan", "--n", "1000", "-d", "9", "--index", "Impact"], 2, "--d is 9, but Impact has no dimension"),
     ],
 )
 def test_what_cannot_be_is_one_sentence(
@@ -164,18 +166,25 @@ def test_a_work_folder_that_is_somebody_elses(given: Path, bookwheel: Any, tmp_p
 @pytest.mark.parametrize(
     ("stage", "records", "beam"),
     [
-        ("cut", 1, "--runner=FnApiRunner"),
-        ("scatter", 1, "--runner=FnApiRunner"),
-        ("shard", 1, "--direct_num_workers=2"),
-        ("shard", 3, "--runner=FnApiRunner"),
+        ("cut", 1, ()),
+        ("scatter", 1, (IN_PROCESS,)),
+        ("shard", 1, ("--direct_num_workers=2",)),
+        ("shard", 3, ()),
     ],
 )
 def test_a_run_killed_goes_on_and_ends_the_same(
-    stage: str, records: int, beam: str, given: Path, whole: bytes, bookwheel: Any, tmp_path: Path, executable: Path
+    stage: str,
+    records: int,
+    beam: tuple[str, ...],
+    given: Path,
+    whole: bytes,
+    bookwheel: Any,
+    tmp_path: Path,
+    executable: Path,
 ) -> None:
     """Killed once so many records of a stage are there: between shards, and in the merge, the last of them."""
     out, memo = tmp_path / "out", tmp_path / "out.work" / "memo"
-    command = [executable, "index", given, out, *GRAPH, "--", beam]
+    command = [executable, "index", given, out, *GRAPH, "--", *beam]
     running = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
     until(lambda: len(list((memo / stage).glob("*.json"))) >= records, lambda: running.poll() is None)
     os.killpg(running.pid, signal.SIGKILL)

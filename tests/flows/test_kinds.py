@@ -63,8 +63,13 @@ def words_in(store: Path, ref: str = "latest") -> dict[str, Any]:
     return read
 
 
-def test_a_kind_from_outside_is_built_gated_and_published(plugin: Path, reindex: Any, tmp_path: Path) -> None:
-    """On a worker process of Beam's, which finds the kind by itself."""
+def test_a_kind_from_outside_is_built_gated_and_published(
+    plugin: Path, reindex: Any, recipe: Path, tmp_path: Path
+) -> None:
+    """On a worker process of Beam's, which finds the kind by itself; all but its own stages are recorded already."""
+    others = tmp_path / "others.toml"
+    others.write_text(recipe.read_text().replace('[index.words]\nfactory = "WORDS"\n', ""))
+    assert reindex(tmp_path / "store", recipe=others, ref="others").code == 0
     ran = reindex(tmp_path / "store", beam=("--direct_num_workers=1",))
     assert ran.code == 0, ran.err
     metrics = ran.json["metrics"]["words"]
@@ -101,7 +106,7 @@ def test_a_takedown_takes_the_page_out_of_it(plugin: Path, reindex: Any, bookwhe
     assert reindex(store).code == 0
     before = words_in(store)
     assert before["words"]["anarchism"]
-    given = ("--store", store, "--yes", "--json", "--", "--runner=FnApiRunner")
+    given = ("--store", store, "--yes", "--json")
     ran = bookwheel("takedown", "12", *given)
     assert ran.code == 0, ran.err
     after = words_in(store)

@@ -124,7 +124,7 @@ def test_token_vectors_go_the_whole_way(
     again = reindex(store, recipe=late)
     assert (again.json["snapshot"], again.json["counts"]["embedded"]) == (first.json["snapshot"], 0)
 
-    ran = bookwheel("takedown", "12", "--store", store, "--yes", "--json", "--", "--runner=FnApiRunner")
+    ran = bookwheel("takedown", "12", "--store", store, "--yes", "--json")
     assert ran.code == 0, ran.err
     with Snapshot.open(str(store)) as after:
         assert 0 < after.n < before

@@ -20,7 +20,6 @@ pytestmark = pytest.mark.usefixtures("prefect_server")  # they are run as Prefec
 
 NAME = "testwiki-{}-pages-articles-multistream.xml.bz2"
 LENIENT = Recipe(gate=GateRecipe(max_passage_loss=1.0))
-IN_PROCESS = ("--runner=FnApiRunner",)
 
 
 @pytest.fixture
@@ -38,7 +37,7 @@ def look(site: Site, tmp_path: Path, tiny: Path, recipe: Path) -> Any:
     """Run the watcher once."""
 
     def look(recipe_: Recipe | None = None, **options: Any) -> Any:
-        given = {"encoder": str(tiny), "beam_options": IN_PROCESS, **options}
+        given = {"encoder": str(tiny), **options}
         return watch(
             site.url, str(tmp_path / "store"), str(tmp_path / "dumps"), recipe=recipe_ or read_recipe(recipe), **given
         )

@@ -17,6 +17,7 @@ from prefect.client.schemas.sorting import ArtifactSort
 
 from rag_model.store.store import Store
 from rag_model.store.versions.snapshot import Snapshot
+from tests.flows.conftest import IN_PROCESS
 
 pytestmark = pytest.mark.xdist_group("flows")  # one library for all of them
 
@@ -128,8 +129,9 @@ def test_workers_build_the_same_as_one_process_from_a_multistream_dump(
 ) -> None:
     dump = make_multistream(tmp_path, mini_dump, pages_a_stream=10)
     local = reindex(tmp_path / "2", dump=dump, beam=["--direct_num_workers=2"]).json
-    within = reindex(tmp_path / "0", dump=dump).json
-    assert local["snapshot"] == within["snapshot"]
+    within = reindex(tmp_path / "1", dump=dump, beam=[IN_PROCESS]).json
+    without = reindex(tmp_path / "0", dump=dump).json
+    assert local["snapshot"] == within["snapshot"] == without["snapshot"]
     assert within["counts"] == COUNTS
 
 

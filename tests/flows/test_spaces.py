@@ -65,7 +65,7 @@ def test_two_spaces_are_built_inherited_and_taken_down(reindex: Any, bookwheel: 
     again = reindex(store)
     assert (again.json["snapshot"], again.json["counts"]["embedded"]) == (first.json["snapshot"], 0)
 
-    ran = bookwheel("takedown", "12", "--store", store, "--yes", "--json", "--", "--runner=FnApiRunner")
+    ran = bookwheel("takedown", "12", "--store", store, "--yes", "--json")
     assert ran.code == 0, ran.err
     with Snapshot.open(str(store)) as after:
         left = [len(vectors_of(after, name)) for name in ("embeddings", "small")]
@@ -94,7 +94,7 @@ def test_a_question_encoder_asks_the_space_that_is_its_own(
 def test_an_index_is_added_over_a_further_space(reindex: Any, bookwheel: Any, tmp_path: Path) -> None:
     store, more = tmp_path / "store", tmp_path / "more.toml"
     assert reindex(store).code == 0
-    given = ("add-index", "latest", "--recipe", more, "--store", store, "--json", "--", "--runner=FnApiRunner")
+    given = ("add-index", "latest", "--recipe", more, "--store", store, "--json")
     more.write_text('retriever = "rrf(hnsw, lists)"\n[index.lists]\nfactory = "IVF4,Flat"\nover = "small"\n')
     ran = bookwheel(*given)
     assert ran.code == 0, ran.err

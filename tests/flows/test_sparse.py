@@ -42,7 +42,6 @@ factory = "Impact"
 """
 BAG = '[index.bag]\nfactory = "Impact1"\nsearch = { terms = 30 }\n'
 QUESTION = "who was the king of the river city?"
-IN_PROCESS = ("--", "--runner=FnApiRunner")
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +66,7 @@ def made(
     store, out = tmp_path_factory.mktemp("store"), io.StringIO()
     given = ["--dump", mini_dump, "--encoder", tiny, "--recipe", recipe_of_terms, "--store", store]
     with redirect_stdout(out):
-        assert cli.run(["reindex", *map(str, given), "--json", *IN_PROCESS]) == 0
+        assert cli.run(["reindex", *map(str, given), "--json"]) == 0
     return store, json.loads(out.getvalue())
 
 
@@ -151,7 +150,7 @@ def test_a_bag_is_added_a_page_goes_and_a_reader_pulls_postings_alone(
     stages = {row["stage"]: row for row in json.loads(ran.out)["stages"]}
     assert stages["embed sparse"]["recorded"] == stages["embed sparse"]["tasks"] > 1
     more.write_text(recipe_of_terms.read_text() + BAG)
-    ran = bookwheel("add-index", "latest", "--recipe", more, "--index", "bag", "--store", store, "--json", *IN_PROCESS)
+    ran = bookwheel("add-index", "latest", "--recipe", more, "--index", "bag", "--store", store, "--json")
     assert ran.code == 0, ran.err
     assert ran.json["metrics"]["bag"]["recall@20"] == 1.0
     with Snapshot.open(str(store)) as snapshot:
@@ -166,7 +165,7 @@ def test_a_bag_is_added_a_page_goes_and_a_reader_pulls_postings_alone(
     assert "index/bag" in told.out, told.err
     assert "sparse" in bookwheel("show", "--store", store).out
 
-    ran = bookwheel("takedown", "12", "--store", store, "--yes", "--json", *IN_PROCESS)
+    ran = bookwheel("takedown", "12", "--store", store, "--yes", "--json")
     assert ran.code == 0, ran.err
     with Snapshot.open(str(store)) as after:
         assert 0 < after.n < before

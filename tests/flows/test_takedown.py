@@ -116,7 +116,7 @@ def test_a_takedown_that_was_only_ordered_is_gone_on_with(store: Path, bookwheel
     opened.takedowns.add("enwiki", [PAGE], "a request", "me")
     old = opened.snapshots.resolve("latest")
     assert "would replace 1 snapshots" in bookwheel("takedown", "--store", store).out
-    ran = bookwheel("takedown", "--store", store, "--yes", "--trust", trusted, "--", "--runner=FnApiRunner")
+    ran = bookwheel("takedown", "--store", store, "--yes", "--trust", trusted)
     assert ran.out.splitlines()[0] == "record    none: all pages were ordered before"
     new = opened.snapshots.resolve("latest")
     left = [line.partition(":")[0] for line in ran.out.splitlines() if line.startswith("unsigned")]
@@ -135,14 +135,14 @@ def test_a_takedown_that_was_only_ordered_is_gone_on_with(store: Path, bookwheel
 def test_a_takedown_that_was_killed_is_gone_on_with(moment: str, store: Path, bookwheel: Any, executable: Path) -> None:
     opened = Store.open(str(store))
     old, before = opened.snapshots.resolve("latest"), set(store.glob(moment))
-    words = [executable, "takedown", PAGE, "--store", store, "--yes", "--", "--runner=FnApiRunner"]
+    words = [executable, "takedown", PAGE, "--store", store, "--yes"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as running:
         while set(store.glob(moment)) <= before:
             assert running.poll() is None, "the moment was not seen before the process ended"
             time.sleep(0.001)
         running.kill()
     assert verify(opened, opened.snapshots.resolve("latest")) == []
-    assert bookwheel("takedown", "--store", store, "--yes", "--", "--runner=FnApiRunner").code == 0
+    assert bookwheel("takedown", "--store", store, "--yes").code == 0
     (record,) = opened.takedowns.records()
     assert record.pages == (PAGE,)
     new = opened.snapshots.resolve("latest")

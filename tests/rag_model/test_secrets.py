@@ -56,6 +56,10 @@ NO_USER = [
     f"zip://a.xml::simplecache::https://u:{S}@h/b.zip",
     f"zip://me:{S}@a::https://h/b.zip",
     f"memory://me:{S}@x",
+    f"x https://me:{S}@host/d",
+    f"https:/\t/me:{S}@host/d",
+    f"ht\ntps://me:{S}@host/d",
+    f"https:{S}@host/d",
 ]
 NO_QUERY = [
     f"https://bucket.s3.amazonaws.com/d?X-Amz-Credential=me&X-Amz-Signature={S}&X-Amz-Expires=60",
@@ -77,6 +81,7 @@ NO_QUERY = [
     f"https://host/d;jsessionid={S}",
     f"https://host/d&token={S}",
     f"https://host/d?url=https://u:{S}@other",
+    f"https://host/d?dl=1&dl={S}",
     f"zip://a::https://host/b.zip?rlkey={S}",
     f"s3://bucket/d?X-Amz-Signature={S}",
     f"s3://bucket/d?versionId=1&X-Amz-Security-Token={S}",

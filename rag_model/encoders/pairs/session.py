@@ -1,21 +1,31 @@
-"""Logits of pairs by onnxruntime, from an ONNX graph; torch is not needed."""
+"""Logits of pairs by onnxruntime, from an ONNX graph; torch is not needed.
+
+A graph is a program: it may loop for ever, or ask for any amount of time and memory. Loops are refused, and a child
+process opens the graph and scores pairs first, once a process.
+"""
 
 import mmap
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from rag_model.encoders.pairs.tokens import PairBatch, check_scores_pairs, no_cross_encoder
+from rag_model.child import DiedError, answer, call
+from rag_model.digest import digest_file
+from rag_model.encoders.files import longest_input
+from rag_model.encoders.pairs.tokens import MOST_TOKENS, PairBatch, check_scores_pairs, no_cross_encoder
 from rag_model.errors import InputError, UsageError
 from rag_model.extras import require
 
 _FILES = ("model.onnx", "onnx/model.onnx")  # of an export; of a hub folder
 _INPUTS = {"input_ids": "ids", "attention_mask": "mask", "token_type_ids": "types"}
+_CPU_DEVICE = "cpu"
 _CPU, _CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 _CPU_BATCH_TOKENS = 1024  # padding included; a float32 MiniLM is 15 % slower with 2,048
 _CUDA_BATCH_TOKENS = 65_536
@@ -25,6 +35,12 @@ _THREADS = "OMP_NUM_THREADS"  # which torch obeys as well
 _QUANTISES_BATCHES = re.compile(rb"DynamicQuantize")
 # Operators whose graph decides how often they run. Before a name stands the last byte of its length.
 _LOOPS = re.compile(rb"[\x04\x00](?:Loop|Scan)")
+_SECONDS = 60.0  # for a small graph in the child, on a busy machine
+_RATE = 20e6  # bytes of a graph per second
+_MEMORY = 2 << 30  # bytes
+_COPIES = 4  # of the weights, laid out for the processor
+_SHORT = 8  # tokens of a pair
+_NO_MEMORY = "bad_alloc"  # in onnxruntime's errors
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +60,8 @@ class OnnxModel:
         alone.
 
         Raises:
-            InputError: the file is missing or corrupt, or the graph does not give one score a pair.
+            InputError: the file is missing or corrupt, the graph does not give one score a pair, or a process that
+                scored pairs with it died or took too long.
             MissingExtraError: the onnx extra is not installed.
             UsageError: this build of onnxruntime has no such device.
         """
@@ -54,6 +71,11 @@ class OnnxModel:
         check_scores_pairs(folder)
         if _contains(file, _LOOPS):
             raise no_cross_encoder(folder, "has a graph with loops, which may never end")
+        _tried(folder, file, digest_file(file))
+        return cls._opened(folder, file, device)
+
+    @classmethod
+    def _opened(cls, folder: Path, file: Path, device: str | None) -> Self:
         session = _session(file, device)
         inputs, output = tuple(one.name for one in session.get_inputs()), session.get_outputs()[0]
         if strange := [name for name in inputs if name not in _INPUTS]:
@@ -83,6 +105,32 @@ class OnnxModel:
 def onnx_file(folder: Path) -> Path | None:
     """Return the ONNX file of a model's folder, or None."""
     return next((folder / name for name in _FILES if (folder / name).is_file()), None)
+
+
+@cache
+def _tried(folder: Path, file: Path, digest: str) -> None:
+    """Score two pairs in a child process, once a process and graph."""
+    require("onnxruntime", "onnx")
+    size = sum(path.stat().st_size for path in file.parent.iterdir() if path.is_file())  # with external weights
+    seconds, memory = _SECONDS + size / _RATE, _MEMORY + _COPIES * size
+    try:
+        call(__name__, {"folder": str(folder), "file": str(file)}, seconds=seconds, memory=memory)
+    except DiedError as died:
+        raise InputError(
+            f"a process that scored pairs with the graph {file} {died}: fetch the model again, or give another one"
+        ) from died
+
+
+def _score(given: Mapping[str, str]) -> None:
+    folder = Path(given["folder"])
+    model = OnnxModel._opened(folder, Path(given["file"]), _CPU_DEVICE)
+    for length in (_SHORT, min(MOST_TOKENS, longest_input(folder))):
+        ids = np.ones((1, length), np.int64)
+        try:
+            model.logits(PairBatch(ids, ids, np.zeros_like(ids)))
+        except InputError as failed:  # a graph of other shapes is refused when it scores
+            if _NO_MEMORY in str(failed):
+                raise MemoryError from failed
 
 
 def _session(file: Path, device: str | None) -> Any:
@@ -122,3 +170,7 @@ def _batch_tokens(file: Path, session: Any) -> int:
     if _contains(file, _QUANTISES_BATCHES):
         return _ONE_PAIR
     return _CUDA_BATCH_TOKENS if _CUDA in session.get_providers() else _CPU_BATCH_TOKENS
+
+
+if __name__ == "__main__":
+    answer(_score)

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 
 from rag_model.errors import InputError, UsageError
 from rag_model.npy import map_array, read_header
+from rag_model.parquet_pages import PagesError, check_groups
 
 Block = npt.NDArray[Any]
 
@@ -114,9 +115,12 @@ class ParquetFile:
         try:
             with pq.ParquetFile(path) as file:
                 name = _column(path, file.schema_arrow, column)
+                check_groups(path, file, [name], path.stat().st_size)
                 kind = file.schema_arrow.field(name).type
                 n = file.metadata.num_rows
                 d = kind.list_size if pa.types.is_fixed_size_list(kind) else _first_length(file, name)
+        except PagesError as hostile:
+            raise InputError(f"{path} {hostile}: write it again") from hostile
         except OSError as unreadable:
             why = unreadable.strerror or " ".join(str(unreadable).split())
             raise InputError(f"cannot read {path}: {why}") from unreadable

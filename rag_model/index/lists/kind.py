@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -10,8 +11,9 @@ import numpy as np
 from rag_model.errors import InputError
 from rag_model.index.factory import Lists, parse
 from rag_model.index.files import engine
-from rag_model.index.files.engine import Vectors, faiss
+from rag_model.index.files.engine import Metric, Rows, Vectors, faiss
 from rag_model.index.files.pieces import Opener
+from rag_model.index.graphs.graph import similarities
 from rag_model.index.lists import ivf
 from rag_model.index.plan import Facts
 from rag_model.index.quality.recall import FLOOR, Floor, recall_at
@@ -62,8 +64,10 @@ class ListKind(VectorKind):
             index.add(both)
             for asked in (new[:_ASKED], old[:_ASKED]):
                 scores, exact = faiss.knn(asked, both, _K, metric=engine.metric_code(plan.metric))
-                found.append((index.search(asked, _K)[1], exact, scores if plan.metric == "ip" else -scores))
-        recalls = [round(float(recall_at(*own, _K).mean()), 4) for own in found]
+                signed = scores if plan.metric == "ip" else -scores
+                score = partial(_scored, asked, both, plan.metric)  # of equal vectors any may be found
+                found.append(recall_at(index.search(asked, _K)[1], exact, signed, _K, score))
+        recalls = [round(float(own.mean()), 4) for own in found]
         return recalls[0], recalls[1]
 
     def follow(self, plan: VectorPlan, trained: Path, rows: Sequence[Path], out: Path) -> Facts:
@@ -103,6 +107,11 @@ class ListKind(VectorKind):
                 compared = min(lists, int(_BY_GRAPH[0] * lists ** _BY_GRAPH[1]))
             return size / MOVED + size / 2 * (compared / PRODUCTS + codes)
         return 0.1 * plan.n * plan.d / MOVED
+
+
+def _scored(asked: Vectors, vectors: Vectors, metric: Metric, questions: Rows, rows: Rows) -> Vectors:
+    """Return the exact scores of rows of `vectors`, (m, k), for some of what was asked, (m,)."""
+    return similarities(asked[questions], vectors, rows, metric)
 
 
 KIND = ListKind()

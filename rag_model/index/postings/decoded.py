@@ -1,4 +1,4 @@
-"""Decoded lists and what search in them must know: how large a posting is in each window of rows, and which rows have one.
+"""Decoded lists and what search in them must know: the largest posting in each window of rows, and which rows have one.
 
 A list with a few postings for each window keeps where those of each window begin, and the largest part there. A list of
 many postings also keeps a bit for each row, and how many postings are before each 64 of them: so a row's posting is

@@ -1,9 +1,9 @@
 """The k best passages of questions by lists that are decoded, exactly: MaxScore over windows of rows.
 
-It is the search of `maxscore` where a posting's part is known. In each window the lists whose largest parts there do not
-reach the k-th best score so far add nothing new: the others are added up row by row, and the rows that can still be
-among the best go through the lists that are left, the heaviest first. All of a window's sums stay in the first cache,
-and no loop over postings or rows branches on what it finds, which a processor would foresee wrong half of the time.
+It is the search of `maxscore` where a posting's part is known. In each window the lists whose largest parts there do
+not reach the k-th best score so far find nothing new: the others are added up row by row, and the rows that can still
+be among the best go through the lists that are left, the heaviest first. All of a window's sums stay in the first
+cache, and no loop over postings or rows branches on what it finds: a processor would foresee half of that wrong.
 
 A first threshold is what k postings of one list count: no passage with less is among the k best.
 """
@@ -15,6 +15,7 @@ from rag_model.index.postings.cursor import units
 from rag_model.index.postings.decoded import BEGIN, BITS, END, SHIFT, TOPS, WINDOW, WINDOWS
 from rag_model.index.postings.heap import push, sort
 
+_FEW = 64  # terms that are sorted by insertion
 _M1, _M2, _M4 = np.uint64(0x5555555555555555), np.uint64(0x3333333333333333), np.uint64(0x0F0F0F0F0F0F0F0F)
 _TIMES = np.uint64(0x0101010101010101)
 _1, _2, _4, _56, _63 = (np.uint64(one) for one in (1, 2, 4, 56, 63))
@@ -26,6 +27,20 @@ def _ones(word):
     word -= (word >> _1) & _M1
     word = (word & _M2) + ((word >> _2) & _M2)
     return np.int64((((word + (word >> _4)) & _M4) * _TIMES) >> _56)
+
+
+@compiled
+def _sort(bounds, order, t):
+    """Put lists in order by bound, ascending; a few are mostly in the order of the window before."""
+    if t > _FEW:
+        order[:t] = np.argsort(bounds[:t])
+        return
+    for i in range(1, t):
+        one, at = order[i], i
+        while at and bounds[order[at - 1]] > bounds[one]:
+            order[at] = order[at - 1]
+            at -= 1
+        order[at] = one
 
 
 @compiled
@@ -69,81 +84,119 @@ def _look_up(parts, bits, ranks, words, last, factor, above, ids, scores, count)
 
 
 @compiled
-def _join(rows, parts, first, last, begin, factor, above, sums, ids, scores, count):
-    """Add the postings of some rows, by way of the window's sums; keep the rows above `above`, return how many."""
+def _spread(rows, parts, first, last, begin, factor, sums):
+    """Add postings of a window that begins at row `begin` to its sums."""
     for at in range(first, last):
-        sums[np.int64(rows[at]) - begin] = units(factor, parts[at])
+        sums[np.int64(rows[at]) - begin] += units(factor, parts[at])
+
+
+@compiled
+def _join(sums, above, ids, scores, count):
+    """Add the window's sums to the scores of some rows; keep the rows above `above`, return how many."""
     kept = 0
     for i in range(count):
         row = np.int64(ids[i])
         score = scores[i] + sums[row]
         ids[kept], scores[kept] = row, score
         kept += score > above
-    for at in range(first, last):
-        sums[np.int64(rows[at]) - begin] = 0
     return kept
 
 
 @compiled
-def _search(lists, known, factors, n, best, best_rows, scratch):
-    """Find the best rows of one question; return how many."""
-    rows, parts, places, tops, starts, peaks, bits, ranks = lists
-    sums, touched, ids, scores, order, bounds, reach, firsts, lasts = scratch
-    t, k = len(known), len(best)
-    grade = 0
+def _clear(rows, first, last, begin, sums):
+    """Set the sums of a window's postings to 0."""
+    for at in range(first, last):
+        sums[np.int64(rows[at]) - begin] = 0
+
+
+@compiled
+def _first_threshold(tops, known, factors, k):
+    """Return a score below that of k passages."""
+    grade, threshold = 0, np.int64(0)
     while 1 << grade < k:
         grade += 1
-    threshold, size = np.int64(0), 0  # a score must be above the threshold
-    for i in range(t):
-        order[i], lasts[i] = i, places[known[i], BEGIN]
-        if grade < TOPS:
+    if grade < TOPS:
+        for i in range(len(known)):
             threshold = max(threshold, np.int64(factors[i] * tops[known[i], grade]) - 1)
+    return threshold
+
+
+@compiled
+def _bound(lists, known, factors, window, firsts, lasts, bounds):
+    """Find where the postings of each list in a window are, and the most that one of them counts there."""
+    for i in range(len(known)):
+        at, peak = lists.places[known[i], WINDOWS], np.float32(0)
+        if at >= 0:
+            firsts[i], lasts[i] = lists.starts[at + window], lists.starts[at + window + 1]
+            peak = lists.peaks[at + window]
+        else:  # a few postings: those behind the window before
+            here, end = lasts[i], lists.places[known[i], END]
+            firsts[i] = here
+            while here < end and lists.rows[here] >> SHIFT == window:
+                peak = max(peak, lists.parts[here])
+                here += 1
+            lasts[i] = here
+        bounds[i] = units(factors[i], peak) if peak > 0 else np.int64(0)
+
+
+@compiled
+def _split(bounds, order, reach, threshold):
+    """Sum up the bounds of lists; return how many are not essential: together they do not pass the threshold."""
+    optional = 0
+    for i in range(len(order)):
+        reach[i + 1] = reach[i] + bounds[order[i]]
+        if reach[i + 1] <= threshold or bounds[order[i]] == 0:
+            optional = i + 1
+    return optional
+
+
+@compiled
+def _complete(lists, known, factors, begin, optional, threshold, count, scratch):
+    """Add the lists that are not essential to the rows that can be among the best; return how many are left."""
+    rows, parts, places, _, _, _, bits, ranks = lists
+    sums, _, ids, scores, order, bounds, reach, firsts, lasts = scratch
+    i = optional
+    while i and count and bounds[order[i - 1]]:
+        j = order[i - 1]
+        words = places[known[j], BITS]
+        if words >= 0 and count < lasts[j] - firsts[j]:
+            i -= 1
+            words += begin >> 6
+            last, above = places[known[j], END] - 1, threshold - reach[i]
+            count = _look_up(parts, bits, ranks, words, last, factors[j], above, ids, scores, count)
+            continue
+        behind, read = i, 0
+        while i and read < count and bounds[order[i - 1]]:  # short lists go together
+            j = order[i - 1]
+            postings = lasts[j] - firsts[j]
+            if places[known[j], BITS] >= 0 and count < postings:
+                break
+            _spread(rows, parts, firsts[j], lasts[j], begin, factors[j], sums)
+            i, read = i - 1, read + postings
+        count = _join(sums, threshold - reach[i], ids, scores, count)
+        for at in range(i, behind):
+            _clear(rows, firsts[order[at]], lasts[order[at]], begin, sums)
+    return count
+
+
+@compiled
+def _search(lists, known, factors, n, best, best_rows, scratch):
+    """Find the best rows of one question; return how many. A score must be above the threshold."""
+    sums, touched, ids, scores, order, bounds, reach, firsts, lasts = scratch
+    k, t, size = len(best), len(known), 0
+    threshold = _first_threshold(lists.tops, known, factors, k)
+    for i in range(t):
+        order[i], lasts[i] = i, lists.places[known[i], BEGIN]
     for window in range((n + WINDOW - 1) >> SHIFT):
-        begin = window << SHIFT
-        for i in range(t):
-            one = known[i]
-            at, peak = places[one, WINDOWS], np.float32(0)
-            if at >= 0:
-                firsts[i], lasts[i], peak = starts[at + window], starts[at + window + 1], peaks[at + window]
-            elif lasts[i] < places[one, END]:
-                here, end = lasts[i], places[one, END]
-                firsts[i] = here
-                while here < end and rows[here] < begin + WINDOW:
-                    peak = max(peak, parts[here])
-                    here += 1
-                lasts[i] = here
-            bounds[i] = units(factors[i], peak) if peak > 0 else np.int64(0)
-        for i in range(1, t):  # by bound, ascending
-            one, at = order[i], i
-            while at and bounds[order[at - 1]] > bounds[one]:
-                order[at] = order[at - 1]
-                at -= 1
-            order[at] = one
-        optional = 0
-        for i in range(t):
-            reach[i + 1] = reach[i] + bounds[order[i]]
-            if reach[i + 1] <= threshold or bounds[order[i]] == 0:
-                optional = i + 1
-        count = 0
+        begin, count = window << SHIFT, 0
+        _bound(lists, known, factors, window, firsts, lasts, bounds)
+        _sort(bounds, order, t)
+        optional = _split(bounds, order[:t], reach, threshold)
         for i in range(optional, t):
             j = order[i]
-            count = _add(rows, parts, firsts[j], lasts[j], begin, factors[j], sums, touched, count)
-        if count == 0:
-            continue
+            count = _add(lists.rows, lists.parts, firsts[j], lasts[j], begin, factors[j], sums, touched, count)
         count = _promising(sums, touched, count, threshold - reach[optional], ids, scores)
-        for i in range(optional - 1, -1, -1):
-            j = order[i]
-            if count == 0 or bounds[j] == 0:
-                break
-            above, words = threshold - reach[i], places[known[j], BITS]
-            if words >= 0 and count < lasts[j] - firsts[j]:
-                words += begin >> 6
-                last = places[known[j], END] - 1
-                count = _look_up(parts, bits, ranks, words, last, factors[j], above, ids, scores, count)
-            else:
-                count = _join(
-                    rows, parts, firsts[j], lasts[j], begin, factors[j], above, sums, ids, scores, count
-                )  # fmt: skip
+        count = _complete(lists, known, factors, begin, optional, threshold, count, scratch)
         for i in range(count):
             score, row = scores[i], begin + np.int64(ids[i])
             if score > threshold and (size < k or score > best[0] or (score == best[0] and row < best_rows[0])):

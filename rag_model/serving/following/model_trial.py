@@ -1,6 +1,6 @@
 """A trial of models: a child process loads question encoders and a RAG model, and uses them, before the service does.
 
-A snapshot carries the encoder of its questions, which whoever published it has chosen. Its config decides how much
+A snapshot carries the encoder of its questions, which its publisher has chosen. Its config decides how much
 memory and time the weights take, and only a question shows it. A model that passed is not tried again, so a new
 version with the same encoder costs nothing.
 """

@@ -18,7 +18,7 @@ from rag_model.store.upkeep.verify import lacking
 from rag_model.store.versions.holding import taken_down
 from rag_model.store.versions.refs import RefMove
 from rag_model.store.versions.shelf import Shelf
-from rag_model.store.versions.signatures import Trust
+from rag_model.store.versions.signatures import Trust, signs
 
 _ROLLBACK = re.compile(r"rollback to @([0-9]{1,8})")
 
@@ -26,9 +26,10 @@ _ROLLBACK = re.compile(r"rollback to @([0-9]{1,8})")
 def tag(store: Store, snapshot: str, ref: str, note: str = "") -> RefMove:
     """Move `ref` to a snapshot (an id, a unique prefix, a ref or `ref@number`) and return the ref's current move.
 
-    A ref that names the snapshot already is not moved. If the environment has a key, the snapshot and the ref's move
-    are signed in either case: so, without a trust file, an owner signs what exists. `model:` before the snapshot, or
-    before both, means models.
+    A ref that names the snapshot already is not moved, unless the environment has a key and no trusted one signed the
+    ref's move: that of a stranger is never signed, since its note and its history are theirs. If the environment has a
+    key, the snapshot and the move are signed: so, without a trust file, an owner signs what exists. `model:` before the
+    snapshot, or before both, means models.
 
     Raises:
         StoreError: there is no such snapshot.
@@ -43,7 +44,7 @@ def tag(store: Store, snapshot: str, ref: str, note: str = "") -> RefMove:
         raise UsageError(f"{snapshot} is a snapshot, but ref model:{ref} names models: leave out `model:`")
     now = shelf.refs.current(ref)
     identity = shelf.trusted(name)
-    if now is not None and now.snapshot == identity:
+    if now is not None and now.snapshot == identity and (not signs() or shelf.refs.vouched(ref, now.number)):
         shelf.sign(identity)
         shelf.refs.sign(ref, now.number)
         return now

@@ -189,6 +189,15 @@ class Carried:
                 (self.folder / f"manifest.{_mark(key)}.sig").write_bytes(json_bytes(told))
 
 
+def signs() -> bool:
+    """Return whether the environment has a key to sign with.
+
+    Raises:
+        UsageError: the key cannot be read, or is not an Ed25519 key.
+    """
+    return _private() is not None
+
+
 def _message(path: str, value: Any) -> bytes:
     try:
         return _PURPOSE + canonical_json({"path": path, "value": value})

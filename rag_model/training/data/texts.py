@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -48,7 +49,7 @@ class Epoch(Sequence[TextBatch]):
         """Return the number of batches."""
         return len(self._order) // self._size if self._size else 0
 
-    def __getitem__(self, place):  # type: ignore[no-untyped-def]
+    def __getitem__(self, place: Any) -> Any:
         """Return the batch at a place from 0."""
         if not 0 <= place < len(self):
             raise IndexError(place)

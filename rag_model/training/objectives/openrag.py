@@ -12,6 +12,7 @@ from rag_model.generate.load import load_generator
 from rag_model.needs.reading import PASSAGE as PASSAGE_TOKENS
 from rag_model.needs.reading import PROMPT, decoding_bytes, retriever_bytes, weights
 from rag_model.retrieve.factory import open_retriever
+from rag_model.retrieve.named import generator_name
 from rag_model.retrieve.rerank import PairScorer
 from rag_model.store.store import Store
 from rag_model.store.versions.model_parts import GENERATOR, PASSAGE, QUESTION
@@ -66,13 +67,15 @@ class OpenRag(Objective[OpenRagTraining]):
             UsageError: one is not named, or the encoder is no SiDR.
         """
         if named.generator is None:
-            raise UsageError("there is no generator to learn from: name one with --generator, a folder or a hub name")
+            raise UsageError(
+                "there is no generator to learn from: name one with --generator, a folder, a hub name or model:NAME"
+            )
         if named.encoder is None:
             raise UsageError("there is no SiDR to train: make one with `finetune sidr`, and name it with --encoder")
         names = pair_of(store, snapshot, named.encoder).names
         if not is_sparse_encoder(resolve_folder(names[QUESTION])):
             raise UsageError(f"{named.encoder} is no SiDR: make one with `finetune sidr`")
-        return Origins({**names, GENERATOR: named.generator})
+        return Origins({**names, GENERATOR: generator_name(store, named.generator)})
 
     def prepare(self, job: Job[OpenRagTraining]) -> Examples:
         """Return the training examples with pools, judged by the generator once, and the dev examples as they are.
@@ -108,14 +111,14 @@ class OpenRag(Objective[OpenRagTraining]):
         pair = 2.0 * tokens * generator.operations  # it writes, and scores the gold answer
         proposed = recipe.batch_size * min(recipe.proposed, job.snapshot.n)
         online = proposed * (pair / 2 + PASSAGE_TOKENS * weighing(models[PASSAGE])) if recipe.online else 0.0
-        steps = job.settings.loop.steps(costs.batches, 1) * job.settings.loop.accumulation
         offline = len(job.examples["train"]) * min(recipe.depth, job.snapshot.n) * pair
         held = weights(generator) + decoding_bytes(generator, _JUDGED, judge.max_new_tokens)
         asked = propose_bytes(job.snapshot, resolve_folder(job.origins.names[PASSAGE]))
         if recipe.retriever is not None:
             asked += retriever_bytes(job.snapshot, recipe.retriever)
         stages = {"train": costs.stages["train"] + held + asked, "judge": held + asked + weights(models[QUESTION])}
-        return Costs(stages, costs.batches, costs.step + online + offline / steps, costs.look + recipe.answered * pair)
+        look = costs.look + min(recipe.answered or len(job.examples["dev"]), len(job.examples["dev"])) * pair
+        return Costs(stages, costs.batches, costs.step + online, look, once=offline)
 
 
 def _pair(job: Job[OpenRagTraining]) -> SidrPair:

@@ -11,9 +11,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rag_model.corpus import buckets
+from rag_model.corpus.decode import MAX_LINE
 from rag_model.corpus.documents import PLACES, place_of, read_documents, read_ready_passages
 from rag_model.corpus.plan import plan_dump, source_digest
 from rag_model.corpus.records import Article, Passage, Plan, Section
+from rag_model.corpus.rows import read_parquet
 from rag_model.errors import InputError
 
 
@@ -309,3 +311,45 @@ def test_a_passage_without_an_id_is_refused(tmp_path, plan) -> None:
 
 def test_a_limit_beyond_all_numbers_takes_everything(tmp_path, plan) -> None:
     assert len(articles(plan(write_jsonl(tmp_path / "x.jsonl", ROWS), limit=10**30))) == len(ROWS)
+
+
+def test_one_long_text_that_many_rows_name_takes_little_memory(tmp_path: Path) -> None:
+    text = pa.DictionaryArray.from_arrays(pa.array([0] * 60, pa.int32()), pa.array(["x" * (5 << 20)]))
+    table = pa.table({"id": [str(row) for row in range(60)], "text": text})
+    pq.write_table(table, tmp_path / "long.parquet", compression="zstd")
+    assert (tmp_path / "long.parquet").stat().st_size < 100_000
+    tracemalloc.start()
+    assert sum(len(record[2][0][1]) for record in read_parquet(str(tmp_path / "long.parquet"))) == 60 * (5 << 20)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 3 * MAX_LINE, "the texts of all rows take 300 MB"
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_row_without_end_is_one_sentence(nested: bool, tmp_path: Path) -> None:
+    """Of few kilobytes: in a list a dictionary names one text many times."""
+    text = pa.array(["x" * (1 << 20 if nested else (64 << 20) + 1)])
+    if nested:
+        named = pa.DictionaryArray.from_arrays(pa.array([0] * 100, pa.int32()), text)
+        text = pa.ListArray.from_arrays(pa.array([0, 100], pa.int32()), named)
+    pq.write_table(pa.table({"id": ["1"], "sections": text}), tmp_path / "row.parquet", compression="zstd")
+    with pytest.raises(InputError, match=r"row\.parquet has a row of more than 64 MiB: give one document a row"):
+        list(read_parquet(str(tmp_path / "row.parquet")))
+
+
+@pytest.mark.parametrize("encoding", ["PLAIN", "DELTA_BYTE_ARRAY"])
+def test_pages_that_decode_to_far_more_than_the_file_are_refused(encoding: str, tmp_path: Path) -> None:
+    """Of plain texts a page says it; one that repeats the text before it could be as long as that."""
+    path, text = tmp_path / "bomb.parquet", pa.array(["x" * (3 << 20)] * 90)
+    pq.write_table(
+        pa.table({"id": [str(row) for row in range(90)], "text": text}),
+        path,
+        compression="zstd",
+        use_dictionary=False,
+        column_encoding={"text": encoding},
+        data_page_size=1 << 30,
+        write_statistics=False,
+    )
+    assert path.stat().st_size < 100_000
+    with pytest.raises(InputError, match=r"bomb\.parquet decodes to more than \d+ MiB, far more than its size"):
+        list(read_parquet(str(path)))

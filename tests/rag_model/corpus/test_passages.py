@@ -6,10 +6,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rag_model.corpus.passages import PASSAGE_SCHEMA, ROW_GROUP, PassageFile, PassageWriter
 from rag_model.corpus.records import Passage
 from rag_model.errors import InputError
+from rag_model.parquet_pages import PagesError, _structure
 from rag_model.store.versions.mapped import write_mapped
 
 
@@ -136,10 +139,10 @@ def test_a_text_that_is_named_thousands_of_times_is_refused_before_it_is_copied(
     assert path.stat().st_size < 30_000
     before = pa.total_allocated_bytes()
     with PassageFile(path) as file:
-        with pytest.raises(InputError, match=r"decodes to more than 6. MiB, far more than its size"):
+        with pytest.raises(InputError, match=r"decodes to more than 25. MiB, far more than its size"):
             list(file.iter_batches())
         with pytest.raises(InputError, match="decodes to more than"):
-            file.rows(range(100))
+            file.rows(range(600))
         assert [len(passage.text) for passage in file.rows([3, 4_000])] == [1 << 20] * 2, "what fits is read"
     with pytest.raises(InputError, match="decodes to more than"):
         write_mapped(path, tmp_path / "mapped.arrow")
@@ -151,11 +154,63 @@ def test_pages_that_the_footer_says_are_huge_are_refused_before_any_is_decompres
     path = tmp_path / "pages.parquet"
     one = {pa.string(): "", pa.int64(): 1, pa.int32(): 1}
     columns = {field.name: pa.array([one[field.type]] * 3, field.type) for field in PASSAGE_SCHEMA}
-    columns["text"] = pa.array(["x" * (40 << 20)] * 3)
+    columns["text"] = pa.array(["x" * (90 << 20)] * 3)
     pq.write_table(pa.table(columns), path, compression="zstd", use_dictionary=False)
     assert path.stat().st_size < 100_000
     with pytest.raises(InputError, match="decodes to more than"):
         PassageFile(path)
+
+
+def _varint(value: int) -> bytes:
+    """Return a number as Thrift's compact protocol has it."""
+    left, out = value << 1, bytearray()
+    while left >= 128:
+        out.append(left & 127 | 128)
+        left >>= 7
+    return bytes([*out, left])
+
+
+def test_pages_of_which_the_footer_lies_are_refused_before_any_is_decompressed(tmp_path: Path) -> None:
+    path = tmp_path / "lying.parquet"
+    one = {pa.string(): "", pa.int64(): 1, pa.int32(): 1}
+    columns = {field.name: pa.array([one[field.type]] * 3, field.type) for field in PASSAGE_SCHEMA}
+    columns["text"] = pa.array(["x" * (90 << 20)] * 3)
+    pq.write_table(pa.table(columns), path, compression="zstd", use_dictionary=False, write_statistics=False)
+    group = pq.read_metadata(path).row_group(0)
+    data, footer = path.read_bytes(), int.from_bytes(path.read_bytes()[-8:-4], "little") + 8
+    told = data[-footer:]
+    for size in (group.total_byte_size, group.column(5).total_uncompressed_size):
+        true = _varint(size)
+        assert true in told
+        told = told.replace(true, b"\x82" + b"\x80" * (len(true) - 2) + b"\x00")  # 1, in as many bytes
+    path.write_bytes(data[:-footer] + told)
+    before = pa.default_memory_pool().max_memory()
+    with PassageFile(path) as file:
+        for read in (lambda: list(file.iter_batches(["text"])), lambda: file.rows([0])):
+            with pytest.raises(InputError, match=r"decodes to more than 25. MiB, far more than its size"):
+                read()
+        assert file.n_rows == 3
+        assert len(list(file.iter_chosen([1], ["title"]))) == 1, "what fits is read"
+    assert pa.default_memory_pool().max_memory() == before
+
+
+def test_long_equal_passages_that_the_writer_wrote_are_read(tmp_path: Path) -> None:
+    text = " ".join(["x" * 99] * 100)
+    with PassageWriter(tmp_path / "equal.parquet") as writer:
+        for number in range(20_000):
+            writer.write(Passage(f"{number}", "1", 7, "T", "", text, 0, 100, "0" * 32))
+    with PassageFile(tmp_path / "equal.parquet") as file:
+        assert sum(len(batch) for batch in file.iter_batches(["text"])) == 20_000
+
+
+@given(st.binary(max_size=80))
+def test_headers_of_pages_are_read_or_refused(data: bytes) -> None:
+    try:
+        found, end = _structure(data, 0)
+    except (IndexError, PagesError):
+        return
+    assert end > 0
+    assert all(isinstance(number, int) for number in found)
 
 
 def test_equal_passages_are_no_bomb(tmp_path: Path) -> None:

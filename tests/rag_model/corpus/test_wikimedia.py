@@ -131,6 +131,20 @@ def test_no_more_is_read_than_was_declared(site: Site, tmp_path: Path) -> None:
     assert site.sent < 50 * MEGABYTE  # what lay in the system's buffers
 
 
+def test_a_server_that_sends_a_byte_now_and_then_is_left(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(site, "20261001")
+    found = newest(site.url)
+    assert found is not None
+    monkeypatch.setattr("rag_model.corpus.web.PATIENCE", 0.3)
+    site.dripping = True
+    with pytest.raises(InputError, match=r"broke off \((the server sends less than 64 KiB in|timed out)"):
+        newest(site.url)
+    with pytest.raises(InputError, match=r"broke off at byte \d+ of \d+ \((the server sends less than|timed out)"):
+        fetch(found, tmp_path)
+
+
 def test_a_dump_that_does_not_fit_is_not_fetched(site: Site, tmp_path: Path) -> None:
     run(site, "20261001")
     found = newest(site.url)

@@ -7,10 +7,12 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from onnx import TensorProto, helper
 from onnxruntime.quantization import QuantType, quantize_dynamic
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
@@ -33,6 +35,7 @@ class Missing:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name.partition(".")[0])
 sys.meta_path.insert(0, Missing())
 from pathlib import Path
+from typing import Any
 from rag_model.retrieve.scorers import Scorers
 print(Scorers().load(sys.argv[1]).scores(["who wrote the river?"], ["River"], ["the king"]).tolist()[0])
 """
@@ -207,6 +210,32 @@ def test_a_graph_that_does_not_fit_its_tokenizer_is_refused(graph: Path, tmp_pat
     (folder / "tokenizer.json").write_text(json.dumps(rules))
     with pytest.raises(InputError, match="an ONNX model cannot score pairs"):
         CrossEncoder.load(folder).scores(["king"], [""], ["king"])
+
+
+def hostile_graph(path: Path, *nodes: Any, **numbers: Any) -> None:
+    """Write a graph whose logits are the sums of the ids, after `nodes` have made `y` of the sums `x`."""
+    named = {
+        name: helper.make_tensor(name, TensorProto.INT64, np.shape(one), np.ravel(one)) for name, one in numbers.items()
+    }
+    whole = [helper.make_node("Cast", ["input_ids"], ["f"], to=TensorProto.FLOAT)]
+    whole += [helper.make_node("ReduceSum", ["f", "axes"], ["x"]), *nodes]
+    ids = helper.make_tensor_value_info("input_ids", TensorProto.INT64, ["b", "s"])
+    logits = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["b", 1])
+    axes = helper.make_tensor("axes", TensorProto.INT64, [1], [1])
+    graph = helper.make_graph(whole, "graph", [ids], [logits], [axes, *named.values()])
+    path.write_bytes(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8).SerializeToString()
+    )
+
+
+def test_a_graph_that_takes_all_memory_is_refused(graph: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(graph, tmp_path / "cross"))
+    bomb = helper.make_node("ConstantOfShape", ["shape"], ["zeros"])
+    most = helper.make_node("ReduceMax", ["zeros"], ["most"], keepdims=0)
+    adding = helper.make_node("Add", ["x", "most"], ["y"])
+    hostile_graph(folder / "model.onnx", bomb, most, adding, shape=[60_000, 60_000])  # 14 GB
+    with pytest.raises(InputError, match=r"model\.onnx needed more than [\d,]+ MiB of memory"):
+        CrossEncoder.load(folder)
 
 
 def test_a_device_that_is_not_here_is_refused(graph: Path) -> None:

@@ -71,12 +71,12 @@ def test_a_corrupt_part_is_named(tmp_path: Path, encoder: Encoder, texts: Texts)
     source = passages(tmp_path / "p.parquet", texts)
     data = bytearray(source.read_bytes())
     (tmp_path / "cut.parquet").write_bytes(data[:-20])
-    with pytest.raises(InputError, match=r"cut\.parquet cannot be read"):
+    with pytest.raises(InputError, match=r"cut\.parquet is not a readable passage file"):
         embed_part(tmp_path / "cut.parquet", tmp_path / "v.npy", encoder)
-    with pytest.raises(InputError, match=r"none\.parquet cannot be read"):
+    with pytest.raises(InputError, match=r"none\.parquet is not a readable passage file"):
         embed_part(tmp_path / "none.parquet", tmp_path / "v.npy", encoder)
     pq.write_table(pa.table({"title": ["x"]}), tmp_path / "other.parquet")
-    with pytest.raises(InputError, match=r"other\.parquet cannot be read"):
+    with pytest.raises(InputError, match=r"other\.parquet lacks the columns text of a passage file"):
         embed_part(tmp_path / "other.parquet", tmp_path / "v.npy", encoder)
 
 

@@ -51,10 +51,10 @@ def test_passages_are_measured_as_synthetic_vectors_are(tmp_path: Path) -> None:
     passages.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     questions.write_text("".join(f"{json.dumps({'question': word})}\n" for word in words))
     given = ["--passages", passages, "--questions", questions, "--asked", "8", "--cache", tmp_path]
-    found = report("bench_hnsw_passages.py", *given, "--count", "300", "--cells", "2", "--links", "4", "--k", "5")
-    assert (found["passages"], found["questions"], found["dim"]) == (300, 8, 384)
+    found = report("bench_hnsw_passages.py", *given, "--count", "150", "--cells", "2", "--links", "4", "--k", "5")
+    assert (found["passages"], found["questions"], found["dim"]) == (150, 8, 384)
     assert found["2 cells"]["shards"] == 2
-    again = report("bench_index_memory.py", *given, "--n", "300", "--k", "5", "--only", "HNSW8")  # embeds nothing
+    again = report("bench_index_memory.py", *given, "--n", "150", "--k", "5", "--only", "HNSW8")  # embeds nothing
     assert again["real"]
     assert again["indexes"][0]["recall_mean"] > 0.9
 

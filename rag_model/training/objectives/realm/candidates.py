@@ -45,12 +45,17 @@ class Asking:
     def candidates(self, rows: Sequence[int], texts: Sequence[Masked], asked: Vectors) -> Candidates:
         """Return the candidates of texts from these rows, given their questions' (b, d) float32 vectors.
 
-        The passage that a text came from would give what the masks hide; so would any that holds the text.
+        The passage that a text came from gives away what the masks hide; so does any that holds the words around a
+        mask, such as a copy, or a window that overlaps. Of equal passages one is taken.
         """
         recalled = self._memory.recall([text.question for text in texts], asked, self._most - 1 + _SPARE)
         found = []
         for row, text, hits in zip(rows, texts, recalled.hits, strict=True):
-            own = words_of(text.text)
-            others = [hit.passage for hit in hits if hit.row != row and own not in words_of(hit.passage.text)]
-            found.append([NULL, *others[: self._most - 1]])
+            others = {one.passage.hash: one.passage for one in hits if one.row != row and not _tells(one.passage, text)}
+            found.append([NULL, *list(others.values())[: self._most - 1]])
         return Candidates(found, self._most)
+
+
+def _tells(passage: Passage, text: Masked) -> bool:
+    read = words_of(passage.text)
+    return any(clue in read for clue in text.clues)

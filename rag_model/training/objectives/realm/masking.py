@@ -17,13 +17,14 @@ if TYPE_CHECKING:
 
 Span = tuple[int, int]  # characters of a text: start, and end (exclusive)
 _WORDS = re.compile(r"\w+")
+_CLUE = 8  # wordpieces on each side of a mask: no two texts have so many in common by chance
 
 
 @dataclass(frozen=True, slots=True)
 class Masked:
     """A text x with masks, and the wordpieces y that they hide."""
 
-    text: str  # what is read, as it was before the masks
+    clues: tuple[str, ...]  # the words around each run of masks, with those that are hidden; see `words_of`
     question: str  # the same with masks, for a question encoder
     ids: tuple[int, ...]  # the same as wordpieces, without special tokens
     places: tuple[int, ...]  # of the masks in `ids`, ascending; none if the text has no wordpiece
@@ -86,17 +87,32 @@ def _around(hidden: Sequence[int], length: int, window: int) -> int:
 def _masked(text: str, pieces: "Encoding", read: Span, hidden: Sequence[int], tokens: JointTokens) -> Masked:
     start, end = read
     if start >= end:
-        return Masked(text, text, (), (), ())
+        return Masked((), text, (), (), ())
     ids = list(pieces.ids[start:end])
     targets = tuple(pieces.ids[place] for place in hidden)
     for place in hidden:
         ids[place - start] = tokens.mask_id
-    first, last = pieces.offsets[start][0], pieces.offsets[end - 1][1]
-    question, at = [], first
+    question, at = [], pieces.offsets[start][0]
     for place in hidden:
         begun, ended = pieces.offsets[place]
         question += [text[at:begun], f" {tokens.mask} "]
         at = ended
-    question.append(text[at:last])
+    question.append(text[at : pieces.offsets[end - 1][1]])
     asked = " ".join("".join(question).split())
-    return Masked(text[first:last], asked, tuple(ids), tuple(place - start for place in hidden), targets)
+    clues = _clues(text, pieces, hidden)
+    return Masked(clues, asked, tuple(ids), tuple(place - start for place in hidden), targets)
+
+
+def _clues(text: str, pieces: "Encoding", hidden: Sequence[int]) -> tuple[str, ...]:
+    """Return the words around each run of masks: a passage that holds them gives the masks away."""
+    runs: list[list[int]] = []
+    for place in hidden:
+        if runs and place == runs[-1][-1] + 1:
+            runs[-1].append(place)
+        else:
+            runs.append([place])
+    found = []
+    for run in runs:
+        first, last = max(0, run[0] - _CLUE), min(len(pieces.ids), run[-1] + 1 + _CLUE)
+        found.append(words_of(text[pieces.offsets[first][0] : pieces.offsets[last - 1][1]]))
+    return tuple(dict.fromkeys(clue for clue in found if clue))

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +25,13 @@ class Realm(nn.Module):
         self.encoders, self.reader, self.frozen = encoders, reader, frozen
         if frozen:
             encoders.requires_grad_(False)
+
+    def train(self, mode: bool = True) -> Self:
+        """Set the mode; frozen encoders keep theirs, without dropout."""
+        super().train(mode)
+        if self.frozen:
+            self.encoders.eval()
+        return self
 
     def ask(self, texts: Sequence[Masked]) -> Tensor:
         """Return the (b, d) float32 vectors of texts with their masks, with gradient."""

@@ -1,6 +1,7 @@
 """The objective `realm`: a retriever and a masked language model, trained on the snapshot's own text."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -14,6 +15,7 @@ from rag_model.store.versions.model_parts import MASKED_LM
 from rag_model.store.versions.snapshot import Snapshot
 from rag_model.training.loop.task import Task
 from rag_model.training.moving.moving_index import MovingIndex
+from rag_model.training.moving.moving_settings import MovingSettings
 from rag_model.training.objectives.biencoder import BiEncoder
 from rag_model.training.objectives.objective import BACKWARD, LEARNED, UNIT_TEMPERATURE, Costs, Job, Objective, Result
 from rag_model.training.objectives.realm.model import Realm
@@ -62,7 +64,7 @@ class RealmObjective(Objective[RealmTraining]):
         encoders = BiEncoder.load(names["question"], names["passage"], device="cpu")
         check_same_space(encoders.question.space(), Space.from_json(job.snapshot.space or {}))
         realm = Realm(encoders, TrainableMaskedLM.load(names[MASKED_LM]), frozen=recipe.freeze_encoders)
-        moving = job.settings.moving
+        moving = _moving(job.settings)
         index = partial(MovingIndex, job.store, job.snapshot, moving, job.rebuild, job.work)
         return RealmTask(realm, job.snapshot, recipe, job.digests, moving, index)
 
@@ -88,8 +90,13 @@ class RealmObjective(Objective[RealmTraining]):
             BACKWARD * forward,
             dev / b * forward,
             rebuild=encoded,
-            rebuilds=job.settings.moving.rebuilds(steps) + 1,  # one at the end, for the published weights
+            rebuilds=_moving(job.settings).rebuilds(steps) + 1,  # one at the end, for the published weights
         )
+
+
+def _moving(settings: RealmTraining) -> MovingSettings:
+    """Return how the index moves: not at all if the passage encoder does not learn."""
+    return replace(settings.moving, every=0) if settings.realm.freeze_encoders else settings.moving
 
 
 REALM = RealmObjective()

@@ -193,3 +193,11 @@ def test_files_of_two_dimensions_and_folders_of_two_kinds(tmp_path: Path) -> Non
         look([tmp_path])
     with pytest.raises(UsageError, match="there are no vectors"):
         look([])
+
+
+def test_vectors_that_decode_to_far_more_than_the_file_are_refused(tmp_path: Path) -> None:
+    zeros = pa.FixedSizeListArray.from_arrays(pa.array(np.zeros(1 << 26)), 1 << 14)
+    pq.write_table(pa.table({"v": zeros}), tmp_path / "zeros.parquet", compression="zstd")
+    assert (tmp_path / "zeros.parquet").stat().st_size < 200_000
+    with pytest.raises(InputError, match=r"zeros\.parquet decodes to more than \d+ MiB, far more than its size"):
+        look([tmp_path / "zeros.parquet"])

@@ -276,3 +276,12 @@ def test_lists_and_codes_follow_vectors_that_came_and_a_rotation_stays(
 def rotation_of(index: Any) -> Any:
     base = faiss.downcast_index(index.base_index) if isinstance(index, faiss.IndexRefine) else index
     return faiss.vector_to_array(faiss.downcast_VectorTransform(base.chain.at(0)).A)
+
+
+@pytest.mark.parametrize("metric", ["ip", "l2"])
+def test_of_equal_vectors_any_is_a_neighbour(metric: Any, tmp_path: Path) -> None:
+    """All are as near as the tenth, so lists that hold them find neighbours, whichever they give."""
+    same = np.tile(np.random.default_rng(0).standard_normal((2, 16)).astype(np.float32), (400, 1))
+    plan = resolve(IndexRecipe("IVF2,Flat", metric), len(same), 16)
+    write(trained_on(plan, same), tmp_path / "trained")
+    assert KIND.recalls(plan, tmp_path / "trained", same[:400], same[400:]) == (1.0, 1.0)

@@ -12,7 +12,7 @@ from rag_model.corpus.sparse_file import QUESTION_UNITS, SparseVectors
 from rag_model.errors import InputError, UsageError
 from rag_model.index.files.engine import Rows, Vectors
 from rag_model.index.kind import IndexFiles, SparseTrial
-from rag_model.index.postings import held
+from rag_model.index.postings import decoded, held
 from rag_model.index.postings import merge as merging
 from rag_model.index.postings.analyzer import Analyzer
 from rag_model.index.postings.file import AT_LENGTHS
@@ -73,6 +73,18 @@ def test_scores_are_a_dense_product_with_and_without_skipping(
     again, same = opened.search(asked, 20, skip=False)
     assert np.array_equal(again, scores)
     assert np.array_equal(same, rows)
+
+
+@pytest.mark.parametrize("words", [0.25, 0.0])
+def test_many_windows_of_rows_change_nothing(tmp_path: Path, words: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decoded, "_WORDS", words)  # with and without bits of rows
+    many = build_impacts(zipfian(30_000, 4_000, 8), tmp_path, 4_000)
+    assert many.n > 3 * decoded.WINDOW
+    for terms, k in ((2, 1), (6, 10), (30, 100), (100, 5_000)):
+        asked = questions(12, 4_000, terms)
+        skipped, every = many.search(asked, k), many.search(asked, k, skip=False)
+        assert np.array_equal(skipped[0], every[0])
+        assert np.array_equal(skipped[1], every[1])
 
 
 def test_a_bag_counts_shared_terms(tmp_path: Path) -> None:

@@ -148,12 +148,14 @@ def test_a_stranger_is_refused_and_does_not_hide_the_publisher(
     assert local_store.snapshots.signed(snapshot) == "signed, but by no key of the trust file"
     with pytest.raises(RefusedError, match="is not signed by a key"):
         Snapshot.from_store(local_store)
-    signs(alice)  # a tag without a trust file signs what exists: the snapshot, and the move that names it
+    signs(alice)  # a tag without a trust file signs the snapshot that exists, and moves the ref by a move of its own
     with pytest.raises(RefusedError, match="is not signed by a key"):
         tag(local_store, snapshot, "latest")
     trusts(None)
-    assert tag(local_store, snapshot, "latest").number == 1
+    assert [tag(local_store, snapshot, "latest").number for _ in range(2)] == [2, 2]
     trusts(alice)
+    signers = [local_store.refs.signer(Trust.given(), "latest", number) for number in (1, 2)]
+    assert signers == [None, "alice"], "the stranger's move stays a stranger's"
     assert Snapshot.from_store(local_store).id == snapshot
     trusts(mallory, alice)
     assert local_store.snapshots.signed(snapshot) == "signed by mallory"

@@ -3,14 +3,17 @@
 import dataclasses
 import math
 import os
+import random
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from rag_model.encoders.architecture import architecture_of
 from rag_model.encoders.encoder import Encoder
 from rag_model.encoders.masked_lm import TrainableMaskedLM
 from rag_model.encoders.space import check_same_space
@@ -18,12 +21,20 @@ from rag_model.errors import InputError, RefusedError, UsageError
 from rag_model.store.store import Store
 from rag_model.store.versions.snapshot import Snapshot
 from rag_model.training.data.texts import Epoch, Split, TextBatch
+from rag_model.training.finetuning import Finetuning
 from rag_model.training.loop.journal import read_metrics
 from rag_model.training.loop.loop import train
+from rag_model.training.moving.moving_settings import MovingSettings
+from rag_model.training.needs import work_of
+from rag_model.training.objectives.ict import ICT
+from rag_model.training.objectives.objective import Job, Objective
 from rag_model.training.objectives.realm.candidates import NULL, Asking
 from rag_model.training.objectives.realm.marginal import Marginal
-from rag_model.training.objectives.realm.recipe import RealmRecipe
+from rag_model.training.objectives.realm.masking import Limits, mask, words_of
+from rag_model.training.objectives.realm.objective import REALM
+from rag_model.training.objectives.realm.recipe import RealmRecipe, RealmTraining
 from rag_model.training.objectives.realm.task import RealmTask
+from rag_model.training.origins import Named
 from tests.fixtures import filling
 from tests.fixtures.filling import ARTICLES, RECIPE, STEPS, filled, prepare, realm_of
 from tests.fixtures.tiny_snapshot import publish_tiny
@@ -69,6 +80,27 @@ def test_a_passage_with_the_same_text_is_gone_too(given: Path, tmp_path: Path) -
     assert {one.title for one in found.passages[0]} == {"", *ARTICLES} - {"City a"}
 
 
+def test_a_passage_that_overlaps_at_the_mask_is_gone(given: Path, tmp_path: Path) -> None:
+    """As windows of tokens do: both have the words around the mask, and neither holds the other."""
+    told = {
+        "Left": "a river in the city of the king, and the king of rome was romulus in the war of music",
+        "Right": "AND the king of Rome was Romulus, in the war of music: who wrote the theory of passage to query",
+        "Other": "the king of rome was born",
+    }
+    snapshot = publish_tiny(Store.open(str(tmp_path / "store"), create=True), given / "encoder", told, tmp_path)
+    tokens = realm_of(given).reader.tokens
+    start = told["Left"].index("romulus")
+    limits = Limits(window=60, most=10, share=0.15)
+    text = mask(told["Left"], tokens.pieces([told["Left"]])[0], [(start, start + 7)], random.Random(1), tokens, limits)
+    assert (
+        text.question
+        == "a river in the city of the king, and the king of rome was " + 7 * "[MASK] " + "in the war of music"
+    )
+    asked = Encoder.load(given / "encoder", "question", threads=1, device="cpu").encode_questions([text.question])
+    found = Asking(snapshot, None, 99).candidates([0], [text], asked)
+    assert {one.title for one in found.passages[0]} == {"", "Other"}
+
+
 def test_masks_hide_wordpieces_and_nothing_else(given: Path, snapshot: Snapshot) -> None:
     task = a_task(given, snapshot)
     tokens = task.module.reader.tokens
@@ -80,10 +112,10 @@ def test_masks_hide_wordpieces_and_nothing_else(given: Path, snapshot: Snapshot)
                 assert restored[place] == tokens.mask_id
                 restored[place] = target
             (pieces,) = tokens.pieces([passage.text])
-            at = next(at for at in range(len(pieces.ids)) if pieces.ids[at : at + len(restored)] == restored)
+            assert any(pieces.ids[at : at + len(restored)] == restored for at in range(len(pieces.ids)))
             assert len(restored) <= tokens.longest // 2 - 2
             assert 1 <= len(text.places) <= RECIPE.most_masks
-            assert text.text == passage.text[pieces.offsets[at][0] : pieces.offsets[at + len(restored) - 1][1]]
+            assert all(clue in words_of(passage.text) for clue in text.clues)
             assert text.question.split().count(tokens.mask) == len(text.places)
     again = a_task(given, snapshot)
     assert again.masked(again.batches(0)[0]) == task.masked(task.batches(0)[0])
@@ -130,7 +162,8 @@ def test_the_loss_is_that_of_one_candidate_at_a_time(given: Path, snapshot: Snap
 @pytest.mark.parametrize("frozen", [False, True])
 def test_gradients_reach_what_learns(given: Path, snapshot: Snapshot, frozen: bool) -> None:
     task = a_task(given, snapshot, dataclasses.replace(RECIPE, freeze_encoders=frozen))
-    task.module.double()
+    task.module.double().train()
+    assert task.module.encoders.training != frozen, "no dropout in what does not learn"
     loss, _ = task.loss(task.batches(0)[0])
     loss.backward()  # type: ignore[no-untyped-call]
     parts = {"encoders.question", "encoders.passage", "reader.whole"}
@@ -222,3 +255,28 @@ def test_what_does_not_fit_is_refused(given: Path, snapshot: Snapshot, tmp_path:
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(InputError):
         TrainableMaskedLM.load(tmp_path)
+
+
+@pytest.mark.parametrize("objective", [REALM, ICT], ids=lambda one: one.name)
+def test_the_price_is_known_before(given: Path, snapshot: Snapshot, objective: Objective[Any]) -> None:
+    store = Store.open(str(given / "store"))
+    origins = objective.origins(store, snapshot, Named(encoder=str(given / "encoder")))
+    job = Job(store, snapshot, origins, objective.settings(), {"train": (), "dev": ()})
+    work = work_of(Finetuning(objective, job))
+    assert (work.sizes["texts"], "examples" in work.sizes) == (f"{len(ARTICLES)}", False)
+    weights = (given / "encoder" / "model.safetensors").stat().st_size
+    parts = 3 if objective is REALM else 2
+    assert work.stages["train"] > 4 * parts * weights * 0.9
+    assert work.sizes.get("rebuilds of the index", "1, ").startswith("1, ")
+
+
+def test_an_index_moves_only_with_a_passage_encoder_that_learns(given: Path, snapshot: Snapshot) -> None:
+    """Rebuilds begin after each step; of frozen encoders there is one, of the published model."""
+    store = Store.open(str(given / "store"))
+    origins = REALM.origins(store, snapshot, Named())
+    models = {part: architecture_of(Path(name)) for part, name in origins.names.items()}
+    for frozen, wanted in ((False, 6), (True, 1)):
+        recipe = dataclasses.replace(RECIPE, freeze_encoders=frozen)
+        settings = RealmTraining(STEPS, recipe, MovingSettings(every=1))
+        costs = REALM.costs(Job(store, snapshot, origins, settings, {}), models)
+        assert costs.rebuilds == wanted

@@ -1,0 +1,311 @@
+"""SiDR: a training step beside a plain loop of the same equations, and an index of bags by how many terms ask it.
+
+One JSON line a measurement. `step`: question and passage encoder begin as MiniLM; the peer is the authors' way in torch
+and transformers, products of all tokens with all words at once. Same weights and batch, equal losses, each in a process
+of its own, in turns; `ratio` is the peer's CPU seconds by ours, `memory_ratio` our peak by its.
+
+`terms`: no trained SiDR is shipped, so one is trained here for `--steps` steps, by default few: how much it finds is
+of the machinery, and not of the method. Questions ask the bags by their heaviest n terms, for n of 4 to all 768:
+recall of the first 20 against all terms, questions a second, and Success@20. Beside it stand BM25, an index of SiDR's
+own weights, and 20 proposals of the bags in the order of today's encoder. `refresh` has what a changed encoder costs
+either index: encoding and indexing all passages, or nothing.
+
+`--passages FILE --questions FILE` are JSON lines, plain or .xz (`title`, `text`; `question`, `answers`), by default the
+demo's; `--train FILE` has triples (`question`, `context`, `answers`), by default leads that are asked by their titles.
+`python tests/benchmarks/bench_sidr.py`, about two minutes.
+"""
+
+import argparse
+import json
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from alone import Spent, alone
+from passages import demo_passages, lines
+from torch import Tensor, nn
+
+from flows.demo import QUESTIONS, demo_encoder
+from rag_model.corpus.records import Passage
+from rag_model.corpus.sparse_file import SparseVectors, SparseWriter
+from rag_model.encoders.bag import BagEncoder, read_bag_spec, terms_of
+from rag_model.encoders.sparse_encoder import rectangle
+from rag_model.encoders.sparse_spec import vocabulary_of
+from rag_model.encoders.tokens import load_tokenizer, tokenize
+from rag_model.evaluation.questions.match import Answers
+from rag_model.index.kind import IndexFiles
+from rag_model.index.postings.impact import KIND
+from rag_model.index.postings.impacts import ImpactIndex
+from rag_model.index.postings.kind import KIND as BM25
+from rag_model.index.recipe import IndexRecipe
+from rag_model.index.stages import build
+from rag_model.training.data.examples import Example, passage_of, read_examples
+from rag_model.training.objectives.sidr import SidrRecipe, SidrTask
+from rag_model.training.objectives.sidr_pair import SidrPair, TermSettings
+
+QUESTIONS_A_BATCH, K = 6, 20
+TERMS = (4, 8, 16, 32, 64, 128, 256, 768)
+
+
+def batch_of(examples: Sequence[Example]) -> tuple[list[str], list[Passage]]:
+    """Return questions, and their positives followed by as many hard negatives."""
+    some, others = examples[:QUESTIONS_A_BATCH], examples[QUESTIONS_A_BATCH : 2 * QUESTIONS_A_BATCH]
+    return [one.question for one in some], [one.positives[0] for one in (*some, *others)]
+
+
+def ours(folder: Path, questions: list[str], passages: list[Passage], steps: int) -> list[tuple[float, float]]:
+    """Train with this library; return CPU seconds and the loss of each step."""
+    pair = SidrPair.load(folder, folder, device="cpu").eval()  # without dropout: equal losses
+    gold = [Example(str(n), q, (), (passages[n],), (passages[len(questions) + n],)) for n, q in enumerate(questions)]
+    task = SidrTask(pair, gold, gold, SidrRecipe(batch_size=len(gold)))
+    batch = task.batch(gold, random.Random(0))
+    return trained(pair, lambda: task.loss(batch)[0], steps)
+
+
+def plain(folder: Path, questions: list[str], passages: list[Passage], steps: int) -> list[tuple[float, float]]:
+    """Train with the same equations in torch and transformers alone."""
+    bodies = nn.ModuleList([transformers.AutoModel.from_pretrained(str(folder)).eval() for _ in range(2)])
+    norms = nn.ModuleList([nn.LayerNorm(body.config.hidden_size) for body in bodies])
+    size, count = bodies[0].config.vocab_size, len(questions)
+    terms = torch.from_numpy(terms_of(load_tokenizer(folder, 256), size))
+    texts = [questions, [f"{one.title} {one.text}" if one.title else one.text for one in passages]]
+    inputs = [
+        [torch.from_numpy(part) for part in rectangle(tokenize(load_tokenizer(folder, length), some), 0)]
+        for some, length in zip(texts, (128, 256), strict=True)
+    ]
+
+    def weigh(place: int) -> tuple[Tensor, Tensor]:
+        ids, real = inputs[place]
+        hidden = norms[place](bodies[place](input_ids=ids, attention_mask=real.long())[0])
+        products = nn.functional.elu(hidden @ bodies[place].embeddings.word_embeddings.weight.T) + 1  # (b, t, V)
+        weights = products.masked_fill(~real[..., None], 0).max(1)[0] * terms
+        bag = torch.zeros(len(ids), size).scatter(1, ids, 1) * terms
+        return weights, bag
+
+    def kept(weights: Tensor, bag: Tensor) -> Tensor:
+        mask = torch.zeros_like(weights).scatter(1, weights.topk(768, 1).indices, 1)
+        return weights * torch.logical_or(mask, bag)
+
+    def info_nce(asked: Tensor, read: Tensor) -> Tensor:
+        scores, places = asked @ read.T, torch.arange(count)
+        entropy = nn.functional.cross_entropy
+        return entropy(scores, places) + entropy(scores[:, :count].T, places)
+
+    def loss() -> Tensor:
+        (asked, asked_bag), (read, read_bag) = weigh(0), weigh(1)
+        pairs = ((kept(asked, asked_bag), read), (asked, kept(read, read_bag)), (asked_bag, read), (asked, read_bag))
+        return torch.stack([info_nce(*both) for both in pairs]).mean()
+
+    return trained(nn.ModuleList([bodies, norms]), loss, steps)
+
+
+def trained(module: nn.Module, loss: Callable[[], Tensor], steps: int) -> list[tuple[float, float]]:
+    optimizer = torch.optim.AdamW([one for one in module.parameters() if one.requires_grad], lr=1e-6)
+    spent = []
+    for _ in range(steps):
+        started = time.process_time()
+        value = loss()
+        value.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        optimizer.zero_grad()
+        spent.append((time.process_time() - started, value.item()))
+    return spent
+
+
+def compare_steps(folder: Path, examples: Sequence[Example], options: argparse.Namespace) -> dict[str, Any]:
+    """Run both in turns; the first step of each process is a warm-up."""
+    runs: dict[str, list[Spent]] = {"ours": [], "plain": []}
+    for _ in range(options.rounds):
+        for side in (ours, plain):
+            runs[side.__name__].append(alone(side, folder, *batch_of(examples), 3))
+    cpu = {name: [step[0] for run in found for step in run.value[1:]] for name, found in runs.items()}
+    peak = {name: statistics.median(run.anonymous_mb for run in found) for name, found in runs.items()}
+    losses = np.array([[step[1] for step in found[0].value] for found in runs.values()])
+    middle = {name: statistics.median(some) for name, some in cpu.items()}
+    return {
+        "benchmark": "sidr_step",
+        "ratio": round(middle["plain"] / middle["ours"], 3),
+        "time_ratio": round(middle["ours"] / middle["plain"], 3),
+        "memory_ratio": round(peak["ours"] / peak["plain"], 3),
+        "peak_mb": {name: round(value) for name, value in peak.items()},
+        "cpu_s": {name: [round(value, 2) for value in some] for name, some in cpu.items()},
+        "loss_difference": float(f"{np.abs(losses[0] / losses[1] - 1).max():.1e}"),
+    }
+
+
+def learned(folder: Path, examples: Sequence[Example], options: argparse.Namespace) -> tuple[SidrPair, float]:
+    """Train for some steps; return the pair and the seconds of it."""
+    settings = TermSettings(question_length=32, passage_length=options.length)
+    pair = SidrPair.load(folder, folder, settings, shared=True, device="cpu").train()
+    recipe = SidrRecipe(batch_size=options.batch, question_length=32, passage_length=options.length, hard_negatives=0)
+    task = SidrTask(pair, examples, examples[:1], recipe)
+    optimizer = torch.optim.AdamW(pair.parameters(), lr=options.rate)
+    started, done, epoch = time.perf_counter(), 0, 0
+    while done < options.steps:
+        for batch in task.batches(epoch)[: options.steps - done]:
+            torch.manual_seed(done)
+            task.loss(batch)[0].backward()  # type: ignore[no-untyped-call]
+            nn.utils.clip_grad_norm_(pair.parameters(), 2.0)
+            for group in optimizer.param_groups:
+                group["lr"] = options.rate * min(1, (done + 1) / 10) * (1 - done / options.steps)
+            optimizer.step()
+            optimizer.zero_grad()
+            done += 1
+        epoch += 1
+    return pair.eval(), time.perf_counter() - started
+
+
+def indexed(rows: SparseVectors, factory: str, dim: int, scale: int, work: Path) -> ImpactIndex:
+    """Write rows as one part, and build and open an index of them."""
+    part, out = work / f"{factory}.sparse", work / f"{factory}.postings"
+    with SparseWriter(part, dim, scale) as writer:
+        writer.write(rows)
+    plan = KIND.plan(IndexRecipe(factory), len(rows), dim)
+    build(plan, [part], out, work)
+    return KIND.open(IndexFiles(out, lambda: [part], len(rows)), plan.entry())
+
+
+class Success:
+    """The share of questions with an answer among what was found."""
+
+    def __init__(self, texts: Sequence[str], golds: Sequence[Sequence[str]]) -> None:
+        """Take the passages' texts and the questions' answers."""
+        self._texts, self._golds = texts, [Answers(own) for own in golds]
+
+    def __call__(self, rows: Any, k: int = K) -> float:
+        """Return Success@k of (q, ≥k) rows."""
+        held = [
+            any(gold.are_in(self._texts[row]) for row in own[:k] if row >= 0)
+            for gold, own in zip(self._golds, rows, strict=True)
+        ]
+        return round(sum(held) / len(held), 4)
+
+
+def measure_terms(folder: Path, corpus: list[Passage], asked: list[dict[str, Any]], train: Any, options: Any) -> Any:
+    """Return what the bags find by n terms, beside other indexes, and what each costs when the encoder changes."""
+    pair, seconds = learned(folder, train, options)
+    encoder, questions = pair.question.encoder(), [one["question"] for one in asked]
+    titles, texts = [one.title for one in corpus], [one.text for one in corpus]
+    success = Success(texts, [one["answers"] for one in asked])
+    with tempfile.TemporaryDirectory() as base:
+        work = Path(base)
+        spec, size = read_bag_spec(folder, {"max_length": options.length}), vocabulary_of(folder)
+        tokenizer = load_tokenizer(folder, spec.max_length)
+        bags, bag_s = _timed(
+            lambda: BagEncoder(folder, spec, tokenizer, terms_of(tokenizer, size)).encode_passages(titles, texts)
+        )
+        bag, bag_build_s = _timed(lambda: indexed(bags, "Impact1", size, 1, work))
+        rows, encode_s = _timed(lambda: pair.passage.encoder().encode_passages(titles, texts))
+        own, build_s = _timed(lambda: indexed(rows, "Impact", size, pair.passage.spec.scale, work))
+        vectors = encoder.encode_questions(questions)
+        every = bag.search(vectors, K)[1]
+        curve = []
+        for count in TERMS:
+            bag.search(vectors, K, terms=count)  # decodes lists
+            found, search_s = _timed(lambda count=count: bag.search(vectors, K, terms=count)[1])
+            recall = np.mean([len({*a.tolist()} & {*b.tolist()}) / K for a, b in zip(found, every, strict=True)])
+            rate = round(len(questions) / search_s)
+            curve.append(
+                {
+                    "terms": count,
+                    "recall@20": round(float(recall), 4),
+                    "questions_s": rate,
+                    "Success@20": success(found),
+                }
+            )
+        late = _late(rows, vectors, every)
+        others = {
+            "weights": {f"Success@{k}": success(own.search(vectors, K)[1], k) for k in (1, 5, 20)},
+            "bags": {f"Success@{k}": success(every, k) for k in (1, 5, 20)},
+            "bags_then_weights": {f"Success@{k}": success(late, k) for k in (1, 5, 20)},
+            "bm25": {f"Success@{k}": success(_bm25(corpus, questions, work), k) for k in (1, 5, 20)},
+        }
+        sizes = {name: round(one.file.layout.size / len(corpus)) for name, one in (("bags", bag), ("weights", own))}
+    return {
+        "benchmark": "sidr_terms",
+        "passages": len(corpus),
+        "questions": len(questions),
+        "steps": options.steps,
+        "train_s": round(seconds, 1),
+        "terms_a_question": round(float((vectors[..., 1] > 0).sum(1).mean()), 1),
+        "heaviest": round(float(rows.weights.max()) / pair.passage.spec.scale, 2),
+        "curve": curve,
+        **others,
+        "bytes_a_passage": sizes,
+        "refresh_s": {"weights": round(encode_s + build_s, 1), "bags": 0.0},
+        "first_build_s": {"weights": round(encode_s + build_s, 1), "bags": round(bag_s + bag_build_s, 1)},
+    }
+
+
+def _late(rows: SparseVectors, questions: Any, proposed: Any) -> list[Any]:
+    """Return what was proposed, in the order of the passages' own weights."""
+    found = []
+    for asked, own in zip(questions, proposed, strict=True):
+        table = np.zeros(1 << 16)
+        table[asked[:, 0].astype(int)] += asked[:, 1]
+        held = rows.take(own[own >= 0])
+        sums = np.concatenate([[0], np.cumsum(table[held.terms] * held.weights)])
+        scores = sums[held.offsets[1:]] - sums[held.offsets[:-1]]
+        found.append(own[own >= 0][np.argsort(-scores, kind="stable")])
+    return found
+
+
+def _bm25(corpus: list[Passage], questions: list[str], work: Path) -> Any:
+    from rag_model.corpus.passages import PassageWriter  # noqa: PLC0415
+
+    rows, out = work / "rows.parquet", work / "bm25.postings"
+    with PassageWriter(rows) as writer:
+        for one in corpus:
+            writer.write(one)
+    plan = BM25.plan(IndexRecipe("BM25", over="text"), len(corpus), 0)
+    build(plan, [rows], out, work)
+    return BM25.open(IndexFiles(out, lambda: [rows], len(corpus)), plan.entry()).search(questions, K)[1]
+
+
+def _timed(work: Callable[[], Any]) -> tuple[Any, float]:
+    started = time.perf_counter()
+    return work(), time.perf_counter() - started
+
+
+def examples_of(options: argparse.Namespace, corpus: Sequence[Passage]) -> list[Example]:
+    """Return the triples, or passages that are asked by title and first words."""
+    if options.train:
+        return read_examples(options.train)[: options.examples]
+    titled = [one for one in corpus if one.title][: options.examples]
+    return [Example(str(n), f"what is {one.title}?", (), (one,)) for n, one in enumerate(titled)]
+
+
+def main() -> None:
+    """Run both measurements."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name in ("passages", "questions", "train", "encoder"):
+        parser.add_argument(f"--{name}", type=Path)
+    for name, default in {"count": 300, "asked": 60, "examples": 300, "steps": 6, "batch": 8, "length": 96}.items():
+        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--rate", type=float, default=5e-5)
+    parser.add_argument("--only", choices=["step", "terms"])
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    folder = options.encoder or Path(demo_encoder())
+    read = lines(options.passages) if options.passages else demo_passages()
+    order = np.random.default_rng(0).permutation(len(read))[: options.count]
+    corpus = [passage_of(read[row]["title"] or "", read[row]["text"]) for row in np.sort(order)]
+    questions = lines(options.questions) if options.questions else lines(Path(QUESTIONS))
+    asked = [questions[row] for row in np.sort(np.random.default_rng(1).permutation(len(questions))[: options.asked])]
+    examples = examples_of(options, corpus)
+    if options.only != "terms":
+        print(json.dumps(compare_steps(folder, examples, options)), flush=True)
+    if options.only != "step":
+        print(json.dumps(measure_terms(folder, corpus, asked, examples, options)), flush=True)
+
+
+if __name__ == "__main__":
+    main()
