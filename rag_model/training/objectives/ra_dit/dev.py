@@ -12,7 +12,7 @@ from rag_model.generate.generator import Generator
 from rag_model.generate.likelihood import log_prior, sequence_likelihood, target_log_p
 from rag_model.training.data.examples import Example
 from rag_model.training.data.memory import Memory, Recalled
-from rag_model.training.objectives.ra_dit_recipe import RaDitRecipe
+from rag_model.training.objectives.ra_dit.recipe import RaDitRecipe
 
 
 class DevSet:

@@ -38,10 +38,10 @@ from rag_model.training.objectives.objective import (
     Result,
     Stage,
 )
-from rag_model.training.objectives.ra_dit_dev import DevSet
-from rag_model.training.objectives.ra_dit_lm import LmTask
-from rag_model.training.objectives.ra_dit_recipe import RaDitTraining
-from rag_model.training.objectives.ra_dit_retriever import RetrieverTask, Scored
+from rag_model.training.objectives.ra_dit.dev import DevSet
+from rag_model.training.objectives.ra_dit.lm import LmTask
+from rag_model.training.objectives.ra_dit.recipe import RaDitTraining
+from rag_model.training.objectives.ra_dit.retriever import RetrieverTask, Scored
 from rag_model.training.origins import Named, Origins, digest_folder, reader_of
 
 LM, RETRIEVER = "lm", "retriever"  # the stages, and their folders

@@ -27,9 +27,9 @@ from rag_model.training.loop.loop import Trained, train
 from rag_model.training.loop.loop_settings import LoopSettings
 from rag_model.training.needs import work_of
 from rag_model.training.objectives.objective import Job
-from rag_model.training.objectives.ra_dit import RA_DIT
-from rag_model.training.objectives.ra_dit_recipe import LmRecipe, RaDitRecipe, RaDitTraining, RetrieverRecipe
-from rag_model.training.objectives.ra_dit_retriever import RetrieverTask, Scored
+from rag_model.training.objectives.ra_dit.objective import RA_DIT
+from rag_model.training.objectives.ra_dit.recipe import LmRecipe, RaDitRecipe, RaDitTraining, RetrieverRecipe
+from rag_model.training.objectives.ra_dit.retriever import RetrieverTask, Scored
 from rag_model.training.origins import Named, Origins
 from tests.fixtures.tiny_generators import save_bart, save_llama
 from tests.fixtures.tiny_snapshot import publish_tiny
