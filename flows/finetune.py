@@ -252,7 +252,9 @@ def mine(job: Finetuning, folder: Path, shown: Shown) -> None:
 @stage
 def learn(job: Finetuning, folder: Path, beam_options: Sequence[str], shown: Shown) -> Trained:
     """Train, or continue a training that died."""
-    watch = TrainingWatch(shown, len(job.job.examples["dev"]), job.job.settings.loop.evaluate_every)
+    settings = job.job.settings
+    moving = getattr(settings, "moving", None)
+    watch = TrainingWatch(shown, len(job.job.examples["dev"]), settings.loop.evaluate_every, moving)
     with rebuilds(job.store, refresh_ref(job), beam_options, devices(job)) as rebuild:
         return job.run(folder, watch, rebuild)
 
