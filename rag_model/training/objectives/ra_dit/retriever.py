@@ -170,6 +170,7 @@ class RetrieverTask:
         if share > 1 / 2:
             _log.warning(
                 "%.0f %% of the examples have a uniform target, which teaches the encoder not to choose: set "
-                'preference = "mean_log_probability" below [retriever], or lower text_share',
+                'preference = "mean_log_probability" below [retriever]%s',
                 100 * share,
+                ", or lower text_share" if self._recipe.text_share else "",
             )
