@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from rag_model.digest import digest_file
-from rag_model.errors import InputError
+from rag_model.errors import InputError, ResourceError
 from rag_model.json_text import parse_json
 from rag_model.landing import TEMPORARY, sync
 
@@ -120,7 +120,11 @@ def checkpoints(root: Path) -> list[Path]:
 
 @contextmanager
 def new_folder(dest: Path) -> Iterator[Path]:
-    """Yield a folder to fill; on success it is synced and becomes `dest`, replacing an existing one."""
+    """Yield a folder to fill; on success it is synced and becomes `dest`, replacing an existing one.
+
+    Raises:
+        ResourceError: it cannot be written, as on a full disk; `dest` stays as it was.
+    """
     folder = dest.with_name(f"{TEMPORARY}{secrets.token_hex(8)}")
     folder.mkdir(parents=True)
     try:
@@ -131,6 +135,10 @@ def new_folder(dest: Path) -> Iterator[Path]:
         shutil.rmtree(dest, ignore_errors=True)
         folder.rename(dest)
         sync(dest.parent)
+    except (OSError, SafetensorError) as refused:  # safetensors has an error of its own for a full disk
+        raise ResourceError(
+            f"{dest} cannot be written ({refused}): free space and run the same command again"
+        ) from refused
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
