@@ -4,6 +4,7 @@ A checkpoint is a folder that appears complete or not at all: it is written unde
 holds the digests of its files, so a damaged one is detected before it is used, and the one before it is used instead.
 """
 
+import errno
 import json
 import re
 import secrets
@@ -26,6 +27,7 @@ from rag_model.landing import TEMPORARY, sync
 
 _WEIGHTS, _OPTIMIZER, _STATE = "weights.safetensors", "optimizer.safetensors", "state.json"
 _NAME = re.compile(r"step-(\d{8,})")
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +138,8 @@ def new_folder(dest: Path) -> Iterator[Path]:
         folder.rename(dest)
         sync(dest.parent)
     except (OSError, SafetensorError) as refused:  # safetensors has an error of its own for a full disk
+        if isinstance(refused, OSError) and refused.errno not in _FULL:
+            raise
         raise ResourceError(
             f"{dest} cannot be written ({refused}): free space and run the same command again"
         ) from refused
