@@ -244,8 +244,9 @@ def made(
 @stage
 def mine(job: Finetuning, folder: Path, shown: Shown) -> None:
     """Find what is missing in the examples, such as negatives and a teacher's scores."""
-    counts = " and ".join(f"{len(some):,} {name}" for name, some in job.job.examples.items())
-    shown.say(f"completes {counts} examples with what `{job.objective.name}` needs …")
+    if job.objective.takes_examples:
+        counts = " and ".join(f"{len(some):,} {name}" for name, some in job.job.examples.items())
+        shown.say(f"completes {counts} examples with what `{job.objective.name}` needs …")
     job.prepare(folder, shown)
 
 

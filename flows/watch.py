@@ -11,7 +11,7 @@ class TrainingWatch:
     """The `Report` of a training: shows its steps, and says what evaluations and rebuilds of its index cost."""
 
     def __init__(self, shown: Shown, dev: int, every: int, moving: MovingSettings | None = None) -> None:
-        """Set where to show it, the number of dev examples, the steps between two evaluations, and the moving index."""
+        """Set where to show it, the number of dev examples (0: it makes its own), the steps between two evaluations, and the moving index."""
         self._shown, self._dev, self._every, self._moving = shown, dev, every, moving
         self._due, self._made, self._age = 0, 0, -1.0  # rebuilds begun, rebuilds asked, age of the asked one
         self._began = time.monotonic()
@@ -30,7 +30,7 @@ class TrainingWatch:
         elif kind == "evaluate":
             self._began = time.monotonic()
             weights = f"the weights of step {step:,}" if step else "the initial weights"
-            self._shown.say(f"evaluates {weights} on {self._dev:,} dev examples …")
+            self._shown.say(f"evaluates {weights}{f' on {self._dev:,} dev examples' if self._dev else ''} …")
         elif kind == "dev":
             self._shown.say(f"evaluated in {span(time.monotonic() - self._began)}{self._more(step, steps)}")
             if step == steps and self._due and not self._made:
@@ -61,4 +61,5 @@ class TrainingWatch:
         if not left:
             return ""
         took = span(left * (time.monotonic() - self._began))
-        return f"; {left} more (fewer `dev_examples` make them shorter): about {took}"
+        hint = " (fewer `dev_examples` make them shorter)" if self._dev else ""
+        return f"; {left} more{hint}: about {took}"
