@@ -101,8 +101,7 @@ def pull(
             remember(dest, store.url, snapshot, manifest.id)
             _make_current(manifest.id, dest)
             gone = store.takedowns.replaced() if shelf is store.snapshots else frozenset()
-            with _linking(dest, blobs):
-                pruned = prune(dest, keep, lock, shelf.parse, gone) if keep else ()
+            pruned = _pruned(dest, blobs, partial(prune, dest, keep, lock, shelf.parse, gone)) if keep else ()
     except OSError as error:
         raise StoreError(f"cannot write {dest}: {error.strerror or error}") from error
     return PullReport(
@@ -144,6 +143,11 @@ def _linking(dest: Path, blobs: list[BlobRef]) -> Iterator[None]:
         for ref in blobs:
             stamps.enter_context(stamps_of(dest).linked(blob_copy(dest, ref), ref.id))
         yield
+
+
+def _pruned(dest: Path, blobs: list[BlobRef], prune: Callable[[], tuple[str, ...]]) -> tuple[str, ...]:
+    with _linking(dest, blobs):
+        return prune()
 
 
 def _keep_signatures(shelf: Shelf[Any], identity: str, folder: Path) -> None:
