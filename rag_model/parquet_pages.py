@@ -75,13 +75,14 @@ def check_groups(source: Path | IO[bytes], file: pq.ParquetFile, columns: Collec
         PagesError: as `check_pages`.
     """
     leaves = leaves_of(file.metadata, columns)
-    for group in range(file.num_row_groups):
-        read = file.metadata.row_group(group)
-        check_pages(source, [read.column(leaf) for leaf in leaves], FREE + EXPANDS * size)
+    with opened(source) as bytes_of:
+        for group in range(file.num_row_groups):
+            read = file.metadata.row_group(group)
+            check_pages(bytes_of, [read.column(leaf) for leaf in leaves], FREE + EXPANDS * size)
 
 
-def check_pages(source: Path | IO[bytes], chunks: Iterable[pq.ColumnChunkMetaData], most: int) -> list[int]:
-    """Check that columns of a row group decode to at most `most` bytes together, each value counted once.
+def check_pages(file: IO[bytes], chunks: Iterable[pq.ColumnChunkMetaData], most: int) -> list[int]:
+    """Check that columns of a row group of an `opened` file decode to at most `most` bytes, each value counted once.
 
     Texts that a dictionary names more than once are counted once: read them as dictionaries, or few rows at a time.
     Returns the most bytes that one row may take of each column's dictionary of texts; 0 where it has none.
@@ -91,13 +92,12 @@ def check_pages(source: Path | IO[bytes], chunks: Iterable[pq.ColumnChunkMetaDat
         OSError: the file cannot be read.
     """
     total, named = 0, []
-    with _opened(source) as file:
-        for chunk in chunks:
-            decoded, dictionary = _decoded(file, chunk)
-            total += decoded
-            named.append(dictionary)
-            if total > most:
-                raise PagesError(f"decodes to more than {most >> 20:,} MiB, far more than its size")
+    for chunk in chunks:
+        decoded, dictionary = _decoded(file, chunk)
+        total += decoded
+        named.append(dictionary)
+        if total > most:
+            raise PagesError(f"decodes to more than {most >> 20:,} MiB, far more than its size")
     return named
 
 
@@ -131,7 +131,7 @@ def _start(chunk: pq.ColumnChunkMetaData) -> int:
 
 
 @contextmanager
-def _opened(source: Path | IO[bytes]) -> Iterator[Any]:
+def opened(source: Path | IO[bytes]) -> Iterator[Any]:
     """Open a file so that a read of some bytes anywhere is cheap."""
     if isinstance(source, Path):
         with source.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
@@ -162,12 +162,28 @@ def _usual(data: bytes) -> _Page | None:
         return None
     length = found.end()
     if data[length - 1]:
-        _, length = _structure(data, length)  # statistics
+        length = _after_statistics(data, length)
         if data[length] or data[length + 1]:
             return None
         length += 2
     decoded, stored, values, encoding = found.groups()
     return length, kind, _unsigned(decoded), _unsigned(stored), _unsigned(values), _unsigned(encoding)
+
+
+def _after_statistics(data: bytes, start: int) -> int:
+    """Return where a structure ends, by steps over its short numbers, bytes and truths if it has no others."""
+    at = start
+    while head := data[at]:
+        kind, size = head & 15, data[at + 1]
+        if kind == 8 and size < 128 and head > 15:
+            at += size + 2
+        elif kind == 6 and size < 128 and head > 15:
+            at += 2
+        elif kind in (1, 2) and head > 15:
+            at += 1
+        else:
+            return _structure(data, start)[1]
+    return at + 1
 
 
 @lru_cache(1 << 12)

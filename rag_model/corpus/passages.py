@@ -23,7 +23,7 @@ from rag_model.corpus.records import Passage
 from rag_model.digest import ALGORITHM, canonical_json
 from rag_model.errors import InputError
 from rag_model.landing import landing
-from rag_model.parquet_pages import EXPANDS, FREE, PagesError, check_pages, decoded_size, leaves_of, texts_of
+from rag_model.parquet_pages import EXPANDS, FREE, PagesError, check_pages, decoded_size, leaves_of, opened, texts_of
 
 ROW_GROUP = 1024  # rows; 20 random rows of one file then cost about 10 ms, against 455 ms at 50,000
 # A file of two kilobytes can name one text of a megabyte 5,000 times: what it decodes to is bounded by its size.
@@ -140,7 +140,7 @@ class PassageFile:
         """
         chosen, decoded = _NAMES if columns is None else list(columns), 0
         leaves = leaves_of(self._file.metadata, chosen)
-        row = max((self._check_pages(group, leaves) for group in range(self._file.num_row_groups)), default=0)
+        row = self._check_pages(range(self._file.num_row_groups), leaves)
         while rows > _FEWEST and rows * row > _MOST_PAGES:
             rows //= 2
         # What few rows may take at most fits: their texts need not be read as dictionaries, which takes a tenth longer.
@@ -160,7 +160,7 @@ class PassageFile:
         """
         leaves = leaves_of(self._file.metadata, columns)
         for group, chosen in groupby(rows, self._group_of):
-            self._check_pages(group, leaves)
+            self._check_pages([group], leaves)
             with self._reading():
                 table = self._dictionaries.read_row_group(group, columns=list(columns), use_threads=False)
                 for batch in table.take([row - self._starts[group] for row in chosen]).combine_chunks().to_batches():
@@ -184,7 +184,7 @@ class PassageFile:
         for group in sorted(set(groups)):
             start = self._starts[group]
             wanted = sorted({row for row, its in zip(rows, groups, strict=True) if its == group})
-            self._check_pages(group, leaves)
+            self._check_pages([group], leaves)
             with self._reading():
                 table = self._dictionaries.read_row_group(group, columns=_NAMES).take([row - start for row in wanted])
                 self._check_decoded(sum(decoded_size(chunk) for column in table.columns for chunk in column.chunks))
@@ -202,16 +202,16 @@ class PassageFile:
             read_dictionary=texts_of(metadata, _TEXTS),
         )
 
-    def _check_pages(self, group: int, leaves: Sequence[int]) -> int:
-        """Check what columns of a row group decode to before Arrow decodes them, once; return a row's most bytes."""
-        new = [leaf for leaf in leaves if (group, leaf) not in self._checked]
-        if new:
-            with self._reading():
-                read = self._file.metadata.row_group(group)
-                chunks = [read.column(leaf) for leaf in new]
-                found = check_pages(self._source, chunks, min(self._most, _MOST_PAGES))
-            self._checked.update(zip([(group, leaf) for leaf in new], found, strict=True))
-        return sum(self._checked[group, leaf] for leaf in leaves)
+    def _check_pages(self, groups: Sequence[int], leaves: Sequence[int]) -> int:
+        """Check what columns decode to before Arrow decodes them, once; return a row's most bytes of dictionaries."""
+        new = {group: [leaf for leaf in leaves if (group, leaf) not in self._checked] for group in groups}
+        if any(new.values()):
+            with self._reading(), opened(self._source) as file:
+                for group, unread in new.items():
+                    read = self._file.metadata.row_group(group)
+                    found = check_pages(file, map(read.column, unread), min(self._most, _MOST_PAGES))
+                    self._checked.update(zip([(group, leaf) for leaf in unread], found, strict=True))
+        return max((sum(self._checked[group, leaf] for leaf in leaves) for group in groups), default=0)
 
     def _repeats(self, leaves: Sequence[int]) -> bool:
         """Whether a row may have more than one value of a column."""
