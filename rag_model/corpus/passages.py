@@ -9,6 +9,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
+from functools import cached_property
 from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
@@ -22,12 +23,13 @@ from rag_model.corpus.records import Passage
 from rag_model.digest import ALGORITHM, canonical_json
 from rag_model.errors import InputError
 from rag_model.landing import landing
-from rag_model.parquet_pages import EXPANDS, FREE, PagesError, check_pages, decoded_size, leaves_of, texts_of
+from rag_model.parquet_pages import EXPANDS, FREE, PagesError, check_pages, decoded_size, leaves_of, opened, texts_of
 
 ROW_GROUP = 1024  # rows; 20 random rows of one file then cost about 10 ms, against 455 ms at 50,000
 # A file of two kilobytes can name one text of a megabyte 5,000 times: what it decodes to is bounded by its size.
 _MOST_GROUP = 1 << 16  # rows
 _MOST_PAGES = 512 << 20  # bytes of one row group, in memory at once
+_FEWEST = 256  # rows of a batch
 
 PASSAGE_SCHEMA = pa.schema(
     [
@@ -110,16 +112,14 @@ class PassageFile:
             InputError: it is not Parquet, or lacks a column that its reader `needs`.
         """
         self._source, self._name = source, getattr(source, "name", source)
-        name, self._checked = self._name, set[tuple[int, str]]()
+        name, self._checked = self._name, dict[tuple[int, int], int]()
         with self._reading():
-            metadata = pq.read_metadata(source)
-        missing = [column for column in needs if column not in metadata.schema.to_arrow_schema().names]
+            self._file = pq.ParquetFile(source, page_checksum_verification=True)
+            columns = self._file.schema_arrow.names
+        missing = [column for column in needs if column not in columns]
         if missing:
             raise InputError(f"{name} lacks the columns {', '.join(missing)} of a passage file: build it again")
-        with self._reading():
-            self._file = pq.ParquetFile(
-                source, metadata=metadata, page_checksum_verification=True, read_dictionary=texts_of(metadata, _TEXTS)
-            )
+        metadata = self._file.metadata
         self.n_rows: int = metadata.num_rows
         sizes = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
         held = _size_of(source)
@@ -139,11 +139,16 @@ class PassageFile:
             InputError: the file is damaged, or decodes to far more bytes than it has.
         """
         chosen, decoded = _NAMES if columns is None else list(columns), 0
-        for group in range(self._file.num_row_groups):
-            self._check_pages(group, chosen)
+        leaves = leaves_of(self._file.metadata, chosen)
+        row = self._check_pages(range(self._file.num_row_groups), leaves)
+        while rows > _FEWEST and rows * row > _MOST_PAGES:
+            rows //= 2
+        # What few rows may take at most fits: their texts need not be read as dictionaries, which takes a tenth longer.
+        flat = rows * row <= _MOST_PAGES and not self._repeats(leaves)
+        file = self._file if flat else self._dictionaries
         with self._reading():
-            for batch in self._file.iter_batches(batch_size=rows, columns=chosen):
-                decoded += sum(map(decoded_size, batch.columns))
+            for batch in file.iter_batches(batch_size=rows, columns=chosen, use_threads=False):
+                decoded += _decoded_size(batch)
                 self._check_decoded(decoded)
                 yield _plain(batch)
 
@@ -153,10 +158,11 @@ class PassageFile:
         Raises:
             InputError: the file is damaged, or decodes to far more bytes than it has.
         """
+        leaves = leaves_of(self._file.metadata, columns)
         for group, chosen in groupby(rows, self._group_of):
-            self._check_pages(group, columns)
+            self._check_pages([group], leaves)
             with self._reading():
-                table = self._file.read_row_group(group, columns=list(columns), use_threads=False)
+                table = self._dictionaries.read_row_group(group, columns=list(columns), use_threads=False)
                 for batch in table.take([row - self._starts[group] for row in chosen]).combine_chunks().to_batches():
                     self._check_decoded(sum(map(decoded_size, batch.columns)))
                     yield _plain(batch)
@@ -173,28 +179,44 @@ class PassageFile:
             IndexError: a row lies outside the file.
             InputError: the file is damaged, or decodes to far more bytes than it has.
         """
-        groups = [self._group_of(row) for row in rows]
+        groups, leaves = [self._group_of(row) for row in rows], leaves_of(self._file.metadata, _NAMES)
         found: dict[int, Passage] = {}
         for group in sorted(set(groups)):
             start = self._starts[group]
             wanted = sorted({row for row, its in zip(rows, groups, strict=True) if its == group})
-            self._check_pages(group, _NAMES)
+            self._check_pages([group], leaves)
             with self._reading():
-                table = self._file.read_row_group(group, columns=_NAMES).take([row - start for row in wanted])
+                table = self._dictionaries.read_row_group(group, columns=_NAMES).take([row - start for row in wanted])
                 self._check_decoded(sum(decoded_size(chunk) for column in table.columns for chunk in column.chunks))
                 found.update(zip(wanted, (Passage(**row) for row in table.to_pylist()), strict=True))
         return [found[row] for row in rows]
 
-    def _check_pages(self, group: int, columns: Sequence[str]) -> None:
-        """Check what columns of a row group decode to before Arrow decodes them, once."""
-        new = [name for name in columns if (group, name) not in self._checked]
-        if not new:
-            return
-        with self._reading():
-            read = self._file.metadata.row_group(group)
-            chunks = [read.column(place) for place in leaves_of(self._file.metadata, new)]
-            check_pages(self._source, chunks, min(self._most, _MOST_PAGES))
-        self._checked.update((group, name) for name in new)
+    @cached_property
+    def _dictionaries(self) -> pq.ParquetFile:
+        """The file, its texts read as dictionaries: one that many rows name is held once."""
+        metadata = self._file.metadata
+        return pq.ParquetFile(
+            self._source,
+            metadata=metadata,
+            page_checksum_verification=True,
+            read_dictionary=texts_of(metadata, _TEXTS),
+        )
+
+    def _check_pages(self, groups: Sequence[int], leaves: Sequence[int]) -> int:
+        """Check what columns decode to before Arrow decodes them, once; return a row's most bytes of dictionaries."""
+        new = {group: [leaf for leaf in leaves if (group, leaf) not in self._checked] for group in groups}
+        if any(new.values()):
+            with self._reading(), opened(self._source) as file:
+                for group, unread in new.items():
+                    read = self._file.metadata.row_group(group)
+                    found = check_pages(file, map(read.column, unread), min(self._most, _MOST_PAGES))
+                    self._checked.update(zip([(group, leaf) for leaf in unread], found, strict=True))
+        return max((sum(self._checked[group, leaf] for leaf in leaves) for group in groups), default=0)
+
+    def _repeats(self, leaves: Sequence[int]) -> bool:
+        """Whether a row may have more than one value of a column."""
+        schema = self._file.metadata.schema
+        return any(schema.column(leaf).max_repetition_level for leaf in leaves)
 
     def _check_decoded(self, size: int) -> None:
         if size > self._most:
@@ -222,6 +244,8 @@ class PassageFile:
     def close(self) -> None:
         """Close the file, if it was opened here."""
         self._file.close()
+        if "_dictionaries" in self.__dict__:
+            self._dictionaries.close()
 
     def __enter__(self) -> Self:
         return self
@@ -251,8 +275,16 @@ def _size_of(source: Path | IO[bytes]) -> int:
     return size
 
 
+def _decoded_size(batch: pa.RecordBatch) -> int:
+    if any(map(pa.types.is_dictionary, batch.schema.types)):
+        return sum(map(decoded_size, batch.columns))
+    return int(batch.get_total_buffer_size())
+
+
 def _plain(batch: pa.RecordBatch) -> pa.RecordBatch:
     """Return a batch whose texts are decoded."""
+    if not any(map(pa.types.is_dictionary, batch.schema.types)):
+        return batch
     columns = [one.dictionary_decode() if pa.types.is_dictionary(one.type) else one for one in batch.columns]
     schema = pa.schema([field.with_type(column.type) for field, column in zip(batch.schema, columns, strict=True)])
     return pa.record_batch(columns, schema=schema)

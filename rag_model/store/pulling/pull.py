@@ -83,11 +83,13 @@ def pull(
     """
     check_keep(keep)
     shelf, name = store.shelf(snapshot)
-    manifest = shelf.get(shelf.trusted(name))
+    identity = shelf.trusted(name)
+    manifest = shelf.get(identity)
     _check_of_one_kind(store, shelf, dest)
     files = {path: ref for path, ref in manifest.content.files.items() if select(path)}
     dest, blobs = dest.absolute(), list(dict.fromkeys(files.values()))
     _check_room(dest, blobs)
+    pruned: tuple[str, ...] = ()
     puller = Puller(store, dest, Watch(sum(ref.size for ref in blobs), on_progress))
     try:
         with pulling(dest) as lock:
@@ -96,18 +98,19 @@ def pull(
             else:
                 fetched = obtain_snapshot(puller, manifest, files, mapped=mapped, derive=derive)
             with _linking(dest, blobs):
-                _place(manifest, files, dest, partial(_keep_signatures, shelf, manifest.id))
-            accept(dest / manifest.id)
-            remember(dest, store.url, snapshot, manifest.id)
-            _make_current(manifest.id, dest)
+                _place(manifest, identity, files, dest, partial(_keep_signatures, shelf, identity))
+            accept(dest / identity)
+            remember(dest, store.url, snapshot, identity)
+            _make_current(identity, dest)
             gone = store.takedowns.replaced() if shelf is store.snapshots else frozenset()
-            with _linking(dest, blobs):
-                pruned = prune(dest, keep, lock, shelf.parse, gone) if keep else ()
+            if keep:
+                with _linking(dest, blobs):
+                    pruned = prune(dest, keep, lock, shelf.parse, gone)
     except OSError as error:
         raise StoreError(f"cannot write {dest}: {error.strerror or error}") from error
     return PullReport(
-        snapshot=manifest.id,
-        path=dest / manifest.id,
+        snapshot=identity,
+        path=dest / identity,
         fetched_bytes=fetched,
         reused_bytes=sum(ref.size for ref in blobs) - fetched,
         pruned=pruned,
@@ -140,9 +143,10 @@ def _check_room(dest: Path, blobs: list[BlobRef]) -> None:
 @contextmanager
 def _linking(dest: Path, blobs: list[BlobRef]) -> Iterator[None]:
     """Keep the stamps of copies while the block links or unlinks them, which changes their times."""
-    with ExitStack() as stamps:
+    stamps = stamps_of(dest)
+    with ExitStack() as linked:
         for ref in blobs:
-            stamps.enter_context(stamps_of(dest).linked(blob_copy(dest, ref), ref.id))
+            linked.enter_context(stamps.linked(blob_copy(dest, ref), ref.id))
         yield
 
 
@@ -151,7 +155,7 @@ def _keep_signatures(shelf: Shelf[Any], identity: str, folder: Path) -> None:
         Carried(folder).keep(Signatures(shelf.files), trust, shelf.path(identity))
 
 
-def _place(manifest: Any, files: dict[str, BlobRef], dest: Path, sign: Callable[[Path], None]) -> None:
+def _place(manifest: Any, identity: str, files: dict[str, BlobRef], dest: Path, sign: Callable[[Path], None]) -> None:
     """Build the snapshot's folder under a temporary name, and rename it to its place."""
     building = dest / f"{TEMPORARY}{secrets.token_hex(8)}"
     building.mkdir(parents=True)
@@ -164,8 +168,8 @@ def _place(manifest: Any, files: dict[str, BlobRef], dest: Path, sign: Callable[
             os.link(blob_copy(dest, ref), building / path)
         for folder in {building, *(path for path in building.rglob("*") if path.is_dir())}:
             sync(folder)
-        _move(building, dest / manifest.id)
-        os.utime(dest / manifest.id)  # `prune` orders snapshots by this time
+        _move(building, dest / identity)
+        os.utime(dest / identity)  # `prune` orders snapshots by this time
     finally:
         shutil.rmtree(building, ignore_errors=True)
 

@@ -30,7 +30,7 @@ def write_mapped(passages: Path, copy: Path) -> None:
         pa.ipc.new_file(sink, PASSAGE_SCHEMA) as writer,
     ):
         for batch in file.iter_batches():
-            writer.write_batch(batch.cast(PASSAGE_SCHEMA))
+            writer.write_batch(pa.RecordBatch.from_arrays(batch.columns, schema=PASSAGE_SCHEMA))
 
 
 class MappedPassages:
