@@ -11,7 +11,10 @@ class TrainingWatch:
     """The `Report` of a training: shows its steps, and says what evaluations and rebuilds of its index cost."""
 
     def __init__(self, shown: Shown, dev: int, every: int, moving: MovingSettings | None = None) -> None:
-        """Set where to show it, the number of dev examples (0: it makes its own), the steps between two evaluations, and the moving index."""
+        """Set where to show it, the number of dev examples, the steps between two evaluations, and the moving index.
+
+        `dev`: 0 of a training that makes its own examples.
+        """
         self._shown, self._dev, self._every, self._moving = shown, dev, every, moving
         self._due, self._made, self._age = 0, 0, -1.0  # rebuilds begun, rebuilds asked, age of the asked one
         self._began = time.monotonic()
