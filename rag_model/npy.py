@@ -53,3 +53,5 @@ def _as_value_error() -> Iterator[None]:
         yield
     except _BROKEN as broken:
         raise ValueError(f"no .npy file ({type(broken).__name__})") from broken
+    except ValueError as broken:
+        raise ValueError(str(broken).partition("\n")[0]) from broken  # what follows is advice on pickles
