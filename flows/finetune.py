@@ -244,15 +244,18 @@ def made(
 @stage
 def mine(job: Finetuning, folder: Path, shown: Shown) -> None:
     """Find what is missing in the examples, such as negatives and a teacher's scores."""
-    counts = " and ".join(f"{len(some):,} {name}" for name, some in job.job.examples.items())
-    shown.say(f"completes {counts} examples with what `{job.objective.name}` needs …")
+    if job.objective.takes_examples:
+        counts = " and ".join(f"{len(some):,} {name}" for name, some in job.job.examples.items())
+        shown.say(f"completes {counts} examples with what `{job.objective.name}` needs …")
     job.prepare(folder, shown)
 
 
 @stage
 def learn(job: Finetuning, folder: Path, beam_options: Sequence[str], shown: Shown) -> Trained:
     """Train, or continue a training that died."""
-    watch = TrainingWatch(shown, len(job.job.examples["dev"]), job.job.settings.loop.evaluate_every)
+    settings = job.job.settings
+    moving = getattr(settings, "moving", None)
+    watch = TrainingWatch(shown, len(job.job.examples["dev"]), settings.loop.evaluate_every, moving)
     with rebuilds(job.store, refresh_ref(job), beam_options, devices(job)) as rebuild:
         return job.run(folder, watch, rebuild)
 

@@ -18,7 +18,6 @@ from rag_model.training.moving.rebuild import Order, Rebuilt
 
 _TRIES = 3  # starts of a rebuild that is killed: by a person, or for memory
 _PATIENCE = 20.0  # seconds to end by itself
-_LOG = "log.txt"
 
 
 class Child:
@@ -27,6 +26,7 @@ class Child:
     def __init__(self, folder: Path, environment: dict[str, str]) -> None:
         """Start it; `folder` has its task."""
         self._folder, self._environment, self._starts = folder, environment, 0
+        self._log = folder.with_suffix(".log")  # beside the folder, which a failed rebuild does not keep
         self._start()
 
     def done(self) -> bool:
@@ -46,7 +46,7 @@ class Child:
         except (OSError, ValueError) as silent:
             raise BookwheelError(
                 f"the process that rebuilds ended {_how(self._process.returncode)} {self._starts} times: see "
-                f"{self._folder / _LOG}"
+                f"{self._log}"
             ) from silent
         if "made" not in outcome:
             raise getattr(errors, outcome["error"], BookwheelError)(outcome["message"])
@@ -71,7 +71,7 @@ class Child:
     def _start(self) -> None:
         self._starts += 1
         command = [sys.executable, "-m", "flows.rebuild", str(self._folder)]
-        with (self._folder / _LOG).open("ab") as log:
+        with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,

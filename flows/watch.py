@@ -4,14 +4,19 @@ import time
 from collections.abc import Mapping
 
 from flows.command.console import Shown, span
+from rag_model.training.moving.moving_settings import MovingSettings
 
 
 class TrainingWatch:
-    """The `Report` of a training: shows its steps, and says before and after each evaluation what it costs."""
+    """The `Report` of a training: shows its steps, and says what evaluations and rebuilds of its index cost."""
 
-    def __init__(self, shown: Shown, dev: int, every: int) -> None:
-        """Set where to show it, the number of dev examples, and the steps between two evaluations."""
-        self._shown, self._dev, self._every = shown, dev, every
+    def __init__(self, shown: Shown, dev: int, every: int, moving: MovingSettings | None = None) -> None:
+        """Set where to show it, the number of dev examples, the steps between two evaluations, and the moving index.
+
+        `dev`: 0 of a training that makes its own examples.
+        """
+        self._shown, self._dev, self._every, self._moving = shown, dev, every, moving
+        self._due, self._made, self._age = 0, 0, -1.0  # rebuilds begun, rebuilds asked, age of the asked one
         self._began = time.monotonic()
         self._scores = False
 
@@ -28,14 +33,36 @@ class TrainingWatch:
         elif kind == "evaluate":
             self._began = time.monotonic()
             weights = f"the weights of step {step:,}" if step else "the initial weights"
-            self._shown.say(f"evaluates {weights} on {self._dev:,} dev examples …")
+            self._shown.say(f"evaluates {weights}{f' on {self._dev:,} dev examples' if self._dev else ''} …")
         elif kind == "dev":
             self._shown.say(f"evaluated in {span(time.monotonic() - self._began)}{self._more(step, steps)}")
+            if step == steps and self._due and not self._made:
+                self._shown.say("asked its first index at every step: no rebuild was finished in time")
+        elif kind == "move":
+            self._tell_begin(step - 1)
+            return
+        elif kind == "train" and "snapshot_age" in values:
+            self._tell_move(step - 1, values)
         self._shown(step, steps)
+
+    def _tell_begin(self, done: int) -> None:
+        if self._moving is not None and self._moving.due(done):
+            self._due += 1
+            waits = ", and waits for it" if self._moving.mode == "synchronous" else ""
+            self._shown.say(f"rebuilds the index with the encoders of step {done:,}{waits} …")
+
+    def _tell_move(self, done: int, values: Mapping[str, float]) -> None:
+        age, before = values["snapshot_age"], self._age
+        self._age = age
+        if age <= before:
+            self._made += 1
+            seconds = span(values["rebuild_seconds"])
+            self._shown.say(f"asks the index of step {done - int(age):,} now; its rebuild took {seconds}")
 
     def _more(self, step: int, steps: int) -> str:
         left = -(-steps // self._every) - -(-step // self._every)
         if not left:
             return ""
         took = span(left * (time.monotonic() - self._began))
-        return f"; {left} more (fewer `dev_examples` make them shorter): about {took}"
+        hint = " (fewer `dev_examples` make them shorter)" if self._dev else ""
+        return f"; {left} more{hint}: about {took}"

@@ -1,6 +1,7 @@
 """TOML files, and their tables as frozen dataclasses: every key and type is checked, with one sentence per error."""
 
 import difflib
+import math
 import tomllib
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
@@ -71,6 +72,8 @@ def _checked(hint: Any, value: Any, where: str) -> Any:
         return value
     if isinstance(origin, type):
         return _items(origin, arguments, value, where)
+    if hint is float and isinstance(value, float) and not math.isfinite(value):
+        raise UsageError(f"{where} is {value}: give a finite number")
     if type(value) is _WRITTEN_AS.get(hint):
         return hint(value)
     if hint is not Any and isinstance(hint, type) and type(value) is not hint:

@@ -69,8 +69,9 @@ def finetune(
     """Train a model on a snapshot and put it into the store.
 
     An interrupted run continues when the same command is run again; a finished one is not repeated. Use a pair of
-    encoders by `bookwheel reindex --encoder model:NAME`, a RAG or RA-DIT model by `bookwheel answer --model NAME`, a
-    cross-encoder by `bookwheel search --retriever "rerank(hnsw, model:NAME, 50)"`.
+    encoders, or a SiDR, by `bookwheel reindex --encoder model:NAME`, a RAG or RA-DIT model by
+    `bookwheel answer --model NAME`, one of rag-end2end with its own index by `--ref NAME` too, a cross-encoder by
+    `bookwheel search --retriever "rerank(hnsw, model:NAME, 50)"`.
     """
     if print_settings:
         text = settings_text(objective(kind))

@@ -8,7 +8,7 @@ that makes the answer more likely than the other passages do moves nearer to the
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, Self, get_args
 
 from torch import Tensor, nn
 
@@ -47,7 +47,10 @@ class RagSettings:
                 value = getattr(self, name)
                 raise UsageError(f"{name} {value!r} of a RAG model is unknown: use one of {', '.join(known)}")
         if self.k < 1 or not self.temperature > 0 or not 0 <= self.label_smoothing < 1:
-            raise UsageError(f"{self} is out of bounds: k >= 1, temperature > 0 and 0 <= label_smoothing < 1")
+            raise UsageError(
+                f"k {self.k}, temperature {self.temperature} and label_smoothing {self.label_smoothing} of a RAG "
+                "model: need k >= 1, temperature > 0 and 0 <= label_smoothing < 1"
+            )
 
 
 class Rag(nn.Module):
@@ -69,6 +72,14 @@ class Rag(nn.Module):
         self.body = generator.module  # registered: its weights are the model's
         self.generator = generator
         self.settings = settings or RagSettings()
+
+    def train(self, mode: bool = True) -> Self:
+        """Set the mode; a part that does not learn computes as in evaluation, without dropout."""
+        super().train(mode)
+        for part in (self.question, self.passage, self.body):
+            if part is not None and not any(weights.requires_grad for weights in part.parameters()):
+                part.eval()
+        return self
 
     def ask(self, questions: Sequence[str]) -> Tensor:
         """Return the (b, d) vectors of questions, with gradient."""

@@ -11,7 +11,7 @@ import textwrap
 import tokenize
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
-from typing import Any
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import tomli_w
 
@@ -66,14 +66,21 @@ def _above(line: int, at: Mapping[int, tokenize.TokenInfo]) -> list[int]:
 def _tables(settings: Any, path: tuple[str, ...], unit: Mapping[str, Any]) -> Iterator[str]:
     """Yield the lines of a record: its own settings, then its tables."""
     said, standard = comments_of(type(settings)), type(settings)()
+    choices = {name: get_args(kind) for name, kind in get_type_hints(type(settings)).items() if _is_choice(kind)}
     values = {field.name: getattr(settings, field.name) for field in fields(settings)}
     inner = {name: value for name, value in values.items() if is_dataclass(value)}
     for name, value in values.items():
         if name not in inner:
-            yield _line(name, value, getattr(standard, name), said.get(name, ""), unit.get(name))
+            known = f"one of {', '.join(map(str, choices[name]))}" if name in choices else ""
+            comment = "; ".join(filter(None, (known, said.get(name, ""))))
+            yield _line(name, value, getattr(standard, name), comment, unit.get(name))
     for name, value in inner.items():
         yield from ("", f"[{'.'.join((*path, name))}]", *([f"# {said[name]}"] if name in said else []))
         yield from _tables(value, (*path, name), unit.get(name, {}))
+
+
+def _is_choice(kind: Any) -> bool:
+    return get_origin(kind) is Literal
 
 
 def _line(name: str, value: Any, standard: Any, said: str, unit: Any) -> str:

@@ -59,8 +59,8 @@ from rag_model.training.loop.loop import train
 from rag_model.training.moving.moving_index import MovingIndex
 from rag_model.training.moving.moving_settings import MovingSettings
 from rag_model.training.moving.rebuild import Order, Rebuilt
-from rag_model.training.objectives.end2end_settings import LOOP, End2EndRecipe, End2EndTraining
-from rag_model.training.objectives.end2end_task import End2EndTask
+from rag_model.training.objectives.end2end.settings import LOOP, End2EndRecipe, End2EndTraining
+from rag_model.training.objectives.end2end.task import End2EndTask
 from rag_model.training.objectives.rag_task import RagRecipe
 
 FORM = PaperForm(title_sep="", doc_sep=" / ", max_length=60, max_answer=24)

@@ -38,8 +38,8 @@ from rag_model.training.data.examples import Example, passage_of
 from rag_model.training.data.judging import Judge, JudgeSettings, Verdict, verdicts
 from rag_model.training.data.pools import Pools, pools_of
 from rag_model.training.data.teaching import KeptScores
-from rag_model.training.objectives.openrag_task import Online, OpenRagRecipe, OpenRagTask
-from rag_model.training.objectives.sidr_pair import SidrPair
+from rag_model.training.objectives.openrag.task import Online, OpenRagRecipe, OpenRagTask
+from rag_model.training.objectives.sidr.pair import SidrPair
 
 
 class Proposals:

@@ -45,8 +45,8 @@ from rag_model.training.finetuning import Finetuning
 from rag_model.training.loop.journal import read_metrics
 from rag_model.training.loop.loop_settings import LoopSettings
 from rag_model.training.objectives.objective import Job
-from rag_model.training.objectives.ra_dit import RA_DIT
-from rag_model.training.objectives.ra_dit_recipe import LmRecipe, RaDitRecipe, RaDitTraining, RetrieverRecipe
+from rag_model.training.objectives.ra_dit.objective import RA_DIT
+from rag_model.training.objectives.ra_dit.recipe import LmRecipe, RaDitRecipe, RaDitTraining, RetrieverRecipe
 from rag_model.training.objectives.ranking import first_answer
 from rag_model.training.origins import Origins
 

@@ -47,8 +47,8 @@ from rag_model.index.postings.kind import KIND as BM25
 from rag_model.index.recipe import IndexRecipe
 from rag_model.index.stages import build
 from rag_model.training.data.examples import Example, passage_of, read_examples
-from rag_model.training.objectives.sidr import SidrRecipe, SidrTask
-from rag_model.training.objectives.sidr_pair import SidrPair, TermSettings
+from rag_model.training.objectives.sidr.objective import SidrRecipe, SidrTask
+from rag_model.training.objectives.sidr.pair import SidrPair, TermSettings
 
 QUESTIONS_A_BATCH, K = 6, 20
 TERMS = (4, 8, 16, 32, 64, 128, 256, 768)

@@ -25,8 +25,8 @@ from rag_model.store.store import Store
 from rag_model.store.versions.snapshot import Snapshot
 from rag_model.training.data.examples import Example
 from rag_model.training.objectives.objective import Job
-from rag_model.training.objectives.ra_dit import RA_DIT
-from rag_model.training.objectives.ra_dit_recipe import LmRecipe, RaDitRecipe, RaDitTraining, RetrieverRecipe
+from rag_model.training.objectives.ra_dit.objective import RA_DIT
+from rag_model.training.objectives.ra_dit.recipe import LmRecipe, RaDitRecipe, RaDitTraining, RetrieverRecipe
 from rag_model.training.origins import Origins
 
 WORDS, PASSAGES, K, B_LM, B_RETRIEVER, ANSWER = 49_152, 64, 10, 2, 32, 6

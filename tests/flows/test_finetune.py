@@ -1,6 +1,7 @@
 """`bookwheel finetune` in this process: a pair of encoders, then a reader over the index that the pair made."""
 
 import json
+import math
 import re
 import shutil
 import subprocess
@@ -409,6 +410,8 @@ def test_a_word_too_many_is_refused(finetune: Bookwheel) -> None:
     [
         ({"loop": {"learnrate": 1}}, "has no setting 'learnrate'"),
         ({"rag": {"k": "5"}}, "must be a whole number"),
+        ({"rag": {"temperature": math.nan}}, "rag, temperature is nan: give a finite number"),
+        ({"loop": {"learning_rate": math.inf}}, "learning_rate is inf: give a finite number"),
         ({"dpr": {"batch_size": 1}}, "has no setting 'dpr'"),
         ({"k": 5}, r"'k' is in no table: put it below \[rag\]"),
         ({"seed": 5}, r"'seed' is in no table: put it below \[loop\] or \[rag\]"),

@@ -20,9 +20,9 @@ def test_a_plan_says_what_a_passage_costs(bookwheel: Any) -> None:
     assert "a passage" in told
 
 
-@pytest.mark.parametrize(("factory", "size"), [("BM25", ()), ("Impact", ("-d", 30_522))])
-def test_postings_are_planned_too(factory: str, size: tuple[object, ...], bookwheel: Any) -> None:
-    ran = bookwheel("index", "--plan", "--index", factory, "--n", 1000, *size, "--json")
+@pytest.mark.parametrize("factory", ["BM25", "Impact"])
+def test_postings_are_planned_too(factory: str, bookwheel: Any) -> None:
+    ran = bookwheel("index", "--plan", "--index", factory, "--n", 1000, "--json")
     assert ran.code == 0, ran.err
     assert ran.json["cpu_seconds"].keys() == {"train", "scatter", "merge"}
     assert ran.json["disk_bytes"] < ran.json["beside_bytes"]

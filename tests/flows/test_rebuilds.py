@@ -26,7 +26,7 @@ from rag_model.training.loop.loop import train
 from rag_model.training.loop.task import Measures
 from rag_model.training.moving.moving_settings import MovingSettings
 from rag_model.training.moving.rebuild import Order
-from rag_model.training.objectives.end2end_task import End2EndTask
+from rag_model.training.objectives.end2end.task import End2EndTask
 from tests.fixtures.moving import SETTINGS, ByHand, Running, prepare, task_of
 
 pytestmark = pytest.mark.xdist_group("flows")  # one server for all of them

@@ -205,10 +205,10 @@ def test_what_does_not_fit_is_refused_in_one_sentence(reindex: Any, tiny: Path, 
 
 
 def test_a_plan_says_what_a_passage_costs(bookwheel: Any) -> None:
-    ran = bookwheel("index", "--plan", "--index", "Impact1", "--n", 21_015_324, "-d", 30_522, "--json")
+    ran = bookwheel("index", "--plan", "--index", "Impact1", "--n", 21_015_324, "--json")
     assert ran.code == 0, ran.err
     found = ran.json
     assert found["disk_bytes"] == found["n"] * (2 + 128 * 10 // 8)
     assert found["encoding_hours"]["BERT-base on a GPU"] < found["encoding_hours"]["BERT-base on a core"]
-    told = bookwheel("index", "--plan", "--index", "Impact", "--n", 1000, "-d", 30_522).out
+    told = bookwheel("index", "--plan", "--index", "Impact", "--n", 1000).out
     assert "Impact over 1,000 passages, 128 weighted terms each" in told

@@ -1,6 +1,7 @@
 """What a training of several stages says of itself: which stage, how much is scored, how many evaluations are left."""
 
 from flows.watch import TrainingWatch
+from rag_model.training.moving.moving_settings import MovingSettings
 
 
 class Said:
@@ -33,3 +34,28 @@ def test_scoring_is_told_once_and_its_progress_is_shown() -> None:
         watch("score", done, 3, {})
     assert said.sentences == ["a generator scores the passages of the examples, in 3 blocks …"]
     assert said.progress == [(1, 3), (2, 3), (3, 3)]
+
+
+def test_rebuilds_of_a_moving_index_are_told_when_they_begin_and_when_they_are_asked() -> None:
+    said = Said()
+    watch = TrainingWatch(said, dev=7, every=500, moving=MovingSettings(every=2))
+    for step, age in ((1, 0), (2, 1), (3, 0), (4, 1)):
+        watch("move", step, 4, {})
+        watch("train", step, 4, {"loss": 1.0, "snapshot_age": age, "rebuild_seconds": 180.0})
+    assert said.sentences == [
+        "rebuilds the index with the encoders of step 2, and waits for it …",
+        "asks the index of step 2 now; its rebuild took 3 min",
+    ]
+    assert said.progress == [(1, 4), (2, 4), (3, 4), (4, 4)]
+
+
+def test_a_training_that_ends_before_its_rebuild_says_so() -> None:
+    said = Said()
+    watch = TrainingWatch(said, dev=7, every=500, moving=MovingSettings(every=2, mode="asynchronous"))
+    for step in (1, 2, 3):
+        watch("move", step, 3, {})
+        watch("train", step, 3, {"snapshot_age": step - 1, "rebuild_seconds": 0.0})
+    watch("evaluate", 3, 3, {})
+    watch("dev", 3, 3, {"nll": 1.0})
+    assert said.sentences[0] == "rebuilds the index with the encoders of step 2 …"
+    assert said.sentences[-1] == "asked its first index at every step: no rebuild was finished in time"

@@ -4,6 +4,7 @@ A checkpoint is a folder that appears complete or not at all: it is written unde
 holds the digests of its files, so a damaged one is detected before it is used, and the one before it is used instead.
 """
 
+import errno
 import json
 import re
 import secrets
@@ -20,12 +21,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from rag_model.digest import digest_file
-from rag_model.errors import InputError
+from rag_model.errors import InputError, ResourceError
 from rag_model.json_text import parse_json
 from rag_model.landing import TEMPORARY, sync
 
 _WEIGHTS, _OPTIMIZER, _STATE = "weights.safetensors", "optimizer.safetensors", "state.json"
 _NAME = re.compile(r"step-(\d{8,})")
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +122,11 @@ def checkpoints(root: Path) -> list[Path]:
 
 @contextmanager
 def new_folder(dest: Path) -> Iterator[Path]:
-    """Yield a folder to fill; on success it is synced and becomes `dest`, replacing an existing one."""
+    """Yield a folder to fill; on success it is synced and becomes `dest`, replacing an existing one.
+
+    Raises:
+        ResourceError: it cannot be written, as on a full disk; `dest` stays as it was.
+    """
     folder = dest.with_name(f"{TEMPORARY}{secrets.token_hex(8)}")
     folder.mkdir(parents=True)
     try:
@@ -131,6 +137,12 @@ def new_folder(dest: Path) -> Iterator[Path]:
         shutil.rmtree(dest, ignore_errors=True)
         folder.rename(dest)
         sync(dest.parent)
+    except (OSError, SafetensorError) as refused:  # safetensors has an error of its own for a full disk
+        if isinstance(refused, OSError) and refused.errno not in _FULL:
+            raise
+        raise ResourceError(
+            f"{dest} cannot be written ({refused}): free space and run the same command again"
+        ) from refused
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

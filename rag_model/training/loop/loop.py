@@ -47,7 +47,8 @@ class Trained:
 def train(task: Task[Batch], settings: LoopSettings, workdir: Path, report: Report | None = None) -> Trained:
     """Train to the last step, or resume the training in `workdir`; `report` is called with every row.
 
-    Kinds of reports: `train` after a step; `evaluate`, without values, before an evaluation; `dev` after it.
+    Kinds of reports: `train` after a step; `evaluate`, without values, before an evaluation; `dev` after it; `move`,
+    without values, before a step at which a task that searches a snapshot may move to another one.
 
     `workdir` gets `training.json`, `metrics.jsonl`, `tensorboard/`, `checkpoints/step-<n>/` and `best-<n>/`.
 
@@ -78,6 +79,8 @@ def train(task: Task[Batch], settings: LoopSettings, workdir: Path, report: Repo
             before = evaluate(0)
             standing = run.keep(Standing(0, before, run.save_best(0, before), asked=run.asked))
         for step in range(standing.step + 1, run.steps + 1):
+            if report is not None and run.first and run.asked:
+                report("move", step, run.steps, {})
             moved = run.move(step)
             write("train", step, {**run.step(step), **moved})
             best = standing.best

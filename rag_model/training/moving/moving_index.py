@@ -22,9 +22,8 @@ from typing import Any
 
 from accelerate.state import PartialState
 from accelerate.utils import broadcast_object_list
-from safetensors import SafetensorError
 
-from rag_model.errors import BookwheelError, UsageError
+from rag_model.errors import BookwheelError, ResourceError, UsageError
 from rag_model.store.store import Store
 from rag_model.store.versions.lease import Lease
 from rag_model.store.versions.snapshot import Snapshot
@@ -141,7 +140,7 @@ class MovingIndex:
     def _begin(self, done: int) -> None:
         try:
             order = self._refreshes.order(done, self._learner.save)
-        except (OSError, SafetensorError) as full:  # safetensors has an error of its own for a full disk
+        except (ResourceError, OSError) as full:
             self._fail(done, f"its encoders cannot be kept ({full})")
         else:
             self._start(order)

@@ -8,6 +8,7 @@ import numpy as np
 from rag_model.corpus.records import Passage
 from rag_model.encoders.encoder import Vectors
 from rag_model.store.versions.snapshot import Snapshot
+from rag_model.training.data.corpus_text import overlap
 from rag_model.training.data.memory import Memory
 from rag_model.training.objectives.realm.masking import Masked, words_of
 
@@ -50,12 +51,12 @@ class Asking:
         """
         recalled = self._memory.recall([text.question for text in texts], asked, self._most - 1 + _SPARE)
         found = []
-        for row, text, hits in zip(rows, texts, recalled.hits, strict=True):
-            others = {one.passage.hash: one.passage for one in hits if one.row != row and not _tells(one.passage, text)}
+        for source, text, hits in zip(self.snapshot.passages(list(rows)), texts, recalled.hits, strict=True):
+            others = {hit.passage.hash: hit.passage for hit in hits if not _tells(hit.passage, source, text)}
             found.append([NULL, *list(others.values())[: self._most - 1]])
         return Candidates(found, self._most)
 
 
-def _tells(passage: Passage, text: Masked) -> bool:
+def _tells(passage: Passage, source: Passage, text: Masked) -> bool:
     read = words_of(passage.text)
-    return any(clue in read for clue in text.clues)
+    return overlap(source, passage) or any(clue in read for clue in text.clues)

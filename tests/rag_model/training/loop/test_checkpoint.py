@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from rag_model.errors import InputError
+from rag_model.errors import InputError, ResourceError
 from rag_model.landing import TEMPORARY
 from rag_model.training.loop.checkpoint import (
     Asked,
@@ -123,3 +124,16 @@ def test_what_a_kill_left_half_written_goes_with_the_next_checkpoint(tmp_path: P
     TrainingFolder(tmp_path).keep(*stepped(1), STANDING, 1)
     assert [path.name for path in tmp_path.rglob(f"{TEMPORARY}*")] == []
     assert [path.name for path in checkpoints(tmp_path / "checkpoints")] == ["step-00000003"]
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), SafetensorError("I/O error: No space left")])
+def test_a_full_disk_is_one_sentence_and_leaves_what_was_there(tmp_path: Path, error: Exception) -> None:
+    with new_folder(tmp_path / "best") as folder:
+        (folder / "weights").write_text("old")
+    with (
+        pytest.raises(ResourceError, match=r"best cannot be written .*No space left.*: free space"),
+        new_folder(tmp_path / "best"),
+    ):
+        raise error
+    assert (tmp_path / "best" / "weights").read_text() == "old"
+    assert [path.name for path in tmp_path.iterdir()] == ["best"]

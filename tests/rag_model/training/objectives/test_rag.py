@@ -153,6 +153,8 @@ def test_what_is_frozen_stays(task_of: Any, tmp_path: Path, changes: dict[str, A
     train(task, STEPS, tmp_path)
     changed = {name for name, tensor in task.module.named_parameters() if not torch.equal(tensor, before[name])}
     assert {name.partition(".")[0] for name in changed} == learns
+    task.module.train()
+    assert {name for name in ("question", "body") if getattr(task.module, name).training} == learns
 
 
 def test_a_killed_run_goes_on_to_the_same_losses(task_of: Any, tmp_path: Path) -> None:

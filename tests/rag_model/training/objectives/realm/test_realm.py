@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from rag_model.corpus.records import Passage
 from rag_model.encoders.architecture import architecture_of
 from rag_model.encoders.encoder import Encoder
 from rag_model.encoders.masked_lm import TrainableMaskedLM
@@ -28,9 +29,9 @@ from rag_model.training.moving.moving_settings import MovingSettings
 from rag_model.training.needs import work_of
 from rag_model.training.objectives.ict import ICT
 from rag_model.training.objectives.objective import Job, Objective
-from rag_model.training.objectives.realm.candidates import NULL, Asking
+from rag_model.training.objectives.realm.candidates import NULL, Asking, _tells
 from rag_model.training.objectives.realm.marginal import Marginal
-from rag_model.training.objectives.realm.masking import Limits, mask, words_of
+from rag_model.training.objectives.realm.masking import Limits, Masked, mask, words_of
 from rag_model.training.objectives.realm.objective import REALM
 from rag_model.training.objectives.realm.recipe import RealmRecipe, RealmTraining
 from rag_model.training.objectives.realm.task import RealmTask
@@ -99,6 +100,42 @@ def test_a_passage_that_overlaps_at_the_mask_is_gone(given: Path, tmp_path: Path
     asked = Encoder.load(given / "encoder", "question", threads=1, device="cpu").encode_questions([text.question])
     found = Asking(snapshot, None, 99).candidates([0], [text], asked)
     assert {one.title for one in found.passages[0]} == {"", "Other"}
+
+
+def test_a_window_that_begins_just_before_the_mask_is_gone() -> None:
+    """It holds the hidden word, but not all the words around it."""
+    words = [
+        "a",
+        "river",
+        "in",
+        "the",
+        "city",
+        "of",
+        "the",
+        "king",
+        "and",
+        "the",
+        "king",
+        "of",
+        "rome",
+        "was",
+        "romulus",
+        "in",
+        "the",
+        "war",
+        "of",
+        "music",
+    ]
+
+    def window(first: int, end: int) -> Passage:
+        text = " ".join(words[first:end])
+        return Passage(f"1-{first}", "1", 1, "t", "", text, first, end - first, Passage.hash_of("t", text))
+
+    source = window(0, 16)
+    text = Masked(("the city of the king and the king of rome was romulus in the",), "who was it?", (), (), ())
+    assert _tells(window(12, len(words)), source, text)
+    assert not _tells(dataclasses.replace(window(12, len(words)), page_id="2"), source, text)
+    assert not _tells(window(16, len(words)), source, text)
 
 
 def test_masks_hide_wordpieces_and_nothing_else(given: Path, snapshot: Snapshot) -> None:

@@ -25,14 +25,14 @@ from rag_model.training.data.statements import Statement
 from rag_model.training.loop.checkpoint import checkpoints, read_checkpoint
 from rag_model.training.loop.journal import read_metrics
 from rag_model.training.loop.loop import Trained
-from rag_model.training.objectives.end2end_settings import End2EndRecipe
-from rag_model.training.objectives.end2end_task import End2EndTask, Stated
+from rag_model.training.objectives.end2end.settings import End2EndRecipe
+from rag_model.training.objectives.end2end.task import End2EndTask, Stated
 from rag_model.training.objectives.rag_task import Pair, RagBatch
 from tests.fixtures import moving
 from tests.fixtures.moving import ARTICLES, EVERY, SETTINGS, prepare, task_of, trained
 from tests.fixtures.tiny_snapshot import publish_tiny
 
-ROOT = Path(__file__).parents[4]
+ROOT = Path(__file__).parents[5]
 
 
 @pytest.fixture(scope="module")

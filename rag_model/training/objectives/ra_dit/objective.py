@@ -15,6 +15,7 @@ from typing import Any
 from rag_model.digest import digest_json
 from rag_model.encoders.architecture import Architecture
 from rag_model.encoders.trainable import TrainableEncoder
+from rag_model.errors import InputError
 from rag_model.generate.folder import load_rag
 from rag_model.generate.load import generator_tokenizer, load_generator
 from rag_model.needs.reading import NUMBER, PROMPT, QUESTION, retriever_bytes, weights
@@ -38,13 +39,14 @@ from rag_model.training.objectives.objective import (
     Result,
     Stage,
 )
-from rag_model.training.objectives.ra_dit_dev import DevSet
-from rag_model.training.objectives.ra_dit_lm import LmTask
-from rag_model.training.objectives.ra_dit_recipe import RaDitTraining
-from rag_model.training.objectives.ra_dit_retriever import RetrieverTask, Scored
+from rag_model.training.objectives.ra_dit.dev import DevSet
+from rag_model.training.objectives.ra_dit.lm import LmTask
+from rag_model.training.objectives.ra_dit.recipe import RaDitTraining
+from rag_model.training.objectives.ra_dit.retriever import RetrieverTask, Scored
 from rag_model.training.origins import Named, Origins, digest_folder, reader_of
 
 LM, RETRIEVER = "lm", "retriever"  # the stages, and their folders
+_CHOICE = 2  # passages
 _ANSWER = 25  # tokens of an answer
 _LOGITS = 4  # copies of the logits: logits, their logarithms, and the gradients of both
 
@@ -77,7 +79,16 @@ class RaDit(Objective[RaDitTraining]):
         return self.stages(job)[0].task(None, job.tell)
 
     def stages(self, job: Job[RaDitTraining]) -> Sequence[Stage]:
-        """Return the stages that the settings name, LM-ft first."""
+        """Return the stages that the settings name, LM-ft first.
+
+        Raises:
+            InputError: the retriever is to learn, and the snapshot has one passage alone.
+        """
+        if job.settings.ra_dit.stages != LM and job.snapshot.n < _CHOICE:
+            raise InputError(
+                "a retriever has nothing to choose from in one passage: train over a snapshot of two passages or more, "
+                'or set stages = "lm"'
+            )
         lm = Stage(LM, job.settings.lm_loop, lambda _, __: _lm_task(job))
         retriever = Stage(RETRIEVER, job.settings.loop, partial(_retriever_task, job))
         return {"both": (lm, retriever), LM: (lm,), RETRIEVER: (retriever,)}[job.settings.ra_dit.stages]
@@ -115,9 +126,9 @@ def _lm_task(job: Job[RaDitTraining]) -> LmTask:
     settings, device = job.settings, "cpu" if job.settings.lm_loop.cpu else None
     question = _question(job, settings.lm_loop)
     lister = _lister(job, question)
-    listed = lister.lists(_asked(job.examples["train"]), max(settings.ra_dit.k, settings.lm.k))
-    dev = DevSet(lister.memory, job.examples["dev"], settings.ra_dit)
+    dev = DevSet(lister.memory, job.examples["dev"], settings.ra_dit)  # what may be refused comes before the lists
     generator = load_generator(job.origins.names["generator"], device=device)
+    listed = lister.lists(_asked(job.examples["train"]), max(settings.ra_dit.k, settings.lm.k))
     return LmTask(question, generator, job.snapshot, listed, dev, settings.lm, settings.ra_dit, _began(job))
 
 

@@ -24,9 +24,9 @@ from rag_model.training.loop.journal import read_metrics
 from rag_model.training.loop.loop import train
 from rag_model.training.loop.loop_settings import LoopSettings
 from rag_model.training.objectives.objective import Job
-from rag_model.training.objectives.openrag import OPENRAG, OpenRagTraining
-from rag_model.training.objectives.openrag_task import OpenRagRecipe, OpenRagTask
-from rag_model.training.objectives.sidr_pair import SidrPair
+from rag_model.training.objectives.openrag.objective import OPENRAG, OpenRagTraining
+from rag_model.training.objectives.openrag.task import OpenRagRecipe, OpenRagTask
+from rag_model.training.objectives.sidr.pair import SidrPair
 from rag_model.training.origins import Named
 from tests.fixtures.tiny import save_bert
 from tests.fixtures.tiny_generators import save_bart

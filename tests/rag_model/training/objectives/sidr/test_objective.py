@@ -14,8 +14,8 @@ from rag_model.training.data.examples import Example
 from rag_model.training.loop.journal import read_metrics
 from rag_model.training.loop.loop import Trained, train
 from rag_model.training.loop.loop_settings import LoopSettings
-from rag_model.training.objectives.sidr import SidrRecipe, SidrTask
-from rag_model.training.objectives.sidr_pair import SidrPair
+from rag_model.training.objectives.sidr.objective import SidrRecipe, SidrTask
+from rag_model.training.objectives.sidr.pair import SidrPair
 from tests.fixtures.tiny_colbert import save_marked_bert
 from tests.fixtures.tiny_splade import save_splade
 

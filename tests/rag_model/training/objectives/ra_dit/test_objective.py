@@ -15,21 +15,24 @@ from rag_model.encoders.trainable import TrainableEncoder
 from rag_model.errors import InputError, RefusedError, UsageError
 from rag_model.evaluation.answers.collapse import CollapsedError, Limits
 from rag_model.generate.folder import load_rag
+from rag_model.generate.load import load_generator
 from rag_model.store.objects.memo import NotRecordedError
 from rag_model.store.store import Store
 from rag_model.store.versions.models import model_folder
 from rag_model.store.versions.snapshot import Snapshot
 from rag_model.training.data.answer_scores import Scores, ScoreTask, Tell, score
 from rag_model.training.data.examples import Example
+from rag_model.training.data.memory import Memory
 from rag_model.training.finetuning import Finetuning
 from rag_model.training.loop.journal import read_metrics
 from rag_model.training.loop.loop import Trained, train
 from rag_model.training.loop.loop_settings import LoopSettings
 from rag_model.training.needs import work_of
 from rag_model.training.objectives.objective import Job
-from rag_model.training.objectives.ra_dit import RA_DIT
-from rag_model.training.objectives.ra_dit_recipe import LmRecipe, RaDitRecipe, RaDitTraining, RetrieverRecipe
-from rag_model.training.objectives.ra_dit_retriever import RetrieverTask, Scored
+from rag_model.training.objectives.ra_dit.dev import DevSet
+from rag_model.training.objectives.ra_dit.objective import RA_DIT
+from rag_model.training.objectives.ra_dit.recipe import LmRecipe, RaDitRecipe, RaDitTraining, RetrieverRecipe
+from rag_model.training.objectives.ra_dit.retriever import RetrieverTask, Scored
 from rag_model.training.origins import Named, Origins
 from tests.fixtures.tiny_generators import save_bart, save_llama
 from tests.fixtures.tiny_snapshot import publish_tiny
@@ -137,6 +140,18 @@ def test_both_stages_make_one_model_that_answers(
     rag = load_rag(folder, device="cpu")
     assert (rag.settings.kind, rag.settings.k, rag.settings.temperature) == ("sequence", 4, 0.1)
     assert rag.question.space().digest == (run.snapshot.space or {})["digest"]
+
+
+def test_answers_are_measured_by_inner_products_whatever_finds_the_passages(
+    snapshot: Snapshot, tiny: Path, models: dict[str, Path]
+) -> None:
+    question = TrainableEncoder.load(tiny, "question", device="cpu")
+    dev = DevSet(Memory(snapshot, question), DEV, SETTINGS.ra_dit)
+    asked = [one.question for one in dev.examples]
+    recalled = Memory(snapshot, question).recall(asked, question.encode_questions(asked), 3)
+    others = [[replace(hit, score=-hit.score) for hit in some] for some in recalled.hits]
+    generator = load_generator(str(models["llama"]), device="cpu")
+    assert dev.losses(generator, replace(recalled, hits=others)) == dev.losses(generator, recalled)
 
 
 def test_the_first_stage_moves_the_generator_alone(job_of: Any, tmp_path: Path, tiny: Path, models: Any) -> None:

@@ -28,8 +28,8 @@ from rag_model.training.loop.task import Goal, Measures
 from rag_model.training.objectives.contrastive import of_all_processes
 from rag_model.training.objectives.group_task import GroupRecipe, GroupTask
 from rag_model.training.objectives.objective import BACKWARD, LEARNED, Costs, Examples, Job, Objective, Result
-from rag_model.training.objectives.semiparametric import semi_parametric_loss
-from rag_model.training.objectives.sidr_pair import SidrPair, TermSettings
+from rag_model.training.objectives.sidr.pair import SidrPair, TermSettings
+from rag_model.training.objectives.sidr.semiparametric import semi_parametric_loss
 from rag_model.training.origins import Named, Origins, pair_of
 
 GoalName = Literal["average_rank", "bag_average_rank", "Success@20", "bag_Success@20"]

@@ -27,9 +27,9 @@ from rag_model.training.data.answer_scores import Scores
 from rag_model.training.data.memory import Memory
 from rag_model.training.data.passage_lists import Listed
 from rag_model.training.loop.task import Goal, Measures
-from rag_model.training.objectives.lsr import entropy, log_target, preference, retriever_loss
-from rag_model.training.objectives.ra_dit_dev import DevSet
-from rag_model.training.objectives.ra_dit_recipe import RaDitRecipe, RetrieverRecipe
+from rag_model.training.objectives.ra_dit.dev import DevSet
+from rag_model.training.objectives.ra_dit.lsr import entropy, log_target, preference, retriever_loss
+from rag_model.training.objectives.ra_dit.recipe import RaDitRecipe, RetrieverRecipe
 
 _UNIFORM = 0.99  # of log k: above it, a target says nothing
 _AT_ONCE = 256  # lists evaluated together
@@ -170,6 +170,7 @@ class RetrieverTask:
         if share > 1 / 2:
             _log.warning(
                 "%.0f %% of the examples have a uniform target, which teaches the encoder not to choose: set "
-                'preference = "mean_log_probability" below [retriever], or lower text_share',
+                'preference = "mean_log_probability" below [retriever]%s',
                 100 * share,
+                ", or lower text_share" if self._recipe.text_share else "",
             )

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.distributions import Categorical, kl_divergence
 
-from rag_model.training.objectives.lsr import entropy, log_target, preference, retriever_loss
+from rag_model.training.objectives.ra_dit.lsr import entropy, log_target, preference, retriever_loss
 
 EVERY = torch.ones(1, 3, dtype=torch.bool)
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rag_model.training.objectives.semiparametric import kept_terms, semi_parametric_loss, two_way_loss
+from rag_model.training.objectives.sidr.semiparametric import kept_terms, semi_parametric_loss, two_way_loss
 
 ASKED = torch.tensor([[3.0, 1.0, 0.5, 0.2], [0.1, 2.0, 1.0, 0.3]], dtype=torch.float64)
 ASKED_BAG = torch.tensor([[True, False, False, True], [False, False, True, False]])

@@ -24,7 +24,7 @@ from rag_model.training.data.memory import Recalled
 from rag_model.training.data.statements import Statement, digest_statements
 from rag_model.training.loop.task import Measures
 from rag_model.training.moving.moving_index import Learner, MovingIndex
-from rag_model.training.objectives.end2end_settings import End2EndTraining
+from rag_model.training.objectives.end2end.settings import End2EndTraining
 from rag_model.training.objectives.rag_task import Pair, RagBatch, RagTask, array_of
 
 _SPARE = 2  # more candidates of a statement, for those that hold it

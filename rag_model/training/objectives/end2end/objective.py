@@ -15,8 +15,8 @@ from rag_model.store.versions.snapshot import Snapshot
 from rag_model.training.data.statements import Statement, digest_statements, leads, read_statements
 from rag_model.training.loop.task import Measures
 from rag_model.training.moving.moving_index import MovingIndex
-from rag_model.training.objectives.end2end_settings import LEADS, NONE, End2EndTraining
-from rag_model.training.objectives.end2end_task import End2EndTask
+from rag_model.training.objectives.end2end.settings import LEADS, NONE, End2EndTraining
+from rag_model.training.objectives.end2end.task import End2EndTask
 from rag_model.training.objectives.objective import BACKWARD, LEARNED, UNIT_TEMPERATURE, Costs, Job, Objective, Result
 from rag_model.training.objectives.rag import RagObjective, RagTraining
 from rag_model.training.origins import Named, Origins, reader_and_pair_of

@@ -69,6 +69,8 @@ class End2EndTraining:
     def __post_init__(self) -> None:
         if self.rag.retrieve != "batch":
             raise UsageError('end-to-end RAG retrieves with the encoders as they are: leave retrieve = "batch"')
+        if self.rag.frozen == "question":
+            raise UsageError('without a retriever that learns use `finetune rag-token`, with frozen = "question"')
         if self.rag.weighed_by == "scores":
             raise UsageError('end-to-end RAG learns from inner products: leave weighed_by = "products"')
         if 0 < self.end2end.candidates < self.rag.k:

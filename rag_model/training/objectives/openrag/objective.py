@@ -24,9 +24,9 @@ from rag_model.training.data.pools import Pools, check_agreement, pools_of
 from rag_model.training.data.teaching import KeptScores
 from rag_model.training.loop.loop_settings import LoopSettings
 from rag_model.training.objectives.objective import Costs, Examples, Job, Objective, Result
-from rag_model.training.objectives.openrag_task import Online, OpenRagRecipe, OpenRagTask
-from rag_model.training.objectives.sidr import SidrRecipe, sidr_costs, weighing
-from rag_model.training.objectives.sidr_pair import SidrPair
+from rag_model.training.objectives.openrag.task import Online, OpenRagRecipe, OpenRagTask
+from rag_model.training.objectives.sidr.objective import SidrRecipe, sidr_costs, weighing
+from rag_model.training.objectives.sidr.pair import SidrPair
 from rag_model.training.origins import Named, Origins, pair_of
 
 LOOP = LoopSettings(epochs=10)

@@ -30,8 +30,8 @@ from rag_model.training.data.pools import Pooled, Pools
 from rag_model.training.loop.task import Goal, Measures
 from rag_model.training.objectives.group_task import GroupRecipe, GroupTask
 from rag_model.training.objectives.ranking import CUTOFFS, first_answer
-from rag_model.training.objectives.sidr import sidr_loss
-from rag_model.training.objectives.sidr_pair import SidrPair
+from rag_model.training.objectives.sidr.objective import sidr_loss
+from rag_model.training.objectives.sidr.pair import SidrPair
 
 GoalName = Literal["right", "nll"]
 

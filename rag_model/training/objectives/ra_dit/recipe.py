@@ -8,7 +8,7 @@ from rag_model.evaluation.answers.collapse import LIMITS, Limits
 from rag_model.generate.rag import RagSettings
 from rag_model.retrieve.expression import one_of
 from rag_model.training.loop.loop_settings import LoopSettings
-from rag_model.training.objectives.lsr import Preference
+from rag_model.training.objectives.ra_dit.lsr import Preference
 
 Stages = Literal["both", "lm", "retriever"]
 Scoring = Literal["initial", "tuned"]

@@ -14,8 +14,8 @@ from rag_model.store.versions.snapshot import Snapshot
 from rag_model.training.finetuning import Finetuning
 from rag_model.training.moving.moving_settings import MovingSettings
 from rag_model.training.needs import work_of
-from rag_model.training.objectives.end2end import END2END, statements_of
-from rag_model.training.objectives.end2end_settings import End2EndRecipe, End2EndTraining, Reconstruction
+from rag_model.training.objectives.end2end.objective import END2END, statements_of
+from rag_model.training.objectives.end2end.settings import End2EndRecipe, End2EndTraining, Reconstruction
 from rag_model.training.objectives.objective import Job
 from rag_model.training.objectives.rag_task import RagRecipe
 from rag_model.training.origins import Named

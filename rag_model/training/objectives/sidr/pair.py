@@ -19,7 +19,7 @@ from rag_model.encoders.sparse_spec import SIDR, SparseSpec, is_sparse_encoder, 
 from rag_model.encoders.tokens import load_tokenizer, tokenize
 from rag_model.errors import UsageError
 from rag_model.store.versions.model_parts import PASSAGE, QUESTION
-from rag_model.training.objectives.semiparametric import kept_terms
+from rag_model.training.objectives.sidr.semiparametric import kept_terms
 
 _AT_ONCE = 64  # texts encoded together, without gradient
 Weighed = tuple[Tensor, Tensor]  # (b, V) weights with gradient; (b, V) bool: the bag

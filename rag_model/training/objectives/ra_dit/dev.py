@@ -12,7 +12,7 @@ from rag_model.generate.generator import Generator
 from rag_model.generate.likelihood import log_prior, sequence_likelihood, target_log_p
 from rag_model.training.data.examples import Example
 from rag_model.training.data.memory import Memory, Recalled
-from rag_model.training.objectives.ra_dit_recipe import RaDitRecipe
+from rag_model.training.objectives.ra_dit.recipe import RaDitRecipe
 
 
 class DevSet:
@@ -56,7 +56,7 @@ class DevSet:
 
     @torch.no_grad()
     def losses(self, generator: Generator, recalled: Recalled) -> list[float]:
-        """Return -log p(y|x) of each question's first answer, with the passages given and their scores."""
+        """Return -log p(y|x) of each question's first answer, with the passages given and their inner products."""
         every = zip(self.examples, recalled.hits, recalled.passages, strict=True)
         values = list[float]()
         for one, hits, passages in every:
@@ -64,7 +64,7 @@ class DevSet:
             log_p, _ = target_log_p(
                 generator.logits(generator.contexts([one.question], [passages]), targets), targets.tokens
             )
-            scores = torch.tensor([[hit.score for hit in hits]], device=log_p.device)  # (1, k)
-            prior = log_prior(scores, self._recipe.temperature)
+            products = torch.tensor([[hit.inner_product for hit in hits]], device=log_p.device)  # (1, k)
+            prior = log_prior(products, self._recipe.temperature)
             values.append(-float(sequence_likelihood(prior, log_p, targets.mask).log_p))
         return values

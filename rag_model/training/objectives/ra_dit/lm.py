@@ -26,8 +26,8 @@ from rag_model.generate.rag import Rag
 from rag_model.store.versions.snapshot import Snapshot
 from rag_model.training.data.passage_lists import Listed
 from rag_model.training.loop.task import Goal, Measures
-from rag_model.training.objectives.ra_dit_dev import DevSet
-from rag_model.training.objectives.ra_dit_recipe import LmRecipe, RaDitRecipe
+from rag_model.training.objectives.ra_dit.dev import DevSet
+from rag_model.training.objectives.ra_dit.recipe import LmRecipe, RaDitRecipe
 
 Batch = tuple[Listed, ...]
 

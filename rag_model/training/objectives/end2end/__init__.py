@@ -1,0 +1,1 @@
+"""End-to-end RAG: retriever and reader learn together beside a moving index."""

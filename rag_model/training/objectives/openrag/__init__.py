@@ -1,0 +1,1 @@
+"""OpenRAG: a SiDR learns what helps a frozen generator."""
