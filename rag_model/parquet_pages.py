@@ -9,9 +9,9 @@ Source: github.com/apache/parquet-format, `parquet.thrift`; Thrift's compact pro
 
 import mmap
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -42,6 +42,7 @@ class PagesError(ValueError):
 
 # A page: bytes of its header, type, decoded bytes, stored bytes, values, encoding. An object would take twice as long.
 _Page = tuple[int, int, int, int, int, int]
+Read = Callable[[int, int], bytes]  # some bytes of a file from a place on
 
 
 def leaves_of(metadata: pq.FileMetaData, columns: Collection[str]) -> list[int]:
@@ -75,13 +76,13 @@ def check_groups(source: Path | IO[bytes], file: pq.ParquetFile, columns: Collec
         PagesError: as `check_pages`.
     """
     leaves = leaves_of(file.metadata, columns)
-    with opened(source) as bytes_of:
+    with opened(source) as read:
         for group in range(file.num_row_groups):
-            read = file.metadata.row_group(group)
-            check_pages(bytes_of, [read.column(leaf) for leaf in leaves], FREE + EXPANDS * size)
+            columns_of = file.metadata.row_group(group).column
+            check_pages(read, map(columns_of, leaves), FREE + EXPANDS * size)
 
 
-def check_pages(file: IO[bytes], chunks: Iterable[pq.ColumnChunkMetaData], most: int) -> list[int]:
+def check_pages(read: Read, chunks: Iterable[pq.ColumnChunkMetaData], most: int) -> list[int]:
     """Check that columns of a row group of an `opened` file decode to at most `most` bytes, each value counted once.
 
     Texts that a dictionary names more than once are counted once: read them as dictionaries, or few rows at a time.
@@ -93,7 +94,7 @@ def check_pages(file: IO[bytes], chunks: Iterable[pq.ColumnChunkMetaData], most:
     """
     total, named = 0, []
     for chunk in chunks:
-        decoded, dictionary = _decoded(file, chunk)
+        decoded, dictionary = _decoded(read, chunk)
         total += decoded
         named.append(dictionary)
         if total > most:
@@ -101,13 +102,13 @@ def check_pages(file: IO[bytes], chunks: Iterable[pq.ColumnChunkMetaData], most:
     return named
 
 
-def _decoded(file: IO[bytes], chunk: pq.ColumnChunkMetaData) -> tuple[int, int]:
+def _decoded(read: Read, chunk: pq.ColumnChunkMetaData) -> tuple[int, int]:
     """Return the bytes of a column, and of its dictionary of texts."""
     kind = chunk.physical_type
     at, total, values, width, named = _start(chunk), 0, 0, _WIDTHS.get(kind, 0), 0
     end, rows = at + chunk.total_compressed_size, chunk.num_values
-    while values < rows and at < end:
-        length, page, decoded, stored, held, encoding = _page(file, at)
+    while values < rows and 0 <= at < end:
+        length, page, decoded, stored, held, encoding = _page(read, at)
         at += length + stored
         total += decoded
         if page == _DICTIONARY:
@@ -131,22 +132,23 @@ def _start(chunk: pq.ColumnChunkMetaData) -> int:
 
 
 @contextmanager
-def opened(source: Path | IO[bytes]) -> Iterator[Any]:
+def opened(source: Path | IO[bytes]) -> Iterator[Read]:
     """Open a file so that a read of some bytes anywhere is cheap."""
     if isinstance(source, Path):
         with source.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
-            yield mapped
+            yield lambda at, size: mapped[at : at + size]
     else:
-        yield source
+        yield partial(_read, source)
 
 
-def _page(file: IO[bytes], at: int) -> _Page:
+def _read(source: IO[bytes], at: int, size: int) -> bytes:
+    source.seek(at)
+    return source.read(size)
+
+
+def _page(read: Read, at: int) -> _Page:
     for ahead in _AHEAD:
-        if isinstance(file, mmap.mmap):
-            data = file[at : at + ahead]
-        else:
-            file.seek(at)
-            data = file.read(ahead)
+        data = read(at, ahead)
         try:
             return _usual(data) or _placed(*_structure(data, 0))
         except IndexError:  # the header is longer
@@ -206,7 +208,8 @@ def _placed(fields: dict[int, Any], length: int) -> _Page:
     numbers = [one for one in found if isinstance(one, int) and one >= 0]
     if len(numbers) < len(found):
         raise PagesError(_SENSELESS)
-    return length, *numbers
+    kind, decoded, stored, values, encoding = numbers
+    return length, kind, decoded, stored, values, encoding
 
 
 def _structure(data: bytes, at: int, depth: int = 0) -> tuple[dict[int, Any], int]:

@@ -206,10 +206,10 @@ class PassageFile:
         """Check what columns decode to before Arrow decodes them, once; return a row's most bytes of dictionaries."""
         new = {group: [leaf for leaf in leaves if (group, leaf) not in self._checked] for group in groups}
         if any(new.values()):
-            with self._reading(), opened(self._source) as file:
+            with self._reading(), opened(self._source) as read:
                 for group, unread in new.items():
-                    read = self._file.metadata.row_group(group)
-                    found = check_pages(file, map(read.column, unread), min(self._most, _MOST_PAGES))
+                    column = self._file.metadata.row_group(group).column
+                    found = check_pages(read, map(column, unread), min(self._most, _MOST_PAGES))
                     self._checked.update(zip([(group, leaf) for leaf in unread], found, strict=True))
         return max((sum(self._checked[group, leaf] for leaf in leaves) for group in groups), default=0)
 

@@ -1,5 +1,6 @@
 """Passage files keep rows in order, cheap to read by row, whatever their encoding."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from rag_model.corpus.passages import PASSAGE_SCHEMA, ROW_GROUP, PassageFile, PassageWriter
 from rag_model.corpus.records import Passage
 from rag_model.errors import InputError
-from rag_model.parquet_pages import PagesError, _structure
+from rag_model.parquet_pages import PagesError, _placed, _structure, _usual
 from rag_model.store.versions.mapped import write_mapped
 
 
@@ -211,6 +212,44 @@ def test_headers_of_pages_are_read_or_refused(data: bytes) -> None:
         return
     assert end > 0
     assert all(isinstance(number, int) for number in found)
+
+
+_HEADERS = [  # of a dictionary, of data with short and with long statistics, and without
+    b"\x15\x04\x15\xd4\x8e\x01\x15\xee\x09\x15\xe2\xbf\x9cP<\x15\x80\x10\x15\x00\x12\x00\x00",
+    b"\x15\x00\x15\x88\x14\x15\x9c\x14\x15\xea\xc4\x83\xdb\x0e\x1c\x15\x80\x10\x15\x10\x15\x06\x15\x06\x1c6\x00(\x017\x18\x017\x11\x11\x00\x00\x00",
+    b"\x15\x00\x15\x88\x14\x15\x9c\x14,\x15\x80\x10\x15\x10\x15\x06\x15\x06\x1c(\x96\x01"
+    + b"u" * 150
+    + b"\x00\x00\x00",
+    b"\x15\x00\x15\x88\x14\x15\x9c\x14,\x15\x80\x10\x15\x10\x15\x06\x15\x06\x00\x00",
+]
+
+
+@pytest.mark.parametrize("header", _HEADERS)
+def test_usual_headers_of_pages_are_read_as_all_are(header: bytes) -> None:
+    assert _usual(header + b"\x05") == _placed(*_structure(header, 0))
+
+
+@given(st.sampled_from(_HEADERS), st.integers(0, 60), st.binary(max_size=4))
+def test_no_header_is_read_in_two_ways(header: bytes, at: int, data: bytes) -> None:
+    changed = header[:at] + data + header[at + len(data) :] + bytes(8)
+    try:
+        usual = _usual(changed)
+    except (IndexError, PagesError):
+        return
+    if usual:
+        assert usual == _placed(*_structure(changed, 0))
+
+
+def test_long_texts_of_a_dictionary_are_read_few_rows_at_a_time(tmp_path: Path) -> None:
+    with PassageWriter(tmp_path / "part.parquet") as writer:
+        for i in range(ROW_GROUP):
+            writer.write(replace(passage(i), text=f"{i} " * 150))
+    with PassageFile(tmp_path / "part.parquet") as file:
+        batches = list(file.iter_batches())
+        assert [len(batch) for batch in batches] == [ROW_GROUP // 2] * 2
+        assert [row["text"] for batch in batches for row in batch.to_pylist()] == [
+            f"{i} " * 150 for i in range(ROW_GROUP)
+        ]
 
 
 def test_equal_passages_are_no_bomb(tmp_path: Path) -> None:
