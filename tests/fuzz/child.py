@@ -12,6 +12,8 @@ import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import pyarrow as pa
+
 from rag_model.errors import BookwheelError
 from tests.fuzz.kinds import KINDS
 from tests.fuzz.mutation import mutated
@@ -23,6 +25,8 @@ _READERS = {kind.name: kind.read for kind in KINDS}
 
 def main(jobs: Sequence[tuple[str, str, int, int]]) -> None:
     """Try cases first … last - 1 of kinds: (name, folder with the sound file alone, first, last)."""
+    pa.set_io_thread_count(1)  # the sound files start it: under the limit the start of a thread may end the process
+    pa.set_cpu_count(1)
     sound = [next(path for path in Path(folder).iterdir() if path.is_file()) for _, folder, _, _ in jobs]
     for (name, *_), path in zip(jobs, sound, strict=True):
         _READERS[name](path)  # imports and compiled code are no part of a case
