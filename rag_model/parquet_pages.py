@@ -9,6 +9,7 @@ Source: github.com/apache/parquet-format, `parquet.thrift`; Thrift's compact pro
 
 import mmap
 import re
+import sys
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache, partial
@@ -23,6 +24,7 @@ _AHEAD = (256, 1 << 14, 1 << 20)  # bytes that are read to find the end of a hea
 _DATA, _DICTIONARY, _DATA_V2 = 0, 2, 3  # types of pages
 _PREFIXED = 7  # DELTA_BYTE_ARRAY: a value may repeat the whole one before it
 _WIDTHS = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8, "BYTE_ARRAY": 8}
+_EMPTY = mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | (0x4000 if sys.platform == "linux" else 0)  # MAP_NORESERVE
 FREE = 256 << 20  # bytes that a row group of any file may decode to
 EXPANDS = 100  # times the size of the whole file, beyond that
 _NUMBER = rb"[\x80-\xff]{0,4}[\x00-\x7f]"
@@ -69,6 +71,23 @@ def decoded_size(column: Any) -> int:
     return int(column.nbytes)
 
 
+def check_footer(metadata: pq.FileMetaData, size: int) -> None:
+    """Let Arrow read what the footer of a file of `size` bytes says of each column; reads nothing else.
+
+    `metadata.row_group(…).column(…)` ends the process where a column's statistics do not fit it. So does not a reader
+    that makes ready to read all columns. It is given an empty map of the same size, and asked for no row.
+
+    Raises:
+        PagesError: what it says makes no sense.
+    """
+    empty = pa.BufferReader(pa.py_buffer(mmap.mmap(-1, size, flags=_EMPTY)))
+    try:
+        file = pq.ParquetFile(empty, metadata=metadata, pre_buffer=True)
+        next(file.reader.iter_batches(0, list(range(file.num_row_groups)), use_threads=False), None)
+    except (pa.ArrowException, OSError) as broken:
+        raise PagesError(f"has a footer that makes no sense ({' '.join(str(broken).split())})") from broken
+
+
 def check_groups(source: Path | IO[bytes], file: pq.ParquetFile, columns: Collection[str], size: int) -> None:
     """Check columns of all row groups of a file of `size` bytes, as `check_pages`.
 
@@ -76,6 +95,7 @@ def check_groups(source: Path | IO[bytes], file: pq.ParquetFile, columns: Collec
         PagesError: as `check_pages`.
     """
     leaves = leaves_of(file.metadata, columns)
+    check_footer(file.metadata, size)
     with opened(source) as read:
         for group in range(file.num_row_groups):
             columns_of = file.metadata.row_group(group).column

@@ -23,7 +23,17 @@ from rag_model.corpus.records import Passage
 from rag_model.digest import ALGORITHM, canonical_json
 from rag_model.errors import InputError
 from rag_model.landing import landing
-from rag_model.parquet_pages import EXPANDS, FREE, PagesError, check_pages, decoded_size, leaves_of, opened, texts_of
+from rag_model.parquet_pages import (
+    EXPANDS,
+    FREE,
+    PagesError,
+    check_footer,
+    check_pages,
+    decoded_size,
+    leaves_of,
+    opened,
+    texts_of,
+)
 
 ROW_GROUP = 1024  # rows; 20 random rows of one file then cost about 10 ms, against 455 ms at 50,000
 # A file of two kilobytes can name one text of a megabyte 5,000 times: what it decodes to is bounded by its size.
@@ -126,6 +136,8 @@ class PassageFile:
         self._most = FREE + EXPANDS * held
         if sum(sizes) != self.n_rows or not all(0 <= size <= _MOST_GROUP for size in sizes) or self.n_rows > held:
             raise InputError(f"{name} claims {self.n_rows:,} rows in {held:,} bytes: build or pull it again")
+        with self._reading():
+            check_footer(metadata, held)
         for group in range(metadata.num_row_groups):  # before Arrow makes room for the pages of one
             self._check_decoded(metadata.row_group(group).total_byte_size)
         self._starts = [0]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rag_model.corpus.passages import PASSAGE_SCHEMA, ROW_GROUP, PassageFile, PassageWriter
 from rag_model.corpus.records import Passage
 from rag_model.errors import InputError
-from rag_model.parquet_pages import PagesError, _placed, _structure, _usual
+from rag_model.parquet_pages import PagesError, _placed, _structure, _usual, check_footer
 from rag_model.store.versions.mapped import write_mapped
 
 
@@ -277,3 +277,25 @@ def test_damaged_pages_are_one_sentence(tmp_path: Path) -> None:
     with PassageFile(tmp_path / "part.parquet") as file, pytest.raises(InputError, match="is not a readable") as broken:
         list(file.passages())
     assert "\n" not in str(broken.value)
+
+
+def test_a_footer_whose_histograms_lie_is_refused_before_arrow_ends_the_process() -> None:
+    """`metadata.row_group(0).column(0)` would: an error in it has nobody to catch it."""
+    sink = pa.BufferOutputStream()
+    pq.write_table(pa.table({"text": ["a", None, "b"]}), sink)
+    sound = sink.getvalue().to_pybytes()
+    check_footer(pq.read_metadata(pa.BufferReader(sound)), len(sound))
+    length = int.from_bytes(sound[-8:-4], "little")
+    told = set()
+    for place in range(len(sound) - 8 - length, len(sound) - 8):
+        broken = bytearray(sound)
+        broken[place] ^= 0x10
+        try:
+            metadata = pq.read_metadata(pa.BufferReader(bytes(broken)))
+        except (pa.ArrowException, OSError):
+            continue
+        try:
+            check_footer(metadata, len(sound))
+        except PagesError as refused:
+            told.add(str(refused))
+    assert any("histogram" in why for why in told), told
