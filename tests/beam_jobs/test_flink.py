@@ -121,7 +121,7 @@ def records(store: Store, stage: str) -> set[str]:
 def finished(running: "subprocess.Popen[str]") -> Any:
     out, err = running.communicate(timeout=DEADLINE)
     assert running.returncode == 0, err
-    assert all(line.endswith(("…", " s")) for line in err.splitlines()), err
+    assert all(line.endswith(("…", " s", " left")) for line in err.splitlines()), err
     return json.loads(out)
 
 
