@@ -5,8 +5,8 @@ retriever learns nothing from it (Guu et al. 2020, section 3.4).
 """
 
 import random
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,7 +24,7 @@ from rag_model.training.data.batches import passage_keys
 from rag_model.training.data.cloze import inverse_cloze
 from rag_model.training.data.examples import Example
 from rag_model.training.data.negatives import ranked_passages
-from rag_model.training.data.texts import Epoch, Split, TextBatch
+from rag_model.training.data.texts import TextBatch
 from rag_model.training.loop.loop_settings import LoopSettings
 from rag_model.training.loop.task import Goal, Measures
 from rag_model.training.objectives.biencoder import BiEncoder
@@ -32,6 +32,7 @@ from rag_model.training.objectives.contrastive import in_batch_loss, of_all_proc
 from rag_model.training.objectives.group_task import GroupRecipe
 from rag_model.training.objectives.objective import BACKWARD, LEARNED, UNIT_TEMPERATURE, Costs, Job, Objective, Result
 from rag_model.training.objectives.ranking import Ranking
+from rag_model.training.objectives.text_task import TextTask
 from rag_model.training.origins import Named, Origins, pair_of
 
 GoalName = Literal["average_rank", "Success@20"]
@@ -73,16 +74,18 @@ class IctTraining:
     ict: IctRecipe = field(default_factory=IctRecipe)
 
 
-class IctTask:
+class IctTask(TextTask):
     """Train a `BiEncoder` on the passages of a snapshot."""
+
+    kind = "ict"
+    _recipe: IctRecipe
 
     def __init__(
         self, encoders: BiEncoder, snapshot: Snapshot, recipe: IctRecipe, digests: Mapping[str, str] | None = None
     ) -> None:
         """Choose the texts; `digests` are those of the files that the encoders begin as."""
-        self.module, self._snapshot, self._recipe = encoders, snapshot, recipe
-        self._digests = dict(digests or {})
-        self._split = Split.of(np.arange(snapshot.n), recipe.dev_texts)
+        super().__init__(snapshot, np.arange(snapshot.n), recipe, digests)
+        self.module = encoders
         self.goal = Goal(recipe.goal, larger=recipe.goal == "Success@20")
         asked, passages = self.pairs(TextBatch(_DEV, tuple(self._split.dev.tolist())))
         examples = [Example(one.id, text, positives=(one,)) for text, one in zip(asked, passages, strict=True)]
@@ -90,23 +93,6 @@ class IctTask:
         spaced = ranked_passages(snapshot, recipe.ranked)
         own = {one.id for one in snapshot.passages(sorted(held))}
         self._ranking = Ranking(examples, [one for one in spaced if one.id not in own])
-
-    def recipe(self) -> Mapping[str, Any]:
-        """Return the recipe, the snapshot of the texts, and the digests of the models."""
-        return {
-            "kind": "ict",
-            "settings": asdict(self._recipe),
-            "snapshot": self._snapshot.id,
-            "models": self._digests,
-        }
-
-    def batches(self, epoch: int) -> Sequence[TextBatch]:
-        """Return an epoch's batches, shuffled by seed and epoch."""
-        return Epoch(self._split.train, self._recipe.batch_size, self._recipe.seed, epoch)
-
-    def ids(self, batch: TextBatch) -> Sequence[str]:
-        """Return the ids of the batch's passages."""
-        return [passage.id for passage in self._snapshot.passages(batch.rows)]
 
     def pairs(self, batch: TextBatch) -> tuple[list[str], list[Passage]]:
         """Return the sentences of a batch and their passages: equal for an equal batch.

@@ -18,7 +18,7 @@ from rag_model.errors import UsageError
 from rag_model.evaluation.answers.collapse import measure
 from rag_model.store.versions.snapshot import Snapshot
 from rag_model.training.data.salient_spans import SalientSpans
-from rag_model.training.data.texts import Epoch, Split, TextBatch
+from rag_model.training.data.texts import TextBatch
 from rag_model.training.loop.task import Goal, Measures
 from rag_model.training.moving.moving_index import Learner, MovingIndex
 from rag_model.training.moving.moving_settings import MovingSettings
@@ -27,12 +27,16 @@ from rag_model.training.objectives.realm.marginal import log_marginal, prior, ut
 from rag_model.training.objectives.realm.masking import Limits, Masked, Span, mask
 from rag_model.training.objectives.realm.model import Realm
 from rag_model.training.objectives.realm.recipe import RealmRecipe
+from rag_model.training.objectives.text_task import TextTask
 
 _DEV = -1  # in place of an epoch: the masks of the texts held out are the same at each evaluation
 
 
-class RealmTask:
+class RealmTask(TextTask):
     """Train a `Realm` on the passages of a snapshot."""
+
+    kind = "realm"
+    _recipe: RealmRecipe
 
     def __init__(
         self,
@@ -51,13 +55,12 @@ class RealmTask:
         Raises:
             UsageError: the masks are salient and the snapshot keeps no spans, or the retriever is wrong.
         """
-        self.module, self._recipe, self._snapshot = realm, recipe, snapshot
-        self._digests = dict(digests or {})
+        self.module = realm
         self._salient = SalientSpans(snapshot) if recipe.masks == "salient" else None
         rows = np.arange(snapshot.n) if self._salient is None else self._salient.rows
         if not len(rows):
             raise UsageError(f'no passage of snapshot {snapshot.id[:12]} has a link or a date: set masks = "random"')
-        self._split = Split.of(rows, recipe.dev_texts)
+        super().__init__(snapshot, rows, recipe, digests)
         self._asking = Asking(snapshot, recipe.expression, recipe.candidates)
         self.goal = Goal(recipe.goal, larger=recipe.goal == "utility")
         self._settings = moving
@@ -93,22 +96,8 @@ class RealmTask:
         self._asking = Asking(snapshot, self._recipe.expression, self._recipe.candidates)
 
     def recipe(self) -> Mapping[str, Any]:
-        """Return the recipe, the snapshot of the texts, and the digests of the models."""
-        return {
-            "kind": "realm",
-            "settings": asdict(self._recipe),
-            "snapshot": self._snapshot.id,
-            "models": self._digests,
-            **({"moving": asdict(self._settings)} if self._settings else {}),
-        }
-
-    def batches(self, epoch: int) -> Sequence[TextBatch]:
-        """Return an epoch's batches, shuffled by seed and epoch."""
-        return Epoch(self._split.train, self._recipe.batch_size, self._recipe.seed, epoch)
-
-    def ids(self, batch: TextBatch) -> Sequence[str]:
-        """Return the ids of the passages that the batch's texts are."""
-        return [passage.id for passage in self._snapshot.passages(batch.rows)]
+        """Return the recipe, the snapshot of the texts, the digests of the models, and how the index moves."""
+        return {**super().recipe(), **({"moving": asdict(self._settings)} if self._settings else {})}
 
     def loss(self, batch: TextBatch) -> tuple[Tensor, Mapping[str, Tensor | float]]:
         """Return the mean -log p(y|x) of the texts, and measures: `utility` in nats a text (what the candidates add
