@@ -27,7 +27,8 @@ _TEXT = 240  # bytes of a passage of 100 words, in a compressed Parquet file
 _ARTICLE = 60  # upper bound of the mean passages per article: 54 in the demo's long articles
 # Bytes of source per passage of the default chunker, by the ending of the file name: measured on the demo's dump, which
 # is mostly prose, and on psgs_w100.tsv. A whole Wikipedia has twice as many bytes per passage.
-_BYTES = {".bz2": 312, ".gz": 320, ".parquet": 240, ".xml": 1124, ".tsv": 650, "": 520}
+_BYTES = {".bz2": 312, ".gz": 320, ".parquet": 240, ".xml": 1124, ".tsv": 650}
+_OTHER = 520  # of sources whose name ends in something else
 
 
 def passages_of(dump: str, words: int, limit: int | None = None) -> int:
@@ -41,7 +42,8 @@ def passages_of(dump: str, words: int, limit: int | None = None) -> int:
     Raises:
         InputError: there is no such dump.
     """
-    found = sum(size_of(url) / _bytes_a_passage(url) for url in expand(dump) if not is_index(url))
+    urls = [url for url in expand(dump) if not is_index(url)]
+    found = sum(size_of(url) / _BYTES.get(Path(basename(url)).suffix.lower(), _OTHER) for url in urls)
     return max(1, ceil(min(found, found if limit is None else limit * _ARTICLE) * WORDS / words))
 
 
@@ -98,8 +100,3 @@ def work_of(
     if not local:
         return Work(sizes, {"launcher": 0}, disk=disk, workers=True)
     return Work(sizes, stages, passages * PASSAGE * model.operations, seconds, disk, workers=True)
-
-
-def _bytes_a_passage(url: str) -> float:
-    name = basename(url).lower()
-    return next(size for ending, size in _BYTES.items() if name.endswith(ending))
