@@ -23,6 +23,10 @@ class RefConflictError(StoreError):
     """Another writer moved the ref first; read it again before deciding whether to move it."""
 
 
+class StoppedError(BookwheelError):
+    """The work was given up before its end, since nobody waits for it any more."""
+
+
 class ResourceError(BookwheelError):
     """The work would not fit (memory, disk); raised before it starts."""
 
