@@ -113,7 +113,7 @@ def test_a_model_that_is_broken_from_the_start_is_named(tiny: Path, kings: list[
     pair = pair_of(tiny)
     with torch.no_grad():
         pair.passage.model.norm.weight[0] = float("nan")
-    with pytest.raises(RefusedError, match="passage.model.norm.weight of the model is not finite"):
+    with pytest.raises(RefusedError, match=r"passage\.model\.norm\.weight of the model is not finite"):
         train(SidrTask(pair, kings, kings, dataclasses.replace(RECIPE)), SETTINGS, tmp_path)
 
 
