@@ -24,7 +24,7 @@ class RefConflictError(StoreError):
 
 
 class StoppedError(BookwheelError):
-    """The work was given up before its end, since nobody waits for it any more."""
+    """The work was given up before its end, since no caller waits for it any more."""
 
 
 class ResourceError(BookwheelError):
