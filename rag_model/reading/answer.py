@@ -29,6 +29,20 @@ class TokenSupport:
 
 
 @dataclass(frozen=True, slots=True)
+class Excerpt:
+    """One numbered entry of a context, which an answer cites as [number]: a passage, or several joined."""
+
+    number: int  # from 1, in the order of the prompt
+    title: str
+    section: str  # of its first passage; empty if there is none
+    url: str  # of the article's revision; empty where the source has none
+    revision: int  # of the article; 0 where the source has no revisions
+    places: tuple[int, ...]  # in `Answer.support`, ascending: the hits whose text it holds; equal texts are one entry
+    text: str  # as the writer read it
+    cut: bool = False  # its end did not fit into the budget; the text then ends with an ellipsis
+
+
+@dataclass(frozen=True, slots=True)
 class Usage:
     """What an answer from one prompt cost."""
 
@@ -48,6 +62,7 @@ class Answer:
     tokens: tuple[TokenSupport, ...] = ()  # RAG-Token only
     ended: bool = True  # False: cut at the most tokens of an answer
     usage: Usage | None = None  # None: passages are marginalised
+    context: tuple[Excerpt, ...] = ()  # what was in the prompt; a hit in none of them did not fit
 
 
 def answer_json(answer: Answer) -> dict[str, Any]:
@@ -65,4 +80,5 @@ def answer_json(answer: Answer) -> dict[str, Any]:
     }
     if answer.usage is not None:
         value["usage"] = asdict(answer.usage)
+        value["context"] = [asdict(one) for one in answer.context]
     return value
