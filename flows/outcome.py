@@ -94,6 +94,8 @@ class Evaluated:
     ablations: list[dict[str, Any]] = field(default_factory=list)  # one per condition, the open book first
     seconds: dict[str, float] = field(default_factory=dict)  # by stage
     report: str | None = None  # the HTML report
+    evaluation: str | None = None  # full id in the store; None: it is not there
+    unrecorded: str = ""  # one sentence that says why
 
     @property
     def named(self) -> str:
@@ -119,6 +121,8 @@ class Compared:
     notes: tuple[str, ...] = ()  # sentences about the questions
     seconds: dict[str, float] = field(default_factory=dict)  # by stage
     report: str | None = None  # the HTML report
+    evaluation: str | None = None  # full id in the store; None: it is not there
+    unrecorded: str = ""  # one sentence that says why
 
     @property
     def first(self) -> str:
@@ -149,6 +153,8 @@ class Compared:
             "notes": list(self.notes),
             "seconds": self.seconds,
             "report": self.report,
+            "evaluation": self.evaluation,
+            "unrecorded": self.unrecorded,
         }
 
 
