@@ -58,6 +58,9 @@ class TakenDown:
     moves: int  # number of refs that moved
     waiting: tuple[str, ...]  # ids of snapshots that a writer still relies on: the next run retires them
     unsigned: tuple[str, ...]  # ids of replacements, and moves of refs, that replace what no trusted key signed
+    evaluations: tuple[
+        str, ...
+    ] = ()  # ids of the evaluations of these snapshots, which were deleted: rows hold passages
 
     def to_json(self) -> dict[str, Any]:
         """Return the outcome as JSON values."""

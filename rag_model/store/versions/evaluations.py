@@ -16,6 +16,7 @@ from typing import Any
 from rag_model.digest import digest_file
 from rag_model.errors import RefusedError, StoreError
 from rag_model.store.objects.blobs import BlobRef
+from rag_model.store.pulling.export import write_files
 from rag_model.store.store import Store
 from rag_model.store.upkeep.verify import absent
 from rag_model.store.versions.evaluation_manifest import EvaluationContent, EvaluationManifest, Figures, Subject
@@ -44,7 +45,7 @@ def record(
     """
     blobs = {name: BlobRef(digest_file(path), path.stat().st_size) for name, path in files.items()}
     made = EvaluationManifest(EvaluationContent(subject, figures, blobs), provenance)
-    needs = {store.evaluations.path(made.id), *_subjects(store, subject), *(blob.path for blob in blobs.values())}
+    needs = {store.evaluations.path(made.id), *subjects(store, subject), *(blob.path for blob in blobs.values())}
     with store.intents.held(f"evaluation-{secrets.token_hex(8)}", needs):
         _check_subject(store, subject)
         for path in files.values():
@@ -75,11 +76,16 @@ def evaluations_of(store: Store, identity: str) -> list[EvaluationManifest]:
     Raises:
         StoreError: one is damaged.
     """
-    found = (one for one in _all(store) if identity in {one.content.subject.snapshot, one.content.subject.model})
+    found = (one for one in every(store) if identity in {one.content.subject.snapshot, one.content.subject.model})
     return sorted(found, key=lambda one: (str(one.provenance.get("created_at", "")), one.id))
 
 
-def _all(store: Store) -> Iterator[EvaluationManifest]:
+def every(store: Store) -> Iterator[EvaluationManifest]:
+    """Yield all evaluations of a store.
+
+    Raises:
+        StoreError: one is damaged.
+    """
     with ThreadPoolExecutor(_THREADS) as pool:
         for found in pool.map(lambda identity: _read(store, identity), store.evaluations.list()):
             yield from found
@@ -94,7 +100,28 @@ def _read(store: Store, identity: str) -> list[EvaluationManifest]:
         return []  # it has just expired
 
 
-def _subjects(store: Store, subject: Subject) -> list[str]:
+@dataclass(frozen=True, slots=True)
+class ExportedEvaluation:
+    """The result of exporting an evaluation."""
+
+    evaluation: str  # full id
+    path: Path
+    bytes: int
+
+
+def export_evaluation(store: Store, name: str, out: Path) -> ExportedEvaluation:
+    """Write an evaluation's files, each verified, to the new folder `out`; `name` is an id or a prefix.
+
+    Raises:
+        StoreError: there is no such evaluation, a file of it is missing or damaged, or `out` cannot be written.
+        UsageError: `out` exists already.
+    """
+    identity = store.evaluations.trusted(name)
+    return ExportedEvaluation(identity, out, write_files(store, store.evaluations.get(identity).content.files, out))
+
+
+def subjects(store: Store, subject: Subject) -> list[str]:
+    """Return the paths of the manifests that an evaluation lives as long as: of its snapshot, and of its model."""
     model = subject.stored_model
     return [store.snapshots.path(subject.snapshot), *([store.models.path(model)] if model else [])]
 

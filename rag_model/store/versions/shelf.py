@@ -117,7 +117,7 @@ class Shelf(Generic[M]):
         if ":" in name:
             raise UsageError(
                 f"{name} is in place of the name of {self.called}: models are taken by log, show, tag, rollback, "
-                "verify, pull and export, and by --model without `model:`; evaluations by show, verify and diff"
+                "verify, pull and export, and by --model without `model:`; evaluations by show, verify, diff and export"
             )
         if numbered := _NUMBERED.fullmatch(name):
             return self._at(numbered[1], int(numbered[2]))
