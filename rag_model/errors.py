@@ -23,6 +23,10 @@ class RefConflictError(StoreError):
     """Another writer moved the ref first; read it again before deciding whether to move it."""
 
 
+class ServiceError(BookwheelError):
+    """A running service cannot be reached, is busy, fails, or sends what is no reply of bookwheel."""
+
+
 class ResourceError(BookwheelError):
     """The work would not fit (memory, disk); raised before it starts."""
 
