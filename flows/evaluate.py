@@ -33,7 +33,8 @@ from rag_model.evaluation.records.values import Values
 from rag_model.evaluation.reports.answers import AnswerReport, read_courses, render
 from rag_model.evaluation.reports.run_files import check_paths, write_answers, write_kilt, write_page
 from rag_model.evaluation.retrieval.judging import Judge
-from rag_model.generate.named import open_reader, rag_folder
+from rag_model.generate.named import rag_folder
+from rag_model.reading.opening import open_reader
 from rag_model.store.store import Store
 from rag_model.store.versions.evaluation_manifest import Subject
 from rag_model.store.versions.snapshot import Snapshot

@@ -7,8 +7,8 @@ from cyclopts import Parameter
 from flows.command.reply import AsksName, Common, IndexName, Reply, RetrieverName, SnapshotName, StoreUrl
 from flows.verbs.search import asked_of
 from rag_model.generate.decoding import Decoding
-from rag_model.generate.named import open_reader
-from rag_model.generate.reader import Answer, answer_json
+from rag_model.reading.answer import Answer, Support, answer_json
+from rag_model.reading.opening import open_reader
 from rag_model.retrieve.expression import one_of
 from rag_model.store.versions.snapshot import Snapshot
 
@@ -51,8 +51,14 @@ def answer(
 
 def _words(answer: Answer) -> str:
     lines = [answer.question, f"  {answer.text or '(nothing)'}{'' if answer.ended else ' …'}"]
-    for one in sorted(answer.support, key=lambda one: one.posterior, reverse=True):
+    for one in sorted(answer.support, key=_share, reverse=True):
         passage = one.hit.passage
         title = passage.title + (f" § {passage.section}" if passage.section else "")
-        lines += [f"{one.posterior:5.0%} of it from {title} (retrieved {one.weight:.0%})", f"      {one.hit.licence}"]
+        known = one.weight is not None and one.posterior is not None
+        share = f"{one.posterior:5.0%} of it from {title} (retrieved {one.weight:.0%})" if known else f"   {title}"
+        lines += [share, f"      {one.hit.licence}"]
     return "\n".join(line for line in lines if line.strip())
+
+
+def _share(one: Support) -> float:
+    return one.posterior or 0.0

@@ -11,11 +11,11 @@ from rag_model.evaluation.questions.files import Question
 from rag_model.retrieve.retriever import Hit
 
 if TYPE_CHECKING:
-    from rag_model.generate.reader import Answer
+    from rag_model.reading.answer import Answer
 
 
 class Reads(Protocol):
-    """Answers questions from given passages, such as `rag_model.generate.reader.Reader`."""
+    """Answers questions from given passages, such as `rag_model.reading.reader.Reader`."""
 
     def answer_from(self, questions: Sequence[str], hits: Sequence[Sequence[Hit]]) -> "Sequence[Answer]":
         """Return one answer per question, in order, from the given passages; closed book if there are none."""
@@ -31,8 +31,8 @@ class Shown:
     title: str
     text: str
     score: float  # the retriever's
-    weight: float  # p(z|x)
-    posterior: float  # p(z|x,y)
+    weight: float | None  # p(z|x); None where passages are not marginalised
+    posterior: float | None  # p(z|x,y); as the weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Reading:
 
     question: str  # its id
     answer: str
-    log_likelihood: float  # log p(y|x), nats; -inf if the model gives its own answer no probability
+    log_likelihood: float | None  # log p(y|x), nats; None: not known, or a probability of 0
     passages: tuple[Shown, ...]
     ended: bool = True  # False: cut at the most tokens of decoding
 
@@ -51,17 +51,16 @@ class Reading:
         return tuple(passage.page_id for passage in self.passages)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the reading as JSON values; a likelihood of zero is null."""
-        return {**asdict(self), "log_likelihood": self.log_likelihood if math.isfinite(self.log_likelihood) else None}
+        """Return the reading as JSON values."""
+        return asdict(self)
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:
         """Read back the result of `to_json`."""
-        likelihood = value["log_likelihood"]
         return cls(
             value["question"],
             value["answer"],
-            -math.inf if likelihood is None else likelihood,
+            value["log_likelihood"],
             tuple(Shown(**passage) for passage in value["passages"]),
             value["ended"],
         )
@@ -86,4 +85,6 @@ def _reading(identity: str, answer: "Answer") -> Reading:
         )
         for one in answer.support
     )
-    return Reading(identity, answer.text, answer.log_likelihood, tuple(shown), answer.ended)
+    likelihood = answer.log_likelihood
+    known = likelihood if likelihood is not None and math.isfinite(likelihood) else None
+    return Reading(identity, answer.text, known, tuple(shown), answer.ended)

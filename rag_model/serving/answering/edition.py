@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Self
 
 from rag_model.errors import RefusedError, StoreError, UsageError
-from rag_model.generate.reader import Answer, Reader
+from rag_model.reading.answer import Answer
+from rag_model.reading.marginal import MarginalReader
+from rag_model.reading.reader import Reader
 from rag_model.retrieve.composer import Composer
 from rag_model.retrieve.dense import DenseRetriever
 from rag_model.retrieve.expression import parse
@@ -201,7 +203,7 @@ class Edition:
 
     def _reader(self, retriever: SnapshotRetriever) -> Reader:
         assert self.model is not None
-        return Reader(retriever, self.model.rag, passages=retriever.most)
+        return MarginalReader(retriever, self.model.rag, passages=retriever.most)
 
 
 def _require_passages(snapshot: Snapshot) -> None:

@@ -8,9 +8,8 @@ from functools import partial
 from itertools import accumulate, chain
 from typing import Any, TypeVar
 
-from rag_model.errors import BookwheelError, UsageError
-from rag_model.generate.reader import Answer
-from rag_model.generate.stopping import StoppedError
+from rag_model.errors import BookwheelError, StoppedError, UsageError
+from rag_model.reading.answer import Answer
 from rag_model.retrieve.questions import Questions
 from rag_model.retrieve.retriever import Hit
 from rag_model.serving.answering.batcher import LeftError
