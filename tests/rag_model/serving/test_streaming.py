@@ -1,6 +1,5 @@
 """Answers as they grow: the passages, the words, the whole reply; and what ends a stream early."""
 
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,8 @@ import pytest
 from rag_model.generate.seq2seq import Seq2SeqGenerator
 from rag_model.serving.watching.observer import Observer
 from tests.fixtures.event_stream import streamed
-from tests.fixtures.serving import PATIENCE, Library, Serving, rounded, serving, until, with_limits
+from tests.fixtures.held import Held
+from tests.fixtures.serving import Library, Serving, rounded, serving, until, with_limits
 
 ASKED = ["who was the king of the river?", "Où est 東京 🗼?"]
 
@@ -22,20 +22,6 @@ class Replies(Observer):
 
     def replied(self, verb: str, status: int, questions: int, seconds: float) -> None:
         self.statuses.append(status)
-
-
-class Held:
-    """Holds decoding up before its second token until it is let go."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.go, self.steps, step = threading.Event(), 0, Seq2SeqGenerator.step
-
-        def held(generator: Seq2SeqGenerator, state: Any, tokens: Any) -> Any:
-            self.steps += 1
-            assert self.go.wait(PATIENCE)
-            return step(generator, state, tokens)
-
-        monkeypatch.setattr(Seq2SeqGenerator, "step", held)
 
 
 @pytest.fixture(scope="module")
