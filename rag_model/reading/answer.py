@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from rag_model.corpus.records import Passage
+from rag_model.reading.citations import Statement, statements, without_citations
 from rag_model.retrieve.retriever import Hit, hit_json
 
 CLOSED_BOOK = Hit(1, 0.0, -1, Passage("", "", 0, "", "", "", 0, 0, Passage.hash_of("", "")), "", "", inner_product=0.0)
@@ -64,6 +65,22 @@ class Answer:
     usage: Usage | None = None  # None: passages are marginalised
     context: tuple[Excerpt, ...] = ()  # what was in the prompt; a hit in none of them did not fit
 
+    @property
+    def statements(self) -> tuple[Statement, ...]:
+        """The sentences of the text, each with the numbers of the context that it cites."""
+        return statements(self.text, len(self.context))
+
+    @property
+    def citations(self) -> tuple[Excerpt, ...]:
+        """The entries of the context that the text cites, in the order of their first citation."""
+        numbers = dict.fromkeys(number for one in self.statements for number in one.cited)
+        return tuple(self.context[number - 1] for number in numbers)
+
+    @property
+    def plain(self) -> str:
+        """The text without its citations."""
+        return without_citations(self.text, len(self.context))
+
 
 def answer_json(answer: Answer) -> dict[str, Any]:
     """Return an answer as the command line's contract has it, with all that it was read from."""
@@ -81,4 +98,6 @@ def answer_json(answer: Answer) -> dict[str, Any]:
     if answer.usage is not None:
         value["usage"] = asdict(answer.usage)
         value["context"] = [asdict(one) for one in answer.context]
+        value["statements"] = [asdict(one) for one in answer.statements]
+        value["citations"] = [one.number for one in answer.citations]
     return value
