@@ -1,13 +1,15 @@
 """Answer a set of questions with a model of the store from a snapshot of it, and measure the answers.
 
-Purpose: the scheduled evaluation of a model after each rebuild, and `bookwheel evaluate --model`.
-Caching: the store's memo, keyed by the exact inputs: answers of an earlier run are reused.
+Purpose: `bookwheel evaluate --model`, and the step of `flows.release` that measures a model after each rebuild.
+Caching: the store's memo, keyed by the exact inputs: answers of an earlier run are reused. What was measured is put
+into the store as an evaluation, once for the same snapshot, model, questions and settings.
 Requires: the extras model and train; a store that this machine can write to, since answers are kept there.
 """
 
 import secrets
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -17,8 +19,8 @@ from flows import artifacts
 from flows.admission import Url
 from flows.outcome import CollapseRefusedError, Evaluated
 from flows.progress import StageClock
+from flows.recording import KILT, REPORT, ROWS, Found, Kept, figures, keep
 from flows.stage import deployed, stage
-from rag_model.digest import digest_file
 from rag_model.errors import InputError
 from rag_model.evaluation.answers.ablation import Condition
 from rag_model.evaluation.answers.answering import Answering
@@ -26,12 +28,15 @@ from rag_model.evaluation.answers.examination import Examination
 from rag_model.evaluation.answers.scores import check_golds
 from rag_model.evaluation.answers.settings import Evaluation
 from rag_model.evaluation.questions.files import read_questions
+from rag_model.evaluation.records.subject import answers_subject, digest_folder
+from rag_model.evaluation.records.values import Values
 from rag_model.evaluation.reports.answers import AnswerReport, read_courses, render
 from rag_model.evaluation.reports.run_files import check_paths, write_answers, write_kilt, write_page
 from rag_model.evaluation.retrieval.judging import Judge
 from rag_model.generate.named import rag_folder
 from rag_model.reading.opening import open_reader
 from rag_model.store.store import Store
+from rag_model.store.versions.evaluation_manifest import Subject
 from rag_model.store.versions.snapshot import Snapshot
 
 
@@ -75,8 +80,10 @@ def evaluate(
         for condition in work.examination.conditions():
             with clock(condition.name) as tell:
                 answer(work, NamedCondition(condition), tell)
-    outcome = work.outcome(clock.seconds, report)
-    write_files(work, outcome, rows, kilt)
+        outcome = work.outcome(clock.seconds, report)
+        write_files(work, outcome, rows, kilt)
+        kept = record(work, outcome, questions)
+    outcome = replace(outcome, evaluation=kept.evaluation, unrecorded=kept.why)
     artifacts.show_answers(outcome)
     if outcome.refusal:
         raise CollapseRefusedError(outcome)
@@ -94,10 +101,18 @@ class NamedCondition:
 class Work:
     """The pinned inputs of a run, and its results; not a record, for the same reason."""
 
-    def __init__(self, snapshot: Snapshot, model: str, folder: Path, retriever: str, examination: Examination) -> None:
+    def __init__(
+        self, store: Store, snapshot: Snapshot, model: str, folder: Path, examination: Examination, subject: Subject
+    ) -> None:
         """Hold a snapshot and a model, each known by its id, the model's folder, and the questions put to them."""
-        self.snapshot, self.model, self.folder, self.examination = snapshot, model, folder, examination
-        self.retriever = retriever  # an expression
+        self.store, self.snapshot, self.model, self.folder = store, snapshot, model, folder
+        self.examination, self.subject = examination, subject
+
+    @property
+    def retriever(self) -> str:
+        """The retriever's expression."""
+        settings = self.examination.settings
+        return settings.expression or self.snapshot.manifest.content.default_retriever
 
     def outcome(self, seconds: dict[str, float], report: str | None) -> Evaluated:
         """Return what was found, as plain values."""
@@ -142,16 +157,13 @@ def prepare(store: Store, model: str, questions: str, ref: str, settings: Evalua
     examination = Examination(
         reader.retriever, answering, asked, settings.k or reader.rag.settings.k, snapshot.n, settings
     )
-    return Work(snapshot, named, rag_folder(store, named), inputs["retriever"], examination)
+    subject = answers_subject(store, snapshot, named, asked, settings, asks)
+    return Work(store, snapshot, named, rag_folder(store, named), examination, subject)
 
 
 def _weights(named: str) -> object:
     """Return a model's id; of a folder, which may change, the digest of every file."""
-    folder = Path(named)
-    if not folder.is_dir():
-        return named
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
-    return {path.relative_to(folder).as_posix(): digest_file(path) for path in files}
+    return digest_folder(Path(named)) if Path(named).is_dir() else named
 
 
 @stage
@@ -176,6 +188,22 @@ def write_files(work: Work, outcome: Evaluated, rows: str | None, kilt: str | No
         write_kilt(scored, Path(kilt))
     if outcome.report:
         write_page(render(_page(work, outcome)), Path(outcome.report))
+
+
+@stage
+def record(work: Work, outcome: Evaluated, questions: str) -> Kept:
+    """Put the evaluation into the store, unless it is there."""
+    examined = work.examination
+    values = Values(tuple(question.id for question in examined.asked.questions), {work.retriever: examined.values()})
+    measured = {work.retriever: figures({**outcome.metrics, **outcome.ranks}, outcome.intervals)}
+    told = replace(outcome, report=None).to_json()
+    found = Found(measured, values, told, partial(_write_all, work, outcome))
+    return keep(work.store, work.subject, found, questions, outcome.seconds)
+
+
+def _write_all(work: Work, outcome: Evaluated, folder: Path) -> None:
+    page = replace(outcome, report=str(folder / REPORT))
+    write_files(work, page, str(folder / ROWS), str(folder / KILT))
 
 
 def _page(work: Work, outcome: Evaluated) -> AnswerReport:

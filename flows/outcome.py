@@ -58,6 +58,9 @@ class TakenDown:
     moves: int  # number of refs that moved
     waiting: tuple[str, ...]  # ids of snapshots that a writer still relies on: the next run retires them
     unsigned: tuple[str, ...]  # ids of replacements, and moves of refs, that replace what no trusted key signed
+    evaluations: tuple[
+        str, ...
+    ] = ()  # ids of the evaluations of these snapshots, which were deleted: rows hold passages
 
     def to_json(self) -> dict[str, Any]:
         """Return the outcome as JSON values."""
@@ -94,6 +97,8 @@ class Evaluated:
     ablations: list[dict[str, Any]] = field(default_factory=list)  # one per condition, the open book first
     seconds: dict[str, float] = field(default_factory=dict)  # by stage
     report: str | None = None  # the HTML report
+    evaluation: str | None = None  # full id in the store; None: it is not there
+    unrecorded: str = ""  # one sentence that says why
 
     @property
     def named(self) -> str:
@@ -119,6 +124,8 @@ class Compared:
     notes: tuple[str, ...] = ()  # sentences about the questions
     seconds: dict[str, float] = field(default_factory=dict)  # by stage
     report: str | None = None  # the HTML report
+    evaluation: str | None = None  # full id in the store; None: it is not there
+    unrecorded: str = ""  # one sentence that says why
 
     @property
     def first(self) -> str:
@@ -149,6 +156,8 @@ class Compared:
             "notes": list(self.notes),
             "seconds": self.seconds,
             "report": self.report,
+            "evaluation": self.evaluation,
+            "unrecorded": self.unrecorded,
         }
 
 

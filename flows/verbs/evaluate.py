@@ -150,7 +150,7 @@ def _answer(
 
 
 def _words(outcome: "Evaluated") -> str:
-    from flows.command.comparison import figures  # noqa: PLC0415 - as above
+    from flows.command.comparison import figures, kept  # noqa: PLC0415 - as above
 
     lines = [
         f"{outcome.n:,} questions, model {outcome.named}, snapshot {outcome.snapshot[:12]}, "
@@ -162,4 +162,4 @@ def _words(outcome: "Evaluated") -> str:
         lines.append(f"{row['condition']}: {found} ({row['n']:,} questions)")
     seen = outcome.collapse
     lines.append(f"{seen['distinct']:,} distinct passages, spread {seen['spread']:.2f}")
-    return "\n".join([*lines, *([f"report       {outcome.report}"] if outcome.report else [])])
+    return "\n".join([*lines, *([f"report       {outcome.report}"] if outcome.report else []), kept(outcome)])

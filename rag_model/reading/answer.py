@@ -50,6 +50,7 @@ class Usage:
     prompt_tokens: int  # read, by the writer's own tokenizer
     new_tokens: int  # written
     cost: float | None = None  # in the currency of the prices given; None: no prices are known
+    estimated: bool = False  # True: the endpoint told no tokens, so they were counted here
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@
 >>> examination.rows[0].figures["EM"], examination.collapse.reason()  # doctest: +SKIP
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from rag_model.evaluation.answers.ablation import OPEN, SHUFFLED, Condition, Row, conditions, measure, open_book
 from rag_model.evaluation.answers.answering import Answering
@@ -107,6 +107,14 @@ class Examination:
         if self._nowhere:
             return {}
         return self.judge.intervals(self.outcomes, self._measured, self.settings.resampling)
+
+    def values(self) -> dict[str, Sequence[float | None]]:
+        """Return each measure of each question, in order, retrieval's and the open book's; None: it does not apply."""
+        names = [*self.judge.measures(self._measured), *self.judge.ranks(self._measured)]
+        found = {} if self._nowhere else self.judge.values(self.outcomes, names)
+        scored = self.rows[0].scored
+        measured = dict.fromkeys(name for one in scored for name in one.measures)
+        return {**found, **{name: [one.measures.get(name) for one in scored] for name in measured}}
 
     @property
     def ranks(self) -> dict[str, float]:

@@ -40,6 +40,10 @@ def tag(store: Store, snapshot: str, ref: str, note: str = "") -> RefMove:
     """
     shelf, name = store.shelf(snapshot)
     named, ref = store.shelf(ref)
+    if store.evaluations in (shelf, named):
+        raise UsageError(
+            f"evaluations have no refs, and live as long as their snapshot: tag the snapshot instead of {snapshot}"
+        )
     if named is store.models and shelf is store.snapshots:
         raise UsageError(f"{snapshot} is a snapshot, but ref model:{ref} names models: leave out `model:`")
     now = shelf.refs.current(ref)
