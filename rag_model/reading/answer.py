@@ -45,10 +45,10 @@ class Excerpt:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What an answer from one prompt cost."""
+    """What an answer cost."""
 
-    prompt_tokens: int  # read, by the writer's own tokenizer
-    new_tokens: int  # written
+    prompt_tokens: int  # read, by the model's own tokenizer; where passages are marginalised, of all their contexts
+    new_tokens: int  # of the answer
     cost: float | None = None  # in the currency of the prices given; None: no prices are known
     estimated: bool = False  # True: the endpoint told no tokens, so they were counted here
 
@@ -63,7 +63,7 @@ class Answer:
     support: tuple[Support, ...]  # in the order of the passages
     tokens: tuple[TokenSupport, ...] = ()  # RAG-Token only
     ended: bool = True  # False: cut at the most tokens of an answer
-    usage: Usage | None = None  # None: passages are marginalised
+    usage: Usage | None = None  # None: not counted
     context: tuple[Excerpt, ...] = ()  # what was in the prompt; a hit in none of them did not fit
 
     @property
@@ -98,6 +98,7 @@ def answer_json(answer: Answer) -> dict[str, Any]:
     }
     if answer.usage is not None:
         value["usage"] = asdict(answer.usage)
+    if all(one.posterior is None for one in answer.support):
         value["context"] = [asdict(one) for one in answer.context]
         value["statements"] = [asdict(one) for one in answer.statements]
         value["citations"] = [one.number for one in answer.citations]
