@@ -1,6 +1,8 @@
 """Answer questions from one prompt each: all passages at once, numbered, before the question."""
 
 from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
 
 from rag_model.errors import UsageError
 from rag_model.reading.answer import Answer, Support
@@ -37,6 +39,11 @@ class ConcatReader:
         """
         self.retriever, self.writer, self.settings = retriever, writer, settings or Concat()
         self.k = min(k, passages or k)
+
+    @property
+    def decides(self) -> dict[str, Any]:
+        """Return how passages become a prompt, and what the writer says of itself."""
+        return {"concat": asdict(self.settings), **self.writer.decides}
 
     def answer(
         self, questions: Sequence[str], k: int | None = None, stop: Stop | None = None, tell: Tell | None = None
