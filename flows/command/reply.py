@@ -24,6 +24,13 @@ AnyName = Annotated[  # for verbs that take snapshots and models
     str,
     Parameter(help="A ref, ref@number, an id, or a unique prefix of one; with `model:` before it, that of a model."),
 ]
+AnyVersion = Annotated[  # for verbs that take evaluations too
+    str,
+    Parameter(
+        help="A ref, ref@number, an id, or a unique prefix of one; with `model:` before it, that of a model; with "
+        "`evaluation:`, an id of an evaluation."
+    ),
+]
 Yes = Annotated[bool, Parameter(negative="", help="Do it; without this the verb only reports what it would delete.")]
 EncoderName = Annotated[  # never `--encoder`: in settings that names the passage encoder of reindex
     str | None,

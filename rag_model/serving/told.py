@@ -1,4 +1,4 @@
-"""What a service says of itself, to whoever asks it by HTTP or as a tool."""
+"""What a service says of itself, over HTTP and as a tool of an agent."""
 
 from dataclasses import asdict
 from typing import Any

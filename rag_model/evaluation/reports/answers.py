@@ -189,7 +189,7 @@ def _mistake(one: Scored) -> Node:
     return tag(
         "details",
         summary,
-        tag("p", f"{measures}; log p {one.reading.log_likelihood:.2f}", class_="note"),
+        tag("p", f"{measures}; log p {_figure(one.reading.log_likelihood, 2)}", class_="note"),
         table(titles, rows),
     )
 
@@ -197,4 +197,8 @@ def _mistake(one: Scored) -> Node:
 def _shown(passage: Shown) -> tuple[Child, ...]:
     text = passage.text if len(passage.text) <= _SHOWN_TEXT else f"{passage.text[:_SHOWN_TEXT]}…"
     shown = join(tag("b", passage.title), " ", text)
-    return f"{passage.weight:.3f}", f"{passage.posterior:.3f}", f"{passage.score:.3f}", shown
+    return _figure(passage.weight), _figure(passage.posterior), _figure(passage.score), shown
+
+
+def _figure(value: float | None, places: int = 3) -> str:
+    return "–" if value is None else f"{value:.{places}f}"

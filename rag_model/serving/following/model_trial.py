@@ -84,12 +84,12 @@ def _used(given: Any) -> None:
 def _answered(folder: Path) -> None:
     from rag_model.generate.decoding import Decoding  # noqa: PLC0415 - they need torch, which the caller may lack
     from rag_model.generate.folder import load_rag  # noqa: PLC0415
-    from rag_model.generate.reader import Reader  # noqa: PLC0415
+    from rag_model.reading.marginal import MarginalReader  # noqa: PLC0415
 
     rag = load_rag(folder, device="cpu")
     asker: Any = rag.question
     asker.encode_questions(_QUESTIONS)
-    Reader(None, rag, Decoding(max_new_tokens=_NEW_TOKENS)).answer_from(_QUESTIONS, [[], []])
+    MarginalReader(None, rag, Decoding(max_new_tokens=_NEW_TOKENS)).answer_from(_QUESTIONS, [[], []])
 
 
 if __name__ == "__main__":

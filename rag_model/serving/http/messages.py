@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import to_json
 
 from rag_model.errors import UsageError
-from rag_model.generate.reader import answer_json
+from rag_model.reading.answer import answer_json
 from rag_model.retrieve.expression import one_of
 from rag_model.retrieve.questions import check_questions
 from rag_model.retrieve.retriever import hit_json
@@ -67,6 +67,11 @@ class AnswerRequest(Request):
     """Questions to answer."""
 
     k: int | None = Field(None, description="Passages a question; by default as in training.")
+    stream: bool | None = Field(
+        None,
+        description="Reply with server-sent events, words as they come; by default where Accept names "
+        "text/event-stream.",
+    )
 
     @property
     def expression(self) -> str | None:

@@ -10,9 +10,9 @@ from typing import Any
 import httpx
 import pytest
 
-from rag_model.generate.named import open_reader
-from rag_model.generate.reader import answer_json
 from rag_model.generate.seq2seq import Seq2SeqGenerator
+from rag_model.reading.answer import answer_json
+from rag_model.reading.opening import open_reader
 from rag_model.retrieve.dense import DenseRetriever
 from rag_model.retrieve.retriever import hit_json
 from rag_model.serving.http import messages
