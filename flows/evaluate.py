@@ -21,7 +21,6 @@ from flows.outcome import CollapseRefusedError, Evaluated
 from flows.progress import StageClock
 from flows.recording import KILT, REPORT, ROWS, Found, Kept, figures, keep
 from flows.stage import deployed, stage
-from rag_model.errors import InputError
 from rag_model.evaluation.answers.ablation import Condition
 from rag_model.evaluation.answers.answering import Answering
 from rag_model.evaluation.answers.examination import Examination
@@ -33,8 +32,9 @@ from rag_model.evaluation.records.values import Values
 from rag_model.evaluation.reports.answers import AnswerReport, read_courses, render
 from rag_model.evaluation.reports.run_files import check_paths, write_answers, write_kilt, write_page
 from rag_model.evaluation.retrieval.judging import Judge
-from rag_model.generate.named import rag_folder
-from rag_model.reading.opening import open_reader
+from rag_model.reading.model import model_folder_of, model_id
+from rag_model.reading.opening import open_model
+from rag_model.reading.reader import Reader
 from rag_model.store.store import Store
 from rag_model.store.versions.evaluation_manifest import Subject
 from rag_model.store.versions.snapshot import Snapshot
@@ -56,7 +56,8 @@ def evaluate(
 
     Args:
         store: URL or folder of the store; answers are kept in its memo.
-        model: a RAG model of the store (a ref, ref@number, an id, a unique prefix), or a folder of one.
+        model: a RAG model of the store (a ref, ref@number, an id, a unique prefix), or a folder of one; for the reader
+            `concat` also a folder of a generator, or `openai:MODEL`.
         questions: DPR's CSV, JSONL with `question` and `answers`, or KILT's JSONL; a path or URL.
         ref: a ref, ref@number, an id or a unique prefix of a snapshot. Both are pinned by id before anything is asked.
         settings: everything else, the retriever among it; the default settings if none are given.
@@ -102,10 +103,17 @@ class Work:
     """The pinned inputs of a run, and its results; not a record, for the same reason."""
 
     def __init__(
-        self, store: Store, snapshot: Snapshot, model: str, folder: Path, examination: Examination, subject: Subject
+        self,
+        store: Store,
+        snapshot: Snapshot,
+        model: str,
+        reader: str,
+        folder: Path | None,
+        examination: Examination,
+        subject: Subject,
     ) -> None:
         """Hold a snapshot and a model, each known by its id, the model's folder, and the questions put to them."""
-        self.store, self.snapshot, self.model, self.folder = store, snapshot, model, folder
+        self.store, self.snapshot, self.model, self.reader, self.folder = store, snapshot, model, reader, folder
         self.examination, self.subject = examination, subject
 
     @property
@@ -122,6 +130,8 @@ class Work:
             snapshot=self.snapshot.id,
             model=self.model,
             retriever=self.retriever,
+            reader=self.reader,
+            costs=book.costs,
             n=len(book.scored),
             k=examined.k,
             metrics={**examined.retrieval, **answered},
@@ -143,22 +153,27 @@ def prepare(store: Store, model: str, questions: str, ref: str, settings: Evalua
     check_golds(asked.questions, settings.kind)  # before a model is fetched and loaded
     Judge.of(asked, settings.judged_by)
     snapshot = Snapshot.from_store(store, ref)
-    named, reader = open_reader(snapshot, store.url, model, settings.expression, settings.decoding, asks)
-    if reader.retriever is None:
-        raise InputError(f"model {model} finds no passages: give a RAG model with its question encoder")
+    named, ways = model_id(store, model), settings.reading(model)
+    loaded, found = open_model(snapshot, store, named, settings.expression, [*ways], asks)
     inputs: dict[str, Any] = {
         "snapshot": snapshot.id,
         "model": _weights(named),
         "retriever": settings.expression or snapshot.manifest.content.default_retriever,
-        "decoding": asdict(settings.decoding),
         "versions": {name: version(name) for name in ("torch", "transformers")},
     }
-    answering = Answering(store, lambda: reader, inputs)
-    examination = Examination(
-        reader.retriever, answering, asked, settings.k or reader.rag.settings.k, snapshot.n, settings
+    first, *others = (
+        (name, Answering(store, partial(_same, reader), {**inputs, "reader": name, **reader.decides}))
+        for name, reader in ((name, loaded.reader(found, way)) for name, way in ways.items())
     )
+    k = settings.k or loaded.k
+    examination = Examination(found, first[1], asked, k, snapshot.n, settings, dict(others))
     subject = answers_subject(store, snapshot, named, asked, settings, asks)
-    return Work(store, snapshot, named, rag_folder(store, named), examination, subject)
+    folder = model_folder_of(store, named)
+    return Work(store, snapshot, named, next(iter(ways)), folder, examination, subject)
+
+
+def _same(reader: Reader) -> Reader:
+    return reader
 
 
 def _weights(named: str) -> object:
@@ -219,11 +234,12 @@ def _page(work: Work, outcome: Evaluated) -> AnswerReport:
         intervals=examined.intervals,
         collapse=examined.collapse,
         collapsed=outcome.refusal,
-        courses=read_courses(work.folder / "metrics.jsonl"),
+        courses=read_courses(work.folder / "metrics.jsonl") if work.folder else {},
         lineage={
             "model": outcome.model,
             "snapshot": outcome.snapshot,
             "judged by": outcome.judged_by,
+            "reader": outcome.reader,
             "decoding": decoding,
         },
     )

@@ -99,6 +99,8 @@ class Evaluated:
     report: str | None = None  # the HTML report
     evaluation: str | None = None  # full id in the store; None: it is not there
     unrecorded: str = ""  # one sentence that says why
+    reader: str = "marginal"  # how passages are read; of several, the first
+    costs: dict[str, float] = field(default_factory=dict)  # means a question: seconds, tokens read and written
 
     @property
     def named(self) -> str:

@@ -31,9 +31,8 @@ from rag_model.snapshots.encoders import store_encoders
 from rag_model.snapshots.encoding import StoredEncoder, store_encoder
 from rag_model.snapshots.heritage import Heirloom, inherit, noted, obstacles
 from rag_model.snapshots.parent import Parent
-from rag_model.snapshots.planning import plan_parts
+from rag_model.snapshots.planning import plan_indexes, plan_parts
 from rag_model.snapshots.recipe import Recipe, check_fit
-from rag_model.snapshots.sizing import plan_indexes
 from rag_model.store.store import Store
 
 DEFAULT_ENCODER = "sentence-transformers/all-MiniLM-L6-v2"

@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from rag_model.corpus.records import Passage
+from rag_model.reading.citations import Statement, statements, without_citations
 from rag_model.retrieve.retriever import Hit, hit_json
 
 CLOSED_BOOK = Hit(1, 0.0, -1, Passage("", "", 0, "", "", "", 0, 0, Passage.hash_of("", "")), "", "", inner_product=0.0)
@@ -44,10 +45,10 @@ class Excerpt:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What an answer from one prompt cost."""
+    """What an answer cost."""
 
-    prompt_tokens: int  # read, by the writer's own tokenizer
-    new_tokens: int  # written
+    prompt_tokens: int  # read, by the model's own tokenizer; where passages are marginalised, of all their contexts
+    new_tokens: int  # of the answer
     cost: float | None = None  # in the currency of the prices given; None: no prices are known
     estimated: bool = False  # True: the endpoint told no tokens, so they were counted here
 
@@ -62,8 +63,24 @@ class Answer:
     support: tuple[Support, ...]  # in the order of the passages
     tokens: tuple[TokenSupport, ...] = ()  # RAG-Token only
     ended: bool = True  # False: cut at the most tokens of an answer
-    usage: Usage | None = None  # None: passages are marginalised
+    usage: Usage | None = None  # None: not counted
     context: tuple[Excerpt, ...] = ()  # what was in the prompt; a hit in none of them did not fit
+
+    @property
+    def statements(self) -> tuple[Statement, ...]:
+        """The sentences of the text, each with the numbers of the context that it cites."""
+        return statements(self.text, len(self.context))
+
+    @property
+    def citations(self) -> tuple[Excerpt, ...]:
+        """The entries of the context that the text cites, in the order of their first citation."""
+        numbers = dict.fromkeys(number for one in self.statements for number in one.cited)
+        return tuple(self.context[number - 1] for number in numbers)
+
+    @property
+    def plain(self) -> str:
+        """The text without its citations."""
+        return without_citations(self.text, len(self.context))
 
 
 def answer_json(answer: Answer) -> dict[str, Any]:
@@ -81,5 +98,8 @@ def answer_json(answer: Answer) -> dict[str, Any]:
     }
     if answer.usage is not None:
         value["usage"] = asdict(answer.usage)
+    if all(one.posterior is None for one in answer.support):
         value["context"] = [asdict(one) for one in answer.context]
+        value["statements"] = [asdict(one) for one in answer.statements]
+        value["citations"] = [one.number for one in answer.citations]
     return value

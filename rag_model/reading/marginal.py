@@ -7,24 +7,25 @@ two differ, the generator disagrees with the retriever.
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
+from typing import Any
 
 import torch
 from torch import nn
 
-from rag_model.digest import digest_json
 from rag_model.errors import UsageError
 from rag_model.generate.decoding import Decoded, Decoding
 from rag_model.generate.generator import Generator
 from rag_model.generate.rag import Rag
+from rag_model.generate.sampling import seed_of
 from rag_model.generate.sequence_beam import decode_sequence
 from rag_model.generate.stopping import stoppable
+from rag_model.generate.telling import grown
 from rag_model.generate.token_beam import decode_token
-from rag_model.reading.answer import CLOSED_BOOK, Answer, Support, TokenSupport
+from rag_model.reading.answer import CLOSED_BOOK, Answer, Support, TokenSupport, Usage
 from rag_model.reading.reader import Stop, Tell, check_lists, found_by
 from rag_model.retrieve.retriever import Hit, Retriever
 
-_UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # what a tokenizer makes of a part of a character
 _DECODE = {"token": decode_token, "sequence": decode_sequence}
 
 
@@ -56,6 +57,11 @@ class MarginalReader:
         self.rag, self.decoding = rag, replace(decoding, max_new_tokens=room)
         self.retriever, self._batch = retriever, batch
         self.k = min(rag.settings.k, passages or rag.settings.k)  # as many as in training
+
+    @property
+    def decides(self) -> dict[str, Any]:
+        """Return the settings of decoding: the model knows all others."""
+        return {"decoding": asdict(self.decoding)}
 
     def answer(
         self, questions: Sequence[str], k: int | None = None, stop: Stop | None = None, tell: Tell | None = None
@@ -104,18 +110,15 @@ class MarginalReader:
         contexts = generator.contexts(questions, [[hit.passage for hit in some] for some in hits])
         prior = self.rag.prior(torch.tensor([self._logits(some) for some in hits], device=contexts.tokens.device))
         decode = _DECODE[self.rag.settings.kind]
-        decoded = decode(generator, contexts, prior, self.decoding, [self._seed(question) for question in questions])
+        seeds = [seed_of(self.decoding.sampling, question) for question in questions]
+        decoded = decode(generator, contexts, prior, self.decoding, seeds)
         weights = prior.exp().tolist()
-        return [_answer(generator, *one) for one in zip(questions, hits, weights, decoded, strict=True)]
+        read = contexts.mask.view(len(questions), -1).sum(1).tolist()  # (b k, s) -> (b, k s) -> (b,)
+        return [_answer(generator, *one) for one in zip(questions, hits, weights, decoded, read, strict=True)]
 
     def _logits(self, hits: Sequence[Hit]) -> list[float]:
         """Return what p(z|x) of a question's passages is made of."""
         return [hit.score for hit in hits] if self.rag.settings.weighed_by == "scores" else _products(hits)
-
-    def _seed(self, question: str) -> int:
-        """Return a question's random seed, which does not depend on the other questions of its batch."""
-        sampling = self.decoding.sampling
-        return int(digest_json([sampling.seed, question]).partition(":")[2][:15], 16) if sampling else 0
 
 
 def _products(hits: Sequence[Hit]) -> list[float]:
@@ -130,27 +133,22 @@ def _products(hits: Sequence[Hit]) -> list[float]:
 
 
 def _answer(
-    generator: Generator, question: str, hits: Sequence[Hit], weights: Sequence[float], decoded: Decoded
+    generator: Generator, question: str, hits: Sequence[Hit], weights: Sequence[float], decoded: Decoded, read: int
 ) -> Answer:
     support = [Support(*one) for one in zip(hits, weights, decoded.posterior, strict=True)]
     pieces = _pieces(generator, decoded.tokens) if decoded.shares else []
     tokens = [TokenSupport(*one) for one in zip(pieces, decoded.shares, strict=True)]
     ended = decoded.tokens[-1] == generator.end
     text = generator.text(decoded.tokens)
-    return Answer(question, text, decoded.log_likelihood, tuple(support), tuple(tokens), ended)
+    usage = Usage(read, len(decoded.tokens))
+    return Answer(question, text, decoded.log_likelihood, tuple(support), tuple(tokens), ended, usage)
 
 
 def _pieces(generator: Generator, tokens: Sequence[int]) -> list[str]:
     """Return what each token adds to the text; the last of a character's tokens adds it all."""
     pieces: list[str] = []
-    shown = ""
-    for last in range(1, len(tokens) + 1):
-        text = generator.text(tokens[:last])
-        if text.endswith(_UNFINISHED) and last < len(tokens):
-            pieces.append("")
-            continue
-        pieces.append(text[len(shown) :])
-        shown = text
+    for end in range(1, len(tokens) + 1):
+        pieces.append(grown(generator, tokens[:end], "".join(pieces), last=end == len(tokens)))
     return pieces
 
 

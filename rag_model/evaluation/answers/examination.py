@@ -7,7 +7,8 @@
 >>> examination.rows[0].figures["EM"], examination.collapse.reason()  # doctest: +SKIP
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from rag_model.evaluation.answers.ablation import OPEN, SHUFFLED, Condition, Row, conditions, measure, open_book
 from rag_model.evaluation.answers.answering import Answering
@@ -40,6 +41,7 @@ class Examination:
         k: int,
         corpus: int,
         settings: Evaluation | None = None,
+        beside: Mapping[str, Answering] | None = None,
     ) -> None:
         """Prepare to ask.
 
@@ -50,6 +52,7 @@ class Examination:
             k: passages that a question is answered from; all where the corpus has fewer.
             corpus: passages that there are.
             settings: everything else.
+            beside: other readers, by name, which answer from the same passages.
 
         Raises:
             UsageError: no question has an answer of the kind that the settings name, or one names nothing to judge by.
@@ -62,7 +65,8 @@ class Examination:
         self.depth = min(self.settings.deepest(self.k), corpus)
         self.outcomes: list[Retrieved] = []
         self.rows: list[Row] = []
-        self._retriever, self._answering = retriever, answering
+        self._retriever = retriever
+        self._answering: Mapping[str, Answering] = {"": answering, **(beside or {})}
 
     def retrieve(self, tell: Tell = _silent) -> None:
         """Search every question, as deep as its conditions need."""
@@ -75,13 +79,14 @@ class Examination:
     def conditions(self) -> list[Condition]:
         """Return what to answer under, the open book first; call `retrieve` before."""
         book, ablations = open_book(self.outcomes, self.k), self.settings.ablations
-        return [book, *(conditions(self.outcomes, self.k, ablations) if ablations else ())]
+        others = [replace(book, name=f"{name}, {OPEN}", reader=name) for name in self._answering if name]
+        return [book, *others, *(conditions(self.outcomes, self.k, ablations) if ablations else ())]
 
     def answer(self, condition: Condition, tell: Tell = _silent) -> Row:
         """Answer a condition's questions, measure the answers, and keep the row."""
 
         def answered(one: Condition) -> list[Reading]:
-            return self._answering(one, tell)
+            return self._answering[one.reader](one, tell)
 
         book = self.rows[0] if self.rows else None
         row = measure(condition, answered, self.settings.kind, book, self.settings.resampling)

@@ -6,7 +6,7 @@ A passage *holds* an answer by DPR's token match over its text, its title left o
   Lewis et al. 2020 (section 4.1) report 11.8 % for Natural Questions, where an extractive reader would have 0.
 * `override`: the share of answers that neither are nor contain a gold answer, over the questions of which a passage
   holds one: the model had read the answer and gave another one.
-* `supported`: the share of answers that a passage read holds, word for word, over the answers that are not empty. It
+* `supported`: the share of answers that a passage read supports (`support`), over the answers that are not empty. It
   needs no gold answer, so a service can watch it.
 
 Closed book nothing was read, and none of them applies.
@@ -15,8 +15,8 @@ Closed book nothing was read, and none of them applies.
 from collections.abc import Mapping
 
 from rag_model.evaluation.answers.readings import Reading
+from rag_model.evaluation.answers.support import supports
 from rag_model.evaluation.questions.files import Question
-from rag_model.evaluation.questions.match import Answers
 from rag_model.evaluation.retrieval.retrieved import matcher
 
 UNHELD, OVERRIDE, SUPPORTED = "EM-unheld", "override", "supported"
@@ -37,15 +37,5 @@ def grounds(question: Question, reading: Reading, right: float, *, patterns: boo
     elif question.answers:
         found[UNHELD] = right
     if reading.answer.strip():
-        found[SUPPORTED] = float(is_supported(reading.answer, [passage.text for passage in reading.passages]))
+        found[SUPPORTED] = float(any(supports([one.text], reading.answer, question.text) for one in reading.passages))
     return found
-
-
-def is_supported(answer: str, texts: list[str]) -> bool:
-    """Return whether any text holds the answer, token for token.
-
-    >>> is_supported("in 1945", ["It was first published in 1945."]), is_supported("1946", ["in 1945"])
-    (True, False)
-    """
-    held = Answers([answer])
-    return any(held.are_in(text) for text in texts)

@@ -13,6 +13,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from rag_model.errors import UsageError
+from rag_model.evaluation.answers.citing import citing
 from rag_model.evaluation.answers.diversity import ORDER, distinct_ngrams
 from rag_model.evaluation.answers.grounds import grounds
 from rag_model.evaluation.answers.measures import (
@@ -74,7 +75,7 @@ def score(question: Question, reading: Reading, kind: AnswerKind = "spans") -> S
     """
     found = {name: measure(reading.answer, question.answers) for name, measure in _MEASURES[kind].items()}
     measures = {name: value for name, value in found.items() if value is not None}
-    others = _provenance(question, reading, measures)
+    others = {**_provenance(question, reading, measures), **citing(question, reading)}
     if kind in _HELD:
         others |= grounds(question, reading, measures[right_by(kind)], patterns=kind == "patterns")
     return Scored(question, reading, {**measures, **others})

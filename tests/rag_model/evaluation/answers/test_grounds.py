@@ -19,7 +19,7 @@ def reading(answer: str, *texts: str) -> Reading:
     ("answer", "texts", "expected"),
     [
         ("1945", ["out in 1945."], {"override": 0, "supported": 1}),
-        ("It was 1945", ["out in 1945."], {"override": 0, "supported": 0}),  # it gives the answer, in other words
+        ("It was 1945", ["out in 1945."], {"override": 0, "supported": 1}),  # it gives the answer, in other words
         ("1946", ["out in 1945."], {"override": 1, "supported": 0}),
         ("1946", ["no year", "in 1945, and 1946"], {"override": 1, "supported": 1}),
         ("1945", ["no year"], {"EM-unheld": 1, "supported": 0}),  # titles hold nothing
