@@ -7,6 +7,7 @@ Requires: the extras model and train; a store that this machine can write to, si
 """
 
 import secrets
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -25,6 +26,8 @@ from rag_model.errors import InputError
 from rag_model.evaluation.answers.ablation import Condition
 from rag_model.evaluation.answers.answering import Answering
 from rag_model.evaluation.answers.examination import Examination
+from rag_model.evaluation.answers.price import price_of
+from rag_model.evaluation.answers.rivals import rivals, whole_corpus
 from rag_model.evaluation.answers.scores import check_golds
 from rag_model.evaluation.answers.settings import Evaluation
 from rag_model.evaluation.questions.files import read_questions
@@ -34,7 +37,10 @@ from rag_model.evaluation.reports.answers import AnswerReport, read_courses, ren
 from rag_model.evaluation.reports.run_files import check_paths, write_answers, write_kilt, write_page
 from rag_model.evaluation.retrieval.judging import Judge
 from rag_model.generate.named import rag_folder
+from rag_model.reading.marginal import MarginalReader
 from rag_model.reading.opening import open_reader
+from rag_model.retrieve.found import SnapshotRetriever
+from rag_model.retrieve.retriever import Hit
 from rag_model.store.store import Store
 from rag_model.store.versions.evaluation_manifest import Subject
 from rag_model.store.versions.snapshot import Snapshot
@@ -130,7 +136,11 @@ class Work:
             collapse=examined.collapse.metrics(),
             judged_by=examined.judge.by,
             refusal=examined.collapse.reason(examined.settings.limits),
-            ablations=[row.to_json() for row in examined.rows] if len(examined.rows) > 1 else [],
+            ablations=[{**row.to_json(), "price": price_of(row).to_json()} for row in examined.rows]
+            if len(examined.rows) > 1
+            else [],
+            price={"search": examined.search, "reading": price_of(book).to_json()},
+            worth=examined.worth,
             seconds=seconds,
             report=report,
         )
@@ -154,11 +164,23 @@ def prepare(store: Store, model: str, questions: str, ref: str, settings: Evalua
         "versions": {name: version(name) for name in ("torch", "transformers")},
     }
     answering = Answering(store, lambda: reader, inputs)
-    examination = Examination(
-        reader.retriever, answering, asked, settings.k or reader.rag.settings.k, snapshot.n, settings
-    )
+    others, whole = _beside(store, snapshot, reader, settings, [question.text for question in asked.questions])
+    k = settings.k or reader.rag.settings.k
+    examination = Examination(reader.retriever, answering, asked, k, snapshot.n, settings, others, whole)
     subject = answers_subject(store, snapshot, named, asked, settings, asks)
     return Work(store, snapshot, named, rag_folder(store, named), examination, subject)
+
+
+def _beside(
+    store: Store, snapshot: Snapshot, reader: MarginalReader, settings: Evaluation, texts: Sequence[str]
+) -> tuple[dict[str, SnapshotRetriever], list[Hit]]:
+    """Return what the ablations compare the reader's retriever with: other ones, and all passages where they fit."""
+    if settings.ablations is None or not isinstance(reader.retriever, SnapshotRetriever):
+        return {}, []
+    encoder: Any = reader.rag.question
+    weighed = reader.rag.settings.weighed_by == "products"  # else p(z|x) is made of its own retriever's scores
+    others = rivals(snapshot, store, settings.expression, encoder) if weighed else {}
+    return others, whole_corpus(reader, reader.retriever, texts)
 
 
 def _weights(named: str) -> object:
@@ -219,6 +241,8 @@ def _page(work: Work, outcome: Evaluated) -> AnswerReport:
         intervals=examined.intervals,
         collapse=examined.collapse,
         collapsed=outcome.refusal,
+        search=examined.search,
+        worth=outcome.worth,
         courses=read_courses(work.folder / "metrics.jsonl"),
         lineage={
             "model": outcome.model,
