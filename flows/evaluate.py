@@ -22,12 +22,10 @@ from flows.outcome import CollapseRefusedError, Evaluated
 from flows.progress import StageClock
 from flows.recording import KILT, REPORT, ROWS, Found, Kept, figures, keep
 from flows.stage import deployed, stage
-from rag_model.errors import InputError
 from rag_model.evaluation.answers.ablation import Condition
 from rag_model.evaluation.answers.answering import Answering
 from rag_model.evaluation.answers.examination import Examination
-from rag_model.evaluation.answers.price import price_of
-from rag_model.evaluation.answers.rivals import rivals, whole_corpus
+from rag_model.evaluation.answers.rivals import open_rivals, whole_corpus
 from rag_model.evaluation.answers.scores import check_golds
 from rag_model.evaluation.answers.settings import Evaluation
 from rag_model.evaluation.questions.files import read_questions
@@ -36,9 +34,10 @@ from rag_model.evaluation.records.values import Values
 from rag_model.evaluation.reports.answers import AnswerReport, read_courses, render
 from rag_model.evaluation.reports.run_files import check_paths, write_answers, write_kilt, write_page
 from rag_model.evaluation.retrieval.judging import Judge
-from rag_model.generate.named import rag_folder
 from rag_model.reading.marginal import MarginalReader
-from rag_model.reading.opening import open_reader
+from rag_model.reading.model import ReadingModel, model_folder_of, model_id
+from rag_model.reading.opening import open_model
+from rag_model.reading.reader import Reader
 from rag_model.retrieve.found import SnapshotRetriever
 from rag_model.retrieve.retriever import Hit
 from rag_model.store.store import Store
@@ -62,7 +61,8 @@ def evaluate(
 
     Args:
         store: URL or folder of the store; answers are kept in its memo.
-        model: a RAG model of the store (a ref, ref@number, an id, a unique prefix), or a folder of one.
+        model: a RAG model of the store (a ref, ref@number, an id, a unique prefix), or a folder of one; for the reader
+            `concat` also a folder of a generator, or `openai:MODEL`.
         questions: DPR's CSV, JSONL with `question` and `answers`, or KILT's JSONL; a path or URL.
         ref: a ref, ref@number, an id or a unique prefix of a snapshot. Both are pinned by id before anything is asked.
         settings: everything else, the retriever among it; the default settings if none are given.
@@ -108,10 +108,17 @@ class Work:
     """The pinned inputs of a run, and its results; not a record, for the same reason."""
 
     def __init__(
-        self, store: Store, snapshot: Snapshot, model: str, folder: Path, examination: Examination, subject: Subject
+        self,
+        store: Store,
+        snapshot: Snapshot,
+        model: str,
+        reader: str,
+        folder: Path | None,
+        examination: Examination,
+        subject: Subject,
     ) -> None:
         """Hold a snapshot and a model, each known by its id, the model's folder, and the questions put to them."""
-        self.store, self.snapshot, self.model, self.folder = store, snapshot, model, folder
+        self.store, self.snapshot, self.model, self.reader, self.folder = store, snapshot, model, reader, folder
         self.examination, self.subject = examination, subject
 
     @property
@@ -128,6 +135,8 @@ class Work:
             snapshot=self.snapshot.id,
             model=self.model,
             retriever=self.retriever,
+            reader=self.reader,
+            costs=book.costs,
             n=len(book.scored),
             k=examined.k,
             metrics={**examined.retrieval, **answered},
@@ -136,10 +145,8 @@ class Work:
             collapse=examined.collapse.metrics(),
             judged_by=examined.judge.by,
             refusal=examined.collapse.reason(examined.settings.limits),
-            ablations=[{**row.to_json(), "price": price_of(row).to_json()} for row in examined.rows]
-            if len(examined.rows) > 1
-            else [],
-            price={"search": examined.search, "reading": price_of(book).to_json()},
+            ablations=[row.to_json() for row in examined.rows] if len(examined.rows) > 1 else [],
+            search=examined.search,
             worth=examined.worth,
             seconds=seconds,
             report=report,
@@ -153,34 +160,49 @@ def prepare(store: Store, model: str, questions: str, ref: str, settings: Evalua
     check_golds(asked.questions, settings.kind)  # before a model is fetched and loaded
     Judge.of(asked, settings.judged_by)
     snapshot = Snapshot.from_store(store, ref)
-    named, reader = open_reader(snapshot, store.url, model, settings.expression, settings.decoding, asks)
-    if reader.retriever is None:
-        raise InputError(f"model {model} finds no passages: give a RAG model with its question encoder")
+    named, ways = model_id(store, model), settings.reading(model)
+    loaded, found = open_model(snapshot, store, named, settings.expression, [*ways], asks)
     inputs: dict[str, Any] = {
         "snapshot": snapshot.id,
         "model": _weights(named),
         "retriever": settings.expression or snapshot.manifest.content.default_retriever,
-        "decoding": asdict(settings.decoding),
         "versions": {name: version(name) for name in ("torch", "transformers")},
     }
-    answering = Answering(store, lambda: reader, inputs)
-    others, whole = _beside(store, snapshot, reader, settings, [question.text for question in asked.questions])
-    k = settings.k or reader.rag.settings.k
-    examination = Examination(reader.retriever, answering, asked, k, snapshot.n, settings, others, whole)
+    readers = {name: loaded.reader(found, way) for name, way in ways.items()}
+    first, *others = (
+        (name, Answering(store, partial(_same, reader), {**inputs, "reader": name, **reader.decides}))
+        for name, reader in readers.items()
+    )
+    k = settings.k or loaded.k
+    texts = [question.text for question in asked.questions]
+    rivals, whole = _ablated(store, loaded, found, readers[first[0]], settings, texts)
+    examination = Examination(found, first[1], asked, k, snapshot.n, settings, dict(others), rivals, whole)
     subject = answers_subject(store, snapshot, named, asked, settings, asks)
-    return Work(store, snapshot, named, rag_folder(store, named), examination, subject)
+    folder = model_folder_of(store, named)
+    return Work(store, snapshot, named, next(iter(ways)), folder, examination, subject)
 
 
-def _beside(
-    store: Store, snapshot: Snapshot, reader: MarginalReader, settings: Evaluation, texts: Sequence[str]
+def _same(reader: Reader) -> Reader:
+    return reader
+
+
+def _ablated(
+    store: Store,
+    loaded: ReadingModel,
+    found: SnapshotRetriever,
+    reader: Reader,
+    settings: Evaluation,
+    texts: Sequence[str],
 ) -> tuple[dict[str, SnapshotRetriever], list[Hit]]:
     """Return what the ablations compare the reader's retriever with: other ones, and all passages where they fit."""
-    if settings.ablations is None or not isinstance(reader.retriever, SnapshotRetriever):
+    if settings.ablations is None:
         return {}, []
-    encoder: Any = reader.rag.question
-    weighed = reader.rag.settings.weighed_by == "products"  # else p(z|x) is made of its own retriever's scores
-    others = rivals(snapshot, store, settings.expression, encoder) if weighed else {}
-    return others, whole_corpus(reader, reader.retriever, texts)
+    encoder = None
+    if isinstance(reader, MarginalReader):
+        if reader.rag.settings.weighed_by == "scores":
+            return {}, []  # p(z|x) is made of the scores of its own retriever
+        encoder = loaded.question
+    return open_rivals(found.snapshot, store, settings.expression, encoder), whole_corpus(reader, found, texts)
 
 
 def _weights(named: str) -> object:
@@ -243,11 +265,12 @@ def _page(work: Work, outcome: Evaluated) -> AnswerReport:
         collapsed=outcome.refusal,
         search=examined.search,
         worth=outcome.worth,
-        courses=read_courses(work.folder / "metrics.jsonl"),
+        courses=read_courses(work.folder / "metrics.jsonl") if work.folder else {},
         lineage={
             "model": outcome.model,
             "snapshot": outcome.snapshot,
             "judged by": outcome.judged_by,
+            "reader": outcome.reader,
             "decoding": decoding,
         },
     )

@@ -45,12 +45,21 @@ class Excerpt:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What an answer from one prompt cost."""
+    """What an answer cost."""
 
-    prompt_tokens: int  # read, by the writer's own tokenizer
-    new_tokens: int  # written
+    prompt_tokens: int  # read, by the model's own tokenizer; where passages are marginalised, of all their contexts
+    new_tokens: int  # of the answer
     cost: float | None = None  # in the currency of the prices given; None: no prices are known
     estimated: bool = False  # True: the endpoint told no tokens, so they were counted here
+
+
+@dataclass(frozen=True, slots=True)
+class Confidence:
+    """How sure an answer is, by one signal (`confidence`)."""
+
+    signal: str
+    score: float  # larger is surer
+    least: float  # below it the answer is withheld
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +72,11 @@ class Answer:
     support: tuple[Support, ...]  # in the order of the passages
     tokens: tuple[TokenSupport, ...] = ()  # RAG-Token only
     ended: bool = True  # False: cut at the most tokens of an answer
-    usage: Usage | None = None  # None: passages are marginalised
+    usage: Usage | None = None  # None: not counted
     context: tuple[Excerpt, ...] = ()  # what was in the prompt; a hit in none of them did not fit
+    closed_book: float | None = None  # log p(text|question alone) in nats, the end token included; None: not computed
+    confidence: Confidence | None = None  # None: there is no threshold
+    abstained: bool = False  # the reader was not sure enough: the text is empty
 
     @property
     def statements(self) -> tuple[Statement, ...]:
@@ -96,8 +108,15 @@ def answer_json(answer: Answer) -> dict[str, Any]:
         "passages": passages,
         "tokens": [{"text": one.text, "posterior": list(one.posterior)} for one in answer.tokens],
     }
+    if answer.closed_book is not None:
+        value["closed_book_log_likelihood"] = answer.closed_book if math.isfinite(answer.closed_book) else None
+    if answer.confidence is not None:
+        score = answer.confidence.score
+        sure = {**asdict(answer.confidence), "score": score if math.isfinite(score) else None}
+        value |= {"abstained": answer.abstained, "confidence": sure}
     if answer.usage is not None:
         value["usage"] = asdict(answer.usage)
+    if all(one.posterior is None for one in answer.support):
         value["context"] = [asdict(one) for one in answer.context]
         value["statements"] = [asdict(one) for one in answer.statements]
         value["citations"] = [one.number for one in answer.citations]

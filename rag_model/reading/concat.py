@@ -1,6 +1,8 @@
 """Answer questions from one prompt each: all passages at once, numbered, before the question."""
 
 from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
 
 from rag_model.errors import UsageError
 from rag_model.reading.answer import Answer, Support
@@ -38,6 +40,11 @@ class ConcatReader:
         self.retriever, self.writer, self.settings = retriever, writer, settings or Concat()
         self.k = min(k, passages or k)
 
+    @property
+    def decides(self) -> dict[str, Any]:
+        """Return how passages become a prompt, and what the writer says of itself."""
+        return {"concat": asdict(self.settings), **self.writer.decides}
+
     def answer(
         self, questions: Sequence[str], k: int | None = None, stop: Stop | None = None, tell: Tell | None = None
     ) -> list[Answer]:
@@ -70,6 +77,19 @@ class ConcatReader:
         prompts = [self.prompt(*pair) for pair in zip(questions, contexts, strict=True)]
         written = self.writer.write(prompts, stop, tell)
         return [_answer(*one) for one in zip(questions, hits, contexts, written, strict=True)]
+
+    def log_likelihood(
+        self, questions: Sequence[str], hits: Sequence[Sequence[Hit]], texts: Sequence[str]
+    ) -> list[float]:
+        """Return log p(text|question, passages) of each in nats, the end token included; closed book without passages.
+
+        Raises:
+            UsageError: as `answer_from`; or the writer's model does not tell likelihoods.
+        """
+        check_lists(questions, hits)
+        contexts = [self.context(*pair) for pair in zip(questions, hits, strict=True)]
+        prompts = [self.prompt(*pair) for pair in zip(questions, contexts, strict=True)]
+        return self.writer.log_likelihood(prompts, texts)
 
     def context(self, question: str, hits: Sequence[Hit]) -> Context:
         """Return the passages as the prompt has them: at most the budget, and at most what the writer has room for.

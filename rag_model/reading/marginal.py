@@ -7,7 +7,8 @@ two differ, the generator disagrees with the retriever.
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
+from typing import Any
 
 import torch
 from torch import nn
@@ -21,7 +22,7 @@ from rag_model.generate.sequence_beam import decode_sequence
 from rag_model.generate.stopping import stoppable
 from rag_model.generate.telling import grown
 from rag_model.generate.token_beam import decode_token
-from rag_model.reading.answer import CLOSED_BOOK, Answer, Support, TokenSupport
+from rag_model.reading.answer import CLOSED_BOOK, Answer, Support, TokenSupport, Usage
 from rag_model.reading.reader import Stop, Tell, check_lists, found_by
 from rag_model.retrieve.retriever import Hit, Retriever
 
@@ -56,6 +57,11 @@ class MarginalReader:
         self.rag, self.decoding = rag, replace(decoding, max_new_tokens=room)
         self.retriever, self._batch = retriever, batch
         self.k = min(rag.settings.k, passages or rag.settings.k)  # as many as in training
+
+    @property
+    def decides(self) -> dict[str, Any]:
+        """Return the settings of decoding: the model knows all others."""
+        return {"decoding": asdict(self.decoding)}
 
     def answer(
         self, questions: Sequence[str], k: int | None = None, stop: Stop | None = None, tell: Tell | None = None
@@ -99,6 +105,31 @@ class MarginalReader:
         return [found[place] for place in range(len(questions))]
 
     @torch.inference_mode()
+    def log_likelihood(
+        self, questions: Sequence[str], hits: Sequence[Sequence[Hit]], texts: Sequence[str]
+    ) -> list[float]:
+        """Return log p(text|question, passages) of each in nats, the end token included; closed book without passages.
+
+        Raises:
+            UsageError: there are not as many lists of passages or texts as questions, or one has no inner product.
+        """
+        check_lists(questions, hits)
+        check_lists(texts, hits)
+        found: dict[int, float] = {}
+        beside = [list(some) or [CLOSED_BOOK] for some in hits]
+        generator = self.rag.generator
+        with _at_rest(self.rag):
+            for places in _batches([len(some) for some in beside], self._batch):
+                given = [beside[place] for place in places]
+                asked = [questions[place] for place in places]
+                contexts = generator.contexts(asked, [[hit.passage for hit in some] for some in given])
+                scores = torch.tensor([self._logits(some) for some in given], device=contexts.tokens.device)
+                targets = generator.targets([texts[place] for place in places])
+                log_p = self.rag.log_likelihood(scores, contexts, targets).log_p
+                found.update(zip(places, log_p.tolist(), strict=True))
+        return [found[place] for place in range(len(questions))]
+
+    @torch.inference_mode()
     def _read(self, generator: Generator, questions: Sequence[str], hits: Sequence[Sequence[Hit]]) -> list[Answer]:
         """Answer questions together that have equally many passages."""
         contexts = generator.contexts(questions, [[hit.passage for hit in some] for some in hits])
@@ -107,7 +138,8 @@ class MarginalReader:
         seeds = [seed_of(self.decoding.sampling, question) for question in questions]
         decoded = decode(generator, contexts, prior, self.decoding, seeds)
         weights = prior.exp().tolist()
-        return [_answer(generator, *one) for one in zip(questions, hits, weights, decoded, strict=True)]
+        read = contexts.mask.view(len(questions), -1).sum(1).tolist()  # (b k, s) -> (b, k s) -> (b,)
+        return [_answer(generator, *one) for one in zip(questions, hits, weights, decoded, read, strict=True)]
 
     def _logits(self, hits: Sequence[Hit]) -> list[float]:
         """Return what p(z|x) of a question's passages is made of."""
@@ -126,14 +158,15 @@ def _products(hits: Sequence[Hit]) -> list[float]:
 
 
 def _answer(
-    generator: Generator, question: str, hits: Sequence[Hit], weights: Sequence[float], decoded: Decoded
+    generator: Generator, question: str, hits: Sequence[Hit], weights: Sequence[float], decoded: Decoded, read: int
 ) -> Answer:
     support = [Support(*one) for one in zip(hits, weights, decoded.posterior, strict=True)]
     pieces = _pieces(generator, decoded.tokens) if decoded.shares else []
     tokens = [TokenSupport(*one) for one in zip(pieces, decoded.shares, strict=True)]
     ended = decoded.tokens[-1] == generator.end
     text = generator.text(decoded.tokens)
-    return Answer(question, text, decoded.log_likelihood, tuple(support), tuple(tokens), ended)
+    usage = Usage(read, len(decoded.tokens))
+    return Answer(question, text, decoded.log_likelihood, tuple(support), tuple(tokens), ended, usage)
 
 
 def _pieces(generator: Generator, tokens: Sequence[int]) -> list[str]:

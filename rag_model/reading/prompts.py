@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 from string import Formatter
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from rag_model.errors import InputError, UsageError
 
@@ -52,7 +52,7 @@ class Concat:
         return filled(self.template if context else CLOSED, context=context, question=question)
 
 
-def read_prompt(path: Path, **settings: object) -> dict[str, object]:
+def read_prompt(path: Path, **settings: Any) -> dict[str, Any]:
     """Return `settings` of a `Concat` with the template in a file: instruction, a line `---`, the user's message.
 
     Without such a line, the whole file is the user's message, and there is no instruction.

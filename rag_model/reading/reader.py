@@ -1,12 +1,13 @@
 """The protocol of readers: questions in, answers out, from what a retriever finds or from passages that are given."""
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Literal, Protocol
 
 from rag_model.errors import UsageError
 from rag_model.reading.answer import Answer
 from rag_model.retrieve.retriever import Hit, Retriever
 
+ReaderName = Literal["marginal", "concat"]
 Stop = Callable[[], bool]  # asked between two tokens: True once no caller waits for the answer any more
 Tell = Callable[[int, str], None]  # the place of a question in its batch, and the characters that its answer grew by
 
@@ -22,6 +23,11 @@ class Reader(Protocol):
     @property
     def k(self) -> int:
         """Return the passages a question, unless a caller says otherwise."""
+        ...
+
+    @property
+    def decides(self) -> dict[str, Any]:
+        """Return the settings that determine an answer, besides the model's weights, for memo keys."""
         ...
 
     def answer(

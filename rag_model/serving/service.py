@@ -8,6 +8,7 @@ from rag_model.index.files.engine import faiss
 from rag_model.serving.answering import work
 from rag_model.serving.answering.batcher import Batcher
 from rag_model.serving.answering.edition import threads_of, workers_of
+from rag_model.serving.answering.growing import Growing
 from rag_model.serving.answering.work import Answered, Found
 from rag_model.serving.following.desk import Desk
 from rag_model.serving.following.follower import Followed, Follower
@@ -76,9 +77,14 @@ class Service:
         return await self._searches.ask(questions, k, retriever, seconds, self._asked("search"), client)
 
     async def answer(
-        self, questions: Sequence[str], k: int | None = None, retriever: str | None = None, client: str = ""
+        self,
+        questions: Sequence[str],
+        k: int | None = None,
+        retriever: str | None = None,
+        client: str = "",
+        growing: Growing | None = None,
     ) -> Answered:
-        """Return answers to questions, as `search` returns passages.
+        """Return answers to questions, as `search` returns passages; `growing` is told what there is before that.
 
         Raises:
             UsageError: there is no model, or `search` would refuse the retriever or `k`.
@@ -86,7 +92,7 @@ class Service:
         if self.followed.model is None:
             raise UsageError("this service has no model, so it gives no answers: ask /search")
         seconds = self.settings.request_seconds
-        return await self._answers.ask(questions, k, retriever, seconds, self._asked("answer"), client)
+        return await self._answers.ask(questions, k, retriever, seconds, self._asked("answer"), client, growing)
 
     def close(self) -> None:
         """Answer the requests under way, then free everything."""

@@ -90,8 +90,7 @@ def test_a_model_is_measured_and_its_answers_are_made_once(
     assert kept(shelf) == before + 10  # nine more; the open book's are those of before
     assert "retrieval" in again["worth"]
     assert found["worth"] == ""  # closed book was not measured
-    assert {"question encoder", "exact"} == set(again["price"]["search"])
-    assert all(row["price"]["milliseconds"] > 0 for row in again["ablations"])
+    assert {"question encoder", "exact"} == set(again["search"])
     assert "unchanged" in again["collapse"]
 
 

@@ -7,7 +7,8 @@
 * *shuffled passages*: another question's: a model that answers equally well does not use its passages (`collapse`);
 * *k swept*: how many passages are needed (Lewis et al. 2020, figure 3);
 * *BM25* and *frozen retriever*: the k passages of another retriever (`rivals`; table 6 of the paper);
-* *whole corpus*: every passage, where all of them fit into one prompt: then nothing needs to be found.
+* *whole corpus*: every passage, where all of them fit into one prompt: then nothing needs to be found;
+* *another reader*: the same passages, read in another way.
 """
 
 import random
@@ -54,6 +55,7 @@ class Condition:
     questions: tuple[Question, ...]
     hits: tuple[tuple[Hit, ...], ...]  # of each question up to k: by words fewer may be found
     rival: str = ""  # the retriever that found them and weighs them, if not the model's own
+    reader: str = ""  # of several readers, the one that answers; empty: the first
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +72,20 @@ class Row:
         """Return the row as JSON values, without the single questions."""
         figures = {name: asdict(one) for name, one in self.figures.items()}
         against = {name: asdict(one) for name, one in self.against.items()}
-        return {"condition": self.name, "k": self.k, "n": len(self.scored), "metrics": figures, "against_open": against}
+        told = {"condition": self.name, "k": self.k, "n": len(self.scored), "metrics": figures}
+        return {**told, "against_open": against, "costs": self.costs}
+
+    @property
+    def costs(self) -> dict[str, float]:
+        """Return means a question, as far as they are known: `seconds` of answering, tokens `read` and `written`."""
+        readings = [one.reading for one in self.scored]
+        used = [one.usage for one in readings if one.usage is not None]
+        found: dict[str, list[float]] = {
+            "seconds": [one.seconds for one in readings if one.seconds is not None],
+            "read": [one.prompt_tokens for one in used],
+            "written": [one.new_tokens for one in used],
+        }
+        return {name: sum(values) / len(values) for name, values in found.items() if values}
 
 
 def open_book(outcomes: Sequence[Retrieved], k: int) -> Condition:

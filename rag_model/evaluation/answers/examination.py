@@ -8,6 +8,7 @@
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from rag_model.evaluation.answers.ablation import (
     OPEN,
@@ -55,6 +56,7 @@ class Examination:
         k: int,
         corpus: int,
         settings: Evaluation | None = None,
+        beside: Mapping[str, Answering] | None = None,
         rivals: Mapping[str, Retriever] | None = None,
         whole: Sequence[Hit] = (),
     ) -> None:
@@ -67,6 +69,7 @@ class Examination:
             k: passages that a question is answered from; all where the corpus has fewer.
             corpus: passages that there are.
             settings: everything else.
+            beside: other readers, by name, which answer from the same passages.
             rivals: other retrievers, by the name of their condition; asked with the ablations.
             whole: every passage, if the reader has room for all at once; read with the ablations.
 
@@ -82,7 +85,8 @@ class Examination:
         self.outcomes: list[Retrieved] = []
         self.rows: list[Row] = []
         self.search: dict[str, float] = {}  # milliseconds a question of each stage of retrieval, once retrieved
-        self._retriever, self._answering = retriever, answering
+        self._retriever = retriever
+        self._answering: Mapping[str, Answering] = {"": answering, **(beside or {})}
         self._rivals = (rivals or {}) if self.settings.ablations else {}
         self._whole = whole if self.settings.ablations else ()
         self._rival_hits: dict[str, list[list[Hit]]] = {}
@@ -103,15 +107,17 @@ class Examination:
     def conditions(self) -> list[Condition]:
         """Return what to answer under, the open book first; call `retrieve` before."""
         book, ablations = open_book(self.outcomes, self.k), self.settings.ablations
+        readers = [replace(book, name=f"{name}, {OPEN}", reader=name) for name in self._answering if name]
         rivals = [rival_book(name, book.questions, hits, book.k) for name, hits in self._rival_hits.items()]
         whole = [whole_book(book.questions, self._whole)] if self._whole else []
-        return [book, *(conditions(self.outcomes, self.k, ablations) if ablations else ()), *rivals, *whole]
+        ablated = conditions(self.outcomes, self.k, ablations) if ablations else ()
+        return [book, *readers, *ablated, *rivals, *whole]
 
     def answer(self, condition: Condition, tell: Tell = _silent) -> Row:
         """Answer a condition's questions, measure the answers, and keep the row."""
 
         def answered(one: Condition) -> list[Reading]:
-            return self._answering(one, tell)
+            return self._answering[one.reader](one, tell)
 
         book = self.rows[0] if self.rows else None
         row = measure(condition, answered, self.settings.kind, book, self.settings.resampling)

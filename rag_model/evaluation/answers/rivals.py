@@ -27,7 +27,7 @@ _MOST_WHOLE = 2_000  # passages of a corpus that may fit into a prompt
 _KIND = "bm25"
 
 
-def rivals(
+def open_rivals(
     snapshot: Snapshot, store: Store, own: str | None, encoder: QuestionEncoder | None
 ) -> dict[str, SnapshotRetriever]:
     """Return the retrievers to compare a reader's own with, by condition, as far as the snapshot has them.

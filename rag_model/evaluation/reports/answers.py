@@ -10,7 +10,6 @@ from pathlib import Path
 
 from rag_model.evaluation.answers.ablation import OPEN, Row
 from rag_model.evaluation.answers.collapse import Collapse
-from rag_model.evaluation.answers.price import price_of
 from rag_model.evaluation.answers.readings import Shown
 from rag_model.evaluation.answers.scores import AnswerKind, Scored, right_by
 from rag_model.evaluation.bootstrap import Estimate
@@ -161,23 +160,32 @@ def _bracketed(one: Estimate, sign: str) -> Node:
 
 def _prices(report: AnswerReport) -> Iterator[Node]:
     """Yield what search and reading cost, stage by stage and condition by condition, where anything is known."""
-    prices = {f"{row.name}, k = {row.k}" if row.name == OPEN else row.name: price_of(row) for row in report.rows}
-    read = [
-        (f"reading, {name}", *(_figure(value, 1) for value in one.to_json().values())) for name, one in prices.items()
-    ]
+    costs = {f"{row.name}, k = {row.k}" if row.name == OPEN else row.name: row.costs for row in report.rows}
     search = [(name, f"{milliseconds:.1f}", "–", "–") for name, milliseconds in report.search.items()]
-    if not search and all(set(row[1:]) == {"–"} for row in read):
+    if not search and not any(costs.values()):
         return
     title = "What it costs" if not report.worth else f"{report.worth[0].upper()}{report.worth[1:]}."
     titles = ("stage", "ms a question", "tokens read", "tokens written")
     note = (
-        "Search: the median of questions that were asked one by one. Reading: the median over the questions, each a "
-        "share of its batch, as measured when it was answered; tokens are means."
+        "Search: the median of questions that were asked one by one. Reading: means over the questions, a question's "
+        "time a share of its batch's, as measured when it was answered."
     )
-    curve = [Point(row.k, ms, ms, ms) for row in _swept(report.rows) if (ms := price_of(row).milliseconds) is not None]
+    curve = [Point(row.k, ms, ms, ms) for row in _swept(report.rows) if (ms := _milliseconds(row.costs)) is not None]
     series = {"reading": curve}
     pictures = (pair(courses(series, "milliseconds", "passages per question", log=True)),) if len(curve) > 1 else ()
-    yield section(title, table(titles, [*search, *read]), tag("p", note, class_="note"), *pictures)
+    yield section(title, table(titles, [*search, *_reading(costs)]), tag("p", note, class_="note"), *pictures)
+
+
+def _reading(costs: Mapping[str, Mapping[str, float]]) -> Iterator[tuple[Child, ...]]:
+    for name, one in costs.items():
+        yield (
+            f"reading, {name}",
+            *(_figure(value, 1) for value in (_milliseconds(one), one.get("read"), one.get("written"))),
+        )
+
+
+def _milliseconds(costs: Mapping[str, float]) -> float | None:
+    return 1000 * costs["seconds"] if "seconds" in costs else None
 
 
 def _swept(rows: Sequence[Row]) -> list[Row]:

@@ -19,10 +19,9 @@ from rag_model.reading.writers.chat.place import Place
 from rag_model.reading.writers.chat.problems import FailedTryError
 from rag_model.reading.writers.chat.request import Chat
 from rag_model.reading.writers.chat.settings import ChatSettings
-from rag_model.reading.writers.writer import Prompt, Written
+from rag_model.reading.writers.writer import ENDPOINT, Prompt, Written
 from rag_model.tokenizer import load_tokenizer_file
 
-PREFIX = "openai:"  # before a model's name, wherever a model is named
 _AROUND = 32  # tokens that a chat's format puts around two messages, at most
 
 
@@ -48,7 +47,7 @@ class EndpointWriter:
     @property
     def id(self) -> str:
         """Return `openai:MODEL`."""
-        return f"{PREFIX}{self.model}"
+        return f"{ENDPOINT}{self.model}"
 
     @property
     def room(self) -> int:

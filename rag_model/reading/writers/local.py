@@ -5,7 +5,8 @@ A prompt is one context of the generator, so decoding is that of RAG-Token with 
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
+from typing import Any
 
 import torch
 
@@ -65,6 +66,11 @@ class LocalWriter:
     def room(self) -> int:
         """Return the maximum tokens of a prompt's two messages together."""
         return self._limit(self._most) - self._around
+
+    @property
+    def decides(self) -> dict[str, Any]:
+        """Return what determines a text besides the weights."""
+        return {"decoding": asdict(self.decoding)}
 
     def count(self, texts: Sequence[str]) -> list[int]:
         """Return the tokens of each text, as a prompt has it: names of special tokens are text too."""

@@ -2,10 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from rag_model.reading.answer import Usage
 from rag_model.reading.reader import Stop, Tell
+
+ENDPOINT = "openai:"  # before the name of a model behind an HTTP API
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,11 @@ class Writer(Protocol):
     @property
     def room(self) -> int:
         """Return the maximum tokens of a prompt, so that an answer still fits behind it."""
+        ...
+
+    @property
+    def decides(self) -> dict[str, Any]:
+        """Return what determines this writer's texts besides its weights, for memo keys."""
         ...
 
     def count(self, texts: Sequence[str]) -> list[int]:

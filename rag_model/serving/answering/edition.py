@@ -14,7 +14,7 @@ from typing import Self
 from rag_model.errors import RefusedError, StoreError, UsageError
 from rag_model.reading.answer import Answer
 from rag_model.reading.marginal import MarginalReader
-from rag_model.reading.reader import Reader
+from rag_model.reading.reader import Reader, Stop, Tell, found_by
 from rag_model.retrieve.composer import Composer
 from rag_model.retrieve.dense import DenseRetriever
 from rag_model.retrieve.expression import parse
@@ -154,14 +154,26 @@ class Edition:
         questions: Sequence[str],
         k: int | None,
         retriever: str | None = None,
-        stop: Callable[[], bool] | None = None,
+        stop: Stop | None = None,
+        found: Callable[[list[list[Hit]]], None] | None = None,
+        tell: Tell | None = None,
     ) -> list[Answer]:
-        """Return each question's answer, from its best `k` passages; None: as many as in training.
+        """Return each question's answer, from its best `k` passages; None: as many as the reader takes by itself.
+
+        `found` is called with the passages before they are read, and `tell` as `Reader.answer` says.
 
         Raises:
             UsageError: there is no model here, or the retriever is refused as by `search`.
             StoppedError: `stop`, which is called before each token, was true.
         """
+        reader = self._reader_of(retriever)
+        hits = found_by(reader.retriever, questions, reader.k if k is None else k)
+        if found is not None:
+            found(hits)
+        return reader.answer_from(questions, hits, stop, tell)
+
+    def _reader_of(self, retriever: str | None) -> Reader:
+        """Return what reads the hits of a retriever."""
         if self._asked_by_model is None:
             raise UsageError("this service has no model, so it gives no answers: ask /search")
         reader = self._readers.get(self._default if retriever is None else retriever)
@@ -174,7 +186,7 @@ class Edition:
                     f"the retriever {found.name} cannot be answered from, since the service was started without the "
                     "passages' vectors: ask for another one"
                 ) from missing
-        return reader.answer(questions, k, stop)
+        return reader
 
     def warm(self) -> None:
         """Ask a few questions, so that files and kernels are loaded before the first request.

@@ -67,6 +67,11 @@ class AnswerRequest(Request):
     """Questions to answer."""
 
     k: int | None = Field(None, description="Passages a question; by default as in training.")
+    stream: bool | None = Field(
+        None,
+        description="Reply with server-sent events, words as they come; by default where Accept names "
+        "text/event-stream.",
+    )
 
     @property
     def expression(self) -> str | None:

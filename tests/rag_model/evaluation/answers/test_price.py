@@ -1,11 +1,9 @@
 """What answers cost, and the sentence that says whether retrieval earns its price."""
 
-from dataclasses import replace
-
 import pytest
 
 from rag_model.evaluation.answers.ablation import BM25, CLOSED, OPEN, Row
-from rag_model.evaluation.answers.price import Price, price_of, worth
+from rag_model.evaluation.answers.price import worth
 from rag_model.evaluation.answers.readings import Reading
 from rag_model.evaluation.answers.scores import compare, estimate, score
 from rag_model.evaluation.questions.files import Question
@@ -24,12 +22,6 @@ def row(name: str, right: int, seconds: float = 0.25, tokens: int = 100, book: R
         for n in range(N)
     )
     return Row(name, 5, scored, estimate(scored), compare(scored, book.scored) if book else {})
-
-
-def test_the_price_is_of_a_question() -> None:
-    assert price_of(row(OPEN, 3)) == Price(250, 100, 2)
-    readings = [one.reading for one in row(OPEN, 1).scored]
-    assert Price.of([replace(one, usage=None, seconds=None) for one in readings]) == Price(None, None, None)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from rag_model.encoders.encoder import Encoder
 from rag_model.evaluation.answers.ablation import BM25, CLOSED, FROZEN, GOLD, OPEN, SHUFFLED, WHOLE, Ablations
 from rag_model.evaluation.answers.answering import Answering
 from rag_model.evaluation.answers.examination import Examination
-from rag_model.evaluation.answers.rivals import rivals, whole_corpus
+from rag_model.evaluation.answers.rivals import open_rivals, whole_corpus
 from rag_model.evaluation.answers.settings import Evaluation
 from rag_model.evaluation.questions.files import Question, QuestionSet
 from rag_model.reading.concat import ConcatReader
@@ -44,12 +44,12 @@ def snapshot(store: Store, tiny: Path, tmp_path_factory: pytest.TempPathFactory)
 
 def test_a_snapshot_gives_what_it_has(store: Store, snapshot: Snapshot, tiny: Path) -> None:
     encoder = Encoder.load(tiny, "question", threads=1)
-    found = rivals(snapshot, store, "exact", encoder)
+    found = open_rivals(snapshot, store, "exact", encoder)
     assert list(found) == [BM25, FROZEN]
     assert [hit.passage.title for hit in found[BM25].search(["Tiber"], 2)[0]] == ["Rome"]
     assert all(hit.inner_product is not None for one in found.values() for hit in one.search(["novel"], 1)[0])
-    assert list(rivals(snapshot, store, "bm25", None)) == []  # its own, and passages are not weighed
-    assert list(rivals(snapshot, store, None, None)) == [BM25]
+    assert list(open_rivals(snapshot, store, "bm25", None)) == []  # its own, and passages are not weighed
+    assert list(open_rivals(snapshot, store, None, None)) == [BM25]
 
 
 def test_a_corpus_that_fits_into_a_prompt_is_read_whole(store: Store, snapshot: Snapshot) -> None:
@@ -65,9 +65,9 @@ def test_every_condition_is_measured_and_priced(store: Store, snapshot: Snapshot
     reader = ConcatReader(retriever, Quoting())
     answering = Answering(store, lambda: reader, {"test": "rivals"})
     whole = whole_corpus(reader, retriever, [one.text for one in ASKED])
-    others = rivals(snapshot, store, "bm25(k1=1.2)", None)
+    others = open_rivals(snapshot, store, "bm25(k1=1.2)", None)
     settings = Evaluation(ablations=Ablations(sweep=(2,)), depth=3)
-    seen = Examination(retriever, answering, QuestionSet(tuple(ASKED)), 1, snapshot.n, settings, others, whole)
+    seen = Examination(retriever, answering, QuestionSet(tuple(ASKED)), 1, snapshot.n, settings, None, others, whole)
     seen.retrieve()
     for condition in seen.conditions():
         seen.answer(condition)
