@@ -9,11 +9,10 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from flows.command.reading import BudgetTokens, Cite, OrderName, PromptFile, concat_of
+from flows.command.reading import BudgetTokens, Cite, OrderName, PromptFile, ReadBy, concat_of
 from flows.command.reply import AsksName, Common, MaybeStoreUrl, SnapshotName, whole
 from rag_model.errors import UsageError
 from rag_model.extras import require
-from rag_model.reading.reader import ReaderName
 from rag_model.retrieve.expression import all_of
 
 _NEEDED = {"fastapi": "serve", "uvicorn": "serve", "prometheus_client": "serve", "torch": "model"}
@@ -42,10 +41,7 @@ def serve(
             help="Serve tools of an agent (search, passage, snapshot) by MCP over standard input and output, not HTTP.",
         ),
     ] = False,
-    reader: Annotated[
-        ReaderName | None,
-        Parameter(help="With --model: how passages are read, `marginal` or `concat`, as in `answer`."),
-    ] = None,
+    reader: ReadBy = None,
     order: OrderName = None,
     budget: BudgetTokens = None,
     prompt: PromptFile = None,

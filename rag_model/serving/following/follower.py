@@ -298,7 +298,7 @@ class Follower:
         followed, folder = self._followed, model_folder_of(store, identity)
         if self._settings.trial and folder is not None:
             try_model(followed.dest, folder, followed.reading.of(identity))
-        return ServedModel.load(store, identity, followed.reading, followed.asks)
+        return ServedModel.load(store, identity, followed.reading, followed.asks, self._settings.batch_answers)
 
     def _serve(
         self, folder: Path, named: ServedRef, model: ServedModel | None, serving: Edition | None, began: float
