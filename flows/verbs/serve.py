@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
+from flows.command.reading import BudgetTokens, Cite, OrderName, PromptFile, ReadBy, concat_of
 from flows.command.reply import AsksName, Common, MaybeStoreUrl, SnapshotName, whole
 from rag_model.errors import UsageError
 from rag_model.extras import require
@@ -22,7 +23,11 @@ def serve(
     store: MaybeStoreUrl = None,
     ref: SnapshotName = "latest",
     model: Annotated[
-        str | None, Parameter(help="A RAG model for /answer: of the store (its ref is followed too), or a folder.")
+        str | None,
+        Parameter(
+            help="A RAG model for /answer: of the store (its ref is followed too), or a folder; with --reader concat "
+            "also a folder of a generator alone, or openai:MODEL."
+        ),
     ] = None,
     asks: AsksName = None,
     folder: Annotated[
@@ -36,6 +41,11 @@ def serve(
             help="Serve tools of an agent (search, passage, snapshot) by MCP over standard input and output, not HTTP.",
         ),
     ] = False,
+    reader: ReadBy = None,
+    order: OrderName = None,
+    budget: BudgetTokens = None,
+    prompt: PromptFile = None,
+    cite: Cite = False,
     host: Annotated[str, Parameter(help="Address to listen at; 0.0.0.0: also reachable from elsewhere.")] = "127.0.0.1",
     port: Annotated[int, Parameter(help="0 takes a free one.")] = 8000,
     health_port: Annotated[
@@ -116,7 +126,9 @@ def serve(
         hosts=running.hosts_of(host, allow_host),
         connections_per_client=connections_per_client,
     )
-    followed = _followed(running, store, ref, dest, folder, model, asks)
+    concat = concat_of([reader], model or "", order, budget, prompt, cite)
+    reading = running.ReaderSettings(reader, concat=concat)
+    followed = _followed(running, store, ref, dest, folder, model, asks, reading)
     if mcp:
         _serve_tools(followed, settings, model)
         return
@@ -143,6 +155,7 @@ def _followed(
     folder: Path | None,
     model: str | None,
     asks: str | None,
+    reading: Any,
 ) -> Any:
     """Return what is served: a pulled folder where one is given, else a ref of a store."""
     if folder is not None:
@@ -151,7 +164,7 @@ def _followed(
         return running.Pulled(folder)
     if store is None:
         raise UsageError("there is nothing to serve: give --store, or --folder with a pulled snapshot")
-    return running.Followed(store, ref, dest or running.default_dest(store), model, asks)
+    return running.Followed(store, ref, dest or running.default_dest(store), model, asks, reading)
 
 
 def _serve_tools(followed: Any, settings: Any, model: str | None) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from rag_model.digest import digest_bytes
 from rag_model.errors import BookwheelError, UsageError
 from rag_model.evaluation.questions.files import read_questions
+from rag_model.reading.settings import ReaderSettings
 from rag_model.serving.following.folder import Pulled
 from rag_model.serving.following.follower import Followed
 from rag_model.serving.http.app import create_app
@@ -32,6 +33,7 @@ __all__ = [
     "Followed",
     "Listening",
     "Pulled",
+    "ReaderSettings",
     "ServiceSettings",
     "default_dest",
     "hosts_of",

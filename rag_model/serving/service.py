@@ -7,7 +7,7 @@ from rag_model.errors import BookwheelError, UsageError
 from rag_model.index.files.engine import faiss
 from rag_model.serving.answering import work
 from rag_model.serving.answering.batcher import Batcher
-from rag_model.serving.answering.edition import threads_of, workers_of
+from rag_model.serving.answering.edition import answer_workers_of, threads_of, workers_of
 from rag_model.serving.answering.growing import Growing
 from rag_model.serving.answering.work import Answered, Found
 from rag_model.serving.following.desk import Desk
@@ -50,6 +50,7 @@ class Service:
             partial(work.answer, self.desk, self.observer),
             waiting=self.settings.queue_answers,
             batch=self.settings.batch_answers,
+            workers=answer_workers_of(self.settings, followed.model),
             begin=partial(_limit_threads, threads_of(self.settings)),
             died=partial(tell, self.observer.died),
         )
@@ -104,7 +105,10 @@ class Service:
         self.follower.stop()
         self._searches.close()
         self._answers.close()
+        serving = self.desk.current
         self.desk.close()
+        if serving is not None and serving.model is not None:
+            serving.model.close()
         tell(self.observer.close)
 
     def _asked(self, verb: str) -> Callable[[int, int], None]:

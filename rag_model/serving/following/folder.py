@@ -86,7 +86,7 @@ class FolderFollower:
 
     def _opened(self, root: Path, serving: Edition | None) -> Edition:
         with closing(Snapshot.from_folder(root)) as snapshot:
-            offer, identity = Offer.of(snapshot, self._settings, reads=False), snapshot.id
+            offer, identity = Offer.of(snapshot, self._settings, weighs=False), snapshot.id
             if self._settings.trial:
                 try_indexes(root, snapshot.manifest.content, offer.indexes)
         edition = Edition.open(root, ServedRef(CURRENT, 0, identity, ""), self._settings, None, serving)
