@@ -211,6 +211,29 @@ def test_a_model_of_the_store_answers(release: Callable[..., Any], store: Path, 
     assert [check["name"] for check in told["gate"]["checks"]][:1] == ["EM against the present one"]
 
 
+def test_indexes_are_judged_beside_what_is_served(release: Callable[..., Any], store: Path) -> None:
+    served = named(store)
+    ran = release("--limit", 1)
+    assert (ran.code, "passages lost since the parent is" in ran.err) == (3, True)
+    assert named(store) == served
+
+
+def test_with_a_trust_file_only_signed_evaluations_count(
+    release: Callable[..., Any], trusted: Path, bookwheel: Callable[..., Any], tmp_path: Path
+) -> None:
+    fresh = tmp_path / "fresh"
+    first = release("--trust", trusted, into=fresh).json
+    assert release("--trust", trusted, into=fresh).json["nothing_new"]
+    made = f"evaluation:{first['evaluation']}"
+    assert bookwheel("verify", made, "--store", fresh, "--trust", trusted).code == 0
+    (signature,) = fresh.glob("evaluations/*.sig")
+    signature.unlink()
+    assert bookwheel("verify", made, "--store", fresh, "--trust", trusted).code == 3
+    again = release("--trust", trusted, into=fresh).json
+    assert again["done"] == {"reindex": False, "evaluate": True, "move": False}
+    assert bookwheel("verify", made, "--store", fresh, "--trust", trusted).code == 0
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("moment", ["evaluations/*.json"])
 def test_a_release_that_was_killed_goes_on(
