@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 from prefect.client.orchestration import get_client
 from prefect.exceptions import ParameterTypeError
+from prefect.utilities.callables import parameter_schema
 
+from flows.launch import launch
 from flows.release import Training
 from flows.release import release as flow
 from rag_model.evaluation.answers.settings import Evaluation
@@ -325,3 +327,11 @@ def test_a_form_gives_a_release_its_records() -> None:
     assert found["settings"] == Evaluation(depth=5)
     with pytest.raises(ParameterTypeError, match=r"training\.kind"):
         flow.validate_parameters({**given, "training": {"kind": "magic"}})
+
+
+def test_a_launch_and_a_watch_may_start_a_release() -> None:
+    """They give a run the parameters of a rebuild; the questions are the deployment's own."""
+    given = set(parameter_schema(launch).properties) - {"deployment", "most", "hours"}
+    schema = parameter_schema(flow)
+    assert given <= set(schema.properties)
+    assert set(schema.required) - given == {"questions"}

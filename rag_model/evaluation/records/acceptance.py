@@ -77,7 +77,7 @@ def _keeps(acceptance: Acceptance, lost: Mapping[str, Pair] | None, headline: st
             f"{name} against the present one",
             least >= -acceptance.tolerance,
             f"{pair.difference.value:+.3f}{_ends(pair)}, from {pair.before.value:.3f} to {pair.after.value:.3f}",
-            f"{'' if pair.difference.low is None else 'an interval from '}{-acceptance.tolerance:+.3f} or more",
+            f"{'' if pair.difference.low is None else 'a lower end of '}{-acceptance.tolerance:+.3f} or more",
             "The candidate may be worse than what is served: compare the two with `diff`, or ask more questions.",
         )
 
