@@ -115,7 +115,8 @@ def release(
         before = examine(base, served) if base and compared else None
         done["evaluate"] = found.new or (before is not None and before.new)
         with clock("judge"):
-            verdict = decide(target, acceptance, examine.headline(answering), found, before)
+            withdrawn = moved_away(target, ref, snapshot, now)
+            verdict = decide(target, acceptance, examine.headline(answering), found, before, withdrawn)
         with clock("move"):
             moved = move(target, verdict, Candidate(ref, snapshot, training, answering, found.manifest.id), now)
         done["move"] = verdict.passed and moved != now
@@ -220,13 +221,23 @@ def train(training: Training, store: str, snapshot: str, beam_options: Sequence[
     return made.model, made.trained
 
 
+def moved_away(store: Store, ref: str, snapshot: str, now: RefMove | None) -> str:
+    """Return the last move by which a ref named a snapshot that it names no longer; empty: there is none."""
+    if now is None or now.snapshot == snapshot:
+        return ""
+    named = [move.number for move in store.refs.history(ref) if move.snapshot == snapshot]
+    return f"{ref}@{named[-1]}" if named else ""
+
+
 @stage
-def decide(store: Store, acceptance: Acceptance, headline: str, found: Examined, before: Examined | None) -> Verdict:
+def decide(
+    store: Store, acceptance: Acceptance, headline: str, found: Examined, before: Examined | None, withdrawn: str
+) -> Verdict:
     """Hold the candidate's evaluation to its floors, and beside that of what the ref names now."""
     lost = None
     if before is not None:
         (lost,) = beside(store, before.manifest, found.manifest).pairs.values()
-    return accept(acceptance, found.figures, lost, headline, found.collapsed)
+    return accept(acceptance, found.figures, lost, headline, found.collapsed, withdrawn)
 
 
 @stage

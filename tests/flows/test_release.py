@@ -170,16 +170,19 @@ def test_a_loss_against_the_present_snapshot_is_refused(
     assert release("--tolerance", -1, dump=tmp_path / "poor.xml.bz2").json["number"] == 2
 
 
-def test_a_move_by_another_is_seen_and_judged_again(
+def test_what_people_rolled_back_is_not_released_again(
     release: Callable[..., Any], store: Path, grown_dump: Path, bookwheel: Callable[..., Any]
 ) -> None:
     old = named(store)["latest"][1]
     new = release("--tolerance", 1, dump=grown_dump).json["snapshot"]
     bookwheel("rollback", "latest", "--store", store)
     assert named(store)["latest"] == (3, old)
-    again = release("--tolerance", 1, dump=grown_dump).json
-    assert again["done"] == {"reindex": False, "evaluate": False, "move": True}
-    assert named(store)["latest"] == (4, new)
+    again = release("--tolerance", 1, dump=grown_dump)
+    assert again.code == 3
+    assert "the candidate's past is named by latest@2 and moved away from, wanted new to the ref" in again.err
+    assert named(store)["latest"] == (3, old)
+    assert bookwheel("tag", new, "latest", "--store", store).code == 0
+    assert release("--tolerance", 1, dump=grown_dump).json["nothing_new"]
 
 
 def test_a_model_is_trained_on_the_candidate_and_moves_with_it(
