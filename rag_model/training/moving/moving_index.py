@@ -9,6 +9,9 @@ trainer. At a step's boundary the trainer then opens the new snapshot beside the
 * asynchronous: the trainer goes on with the snapshot that it has. A run that was killed asks the snapshot of its
   checkpoint again, and finishes the rebuild that was under way. One that is due while another runs begins after it.
 
+With several processes the first one orders the rebuilds, and all move at the same step: to the snapshot that it names,
+or, if one of them cannot open it, none.
+
 A rebuild that fails, or whose snapshot the gate refuses, is logged and counted, and the trainer goes on with the
 snapshot that it has. That snapshot is kept from `expire` and `gc` (`Lease`) until the trainer has moved on.
 """
@@ -21,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from accelerate.state import PartialState
-from accelerate.utils import broadcast_object_list
+from accelerate.utils import broadcast_object_list, gather_object
 
 from rag_model.errors import BookwheelError, ResourceError, UsageError
 from rag_model.store.store import Store
@@ -169,15 +172,24 @@ class MovingIndex:
         return None
 
     def _move_to(self, made: Rebuilt) -> None:
-        began = time.perf_counter()
-        try:
-            self._turn_to(made.snapshot)
-        except BookwheelError as failed:
-            self._fail(made.step, str(failed))
+        began, before = time.perf_counter(), self._asked
+        why = self._refused(made.snapshot)
+        if told := next(filter(None, gather_object([why])), ""):  # of any process: all ask the same snapshot
+            if not why:
+                self._turn_to(before)
+            self._fail(made.step, told)
             return
         self._made, self._swap_seconds = made, time.perf_counter() - began
         if PartialState().is_main_process:
             self._refreshes.forget(made.step)
+
+    def _refused(self, snapshot: str) -> str:
+        """Ask a snapshot; return why this process cannot, or nothing."""
+        try:
+            self._turn_to(snapshot)
+        except BookwheelError as failed:
+            return str(failed)
+        return ""
 
     def _turn_to(self, snapshot: str) -> None:
         before = self._asked
