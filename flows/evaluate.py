@@ -26,8 +26,9 @@ from rag_model.evaluation.answers.examination import Examination
 from rag_model.evaluation.answers.scores import check_golds
 from rag_model.evaluation.answers.settings import Evaluation
 from rag_model.evaluation.questions.files import read_questions
-from rag_model.evaluation.reports.answers import AnswerReport, read_courses, render
+from rag_model.evaluation.reports.answers import AnswerReport, render
 from rag_model.evaluation.reports.run_files import check_paths, write_answers, write_kilt, write_page
+from rag_model.evaluation.reports.training import read_curves
 from rag_model.evaluation.retrieval.judging import Judge
 from rag_model.generate.named import open_reader, rag_folder
 from rag_model.store.store import Store
@@ -190,7 +191,7 @@ def _page(work: Work, outcome: Evaluated) -> AnswerReport:
         intervals=examined.intervals,
         collapse=examined.collapse,
         collapsed=outcome.refusal,
-        courses=read_courses(work.folder / "metrics.jsonl"),
+        curves=read_curves(work.folder / "metrics.jsonl"),
         lineage={
             "model": outcome.model,
             "snapshot": outcome.snapshot,
