@@ -1,14 +1,18 @@
 """Measure one retriever or several of a snapshot on the same questions, stage by stage.
 
-Purpose: the scheduled comparison of retrievers after each rebuild, and `bookwheel evaluate` without a model.
-Caching: none: a search is cheap beside an answer.
+Purpose: `bookwheel evaluate` without a model, and the step of `flows.release` that measures retrieval after each
+rebuild.
+Caching: none: a search is cheap beside an answer. What was measured is put into the store as an evaluation, once for
+the same snapshot, questions and settings. In a store that cannot be written nothing is recorded, and the outcome says
+so.
 Requires: the extra model where an index is searched by vectors.
 """
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 from beam_jobs.launch import OnProgress
@@ -16,9 +20,12 @@ from flows import artifacts
 from flows.admission import Url
 from flows.outcome import Compared
 from flows.progress import StageClock
+from flows.recording import REPORT, ROWS, Found, Kept, figures, keep
 from flows.stage import deployed, stage
 from rag_model.errors import UsageError
 from rag_model.evaluation.questions.files import QuestionSet, read_questions
+from rag_model.evaluation.records.subject import retrieval_subject
+from rag_model.evaluation.records.values import Values
 from rag_model.evaluation.reports.retrieval import RetrievalReport, render
 from rag_model.evaluation.reports.run_files import check_paths, write_dpr, write_jsonl, write_page, write_trec
 from rag_model.evaluation.retrieval import comparison
@@ -29,6 +36,8 @@ from rag_model.evaluation.retrieval.staged import Batches, Lists, Staged, measur
 from rag_model.evaluation.retrieval.timing import time_stages
 from rag_model.retrieve.factory import open_retrievers
 from rag_model.retrieve.found import SnapshotRetriever
+from rag_model.store.store import Store
+from rag_model.store.versions.evaluation_manifest import Subject
 from rag_model.store.versions.snapshot import Snapshot
 
 _SLUG = 60  # characters of an expression in a file's name
@@ -84,6 +93,9 @@ def compare(
         measured = time_questions(work)
     with clock("compare"):
         outcome = conclude(work, measured, clock, report)
+    with clock("record"):
+        kept = record(work, outcome, questions)
+    outcome = replace(outcome, evaluation=kept.evaluation, unrecorded=kept.why)
     artifacts.show_retrievers(outcome)
     return outcome
 
@@ -92,11 +104,13 @@ class Work:
     """The pinned inputs of a run, and its results; not a record, so that Prefect does not look for futures in it."""
 
     def __init__(
-        self, snapshot: Snapshot, names: Sequence[str], retrievers: Sequence[SnapshotRetriever], k: int
+        self, store: Store, snapshot: Snapshot, names: Sequence[str], retrievers: Sequence[SnapshotRetriever], k: int
     ) -> None:
         """Hold a snapshot, known by its id, and its retrievers."""
-        self.snapshot, self.names, self.retrievers, self.k = snapshot, names, retrievers, k
+        self.store, self.snapshot, self.names, self.retrievers, self.k = store, snapshot, names, retrievers, k
+        self.subject: Subject | None = None
         self.lists: list[Lists] = []
+        self.standings: list[Standing] = []
         self.asked = QuestionSet(())
         self.batches = Batches(())
         self.judge = Judge("answers")
@@ -127,15 +141,17 @@ def prepare(
     judge = Judge.of(asked, judged_by, patterns=patterns)
     if k < 1:
         raise UsageError(f"k is {k}: measure at least 1 passage")
-    snapshot = Snapshot.open(store, ref)
+    target = Store.open(store)
+    snapshot = Snapshot.from_store(target, ref)
     names = list(retrievers) or [snapshot.manifest.content.default_retriever]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise UsageError(f"the retriever {twice} is given twice: leave one out")
-    work = Work(snapshot, names, open_retrievers(snapshot, list(retrievers) or None, encoder=encoder), k)
+    work = Work(target, snapshot, names, open_retrievers(snapshot, list(retrievers) or None, encoder=encoder), k)
     for opened in work.retrievers:
         opened.check_depth(k)  # of all, before the first is asked
     work.asked, work.judge, work.groups = asked, judge, groups_of(snapshot, asked, judge)
     work.batches = Batches(asked.questions)
+    work.subject = retrieval_subject(target, snapshot, asked, retrievers, k, judge, encoder)
     return work
 
 
@@ -144,7 +160,7 @@ def search(work: Work, asked: Asked, files: RunFiles, tell: OnProgress) -> None:
     """Ask one retriever every question, measure its stages, and write what it found."""
     found = measure_lists(asked.retriever, asked.name, work.batches, work.judge, work.k, tell)
     work.lists.append(found)
-    name = "" if len(work.names) == 1 else f"{len(work.lists)}-{_slug(asked.name)}"
+    name = _file_name(work, len(work.lists))
     for path, write in ((files.dpr, write_dpr), (files.rows, write_jsonl)):
         if path:
             write(found.outcomes, named(Path(path), name))
@@ -159,6 +175,11 @@ def named(path: Path, name: str) -> Path:
     ('run.1-hnsw.trec', 'run.trec')
     """
     return path.with_name(f"{path.stem}.{name}{path.suffix}") if name else path
+
+
+def _file_name(work: Work, number: int) -> str:
+    """Return what the files of a retriever, by its number from 1, are called; empty where there is one retriever."""
+    return "" if len(work.names) == 1 else f"{number}-{_slug(work.names[number - 1])}"
 
 
 def _slug(expression: str) -> str:
@@ -183,7 +204,7 @@ def time_questions(work: Work) -> Measured:
 @stage
 def conclude(work: Work, measured: Measured, clock: StageClock, report: str | None) -> Compared:
     """Compare the retrievers, say which one the corpus wants, and write the report."""
-    standings = comparison.compare(measured.figures, work.judge, work.k, work.groups)
+    work.standings = standings = comparison.compare(measured.figures, work.judge, work.k, work.groups)
     measure = work.judge.headline(work.k)
     said = advice(work.snapshot, measured.figures, measure)
     if report:
@@ -200,6 +221,26 @@ def conclude(work: Work, measured: Measured, clock: StageClock, report: str | No
         seconds=clock.seconds,
         report=report,
     )
+
+
+@stage
+def record(work: Work, outcome: Compared, questions: str) -> Kept:
+    """Put the evaluation into the store, unless it is there."""
+    assert work.subject is not None
+    ids = tuple(question.id for question in work.asked.questions)
+    values = Values(ids, {one.expression: one.staged.whole.values for one in work.standings})
+    measured = {
+        name: figures({**its["metrics"], **its["ranks"]}, its["intervals"]) for name, its in outcome.standings.items()
+    }
+    told = replace(outcome, report=None).to_json()
+    found = Found(measured, values, told, partial(_write_all, work, outcome.advice))
+    return keep(work.store, work.subject, found, questions, outcome.seconds)
+
+
+def _write_all(work: Work, said: str, folder: Path) -> None:
+    for number, found in enumerate(work.lists, start=1):
+        write_jsonl(found.outcomes, named(folder / ROWS, _file_name(work, number)))
+    write_page(render(_page(work, work.standings, said)), folder / REPORT)
 
 
 def _page(work: Work, standings: Sequence[Standing], said: str) -> RetrievalReport:

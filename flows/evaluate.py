@@ -1,13 +1,16 @@
 """Answer a set of questions with a model of the store from a snapshot of it, and measure the answers.
 
-Purpose: the scheduled evaluation of a model after each rebuild, and `bookwheel evaluate --model`.
-Caching: the store's memo, keyed by the exact inputs: answers of an earlier run are reused.
+Purpose: `bookwheel evaluate --model`, and the step of `flows.release` that measures a model after each rebuild.
+Caching: the store's memo, keyed by the exact inputs: answers of an earlier run are reused. What was measured is put
+into the store as an evaluation, once for the same snapshot, model, questions and settings.
 Requires: the extras model and train; a store that this machine can write to, since answers are kept there.
 """
 
 import secrets
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -17,21 +20,29 @@ from flows import artifacts
 from flows.admission import Url
 from flows.outcome import CollapseRefusedError, Evaluated
 from flows.progress import StageClock
+from flows.recording import KILT, REPORT, ROWS, Found, Kept, figures, keep
 from flows.stage import deployed, stage
-from rag_model.digest import digest_file
-from rag_model.errors import InputError
 from rag_model.evaluation.answers.ablation import Condition
 from rag_model.evaluation.answers.answering import Answering
 from rag_model.evaluation.answers.examination import Examination
+from rag_model.evaluation.answers.rivals import open_rivals, whole_corpus
 from rag_model.evaluation.answers.scores import check_golds
 from rag_model.evaluation.answers.settings import Evaluation
 from rag_model.evaluation.questions.files import read_questions
+from rag_model.evaluation.records.subject import answers_subject, digest_folder
+from rag_model.evaluation.records.values import Values
 from rag_model.evaluation.reports.answers import AnswerReport, render
 from rag_model.evaluation.reports.run_files import check_paths, write_answers, write_kilt, write_page
-from rag_model.evaluation.reports.training import read_curves
+from rag_model.evaluation.reports.training import Curves, read_curves
 from rag_model.evaluation.retrieval.judging import Judge
-from rag_model.generate.named import open_reader, rag_folder
+from rag_model.reading.marginal import MarginalReader
+from rag_model.reading.model import ReadingModel, model_folder_of, model_id
+from rag_model.reading.opening import open_model
+from rag_model.reading.reader import Reader
+from rag_model.retrieve.found import SnapshotRetriever
+from rag_model.retrieve.retriever import Hit
 from rag_model.store.store import Store
+from rag_model.store.versions.evaluation_manifest import Subject
 from rag_model.store.versions.snapshot import Snapshot
 
 
@@ -51,7 +62,8 @@ def evaluate(
 
     Args:
         store: URL or folder of the store; answers are kept in its memo.
-        model: a RAG model of the store (a ref, ref@number, an id, a unique prefix), or a folder of one.
+        model: a RAG model of the store (a ref, ref@number, an id, a unique prefix), or a folder of one; for the reader
+            `concat` also a folder of a generator, or `openai:MODEL`.
         questions: DPR's CSV, JSONL with `question` and `answers`, or KILT's JSONL; a path or URL.
         ref: a ref, ref@number, an id or a unique prefix of a snapshot. Both are pinned by id before anything is asked.
         settings: everything else, the retriever among it; the default settings if none are given.
@@ -75,8 +87,10 @@ def evaluate(
         for condition in work.examination.conditions():
             with clock(condition.name) as tell:
                 answer(work, NamedCondition(condition), tell)
-    outcome = work.outcome(clock.seconds, report)
-    write_files(work, outcome, rows, kilt)
+        outcome = work.outcome(clock.seconds, report)
+        write_files(work, outcome, rows, kilt)
+        kept = record(work, outcome, questions)
+    outcome = replace(outcome, evaluation=kept.evaluation, unrecorded=kept.why)
     artifacts.show_answers(outcome)
     if outcome.refusal:
         raise CollapseRefusedError(outcome)
@@ -94,10 +108,25 @@ class NamedCondition:
 class Work:
     """The pinned inputs of a run, and its results; not a record, for the same reason."""
 
-    def __init__(self, snapshot: Snapshot, model: str, folder: Path, retriever: str, examination: Examination) -> None:
+    def __init__(
+        self,
+        store: Store,
+        snapshot: Snapshot,
+        model: str,
+        reader: str,
+        folder: Path | None,
+        examination: Examination,
+        subject: Subject,
+    ) -> None:
         """Hold a snapshot and a model, each known by its id, the model's folder, and the questions put to them."""
-        self.snapshot, self.model, self.folder, self.examination = snapshot, model, folder, examination
-        self.retriever = retriever  # an expression
+        self.store, self.snapshot, self.model, self.reader, self.folder = store, snapshot, model, reader, folder
+        self.examination, self.subject = examination, subject
+
+    @property
+    def retriever(self) -> str:
+        """The retriever's expression."""
+        settings = self.examination.settings
+        return settings.expression or self.snapshot.manifest.content.default_retriever
 
     def outcome(self, seconds: dict[str, float], report: str | None) -> Evaluated:
         """Return what was found, as plain values."""
@@ -107,6 +136,8 @@ class Work:
             snapshot=self.snapshot.id,
             model=self.model,
             retriever=self.retriever,
+            reader=self.reader,
+            costs=book.costs,
             n=len(book.scored),
             k=examined.k,
             metrics={**examined.retrieval, **answered},
@@ -116,6 +147,8 @@ class Work:
             judged_by=examined.judge.by,
             refusal=examined.collapse.reason(examined.settings.limits),
             ablations=[row.to_json() for row in examined.rows] if len(examined.rows) > 1 else [],
+            search=examined.search,
+            worth=examined.worth,
             seconds=seconds,
             report=report,
         )
@@ -128,30 +161,54 @@ def prepare(store: Store, model: str, questions: str, ref: str, settings: Evalua
     check_golds(asked.questions, settings.kind)  # before a model is fetched and loaded
     Judge.of(asked, settings.judged_by)
     snapshot = Snapshot.from_store(store, ref)
-    named, reader = open_reader(snapshot, store.url, model, settings.expression, settings.decoding, asks)
-    if reader.retriever is None:
-        raise InputError(f"model {model} finds no passages: give a RAG model with its question encoder")
+    named, ways = model_id(store, model), settings.reading(model)
+    loaded, found = open_model(snapshot, store, named, settings.expression, [*ways], asks)
     inputs: dict[str, Any] = {
         "snapshot": snapshot.id,
         "model": _weights(named),
         "retriever": settings.expression or snapshot.manifest.content.default_retriever,
-        "decoding": asdict(settings.decoding),
         "versions": {name: version(name) for name in ("torch", "transformers")},
     }
-    answering = Answering(store, lambda: reader, inputs)
-    examination = Examination(
-        reader.retriever, answering, asked, settings.k or reader.rag.settings.k, snapshot.n, settings
+    readers = {name: loaded.reader(found, way) for name, way in ways.items()}
+    first, *others = (
+        (name, Answering(store, partial(_same, reader), {**inputs, "reader": name, **reader.decides}))
+        for name, reader in readers.items()
     )
-    return Work(snapshot, named, rag_folder(store, named), inputs["retriever"], examination)
+    k = settings.k or loaded.k
+    texts = [question.text for question in asked.questions]
+    rivals, whole = _ablated(store, loaded, found, readers[first[0]], settings, texts)
+    examination = Examination(found, first[1], asked, k, snapshot.n, settings, dict(others), rivals, whole)
+    subject = answers_subject(store, snapshot, named, asked, settings, asks)
+    folder = model_folder_of(store, named)
+    return Work(store, snapshot, named, next(iter(ways)), folder, examination, subject)
+
+
+def _same(reader: Reader) -> Reader:
+    return reader
+
+
+def _ablated(
+    store: Store,
+    loaded: ReadingModel,
+    found: SnapshotRetriever,
+    reader: Reader,
+    settings: Evaluation,
+    texts: Sequence[str],
+) -> tuple[dict[str, SnapshotRetriever], list[Hit]]:
+    """Return what the ablations compare the reader's retriever with: other ones, and all passages where they fit."""
+    if settings.ablations is None:
+        return {}, []
+    encoder = None
+    if isinstance(reader, MarginalReader):
+        if reader.rag.settings.weighed_by == "scores":
+            return {}, []  # p(z|x) is made of the scores of its own retriever
+        encoder = loaded.question
+    return open_rivals(found.snapshot, store, settings.expression, encoder), whole_corpus(reader, found, texts)
 
 
 def _weights(named: str) -> object:
     """Return a model's id; of a folder, which may change, the digest of every file."""
-    folder = Path(named)
-    if not folder.is_dir():
-        return named
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
-    return {path.relative_to(folder).as_posix(): digest_file(path) for path in files}
+    return digest_folder(Path(named)) if Path(named).is_dir() else named
 
 
 @stage
@@ -178,6 +235,22 @@ def write_files(work: Work, outcome: Evaluated, rows: str | None, kilt: str | No
         write_page(render(_page(work, outcome)), Path(outcome.report))
 
 
+@stage
+def record(work: Work, outcome: Evaluated, questions: str) -> Kept:
+    """Put the evaluation into the store, unless it is there."""
+    examined = work.examination
+    values = Values(tuple(question.id for question in examined.asked.questions), {work.retriever: examined.values()})
+    measured = {work.retriever: figures({**outcome.metrics, **outcome.ranks}, outcome.intervals)}
+    told = replace(outcome, report=None).to_json()
+    found = Found(measured, values, told, partial(_write_all, work, outcome))
+    return keep(work.store, work.subject, found, questions, outcome.seconds)
+
+
+def _write_all(work: Work, outcome: Evaluated, folder: Path) -> None:
+    page = replace(outcome, report=str(folder / REPORT))
+    write_files(work, page, str(folder / ROWS), str(folder / KILT))
+
+
 def _page(work: Work, outcome: Evaluated) -> AnswerReport:
     examined = work.examination
     decoding = ", ".join(f"{name} {value}" for name, value in asdict(examined.settings.decoding).items())
@@ -191,11 +264,14 @@ def _page(work: Work, outcome: Evaluated) -> AnswerReport:
         intervals=examined.intervals,
         collapse=examined.collapse,
         collapsed=outcome.refusal,
-        curves=read_curves(work.folder / "metrics.jsonl"),
+        search=examined.search,
+        worth=outcome.worth,
+        curves=read_curves(work.folder / "metrics.jsonl") if work.folder else Curves(),
         lineage={
             "model": outcome.model,
             "snapshot": outcome.snapshot,
             "judged by": outcome.judged_by,
+            "reader": outcome.reader,
             "decoding": decoding,
         },
     )

@@ -9,6 +9,7 @@ vectors, and are measured. The gate is not applied, since the old snapshot must 
 The new snapshot replaces the old one. Refs that name the old one move. Earlier moves in their logs are read as the new
 one, so that neither `rollback` nor `ref@number` brings a page back. The old manifest is retired, and the error for its
 id names the replacement. If no page of a snapshot is left, its refs are deleted.
+Evaluations of the old snapshot are deleted, since their rows hold its passages.
 
 `gc` deletes the bytes: at once with `--grace 0`, otherwise when they are older than its grace. This machine's cache
 removes its copies. Copies elsewhere are not known to the store. A service that follows the ref changes to the new
@@ -44,9 +45,9 @@ from rag_model.evaluation.gate import judge
 from rag_model.snapshots.content import counts, with_indexes
 from rag_model.snapshots.existing import carried, facts_of, recipe_of, widths_of
 from rag_model.snapshots.measure import Measured
+from rag_model.snapshots.planning import plan_indexes
 from rag_model.snapshots.publish import Published, vitals
 from rag_model.snapshots.report import write_report
-from rag_model.snapshots.sizing import plan_indexes
 from rag_model.snapshots.takedown import (
     Holder,
     carry_out,
@@ -89,10 +90,16 @@ def takedown(
     launch = Launch.new(target.url, beam_options)
     with target.intents.held(launch.run):  # keeps `gc` from deleting new files
         record = order(target, pages, wiki, reason)
-        places, moves = carry_out(target, partial(rebuild, target, beam_options))
+        done = carry_out(target, partial(rebuild, target, beam_options))
+    places = done.places
     left = {*places} & {*target.snapshots.list()}
     return TakenDown(
-        record.number if record else None, places, moves, tuple(sorted(left)), unsigned(target, places.values())
+        record.number if record else None,
+        places,
+        done.moves,
+        tuple(sorted(left)),
+        unsigned(target, places.values()),
+        done.evaluations,
     )
 
 

@@ -23,6 +23,18 @@ class RefConflictError(StoreError):
     """Another writer moved the ref first; read it again before deciding whether to move it."""
 
 
+class EndpointError(BookwheelError):
+    """A model behind an HTTP API could not be asked, refused, or replied with what is no answer."""
+
+
+class StoppedError(BookwheelError):
+    """The work was given up before its end, since no caller waits for it any more."""
+
+
+class ServiceError(BookwheelError):
+    """A running service cannot be reached, is busy, fails, or sends what is no reply of bookwheel."""
+
+
 class ResourceError(BookwheelError):
     """The work would not fit (memory, disk); raised before it starts."""
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from flows.outcome import Compared
+from flows.outcome import Compared, Evaluated
 from rag_model.evaluation.reports.page import sized
 from rag_model.evaluation.retrieval.staged import ENCODER
 
@@ -36,9 +36,17 @@ def _lines(outcome: Compared) -> Iterator[str]:
         yield ""
         yield from _table(_groups(outcome))
     yield from (f"note         {note}" for note in outcome.notes)
+    yield kept(outcome)
     yield f"advice       {outcome.advice}"
     if outcome.report:
         yield f"report       {outcome.report}"
+
+
+def kept(outcome: Compared | Evaluated) -> str:
+    """Return the line that says where an evaluation is kept."""
+    if outcome.evaluation is None:
+        return f"evaluation   not recorded: {outcome.unrecorded}"
+    return f"evaluation   {outcome.evaluation[:12]}"
 
 
 def _beside(outcome: Compared) -> Iterator[Sequence[str]]:

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 StoreUrl = Annotated[str, Parameter(name="--store", help="The store of snapshots: file:///…, s3://… or a folder.")]
+MaybeStoreUrl = Annotated[str | None, Parameter(name="--store", help="The store of snapshots: as in the other verbs.")]
 SnapshotName = Annotated[str, Parameter(help="A ref, ref@number, an id, or a unique prefix of one.")]
 IndexName = Annotated[
     str | None, Parameter(help="An index of the snapshot, or `exact`: the short form of --retriever.")
@@ -22,6 +23,13 @@ RetrieverName = Annotated[
 AnyName = Annotated[  # for verbs that take snapshots and models
     str,
     Parameter(help="A ref, ref@number, an id, or a unique prefix of one; with `model:` before it, that of a model."),
+]
+AnyVersion = Annotated[  # for verbs that take evaluations too
+    str,
+    Parameter(
+        help="A ref, ref@number, an id, or a unique prefix of one; with `model:` before it, that of a model; with "
+        "`evaluation:`, an id of an evaluation."
+    ),
 ]
 Yes = Annotated[bool, Parameter(negative="", help="Do it; without this the verb only reports what it would delete.")]
 EncoderName = Annotated[  # never `--encoder`: in settings that names the passage encoder of reindex

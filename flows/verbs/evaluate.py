@@ -1,16 +1,18 @@
 """`bookwheel evaluate`: how often the answer is among the passages found, and, with a model, how well it answers."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 from cyclopts import Parameter
 
+from flows.command.reading import BudgetTokens, Cite, OrderName, PromptFile, concat_of
 from flows.command.reply import AsksName, Common, EncoderName, Reply, SnapshotName, StoreUrl, whole
 from rag_model.errors import UsageError
-from rag_model.evaluation.answers.ablation import Ablations
+from rag_model.evaluation.answers.ablation import OPEN, Ablations
 from rag_model.evaluation.answers.scores import AnswerKind
 from rag_model.evaluation.retrieval.judging import JudgedBy
+from rag_model.reading.reader import ReaderName
 from rag_model.retrieve.expression import all_of
 
 if TYPE_CHECKING:
@@ -52,8 +54,24 @@ def evaluate(
         ),
     ] = None,
     model: Annotated[
-        str | None, Parameter(help="Answer the questions too, with this RAG model of the store, or folder of one.")
+        str | None,
+        Parameter(
+            help="Answer the questions too, with this RAG model of the store, or folder of one; with --reader concat "
+            "also a folder of a generator alone, or openai:MODEL."
+        ),
     ] = None,
+    reader: Annotated[
+        tuple[ReaderName, ...],
+        Parameter(
+            negative="",
+            help="With --model: how passages are read, as in `answer`; again for one more, to compare it with the "
+            "first on the same passages.",
+        ),
+    ] = (),
+    order: OrderName = None,
+    budget: BudgetTokens = None,
+    prompt: PromptFile = None,
+    cite: Cite = False,
     answers: Annotated[
         AnswerKind,
         Parameter(help="What the answers are: `spans`, `patterns` (CuratedTREC), `labels` (FEVER) or `texts`."),
@@ -61,7 +79,12 @@ def evaluate(
     asks: AsksName = None,
     beams: Annotated[int, Parameter(help="With --model: beams of the search for an answer; 1 is greedy.")] = 1,
     ablations: Annotated[
-        bool, Parameter(negative="", help="With --model: also closed book, gold passage, shuffled passages, k swept.")
+        bool,
+        Parameter(
+            negative="",
+            help="With --model: also closed book, gold passage, shuffled passages, k swept, BM25, frozen retriever, "
+            "all passages where they fit into one prompt; and a sentence that says whether retrieval earns its price.",
+        ),
     ] = False,
     report: Annotated[Path | None, Parameter(help="Write an HTML report to this file.")] = None,
     kilt: Annotated[Path | None, Parameter(help="With --model: write KILT's prediction file to this file.")] = None,
@@ -82,7 +105,8 @@ def evaluate(
     """
     retrievers = all_of(index, retriever)
     if model is None:
-        of_models = {"--ablations": ablations, "--kilt": kilt, "--asks": asks}
+        of_models: dict[str, Any] = {"--ablations": ablations, "--kilt": kilt, "--asks": asks, "--reader": reader}
+        of_models |= {"--order": order, "--budget": budget, "--prompt": prompt, "--cite": cite}
         _refuse(of_models, "needs a model: give one with --model")
         asked = {"k": _DEPTH if k is None else k, "judged_by": judge, "patterns": answers == "patterns"}
         return _compare(store, questions, retrievers, ref, asked | {"encoder": encoder}, report, (trec, dpr, rows))
@@ -94,6 +118,7 @@ def evaluate(
         )
     settings: dict[str, Any] = {"kind": answers, "k": k, "depth": max(_DEPTH, k or 0), "judged_by": judge}
     settings["retriever"] = retrievers[0] if retrievers else None
+    settings["readers"], settings["concat"] = reader, concat_of(reader, model, order, budget, prompt, cite)
     settings["ablations"] = Ablations() if ablations else None
     named = {"rows": rows, "kilt": kilt, "report": report, "asks": asks}
     return _answer(store, model, questions, ref, settings, beams, named)
@@ -149,17 +174,42 @@ def _answer(
     return Reply({**outcome.to_json(), "index": outcome.retriever}, _words(outcome), refusal)
 
 
+def _against(row: dict[str, Any]) -> list[str]:
+    """Say how another reader differs from the first, and what it costs."""
+    differences = ", ".join(
+        f"{name} {one['value']:+.3f} [{one['low']:+.3f}, {one['high']:+.3f}]"
+        for name, one in row["against_open"].items()
+    )
+    return [f"  minus the first reader: {differences}", *([f"  {costs(row['costs'])}"] if row["costs"] else [])]
+
+
+def costs(found: Mapping[str, float]) -> str:
+    """Return what an answer costs, in words.
+
+    >>> costs({"seconds": 0.5, "read": 512.0, "written": 9.0})
+    '0.50 s, 512 tokens read and 9 written a question'
+    """
+    seconds = [f"{found['seconds']:.2f} s"] if "seconds" in found else []
+    tokens = [f"{found['read']:,.0f} tokens read and {found['written']:,.0f} written"] if "read" in found else []
+    return f"{', '.join([*seconds, *tokens])} a question"
+
+
 def _words(outcome: "Evaluated") -> str:
-    from flows.command.comparison import figures  # noqa: PLC0415 - as above
+    from flows.command.comparison import figures, kept  # noqa: PLC0415 - as above
 
     lines = [
         f"{outcome.n:,} questions, model {outcome.named}, snapshot {outcome.snapshot[:12]}, "
-        f"answered from {outcome.k} passages each",
+        f"answered from {outcome.k} passages each by {outcome.reader}",
         *figures({**outcome.metrics, **outcome.ranks}, outcome.intervals),
     ]
+    lines += [f"costs        {costs(outcome.costs)}"] if outcome.costs else []
+    read = {f"{name}, {OPEN}" for name in get_args(ReaderName)}
     for row in outcome.ablations[1:]:
         found = ", ".join(f"{name} {figure['value']:.3f}" for name, figure in row["metrics"].items())
         lines.append(f"{row['condition']}: {found} ({row['n']:,} questions)")
+        lines += _against(row) if row["condition"] in read else []
     seen = outcome.collapse
     lines.append(f"{seen['distinct']:,} distinct passages, spread {seen['spread']:.2f}")
-    return "\n".join([*lines, *([f"report       {outcome.report}"] if outcome.report else [])])
+    if outcome.worth:
+        lines.append(outcome.worth)
+    return "\n".join([*lines, *([f"report       {outcome.report}"] if outcome.report else []), kept(outcome)])

@@ -24,14 +24,17 @@ def expire(
 ) -> Reply:
     """Delete old moves of refs, and the snapshots and models that no other move names; a dry run unless --yes.
 
-    The current snapshot of a ref is never deleted. The files of deleted snapshots stay until `bookwheel gc`.
+    Evaluations go with their snapshot or model. The current snapshot of a ref is never deleted. The files of deleted
+    snapshots stay until `bookwheel gc`.
     """
     found = expire_old(Store.open(store), Policy(keep, parse_age(older_than)), dry_run=not yes)
     lines = [
         *(f"move      {move}" for move in found.moves),
         *(f"snapshot  {snapshot[:12]}" for snapshot in found.snapshots),
         *(f"model     {model[:12]}" for model in found.models),
-        f"{'deleted' if yes else 'would delete'} {len(found.moves)} moves, {len(found.snapshots)} snapshots "
-        f"and {len(found.models)} models" + ("" if yes else "; nothing was changed: give --yes to do it"),
+        *(f"evaluation {evaluation[:12]}" for evaluation in found.evaluations),
+        f"{'deleted' if yes else 'would delete'} {len(found.moves)} moves, {len(found.snapshots)} snapshots, "
+        f"{len(found.models)} models and {len(found.evaluations)} evaluations"
+        + ("" if yes else "; nothing was changed: give --yes to do it"),
     ]
     return Reply({"dry_run": not yes, **asdict(found)}, "\n".join(lines))

@@ -6,17 +6,18 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from flows.command.reply import AnyName, Common, Reply, StoreUrl
+from flows.command.reply import AnyVersion, Common, Reply, StoreUrl
 from rag_model.errors import UsageError
 from rag_model.store.pulling.export import Layout
 from rag_model.store.pulling.export import export as export_snapshot
-from rag_model.store.store import MODEL, Store
+from rag_model.store.store import EVALUATION, MODEL, Store
+from rag_model.store.versions.evaluations import export_evaluation
 from rag_model.store.versions.models import export_model
 from rag_model.store.versions.snapshot import Snapshot
 
 
 def export(
-    snapshot: AnyName,
+    snapshot: AnyVersion,
     out: Path,
     /,
     *,
@@ -31,16 +32,18 @@ def export(
     """Write all passages of a snapshot, and their vectors, to a new folder for other tools.
 
     `model:NAME` writes the model's files unchanged: `from_pretrained` opens the folder, or the folders in it.
+    `evaluation:ID` writes the report, rows and predictions of an evaluation.
 
     Parameters
     ----------
     out
         A folder that does not exist yet.
     """
-    if snapshot.startswith(MODEL):
+    if snapshot.startswith((MODEL, EVALUATION)):
+        noun = "a model" if snapshot.startswith(MODEL) else "an evaluation"
         if layout or no_embeddings:
-            raise UsageError(f"{snapshot} is a model, which has only one layout and no passages: leave out the options")
-        return _model(store, snapshot.removeprefix(MODEL), out)
+            raise UsageError(f"{snapshot} is {noun}, which has only one layout and no vectors: leave out the options")
+        return (_model if snapshot.startswith(MODEL) else _evaluation)(store, snapshot.partition(":")[2], out)
     with Snapshot.open(store, snapshot) as opened:
         report = export_snapshot(opened, out, layout or "datasets", embeddings=not no_embeddings)
     document = {**asdict(report), "path": str(report.path)}
@@ -51,4 +54,10 @@ def export(
 def _model(store: str, name: str, out: Path) -> Reply:
     report = export_model(Store.open(store), name, out)
     text = f"{report.kind} model {report.model[:12]} is in {report.path}: {report.bytes:,} bytes"
+    return Reply({**asdict(report), "path": str(report.path)}, text)
+
+
+def _evaluation(store: str, name: str, out: Path) -> Reply:
+    report = export_evaluation(Store.open(store), name, out)
+    text = f"evaluation {report.evaluation[:12]} is in {report.path}: {report.bytes:,} bytes"
     return Reply({**asdict(report), "path": str(report.path)}, text)

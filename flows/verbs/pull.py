@@ -12,7 +12,7 @@ from rag_model.retrieve.derived import derive
 from rag_model.store.pulling.kinds import chosen
 from rag_model.store.pulling.pull import PullReport
 from rag_model.store.pulling.pull import pull as pull_version
-from rag_model.store.store import MODEL, Store
+from rag_model.store.store import Store
 
 
 def pull(
@@ -56,12 +56,12 @@ def pull(
     opened = Store.open(store)
     shelf, name = opened.shelf(ref)
     taken: dict[str, Any] = {"keep": keep}
-    if shelf is opened.models:
+    if shelf is not opened.snapshots:
         if index or no_embeddings or passages_only or no_mapped:
             raise UsageError(
-                f"{ref} is a model, which is pulled whole: leave out the options that select a snapshot's files"
+                f"{ref} is {shelf.called}, which is pulled whole: leave out the options that select a snapshot's files"
             )
-        named = f"{MODEL}{shelf.trusted(name)}"
+        named = f"{shelf.noun}:{shelf.trusted(name)}"
     else:
         named = shelf.trusted(name)
         taken["select"] = chosen(

@@ -1,20 +1,23 @@
-"""`bookwheel show`: describe one snapshot, or one model."""
+"""`bookwheel show`: describe one snapshot, one model, or one evaluation."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from flows.command.reply import AnyName, Common, Reply, StoreUrl
+from flows.command.evaluations import briefly, evaluation, line_of
+from flows.command.reply import AnyVersion, Common, Reply, StoreUrl
 from rag_model.snapshots.recipe_text import recipe_text
 from rag_model.store.store import Store
+from rag_model.store.versions.evaluation_manifest import EvaluationManifest
+from rag_model.store.versions.evaluations import evaluations_of
 from rag_model.store.versions.manifest import Content, Manifest
 from rag_model.store.versions.model_manifest import ModelManifest
 from rag_model.store.versions.paths import EMBEDDINGS
 
 
 def show(
-    snapshot: AnyName = "latest",
+    snapshot: AnyVersion = "latest",
     /,
     *,
     store: StoreUrl,
@@ -28,18 +31,28 @@ def show(
 ) -> Reply:
     """Show the content of a snapshot, its metrics, and the recipe that rebuilds it; `model:NAME` shows a model.
 
+    The evaluations of a snapshot or of a model are listed; `evaluation:ID` shows one, with its figures and files.
+
     `--recipe-only` prints a file: `bookwheel show v1 --recipe-only > recipe.toml`, then `reindex --recipe recipe.toml`.
     """
     opened = Store.open(store)
     shelf, name = opened.shelf(snapshot)
     manifest = shelf.get(shelf.resolve(name))
-    signed = shelf.signed(name)
-    if isinstance(manifest, ModelManifest):
-        return _model(manifest, recipe, signed)
+    if isinstance(manifest, EvaluationManifest):
+        return evaluation(manifest, shelf.signed(name))
     if recipe:
-        settings = _recipe(manifest.content)
+        settings = _recipe(manifest)
         return Reply(settings, recipe_text(settings).rstrip("\n"))
-    return Reply(manifest.to_json() | {"signed": signed}, "\n".join([*_lines(manifest), f"signature {signed}"]))
+    lines = _model(manifest) if isinstance(manifest, ModelManifest) else _lines(manifest)
+    return _beside(manifest, lines, evaluations_of(opened, manifest.id), shelf.signed(name))
+
+
+def _beside(
+    manifest: Manifest | ModelManifest, lines: Iterable[str], found: Sequence[EvaluationManifest], signed: str
+) -> Reply:
+    """Return what a version is, with its evaluations and its signature."""
+    document = manifest.to_json() | {"evaluations": [briefly(one) for one in found], "signed": signed}
+    return Reply(document, "\n".join([*lines, *map(line_of, found), f"signature {signed}"]))
 
 
 def _lines(manifest: Manifest) -> list[str]:
@@ -62,8 +75,11 @@ def _lines(manifest: Manifest) -> list[str]:
     ]
 
 
-def _recipe(content: Content) -> dict[str, Any]:
-    """Return the settings that rebuild a snapshot: the encoders of further representations must be named again."""
+def _recipe(manifest: Manifest | ModelManifest) -> dict[str, Any]:
+    """Return the settings that rebuild a version: the encoders of further representations must be named again."""
+    if isinstance(manifest, ModelManifest):
+        return dict(manifest.content.lineage.get("recipe") or {})
+    content = manifest.content
     return ({"retriever": content.retriever} if content.retriever else {}) | dict(content.recipe)
 
 
@@ -71,12 +87,10 @@ def _space(content: Content, representation: str) -> str:
     return str((content.space_of(representation) or {}).get("name", "none"))
 
 
-def _model(manifest: ModelManifest, recipe: bool, signed: str) -> Reply:
-    content, settings = manifest.content, manifest.content.lineage.get("recipe") or {}
-    if recipe:
-        return Reply(settings, recipe_text(settings).rstrip("\n"))
+def _model(manifest: ModelManifest) -> list[str]:
+    content = manifest.content
     size = sum({ref.id: ref.size for ref in content.files.values()}.values())
-    lines = [
+    return [
         f"model     {manifest.id}",
         f"kind      {content.kind}",
         f"files     {len(content.files)}, {size / 1e6:,.1f} MB",
@@ -84,9 +98,7 @@ def _model(manifest: ModelManifest, recipe: bool, signed: str) -> Reply:
         *(f"{name:<9} {_settings(value)}" for name, value in content.lineage.items()),
         *(f"metrics   {name}: {_settings(values)}" for name, values in manifest.metrics.items()),
         f"trained   {manifest.provenance.get('created_at', 'unknown')}",
-        f"signature {signed}",
     ]
-    return Reply(manifest.to_json() | {"signed": signed}, "\n".join(lines))
 
 
 def _index(entry: Mapping[str, Any]) -> str:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from itertools import takewhile
-from typing import Annotated
+from typing import Annotated, Any
 
 from cyclopts import Parameter
 
@@ -11,6 +11,7 @@ from flows.stage import run_flow
 from flows.takedown import takedown as takedown_flow
 from rag_model.snapshots.takedown import Holder, choose_wiki, holders
 from rag_model.store.store import Store
+from rag_model.store.versions.evaluations import evaluations_of
 
 
 def takedown(
@@ -30,8 +31,9 @@ def takedown(
     """Remove pages from every snapshot, and keep them out of later builds; a dry run unless --yes.
 
     A record says who ordered it and why. Snapshots that contain a page are replaced by new ones without it, with new
-    indexes, and the refs move; `gc` deletes the bytes. An interrupted run continues when it is run again. A new one is
-    signed only if the old one was: by a key of the trust file, or without one by your own.
+    indexes, and the refs move; `gc` deletes the bytes. Evaluations of the old ones are deleted too. An interrupted run
+    continues when it is run again. A new one is signed only if the old one was: by a key of the trust file, or without
+    one by your own.
     """
     pages = tuple(takewhile(lambda word: not word.startswith("-"), page))
     if not yes:
@@ -42,6 +44,7 @@ def takedown(
         *(f"replaced  {old[:12]} by {new[:12] or 'nothing'}" for old, new in outcome.replaced.items()),
         *(f"waiting   {old[:12]}: a writer relies on it; run this again" for old in outcome.waiting),
         *(f"unsigned  {_short(one)}: look at it, then sign it with `tag`, if it is yours" for one in outcome.unsigned),
+        *(f"deleted   evaluation {one[:12]}, whose rows hold passages" for one in outcome.evaluations),
         f"replaced {len(outcome.replaced)} snapshots and moved refs {outcome.moves} times; "
         "`gc --grace 0 --yes` deletes the bytes",
     ]
@@ -56,7 +59,7 @@ def _short(name: str) -> str:
 def _rehearsed(store: Store, pages: Sequence[str], wiki: str | None) -> Reply:
     chosen = choose_wiki(store, pages, wiki) if pages else ""
     found = holders(store, chosen, pages)
-    document = {
+    document: dict[str, Any] = {
         "dry_run": True,
         "wiki": chosen,
         "pages": list(pages),
@@ -64,8 +67,10 @@ def _rehearsed(store: Store, pages: Sequence[str], wiki: str | None) -> Reply:
             {"snapshot": one.manifest.id, "refs": list(one.refs), "passages": one.passages, "pages": list(one.pages)}
             for one in found
         ],
+        "evaluations": [its.id for one in found for its in evaluations_of(store, one.manifest.id)],
     }
-    return Reply(document, "\n".join(_lines(found, pages)))
+    deleted = [f"evaluation {one[:12]}: would be deleted" for one in document["evaluations"]]
+    return Reply(document, "\n".join([*deleted, *_lines(found, pages)]))
 
 
 def _lines(found: Sequence[Holder], pages: Sequence[str]) -> Iterator[str]:

@@ -3,18 +3,18 @@
 from dataclasses import asdict
 from typing import Any
 
-from flows.command.reply import AnyName, Common, Reply, StoreUrl
+from flows.command.reply import AnyVersion, Common, Reply, StoreUrl
 from rag_model.errors import RefusedError
 from rag_model.store.store import Store
 from rag_model.store.upkeep.verify import verify as verify_snapshot
 from rag_model.store.versions.shelf import Shelf
 
 
-def verify(snapshot: AnyName = "latest", /, *, store: StoreUrl, common: Common | None = None) -> Reply:
+def verify(snapshot: AnyVersion = "latest", /, *, store: StoreUrl, common: Common | None = None) -> Reply:
     """Hash every file of a snapshot again, and check its manifest and the refs; exit 3 if anything is wrong.
 
-    `model:NAME` verifies a model. With `--trust` the snapshot, and the ref that names it, must be signed by a key of
-    that file.
+    `model:NAME` verifies a model, `evaluation:ID` an evaluation. With `--trust` the snapshot, and the ref that names
+    it, must be signed by a key of that file.
     """
     opened = Store.open(store)
     shelf, name = opened.shelf(snapshot)

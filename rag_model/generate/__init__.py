@@ -5,7 +5,6 @@ their marginal (Lewis et al. 2020, "Retrieval-Augmented Generation for Knowledge
 
 load.load_generator(folder)                 BART, T5 or any decoder-only model: p(y|x,z)
 rag.Rag(question, generator, settings)      the marginal: `loss` to train by, `log_likelihood` with the posterior
-reader.Reader(retriever, rag, decoding)     questions to answers, with the passages of each answer
 folder.save_rag / load_rag                  a RAG model as a folder, facebook/rag-* among them
 """
 

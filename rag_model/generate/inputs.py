@@ -17,13 +17,13 @@ from torch import Tensor
 
 from rag_model.corpus.records import Passage
 from rag_model.errors import InputError, UsageError
+from rag_model.generate.spelling import Span, Spelled, spelled
 
 _CUT_ORDER = ("text", "title", "question")
 PROMPT = (
     "Answer the question in a few words, from the passage.\n\n"
     "Title: {title}\nPassage: {text}\n\nQuestion: {question}\nAnswer:"
 )
-Span = tuple[int, int]  # characters [first, end)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,18 +156,20 @@ def write_all(form: Form, questions: Sequence[str], passages: Sequence[Sequence[
 def encode(tokenizer: Any, written: Sequence[Written], longest: int, *, special: bool = True) -> list[list[int]]:
     """Return each text's tokens, at most `longest` of them; `tokenizer` is a fast one of transformers.
 
+    What passage, title and question say is text: a special token's name in them, such as `<|im_start|>`, is spelled in
+    ordinary tokens.
+
     Raises:
         UsageError: a text is too long even after passage, title and question are cut.
     """
-    found = tokenizer([one.text for one in written], add_special_tokens=special, return_attention_mask=False)
-    rows: list[list[int]] = found["input_ids"]
+    rows = spelled(tokenizer, [one.text for one in written], [one.cuts for one in written], special=special)
     return [
-        ids if len(ids) <= longest else [ids[i] for i in _kept(found.encodings[row], written[row].cuts, longest)]
-        for row, ids in enumerate(rows)
+        row.ids if len(row.ids) <= longest else [row.ids[i] for i in _kept(row, one.cuts, longest)]
+        for row, one in zip(rows, written, strict=True)
     ]
 
 
-def _kept(encoding: Any, cuts: Sequence[Span], longest: int) -> list[int]:
+def _kept(encoding: Spelled, cuts: Sequence[Span], longest: int) -> list[int]:
     """Return the tokens that stay: each span loses its last tokens; the tokens of one character go together."""
     kept = list(range(len(encoding.ids)))
     for span in cuts:
@@ -184,9 +186,9 @@ def _kept(encoding: Any, cuts: Sequence[Span], longest: int) -> list[int]:
     return kept
 
 
-def _inside(encoding: Any, span: Span) -> Iterator[int]:
+def _inside(encoding: Spelled, span: Span) -> Iterator[int]:
     for place, (first, end) in enumerate(encoding.offsets):
-        if not encoding.special_tokens_mask[place] and span[0] <= max(first, end - 1) < span[1]:
+        if not encoding.added[place] and span[0] <= max(first, end - 1) < span[1]:
             yield place
 
 

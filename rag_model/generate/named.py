@@ -1,4 +1,4 @@
-"""Find a RAG model by name, in the store or in a folder, and open a reader with it."""
+"""Find a RAG model by name, in the store or in a folder, and load it."""
 
 from pathlib import Path
 from typing import Any
@@ -6,16 +6,11 @@ from typing import Any
 from rag_model.encoders.encoder import passage_space
 from rag_model.encoders.space import check_same_space
 from rag_model.errors import UsageError
-from rag_model.generate.decoding import Decoding
 from rag_model.generate.folder import load_rag
 from rag_model.generate.rag import Rag
-from rag_model.generate.reader import Reader
-from rag_model.retrieve.factory import open_retriever
-from rag_model.retrieve.survey import survey
 from rag_model.store.store import MODEL, Store
 from rag_model.store.versions.model_parts import GENERATOR, parts_of
 from rag_model.store.versions.models import model_folder
-from rag_model.store.versions.snapshot import Snapshot
 
 
 def rag_id(store: Store, model: str) -> str:
@@ -61,30 +56,3 @@ def load_named(store: Store | None, identity: str, asks: str | None = None) -> R
         encoder.asks = passage_space(asks)
         check_same_space(encoder.space(), encoder.asks)
     return rag
-
-
-def open_reader(
-    snapshot: Snapshot,
-    store: str,
-    model: str,
-    retriever: str | None = None,
-    decoding: Decoding | None = None,
-    asks: str | None = None,
-) -> tuple[str, Reader]:
-    """Open a RAG model over a snapshot; return the model's id or folder, and the reader.
-
-    `retriever` is an expression, as `open_retriever` takes it; None: the snapshot's default.
-
-    Raises:
-        UsageError: the model is of another kind, or the retriever is wrong.
-        RefusedError: its question encoder belongs to another vector space than the snapshot.
-        StoreError: the store has no such model.
-        InputError: the model is incomplete or corrupt, or neither it nor `asks` names the passage encoder.
-    """
-    survey(snapshot, retriever)  # before a model is loaded
-    opened = Store.open(store)
-    named = rag_id(opened, model)
-    rag = load_named(opened, named, asks)
-    encoder: Any = rag.question
-    found = open_retriever(snapshot, retriever, encoder=encoder, store=opened, products=True)
-    return named, Reader(found, rag, decoding, passages=found.most)

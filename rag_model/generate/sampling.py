@@ -9,8 +9,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from rag_model.digest import digest_json
 from rag_model.generate.beam import Propose
 from rag_model.generate.decoding import Sampling
+
+
+def seed_of(sampling: Sampling | None, text: str) -> int:
+    """Return the seed of the text that is to be continued, which does not depend on the other texts of its batch."""
+    return int(digest_json([sampling.seed, text]).partition(":")[2][:15], 16) if sampling else 0
 
 
 def streams(seeds: Sequence[int]) -> list[torch.Generator]:

@@ -5,12 +5,8 @@ from typing import Any
 
 from torch import Tensor
 
-from rag_model.errors import BookwheelError
+from rag_model.errors import StoppedError
 from rag_model.generate.generator import Contexts, Generator, State
-
-
-class StoppedError(BookwheelError):
-    """The decoding was stopped before its end."""
 
 
 def stoppable(generator: Generator, stop: Callable[[], bool]) -> Generator:

@@ -49,8 +49,17 @@ class Holder:
         return sum(one.passages for one in self.held)
 
 
-def carry_out(store: Store, rebuild: Callable[[Holder], Manifest | None]) -> tuple[dict[str, str], int]:
-    """Replace every snapshot that holds a page that was taken down; return the replacements, and the number of moves.
+@dataclass(frozen=True, slots=True)
+class CarriedOut:
+    """What a takedown did."""
+
+    places: dict[str, str]  # id of a snapshot with a page -> id of its replacement; "": no page was left
+    moves: int  # number of refs that moved
+    evaluations: tuple[str, ...]  # ids of the evaluations of these snapshots, which were deleted
+
+
+def carry_out(store: Store, rebuild: Callable[[Holder], Manifest | None]) -> CarriedOut:
+    """Replace every snapshot that holds a page that was taken down, and delete the evaluations of these.
 
     `rebuild` makes a snapshot without the pages, up to its manifest; None means that nothing is left of it, and then ""
     is the replacement. It resumes an earlier run that died. Snapshots published meanwhile are checked as well.
@@ -67,8 +76,7 @@ def carry_out(store: Store, rebuild: Callable[[Holder], Manifest | None]) -> tup
             moves += len(settle(store, old, "") if made is None else put_in_place(store, old, made))
             places[old] = store.takedowns.in_place_of(old) or ""
             _forget(store, holder, places[old])
-    retire(store)
-    return places, moves
+    return CarriedOut(places, moves, retire(store).evaluations)
 
 
 def unsigned(store: Store, places: Collection[str]) -> tuple[str, ...]:

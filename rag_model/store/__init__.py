@@ -7,6 +7,7 @@ snapshots/<id>.json              manifest: content (which the id hashes), then m
 refs/<name>/00000007.json        append-only numbered log; the highest number is current
 models/<id>.json                 manifest of a trained model
 models/refs/<name>/00000007.json log of a ref of models
+evaluations/<id>.json            manifest of an evaluation: figures, and the files of rows and report
 memo/<stage>/<key>.json          what a stage made from exact inputs; <key>.2.json when outputs were lost
 runs/<run>/<stage>/<00042>.json  reports of a running job's elements
 reports/<id>.html                a page about the build of a snapshot, for people

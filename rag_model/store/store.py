@@ -1,4 +1,4 @@
-"""The versioned store: one fsspec URL that holds snapshots, the files that they are made from, and models."""
+"""The versioned store: one fsspec URL that holds snapshots and what they are made from, models, and evaluations."""
 
 from typing import Any
 
@@ -9,6 +9,7 @@ from rag_model.store.objects.files import Files, json_bytes
 from rag_model.store.objects.intents import Intents
 from rag_model.store.objects.memo import Memo
 from rag_model.store.objects.runs import Runs
+from rag_model.store.versions.evaluation_manifest import EvaluationManifest
 from rag_model.store.versions.manifest import Manifest
 from rag_model.store.versions.model_manifest import ModelManifest
 from rag_model.store.versions.refs import Refs
@@ -17,11 +18,12 @@ from rag_model.store.versions.takedowns import Takedowns
 
 FORMAT = 1
 MODEL = "model:"  # prefix of a model's name where a snapshot is allowed too; names of refs contain no colon
+EVALUATION = "evaluation:"  # likewise of an evaluation's id
 _MARK = "store.json"  # says that the URL is a store, and of which layout
 
 
 class Store:
-    """Blobs, memo, snapshots, models, refs and run reports below one URL.
+    """Blobs, memo, snapshots, models, evaluations, refs and run reports below one URL.
 
     A store pickles as its URL, so it travels to workers. Credentials and endpoints come from the environment,
     as fsspec and the AWS libraries read it: `AWS_ACCESS_KEY_ID`, `AWS_ENDPOINT_URL`, `FSSPEC_S3_…`.
@@ -35,6 +37,9 @@ class Store:
         self.refs = Refs(files)
         self.snapshots = Shelf(files, self.refs, "snapshot", Manifest.from_bytes)
         self.models = Shelf(files, Refs(files, "models/refs", "model"), "model", ModelManifest.from_bytes)
+        self.evaluations = Shelf(
+            files, Refs(files, "evaluations/refs", "evaluation"), "evaluation", EvaluationManifest.from_bytes
+        )
         self.runs = Runs(files)
         self.intents = Intents(files)
         self.takedowns = Takedowns(files)
@@ -45,9 +50,14 @@ class Store:
         return self.files.url
 
     def shelf(self, name: str) -> tuple[Shelf[Any], str]:
-        """Return the shelf of a name, and the name on it: `model:reader` is model `reader`; others are snapshots."""
-        bare = name.removeprefix(MODEL)
-        return (self.snapshots if bare == name else self.models), bare
+        """Return the shelf of a name, and the name on it: `model:reader` is model `reader`; others are snapshots.
+
+        `evaluation:ab12` is an evaluation by its id.
+        """
+        for prefix, shelf in ((MODEL, self.models), (EVALUATION, self.evaluations)):
+            if name.startswith(prefix):
+                return shelf, name.removeprefix(prefix)
+        return self.snapshots, name
 
     @classmethod
     def open(cls, url: str, *, create: bool = False) -> "Store":

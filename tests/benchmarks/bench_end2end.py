@@ -47,8 +47,8 @@ from rag_model.evaluation.questions.match import Answers
 from rag_model.generate.decoding import Decoding
 from rag_model.generate.load import load_generator
 from rag_model.generate.rag import Rag
-from rag_model.generate.reader import Reader
 from rag_model.index.recipe import IndexRecipe
+from rag_model.reading.marginal import MarginalReader
 from rag_model.retrieve.retriever import Hit
 from rag_model.snapshots.recipe import Recipe
 from rag_model.store.store import Store
@@ -175,7 +175,7 @@ def measured(task: End2EndTask, test: Sequence[Example], k: int) -> dict[str, An
     held = [
         [Answers(one.answers).are_in(hit.passage.text) for hit in some] for one, some in zip(test, hits, strict=True)
     ]
-    said = Reader(None, task.module.eval(), Decoding(max_new_tokens=12), batch=16).answer_from(
+    said = MarginalReader(None, task.module.eval(), Decoding(max_new_tokens=12), batch=16).answer_from(
         questions, [some[:k] for some in hits]
     )
     columns = {

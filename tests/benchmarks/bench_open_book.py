@@ -31,7 +31,7 @@ from rag_model.generate.decoding import Decoding
 from rag_model.generate.inputs import PromptForm
 from rag_model.generate.load import load_generator
 from rag_model.generate.rag import Rag, RagSettings
-from rag_model.generate.reader import Reader
+from rag_model.reading.marginal import MarginalReader
 from rag_model.retrieve.dense import DenseRetriever
 from rag_model.store.versions.paths import QUESTION_ENCODER
 from rag_model.store.versions.snapshot import Snapshot
@@ -92,7 +92,7 @@ def build(folder: Path, export: Export, seats: Sequence[Office], encoder: str) -
 
 def answered(snapshot: Snapshot, rag: Rag, seats: Sequence[Office], k: int, beams: int) -> list[str]:
     """Return the model's answers from one snapshot."""
-    reader = Reader(DenseRetriever(snapshot, rag.question), rag, Decoding(beams=beams, max_new_tokens=24))
+    reader = MarginalReader(DenseRetriever(snapshot, rag.question), rag, Decoding(beams=beams, max_new_tokens=24))
     return [answer.text for answer in reader.answer([office.question for office in seats], k)]
 
 
@@ -138,7 +138,7 @@ def table(store: Path, ids: Sequence[str], seats: Sequence[Office], options: Any
         passages = [before.n, after.n]
     closed = [
         answer.text
-        for answer in Reader(None, rag, Decoding(max_new_tokens=24)).answer_from(
+        for answer in MarginalReader(None, rag, Decoding(max_new_tokens=24)).answer_from(
             [o.question for o in seats], [[]] * len(seats)
         )
     ]

@@ -37,8 +37,9 @@ from rag_model.generate.folder import load_rag
 from rag_model.generate.inputs import PromptForm
 from rag_model.generate.load import load_generator
 from rag_model.generate.rag import Rag
-from rag_model.generate.reader import CLOSED_BOOK, Reader
 from rag_model.index.recipe import IndexRecipe
+from rag_model.reading.answer import CLOSED_BOOK
+from rag_model.reading.marginal import MarginalReader
 from rag_model.retrieve.dense import DenseRetriever
 from rag_model.retrieve.retriever import Hit
 from rag_model.snapshots.recipe import Recipe
@@ -78,7 +79,7 @@ def examine(rag: Rag, snapshot: Snapshot, examples: Sequence[Example], k: int) -
 
 
 def _examined(rag: Rag, examples: Sequence[Example], hits: Sequence[Sequence[Hit]]) -> Figures:
-    answers = Reader(None, rag, _DECODING, batch=4).answer_from([one.question for one in examples], hits)
+    answers = MarginalReader(None, rag, _DECODING, batch=4).answer_from([one.question for one in examples], hits)
     said = [(answer.text, one.answers) for answer, one in zip(answers, examples, strict=True)]
     return {
         "nll": [_nll(rag, *pair) for pair in zip(examples, hits, strict=True)],

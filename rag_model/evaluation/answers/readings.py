@@ -3,21 +3,21 @@ object, so that answers can be measured, compared and shown again without the mo
 """
 
 import math
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from dataclasses import asdict, dataclass, field
+from typing import Any, Protocol, Self
 
 from rag_model.evaluation.questions.files import Question
+from rag_model.reading.answer import Answer, Usage
+from rag_model.reading.citations import Statement
 from rag_model.retrieve.retriever import Hit
-
-if TYPE_CHECKING:
-    from rag_model.generate.reader import Answer
 
 
 class Reads(Protocol):
-    """Answers questions from given passages, such as `rag_model.generate.reader.Reader`."""
+    """Answers questions from given passages, such as `rag_model.reading.reader.Reader`."""
 
-    def answer_from(self, questions: Sequence[str], hits: Sequence[Sequence[Hit]]) -> "Sequence[Answer]":
+    def answer_from(self, questions: Sequence[str], hits: Sequence[Sequence[Hit]]) -> Sequence[Answer]:
         """Return one answer per question, in order, from the given passages; closed book if there are none."""
         ...
 
@@ -31,8 +31,17 @@ class Shown:
     title: str
     text: str
     score: float  # the retriever's
-    weight: float  # p(z|x)
-    posterior: float  # p(z|x,y)
+    weight: float | None  # p(z|x); None where passages are not marginalised
+    posterior: float | None  # p(z|x,y); as the weight
+
+
+@dataclass(frozen=True, slots=True)
+class ReadExcerpt:
+    """One numbered entry of the context that an answer was written from."""
+
+    title: str
+    text: str  # as the writer read it
+    places: tuple[int, ...]  # of its passages, in the order of their rank
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,40 +49,53 @@ class Reading:
     """One question's answer and its passages, in the order of their rank."""
 
     question: str  # its id
-    answer: str
-    log_likelihood: float  # log p(y|x), nats; -inf if the model gives its own answer no probability
+    answer: str  # without its citations
+    log_likelihood: float | None  # log p(y|x), nats; None: not known, or a probability of 0
     passages: tuple[Shown, ...]
     ended: bool = True  # False: cut at the most tokens of decoding
+    context: tuple[ReadExcerpt, ...] = ()  # by number, from 1; empty: passages were not numbered
+    statements: tuple[Statement, ...] = ()  # of the answer, with what each cites; where there is a context
+    usage: Usage | None = None  # tokens; None: not counted
+    seconds: float | None = field(default=None, compare=False)  # to answer, a share of its batch's; None: not measured
 
     @property
     def pages(self) -> tuple[str, ...]:
         """The pages of the passages, in the order of their rank, with repetitions."""
         return tuple(passage.page_id for passage in self.passages)
 
+    def excerpt(self, number: int) -> ReadExcerpt:
+        """Return what a citation of that number names."""
+        return self.context[number - 1]
+
     def to_json(self) -> dict[str, Any]:
-        """Return the reading as JSON values; a likelihood of zero is null."""
-        return {**asdict(self), "log_likelihood": self.log_likelihood if math.isfinite(self.log_likelihood) else None}
+        """Return the reading as JSON values."""
+        return asdict(self)
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:
         """Read back the result of `to_json`."""
-        likelihood = value["log_likelihood"]
         return cls(
             value["question"],
             value["answer"],
-            -math.inf if likelihood is None else likelihood,
+            value["log_likelihood"],
             tuple(Shown(**passage) for passage in value["passages"]),
             value["ended"],
+            tuple(ReadExcerpt(one["title"], one["text"], tuple(one["places"])) for one in value["context"]),
+            tuple(Statement(one["text"], tuple(one["cited"]), tuple(one["unknown"])) for one in value["statements"]),
+            None if value["usage"] is None else Usage(**value["usage"]),
+            value["seconds"],
         )
 
 
 def read(reader: Reads, questions: Sequence[Question], hits: Sequence[Sequence[Hit]]) -> list[Reading]:
     """Let the reader answer each question from its hits; return the answers, in order."""
+    began = time.perf_counter()
     answers = reader.answer_from([question.text for question in questions], hits)
-    return [_reading(question.id, answer) for question, answer in zip(questions, answers, strict=True)]
+    seconds = (time.perf_counter() - began) / max(1, len(questions))
+    return [_reading(question.id, answer, seconds) for question, answer in zip(questions, answers, strict=True)]
 
 
-def _reading(identity: str, answer: "Answer") -> Reading:
+def _reading(identity: str, answer: Answer, seconds: float) -> Reading:
     shown = (
         Shown(
             one.hit.passage.id,
@@ -86,4 +108,16 @@ def _reading(identity: str, answer: "Answer") -> Reading:
         )
         for one in answer.support
     )
-    return Reading(identity, answer.text, answer.log_likelihood, tuple(shown), answer.ended)
+    likelihood = answer.log_likelihood
+    known = likelihood if likelihood is not None and math.isfinite(likelihood) else None
+    return Reading(
+        identity,
+        answer.plain,
+        known,
+        tuple(shown),
+        answer.ended,
+        tuple(ReadExcerpt(one.title, one.text, one.places) for one in answer.context),
+        answer.statements if answer.context else (),
+        answer.usage,
+        seconds,
+    )

@@ -1,7 +1,8 @@
 """The measures of a set of answers: every measure for the kind of answer, each with its interval.
 
 The measures depend on the kind of answers: spans (Natural Questions, TriviaQA, WebQuestions), patterns
-(CuratedTREC), labels (FEVER) or texts (MS MARCO, Jeopardy). If the questions name evidence, KILT's scores are added.
+(CuratedTREC), labels (FEVER) or texts (MS MARCO, Jeopardy). Spans and patterns are also looked for in the passages read
+(`grounds`), and the n-grams of texts are counted (`diversity`). If questions name evidence, KILT's scores are added.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -12,6 +13,9 @@ from typing import Literal, get_args
 import numpy as np
 
 from rag_model.errors import UsageError
+from rag_model.evaluation.answers.citing import citing
+from rag_model.evaluation.answers.diversity import ORDER, distinct_ngrams
+from rag_model.evaluation.answers.grounds import grounds
 from rag_model.evaluation.answers.measures import (
     FEVER_2WAY,
     FEVER_3WAY,
@@ -48,6 +52,7 @@ _MEASURES: Mapping[AnswerKind, Mapping[str, _Measure]] = {  # the first one deci
     "texts": {"ROUGE-L": rouge_l, "F1": token_f1},
 }
 KINDS: tuple[AnswerKind, ...] = get_args(AnswerKind)
+_HELD = ("spans", "patterns")  # kinds whose answers a passage may hold word for word
 _BLEU_ORDERS = (1, 4)  # of texts; BLEU is a measure of the set, not of one answer
 _RECALL_AT = 5  # KILT's own depth
 
@@ -70,7 +75,10 @@ def score(question: Question, reading: Reading, kind: AnswerKind = "spans") -> S
     """
     found = {name: measure(reading.answer, question.answers) for name, measure in _MEASURES[kind].items()}
     measures = {name: value for name, value in found.items() if value is not None}
-    return Scored(question, reading, {**measures, **_provenance(question, reading, measures)})
+    others = {**_provenance(question, reading, measures), **citing(question, reading)}
+    if kind in _HELD:
+        others |= grounds(question, reading, measures[right_by(kind)], patterns=kind == "patterns")
+    return Scored(question, reading, {**measures, **others})
 
 
 def _provenance(question: Question, reading: Reading, measures: Mapping[str, float]) -> dict[str, float]:
@@ -111,7 +119,9 @@ def check_golds(questions: Sequence[Question], kind: AnswerKind) -> None:
 def estimate(
     scored: Sequence[Scored], kind: AnswerKind = "spans", resampling: Resampling = RESAMPLING
 ) -> dict[str, Estimate]:
-    """Return each measure of the set, in [0, 1], with its interval; for texts also BLEU-1 and BLEU-4.
+    """Return each measure of the set, in [0, 1], with its interval; for texts also BLEU-1 and BLEU-4, and distinct-3.
+
+    distinct-3 is the ratio of distinct to all trigrams of the answers, gold-distinct-3 that of each first gold answer.
 
     A measure covers the questions it applies to (`Estimate.n`): FEVER's two-way accuracy those with one of the two
     labels, KILT's scores those with evidence.
@@ -126,13 +136,20 @@ def estimate(
         for name, value in one.measures.items():
             columns.setdefault(name, []).append(value)
     means = {name: mean_interval(values, resampling) for name, values in columns.items()}
-    return {**means, **_bleus(scored, resampling)} if kind == "texts" else means
+    return {**means, **_bleus(scored, resampling), **_diversity(scored, resampling)} if kind == "texts" else means
 
 
 def _bleus(scored: Sequence[Scored], resampling: Resampling) -> dict[str, Estimate]:
     pairs = [(one.reading.answer, one.question.answers) for one in scored]
     counts = {order: np.stack([bleu_counts(said, golds, order) for said, golds in pairs]) for order in _BLEU_ORDERS}
     return {f"BLEU-{order}": interval_of_sums(counts[order], bleu, resampling) for order in _BLEU_ORDERS}
+
+
+def _diversity(scored: Sequence[Scored], resampling: Resampling) -> dict[str, Estimate]:
+    said = distinct_ngrams([one.reading.answer for one in scored], ORDER, resampling)
+    gold = distinct_ngrams([one.question.answers[0] for one in scored if one.question.answers], ORDER, resampling)
+    figures = {f"distinct-{ORDER}": said, f"gold-distinct-{ORDER}": gold}
+    return {name: one for name, one in figures.items() if one is not None}
 
 
 def compare(

@@ -9,6 +9,9 @@ from rag_model.evaluation.answers.scores import AnswerKind
 from rag_model.evaluation.bootstrap import RESAMPLING, Resampling
 from rag_model.evaluation.retrieval.judging import JudgedBy
 from rag_model.generate.decoding import Decoding
+from rag_model.reading.prompts import Concat
+from rag_model.reading.reader import ReaderName
+from rag_model.reading.settings import ReaderSettings
 from rag_model.retrieve.expression import one_of
 
 
@@ -23,6 +26,8 @@ class Evaluation:
     retriever: str | None = None  # an expression, such as rrf(hnsw, ivfpq); None: the snapshot's default
     index: str | None = None  # of the snapshot, or `exact`: the short form of `retriever`
     decoding: Decoding = field(default_factory=Decoding)
+    readers: tuple[ReaderName, ...] = ()  # ways to read; ablations are of the first. None: the model's default
+    concat: Concat = field(default_factory=Concat)  # of the reader `concat`
     ablations: Ablations | None = None  # None: only the open book
     limits: Limits = LIMITS  # beyond which retrieval counts as collapsed
     resampling: Resampling = RESAMPLING  # of the intervals
@@ -30,13 +35,23 @@ class Evaluation:
     def __post_init__(self) -> None:
         if min(self.depth, 1 if self.k is None else self.k) < 1:
             raise UsageError(f"k is {self.k} and depth {self.depth}: an evaluation needs at least 1 of each")
-
+        if len(set(self.readers)) < len(self.readers):
+            raise UsageError(f"readers are {', '.join(self.readers)}: name each once")
         one_of(self.index, self.retriever)
 
     @property
     def expression(self) -> str | None:
         """The retriever to measure, in one spelling; None: the snapshot's default."""
         return one_of(self.index, self.retriever)
+
+    def reading(self, model: str) -> dict[ReaderName, ReaderSettings]:
+        """Return the settings of each way to read, by its name, the first one first.
+
+        Raises:
+            UsageError: one does not go with the model of this name.
+        """
+        given = [ReaderSettings(one, self.decoding, self.concat) for one in self.readers or (None,)]
+        return {one.of(model): one for one in given}
 
     def deepest(self, k: int) -> int:
         """Return how many passages per question must be retrieved to answer from `k`."""

@@ -34,6 +34,8 @@ class AnswerReport:
     collapsed: str = ""  # one sentence, if retrieval has collapsed or passages are not used
     curves: Curves = field(default_factory=Curves)  # of its training
     lineage: Mapping[str, str] = field(default_factory=dict)
+    search: Mapping[str, float] = field(default_factory=dict)  # milliseconds a question of each stage of retrieval
+    worth: str = ""  # one sentence: whether retrieval earns its price here
     most_wrong: int = 100  # wrong answers shown
 
 
@@ -48,6 +50,7 @@ def _sections(report: AnswerReport) -> Iterator[Node]:
     yield section(*_verdict(report), class_="verdict no" if report.collapsed else "verdict")
     yield tiles((name, f"{one.value:.3f}") for name, one in book.figures.items())
     yield _figures(report, book)
+    yield from _prices(report)
     if len(report.rows) > 1:
         yield _ablations(report)
     yield from training_sections(report.curves)
@@ -104,7 +107,7 @@ def _ablations(report: AnswerReport) -> Node:
     shown = [name for name in dict.fromkeys((right_by(report.kind), "F1")) if name in figures]
     titles = ["passages", "k", "questions", *(title for name in shown for title in (name, "minus open book"))]
     rows = [_ablation(row, shown) for row in report.rows]
-    swept = [row for row in report.rows if row.name.startswith(OPEN)]
+    swept = _swept(report.rows)
     return section(
         "Where the loss is",
         table(titles, rows),
@@ -133,6 +136,40 @@ def _bracketed(one: Estimate, sign: str) -> Node:
     return join(f"{one.value:{sign}.3f}", tag("span", ends, class_="ends"))
 
 
+def _prices(report: AnswerReport) -> Iterator[Node]:
+    """Yield what search and reading cost, stage by stage and condition by condition, where anything is known."""
+    costs = {f"{row.name}, k = {row.k}" if row.name == OPEN else row.name: row.costs for row in report.rows}
+    search = [(name, f"{milliseconds:.1f}", "–", "–") for name, milliseconds in report.search.items()]
+    if not search and not any(costs.values()):
+        return
+    title = "What it costs" if not report.worth else f"{report.worth[0].upper()}{report.worth[1:]}."
+    titles = ("stage", "ms a question", "tokens read", "tokens written")
+    note = (
+        "Search: the median of questions that were asked one by one. Reading: means over the questions, a question's "
+        "time a share of its batch's, as measured when it was answered."
+    )
+    curve = [Point(row.k, ms, ms, ms) for row in _swept(report.rows) if (ms := _milliseconds(row.costs)) is not None]
+    series = {"reading": curve}
+    pictures = (pair(courses(series, "milliseconds", "passages per question", log=True)),) if len(curve) > 1 else ()
+    yield section(title, table(titles, [*search, *_reading(costs)]), tag("p", note, class_="note"), *pictures)
+
+
+def _reading(costs: Mapping[str, Mapping[str, float]]) -> Iterator[tuple[Child, ...]]:
+    for name, one in costs.items():
+        yield (
+            f"reading, {name}",
+            *(_figure(value, 1) for value in (_milliseconds(one), one.get("read"), one.get("written"))),
+        )
+
+
+def _milliseconds(costs: Mapping[str, float]) -> float | None:
+    return 1000 * costs["seconds"] if "seconds" in costs else None
+
+
+def _swept(rows: Sequence[Row]) -> list[Row]:
+    return sorted((row for row in rows if row.name.startswith(OPEN)), key=lambda row: row.k)
+
+
 def _sweep(rows: Sequence[Row]) -> tuple[Node, Node]:
     names = [name for name in rows[0].figures if all(name in row.figures for row in rows)]
     series = {
@@ -158,7 +195,7 @@ def _mistake(one: Scored) -> Node:
     return tag(
         "details",
         summary,
-        tag("p", f"{measures}; log p {one.reading.log_likelihood:.2f}", class_="note"),
+        tag("p", f"{measures}; log p {_figure(one.reading.log_likelihood, 2)}", class_="note"),
         table(titles, rows),
     )
 
@@ -166,4 +203,8 @@ def _mistake(one: Scored) -> Node:
 def _shown(passage: Shown) -> tuple[Child, ...]:
     text = passage.text if len(passage.text) <= _SHOWN_TEXT else f"{passage.text[:_SHOWN_TEXT]}…"
     shown = join(tag("b", passage.title), " ", text)
-    return f"{passage.weight:.3f}", f"{passage.posterior:.3f}", f"{passage.score:.3f}", shown
+    return _figure(passage.weight), _figure(passage.posterior), _figure(passage.score), shown
+
+
+def _figure(value: float | None, places: int = 3) -> str:
+    return "–" if value is None else f"{value:.{places}f}"

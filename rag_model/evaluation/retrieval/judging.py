@@ -19,7 +19,7 @@ from typing import Literal, Self, get_args
 from rag_model.errors import UsageError
 from rag_model.evaluation.bootstrap import RESAMPLING, Estimate, Resampling, mean_intervals
 from rag_model.evaluation.questions.files import Question, QuestionSet
-from rag_model.evaluation.questions.kilt import r_precision, recall_at
+from rag_model.evaluation.questions.kilt import Evidence, distinct_pages, r_precision, recall_at
 from rag_model.evaluation.retrieval.retrieved import Retrieved, cutoffs
 from rag_model.extras import require
 from rag_model.retrieve.retriever import Hit
@@ -27,6 +27,7 @@ from rag_model.retrieve.retriever import Hit
 JudgedBy = Literal["answers", "pages", "passages"]
 Grades = Mapping[str, Mapping[str, int]]  # question -> page or passage -> grade; 0 = not relevant
 JUDGED_BY: tuple[JudgedBy, ...] = get_args(JudgedBy)
+_ARTICLES = (1, 10)  # distinct pages from the top that the article is looked for in
 _MEASURE = re.compile(r"(Success|RR|R|nDCG)@([1-9][0-9]{0,5})")
 
 
@@ -121,8 +122,9 @@ class Judge:
 def ranks_of(outcomes: Sequence[Retrieved], k: int) -> dict[str, float]:
     """Return the reciprocal rank of the first passage with an answer, and page measures by evidence, each in [0, 1].
 
-    RR@k, the mean of 1 / its rank (0 without); and, over the questions with evidence, KILT's R-precision and recall@5
-    and nDCG@10, page by page.
+    RR@k, the mean of 1 / its rank (0 without); and, over the questions with evidence, page by page: KILT's R-precision
+    and recall@5, nDCG@10, and how often a page of the evidence is the first, or among the first 10, of the distinct
+    pages found (Article@1, Article@10: Lewis et al. 2020, section 4.4, .71 and .90 for FEVER).
 
     Raises:
         MissingExtraError: there is evidence, and `ir_measures` is not installed.
@@ -150,7 +152,16 @@ def _evidence(outcomes: Sequence[Retrieved], k: int) -> dict[str, float]:
     gain = _graded(run, grades, ["nDCG@10"])["nDCG@10"]
     precision = sum(map(r_precision, ranked, wanted)) / len(outcomes)
     recall = sum(recall_at(pages, sets, 5) for pages, sets in zip(ranked, wanted, strict=True)) / len(outcomes)
-    return {"R-precision": precision, "recall@5": recall, "nDCG@10": sum(gain) / len(gain)}
+    articles = {f"Article@{most}": _articles(ranked, wanted, most) for most in _ARTICLES}
+    return {"R-precision": precision, "recall@5": recall, "nDCG@10": sum(gain) / len(gain), **articles}
+
+
+def _articles(ranked: Sequence[Sequence[str]], wanted: Sequence[Evidence], most: int) -> float:
+    found = [
+        not frozenset().union(*sets).isdisjoint(distinct_pages(pages)[:most])
+        for pages, sets in zip(ranked, wanted, strict=True)
+    ]
+    return sum(found) / len(found)
 
 
 def _usual(asked: QuestionSet) -> JudgedBy:

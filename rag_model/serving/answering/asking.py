@@ -1,4 +1,4 @@
-"""The question encoder and the RAG model of a service, which editions of several snapshots share.
+"""The question encoder and the reading model of a service, which editions of several snapshots share.
 
 An encoder's space is read from its folder, which may be pruned while its weights still serve; so it is read once.
 """
@@ -10,9 +10,14 @@ from typing import Any, Self
 
 from rag_model.encoders.encoder import Encoder
 from rag_model.encoders.space import Space
-from rag_model.generate.named import load_named
-from rag_model.generate.rag import Rag
 from rag_model.index.files.engine import Vectors
+from rag_model.reading.concat import ConcatReader
+from rag_model.reading.model import ReadingModel, load_model
+from rag_model.reading.reader import Reader
+from rag_model.reading.settings import ReaderSettings
+from rag_model.reading.writers.local import LocalWriter
+from rag_model.reading.writers.writer import Writer
+from rag_model.retrieve.found import SnapshotRetriever
 from rag_model.retrieve.questions import QuestionEncoder
 from rag_model.store.store import Store
 
@@ -48,16 +53,60 @@ class Asker:
 
 
 @dataclass(frozen=True, slots=True)
-class ReadingModel:
-    """A RAG model in memory."""
+class ServedModel:
+    """A model in memory or behind an endpoint, and how it reads."""
 
-    id: str  # in the store; of a folder its path
-    rag: Rag
-    asker: Asker
+    model: ReadingModel
+    settings: ReaderSettings
+    asker: Asker | None  # its own question encoder; None: the snapshot's asks
+    writer: Writer | None  # of all its readers of one prompt; None: passages are marginalised
 
     @classmethod
-    def load(cls, store: Store | None, identity: str, asks: str | None = None) -> Self:
-        """Load the model that `rag_id` found; for `asks` see `load_named`; a folder needs no store."""
-        rag = load_named(store, identity, asks)
-        encoder: Any = rag.question
-        return cls(identity, rag, Asker(encoder))
+    def load(
+        cls, store: Store | None, identity: str, settings: ReaderSettings, asks: str | None = None, batch: int = 8
+    ) -> Self:
+        """Load the model that `model_id` found; for `asks` see `load_named`; a folder needs no store.
+
+        `batch` is how many questions are answered at once.
+        """
+        model = load_model(store, identity, settings.of(identity), asks)
+        asker = None if model.question is None else Asker(model.question)
+        return cls(model, settings, asker, _writer(model, settings, batch))
+
+    @property
+    def id(self) -> str:
+        """The model's id in the store; of a folder its path; of an endpoint its name."""
+        return self.model.id
+
+    @property
+    def weighs(self) -> bool:
+        """Whether passages are weighed by inner products, which retrievers must give."""
+        return self.settings.of(self.id) == "marginal"
+
+    @property
+    def is_here(self) -> bool:
+        """Whether it is in this process's memory, and not behind an endpoint, whose answers may cost money."""
+        return self.model.generator is not None
+
+    def reader(self, retriever: SnapshotRetriever) -> Reader:
+        """Return a reader over what a retriever finds."""
+        if self.writer is None:
+            return self.model.reader(retriever, self.settings)
+        return ConcatReader(retriever, self.writer, self.settings.concat, self.model.k, retriever.most)
+
+    def close(self) -> None:
+        """Close the connections to an endpoint."""
+        if not self.is_here and self.writer is not None:
+            behind: Any = self.writer
+            behind.close()
+
+
+def _writer(model: ReadingModel, settings: ReaderSettings, batch: int) -> Writer | None:
+    """Return what writes for all readers; a batch is written at once, so that no first word waits for another text."""
+    if settings.of(model.id) == "marginal":
+        return None
+    if model.generator is not None:
+        return LocalWriter(model.generator, model.id, settings.decoding, batch)
+    reader: Any = model.reader(None, settings)
+    writer: Writer = reader.writer
+    return writer

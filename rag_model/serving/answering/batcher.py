@@ -18,6 +18,7 @@ from functools import partial
 from typing import Generic, TypeVar
 
 from rag_model.errors import BookwheelError
+from rag_model.serving.answering.growing import Growing
 from rag_model.serving.answering.waiting import Ask, Waiting
 from rag_model.serving.threads import WatchedThread
 
@@ -97,11 +98,12 @@ class Batcher(Generic[_Reply]):
         seconds: float,
         entered: Callable[[int, int], None] = lambda questions, waiting: None,
         client: str = "",
+        growing: Growing | None = None,
     ) -> _Reply:
         """Return the reply of one request, `seconds` from now at the latest.
 
         `entered` is told how many questions it brought into the queue, and how many wait there now. `client` says who
-        asks: clients take turns.
+        asks: clients take turns. `growing` is for `work` to tell what it has before the reply.
 
         Raises:
             BusyError: the queue is full, or became full of questions of other clients that have fewer there.
@@ -110,7 +112,7 @@ class Batcher(Generic[_Reply]):
             BookwheelError: what `work` says of this ask.
         """
         loop = asyncio.get_running_loop()
-        ask: Ask[_Reply] = Ask(questions, k, retriever, loop, loop.create_future(), client)
+        ask: Ask[_Reply] = Ask(questions, k, retriever, loop, loop.create_future(), client, growing)
         self._enter(ask)
         entered(len(questions), self._queue.questions)
         try:

@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Self
 
 from rag_model.errors import RefusedError, StoreError, UsageError
-from rag_model.generate.reader import Answer, Reader
+from rag_model.reading.answer import Answer
+from rag_model.reading.reader import Reader, Stop, Tell, found_by
+from rag_model.reading.writers.writer import ENDPOINT
 from rag_model.retrieve.composer import Composer
 from rag_model.retrieve.dense import DenseRetriever
 from rag_model.retrieve.expression import parse
@@ -23,7 +25,7 @@ from rag_model.retrieve.products import with_products
 from rag_model.retrieve.questions import Questions
 from rag_model.retrieve.retriever import Hit
 from rag_model.retrieve.scorers import Scorers
-from rag_model.serving.answering.asking import Asker, ReadingModel
+from rag_model.serving.answering.asking import Asker, ServedModel
 from rag_model.serving.answering.offer import Composable, Offer
 from rag_model.serving.service_settings import ServiceSettings
 from rag_model.store.versions.paths import QUESTION_ENCODER
@@ -32,6 +34,7 @@ from rag_model.store.versions.snapshot import Snapshot
 _WARMING = 3  # questions that a new edition is asked before it serves
 _WARM_K = 5
 _MOST_WORKERS = 4
+_AT_ENDPOINT = 8  # batches that wait for an endpoint: no question waits for another one's words
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +56,7 @@ class Edition:
         offer: Offer,
         opened: Opened,
         settings: ServiceSettings,
-        model: ReadingModel | None = None,
+        model: ServedModel | None = None,
     ) -> None:
         """Compose what `open` opened.
 
@@ -66,11 +69,11 @@ class Edition:
         self._opened, self._most_depth = opened, settings.max_depth
         self._retrievers = {str(parse(text)): opened.retriever(text) for text in offer.retrievers}
         self._default = next(iter(self._retrievers))
-        self._asked_by_model = None if model is None else opened.asked_by(model.asker)
+        self._asked_by_model = _asked_by(opened, model)
         self._readers: dict[str, Reader] = {}
         if self._asked_by_model is not None:
             for text in self._retrievers:
-                self._readers[text] = self._reader(self._asked_by_model.retriever(text, products=True))
+                self._readers[text] = self._reader(self._asked_by_model.retriever(text, products=self._weighs))
 
     @classmethod
     def open(
@@ -78,7 +81,7 @@ class Edition:
         folder: Path,
         named: ServedRef,
         settings: ServiceSettings,
-        model: ReadingModel | None = None,
+        model: ServedModel | None = None,
         before: Self | None = None,
         scorers: Scorers | None = None,
     ) -> Self:
@@ -101,7 +104,7 @@ class Edition:
         snapshot = Snapshot.from_folder(folder)
         try:
             _require_passages(snapshot)
-            offer = Offer.of(snapshot, settings, reads=model is not None)
+            offer = Offer.of(snapshot, settings, weighs=model is not None and model.weighs)
             mapped = settings.swap == "low-memory"
             asker = partial(_asker, snapshot, settings, _kept(snapshot, before))
             return cls(named, offer, Opened(snapshot, asker, scorers or Scorers(), mmap=mapped), settings, model)
@@ -152,27 +155,39 @@ class Edition:
         questions: Sequence[str],
         k: int | None,
         retriever: str | None = None,
-        stop: Callable[[], bool] | None = None,
+        stop: Stop | None = None,
+        found: Callable[[list[list[Hit]]], None] | None = None,
+        tell: Tell | None = None,
     ) -> list[Answer]:
-        """Return each question's answer, from its best `k` passages; None: as many as in training.
+        """Return each question's answer, from its best `k` passages; None: as many as the reader takes by itself.
+
+        `found` is called with the passages before they are read, and `tell` as `Reader.answer` says.
 
         Raises:
             UsageError: there is no model here, or the retriever is refused as by `search`.
             StoppedError: `stop`, which is called before each token, was true.
         """
+        reader = self._reader_of(retriever)
+        hits = found_by(reader.retriever, questions, reader.k if k is None else k)
+        if found is not None:
+            found(hits)
+        return reader.answer_from(questions, hits, stop, tell)
+
+    def _reader_of(self, retriever: str | None) -> Reader:
+        """Return what reads the hits of a retriever."""
         if self._asked_by_model is None:
             raise UsageError("this service has no model, so it gives no answers: ask /search")
         reader = self._readers.get(self._default if retriever is None else retriever)
         if reader is None:
             found = self._composed(self._asked_by_model, retriever or "")
             try:
-                reader = self._reader(with_products(found, self._asked_by_model.encoder))
+                reader = self._reader(with_products(found, self._asked_by_model.encoder) if self._weighs else found)
             except StoreError as missing:
                 raise UsageError(
                     f"the retriever {found.name} cannot be answered from, since the service was started without the "
                     "passages' vectors: ask for another one"
                 ) from missing
-        return reader.answer(questions, k, stop)
+        return reader
 
     def warm(self) -> None:
         """Ask a few questions, so that files and kernels are loaded before the first request.
@@ -185,7 +200,7 @@ class Edition:
         for name, retriever in self._retrievers.items():
             if not any(retriever.ask(asked, min(_WARM_K, retriever.most))):  # by words, a title of signs finds nothing
                 raise RefusedError(f"index {name} of snapshot {self.id[:12]} finds nothing: build it again")
-        if self._readers:
+        if self._readers and self.model is not None and self.model.is_here:
             self.answer(asked.texts[:1], None)
 
     def close(self) -> None:
@@ -201,7 +216,18 @@ class Edition:
 
     def _reader(self, retriever: SnapshotRetriever) -> Reader:
         assert self.model is not None
-        return Reader(retriever, self.model.rag, passages=retriever.most)
+        return self.model.reader(retriever)
+
+    @property
+    def _weighs(self) -> bool:
+        return self.model is not None and self.model.weighs
+
+
+def _asked_by(opened: Opened, model: ServedModel | None) -> Opened | None:
+    """Return what is open, asked by the model's own encoder where it has one; None: there is no model."""
+    if model is None:
+        return None
+    return opened if model.asker is None else opened.asked_by(model.asker)
 
 
 def _require_passages(snapshot: Snapshot) -> None:
@@ -228,6 +254,11 @@ def _encoder_files(snapshot: Snapshot) -> list[tuple[str, str]]:
 def workers_of(settings: ServiceSettings) -> int:
     """Return how many batches are worked on at once."""
     return settings.workers or min(_cores(), _MOST_WORKERS)
+
+
+def answer_workers_of(settings: ServiceSettings, model: str | None) -> int:
+    """Return how many batches are answered at once: a model in memory takes all cores for one."""
+    return settings.answer_workers or (_AT_ENDPOINT if model is not None and model.startswith(ENDPOINT) else 1)
 
 
 def threads_of(settings: ServiceSettings) -> int:

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from rag_model.serving.answering.growing import Growing
+
 _Reply = TypeVar("_Reply")
 
 
@@ -19,6 +21,7 @@ class Ask(Generic[_Reply]):
     loop: asyncio.AbstractEventLoop
     reply: "asyncio.Future[_Reply]"
     client: str = ""  # who asks; equal clients share a turn
+    growing: Growing | None = None  # is told what is found and written; None: the caller waits for the whole
 
     @property
     def left(self) -> bool:

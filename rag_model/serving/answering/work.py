@@ -8,13 +8,13 @@ from functools import partial
 from itertools import accumulate, chain
 from typing import Any, TypeVar
 
-from rag_model.errors import BookwheelError, UsageError
-from rag_model.generate.reader import Answer
-from rag_model.generate.stopping import StoppedError
+from rag_model.errors import BookwheelError, StoppedError, UsageError
+from rag_model.reading.answer import Answer
 from rag_model.retrieve.questions import Questions
 from rag_model.retrieve.retriever import Hit
 from rag_model.serving.answering.batcher import LeftError
 from rag_model.serving.answering.edition import Edition
+from rag_model.serving.answering.growing import Piece, Sources
 from rag_model.serving.answering.waiting import Ask
 from rag_model.serving.following.desk import Desk
 from rag_model.serving.watching.observer import Batch, Observer, tell
@@ -39,6 +39,29 @@ class Answered:
     answers: list[Answer]
 
 
+class _Watch:
+    """Tells the requests of a batch what is found and written for their own questions."""
+
+    def __init__(self, snapshot: str, model: str, asks: Sequence[Ask[Answered]]) -> None:
+        self._snapshot, self._model = snapshot, model
+        own = [(ask.growing, place) for ask in asks for place in range(len(ask.questions))]
+        self._own = own  # of each question of the batch: whom to tell, and its place in that request
+        self.wanted = any(growing is not None for growing, _ in own)
+
+    def found(self, hits: Sequence[Sequence[Hit]]) -> None:
+        """Tell the passages."""
+        for growing, place in self._own:
+            if growing is not None and place == 0:
+                of_it = [some for (one, _), some in zip(self._own, hits, strict=True) if one is growing]
+                growing.found(Sources(self._snapshot, self._model, of_it))
+
+    def grew(self, row: int, text: str) -> None:
+        """Tell a piece of an answer."""
+        growing, place = self._own[row]
+        if growing is not None:
+            growing.grew(Piece(place, text))
+
+
 def search(desk: Desk, observer: Observer, asks: Sequence[Ask[Found]]) -> list[Found | BookwheelError]:
     """Find passages for all questions of a batch; those with the same retriever are searched together."""
     with desk.edition() as edition:
@@ -52,7 +75,8 @@ def search(desk: Desk, observer: Observer, asks: Sequence[Ask[Found]]) -> list[F
 def answer(desk: Desk, observer: Observer, asks: Sequence[Ask[Answered]]) -> list[Answered | BookwheelError]:
     """Answer all questions of a batch; those with the same retriever and depth are answered together.
 
-    Decoding stops between two tokens once all callers of the questions have left.
+    Decoding stops between two tokens once all callers of the questions have left. What is found and written is told
+    to those callers that do not wait for the whole.
     """
     with desk.edition() as edition:
         model = "" if edition.model is None else edition.model.id
@@ -60,9 +84,13 @@ def answer(desk: Desk, observer: Observer, asks: Sequence[Ask[Answered]]) -> lis
         for (retriever, k), places in _alike([(ask.retriever, ask.k) for ask in asks]).items():
             together = [asks[place] for place in places]
             try:
-                found = edition.answer(_questions(together), k, retriever, partial(_left, together))
+                watch = _Watch(edition.id, model, together)
+                told = (watch.found, watch.grew) if watch.wanted else (None, None)
+                found = edition.answer(_questions(together), k, retriever, partial(_left, together), *told)
             except UsageError as wrong:
-                replies.update(dict.fromkeys(places, wrong))
+                if len(places) > 1:
+                    raise  # of which question is not known: each request is answered by itself
+                replies[places[0]] = wrong
                 continue
             except StoppedError as stopped:
                 replies.update(dict.fromkeys(places, LeftError(str(stopped))))

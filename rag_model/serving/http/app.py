@@ -12,14 +12,14 @@
 
 A failure is `{"detail": "one sentence"}`: 400 and 422 a wrong request, 401 no token, 403 and 421 a page or host that
 is not allowed, 408 and 413 a slow or large body, 415 no JSON, 429 a full queue, 503 no open snapshot, 504 no answer in
-time, 500 an error of the service.
+time, 502 no answer of the model's endpoint, 500 an error of the service. `POST /answer` streams where it is asked to:
+`streaming` lists the events.
 """
 
 import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import asdict
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -27,16 +27,19 @@ from fastapi.responses import JSONResponse
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
-from rag_model.errors import BookwheelError, UsageError
+from rag_model.errors import BookwheelError, EndpointError, UsageError
 from rag_model.serving.answering.batcher import BusyError, ClosingError, LateError
 from rag_model.serving.following.desk import NotReadyError
 from rag_model.serving.http import messages, page
 from rag_model.serving.http.guard import Guard
-from rag_model.serving.http.health import Exposition, add_health, unready
+from rag_model.serving.http.health import Exposition, add_health
+from rag_model.serving.http.leaving import while_connected
 from rag_model.serving.http.messages import AnswerReply, AnswerRequest, MalformedError, SearchReply, SearchRequest
 from rag_model.serving.http.problems import Problem, problem
+from rag_model.serving.http.streaming import TYPE, AnswerStream
 from rag_model.serving.http.tokens import Tokens
 from rag_model.serving.service import Service
+from rag_model.serving.told import told, unready
 from rag_model.serving.watching.observer import tell
 
 _LOG = logging.getLogger(__name__)
@@ -47,6 +50,7 @@ _STATUS: tuple[tuple[type[BookwheelError], int], ...] = (  # the first that fits
     (ClosingError, 503),
     (NotReadyError, 503),
     (LateError, 504),
+    (EndpointError, 502),
 )
 _GONE = 499  # the caller has left: only the metrics see this status
 
@@ -106,11 +110,13 @@ def _ask(app: _App, service: Service) -> None:
 
         return await _replied(service, "search", request, SearchRequest, reply)
 
-    @app.post("/answer", **_described(AnswerRequest, AnswerReply))
+    @app.post("/answer", **_described(AnswerRequest, AnswerReply, also=TYPE))
     async def answer(request: Request) -> Response:
         """Answer questions with the service's model, each answer with the passages it was read from."""
 
-        async def reply(asked: AnswerRequest) -> bytes:
+        async def reply(asked: AnswerRequest) -> bytes | AnswerStream:
+            if asked.stream if asked.stream is not None else TYPE in request.headers.get("accept", ""):
+                return await AnswerStream.begun(service, asked, _client(request), _explained)
             return messages.answer_reply(
                 await service.answer(asked.questions, asked.k, asked.expression, _client(request))
             )
@@ -125,27 +131,9 @@ def _state(app: FastAPI, service: Service) -> None:
     async def snapshot() -> Response:
         """Say what is served, and what was refused."""
         try:
-            return JSONResponse(_snapshot(service))
+            return JSONResponse(told(service))
         except NotReadyError:
             return problem(503, unready(service))
-
-
-def _snapshot(service: Service) -> dict[str, Any]:
-    refusal = service.follower.refusal
-    with service.desk.edition() as edition:
-        named = edition.named
-        return {
-            "snapshot": named.snapshot,
-            "ref": named.ref,
-            "number": named.number or None,
-            "created_at": named.created_at or None,
-            "passages": edition.snapshot.n,
-            "indexes": list(edition.indexes),
-            "retrievers": list(edition.retrievers),
-            "model": edition.model.id if edition.model else None,
-            "refused": None if refusal is None else {k: v for k, v in asdict(refusal).items() if k != "ref"},
-            "store_problem": service.follower.problem or None,
-        }
 
 
 async def _replied(service: Service, verb: str, request: Request, kind: Any, reply: Any) -> Response:
@@ -155,18 +143,26 @@ async def _replied(service: Service, verb: str, request: Request, kind: Any, rep
         began = time.perf_counter()
         read = messages.read_request(kind, body, service.settings)
         asked = len(read.questions)
-        response = Response(await _awaited(request, reply(read)), media_type="application/json")
+        with while_connected(request.scope["state"]):
+            found = await reply(read)
+        if isinstance(found, AnswerStream):
+            found.ended = lambda status: _note(service, verb, status, asked, began)
+            return found
+        response = Response(found, media_type="application/json")
     except ClientDisconnect:
         response = Response(status_code=_GONE)
     except _BodyError as broken:
         response = problem(broken.status, str(broken), {"Connection": "close"})
     except BookwheelError as error:
-        response = _failed(error)
-    except Exception:
-        _LOG.exception("/%s failed", verb)
-        response = problem(500, "the service could not answer: its log says why")
-    tell(service.observer.replied, verb, response.status_code, asked, time.perf_counter() - began)
+        response = problem(*_explained(error))
+    except Exception as error:
+        response = problem(*_explained(error))
+    _note(service, verb, response.status_code, asked, began)
     return response
+
+
+def _note(service: Service, verb: str, status: int, asked: int, began: float) -> None:
+    tell(service.observer.replied, verb, status, asked, time.perf_counter() - began)
 
 
 def _client(request: Request) -> str:
@@ -174,37 +170,17 @@ def _client(request: Request) -> str:
     return str(request.scope["state"].get("client", ""))
 
 
-async def _awaited(request: Request, reply: Awaitable[bytes]) -> bytes:
-    """Await a reply as long as its client is connected.
-
-    Raises:
-        ClientDisconnect: it is not any more, and the reply is not worked on any longer.
-    """
-    task, state, left = asyncio.current_task(), request.scope["state"], False
-
-    def leave() -> None:
-        nonlocal left
-        left = True
-        if task is not None:
-            task.cancel()
-
-    state["leave"] = leave  # called by the connection
-    try:
-        return await reply
-    except asyncio.CancelledError:
-        if left:
-            raise ClientDisconnect from None
-        raise
-    finally:
-        del state["leave"]
-
-
-def _failed(error: BookwheelError) -> Response:
+def _explained(error: Exception) -> tuple[int, str]:
+    """Return the status of a failure, and its sentence."""
     status = next((status for kind, status in _STATUS if isinstance(error, kind)), 500)
-    if status == 500:
+    if status not in {500, 502}:
+        return status, str(error)
+    if isinstance(error, BookwheelError):
         _LOG.error("a request failed: %s", error)
-        return problem(500, "the service could not answer: its log says why")
-    return problem(status, str(error))
+    else:
+        _LOG.error("a request failed", exc_info=error)
+    what = "the service" if status == 500 else "the model behind the service"
+    return status, f"{what} could not answer: the service's log says why"
 
 
 async def _body(request: Request, service: Service) -> bytes:
@@ -226,12 +202,15 @@ async def _body(request: Request, service: Service) -> bytes:
     return bytes(body)
 
 
-def _described(asked: type[messages.Request], reply: Any) -> dict[str, Any]:
-    """Return how OpenAPI describes an endpoint that reads its body itself, under its own limits."""
+def _described(asked: type[messages.Request], reply: Any, also: str = "") -> dict[str, Any]:
+    """Return how OpenAPI describes an endpoint that reads its body itself, and may reply in another type `also`."""
+    more: dict[int, Any] = {200: {"content": {also: {"schema": {"type": "string"}}}}} if also else {}
     schema = asked.model_json_schema(ref_template="#/components/schemas/{model}")
-    problems = {status: {"model": Problem} for status in (400, 401, 403, 408, 413, 415, 421, 422, 429, 500, 503, 504)}
+    problems = {
+        status: {"model": Problem} for status in (400, 401, 403, 408, 413, 415, 421, 422, 429, 500, 502, 503, 504)
+    }
     return {
         "response_model": reply,
-        "responses": problems,
+        "responses": {**problems, **more},
         "openapi_extra": {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}},
     }

@@ -11,13 +11,14 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import to_json
 
 from rag_model.errors import UsageError
-from rag_model.generate.reader import answer_json
+from rag_model.reading.answer import answer_json
 from rag_model.retrieve.expression import one_of
 from rag_model.retrieve.questions import check_questions
 from rag_model.retrieve.retriever import hit_json
 from rag_model.serving.answering.work import Answered, Found
 from rag_model.serving.service_settings import ServiceSettings
 
+_ONE_PROMPT = "Where all passages are read in one prompt."
 _SHOWN = 80  # characters of a field's name that are repeated
 _WHOLE = "is not a whole number: write it without point, exponent and quotes, such as 5"
 _WANTED = {  # by pydantic's kind of error
@@ -67,6 +68,11 @@ class AnswerRequest(Request):
     """Questions to answer."""
 
     k: int | None = Field(None, description="Passages a question; by default as in training.")
+    stream: bool | None = Field(
+        None,
+        description="Reply with server-sent events, words as they come; by default where Accept names "
+        "text/event-stream.",
+    )
 
     @property
     def expression(self) -> str | None:
@@ -116,8 +122,8 @@ class SearchReply(BaseModel):
 class ReadPassage(Hit):
     """A passage that an answer was read from."""
 
-    weight: float = Field(description="p(z|x)")
-    posterior: float = Field(description="p(z|x,y)")
+    weight: float | None = Field(description="p(z|x); null where passages are not marginalised.")
+    posterior: float | None = Field(description="p(z|x,y); as the weight.")
 
 
 class Token(BaseModel):
@@ -125,6 +131,36 @@ class Token(BaseModel):
 
     text: str
     posterior: list[float]
+
+
+class Usage(BaseModel):
+    """What an answer cost."""
+
+    prompt_tokens: int = Field(description="Read; where passages are marginalised, of all their contexts.")
+    new_tokens: int = Field(description="Written.")
+    cost: float | None = Field(description="In the currency of the prices given; null: no prices are known.")
+    estimated: bool = Field(description="The endpoint told no tokens, so they were counted here.")
+
+
+class Excerpt(BaseModel):
+    """One numbered entry of a prompt: a passage, or several joined."""
+
+    number: int = Field(description="What the answer cites it by, from 1.")
+    title: str
+    section: str
+    url: str = Field(description="Address of the article's revision.")
+    revision: int = Field(description="0 where the source has none.")
+    places: list[int] = Field(description="Of the passages that it holds, from 0.")
+    text: str = Field(description="As the model read it.")
+    cut: bool = Field(description="Its end did not fit.")
+
+
+class Statement(BaseModel):
+    """One sentence of an answer."""
+
+    text: str
+    cited: list[int] = Field(description="Numbers of the context.")
+    unknown: list[int] = Field(description="Numbers that the context does not have.")
 
 
 class Answer(BaseModel):
@@ -136,6 +172,10 @@ class Answer(BaseModel):
     log_likelihood: float | None
     passages: list[ReadPassage]
     tokens: list[Token]
+    usage: Usage | None = Field(None, description="Where tokens were counted.", exclude_if=lambda one: one is None)
+    context: list[Excerpt] | None = Field(None, description=_ONE_PROMPT, exclude_if=lambda one: one is None)
+    statements: list[Statement] | None = Field(None, description=_ONE_PROMPT, exclude_if=lambda one: one is None)
+    citations: list[int] | None = Field(None, description=_ONE_PROMPT, exclude_if=lambda one: one is None)
 
 
 class AnswerReply(BaseModel):
@@ -183,7 +223,7 @@ def read_request(kind: type[SearchRequest | AnswerRequest], body: bytes, setting
         request = kind.model_validate_json(body)
     except ValidationError as wrong:
         raise _sentence(wrong) from None
-    _check(request, settings)
+    check_request(request, settings)
     return request
 
 
@@ -196,7 +236,12 @@ def _sentence(wrong: ValidationError) -> UsageError:
     return MalformedError(f"{' '.join(place.split())} {wanted}")
 
 
-def _check(request: SearchRequest | AnswerRequest, settings: ServiceSettings) -> None:
+def check_request(request: SearchRequest | AnswerRequest, settings: ServiceSettings) -> None:
+    """Check a request against the service's bounds.
+
+    Raises:
+        UsageError: it exceeds one, or a question is empty.
+    """
     if len(request.questions) > settings.max_questions:
         raise UsageError(f"{len(request.questions)} questions are too many: ask up to {settings.max_questions} at once")
     if longest := next((text for text in request.questions if len(text) > settings.max_question_chars), ""):

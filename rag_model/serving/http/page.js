@@ -94,7 +94,7 @@ function passage(hit, place, words) {
   const card = make("li", { className: "passage" });
   card.append(make("span", { className: "rank", textContent: String(place + 1), title: `score ${hit.score.toFixed(3)}` }), heading);
   card.append(make("p", { className: "text" }, marked(hit.text, words)));
-  if (hit.posterior !== undefined) {
+  if (Number.isFinite(hit.posterior)) {
     card.dataset.colour = colour(place);
     card.append(make("div", { className: "shares" }, meter("found", hit.weight), meter("carries", hit.posterior)));
   }
@@ -123,6 +123,7 @@ function said(answer) {
   else if (tokens.length) text.append(...tokens.map((token, place) => spoken(token, place, note)));
   else text.append(answer.answer);
   if (answer.ended === false) text.append(make("span", { className: "soft", textContent: " …", title: "cut: it is too long" }));
+  const shared = passages.length > 0 && passages.every((one) => Number.isFinite(one.posterior)); // marginalised
   const bar = make("div", { className: "parts", role: "img" });
   const shares = passages.map((one, place) => ({ place, title: one.title, share: one.posterior }));
   bar.ariaLabel = shares.map(({ place, title, share }) => `passage ${place + 1}, ${title}: ${percent(share)}`).join("; ");
@@ -132,7 +133,7 @@ function said(answer) {
     bar.append(part);
   }
   if (tokens.length > 1) text.addEventListener("keydown", walk);
-  return [text, passages.length ? bar : "", tokens.length ? note : ""];
+  return [text, shared ? bar : "", tokens.length ? note : ""];
 }
 
 // A token of RAG-Token's answer: in the colour of the passage that carries it most; the arrow keys go from one to the next.
@@ -164,6 +165,7 @@ const HAPPENED = {
   413: "That is too long to be a question.",
   422: "The question cannot be asked like that.",
   429: "Too many questions are waiting just now. Try again in a moment.",
+  502: "The model cannot be asked just now. Try again in a moment.",
   503: "The library is not ready to answer. Try again in a moment.",
   504: "That took too long. Try again in a moment.",
 };
@@ -177,16 +179,60 @@ async function problemOf(reply) {
   } catch {
     // no JSON: the status says enough
   }
-  const happened = HAPPENED[reply.status] ?? `The service failed (${reply.status}).`;
+  return sentence(reply.status, said);
+}
+
+function sentence(status, said) {
+  const happened = HAPPENED[status] ?? `The service failed (${status}).`;
   return said ? `${happened} (${said})` : happened;
+}
+
+// A browser that cannot read a reply piece by piece gets it whole.
+const STREAMS = typeof TextDecoder === "function" && "body" in Response.prototype;
+const EVENTS = "text/event-stream";
+
+async function* eventsOf(reply) {
+  const reader = reply.body.getReader();
+  const decoder = new TextDecoder();
+  let rest = "";
+  for (let ended = false; !ended; ) {
+    const { value, done } = await reader.read();
+    ended = done;
+    rest += done ? decoder.decode() : decoder.decode(value, { stream: true });
+    const events = rest.split("\n\n");
+    rest = events.pop();
+    for (const event of events) {
+      const [name, data] = event.split("\n").map((line) => line.slice(line.indexOf(": ") + 2));
+      yield [name, JSON.parse(data)];
+    }
+  }
+}
+
+// Shows passages and words as they come; gives the whole reply.
+async function grown(reply, words) {
+  const text = make("p", { className: "said growing" });
+  for await (const [name, value] of eventsOf(reply)) {
+    if (name === "passages") {
+      text.textContent = "";
+      const hits = value.answers[0].passages;
+      show({ status: "Reading…", passages: hits.map((hit, place) => passage(hit, place, words)) });
+    } else if (name === "text") {
+      text.append(value.text);
+      if (!text.isConnected) byId("answer").replaceChildren(text);
+      byId("answer").hidden = false;
+    } else if (name === "answer") return value;
+    else if (name === "error") throw new Error(sentence(value.status, value.detail));
+  }
+  throw new Error("The answer ended half-way. Ask again.");
 }
 
 async function post(verb, question, k, signal) {
   const headers = { "Content-Type": "application/json" };
+  if (verb === "answer" && STREAMS) headers.Accept = `${EVENTS}, application/json`;
   k = Math.min(k, snapshot?.passages ?? k); // a small library has no more
   const reply = await fetch(verb, { method: "POST", headers, body: JSON.stringify({ questions: [question], k }), signal });
   if (!reply.ok) throw new Error(await problemOf(reply));
-  return reply.json();
+  return (reply.headers.get("Content-Type") ?? "").startsWith(EVENTS) ? grown(reply, wordsOf(question)) : reply.json();
 }
 
 function show({ status = "", error = "", answer = [], passages = [] }) {

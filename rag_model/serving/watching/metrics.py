@@ -20,7 +20,7 @@ from prometheus_client import (
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from rag_model.generate.reader import Answer
+from rag_model.reading.answer import Answer
 from rag_model.serving.answering.edition import Edition, ServedRef
 from rag_model.serving.service_settings import ServiceSettings
 from rag_model.serving.threads import THREADS, WatchedThread

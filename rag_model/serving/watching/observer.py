@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rag_model.generate.reader import Answer
 from rag_model.index.files.engine import Vectors
+from rag_model.reading.answer import Answer
 from rag_model.retrieve.retriever import Hit
 from rag_model.serving.answering.edition import Edition, ServedRef
 from rag_model.serving.threads import WatchedThread

@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rag_model.errors import UsageError
-from rag_model.generate.reader import Answer
 from rag_model.index.files.engine import Vectors, faiss
+from rag_model.reading.answer import Answer
 from rag_model.retrieve.retriever import Hit
 from rag_model.serving.threads import WatchedThread
 from rag_model.serving.watching.drift import LEAST, MOST, Reference

@@ -14,7 +14,7 @@ import csv
 import json
 import secrets
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +26,9 @@ import pyarrow.parquet as pq
 
 from rag_model.errors import StoreError, UsageError
 from rag_model.landing import TEMPORARY, sync
+from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.pulling.kinds import kind_of
+from rag_model.store.store import Store
 from rag_model.store.versions.snapshot import Snapshot
 
 Layout = Literal["dpr", "jsonl", "datasets"]
@@ -63,6 +65,22 @@ def export(snapshot: Snapshot, out: Path, layout: Layout, *, embeddings: bool = 
     except OSError as error:
         raise StoreError(f"cannot write {out}: {error.strerror or error}") from error
     return ExportReport(snapshot.id, out, layout, snapshot.n, size)
+
+
+def write_files(store: Store, files: Mapping[str, BlobRef], out: Path) -> int:
+    """Write a version's files, each verified, to the new folder `out`; return their bytes.
+
+    Raises:
+        StoreError: a file is missing or damaged, or `out` cannot be written.
+        UsageError: `out` exists already.
+    """
+    try:
+        with new_folder(out) as building:
+            for path, ref in files.items():
+                store.blobs.fetch(ref, building / path)
+    except OSError as error:
+        raise StoreError(f"cannot write {out}: {error.strerror or error}") from error
+    return sum(ref.size for ref in files.values())
 
 
 @contextmanager

@@ -83,6 +83,8 @@ def pull(
     """
     check_keep(keep)
     shelf, name = store.shelf(snapshot)
+    if shelf is store.evaluations:
+        raise UsageError(f"{snapshot} is an evaluation, which is not pulled: export it, which writes its files")
     identity = shelf.trusted(name)
     manifest = shelf.get(identity)
     _check_of_one_kind(store, shelf, dest)

@@ -1,4 +1,4 @@
-"""Expire: delete old moves of refs, and the manifests of snapshots and models that no move names any more.
+"""Expire: delete old moves of refs, the manifests that no move names any more, and evaluations of what is gone.
 
 The current move of a ref is never deleted, so a tag (a ref with one move) keeps its snapshot for good. Of the other
 moves the newest `keep` are kept, and those that were current less than `older_than` ago. The oldest moves of a log are
@@ -8,6 +8,9 @@ the last move, which records the deletion, is kept once it is `older_than` old.
 Then manifests are deleted that no kept move names and that are at least `older_than` old. This includes snapshots that
 a gate refused and snapshots without a tag. Their files stay until `gc` finds that nothing else needs them. A model
 does not keep the snapshot that it was trained on.
+
+An evaluation lives as long as its snapshot, and as its model if that is one of the store: it is deleted with the first
+of them that goes, however young it is. A tag on the snapshot keeps both.
 
 Ages are by the store's clock (`rag_model.store.upkeep.sweep`). The bound is inclusive.
 """
@@ -22,9 +25,10 @@ from rag_model.errors import UsageError
 from rag_model.store.objects.files import Found
 from rag_model.store.store import MODEL, Store
 from rag_model.store.upkeep.sweep import View, rehearse, sweep
+from rag_model.store.versions.evaluations import every, subjects
 
 _MOVE = re.compile(r"(models/)?refs/([^/]+)/(\d{8})\.json")
-_MANIFEST = re.compile(r"(snapshots|models)/([0-9a-f]{64})\.json")
+_MANIFEST = re.compile(r"(snapshots|models|evaluations)/([0-9a-f]{64})\.json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +52,7 @@ class Expired:
     moves: tuple[str, ...]  # `latest@3`, or `model:reader@3` for a ref of models; oldest first, by ref
     snapshots: tuple[str, ...]  # full ids, sorted
     models: tuple[str, ...] = ()  # likewise
+    evaluations: tuple[str, ...] = ()  # likewise
 
 
 def expire(store: Store, policy: Policy | None = None, *, dry_run: bool = False) -> Expired:
@@ -64,8 +69,10 @@ def expire(store: Store, policy: Policy | None = None, *, dry_run: bool = False)
     manifests = sorted(manifest.groups() for file in files if (manifest := _MANIFEST.fullmatch(file.path)))
     return Expired(
         tuple(f"{MODEL if move[1] else ''}{move[2]}@{int(move[3])}" for move in moves),
-        tuple(identity for folder, identity in manifests if folder == "snapshots"),
-        tuple(identity for folder, identity in manifests if folder == "models"),
+        *(
+            tuple(identity for folder, identity in manifests if folder == kind)
+            for kind in ("snapshots", "models", "evaluations")
+        ),
     )
 
 
@@ -75,7 +82,7 @@ class _Planner:
     policy: Policy
 
     def __call__(self, view: View) -> list[Found]:
-        """Return the moves to delete, oldest first, then the manifests, so that no move names a missing manifest."""
+        """Return the moves to delete, oldest first, then the manifests, so that nothing names a missing manifest."""
         bound = view.now - self.policy.older_than
         forgotten, named = [], set(view.needs)
         for shelf, files in ((self.store.snapshots, view.moves), (self.store.models, view.models)):
@@ -86,7 +93,15 @@ class _Planner:
                 kept = (shelf.refs.at(ref, number).snapshot for number in moves if number not in gone)
                 named |= {shelf.path(identity) for identity in kept if identity}
         manifests = [file for file in (*view.manifests, *view.models) if _MANIFEST.fullmatch(file.path)]
-        return forgotten + [file for file in manifests if file.path not in named and file.written <= bound]
+        unnamed = [file for file in manifests if file.path not in named and file.written <= bound]
+        left = {file.path for file in manifests} - {file.path for file in unnamed}
+        return [*forgotten, *self._orphans(view, left), *unnamed]
+
+    def _orphans(self, view: View, kept: set[str]) -> list[Found]:
+        """Return the manifests of evaluations whose snapshot or model is not kept."""
+        left = {one.id for one in every(self.store) if kept.issuperset(subjects(self.store, one.content.subject))}
+        found = [(file, named) for file in view.evaluations if (named := _MANIFEST.fullmatch(file.path))]
+        return [file for file, named in found if named[2] not in left and file.path not in view.needs]
 
     @staticmethod
     def _old(moves: dict[int, Found], bound: float, keep: int) -> set[int]:

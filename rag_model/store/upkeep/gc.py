@@ -1,8 +1,8 @@
 """Collect garbage: mark the files that are needed and delete the others, while writers may be running.
 
 These files are needed:
-* those that a snapshot or a model names: every manifest is a root, whether a ref names it or not (`expire` decides
-  which manifests are kept);
+* those that a snapshot, a model or an evaluation names: every manifest is a root, whether a ref names it or not
+  (`expire` decides which manifests are kept);
 * those that the current snapshots of the refs were made from (`store.upkeep.roots`), so that the next build can reuse
   them; of older snapshots only their own files are needed;
 * those that valid intents rely on (`store.objects.intents`), and, while a build runs, those that any record of the
@@ -38,7 +38,19 @@ from rag_model.store.versions.takedowns import FOLDER
 
 MARGIN = 24 * 3600.0  # seconds; files that are younger at a running writer's start are kept; also the default grace
 KINDS = ("blobs", "memo", "runs", "reports", "leftovers")
-_FOLDERS = {"blobs", "intents", "memo", "models", "probe", "refs", "reports", "runs", "snapshots", "sweeps"} | {FOLDER}
+_FOLDERS = {
+    "blobs",
+    "evaluations",
+    "intents",
+    "memo",
+    "models",
+    "probe",
+    "refs",
+    "reports",
+    "runs",
+    "snapshots",
+    "sweeps",
+} | {FOLDER}
 _REPORT = re.compile(r"reports/([0-9a-f]{64})\.html")
 _RUN = re.compile(r"runs/([^/]+)/.+")
 _PASSING = re.compile(rf"(?:{'|'.join(PROBED)})/.+|(?:.+/)?{re.escape(TEMPORARY)}[^/]*")
@@ -129,6 +141,6 @@ class _Planner:
 
 def _signatures(view: View) -> Iterator[Found]:
     """Yield the signatures of manifests and moves that were deleted, or were never written."""
-    for file in (*view.moves, *view.manifests, *view.models):
+    for file in (*view.moves, *view.manifests, *view.models, *view.evaluations):
         if (signed := SIGNED.fullmatch(file.path)) and f"{signed[1]}.json" not in view.names:
             yield file

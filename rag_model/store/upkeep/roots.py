@@ -1,4 +1,4 @@
-"""Mark the blobs and records that a store needs: those of its snapshots and models, and the origins of current ones.
+"""Mark the blobs and records that a store needs: those of its versions, and the origins of current snapshots.
 
 A snapshot names its own files. The memo tells what they were made from: the record that has a file among its outputs
 also names its inputs, and those are outputs of other records, or lists of blobs, which name more blobs.
@@ -16,12 +16,13 @@ from rag_model.store.objects.files import Found
 from rag_model.store.objects.memo import RECORD, parsed
 from rag_model.store.store import Store
 from rag_model.store.upkeep.sweep import View
+from rag_model.store.versions.evaluation_manifest import EvaluationManifest
 from rag_model.store.versions.manifest import Manifest
 from rag_model.store.versions.model_manifest import ModelManifest
 from rag_model.store.versions.shelf import Shelf
 
 _BLOB = re.compile(r"blobs/[0-9a-f]{2}/([0-9a-f]{64})")
-_MANIFEST = re.compile(r"(?:snapshots|models)/([0-9a-f]{64})\.json")
+_MANIFEST = re.compile(r"(?:snapshots|models|evaluations)/([0-9a-f]{64})\.json")
 _MOVE = re.compile(r"(?:models/)?refs/([^/]+)/([0-9]{8})\.json")
 _NAMED = re.compile(rb"sha256:([0-9a-f]{64})")
 _LIST = b'[{"id": "sha256:'  # the first bytes of a list of blobs
@@ -39,7 +40,7 @@ class Marked:
 
 
 def mark(store: Store, view: View, old: float) -> Marked:
-    """Mark what the snapshots, models and writers of a view need, and records written after the time `old`.
+    """Mark what the versions and the writers of a view need, and records written after the time `old`.
 
     Raises:
         StoreError: a manifest or the move of a ref cannot be read, or what a ref names now is missing.
@@ -48,8 +49,9 @@ def mark(store: Store, view: View, old: float) -> Marked:
     records = _records(store)
     snapshots = _named_files(store.snapshots, view.manifests, view.moves)
     models = _named_files(store.models, view.models, view.models)
+    evaluations = _named_files(store.evaluations, view.evaluations, ())
     relied = {found[1] for path in view.needs if (found := _BLOB.fullmatch(path))}
-    needed, current = snapshots.all | models.all | relied, snapshots.current
+    needed, current = snapshots.all | models.all | evaluations.all | relied, snapshots.current
     needed |= _origins(store, current, records, dict(blobs))
     passed = [] if view.building else [record for record in records if record.newest.written <= old]
     needed |= set().union(*(record.names for record in records if view.building or record.newest.written > old))
@@ -167,7 +169,7 @@ def _named(data: bytes) -> list[str]:
     return [digest.decode() for digest in _NAMED.findall(data)]
 
 
-def _digests(manifest: Manifest | ModelManifest) -> set[str]:
+def _digests(manifest: Manifest | ModelManifest | EvaluationManifest) -> set[str]:
     return {_digest(ref.id) for ref in manifest.content.files.values()}
 
 

@@ -31,13 +31,14 @@ class View:
     moves: tuple[Found, ...]  # files of the refs' logs
     manifests: tuple[Found, ...]
     models: tuple[Found, ...] = ()  # their manifests and the files of their refs' logs
+    evaluations: tuple[Found, ...] = ()  # their manifests
 
     @classmethod
     def of(cls, store: Store, now: float) -> "View":
         """List a store, intents first: a writer that ends after that has written its snapshot and its move before."""
         intents = tuple(store.intents.live(now))
-        moves, manifests, models = (tuple(store.files.tree(folder)) for folder in ("refs", "snapshots", "models"))
-        return cls(now, intents, moves, manifests, models)
+        folders = ("refs", "snapshots", "models", "evaluations")
+        return cls(now, intents, *(tuple(store.files.tree(folder)) for folder in folders))
 
     @property
     def needs(self) -> frozenset[str]:
@@ -56,7 +57,7 @@ class View:
     @property
     def names(self) -> frozenset[str]:
         """The paths of all files of the view."""
-        files = frozenset(file.path for file in (*self.moves, *self.manifests, *self.models))
+        files = frozenset(file.path for file in (*self.moves, *self.manifests, *self.models, *self.evaluations))
         return files | {f"intents/{intent.name}.json" for intent in self.intents}
 
 

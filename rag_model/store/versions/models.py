@@ -11,7 +11,7 @@ from typing import Any
 
 from rag_model.errors import RefConflictError, StoreError, UsageError
 from rag_model.store.objects.trees import linked_tree
-from rag_model.store.pulling.export import new_folder
+from rag_model.store.pulling.export import write_files
 from rag_model.store.store import Store
 from rag_model.store.upkeep.verify import absent
 from rag_model.store.versions.model_manifest import SUFFIXES, ModelContent, ModelManifest
@@ -81,13 +81,7 @@ def export_model(store: Store, name: str, out: Path) -> ExportedModel:
     """
     identity = store.models.trusted(name)
     content = store.models.get(identity).content
-    try:
-        with new_folder(out) as building:
-            for path, ref in content.files.items():
-                store.blobs.fetch(ref, building / path)
-    except OSError as error:
-        raise StoreError(f"cannot write {out}: {error.strerror or error}") from error
-    return ExportedModel(identity, out, content.kind, sum(ref.size for ref in content.files.values()))
+    return ExportedModel(identity, out, content.kind, write_files(store, content.files, out))
 
 
 def model_folder(store: Store, name: str) -> Path:

@@ -1,6 +1,6 @@
 """A shelf: manifests of one kind under `<kind>s/<id>.json`, and the refs that name them.
 
-A store has two: snapshots, and models.
+A store has three: snapshots, models, and evaluations, which have no refs.
 """
 
 import re
@@ -11,7 +11,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from rag_model.errors import NotFoundError, RefusedError, StoreError, UsageError
 from rag_model.store.objects.files import Files, json_bytes
 from rag_model.store.versions.refs import Refs
-from rag_model.store.versions.signatures import Signatures, Trust, as_stored
+from rag_model.store.versions.signatures import Signatures, Trust, as_stored, signs
 from rag_model.store.versions.takedowns import Takedowns
 
 _ID = re.compile(r"[0-9a-f]{64}")
@@ -37,11 +37,11 @@ M = TypeVar("M", bound=Versioned)
 
 @dataclass(frozen=True, slots=True)
 class Shelf(Generic[M]):
-    """The snapshots, or the models, of one store."""
+    """The snapshots, the models, or the evaluations, of one store."""
 
     files: Files
     refs: Refs
-    noun: str  # snapshot, model
+    noun: str  # snapshot, model, evaluation
     parse: Callable[[bytes], M]  # reads and checks the bytes of a manifest, which may be hostile
 
     def put(self, manifest: M, *, sign: bool = True) -> str:
@@ -59,6 +59,21 @@ class Shelf(Generic[M]):
         if there is None and not self.files.create(path, json_bytes(told)) and sign:
             signatures.sign(path, self.files.read_json(path))  # that of the writer who was first
         return manifest.id
+
+    def add(self, manifest: M) -> bool:
+        """Store a manifest whose id does not cover all of it, and return whether it was written.
+
+        An existing one is kept, and never signed, since it may hold other figures. But one that no key of the trust
+        file (without one, the own key) signed is replaced if the environment has a key.
+        """
+        path, told = self.path(manifest.id), as_stored(manifest.to_json())
+        if self.files.find(path) is not None and (not signs() or self.vouched(manifest.id)):
+            return False
+        if not signs():
+            return self.files.create(path, json_bytes(told))
+        Signatures(self.files).sign(path, told)
+        self.files.put(path, json_bytes(told))
+        return True
 
     def get(self, identity: str) -> M:
         """Return the manifest of a full id, after checking that its content hashes to the id.
@@ -79,6 +94,11 @@ class Shelf(Generic[M]):
             raise StoreError(f"{self.files.url_of(path)} is damaged: it holds {self.noun} {manifest.id[:12]}")
         return manifest
 
+    @property
+    def called(self) -> str:
+        """The noun with its article."""
+        return f"{'an' if self.noun[0] == 'e' else 'a'} {self.noun}"
+
     def list(self) -> list[str]:
         """Return all ids, sorted."""
         stems = (name.removesuffix(".json") for name in self.files.names(f"{self.noun}s"))
@@ -96,8 +116,8 @@ class Shelf(Generic[M]):
         """
         if ":" in name:
             raise UsageError(
-                f"{name} is in place of the name of a {self.noun}: models are taken by log, show, tag, rollback, "
-                "verify, pull and export, and by --model without `model:`"
+                f"{name} is in place of the name of {self.called}: models are taken by log, show, tag, rollback, "
+                "verify, pull and export, and by --model without `model:`; evaluations by show, verify, diff and export"
             )
         if numbered := _NUMBERED.fullmatch(name):
             return self._at(numbered[1], int(numbered[2]))

@@ -54,7 +54,8 @@ def train(task: Task[Batch], settings: LoopSettings, workdir: Path, report: Repo
 
     Raises:
         InputError: there are checkpoints, and all are damaged.
-        RefusedError: a loss or a gradient is not finite; the message names the examples and the last checkpoint.
+        RefusedError: a loss or a gradient is not finite; the message names the examples and the last checkpoint, or the
+            weights that were not finite from the start.
         UsageError: `workdir` holds another training, an epoch has no batch, or this machine does not support the
         precision.
     """
@@ -190,6 +191,11 @@ class _Run(Generic[Batch]):
         if not broken.any() and (norm.isfinite() or self.accelerator.scaler is not None):
             return
         every = gather_object([list(self.task.ids(batch)) for batch in batches])
+        if (spoilt := _not_finite(self.task.module)) is not None:
+            raise RefusedError(
+                f"step {step} has no loss, since {spoilt} of the model is not finite, whatever the examples: fetch the "
+                "model again, and train in another folder"
+            )
         named = [ids for ids, bad in zip(every, broken.tolist(), strict=True) if bad] or every
         value = (
             f"loss of step {step} is {losses[broken][0]:g}" if broken.any() else f"gradient of step {step} is {norm:g}"
@@ -259,3 +265,8 @@ def _optimizer(module: nn.Module, settings: LoopSettings) -> torch.optim.Optimiz
 def _mixed(*numbers: int) -> int:
     """Return a seed that is different for every step."""
     return int(digest_json(numbers).rpartition(":")[2][:15], 16)
+
+
+def _not_finite(module: nn.Module) -> str | None:
+    """Return the name of a weight that holds NaN or infinity."""
+    return next((name for name, weights in module.named_parameters() if not weights.isfinite().all()), None)

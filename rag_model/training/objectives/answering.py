@@ -7,7 +7,7 @@ from rag_model.evaluation.answers.collapse import unchanged_share
 from rag_model.evaluation.answers.measures import exact_match, token_f1
 from rag_model.generate.decoding import Decoding
 from rag_model.generate.rag import Rag
-from rag_model.generate.reader import Reader
+from rag_model.reading.marginal import MarginalReader
 from rag_model.retrieve.retriever import Hit
 from rag_model.training.data.examples import Example
 
@@ -18,7 +18,7 @@ class Answering:
     def __init__(self, rag: Rag, dev: Sequence[Example], max_new_tokens: int, batch: int, seed: int) -> None:
         """Take the questions; there may be none. `seed`: of the permutation of passages between questions."""
         self._dev, self._seed = tuple(dev), seed
-        self._reader = Reader(None, rag, Decoding(max_new_tokens=max_new_tokens), batch=batch)
+        self._reader = MarginalReader(None, rag, Decoding(max_new_tokens=max_new_tokens), batch=batch)
 
     def measure(self, hits: Sequence[list[Hit]]) -> dict[str, float]:
         """Return `EM`, `F1` and `unchanged`, from the hits of at least as many questions, in their order.

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from rag_model.generate.named import open_reader
-from rag_model.generate.reader import answer_json
+from rag_model.reading.answer import answer_json
+from rag_model.reading.opening import open_reader
 from rag_model.retrieve.factory import open_retriever
 from rag_model.retrieve.retriever import hit_json
 from rag_model.serving.http import messages

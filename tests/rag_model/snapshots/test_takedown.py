@@ -83,7 +83,7 @@ def rebuild(store: Store, holder: Holder) -> Manifest | None:
 def take_down(store: Store, *pages: str) -> dict[str, str]:
     if new := {*pages} - store.takedowns.pages("enwiki"):
         store.takedowns.add("enwiki", new, "a request", "me")
-    return carry_out(store, lambda holder: rebuild(store, holder))[0]
+    return carry_out(store, lambda holder: rebuild(store, holder)).places
 
 
 def texts(store: Store, name: str) -> list[str]:

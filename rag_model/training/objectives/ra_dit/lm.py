@@ -13,6 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from rag_model.corpus.records import Passage
@@ -81,13 +82,14 @@ class LmTask:
 
     def loss(self, batch: Batch) -> tuple[Tensor, Mapping[str, Tensor | float]]:
         """Return the mean over the examples of eq. 3, and `token_nll`: nats per token of the answers."""
-        k = min(self._recipe.k, *(len(one.rows) for one in batch))
+        k = min(self._recipe.k, max(len(one.rows) for one in batch))
         contexts = self._generator.contexts([one.asked.text for one in batch], self._passages(batch, k))
         targets = self._generator.targets([one.asked.answer for one in batch])
         log_p, _ = target_log_p(self._generator.logits(contexts, targets), targets.tokens)  # (b, k, t)
-        losses = -log_p.masked_fill(~targets.mask[:, None], 0).sum((1, 2))  # (b, k, t) -> (b,)
-        tokens = k * targets.mask.sum()
-        return losses.mean(), {"token_nll": losses.detach().sum() / tokens}
+        found = torch.tensor([[place < len(one.rows) for place in range(k)] for one in batch], device=log_p.device)
+        counted = found[:, :, None] & targets.mask[:, None]  # (b, k, 1) and (b, 1, t) -> (b, k, t)
+        losses = -log_p.masked_fill(~counted, 0).sum((1, 2))  # (b, k, t) -> (b,)
+        return losses.mean(), {"token_nll": losses.detach().sum() / counted.sum()}
 
     def evaluate(self) -> Measures:
         """Return the measures of `DevSet`."""
@@ -99,5 +101,7 @@ class LmTask:
         save_rag(rag, folder, Space.from_json(self._snapshot.space or {}))
 
     def _passages(self, batch: Batch, k: int) -> list[list[Passage]]:
-        found = iter(self._snapshot.passages([row for one in batch for row in one.rows[:k]]))
+        """Return k passages of each example; one that found fewer repeats its first, which is not counted."""
+        filled = [(*one.rows[:k], *one.rows[:1] * (k - len(one.rows))) for one in batch]
+        found = iter(self._snapshot.passages([row for rows in filled for row in rows]))
         return [[next(found) for _ in range(k)] for _ in batch]

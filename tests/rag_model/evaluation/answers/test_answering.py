@@ -11,7 +11,7 @@ from rag_model.evaluation.answers.ablation import Condition
 from rag_model.evaluation.answers.answering import Answering
 from rag_model.evaluation.answers.readings import Reading, read
 from rag_model.evaluation.questions.files import Question
-from rag_model.generate.reader import Answer
+from rag_model.reading.answer import Answer
 from rag_model.retrieve.retriever import Hit
 from rag_model.store.store import Store
 from tests.fixtures.last_word import LastWord

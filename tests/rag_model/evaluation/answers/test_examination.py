@@ -94,7 +94,7 @@ def test_labels_are_not_looked_for_in_passages(examine: Examine) -> None:
     claims = [Question(str(n), str(n), ("SUPPORTS",), (frozenset({str(n)}),)) for n in range(N)]
     seen = examine(claims, Evaluation(kind="labels", depth=5, ablations=Ablations(sweep=())))
     assert seen.retrieval == {}
-    assert seen.ranks == {"R-precision": 1, "recall@5": 1, "nDCG@10": 1}
+    assert seen.ranks == {"R-precision": 1, "recall@5": 1, "nDCG@10": 1, "Article@1": 1, "Article@10": 1}
     assert seen.rows[2].name == GOLD  # by its page
     assert seen.rows[0].figures["R-precision"].value == 1
     assert seen.rows[0].figures["KILT-AC"].value == 0

@@ -1,7 +1,6 @@
 """The measures of a set: which fit which kind of answer, of how many questions, and how two sets compare."""
 
 import json
-import math
 
 import pytest
 from sacrebleu.metrics import BLEU
@@ -48,15 +47,16 @@ def test_texts_have_the_bleu_of_the_set() -> None:
     for order in (1, 4):
         expected = BLEU(max_ngram_order=order).corpus_score(list(said.values()), streams).score / 100
         assert figures[f"BLEU-{order}"].value == pytest.approx(expected)
-    assert set(figures) == {"ROUGE-L", "F1", "BLEU-1", "BLEU-4"}
+    assert set(figures) == {"ROUGE-L", "F1", "BLEU-1", "BLEU-4", "distinct-3", "gold-distinct-3"}
 
 
 def test_an_answer_from_the_wrong_pages_earns_nothing_of_kilts() -> None:
     asked = Question("a", "Q", ("Paris",), (frozenset({"1", "2"}),))
     right = score(asked, reading("a", "Paris", "1", "1", "2", "9")).measures
     wrong = score(asked, reading("a", "Paris", "1", "9", "2")).measures
-    assert right == {"EM": 1, "F1": 1, "R-precision": 1, "recall@5": 1, "KILT-EM": 1, "KILT-F1": 1}
-    assert wrong == {"EM": 1, "F1": 1, "R-precision": 0.5, "recall@5": 1, "KILT-EM": 0, "KILT-F1": 0}
+    unheld = {"EM": 1, "F1": 1, "EM-unheld": 1, "supported": 0}
+    assert right == {**unheld, "R-precision": 1, "recall@5": 1, "KILT-EM": 1, "KILT-F1": 1}
+    assert wrong == {**unheld, "R-precision": 0.5, "recall@5": 1, "KILT-EM": 0, "KILT-F1": 0}
 
 
 def test_sets_are_compared_question_by_question() -> None:
@@ -85,8 +85,8 @@ def test_golds_that_can_not_be_compared_with_are_told_before_the_work() -> None:
         estimate([])
 
 
-@pytest.mark.parametrize("likelihood", [-1.25, -math.inf])
-def test_a_reading_is_kept_as_json(likelihood: float) -> None:
-    said = Reading("q", "Zürich \u2028 𝔘", likelihood, reading("q", "", "1").passages, ended=likelihood < -2)
+@pytest.mark.parametrize("likelihood", [-1.25, None])  # None: not known, or of a probability of 0
+def test_a_reading_is_kept_as_json(likelihood: float | None) -> None:
+    said = Reading("q", "Zürich \u2028 𝔘", likelihood, reading("q", "", "1").passages, ended=likelihood is None)
     kept = json.dumps(said.to_json(), allow_nan=False)
     assert Reading.from_json(json.loads(kept)) == said

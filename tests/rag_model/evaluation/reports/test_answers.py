@@ -68,7 +68,7 @@ def test_mistakes_are_shown_with_their_passages_and_weights(report: AnswerReport
     assert "said: Paris, Francewanted: Paris" in page.text
     assert f"{EVIL} 0?" not in page.text  # the one that is right
     assert "0.6250.3750.500" in page.text
-    assert "EM 0.00, F1 0.67; log p -1.50" in page.text
+    assert "EM 0.00, F1 0.67, EM-unheld 0.00, supported 0.00; log p -1.50" in page.text
 
 
 def test_only_so_many_mistakes_are_shown(report: AnswerReport) -> None:

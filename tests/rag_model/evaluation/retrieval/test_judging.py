@@ -97,12 +97,15 @@ def test_the_ranks_of_answers_and_of_evidence(make_hits) -> None:
     outcomes = [match_hits(plain, hits), match_hits(told, hits)]
     seen = ranks_of(outcomes, 4)
     assert seen["RR@4"] == pytest.approx((1 / 2 + 0) / 2)
+    assert (seen["Article@1"], seen["Article@10"]) == (0, 1)
     assert (seen["R-precision"], seen["recall@5"]) == (0.5, 1)  # of the one question with evidence: pages 9, 1, 2
     ideal = sum(1 / math.log2(rank + 1) for rank in (1, 2))
     assert seen["nDCG@10"] == pytest.approx((1 / math.log2(3) + 1 / math.log2(4)) / ideal, abs=1e-4)
     assert ranks_of(outcomes[:1], 4) == {"RR@4": 0.5}
     assert ranks_of([], 4) == {"RR@4": 0}
-    assert ranks_of(outcomes, 1) == {"RR@1": 0, "R-precision": 0, "recall@5": 0, "nDCG@10": 0}  # of the first alone
+    assert ranks_of(outcomes, 1) == {  # of the first alone
+        **dict.fromkeys(("RR@1", "R-precision", "recall@5", "nDCG@10", "Article@1", "Article@10"), 0)
+    }
 
 
 def test_a_set_is_judged_by_what_it_tells() -> None:

@@ -12,6 +12,7 @@ from playwright.sync_api import Browser, BrowserContext, Page, expect
 
 from rag_model.store.store import Store
 from tests.fixtures.browser import PATIENCE, chromium
+from tests.fixtures.held import Held
 from tests.fixtures.serving import Gate, Serving, serving, until, with_limits
 from tests.fixtures.tiny import save_bert
 from tests.fixtures.tiny_rag import save_tiny_rag
@@ -238,3 +239,41 @@ def _check_tokens(page: Page, told: list[dict[str, Any]]) -> None:
         expect(tokens.nth(place)).to_be_focused()
         best = max(range(len(token["posterior"])), key=token["posterior"].__getitem__)
         expect(note).to_contain_text(f"passage {best + 1}")
+
+
+@pytest.mark.parametrize("streams", [True, False])
+def test_passages_come_before_the_answer_where_a_browser_reads_streams(
+    streams: bool, page: Page, store: Store, encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = save_tiny_rag(tmp_path / "model", encoder, "sequence")
+    with serving(store.url, tmp_path / "dest", model=str(model)) as reading:
+        if not streams:
+            page.add_init_script("delete Response.prototype.body")
+        page.goto(reading.url)
+        expect(page.locator("#foot")).to_contain_text("model")
+        held = Held(monkeypatch)
+        ask(page, "Which is the highest mountain?")
+        until(lambda: held.steps)
+        if streams:
+            expect(page.locator(".passage")).to_have_count(3)
+        expect(page.locator("#status")).to_have_text("Reading…")
+        expect(page.locator("#answer")).to_be_hidden()
+        held.go.set()
+        expect(page.locator("#status")).to_contain_text("3 passages in")
+        expect(page.locator(".said")).to_have_count(1)
+        expect(page.locator(".growing")).to_have_count(0)
+
+
+def test_an_answer_that_fails_half_way_is_told(
+    page: Page, store: Store, encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = save_tiny_rag(tmp_path / "model", encoder, "sequence")
+    with serving(store.url, tmp_path / "dest", with_limits(request_seconds=0.3), model=str(model)) as reading:
+        page.goto(reading.url)
+        expect(page.locator("#foot")).to_contain_text("model")
+        held = Held(monkeypatch)
+        ask(page, "Which is the highest mountain?")
+        expect(page.get_by_role("alert")).to_contain_text(
+            "That took too long. Try again in a moment. (no answer within"
+        )
+        held.go.set()

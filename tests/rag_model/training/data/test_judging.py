@@ -10,7 +10,7 @@ from rag_model.generate.decoding import Decoding
 from rag_model.generate.generator import Generator
 from rag_model.generate.load import load_generator
 from rag_model.generate.rag import Rag, RagSettings
-from rag_model.generate.reader import Reader
+from rag_model.reading.marginal import MarginalReader
 from rag_model.retrieve.retriever import Hit
 from rag_model.training.data.examples import Example, passage_of
 from rag_model.training.data.judging import Judge, JudgeSettings, verdicts
@@ -34,7 +34,7 @@ def by_hand(generator: Generator, passage: object, answer: str) -> float:
 
 
 def test_a_free_answer_is_right_if_it_holds_a_gold_one(generator: Generator) -> None:
-    reader = Reader(None, Rag(torch.nn.Identity(), generator, RagSettings(k=1)), Decoding(max_new_tokens=6))
+    reader = MarginalReader(None, Rag(torch.nn.Identity(), generator, RagSettings(k=1)), Decoding(max_new_tokens=6))
     said = [
         reader.answer_from([QUESTION], [[Hit(1, 0.0, 0, one, "", "", inner_product=0.0)]])[0].text for one in PASSAGES
     ]

@@ -17,7 +17,7 @@ from rag_model.evaluation.answers.collapse import CollapsedError, Limits
 from rag_model.generate.folder import load_rag
 from rag_model.generate.load import load_generator
 from rag_model.generate.rag import Rag, Variant
-from rag_model.generate.reader import Reader
+from rag_model.reading.marginal import MarginalReader
 from rag_model.retrieve.factory import open_retriever
 from rag_model.store.store import Store
 from rag_model.store.versions.snapshot import Snapshot
@@ -132,7 +132,7 @@ def test_with_bm25_the_passages_are_weighed_by_its_scores(
     trained = train(task_of(recipe, kind=kind), STEPS, tmp_path)
     rag = load_rag(trained.best, device="cpu")
     assert rag.settings.weighed_by == "scores"
-    reader = Reader(open_retriever(snapshot, "bm25", products=True, encoder=rag.question), rag)
+    reader = MarginalReader(open_retriever(snapshot, "bm25", products=True, encoder=rag.question), rag)
     (answer,) = reader.answer([batch[0].example.question])
     weights = torch.softmax(torch.tensor([one.hit.score for one in answer.support]) / 2.0, 0)
     assert [one.weight for one in answer.support] == pytest.approx(weights.tolist(), rel=1e-4)

@@ -351,12 +351,24 @@ def test_a_snapshot_of_one_passage(store: Store, tiny: Path, job_of: Any, tmp_pa
         RA_DIT.task(job_of(over=one, stages="retriever"))
 
 
-def test_a_loss_that_is_not_finite_names_the_examples(job_of: Any, tmp_path: Path) -> None:
+def test_examples_that_found_fewer_passages_take_none_from_the_others(job_of: Any) -> None:
+    lm: Any = RA_DIT.stages(job_of())[0].task(None, lambda _, __: None)
+    many, few, *_ = lm.batches(0)[0]
+    few = replace(few, rows=few.rows[:1])
+    assert len(many.rows) > 1
+    apart = [lm.loss((one,))[0].item() for one in (many, few)]
+    assert lm.loss((many, few))[0].item() == pytest.approx(sum(apart) / 2, rel=1e-5)
+
+
+def test_a_model_that_is_broken_from_the_start_is_named_rather_than_the_examples(job_of: Any, tmp_path: Path) -> None:
     lm: Any = RA_DIT.stages(job_of())[0].task(None, lambda _, __: None)
     with torch.no_grad():
         lm.module.lm_head.weight[3] = torch.nan
-    with pytest.raises(RefusedError, match="the loss of step 1 is nan, of examples q"):
+    with pytest.raises(RefusedError, match=r"since lm_head\.weight of the model is not finite"):
         train(lm, LOOP, tmp_path / "lm")
+
+
+def test_a_loss_that_is_not_finite_names_the_examples(job_of: Any, tmp_path: Path) -> None:
     task = retriever_of(job_of(stages="retriever"))
     poisoned = [Scored(one.listed, Scores((math.nan,) * 4, 1)) for batch in task.batches(0) for one in batch]
     task._train = tuple(poisoned)

@@ -239,12 +239,11 @@ def test_a_killed_run_goes_on_to_the_same_losses(given: Path, tmp_path: Path) ->
     assert done.after == whole.after
 
 
-def test_a_loss_that_is_not_finite_names_the_passages(given: Path, snapshot: Snapshot, tmp_path: Path) -> None:
+def test_a_model_that_is_broken_from_the_start_is_named(given: Path, snapshot: Snapshot, tmp_path: Path) -> None:
     task = a_task(given, snapshot)
     with torch.no_grad():
         next(task.module.reader.parameters()).fill_(math.nan)
-    named = snapshot.passages(task.batches(0)[0].rows)
-    with pytest.raises(RefusedError, match=f"loss of step 1 is nan, of examples {named[0].id}, {named[1].id}"):
+    with pytest.raises(RefusedError, match=r"step 1 has no loss, since reader\.\S+ of the model is not finite"):
         train(task, STEPS, tmp_path)
 
 

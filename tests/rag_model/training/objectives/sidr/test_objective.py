@@ -109,11 +109,11 @@ def test_a_trained_one_is_trained_on_with_its_own_settings(done: tuple[Trained, 
     assert told["asks"]["pooling"].startswith("max elu1p, 24 terms")
 
 
-def test_a_loss_that_is_no_number_names_the_examples(tiny: Path, kings: list[Example], tmp_path: Path) -> None:
+def test_a_model_that_is_broken_from_the_start_is_named(tiny: Path, kings: list[Example], tmp_path: Path) -> None:
     pair = pair_of(tiny)
     with torch.no_grad():
         pair.passage.model.norm.weight[0] = float("nan")
-    with pytest.raises(RefusedError, match="is nan, of examples"):
+    with pytest.raises(RefusedError, match=r"passage\.model\.norm\.weight of the model is not finite"):
         train(SidrTask(pair, kings, kings, dataclasses.replace(RECIPE)), SETTINGS, tmp_path)
 
 

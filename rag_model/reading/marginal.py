@@ -4,63 +4,32 @@ p(z|x) is the weight that the retriever gives a passage, p(z|x,y) the share of t
 two differ, the generator disagrees with the retriever.
 """
 
-import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
 from torch import nn
 
-from rag_model.corpus.records import Passage
-from rag_model.digest import digest_json
 from rag_model.errors import UsageError
 from rag_model.generate.decoding import Decoded, Decoding
 from rag_model.generate.generator import Generator
 from rag_model.generate.rag import Rag
+from rag_model.generate.sampling import seed_of
 from rag_model.generate.sequence_beam import decode_sequence
 from rag_model.generate.stopping import stoppable
+from rag_model.generate.telling import grown
 from rag_model.generate.token_beam import decode_token
-from rag_model.retrieve.retriever import Hit, Retriever, hit_json
+from rag_model.reading.answer import CLOSED_BOOK, Answer, Support, TokenSupport, Usage
+from rag_model.reading.reader import Stop, Tell, check_lists, found_by
+from rag_model.retrieve.retriever import Hit, Retriever
 
-CLOSED_BOOK = Hit(1, 0.0, -1, Passage("", "", 0, "", "", "", 0, 0, Passage.hash_of("", "")), "", "", inner_product=0.0)
-"""The empty passage: an answer from it alone comes from the weights of the model."""
-_UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # what a tokenizer makes of a part of a character
 _DECODE = {"token": decode_token, "sequence": decode_sequence}
 
 
-@dataclass(frozen=True, slots=True)
-class Support:
-    """One passage, and its share of an answer."""
-
-    hit: Hit
-    weight: float  # p(z|x)
-    posterior: float  # p(z|x,y); of RAG-Token the mean over the tokens
-
-
-@dataclass(frozen=True, slots=True)
-class TokenSupport:
-    """One token of a RAG-Token answer, and each passage's share of it."""
-
-    text: str  # all of them joined are the answer; empty for special tokens and for all but the last of a character's
-    posterior: tuple[float, ...]  # p(z_i|x,y) of each passage, in the order of the support
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """The answer to a question, and the passages that it comes from."""
-
-    question: str
-    text: str  # may be empty
-    log_likelihood: float  # log p(y|x) in nats, the end token included; a lower bound by fast decoding
-    support: tuple[Support, ...]  # in the order of the passages
-    tokens: tuple[TokenSupport, ...]  # RAG-Token only
-    ended: bool  # False: cut at `max_new_tokens`
-
-
-class Reader:
+class MarginalReader:
     """Answers questions with a RAG model over what a retriever finds."""
 
     def __init__(
@@ -87,25 +56,33 @@ class Reader:
         room = min(decoding.max_new_tokens, rag.generator.max_answer)
         self.rag, self.decoding = rag, replace(decoding, max_new_tokens=room)
         self.retriever, self._batch = retriever, batch
-        self._k = min(rag.settings.k, passages or rag.settings.k)
+        self.k = min(rag.settings.k, passages or rag.settings.k)  # as many as in training
+
+    @property
+    def decides(self) -> dict[str, Any]:
+        """Return the settings of decoding: the model knows all others."""
+        return {"decoding": asdict(self.decoding)}
 
     def answer(
-        self, questions: Sequence[str], k: int | None = None, stop: Callable[[], bool] | None = None
+        self, questions: Sequence[str], k: int | None = None, stop: Stop | None = None, tell: Tell | None = None
     ) -> list[Answer]:
         """Return the answer of each question, in order, from its best `k` passages; by default as many as in training.
 
-        `stop` is called before each token; decoding ends once it is true.
+        `stop` is called before each token; decoding ends once it is true. `tell` is given each whole answer.
 
         Raises:
             UsageError: a question is empty, `k` is below 1 or above the number of passages, or there is no retriever.
             StoppedError: `stop` was true.
         """
-        if self.retriever is None:
-            raise UsageError("this reader has no retriever: give it one, or answer from passages of your own")
-        return self.answer_from(questions, self.retriever.search(questions, self._k if k is None else k), stop)
+        hits = found_by(self.retriever, questions, self.k if k is None else k)
+        return self.answer_from(questions, hits, stop, tell)
 
     def answer_from(
-        self, questions: Sequence[str], hits: Sequence[Sequence[Hit]], stop: Callable[[], bool] | None = None
+        self,
+        questions: Sequence[str],
+        hits: Sequence[Sequence[Hit]],
+        stop: Stop | None = None,
+        tell: Tell | None = None,
     ) -> list[Answer]:
         """Return the answer of each question, in order, from the passages given; closed book if there are none.
 
@@ -113,8 +90,7 @@ class Reader:
             UsageError: there are not as many lists of passages as questions, or a passage has no inner product.
             StoppedError: `stop`, which is called before each token, was true.
         """
-        if len(questions) != len(hits):
-            raise UsageError(f"{len(questions)} questions and {len(hits)} lists of passages: give one list a question")
+        check_lists(questions, hits)
         found: dict[int, Answer] = {}
         beside = [list(some) or [CLOSED_BOOK] for some in hits]
         generator = self.rag.generator if stop is None else stoppable(self.rag.generator, stop)
@@ -123,6 +99,34 @@ class Reader:
                 asked, given = [questions[place] for place in places], [beside[place] for place in places]
                 answers = self._read(generator, asked, given)
                 found.update(zip(places, answers, strict=True))
+                if tell is not None:
+                    for place, one in zip(places, answers, strict=True):
+                        tell(place, one.text)
+        return [found[place] for place in range(len(questions))]
+
+    @torch.inference_mode()
+    def log_likelihood(
+        self, questions: Sequence[str], hits: Sequence[Sequence[Hit]], texts: Sequence[str]
+    ) -> list[float]:
+        """Return log p(text|question, passages) of each in nats, the end token included; closed book without passages.
+
+        Raises:
+            UsageError: there are not as many lists of passages or texts as questions, or one has no inner product.
+        """
+        check_lists(questions, hits)
+        check_lists(texts, hits)
+        found: dict[int, float] = {}
+        beside = [list(some) or [CLOSED_BOOK] for some in hits]
+        generator = self.rag.generator
+        with _at_rest(self.rag):
+            for places in _batches([len(some) for some in beside], self._batch):
+                given = [beside[place] for place in places]
+                asked = [questions[place] for place in places]
+                contexts = generator.contexts(asked, [[hit.passage for hit in some] for some in given])
+                scores = torch.tensor([self._logits(some) for some in given], device=contexts.tokens.device)
+                targets = generator.targets([texts[place] for place in places])
+                log_p = self.rag.log_likelihood(scores, contexts, targets).log_p
+                found.update(zip(places, log_p.tolist(), strict=True))
         return [found[place] for place in range(len(questions))]
 
     @torch.inference_mode()
@@ -131,32 +135,15 @@ class Reader:
         contexts = generator.contexts(questions, [[hit.passage for hit in some] for some in hits])
         prior = self.rag.prior(torch.tensor([self._logits(some) for some in hits], device=contexts.tokens.device))
         decode = _DECODE[self.rag.settings.kind]
-        decoded = decode(generator, contexts, prior, self.decoding, [self._seed(question) for question in questions])
+        seeds = [seed_of(self.decoding.sampling, question) for question in questions]
+        decoded = decode(generator, contexts, prior, self.decoding, seeds)
         weights = prior.exp().tolist()
-        return [_answer(generator, *one) for one in zip(questions, hits, weights, decoded, strict=True)]
+        read = contexts.mask.view(len(questions), -1).sum(1).tolist()  # (b k, s) -> (b, k s) -> (b,)
+        return [_answer(generator, *one) for one in zip(questions, hits, weights, decoded, read, strict=True)]
 
     def _logits(self, hits: Sequence[Hit]) -> list[float]:
         """Return what p(z|x) of a question's passages is made of."""
         return [hit.score for hit in hits] if self.rag.settings.weighed_by == "scores" else _products(hits)
-
-    def _seed(self, question: str) -> int:
-        """Return a question's random seed, which does not depend on the other questions of its batch."""
-        sampling = self.decoding.sampling
-        return int(digest_json([sampling.seed, question]).partition(":")[2][:15], 16) if sampling else 0
-
-
-def answer_json(answer: Answer) -> dict[str, Any]:
-    """Return an answer as the command line's contract has it, with all that it was read from."""
-    passages = [{**hit_json(one.hit), "weight": one.weight, "posterior": one.posterior} for one in answer.support]
-    likelihood = answer.log_likelihood
-    return {
-        "question": answer.question,
-        "answer": answer.text,
-        "ended": answer.ended,
-        "log_likelihood": likelihood if math.isfinite(likelihood) else None,
-        "passages": passages,
-        "tokens": [{"text": one.text, "posterior": list(one.posterior)} for one in answer.tokens],
-    }
 
 
 def _products(hits: Sequence[Hit]) -> list[float]:
@@ -171,27 +158,22 @@ def _products(hits: Sequence[Hit]) -> list[float]:
 
 
 def _answer(
-    generator: Generator, question: str, hits: Sequence[Hit], weights: Sequence[float], decoded: Decoded
+    generator: Generator, question: str, hits: Sequence[Hit], weights: Sequence[float], decoded: Decoded, read: int
 ) -> Answer:
     support = [Support(*one) for one in zip(hits, weights, decoded.posterior, strict=True)]
     pieces = _pieces(generator, decoded.tokens) if decoded.shares else []
     tokens = [TokenSupport(*one) for one in zip(pieces, decoded.shares, strict=True)]
     ended = decoded.tokens[-1] == generator.end
     text = generator.text(decoded.tokens)
-    return Answer(question, text, decoded.log_likelihood, tuple(support), tuple(tokens), ended)
+    usage = Usage(read, len(decoded.tokens))
+    return Answer(question, text, decoded.log_likelihood, tuple(support), tuple(tokens), ended, usage)
 
 
 def _pieces(generator: Generator, tokens: Sequence[int]) -> list[str]:
     """Return what each token adds to the text; the last of a character's tokens adds it all."""
     pieces: list[str] = []
-    shown = ""
-    for last in range(1, len(tokens) + 1):
-        text = generator.text(tokens[:last])
-        if text.endswith(_UNFINISHED) and last < len(tokens):
-            pieces.append("")
-            continue
-        pieces.append(text[len(shown) :])
-        shown = text
+    for end in range(1, len(tokens) + 1):
+        pieces.append(grown(generator, tokens[:end], "".join(pieces), last=end == len(tokens)))
     return pieces
 
 

@@ -10,13 +10,13 @@ import torch
 from torch import nn
 
 from rag_model.corpus.records import Passage
-from rag_model.errors import UsageError
+from rag_model.errors import StoppedError, UsageError
 from rag_model.generate.decoding import Decoding, Sampling
 from rag_model.generate.inputs import PromptForm
 from rag_model.generate.load import load_generator
 from rag_model.generate.rag import Rag, RagSettings
-from rag_model.generate.reader import CLOSED_BOOK, Answer, Reader
-from rag_model.generate.stopping import StoppedError
+from rag_model.reading.answer import CLOSED_BOOK, Answer
+from rag_model.reading.marginal import MarginalReader
 from rag_model.retrieve.retriever import Hit
 from tests.fixtures.tabled import TabledGenerator
 from tests.fixtures.tiny_generators import save_bart, save_llama
@@ -56,9 +56,11 @@ SHELF = Shelf(
 )
 
 
-def reader(kind: str, decoding: Decoding = SHORT, batch: int = 8, seed: int = 4, temperature: float = 1.0) -> Reader:
+def reader(
+    kind: str, decoding: Decoding = SHORT, batch: int = 8, seed: int = 4, temperature: float = 1.0
+) -> MarginalReader:
     settings = RagSettings(kind=kind, k=3, temperature=temperature)  # type: ignore[arg-type]
-    return Reader(SHELF, Rag(nn.Identity(), TabledGenerator(seed, end_bias=1.0), settings), decoding, batch)
+    return MarginalReader(SHELF, Rag(nn.Identity(), TabledGenerator(seed, end_bias=1.0), settings), decoding, batch)
 
 
 @pytest.mark.parametrize("kind", ["sequence", "token"])
@@ -151,7 +153,7 @@ def test_closed_book_is_one_empty_passage() -> None:
     assert [(len(one.support), one.support[0].weight) for one in closed] == [(1, 1.0)] * len(QUESTIONS)
     assert [one.support[0].hit.passage.text for one in closed] == [""] * len(QUESTIONS)
     assert [one.text for one in closed] != [one.text for one in asked.answer(QUESTIONS)]
-    without = Reader(None, asked.rag, SHORT)
+    without = MarginalReader(None, asked.rag, SHORT)
     assert without.answer_from(QUESTIONS, [[]] * len(QUESTIONS)) == closed
 
 
@@ -162,13 +164,13 @@ def test_more_passages_than_there_are_is_refused_and_the_default_is_the_model_s(
     assert {len(one.support) for one in asked.answer(QUESTIONS)} == {3}
     assert {len(one.support) for one in asked.answer(QUESTIONS, k=4)} == {4}
     assert asked.answer([]) == []
-    few = Reader(asked.retriever, asked.rag, passages=2)
+    few = MarginalReader(asked.retriever, asked.rag, passages=2)
     assert {len(one.support) for one in few.answer(QUESTIONS)} == {2}, "all that there are"
 
 
 def test_what_can_not_be_read_is_refused() -> None:
     with pytest.raises(UsageError, match="no retriever"):
-        Reader(None, reader("token").rag).answer(QUESTIONS)
+        MarginalReader(None, reader("token").rag).answer(QUESTIONS)
     with pytest.raises(UsageError, match="4 questions and 1 lists"):
         reader("token").answer_from(QUESTIONS, [[CLOSED_BOOK]])
     with pytest.raises(UsageError, match="batch of 0"):
@@ -192,7 +194,7 @@ def test_every_character_comes_back_token_by_token(kind: str, tmp_path: Path) ->
 
     generator.module.get_output_embeddings().register_forward_hook(recite)
     settings = RagSettings(kind=kind, k=2)  # type: ignore[arg-type]
-    asked = Reader(SHELF, Rag(nn.Identity(), generator, settings), Decoding(max_new_tokens=60, mode="fast"))
+    asked = MarginalReader(SHELF, Rag(nn.Identity(), generator, settings), Decoding(max_new_tokens=60, mode="fast"))
     (answer,) = asked.answer(["誰が書いたか 🐋"])
     assert answer.text == "Zürich 🐋 東京"
     if kind == "token":
@@ -205,7 +207,7 @@ def test_an_answer_that_never_ends_is_cut_where_the_generator_has_no_room_for_mo
     generator = load_generator(save_llama(tmp_path), PromptForm(max_answer=9), device="cpu")
     never = torch.zeros(generator.vocabulary).index_fill(0, torch.tensor([generator.end]), -1e4)
     generator.module.get_output_embeddings().register_forward_hook(lambda head, inputs, logits: logits + never)
-    asked = Reader(SHELF, Rag(nn.Identity(), generator, RagSettings("token", k=2)), Decoding(beams=2))
+    asked = MarginalReader(SHELF, Rag(nn.Identity(), generator, RagSettings("token", k=2)), Decoding(beams=2))
     (answer,) = asked.answer(["why " * 400])
     assert (answer.ended, len(answer.tokens)) == (False, 9)
 
@@ -215,7 +217,7 @@ def test_dropout_is_off_while_answering_and_back_on_after(tmp_path: Path) -> Non
     for layer in generator.module.modules():
         if hasattr(layer, "dropout") and isinstance(layer.dropout, float):
             layer.dropout = 0.5
-    asked = Reader(SHELF, Rag(nn.Identity(), generator, RagSettings(k=2)), SHORT)
+    asked = MarginalReader(SHELF, Rag(nn.Identity(), generator, RagSettings(k=2)), SHORT)
     asked.rag.train()
     generator.module.get_encoder().eval()  # frozen, say
     before = [module.training for module in asked.rag.modules()]

@@ -1,0 +1,119 @@
+"""A model that reads passages: loaded once, for every reader that is made of it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rag_model.encoders.files import CONFIG, optional_object
+from rag_model.encoders.spec import RECORD_FILE
+from rag_model.errors import UsageError
+from rag_model.generate.decoding import Decoding
+from rag_model.generate.load import load_generator
+from rag_model.generate.named import load_named, rag_folder, rag_id
+from rag_model.generate.rag import Rag
+from rag_model.reading.concat import ConcatReader, K
+from rag_model.reading.marginal import MarginalReader
+from rag_model.reading.reader import Reader, ReaderName
+from rag_model.reading.settings import ReaderSettings
+from rag_model.reading.writers.local import LocalWriter
+from rag_model.reading.writers.writer import ENDPOINT, Writer
+from rag_model.retrieve.found import SnapshotRetriever
+from rag_model.store.store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class ReadingModel:
+    """A model in memory, or behind an endpoint; readers over several snapshots share it."""
+
+    id: str  # in the store; of a folder its path; of an endpoint `openai:MODEL`
+    rag: Rag | None = None  # None: it has no question encoder of its own
+    generator: Any = None  # None: it lies behind an endpoint
+
+    @property
+    def question(self) -> Any:
+        """The encoder that it asks with; None: the snapshot's own asks."""
+        return None if self.rag is None else self.rag.question
+
+    @property
+    def k(self) -> int:
+        """The passages of a question: as many as in training, where it was trained to read passages."""
+        return K if self.rag is None else self.rag.settings.k
+
+    def reader(self, retriever: SnapshotRetriever | None, settings: ReaderSettings) -> Reader:
+        """Return a reader over what a retriever finds.
+
+        Raises:
+            UsageError: the settings do not apply to this model.
+        """
+        most = None if retriever is None else retriever.most
+        if settings.of(self.id) == "concat":
+            return ConcatReader(retriever, self._writer(settings.decoding), settings.concat, self.k, most)
+        if self.rag is None:
+            raise UsageError(f"model {self.id} is a generator alone, which has no p(z|x): give --reader concat")
+        return MarginalReader(retriever, self.rag, settings.decoding, passages=most)
+
+    def _writer(self, decoding: Decoding) -> Writer:
+        if self.generator is not None:
+            return LocalWriter(self.generator, self.id, decoding)
+        return _endpoint(self.id, decoding)
+
+
+def model_id(store: Store, model: str) -> str:
+    """Return the id of a model that reads: as `rag_id`, and an endpoint's own name.
+
+    Raises:
+        StoreError: the store has no such model.
+        UsageError: the model has no generator.
+    """
+    return model if model.startswith(ENDPOINT) else rag_id(store, model)
+
+
+def load_model(store: Store | None, identity: str, reader: ReaderName, asks: str | None = None) -> ReadingModel:
+    """Load the model that `model_id` found; a folder needs no store.
+
+    `reader` is one that will be made of it: for `concat` it may be a generator alone. For `asks` see `load_named`.
+
+    Raises:
+        StoreError: a file of the model is missing or damaged.
+        InputError: the model is incomplete or corrupt.
+        RefusedError: the model records another passage space than `asks`.
+        UsageError: `asks` is given, and the model asks nothing.
+    """
+    alone = identity.startswith(ENDPOINT) or (reader == "concat" and not _has_questions(store, identity))
+    if not alone:
+        rag = load_named(store, identity, asks)
+        return ReadingModel(identity, rag, rag.generator)
+    if asks is not None:
+        raise UsageError(f"model {identity} has no question encoder, so --asks says nothing of it: leave it out")
+    folder = model_folder_of(store, identity)
+    return ReadingModel(identity, generator=None if folder is None else load_generator(folder))
+
+
+def model_folder_of(store: Store | None, identity: str) -> Path | None:
+    """Return the folder of the model that `model_id` found; None: it lies behind an endpoint.
+
+    Raises:
+        StoreError: a file of the model is missing or damaged.
+    """
+    return None if identity.startswith(ENDPOINT) else rag_folder(store, identity)
+
+
+def _has_questions(store: Store | None, identity: str) -> bool:
+    """Return whether a folder holds a RAG model, and not a generator alone."""
+    folder = rag_folder(store, identity)
+    record = optional_object(folder / RECORD_FILE)
+    return "settings" in record or optional_object(folder / CONFIG).get("model_type") == "rag"
+
+
+def _endpoint(identity: str, decoding: Decoding) -> Writer:
+    from rag_model.reading.writers.chat.settings import ChatSettings  # noqa: PLC0415 - the extra llm
+    from rag_model.reading.writers.endpoint import EndpointWriter  # noqa: PLC0415
+
+    if decoding.beams > 1:
+        raise UsageError(f"{identity} is behind an endpoint, which has no beams: leave them out")
+    drawn = decoding.sampling
+    chance: dict[str, Any] = {}
+    if drawn is not None:
+        chance = {"temperature": drawn.temperature, "top_p": drawn.top_p, "seed": drawn.seed}
+    settings = ChatSettings.of(max_new_tokens=decoding.max_new_tokens, **chance)
+    return EndpointWriter(identity.removeprefix(ENDPOINT), settings)

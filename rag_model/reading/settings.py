@@ -1,0 +1,32 @@
+"""How passages are read: the settings of readers."""
+
+from dataclasses import dataclass, field
+
+from rag_model.errors import UsageError
+from rag_model.generate.decoding import Decoding
+from rag_model.reading.prompts import Concat
+from rag_model.reading.reader import ReaderName
+from rag_model.reading.writers.writer import ENDPOINT
+
+
+@dataclass(frozen=True, slots=True)
+class ReaderSettings:
+    """How passages are read; the defaults are those of the RAG paper for open-domain questions."""
+
+    reader: ReaderName | None = None  # None: an endpoint's model in one prompt, every other as the paper does
+    decoding: Decoding = field(default_factory=Decoding)
+    concat: Concat = field(default_factory=Concat)  # of the reader `concat`
+
+    def of(self, model: str) -> ReaderName:
+        """Return the reader of a model by its name.
+
+        Raises:
+            UsageError: an endpoint's model is to be marginalised.
+        """
+        behind = model.startswith(ENDPOINT)
+        if behind and self.reader == "marginal":
+            raise UsageError(
+                f"{model} does not tell the likelihood of a given text, so its answers cannot be marginalised: leave "
+                "--reader marginal out"
+            )
+        return self.reader or ("concat" if behind else "marginal")

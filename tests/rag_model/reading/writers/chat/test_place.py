@@ -1,0 +1,33 @@
+"""Where an endpoint is: each address gets its own key alone, and no address holds a secret."""
+
+import pytest
+
+from rag_model.errors import UsageError
+from rag_model.reading.writers.chat.place import Place
+
+OPENAI = {"OPENAI_BASE_URL": "http://one/v1/", "OPENAI_API_KEY": "first"}
+OWN = {"BOOKWHEEL_LLM_BASE_URL": "http://two:8000/v1"}
+
+
+def test_each_address_gets_its_own_key() -> None:
+    assert Place.of({}) == Place("https://api.openai.com/v1")
+    assert Place.of(OPENAI) == Place("http://one/v1", "first")
+    assert Place.of({**OPENAI, **OWN}) == Place("http://two:8000/v1", "", "BOOKWHEEL_LLM_API_KEY")
+    own = Place.of({**OPENAI, **OWN, "BOOKWHEEL_LLM_API_KEY": "second"})
+    assert (own.key, own.host) == ("second", "two:8000")
+    assert "second" not in repr(own)
+
+
+@pytest.mark.parametrize(
+    "url", ["http://me:hush@host/v1", "https://host/v1?key=hush", "ftp://host/v1", "host/v1", "http:///v1"]
+)
+def test_what_is_no_address_of_an_endpoint_is_refused(url: str) -> None:
+    with pytest.raises(UsageError, match=r"base URL|may be a secret") as refused:
+        Place.of({"OPENAI_BASE_URL": url})
+    assert "hush" not in str(refused.value)
+
+
+def test_a_key_that_no_header_can_hold_is_refused_unsaid() -> None:
+    with pytest.raises(UsageError, match="OPENAI_API_KEY holds a space") as refused:
+        Place.of({"OPENAI_API_KEY": "two words"})
+    assert "words" not in str(refused.value)
