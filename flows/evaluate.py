@@ -31,8 +31,9 @@ from rag_model.evaluation.answers.settings import Evaluation
 from rag_model.evaluation.questions.files import read_questions
 from rag_model.evaluation.records.subject import answers_subject, digest_folder
 from rag_model.evaluation.records.values import Values
-from rag_model.evaluation.reports.answers import AnswerReport, read_courses, render
+from rag_model.evaluation.reports.answers import AnswerReport, render
 from rag_model.evaluation.reports.run_files import check_paths, write_answers, write_kilt, write_page
+from rag_model.evaluation.reports.training import Curves, read_curves
 from rag_model.evaluation.retrieval.judging import Judge
 from rag_model.reading.marginal import MarginalReader
 from rag_model.reading.model import ReadingModel, model_folder_of, model_id
@@ -265,7 +266,7 @@ def _page(work: Work, outcome: Evaluated) -> AnswerReport:
         collapsed=outcome.refusal,
         search=examined.search,
         worth=outcome.worth,
-        courses=read_courses(work.folder / "metrics.jsonl") if work.folder else {},
+        curves=read_curves(work.folder / "metrics.jsonl") if work.folder else Curves(),
         lineage={
             "model": outcome.model,
             "snapshot": outcome.snapshot,
