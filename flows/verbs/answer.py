@@ -4,13 +4,13 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from flows.command.reading import BudgetTokens, Cite, OrderName, PromptFile, concat_of
+from flows.command.live import live
+from flows.command.reading import BudgetTokens, Cite, OrderName, PromptFile, ReadBy, concat_of
 from flows.command.reply import AsksName, Common, IndexName, Reply, RetrieverName, SnapshotName, StoreUrl
 from flows.verbs.search import asked_of
 from rag_model.generate.decoding import Decoding
 from rag_model.reading.answer import Answer, Excerpt, Support, answer_json
 from rag_model.reading.opening import open_reader
-from rag_model.reading.reader import ReaderName
 from rag_model.reading.settings import ReaderSettings
 from rag_model.retrieve.expression import one_of
 from rag_model.store.versions.snapshot import Snapshot
@@ -34,13 +34,7 @@ def answer(
     index: IndexName = None,
     asks: AsksName = None,
     beams: Annotated[int, Parameter(help="Beams of the search for an answer; 1 is greedy.")] = 1,
-    reader: Annotated[
-        ReaderName | None,
-        Parameter(
-            help="`marginal`: each passage apart, answers weighed by p(z|x), as in the RAG paper; `concat`: all in one "
-            "prompt. By default marginal, and concat for a model behind an endpoint."
-        ),
-    ] = None,
+    reader: ReadBy = None,
     order: OrderName = None,
     budget: BudgetTokens = None,
     prompt: PromptFile = None,
@@ -54,7 +48,7 @@ def answer(
     """Answer questions from passages of a snapshot, and show what each answer was read from.
 
     A RAG model weighs its passages, and the reply has each passage's share of the answer. In one prompt, passages are
-    numbered, and the reply has what stands under each number.
+    numbered, and the reply has what stands under each number. On a terminal its words are shown as they come.
 
     Parameters
     ----------
@@ -66,13 +60,15 @@ def answer(
     settings = ReaderSettings(reader, Decoding(beams=beams), concat)
     snapshot = Snapshot.open(store, ref)
     named, opened = open_reader(snapshot, store, model, named_retriever, settings, asks)
-    answers = opened.answer(asked, k)
+    with live(_head(asked[0]), common) as shown:
+        answers = opened.answer(asked, k, tell=shown)
     document = {"snapshot": snapshot.id, "model": named, "answers": [answer_json(one) for one in answers]}
-    return Reply(document, "\n\n".join(_words(one) for one in answers))
+    text = "\n\n".join(_words(one) for one in answers)
+    return Reply(document, text if shown is None else shown.rest(text))
 
 
 def _words(answer: Answer) -> str:
-    lines = [answer.question, f"  {answer.text or '(nothing)'}{'' if answer.ended else ' …'}"]
+    lines = [f"{_head(answer.question)}{answer.text or '(nothing)'}{'' if answer.ended else ' …'}"]
     if answer.context:
         return "\n".join([*lines, *(line for one in answer.context for line in _entry(one, answer) if line.strip())])
     for one in sorted(answer.support, key=_share, reverse=True):
@@ -82,6 +78,10 @@ def _words(answer: Answer) -> str:
         share = f"{one.posterior:5.0%} of it from {title} (retrieved {one.weight:.0%})" if known else f"   {title}"
         lines += [share, f"      {one.hit.licence}"]
     return "\n".join(line for line in lines if line.strip())
+
+
+def _head(question: str) -> str:
+    return f"{question}\n  "
 
 
 def _entry(one: Excerpt, answer: Answer) -> list[str]:
