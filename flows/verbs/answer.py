@@ -4,11 +4,12 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from flows.command.reading import BudgetTokens, Cite, OrderName, PromptFile, concat_of
+from flows.command.reading import AbstainBelow, BudgetTokens, Cite, OrderName, PromptFile, concat_of
 from flows.command.reply import AsksName, Common, IndexName, Reply, RetrieverName, SnapshotName, StoreUrl
 from flows.verbs.search import asked_of
 from rag_model.generate.decoding import Decoding
 from rag_model.reading.answer import Answer, Excerpt, Support, answer_json
+from rag_model.reading.confidence import AbstainingReader, Threshold
 from rag_model.reading.opening import open_reader
 from rag_model.reading.reader import ReaderName
 from rag_model.reading.settings import ReaderSettings
@@ -45,6 +46,7 @@ def answer(
     budget: BudgetTokens = None,
     prompt: PromptFile = None,
     cite: Cite = False,
+    abstain_below: AbstainBelow = None,
     questions_file: Annotated[
         str | None,
         Parameter(name="--questions", allow_leading_hyphen=True, help="A file of questions; `-` reads standard input."),
@@ -63,16 +65,18 @@ def answer(
     """
     asked, named_retriever = asked_of(question, questions_file), one_of(index, retriever)
     concat = concat_of([reader], model, order, budget, prompt, cite)
+    threshold = None if abstain_below is None else Threshold.read(abstain_below)
     settings = ReaderSettings(reader, Decoding(beams=beams), concat)
     snapshot = Snapshot.open(store, ref)
     named, opened = open_reader(snapshot, store, model, named_retriever, settings, asks)
-    answers = opened.answer(asked, k)
+    answers = (AbstainingReader(opened, threshold) if threshold else opened).answer(asked, k)
     document = {"snapshot": snapshot.id, "model": named, "answers": [answer_json(one) for one in answers]}
     return Reply(document, "\n\n".join(_words(one) for one in answers))
 
 
 def _words(answer: Answer) -> str:
-    lines = [answer.question, f"  {answer.text or '(nothing)'}{'' if answer.ended else ' …'}"]
+    nothing = "(the library does not hold it)" if answer.abstained else "(nothing)"
+    lines = [answer.question, f"  {answer.text or nothing}{'' if answer.ended or answer.abstained else ' …'}"]
     if answer.context:
         return "\n".join([*lines, *(line for one in answer.context for line in _entry(one, answer) if line.strip())])
     for one in sorted(answer.support, key=_share, reverse=True):
