@@ -9,9 +9,11 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
+from flows.command.reading import BudgetTokens, Cite, OrderName, PromptFile, concat_of
 from flows.command.reply import AsksName, Common, SnapshotName, StoreUrl, whole
 from rag_model.errors import UsageError
 from rag_model.extras import require
+from rag_model.reading.reader import ReaderName
 from rag_model.retrieve.expression import all_of
 
 _NEEDED = {"fastapi": "serve", "uvicorn": "serve", "prometheus_client": "serve", "torch": "model"}
@@ -22,9 +24,21 @@ def serve(
     store: StoreUrl,
     ref: SnapshotName = "latest",
     model: Annotated[
-        str | None, Parameter(help="A RAG model for /answer: of the store (its ref is followed too), or a folder.")
+        str | None,
+        Parameter(
+            help="A RAG model for /answer: of the store (its ref is followed too), or a folder; with --reader concat "
+            "also a folder of a generator alone, or openai:MODEL."
+        ),
     ] = None,
     asks: AsksName = None,
+    reader: Annotated[
+        ReaderName | None,
+        Parameter(help="With --model: how passages are read, `marginal` or `concat`, as in `answer`."),
+    ] = None,
+    order: OrderName = None,
+    budget: BudgetTokens = None,
+    prompt: PromptFile = None,
+    cite: Cite = False,
     host: Annotated[str, Parameter(help="Address to listen at; 0.0.0.0: also reachable from elsewhere.")] = "127.0.0.1",
     port: Annotated[int, Parameter(help="0 takes a free one.")] = 8000,
     health_port: Annotated[
@@ -108,7 +122,9 @@ def serve(
         raise UsageError("--tls-certificate and --tls-key belong together: give both, or none")
     files = running.CertificateFiles(tls_certificate, tls_key) if tls_certificate is not None else None
     doors = running.Doors(host, port, health_port, tokens, files)
-    followed = running.Followed(store, ref, dest or running.default_dest(store), model, asks)
+    concat = concat_of([reader], model or "", order, budget, prompt, cite)
+    reading = running.ReaderSettings(reader, concat=concat)
+    followed = running.Followed(store, ref, dest or running.default_dest(store), model, asks, reading)
     asked = [question.text for question in running.read_questions(questions).questions] if questions else ()
 
     def listening(at: Any) -> None:

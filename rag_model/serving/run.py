@@ -11,7 +11,8 @@ from pathlib import Path
 from rag_model.digest import digest_bytes
 from rag_model.errors import BookwheelError, UsageError
 from rag_model.evaluation.questions.files import read_questions
-from rag_model.generate.named import rag_id
+from rag_model.reading.model import model_id
+from rag_model.reading.settings import ReaderSettings
 from rag_model.secrets import without_secrets
 from rag_model.serving.following.follower import Followed
 from rag_model.serving.http.app import create_app
@@ -33,6 +34,7 @@ __all__ = [
     "Doors",
     "Followed",
     "Listening",
+    "ReaderSettings",
     "ServiceSettings",
     "default_dest",
     "hosts_of",
@@ -110,7 +112,7 @@ def run(
         store = Store.open(followed.url)
         store.snapshots.trusted(followed.ref)
         if followed.model is not None:
-            rag_id(store, followed.model)
+            model_id(store, followed.model)
     failures: list[BookwheelError] = []
     servers: list[Server] = []
 

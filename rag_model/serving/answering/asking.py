@@ -1,4 +1,4 @@
-"""The question encoder and the RAG model of a service, which editions of several snapshots share.
+"""The question encoder and the reading model of a service, which editions of several snapshots share.
 
 An encoder's space is read from its folder, which may be pruned while its weights still serve; so it is read once.
 """
@@ -6,13 +6,15 @@ An encoder's space is read from its folder, which may be pruned while its weight
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from rag_model.encoders.encoder import Encoder
 from rag_model.encoders.space import Space
-from rag_model.generate.named import load_named
-from rag_model.generate.rag import Rag
 from rag_model.index.files.engine import Vectors
+from rag_model.reading.model import ReadingModel, load_model
+from rag_model.reading.reader import Reader
+from rag_model.reading.settings import ReaderSettings
+from rag_model.retrieve.found import SnapshotRetriever
 from rag_model.retrieve.questions import QuestionEncoder
 from rag_model.store.store import Store
 
@@ -48,16 +50,29 @@ class Asker:
 
 
 @dataclass(frozen=True, slots=True)
-class ReadingModel:
-    """A RAG model in memory."""
+class ServedModel:
+    """A model in memory or behind an endpoint, and how it reads."""
 
-    id: str  # in the store; of a folder its path
-    rag: Rag
-    asker: Asker
+    model: ReadingModel
+    settings: ReaderSettings
+    asker: Asker | None  # its own question encoder; None: the snapshot's asks
 
     @classmethod
-    def load(cls, store: Store | None, identity: str, asks: str | None = None) -> Self:
-        """Load the model that `rag_id` found; for `asks` see `load_named`; a folder needs no store."""
-        rag = load_named(store, identity, asks)
-        encoder: Any = rag.question
-        return cls(identity, rag, Asker(encoder))
+    def load(cls, store: Store | None, identity: str, settings: ReaderSettings, asks: str | None = None) -> Self:
+        """Load the model that `model_id` found; for `asks` see `load_named`; a folder needs no store."""
+        model = load_model(store, identity, settings.of(identity), asks)
+        return cls(model, settings, None if model.question is None else Asker(model.question))
+
+    @property
+    def id(self) -> str:
+        """The model's id in the store; of a folder its path; of an endpoint its name."""
+        return self.model.id
+
+    @property
+    def weighs(self) -> bool:
+        """Whether passages are weighed by inner products, which retrievers must give."""
+        return self.settings.of(self.id) == "marginal"
+
+    def reader(self, retriever: SnapshotRetriever) -> Reader:
+        """Return a reader over what a retriever finds."""
+        return self.model.reader(retriever, self.settings)

@@ -13,7 +13,6 @@ from typing import Self
 
 from rag_model.errors import RefusedError, StoreError, UsageError
 from rag_model.reading.answer import Answer
-from rag_model.reading.marginal import MarginalReader
 from rag_model.reading.reader import Reader, Stop, Tell, found_by
 from rag_model.retrieve.composer import Composer
 from rag_model.retrieve.dense import DenseRetriever
@@ -25,7 +24,7 @@ from rag_model.retrieve.products import with_products
 from rag_model.retrieve.questions import Questions
 from rag_model.retrieve.retriever import Hit
 from rag_model.retrieve.scorers import Scorers
-from rag_model.serving.answering.asking import Asker, ReadingModel
+from rag_model.serving.answering.asking import Asker, ServedModel
 from rag_model.serving.answering.offer import Composable, Offer
 from rag_model.serving.service_settings import ServiceSettings
 from rag_model.store.versions.paths import QUESTION_ENCODER
@@ -55,7 +54,7 @@ class Edition:
         offer: Offer,
         opened: Opened,
         settings: ServiceSettings,
-        model: ReadingModel | None = None,
+        model: ServedModel | None = None,
     ) -> None:
         """Compose what `open` opened.
 
@@ -68,11 +67,11 @@ class Edition:
         self._opened, self._most_depth = opened, settings.max_depth
         self._retrievers = {str(parse(text)): opened.retriever(text) for text in offer.retrievers}
         self._default = next(iter(self._retrievers))
-        self._asked_by_model = None if model is None else opened.asked_by(model.asker)
+        self._asked_by_model = _asked_by(opened, model)
         self._readers: dict[str, Reader] = {}
         if self._asked_by_model is not None:
             for text in self._retrievers:
-                self._readers[text] = self._reader(self._asked_by_model.retriever(text, products=True))
+                self._readers[text] = self._reader(self._asked_by_model.retriever(text, products=self._weighs))
 
     @classmethod
     def open(
@@ -80,7 +79,7 @@ class Edition:
         folder: Path,
         named: ServedRef,
         settings: ServiceSettings,
-        model: ReadingModel | None = None,
+        model: ServedModel | None = None,
         before: Self | None = None,
         scorers: Scorers | None = None,
     ) -> Self:
@@ -103,7 +102,7 @@ class Edition:
         snapshot = Snapshot.from_folder(folder)
         try:
             _require_passages(snapshot)
-            offer = Offer.of(snapshot, settings, reads=model is not None)
+            offer = Offer.of(snapshot, settings, weighs=model is not None and model.weighs)
             mapped = settings.swap == "low-memory"
             asker = partial(_asker, snapshot, settings, _kept(snapshot, before))
             return cls(named, offer, Opened(snapshot, asker, scorers or Scorers(), mmap=mapped), settings, model)
@@ -180,7 +179,7 @@ class Edition:
         if reader is None:
             found = self._composed(self._asked_by_model, retriever or "")
             try:
-                reader = self._reader(with_products(found, self._asked_by_model.encoder))
+                reader = self._reader(with_products(found, self._asked_by_model.encoder) if self._weighs else found)
             except StoreError as missing:
                 raise UsageError(
                     f"the retriever {found.name} cannot be answered from, since the service was started without the "
@@ -215,7 +214,18 @@ class Edition:
 
     def _reader(self, retriever: SnapshotRetriever) -> Reader:
         assert self.model is not None
-        return MarginalReader(retriever, self.model.rag, passages=retriever.most)
+        return self.model.reader(retriever)
+
+    @property
+    def _weighs(self) -> bool:
+        return self.model is not None and self.model.weighs
+
+
+def _asked_by(opened: Opened, model: ServedModel | None) -> Opened | None:
+    """Return what is open, asked by the model's own encoder where it has one; None: there is no model."""
+    if model is None:
+        return None
+    return opened if model.asker is None else opened.asked_by(model.asker)
 
 
 def _require_passages(snapshot: Snapshot) -> None:

@@ -25,8 +25,8 @@ class Offer:
     embeddings: bool  # whether the vectors must be on this machine
 
     @classmethod
-    def of(cls, snapshot: Snapshot, settings: ServiceSettings, *, reads: bool) -> Self:
-        """Return the offer that the settings ask for; `reads`: a model reads the hits, so they need inner products.
+    def of(cls, snapshot: Snapshot, settings: ServiceSettings, *, weighs: bool) -> Self:
+        """Return the offer that the settings ask for; `weighs`: a model weighs the hits by inner products.
 
         Raises:
             UsageError: a retriever is wrong, or the snapshot has no such index.
@@ -38,8 +38,8 @@ class Offer:
             needed.add(expression)
         exact = EXACT in needed.indexes and EXACT not in content.indexes
         ranks = any(content.indexes.get(name, {}).get("refine") == "vectors" for name in needed.indexes)
-        weighs = reads and needed.needs_vectors
-        return cls(retrievers, tuple(needed.indexes), settings.embeddings or exact or ranks or weighs)
+        vectors = weighs and needed.needs_vectors
+        return cls(retrievers, tuple(needed.indexes), settings.embeddings or exact or ranks or vectors)
 
 
 class Composable:

@@ -88,7 +88,9 @@ def answer(desk: Desk, observer: Observer, asks: Sequence[Ask[Answered]]) -> lis
                 told = (watch.found, watch.grew) if watch.wanted else (None, None)
                 found = edition.answer(_questions(together), k, retriever, partial(_left, together), *told)
             except UsageError as wrong:
-                replies.update(dict.fromkeys(places, wrong))
+                if len(places) > 1:
+                    raise  # of which question is not known: each request is answered by itself
+                replies[places[0]] = wrong
                 continue
             except StoppedError as stopped:
                 replies.update(dict.fromkeys(places, LeftError(str(stopped))))

@@ -15,22 +15,24 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
 from rag_model.errors import BookwheelError, InputError, MissingExtraError, NotFoundError, RefusedError, UsageError
-from rag_model.generate.named import rag_folder, rag_id
+from rag_model.reading.model import model_folder_of, model_id
+from rag_model.reading.settings import ReaderSettings
+from rag_model.reading.writers.writer import ENDPOINT
 from rag_model.retrieve.derived import derive
 from rag_model.retrieve.scorers import Scorers
 from rag_model.secrets import without_secrets
-from rag_model.serving.answering.asking import ReadingModel
+from rag_model.serving.answering.asking import ServedModel
 from rag_model.serving.answering.edition import Edition, ServedRef
 from rag_model.serving.answering.offer import Offer
 from rag_model.serving.following.desk import Desk
 from rag_model.serving.following.memory import check_memory
-from rag_model.serving.following.model_trial import try_encoders, try_rag
+from rag_model.serving.following.model_trial import try_encoders, try_model
 from rag_model.serving.following.trial import try_indexes
 from rag_model.serving.service_settings import ServiceSettings
 from rag_model.serving.threads import WatchedThread
@@ -56,8 +58,20 @@ class Followed:
     url: str  # of the store
     ref: str  # or an id, or ref@number, which never move
     dest: Path  # where snapshots are pulled to
-    model: str | None = None  # a RAG model of the store, or a folder
+    model: str | None = None  # a model of the store, a folder, or `openai:MODEL`
     asks: str | None = None  # the passage encoder that the model's questions ask, where it does not say so
+
+    reading: ReaderSettings = field(default_factory=ReaderSettings)  # how the model reads
+
+    @property
+    def model_is_here(self) -> bool:
+        """Whether the model can be loaded without the store."""
+        return self.model is None or self.model.startswith(ENDPOINT) or Path(self.model).is_dir()
+
+    @property
+    def weighs(self) -> bool:
+        """Whether passages are weighed by inner products, which retrievers must give."""
+        return self.model is not None and self.reading.of(self.model) == "marginal"
 
     def on_disk(self) -> Path | None:
         """Return the folder of what the ref named when it was last pulled from this store; None: there is none.
@@ -174,7 +188,7 @@ class Follower:
             named = ServedRef(followed.ref, move.number, move.snapshot, move.created_at)
         else:
             named = ServedRef(followed.ref, 0, store.snapshots.resolve(followed.ref), "")
-        return _Target(named, None if followed.model is None else rag_id(store, followed.model))
+        return _Target(named, None if followed.model is None else model_id(store, followed.model))
 
     def _unreadable(self, error: BookwheelError) -> None:
         """Distinguish a store that does not answer from one whose answer cannot be used, or that lacks the ref."""
@@ -198,7 +212,7 @@ class Follower:
     def _from_disk(self) -> None:
         """Serve what the ref named last until the store answers; a model of the store cannot be loaded without it."""
         followed, folder = self._followed, self._followed.on_disk()
-        if folder is None or not (followed.model is None or Path(followed.model).is_dir()):
+        if folder is None or not followed.model_is_here:
             return
         identity = folder.name
         if identity in self._taken_down:
@@ -206,7 +220,7 @@ class Follower:
         try:
             model = None if followed.model is None else self._loaded(None, followed.model)
             with Snapshot.from_folder(folder) as snapshot:
-                offer = Offer.of(snapshot, self._settings, reads=model is not None)
+                offer = Offer.of(snapshot, self._settings, weighs=self._followed.weighs)
                 self._try(folder, snapshot.manifest.content, offer.indexes)
             self._serve(folder, ServedRef(followed.ref, 0, identity, ""), model, None, time.monotonic())
         except BookwheelError as error:
@@ -239,13 +253,13 @@ class Follower:
             _LOG.exception("snapshot %s can't be opened", named.snapshot[:12])
             self._refuse(target, named, error, final=False)
 
-    def _brought(self, store: Store, target: _Target, serving: Edition | None) -> tuple[Path, ReadingModel | None]:
+    def _brought(self, store: Store, target: _Target, serving: Edition | None) -> tuple[Path, ServedModel | None]:
         """Pull a snapshot beside what serves, and load the model unless it serves already."""
         ref, number = target.named.ref, target.named.number
         store.snapshots.trusted(f"{ref}@{number}" if number else ref)
         snapshot = Snapshot.of(store, store.snapshots.get(target.named.snapshot))
         content = snapshot.manifest.content
-        offer = Offer.of(snapshot, self._settings, reads=target.model is not None)
+        offer = Offer.of(snapshot, self._settings, weighs=self._followed.weighs)
         check_memory(content, offer.indexes, self._settings)
         model = serving.model if serving is not None else None
         if target.model is not None and (model is None or model.id != target.model):
@@ -267,14 +281,15 @@ class Follower:
             try_indexes(folder, content, indexes)
             try_encoders(folder, content, indexes)
 
-    def _loaded(self, store: Store | None, identity: str) -> ReadingModel:
-        """Load the RAG model that answers, after a child process has."""
-        if self._settings.trial:
-            try_rag(self._followed.dest, rag_folder(store, identity))
-        return ReadingModel.load(store, identity, self._followed.asks)
+    def _loaded(self, store: Store | None, identity: str) -> ServedModel:
+        """Load the model that answers, after a child process has."""
+        followed, folder = self._followed, model_folder_of(store, identity)
+        if self._settings.trial and folder is not None:
+            try_model(followed.dest, folder, followed.reading.of(identity))
+        return ServedModel.load(store, identity, followed.reading, followed.asks)
 
     def _serve(
-        self, folder: Path, named: ServedRef, model: ReadingModel | None, serving: Edition | None, began: float
+        self, folder: Path, named: ServedRef, model: ServedModel | None, serving: Edition | None, began: float
     ) -> None:
         """Open a pulled snapshot, try it, and only then put it on the desk."""
         edition = Edition.open(folder, named, self._settings, model, serving, self._scorers)

@@ -18,6 +18,7 @@ from rag_model.retrieve.retriever import hit_json
 from rag_model.serving.answering.work import Answered, Found
 from rag_model.serving.service_settings import ServiceSettings
 
+_ONE_PROMPT = "Where all passages are read in one prompt."
 _SHOWN = 80  # characters of a field's name that are repeated
 _WHOLE = "is not a whole number: write it without point, exponent and quotes, such as 5"
 _WANTED = {  # by pydantic's kind of error
@@ -121,8 +122,8 @@ class SearchReply(BaseModel):
 class ReadPassage(Hit):
     """A passage that an answer was read from."""
 
-    weight: float = Field(description="p(z|x)")
-    posterior: float = Field(description="p(z|x,y)")
+    weight: float | None = Field(description="p(z|x); null where passages are not marginalised.")
+    posterior: float | None = Field(description="p(z|x,y); as the weight.")
 
 
 class Token(BaseModel):
@@ -130,6 +131,36 @@ class Token(BaseModel):
 
     text: str
     posterior: list[float]
+
+
+class Usage(BaseModel):
+    """What an answer cost."""
+
+    prompt_tokens: int = Field(description="Read; where passages are marginalised, of all their contexts.")
+    new_tokens: int = Field(description="Written.")
+    cost: float | None = Field(description="In the currency of the prices given; null: no prices are known.")
+    estimated: bool = Field(description="The endpoint told no tokens, so they were counted here.")
+
+
+class Excerpt(BaseModel):
+    """One numbered entry of a prompt: a passage, or several joined."""
+
+    number: int = Field(description="What the answer cites it by, from 1.")
+    title: str
+    section: str
+    url: str = Field(description="Address of the article's revision.")
+    revision: int = Field(description="0 where the source has none.")
+    places: list[int] = Field(description="Of the passages that it holds, from 0.")
+    text: str = Field(description="As the model read it.")
+    cut: bool = Field(description="Its end did not fit.")
+
+
+class Statement(BaseModel):
+    """One sentence of an answer."""
+
+    text: str
+    cited: list[int] = Field(description="Numbers of the context.")
+    unknown: list[int] = Field(description="Numbers that the context does not have.")
 
 
 class Answer(BaseModel):
@@ -141,6 +172,10 @@ class Answer(BaseModel):
     log_likelihood: float | None
     passages: list[ReadPassage]
     tokens: list[Token]
+    usage: Usage | None = Field(None, description="Where tokens were counted.", exclude_if=lambda one: one is None)
+    context: list[Excerpt] | None = Field(None, description=_ONE_PROMPT, exclude_if=lambda one: one is None)
+    statements: list[Statement] | None = Field(None, description=_ONE_PROMPT, exclude_if=lambda one: one is None)
+    citations: list[int] | None = Field(None, description=_ONE_PROMPT, exclude_if=lambda one: one is None)
 
 
 class AnswerReply(BaseModel):

@@ -32,7 +32,7 @@ def mapped(library: Library, dest: Path, snapshot: str, dtype: str) -> Edition:
     folder = pull(library.store, snapshot, dest).path
     found = Snapshot.from_folder(folder)
     asker = Asker(Encoder.load(folder / QUESTION_ENCODER, "question", dtype=dtype))
-    offer, opened = Offer.of(found, QUICK, reads=False), Opened(found, lambda: asker, Scorers(), mmap=True)
+    offer, opened = Offer.of(found, QUICK, weighs=False), Opened(found, lambda: asker, Scorers(), mmap=True)
     return Edition(ServedRef("latest", 1, snapshot, ""), offer, opened, QUICK, None)
 
 
