@@ -31,4 +31,4 @@ def weigh(
     return work_of(count, folder, recipe.index, memory, local=here(beam_options))
 
 
-launch = launching("launch", reindex, weigh, "dry_run")
+launch = launching("launch", reindex, weigh, "dry_run", "base")

@@ -11,6 +11,13 @@ from rag_model.reading.prompts import Concat, Order, read_prompt
 from rag_model.reading.reader import ReaderName
 from rag_model.reading.writers.writer import ENDPOINT
 
+ReadBy = Annotated[
+    ReaderName | None,
+    Parameter(
+        help="`marginal`: each passage apart, answers weighed by p(z|x), as in the RAG paper; `concat`: all in one "
+        "prompt. By default marginal, and concat for a model behind an endpoint."
+    ),
+]
 CONCAT = "--reader concat: "
 OrderName = Annotated[
     Order | None,

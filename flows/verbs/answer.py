@@ -4,14 +4,14 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from flows.command.reading import AbstainBelow, BudgetTokens, Cite, OrderName, PromptFile, concat_of
+from flows.command.live import live
+from flows.command.reading import AbstainBelow, BudgetTokens, Cite, OrderName, PromptFile, ReadBy, concat_of
 from flows.command.reply import AsksName, Common, IndexName, Reply, RetrieverName, SnapshotName, StoreUrl
 from flows.verbs.search import asked_of
 from rag_model.generate.decoding import Decoding
 from rag_model.reading.answer import Answer, Excerpt, Support, answer_json
-from rag_model.reading.confidence import AbstainingReader, Threshold
+from rag_model.reading.confidence import Threshold
 from rag_model.reading.opening import open_reader
-from rag_model.reading.reader import ReaderName
 from rag_model.reading.settings import ReaderSettings
 from rag_model.retrieve.expression import one_of
 from rag_model.store.versions.snapshot import Snapshot
@@ -35,13 +35,7 @@ def answer(
     index: IndexName = None,
     asks: AsksName = None,
     beams: Annotated[int, Parameter(help="Beams of the search for an answer; 1 is greedy.")] = 1,
-    reader: Annotated[
-        ReaderName | None,
-        Parameter(
-            help="`marginal`: each passage apart, answers weighed by p(z|x), as in the RAG paper; `concat`: all in one "
-            "prompt. By default marginal, and concat for a model behind an endpoint."
-        ),
-    ] = None,
+    reader: ReadBy = None,
     order: OrderName = None,
     budget: BudgetTokens = None,
     prompt: PromptFile = None,
@@ -56,7 +50,7 @@ def answer(
     """Answer questions from passages of a snapshot, and show what each answer was read from.
 
     A RAG model weighs its passages, and the reply has each passage's share of the answer. In one prompt, passages are
-    numbered, and the reply has what stands under each number.
+    numbered, and the reply has what stands under each number. On a terminal its words are shown as they come.
 
     Parameters
     ----------
@@ -66,17 +60,20 @@ def answer(
     asked, named_retriever = asked_of(question, questions_file), one_of(index, retriever)
     concat = concat_of([reader], model, order, budget, prompt, cite)
     threshold = None if abstain_below is None else Threshold.read(abstain_below)
-    settings = ReaderSettings(reader, Decoding(beams=beams), concat)
+    settings = ReaderSettings(reader, Decoding(beams=beams), concat, threshold)
     snapshot = Snapshot.open(store, ref)
     named, opened = open_reader(snapshot, store, model, named_retriever, settings, asks)
-    answers = (AbstainingReader(opened, threshold) if threshold else opened).answer(asked, k)
+    with live(_head(asked[0]), common) as shown:
+        answers = opened.answer(asked, k, tell=shown)
     document = {"snapshot": snapshot.id, "model": named, "answers": [answer_json(one) for one in answers]}
-    return Reply(document, "\n\n".join(_words(one) for one in answers))
+    text = "\n\n".join(_words(one) for one in answers)
+    return Reply(document, text if shown is None else shown.rest(text))
 
 
 def _words(answer: Answer) -> str:
     nothing = "(the library does not hold it)" if answer.abstained else "(nothing)"
-    lines = [answer.question, f"  {answer.text or nothing}{'' if answer.ended or answer.abstained else ' …'}"]
+    cut = "" if answer.ended or answer.abstained else " …"
+    lines = [f"{_head(answer.question)}{answer.text or nothing}{cut}"]
     if answer.context:
         return "\n".join([*lines, *(line for one in answer.context for line in _entry(one, answer) if line.strip())])
     for one in sorted(answer.support, key=_share, reverse=True):
@@ -86,6 +83,10 @@ def _words(answer: Answer) -> str:
         share = f"{one.posterior:5.0%} of it from {title} (retrieved {one.weight:.0%})" if known else f"   {title}"
         lines += [share, f"      {one.hit.licence}"]
     return "\n".join(line for line in lines if line.strip())
+
+
+def _head(question: str) -> str:
+    return f"{question}\n  "
 
 
 def _entry(one: Excerpt, answer: Answer) -> list[str]:

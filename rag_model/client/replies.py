@@ -32,8 +32,20 @@ class SearchReply:
 class ReadHit(ShownHit):
     """A passage that an answer was read from."""
 
-    weight: float  # p(z|x)
-    posterior: float  # p(z|x,y)
+    weight: float | None = None  # p(z|x); None: the model reads all passages at once
+    posterior: float | None = None  # p(z|x,y)
+
+
+@dataclass(frozen=True, slots=True)
+class Excerpt:
+    """One numbered entry of the context that a model read: a passage, or several joined."""
+
+    number: int  # as the answer cites it: [number]
+    title: str
+    section: str
+    url: str
+    places: tuple[int, ...]  # in the answer's `passages`
+    text: str  # as the model read it
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +55,10 @@ class Answer:
     question: str
     answer: str  # may be empty
     ended: bool  # False: cut at the longest length
-    log_likelihood: float | None  # log p(y|x) in nats; None: not finite
+    log_likelihood: float | None  # log p(y|x) in nats; None: not finite, or not known
     passages: tuple[ReadHit, ...]
+    context: tuple[Excerpt, ...] = ()  # where the model reads all passages at once
+    citations: tuple[int, ...] = ()  # the numbers of the context that the answer cites
 
 
 @dataclass(frozen=True, slots=True)

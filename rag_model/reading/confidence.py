@@ -179,3 +179,12 @@ class AbstainingReader:
             if tell is not None and one.text:
                 tell(place, one.text)
         return sure
+
+
+def abstaining(reader: Reader, threshold: Threshold | None) -> Reader:
+    """Return a reader that withholds answers below a threshold; without one, the reader itself.
+
+    Raises:
+        UsageError: as `AbstainingReader`.
+    """
+    return reader if threshold is None else AbstainingReader(reader, threshold)

@@ -45,6 +45,7 @@ class ServiceSettings:
     batch_answers: int = 8  # decoded at once
     batch_wait_ms: float = 20.0  # for requests that are on their way; a single caller does not wait
     workers: int = 0  # batches at once; 0: one a core, up to four: a core encodes while the other speaks HTTP
+    answer_workers: int = 0  # batches answered at once; 0: one, and eight where the model is behind an endpoint
     threads: int = 0  # of torch and faiss in each; 0: the cores, divided among them
     # the ref
     poll_seconds: float = 10.0  # between two looks at the ref and the takedowns: a listing of each
@@ -83,7 +84,7 @@ class ServiceSettings:
         for name, value in least.items():
             if value <= 0:
                 raise UsageError(f"{name} is {value}: give more than 0")
-        for name in ("batch_wait_ms", "workers", "threads", "linger_seconds", "drain_seconds"):
+        for name in ("batch_wait_ms", "workers", "answer_workers", "threads", "linger_seconds", "drain_seconds"):
             if getattr(self, name) < 0:
                 raise UsageError(f"{name} is {getattr(self, name)}: give 0 or more")
 

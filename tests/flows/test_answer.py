@@ -14,8 +14,10 @@ from rag_model.generate.load import load_generator
 from rag_model.generate.rag import Rag, RagSettings
 from rag_model.store.store import Store
 from rag_model.store.versions.models import Made, put_model
+from tests.fixtures.scripted import event, replies, scripted, streams
 from tests.fixtures.tiny_generators import save_bart, save_llama
 
+USAGE = {"prompt_tokens": 70, "completion_tokens": 5}
 ASKED = ["who wrote about anarchism?", "Où est 東京 🗼?"]
 
 
@@ -168,3 +170,24 @@ def test_questions_come_from_a_file_too(library: Path, models: Callable, bookwhe
     from_file = bookwheel("answer", "--questions", path, *given)
     assert from_file.code == 0, from_file.err
     assert from_file.json == bookwheel("answer", *ASKED, *given).json
+
+
+def test_a_model_behind_an_endpoint_is_named_by_its_address(
+    library: Path, bookwheel: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = streams(event("a "), event("king [1]."), event("", "stop", usage=USAGE))
+    with scripted(written, replies(404, {"error": {"message": "no such model"}})) as server:
+        monkeypatch.setenv("OPENAI_BASE_URL", server.url)
+        monkeypatch.setenv("OPENAI_API_KEY", "sk-not-to-be-told")
+        monkeypatch.setenv("BOOKWHEEL_LLM_PRICES", "1,2")
+        command = ("answer", ASKED[0], "--store", library, "--model", "openai:tiny", "--json")
+        (found,) = bookwheel(*command).json["answers"]
+        assert (found["answer"], found["citations"]) == ("a king [1].", [1])
+        assert found["usage"] == {"prompt_tokens": 70, "new_tokens": 5, "cost": 80e-6, "estimated": False}
+        assert found["passages"][0]["text"] in server.bodies[0]["messages"][-1]["content"]
+        failed = bookwheel(*command)
+    assert (failed.code, failed.out) == (1, "")
+    assert failed.err.strip().endswith("(no such model): check both")
+    assert "sk-not" not in failed.err
+    marginal = bookwheel(*command, "--reader", "marginal")
+    assert (marginal.code, "does not tell the likelihood" in marginal.err) == (2, True)

@@ -95,7 +95,7 @@ def test_a_launched_run_carries_what_the_estimate_gave_and_that_grows_with_the_d
 
 @pytest.mark.parametrize(
     ("launched", "target", "left_out"),
-    [(launch, reindex, {"dry_run"}), (launch_finetune, finetune, {"work"}), (launch_evaluate, evaluate, set())],
+    [(launch, reindex, {"dry_run", "base"}), (launch_finetune, finetune, {"work"}), (launch_evaluate, evaluate, set())],
     ids=["reindex", "finetune", "evaluate"],
 )
 def test_the_form_of_a_launch_is_that_of_its_run_with_the_limits(

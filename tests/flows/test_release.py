@@ -12,7 +12,12 @@ from typing import Any
 
 import pytest
 from prefect.client.orchestration import get_client
+from prefect.exceptions import ParameterTypeError
 
+from flows.release import Training
+from flows.release import release as flow
+from rag_model.evaluation.answers.settings import Evaluation
+from rag_model.evaluation.records.acceptance import Acceptance
 from rag_model.store.store import Store
 from rag_model.store.versions.models import Made, put_model
 from tests.fixtures.tiny_generators import save_bart
@@ -282,3 +287,18 @@ def test_a_dump_that_was_touched_is_read_again_and_gives_the_same(
     again = release(dump=dump).json
     assert again["done"] == {"reindex": True, "evaluate": False, "move": False}
     assert again["snapshot"] == first["snapshot"]
+
+
+def test_a_form_gives_a_release_its_records() -> None:
+    given = {
+        "dump": "d",
+        "store": "s",
+        "questions": "q",
+        "training": {"kind": "rag-token", "recipe": {"loop": {"seed": 1}}},
+    }
+    found = flow.validate_parameters({**given, "acceptance": {"floors": {"EM": 0.5}}, "settings": {"depth": 5}})
+    assert found["training"] == Training("rag-token", recipe={"loop": {"seed": 1}})
+    assert found["acceptance"] == Acceptance({"EM": 0.5})
+    assert found["settings"] == Evaluation(depth=5)
+    with pytest.raises(ParameterTypeError, match=r"training\.kind"):
+        flow.validate_parameters({**given, "training": {"kind": "magic"}})

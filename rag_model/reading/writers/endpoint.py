@@ -6,6 +6,7 @@ Nothing is installed or loaded here but an HTTP client. The base URL and the key
 
 import asyncio
 import math
+import secrets
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -41,6 +42,7 @@ class EndpointWriter:
         self.place = place or Place.of()
         file = self.settings.tokenizer
         self._tokenizer: Any = None if file is None else load_tokenizer_file(file)
+        self._once = secrets.token_hex(8)
         self._loop = Loop()
         self._chat = Chat(self.place, model, self.settings)
 
@@ -57,7 +59,8 @@ class EndpointWriter:
     @property
     def decides(self) -> dict[str, Any]:
         """Return what determines this writer's answers, for memo keys; the key to the endpoint does not."""
-        return {"endpoint": self.place.url, "model": self.model, "settings": self.settings.decides()}
+        once = {} if self.settings.repeatable else {"once": self._once}  # what is drawn is no answer for a later time
+        return {"endpoint": self.place.url, "model": self.model, "settings": self.settings.decides(), **once}
 
     def count(self, texts: Sequence[str]) -> list[int]:
         """Return the tokens of each text by the model's tokenizer; without it one a byte, which none exceeds."""

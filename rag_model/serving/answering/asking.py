@@ -6,14 +6,18 @@ An encoder's space is read from its folder, which may be pruned while its weight
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from rag_model.encoders.encoder import Encoder
 from rag_model.encoders.space import Space
 from rag_model.index.files.engine import Vectors
+from rag_model.reading.concat import ConcatReader
+from rag_model.reading.confidence import abstaining
 from rag_model.reading.model import ReadingModel, load_model
 from rag_model.reading.reader import Reader
 from rag_model.reading.settings import ReaderSettings
+from rag_model.reading.writers.local import LocalWriter
+from rag_model.reading.writers.writer import Writer
 from rag_model.retrieve.found import SnapshotRetriever
 from rag_model.retrieve.questions import QuestionEncoder
 from rag_model.store.store import Store
@@ -56,12 +60,19 @@ class ServedModel:
     model: ReadingModel
     settings: ReaderSettings
     asker: Asker | None  # its own question encoder; None: the snapshot's asks
+    writer: Writer | None  # of all its readers of one prompt; None: passages are marginalised
 
     @classmethod
-    def load(cls, store: Store | None, identity: str, settings: ReaderSettings, asks: str | None = None) -> Self:
-        """Load the model that `model_id` found; for `asks` see `load_named`; a folder needs no store."""
+    def load(
+        cls, store: Store | None, identity: str, settings: ReaderSettings, asks: str | None = None, batch: int = 8
+    ) -> Self:
+        """Load the model that `model_id` found; for `asks` see `load_named`; a folder needs no store.
+
+        `batch` is how many questions are answered at once.
+        """
         model = load_model(store, identity, settings.of(identity), asks)
-        return cls(model, settings, None if model.question is None else Asker(model.question))
+        asker = None if model.question is None else Asker(model.question)
+        return cls(model, settings, asker, _writer(model, settings, batch))
 
     @property
     def id(self) -> str:
@@ -73,6 +84,31 @@ class ServedModel:
         """Whether passages are weighed by inner products, which retrievers must give."""
         return self.settings.of(self.id) == "marginal"
 
+    @property
+    def is_here(self) -> bool:
+        """Whether it is in this process's memory, and not behind an endpoint, whose answers may cost money."""
+        return self.model.generator is not None
+
     def reader(self, retriever: SnapshotRetriever) -> Reader:
         """Return a reader over what a retriever finds."""
-        return self.model.reader(retriever, self.settings)
+        if self.writer is None:
+            return self.model.reader(retriever, self.settings)
+        concat = ConcatReader(retriever, self.writer, self.settings.concat, self.model.k, retriever.most)
+        return abstaining(concat, self.settings.threshold)
+
+    def close(self) -> None:
+        """Close the connections to an endpoint."""
+        if not self.is_here and self.writer is not None:
+            behind: Any = self.writer
+            behind.close()
+
+
+def _writer(model: ReadingModel, settings: ReaderSettings, batch: int) -> Writer | None:
+    """Return what writes for all readers; a batch is written at once, so that no first word waits for another text."""
+    if settings.of(model.id) == "marginal":
+        return None
+    if model.generator is not None:
+        return LocalWriter(model.generator, model.id, settings.decoding, batch)
+    reader: Any = model.reader(None, settings)
+    writer: Writer = reader.writer
+    return writer

@@ -14,6 +14,7 @@ from typing import Self
 from rag_model.errors import RefusedError, StoreError, UsageError
 from rag_model.reading.answer import Answer
 from rag_model.reading.reader import Reader, Stop, Tell, found_by
+from rag_model.reading.writers.writer import ENDPOINT
 from rag_model.retrieve.composer import Composer
 from rag_model.retrieve.dense import DenseRetriever
 from rag_model.retrieve.expression import parse
@@ -33,6 +34,7 @@ from rag_model.store.versions.snapshot import Snapshot
 _WARMING = 3  # questions that a new edition is asked before it serves
 _WARM_K = 5
 _MOST_WORKERS = 4
+_AT_ENDPOINT = 8  # batches that wait for an endpoint: no question waits for another one's words
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +200,7 @@ class Edition:
         for name, retriever in self._retrievers.items():
             if not any(retriever.ask(asked, min(_WARM_K, retriever.most))):  # by words, a title of signs finds nothing
                 raise RefusedError(f"index {name} of snapshot {self.id[:12]} finds nothing: build it again")
-        if self._readers:
+        if self._readers and self.model is not None and self.model.is_here:
             self.answer(asked.texts[:1], None)
 
     def close(self) -> None:
@@ -252,6 +254,11 @@ def _encoder_files(snapshot: Snapshot) -> list[tuple[str, str]]:
 def workers_of(settings: ServiceSettings) -> int:
     """Return how many batches are worked on at once."""
     return settings.workers or min(_cores(), _MOST_WORKERS)
+
+
+def answer_workers_of(settings: ServiceSettings, model: str | None) -> int:
+    """Return how many batches are answered at once: a model in memory takes all cores for one."""
+    return settings.answer_workers or (_AT_ENDPOINT if model is not None and model.startswith(ENDPOINT) else 1)
 
 
 def threads_of(settings: ServiceSettings) -> int:

@@ -60,7 +60,6 @@ class Followed:
     dest: Path  # where snapshots are pulled to
     model: str | None = None  # a model of the store, a folder, or `openai:MODEL`
     asks: str | None = None  # the passage encoder that the model's questions ask, where it does not say so
-
     reading: ReaderSettings = field(default_factory=ReaderSettings)  # how the model reads
 
     @property
@@ -80,6 +79,19 @@ class Followed:
             BookwheelError: the URL cannot be used.
         """
         return remembered(self.dest, Files(self.url).url, self.ref)
+
+    def check(self) -> None:
+        """Check that there is something to serve; what is on the disk can be served without the store.
+
+        Raises:
+            StoreError: the store has no such snapshot or model; or it cannot be reached, and nothing that the ref named
+                before is on the disk.
+        """
+        if self.on_disk() is None:
+            store = Store.open(self.url)
+            store.snapshots.trusted(self.ref)
+            if self.model is not None:
+                model_id(store, self.model)
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,7 +298,7 @@ class Follower:
         followed, folder = self._followed, model_folder_of(store, identity)
         if self._settings.trial and folder is not None:
             try_model(followed.dest, folder, followed.reading.of(identity))
-        return ServedModel.load(store, identity, followed.reading, followed.asks)
+        return ServedModel.load(store, identity, followed.reading, followed.asks, self._settings.batch_answers)
 
     def _serve(
         self, folder: Path, named: ServedRef, model: ServedModel | None, serving: Edition | None, began: float

@@ -163,6 +163,14 @@ class Statement(BaseModel):
     unknown: list[int] = Field(description="Numbers that the context does not have.")
 
 
+class Confidence(BaseModel):
+    """How sure an answer is."""
+
+    signal: str = Field(description="What the score is: likelihood, retrieval or passages.")
+    score: float | None = Field(description="Larger is surer; null: minus infinity.")
+    least: float = Field(description="Below it no answer is given.")
+
+
 class Answer(BaseModel):
     """One question and its answer."""
 
@@ -172,6 +180,17 @@ class Answer(BaseModel):
     log_likelihood: float | None
     passages: list[ReadPassage]
     tokens: list[Token]
+    closed_book_log_likelihood: float | None = Field(
+        None, description="Of the same answer without passages, in nats.", exclude_if=lambda one: one is None
+    )
+    abstained: bool | None = Field(
+        None,
+        description="The score is below the service's threshold: the library does not hold it.",
+        exclude_if=lambda one: one is None,
+    )
+    confidence: Confidence | None = Field(
+        None, description="Where the service has a threshold.", exclude_if=lambda one: one is None
+    )
     usage: Usage | None = Field(None, description="Where tokens were counted.", exclude_if=lambda one: one is None)
     context: list[Excerpt] | None = Field(None, description=_ONE_PROMPT, exclude_if=lambda one: one is None)
     statements: list[Statement] | None = Field(None, description=_ONE_PROMPT, exclude_if=lambda one: one is None)
@@ -223,7 +242,7 @@ def read_request(kind: type[SearchRequest | AnswerRequest], body: bytes, setting
         request = kind.model_validate_json(body)
     except ValidationError as wrong:
         raise _sentence(wrong) from None
-    _check(request, settings)
+    check_request(request, settings)
     return request
 
 
@@ -236,7 +255,12 @@ def _sentence(wrong: ValidationError) -> UsageError:
     return MalformedError(f"{' '.join(place.split())} {wanted}")
 
 
-def _check(request: SearchRequest | AnswerRequest, settings: ServiceSettings) -> None:
+def check_request(request: SearchRequest | AnswerRequest, settings: ServiceSettings) -> None:
+    """Check a request against the service's bounds.
+
+    Raises:
+        UsageError: it exceeds one, or a question is empty.
+    """
     if len(request.questions) > settings.max_questions:
         raise UsageError(f"{len(request.questions)} questions are too many: ask up to {settings.max_questions} at once")
     if longest := next((text for text in request.questions if len(text) > settings.max_question_chars), ""):

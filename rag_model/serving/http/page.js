@@ -119,7 +119,7 @@ function said(answer) {
   const text = make("p", { className: "said" });
   const note = make("p", { className: "soft token-note", role: "status" });
   const tokens = (answer.tokens ?? []).filter((token) => token.text);
-  if (!answer.answer) text.append(make("span", { className: "soft", textContent: "The model gave no answer." }));
+  if (!answer.answer) text.append(make("span", { className: "soft", textContent: answer.abstained ? "The library does not hold it." : "The model gave no answer." }));
   else if (tokens.length) text.append(...tokens.map((token, place) => spoken(token, place, note)));
   else text.append(answer.answer);
   if (answer.ended === false) text.append(make("span", { className: "soft", textContent: " …", title: "cut: it is too long" }));

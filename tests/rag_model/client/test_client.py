@@ -1,5 +1,6 @@
 """The client against a real service: what it gives, and when it asks again; against other servers: what it says."""
 
+import json
 import socket
 import subprocess
 import sys
@@ -58,8 +59,31 @@ def test_answers_are_as_the_service_sends_them(client: Client, served: Serving) 
     assert (reply.snapshot, reply.model) == (sent["snapshot"], sent["model"])
     for answer, other in zip(reply.answers, sent["answers"], strict=True):
         assert (answer.question, answer.answer, answer.ended) == (other["question"], other["answer"], other["ended"])
-        assert sum(one.posterior for one in answer.passages) == pytest.approx(1, abs=1e-3)
+        assert sum(one.posterior or 0 for one in answer.passages) == pytest.approx(1, abs=1e-3)
         assert [one.id for one in answer.passages] == [one["id"] for one in other["passages"]]
+
+
+def test_an_answer_that_cites_is_read_with_its_context() -> None:
+    hit = dict.fromkeys(("id", "page_id", "title", "section", "text", "url", "licence"), "")
+    entry = {
+        "number": 1,
+        "title": "",
+        "section": "",
+        "url": "",
+        "places": [0],
+        "text": "t",
+        "revision": 3,
+        "cut": False,
+    }
+    answer = {
+        **{"question": "q", "answer": "a [1]", "ended": True, "log_likelihood": None, "citations": [1]},
+        **{"passages": [{**hit, "rank": 1, "score": 1, "weight": None, "posterior": None}], "context": [entry]},
+    }
+    sent = json.dumps({"snapshot": "s", "model": "m", "answers": [answer]}).encode()
+    with foreign(Reply(200, sent)) as server, Client(server.url) as client:
+        (read,) = client.answer(["q"]).answers
+    assert (read.citations, read.context[0].places, read.passages[0].score) == ((1,), (0,), 1.0)
+    assert (read.passages[0].weight, read.log_likelihood) == (None, None)
 
 
 def test_the_snapshot_is_told(client: Client, made_library: Library) -> None:

@@ -11,6 +11,11 @@ from rag_model.errors import UsageError
 
 _PREFIX = "BOOKWHEEL_LLM_"
 _NUMBERS = ("context", "concurrency", "tries", "whole_seconds", "first_seconds", "connect_seconds")
+_WANTED = {
+    "temperature": "a number, or `default`",
+    "prices": "two prices such as 0.15,0.60",
+    "length_field": "max_tokens or max_completion_tokens",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +51,7 @@ class ChatSettings:
     length_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"  # OpenAI's reasoning models: the other
     logprobs: bool = False  # ask for the likelihood of what was written; not every endpoint gives it
     # the model
-    context: int = 8_192  # tokens of prompt and answer together: not every endpoint tells it
+    context: int = 32_768  # tokens of prompt and answer together: not every endpoint tells it
     tokenizer: Path | None = None  # its tokenizer.json: exact counts; without it a token a byte is assumed
     prices: Prices | None = None  # None: costs are not told
     # the connection
@@ -81,14 +86,15 @@ class ChatSettings:
         """Return the settings that the environment makes, but for those that are `given`.
 
         BOOKWHEEL_LLM_CONTEXT, _CONCURRENCY, _TRIES, _WHOLE_SECONDS, _FIRST_SECONDS, _CONNECT_SECONDS, _LENGTH_FIELD,
-        _TOKENIZER (a file) and _PRICES (of a million tokens read, and written: 0.15,0.60).
+        _TEMPERATURE (`default`: it is not sent), _TOKENIZER (a file) and _PRICES (of a million tokens read, and
+        written: 0.15,0.60).
 
         Raises:
             UsageError: one cannot be used.
         """
         kinds = {one.name: one.type for one in fields(cls)}
         found: dict[str, Any] = {}
-        for name in (*_NUMBERS, "length_field", "tokenizer", "prices"):
+        for name in (*_NUMBERS, "length_field", "temperature", "tokenizer", "prices"):
             variable = f"{_PREFIX}{name.upper()}"
             if text := environment.get(variable, "").strip():
                 found[name] = _value(variable, name, kinds[name], text)
@@ -110,11 +116,13 @@ def _value(variable: str, name: str, kind: Any, text: str) -> Any:
         if name == "prices":
             prompt, new = text.split(",")
             return Prices(float(prompt), float(new))
+        if name == "temperature" and text == "default":
+            return None
         if name == "tokenizer":
             return Path(text)
         if name == "length_field":
             return {one: one for one in ("max_tokens", "max_completion_tokens")}[text]
         return int(text) if kind is int else float(text)
     except (ValueError, KeyError) as wrong:
-        wanted = {"prices": "two prices such as 0.15,0.60", "length_field": "max_tokens or max_completion_tokens"}
-        raise UsageError(f"{variable} is {text!r}: set it to {wanted.get(name, 'a number')}") from wrong
+        wanted = _WANTED.get(name, "a number")
+        raise UsageError(f"{variable} is {text!r}: set it to {wanted}") from wrong

@@ -220,3 +220,13 @@ def test_the_key_decides_nothing_and_is_shown_nowhere() -> None:
     assert one.decides != third.decides
     for writer in (one, other, third):
         writer.close()
+
+
+def test_what_was_drawn_is_no_answer_for_a_later_time() -> None:
+    place = Place("http://localhost:1")
+    settings = (QUICK, QUICK, *[replace(QUICK, temperature=0.5)] * 2)
+    one, other, drawn, again = writers = [EndpointWriter("tiny", each, place) for each in settings]
+    assert one.decides == other.decides
+    assert drawn.decides == drawn.decides != again.decides
+    for writer in writers:
+        writer.close()

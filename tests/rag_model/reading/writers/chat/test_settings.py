@@ -16,11 +16,14 @@ def test_the_environment_sets_what_belongs_to_the_endpoint() -> None:
             "BOOKWHEEL_LLM_TOKENIZER": "t.json",
             "BOOKWHEEL_LLM_LENGTH_FIELD": "max_completion_tokens",
             "BOOKWHEEL_LLM_WHOLE_SECONDS": "7.5",
+            "BOOKWHEEL_LLM_TEMPERATURE": "default",
         },
         max_new_tokens=20,
     )
     assert (found.context, found.prices, found.length_field) == (2048, Prices(0.15, 0.6), "max_completion_tokens")
     assert (found.tokenizer, found.whole_seconds, found.max_new_tokens) == (Path("t.json"), 7.5, 20)
+    assert found.temperature is None
+    assert ChatSettings.of({"BOOKWHEEL_LLM_TEMPERATURE": "0.5"}).temperature == 0.5
     assert ChatSettings.of({}) == ChatSettings()
 
 
@@ -29,6 +32,7 @@ def test_the_environment_sets_what_belongs_to_the_endpoint() -> None:
     [
         ("CONTEXT", "many", "BOOKWHEEL_LLM_CONTEXT is 'many': set it to a number"),
         ("CONTEXT", "50", "leaves no room"),
+        ("TEMPERATURE", "warm", "a number, or `default`"),
         ("CONCURRENCY", "0", "concurrency is 0"),
         ("PRICES", "3", "two prices such as"),
         ("PRICES", "3,-1", "give two of 0 or more"),
