@@ -77,7 +77,10 @@ def evaluate(
     cite: Cite = False,
     answers: Annotated[
         AnswerKind,
-        Parameter(help="What the answers are: `spans`, `patterns` (CuratedTREC), `labels` (FEVER) or `texts`."),
+        Parameter(
+            help="What the answers are: `spans`, `patterns` (CuratedTREC), `labels` (FEVER), `texts`, or `clues` "
+            "(Jeopardy: the question is an entity, the answer a clue that asks for it)."
+        ),
     ] = "spans",
     asks: AsksName = None,
     beams: Annotated[int, Parameter(help="With --model: beams of the search for an answer; 1 is greedy.")] = 1,
