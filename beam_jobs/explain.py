@@ -27,9 +27,8 @@ from rag_model.snapshots.encoders import store_encoders
 from rag_model.snapshots.encoding import StoredEncoder
 from rag_model.snapshots.heritage import obstacles
 from rag_model.snapshots.parent import Earlier, Parent, local_files
-from rag_model.snapshots.planning import plan_parts
+from rag_model.snapshots.planning import plan_indexes, plan_parts
 from rag_model.snapshots.recipe import Recipe, check_fit
-from rag_model.snapshots.sizing import plan_indexes
 from rag_model.store.comparing.diff import differences
 from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.store import Store

@@ -24,8 +24,8 @@ from rag_model.snapshots.content import with_indexes
 from rag_model.snapshots.cut_part import CutPart
 from rag_model.snapshots.encoded_part import EncodedPart
 from rag_model.snapshots.existing import carried, facts_of, recipe_of, vectors_of, widths_of
+from rag_model.snapshots.planning import plan_indexes
 from rag_model.snapshots.recipe import Recipe, check_fit
-from rag_model.snapshots.sizing import plan_indexes
 from rag_model.store.store import Store
 from rag_model.store.versions.manifest import Content
 from rag_model.store.versions.snapshot import Snapshot

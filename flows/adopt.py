@@ -22,8 +22,8 @@ from flows.stage import stage
 from rag_model.errors import UsageError
 from rag_model.index.files.intake import look
 from rag_model.snapshots.adopt import Adopted, adopt, check_encoder, content_of
+from rag_model.snapshots.planning import plan_indexes
 from rag_model.snapshots.recipe import Recipe, check_fit
-from rag_model.snapshots.sizing import plan_indexes
 from rag_model.store.store import Store
 from rag_model.store.versions.paths import EMBEDDINGS
 

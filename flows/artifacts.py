@@ -9,7 +9,7 @@ from typing import Any
 
 from prefect.artifacts import create_link_artifact, create_markdown_artifact, create_table_artifact
 
-from flows.outcome import Compared, Evaluated, Reindexed
+from flows.outcome import Compared, Evaluated, Reindexed, Released
 from flows.stage import in_run
 
 
@@ -56,6 +56,19 @@ def show_retrievers(outcome: Compared) -> None:
     table(rows, key="compare-figures", description=described)
     if outcome.report:
         link(Path(outcome.report).absolute().as_uri(), "How passages are found", key="compare-report")
+
+
+def show_release(outcome: Released) -> None:
+    """Write what a release did, its figures and its checks as an artifact of the run."""
+    rows = [{"what": step, "value": "done" if it else "as before"} for step, it in outcome.done.items()]
+    rows += [{"what": name, "value": value} for name, value in outcome.figures.items()]
+    rows += [
+        {"what": f"check: {one['name']}", "value": f"{one['observed']}, wanted {one['wanted']}"}
+        for one in outcome.gate["checks"]
+    ]
+    stands = f"{outcome.ref}@{outcome.number} names it" if outcome.number else f"{outcome.ref} did not move"
+    described = f"Snapshot {outcome.snapshot[:12]}, evaluation {outcome.evaluation[:12]}: {stands}"
+    table(rows, key="release-steps", description=described)
 
 
 def _retriever_rows(expression: str, told: dict[str, Any]) -> Iterator[dict[str, Any]]:

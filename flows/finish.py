@@ -49,6 +49,7 @@ class Build:
     heirlooms: Mapping[str, Heirloom] = field(
         default_factory=dict
     )  # by index: the parent's trained file that may be inherited
+    base: str | None = None  # the ref that the gate compares with; None: `ref`
     earlier: Sequence[Sequence[tuple[int, BlobRef]]] = ()  # for each part with rows the parent's with its pages
 
 
@@ -60,7 +61,7 @@ def finish(build: Build) -> Reindexed:
         BookwheelError: a stage failed; finished work is recorded.
     """
     manifest, measured = indexed(build)
-    published = publish_snapshot(build.store, manifest, measured, build.recipe, build.ref)
+    published = publish_snapshot(build.store, manifest, measured, build.recipe, build.ref, build.base)
     build.store.runs.clear(build.launch.run)
     outcome = reported(build, manifest, published, measured)
     if published.move is None:
@@ -155,7 +156,9 @@ def measure_indexes(store: Store, manifest: Manifest, built: Sequence[BuiltIndex
 
 
 @stage
-def publish_snapshot(store: Store, manifest: Manifest, measured: Measured, recipe: Recipe, ref: str) -> Published:
+def publish_snapshot(
+    store: Store, manifest: Manifest, measured: Measured, recipe: Recipe, ref: str, base: str | None = None
+) -> Published:
     """Write the manifest, apply the gate, and move the ref if it passes."""
     judged = partial(judge, recipe.gate, vitals(manifest), measured.found, reached=measured.reached)
-    return publish(store, manifest, ref, judged)
+    return publish(store, manifest, ref, judged, base)

@@ -12,7 +12,6 @@ from typing import Any
 from beam_jobs.workers import here
 from flows.machine.pools import launching
 from flows.reindex import reindex
-from flows.stage import stage
 from rag_model.encoders.resolve import resolve_folder
 from rag_model.needs.build import WORDS, passages_of, work_of
 from rag_model.needs.machine import Work
@@ -21,7 +20,6 @@ from rag_model.snapshots.recipe import Recipe
 from rag_model.store.store import Store
 
 
-@stage
 def weigh(
     memory: int, dump: str, store: str, encoder: str, limit: int | None, beam_options: Sequence[str], **other: Any
 ) -> Work:
@@ -33,4 +31,4 @@ def weigh(
     return work_of(count, folder, recipe.index, memory, local=here(beam_options))
 
 
-launch = launching("launch", reindex, weigh, "dry_run")
+launch = launching("launch", reindex, weigh, "dry_run", "base")

@@ -170,3 +170,42 @@ class CollapseRefusedError(CollapsedError):
         """Make the message from the collapse, and keep the outcome."""
         super().__init__(outcome.refusal)
         self.outcome = outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """The outcome of a release."""
+
+    ref: str
+    snapshot: str  # full id of the candidate
+    number: int | None  # of the ref's current move, if that names the candidate; None: refused
+    evaluation: str  # full id of the candidate's evaluation
+    present: str | None  # full id of that of what the ref named before; None: nothing was compared
+    model: str | None  # full id, or the folder, that answered; None: retrieval alone was measured
+    figures: dict[str, str]  # of the candidate, with their intervals
+    gate: dict[str, Any]  # passed, and each check
+    done: dict[str, bool]  # step -> whether it did something; False: its inputs were as they were
+    seconds: dict[str, float] = field(default_factory=dict)  # by stage
+
+    @property
+    def nothing_new(self) -> bool:
+        """Whether no step had anything to do."""
+        return not any(self.done.values())
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the outcome as JSON values."""
+        return {**asdict(self), "nothing_new": self.nothing_new}
+
+
+class ReleaseRefusedError(RefusedError):
+    """The candidate is built and evaluated, but the ref did not move; `outcome` describes it."""
+
+    def __init__(self, outcome: Released, reason: str) -> None:
+        """Make the message from the reason, and keep the outcome."""
+        looked = f"`show evaluation:{outcome.evaluation[:12]}`"
+        if outcome.present and outcome.present != outcome.evaluation:
+            looked += f" or `diff evaluation:{outcome.present[:12]} evaluation:{outcome.evaluation[:12]}`"
+        super().__init__(
+            f"{outcome.ref} did not move to snapshot {outcome.snapshot[:12]}: {reason}; look with {looked}"
+        )
+        self.outcome = outcome

@@ -8,8 +8,8 @@ from rag_model.errors import ResourceError
 from rag_model.index.postings.impact import TERMS, VOCABULARY
 from rag_model.index.registry import kind_for
 from rag_model.index.sizing.amounts import gigabytes
-from rag_model.index.sizing.rate import row_bytes, stage_seconds
 from rag_model.index.tokens.kind import TOKENS
+from rag_model.needs.build import row_bytes, stage_seconds
 from rag_model.needs.machine import CORE, GPU
 from rag_model.needs.reading import PASSAGE
 
@@ -19,12 +19,9 @@ _OVER = {
     "sparse": f"passages, {TERMS} weighted terms each",
 }
 _NUMBERS = ("ef_construction", "cells", "border", "linked"), ("train_sample",)  # of a plan with shards, and of others
-_WEIGHTS = {"MiniLM": (10.6e6, 384), "BERT-base": (85e6, 768)}  # of an encoder's layers, used twice a token; its width
-_ENCODERS = {
-    f"{name} on a {on}": (w, width, speed)
-    for name, (w, width) in _WEIGHTS.items()
-    for on, speed in (("core", CORE), ("GPU", GPU))
-}
+_ENCODERS = {"MiniLM": (10.6e6, 384), "BERT-base": (85e6, 768)}  # weights of the layers, used twice a token; width
+_DEVICES = {"core": CORE, "GPU": GPU}
+_LOGITS = {"tokens": 0, "sparse": VOCABULARY}  # that an encoder gives for each token
 
 
 def prospect(order: Order, n: int, d: int) -> Reply:
@@ -42,10 +39,10 @@ def prospect(order: Order, n: int, d: int) -> Reply:
     document |= {name: getattr(cost, name) for name in ("build_bytes", "search_bytes", "disk_bytes", "work_bytes")}
     document |= {"cpu_seconds": {stage: round(spent, 1) for stage, spent in seconds.items()}, "beside_bytes": n * row}
     stages = ", ".join(f"{stage} {gigabytes(held)}" for stage, held in cost.stages.items())
+    built = f"{gigabytes(cost.build_bytes)} to build ({stages}; a task each)"
     if order.memory is not None and cost.build_bytes > order.memory:
         raise ResourceError(
-            f"{plan.factory} over {n:,} passages takes {gigabytes(cost.build_bytes)} to build ({stages}), and "
-            f"--memory is {gigabytes(order.memory)}: give more"
+            f"{plan.factory} over {n:,} passages takes {built}: raise --memory from {gigabytes(order.memory)}"
         )
     times = ", ".join(f"{stage} {_time(spent)}" for stage, spent in seconds.items())
     ranks = getattr(plan, "refine", None) and f": they rank {plan.search['refine']} times as many candidates as wanted"
@@ -54,18 +51,18 @@ def prospect(order: Order, n: int, d: int) -> Reply:
         f"numbers   {figures(numbers) or 'none'}",
         f"search    {figures(plan.search) or 'exact'}",
         *(f"note      {note}" for note in plan.notes),
-        f"memory    {gigabytes(cost.build_bytes)} to build ({stages}; a task each), "
-        f"{gigabytes(cost.search_bytes)} to search",
+        f"memory    {built}, {gigabytes(cost.search_bytes)} to search",
         f"disk      {gigabytes(cost.disk_bytes)} for the index, {cost.disk_bytes / n:,.0f} bytes a passage; "
         f"{gigabytes(cost.work_bytes)} while it is built",
         f"{kind.represents:<9} {gigabytes(n * row)} on disk beside the index, {row:,} bytes a passage{ranks or ''}",
         f"time      {_time(sum(seconds.values()))} of one core, about ({times})",
     ]
-    if kind.represents in {"tokens", "sparse"}:
-        terms = VOCABULARY if kind.represents == "sparse" else 0  # each token gives a logit for every one
+    if kind.represents in _LOGITS:
+        logits = _LOGITS[kind.represents]
         hours = {
-            name: float(f"{2 * (size + width * terms) * PASSAGE * n / speed / 3600:.3g}")
-            for name, (size, width, speed) in _ENCODERS.items()
+            f"{name} on a {device}": float(f"{2 * (size + width * logits) * PASSAGE * n / speed / 3600:.3g}")
+            for name, (size, width) in _ENCODERS.items()
+            for device, speed in _DEVICES.items()
         }
         document["encoding_hours"] = hours
         lines.append(f"encoding  hours, about: {figures(hours)}")

@@ -27,8 +27,8 @@ from rag_model.snapshots.content import with_indexes
 from rag_model.snapshots.cut_part import CutPart
 from rag_model.snapshots.encoded_part import EncodedPart
 from rag_model.snapshots.encoding import StoredEncoder
+from rag_model.snapshots.planning import plan_indexes
 from rag_model.snapshots.reencoded import derived, recipe_for, reencoded, stale
-from rag_model.snapshots.sizing import plan_indexes
 from rag_model.store.store import Store
 from rag_model.store.versions.paths import EMBEDDINGS
 

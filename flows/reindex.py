@@ -31,9 +31,8 @@ from rag_model.snapshots.encoders import store_encoders
 from rag_model.snapshots.encoding import StoredEncoder, store_encoder
 from rag_model.snapshots.heritage import Heirloom, inherit, noted, obstacles
 from rag_model.snapshots.parent import Parent
-from rag_model.snapshots.planning import plan_parts
+from rag_model.snapshots.planning import plan_indexes, plan_parts
 from rag_model.snapshots.recipe import Recipe, check_fit
-from rag_model.snapshots.sizing import plan_indexes
 from rag_model.store.store import Store
 
 DEFAULT_ENCODER = "sentence-transformers/all-MiniLM-L6-v2"
@@ -49,6 +48,7 @@ def reindex(
     limit: int | None = None,
     dry_run: bool = False,
     beam_options: Sequence[str] = (),
+    base: str | None = None,
 ) -> Reindexed:
     """Build a snapshot of `dump` in `store` and move `ref` to it.
 
@@ -61,6 +61,7 @@ def reindex(
         limit: read at most this many articles, for a quick test.
         dry_run: plan, report what would be built, and build nothing.
         beam_options: options of Beam and of its runner, as on their own command lines.
+        base: the ref whose snapshot it inherits from and is compared with by the gate, and which stays; by default ref.
 
     Raises:
         GateRefusedError: the snapshot is published, but the ref did not move; the message says why.
@@ -71,7 +72,7 @@ def reindex(
     if dry_run:
         return Reindexed.of_plan(rehearse(dump, recipe, limit), ref)
     target = Store.open(store, create=True)
-    parent = Parent.of(target, ref)  # an invalid name or a damaged log is reported before the work
+    parent = Parent.of(target, base or ref)  # an invalid name or a damaged log is reported before the work
     target.refs.require_exclusion()
     launch = Launch.new(target.url, beam_options)
 
@@ -93,7 +94,7 @@ def reindex(
         assembled = partial(assemble, plan, recipe, encoders, passages, embeddings)
         build = Build(target, launch, clock, recipe, ref, dump, encoder, passages, embeddings, plans, assembled)
         earlier = [parent.numbered(part) for part, cut in zip(plan.parts, passages, strict=True) if cut.rows]
-        return finish(replace(build, heirlooms=heirlooms, earlier=earlier))
+        return finish(replace(build, heirlooms=heirlooms, base=base, earlier=earlier))
 
 
 @stage

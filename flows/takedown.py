@@ -45,9 +45,9 @@ from rag_model.evaluation.gate import judge
 from rag_model.snapshots.content import counts, with_indexes
 from rag_model.snapshots.existing import carried, facts_of, recipe_of, widths_of
 from rag_model.snapshots.measure import Measured
+from rag_model.snapshots.planning import plan_indexes
 from rag_model.snapshots.publish import Published, vitals
 from rag_model.snapshots.report import write_report
-from rag_model.snapshots.sizing import plan_indexes
 from rag_model.snapshots.takedown import (
     Holder,
     carry_out,

@@ -4,6 +4,8 @@
 | --- | --- |
 | open a store, a snapshot of it, or a pulled one | `store.Store.open`, `store.Snapshot.open` and `.from_folder` |
 | search by question | `retrieve.factory.open_retriever`; by vector `retrieve.dense.DenseRetriever` |
+| ask a running service over HTTP | `client.Client` |
+| search from LangChain, LlamaIndex or Haystack | `doors` |
 | turn texts into vectors | `encoders.encoder.Encoder.load` |
 | build an index over vectors | `index.recipe.resolve`, `index.stages.build`, `index.search.open_index` |
 | read, clean and chunk a dump | `corpus.plan.plan_dump`, `corpus.wikitext.clean`, `corpus.chunk.chunk_part` |

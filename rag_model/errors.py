@@ -31,6 +31,10 @@ class StoppedError(BookwheelError):
     """The work was given up before its end, since no caller waits for it any more."""
 
 
+class ServiceError(BookwheelError):
+    """A running service cannot be reached, is busy, fails, or sends what is no reply of bookwheel."""
+
+
 class ResourceError(BookwheelError):
     """The work would not fit (memory, disk); raised before it starts."""
 

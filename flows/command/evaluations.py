@@ -1,9 +1,11 @@
-"""Evaluations in words: one in a line, and the whole of one."""
+"""Evaluations in words: one in a line, the whole of one, and one beside another."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from typing import Any
 
 from flows.command.reply import Reply
+from rag_model.evaluation.records.differences import Beside, Pair
 from rag_model.store.versions.evaluation_manifest import EvaluationManifest, Figure
 
 
@@ -27,6 +29,43 @@ def line_of(manifest: EvaluationManifest) -> str:
     by = f"model {subject.model.removeprefix('sha256:')[:12]}" if subject.model else "retrieval"
     figures = "; ".join(f"{retriever}: {_values(some)}" for retriever, some in _figures(manifest).items())
     return f"evaluated {manifest.id[:12]}: {by}, {made.get('n')} questions of {made.get('questions')}, {figures}"
+
+
+def compared(found: Beside) -> Reply:
+    """Return two evaluations side by side."""
+    document = {
+        "before": briefly(found.before),
+        "after": briefly(found.after),
+        "retrievers": {name: {label: asdict(one) for label, one in some.items()} for name, some in found.pairs.items()},
+        "settings": {name: list(both) for name, both in _changed(found).items()},
+    }
+    return Reply(document, "\n".join(_compared(found)))
+
+
+def _compared(found: Beside) -> Iterator[str]:
+    yield f"from      {line_of(found.before)}"
+    yield f"to        {line_of(found.after)}"
+    yield from (f"setting   {name}: {old} -> {new}" for name, (old, new) in _changed(found).items())
+    for retriever, some in found.pairs.items():
+        yield f"retriever {retriever}"
+        for name, pair in some.items():
+            ends = f" over {pair.n:,} questions" if pair.n else ", of the whole set, without an interval"
+            yield f"figure    {name:<12} {pair.before.value:.3f} -> {pair.after.value:.3f}: {_signed(pair)}{ends}"
+
+
+def _changed(found: Beside) -> dict[str, tuple[Any, Any]]:
+    """Return what differs between the subjects of two evaluations, by name."""
+    old, new = (
+        {**one.content.subject.to_json(), **one.content.subject.settings} for one in (found.before, found.after)
+    )
+    names = [name for name in {**old, **new} if name != "settings" and old.get(name) != new.get(name)]
+    return {name: (old.get(name), new.get(name)) for name in names}
+
+
+def _signed(pair: Pair) -> str:
+    one = pair.difference
+    ends = "" if one.low is None or one.high is None else f" [{one.low:+.3f}, {one.high:+.3f}]"
+    return f"{one.value:+.3f}{ends}"
 
 
 def _lines(manifest: EvaluationManifest) -> Iterator[str]:

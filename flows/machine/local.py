@@ -23,6 +23,7 @@ from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from flows.demo import QUESTIONS, demo_dump
 from flows.failure import WEBHOOK
 from rag_model.errors import BookwheelError, ResourceError, UsageError
 from rag_model.landing import landing
@@ -184,7 +185,11 @@ def _bucket(credentials: Mapping[str, str]) -> bool:
 
 
 def _deploy(folder: Path, places: Places, deployments: Path) -> None:
-    defaults = {"BOOKWHEEL_DUMP": str(_demo_dump()), "BOOKWHEEL_DOWNLOADS": str((folder / "downloads").resolve())}
+    defaults = {
+        "BOOKWHEEL_DUMP": _demo_dump(),
+        "BOOKWHEEL_DOWNLOADS": str((folder / "downloads").resolve()),
+        "BOOKWHEEL_QUESTIONS": os.environ.get("BOOKWHEEL_QUESTIONS") or str(QUESTIONS),
+    }
     told = Places(places.ui, places.api, places.store, {**defaults, **places.environment})
     _run(folder, told, "prefect", "--no-prompt", "deploy", "--all", "--prefect-file", str(deployments))
     if os.environ.get(WEBHOOK):
@@ -200,8 +205,6 @@ def _deploy(folder: Path, places: Places, deployments: Path) -> None:
 
 def _demo_dump() -> str:
     """Return the dump for a first run."""
-    from flows.demo import demo_dump  # noqa: PLC0415 - only if no other dump is named
-
     if named := os.environ.get("BOOKWHEEL_DUMP"):
         return named
     with suppress(BookwheelError):

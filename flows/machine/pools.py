@@ -5,11 +5,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from inspect import Signature, getdoc, signature
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from prefect import Flow
 from prefect.client.orchestration import get_client
-from prefect.client.schemas.objects import FlowRun
 from prefect.deployments import run_deployment
 from prefect.exceptions import ObjectNotFound
 from prefect.runtime import flow_run
@@ -18,7 +17,7 @@ from pydantic_core import to_jsonable_python
 
 from beam_jobs.workers import CORES, MEMORY, cores, worker_memory
 from flows import artifacts
-from flows.stage import deployed
+from flows.stage import deployed, stage
 from rag_model.errors import UsageError
 from rag_model.index.sizing.amounts import gigabytes, parse_bytes
 from rag_model.needs.machine import LAUNCHER, Most, Needs, Work, needs_of
@@ -27,6 +26,9 @@ HOURS = 6.0  # the default duration: one night
 THREADS = "OMP_NUM_THREADS"  # torch and faiss would use every core that they see
 HERE = "process"  # the type of a work pool whose runs share the worker's machine
 _SCRATCH = 100  # least GiB, for downloads, the cache, and Beam's temporary files
+
+
+Weigh = Callable[..., Work]  # from the bytes that a run may use, and its parameters by name
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +41,7 @@ class Launched:
     needs: Needs
 
 
-def launching(name: str, target: Flow[..., Any], weigh: Callable[..., Work], *left_out: str) -> Flow[..., Launched]:
+def launching(name: str, target: Flow[..., Any], weigh: Weigh, *left_out: str) -> Flow[..., Launched]:
     """Return a flow that estimates the needs of a run of `target`, and starts a deployment of it with them.
 
     Its parameters, and their descriptions in Prefect's form, are those of `target` without `left_out`; then
@@ -48,33 +50,28 @@ def launching(name: str, target: Flow[..., Any], weigh: Callable[..., Work], *le
     Args:
         name: the name of the flow.
         target: the flow whose runs are estimated; the run gets its parameters.
-        weigh: returns a run's work from the bytes that it may use, the first argument, and its parameters, by name.
+        weigh: returns a run's work.
         left_out: parameters of `target` that a launch does not take.
     """
-    _, _, *own = signature(start).parameters.values()
+    own = [*signature(start).parameters.values()][2:]
     own[0] = own[0].replace(default=f"{target.name}/library")
     asked = [one for one in signature(target.fn).parameters.values() if one.name not in left_out]
-    taken = Signature([*asked, *own], return_annotation=Launched)
 
     def launch(*args: Any, **kwargs: Any) -> Launched:
         bound = taken.bind(*args, **kwargs)
         bound.apply_defaults()
         chosen = [bound.arguments.pop(one.name) for one in own]
-        return start(bound.arguments, weigh, *chosen)
+        return start(bound.arguments, stage(weigh), *chosen)
 
+    taken = launch.__dict__["__signature__"] = Signature([*asked, *own], return_annotation=Launched)  # Prefect's form
     args = "\n".join((getdoc(one) or "").partition("Args:\n")[2].partition("\n\n")[0] for one in (target.fn, start))
     launch.__doc__ = f"Estimate the needs of a run of `{target.name}`, and start it with them.\n\nArgs:\n{args}"
     launch.__name__, launch.__module__ = name.replace("-", "_"), weigh.__module__
-    launch.__dict__["__signature__"] = taken  # Prefect reads it for the form and to check a call
     return deployed(name)(launch)
 
 
 def start(
-    parameters: Mapping[str, Any],
-    weigh: Callable[..., Work],
-    deployment: str,
-    most: Most | None = None,
-    hours: float | None = None,
+    parameters: Mapping[str, Any], weigh: Weigh, deployment: str, most: Most | None = None, hours: float | None = None
 ) -> Launched:
     """Start a run of a deployment with the resources that its work needs, and do not wait for it.
 
@@ -94,18 +91,15 @@ def start(
     """
     pool = pool_of(deployment)
     limits, night = limits_of(most, pool), 0.0 if pool == HERE else HOURS
-    work = weigh(parse_bytes(limits.memory), **parameters)
-    needs = needs_of(work, limits, night if hours is None else hours)
+    needs = needs_of(weigh(parse_bytes(limits.memory), **parameters), limits, night if hours is None else hours)
     show(needs)
-    told = {
-        "parameters": to_jsonable_python({k: v for k, v in parameters.items() if v not in (None, [], ())}),
-        "job_variables": job_variables(pool, needs),
-        "idempotency_key": f"launch-{flow_run.id}" if flow_run.id else None,
-    }
-    run = cast(FlowRun, run_deployment(deployment, timeout=0, **told))
+    given = to_jsonable_python({k: v for k, v in parameters.items() if v not in (None, [], ())})
+    variables, once = job_variables(pool, needs), f"launch-{flow_run.id}" if flow_run.id else None
+    keywords = {"parameters": given, "job_variables": variables, "idempotency_key": once}
+    run: Any = run_deployment(deployment, timeout=0, **keywords)
     if url := PREFECT_UI_URL.value():
         artifacts.link(f"{url}/runs/flow-run/{run.id}", f"The run: {run.name}", key="launch-run")
-    return Launched(str(run.id), run.name, told["job_variables"], needs)
+    return Launched(str(run.id), run.name, variables, needs)
 
 
 def pool_of(deployment: str) -> str:
@@ -128,8 +122,7 @@ def limits_of(most: Most | None, pool: str) -> Most:
     """
     if most is None and pool != HERE:
         raise UsageError(f"runs of this deployment get machines of their own ({pool}): say how large in `most`")
-    if most is None:
-        return Most(str(worker_memory(())), cores(), len([*Path("/dev").glob("nvidia[0-9]*")]))
+    most = most or Most(str(worker_memory(())), cores(), len([*Path("/dev").glob("nvidia[0-9]*")]))
     if most.cores < 1 or most.gpus < 0:
         raise UsageError(f"a run needs a core, and cannot have {most.cores} cores and {most.gpus} GPUs: correct `most`")
     return most
@@ -159,7 +152,5 @@ def show(needs: Needs) -> None:
     sizes = {"memory": needs.memory, **{f"memory, {stage}": size for stage, size in needs.stages.items()}}
     rows = {**needs.work, "cores": f"{needs.cores:,}", "GPUs": f"{needs.gpus:,}", "time, about": hours}
     rows |= {what: gigabytes(size) for what, size in (sizes | {"disk": needs.disk}).items()}
-    described = f"The run gets {rows['memory']} of memory, {needs.cores} × core, {needs.gpus} × GPU"
-    artifacts.table(
-        [{"what": what, "value": value} for what, value in rows.items()], key="launch-needs", description=described
-    )
+    told = f"The run gets {rows['memory']} of memory, {needs.cores} × core, {needs.gpus} × GPU"
+    artifacts.table([{"what": what, "value": value} for what, value in rows.items()], "launch-needs", told)

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from flows.command.reading import BudgetTokens, Cite, OrderName, PromptFile, ReadBy, concat_of
-from flows.command.reply import AsksName, Common, SnapshotName, StoreUrl, whole
+from flows.command.reply import AsksName, Common, MaybeStoreUrl, SnapshotName, whole
 from rag_model.errors import UsageError
 from rag_model.extras import require
 from rag_model.retrieve.expression import all_of
@@ -20,7 +20,7 @@ _NEEDED = {"fastapi": "serve", "uvicorn": "serve", "prometheus_client": "serve",
 
 def serve(
     *,
-    store: StoreUrl,
+    store: MaybeStoreUrl = None,
     ref: SnapshotName = "latest",
     model: Annotated[
         str | None,
@@ -35,6 +35,17 @@ def serve(
     budget: BudgetTokens = None,
     prompt: PromptFile = None,
     cite: Cite = False,
+    folder: Annotated[
+        Path | None,
+        Parameter(help="Serve passages of this pulled folder instead of a store; another pull to it is noticed."),
+    ] = None,
+    mcp: Annotated[
+        bool,
+        Parameter(
+            negative="",
+            help="Serve tools of an agent (search, passage, snapshot) by MCP over standard input and output, not HTTP.",
+        ),
+    ] = False,
     host: Annotated[str, Parameter(help="Address to listen at; 0.0.0.0: also reachable from elsewhere.")] = "127.0.0.1",
     port: Annotated[int, Parameter(help="0 takes a free one.")] = 8000,
     health_port: Annotated[
@@ -98,10 +109,11 @@ def serve(
 ) -> None:
     """Serve passages, and with a model answers, from what a ref names; follow the ref without a pause.
 
-    Says its address on standard error; with --json as one line on standard output.
+    Says its address on standard error; with --json as one line on standard output. With --mcp it says nothing, and ends
+    with its standard input.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch and faiss: threads that spin starve HTTP
-    for package, extra in _NEEDED.items():
+    for package, extra in (_NEEDED | ({"mcp": "mcp"} if mcp else {})).items():
         require(package, extra)
     running: Any = import_module("rag_model.serving.run")
     settings = running.ServiceSettings(
@@ -114,13 +126,15 @@ def serve(
         hosts=running.hosts_of(host, allow_host),
         connections_per_client=connections_per_client,
     )
+    reading = running.ReaderSettings(reader, concat=concat_of([reader], model or "", order, budget, prompt, cite))
+    followed = _followed(running, store, ref, dest, folder, model, asks, reading)
+    if mcp:
+        _serve_tools(followed, settings, model)
+        return
     if (tls_certificate is None) != (tls_key is None):
         raise UsageError("--tls-certificate and --tls-key belong together: give both, or none")
     files = running.CertificateFiles(tls_certificate, tls_key) if tls_certificate is not None else None
     doors = running.Doors(host, port, health_port, tokens, files)
-    concat = concat_of([reader], model or "", order, budget, prompt, cite)
-    reading = running.ReaderSettings(reader, concat=concat)
-    followed = running.Followed(store, ref, dest or running.default_dest(store), model, asks, reading)
     asked = [question.text for question in running.read_questions(questions).questions] if questions else ()
 
     def listening(at: Any) -> None:
@@ -130,3 +144,30 @@ def serve(
         print(f"serving {ref} at {at.url}{health}", file=sys.stderr, flush=True)
 
     running.run(followed, settings, doors, asked, listening)
+
+
+def _followed(
+    running: Any,
+    store: str | None,
+    ref: str,
+    dest: Path | None,
+    folder: Path | None,
+    model: str | None,
+    asks: str | None,
+    reading: Any,
+) -> Any:
+    """Return what is served: a pulled folder where one is given, else a ref of a store."""
+    if folder is not None:
+        if model is not None:
+            raise UsageError("a pulled folder is served without a model: leave --model out, or give --store")
+        return running.Pulled(folder)
+    if store is None:
+        raise UsageError("there is nothing to serve: give --store, or --folder with a pulled snapshot")
+    return running.Followed(store, ref, dest or running.default_dest(store), model, asks, reading)
+
+
+def _serve_tools(followed: Any, settings: Any, model: str | None) -> None:
+    if model is not None:
+        raise UsageError("--mcp serves passages, which the agent's own model reads: leave --model out")
+    stdio: Any = import_module("rag_model.serving.agents.stdio")
+    stdio.run(followed, settings)

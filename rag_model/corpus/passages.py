@@ -6,7 +6,7 @@ which changes the bytes, changes no memo key. A file is renamed when it is compl
 
 import hashlib
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from functools import cached_property
@@ -16,6 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -175,7 +176,7 @@ class PassageFile:
             self._check_pages([group], leaves)
             with self._reading():
                 table = self._dictionaries.read_row_group(group, columns=list(columns), use_threads=False)
-                for batch in table.take([row - self._starts[group] for row in chosen]).combine_chunks().to_batches():
+                for batch in table.take(_numbers(chosen, self._starts[group])).combine_chunks().to_batches():
                     self._check_decoded(sum(map(decoded_size, batch.columns)))
                     yield _plain(batch)
 
@@ -198,7 +199,7 @@ class PassageFile:
             wanted = sorted({row for row, its in zip(rows, groups, strict=True) if its == group})
             self._check_pages([group], leaves)
             with self._reading():
-                table = self._dictionaries.read_row_group(group, columns=_NAMES).take([row - start for row in wanted])
+                table = self._dictionaries.read_row_group(group, columns=_NAMES).take(_numbers(wanted, start))
                 self._check_decoded(sum(decoded_size(chunk) for column in table.columns for chunk in column.chunks))
                 found.update(zip(wanted, (Passage(**row) for row in table.to_pylist()), strict=True))
         return [found[row] for row in rows]
@@ -277,6 +278,12 @@ def hashes_of(passages: Path) -> pa.Array:
     with PassageFile(passages, ["hash"]) as file:
         found = [batch.column(0) for batch in file.iter_batches(["hash"])]
     return pa.chunked_array(found, pa.string()).combine_chunks()
+
+
+def _numbers(rows: Iterable[int], start: int) -> pa.Array:
+    """Return rows, counted from `start`, for `take`; to make an array of a list, Arrow imports pandas if it can."""
+    numbers = np.fromiter(rows, np.int64) - start
+    return pa.Array.from_buffers(pa.int64(), len(numbers), [None, pa.py_buffer(numbers)])
 
 
 def _size_of(source: Path | IO[bytes]) -> int:

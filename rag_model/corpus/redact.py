@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 from rag_model.corpus.documents import place_of
 from rag_model.corpus.lineage import redact_log
 from rag_model.corpus.passages import PassageFile, PassageWriter
+from rag_model.corpus.ragged_file import ROWS
 from rag_model.corpus.span_file import SpanFile
 from rag_model.corpus.sparse_file import SparseFile, SparseWriter, is_sparse_file
-from rag_model.corpus.token_file import ROWS, TokenFile, TokenWriter, is_token_file
+from rag_model.corpus.token_file import TokenFile, TokenWriter, is_token_file
 
 
 def may_hold(kind: str, first_page: int, last_page: int, page: str) -> bool:

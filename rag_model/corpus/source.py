@@ -13,6 +13,7 @@ from rag_model.errors import InputError, UsageError
 from rag_model.secrets import refuse_secret
 
 CHUNK = 1 << 18  # bytes yielded at a time
+_STAMPS = ("ETag", "mtime", "LastModified", "last_modified", "created")  # by file system
 
 
 def expand(pattern: str) -> list[str]:
@@ -59,6 +60,23 @@ def size_of(url: str) -> int:
     if size is None:
         raise InputError(f"the server of {url} does not tell its size: download the file and give its path")
     return int(size)
+
+
+def stamp_of(url: str) -> str | None:
+    """Return what tells one state of a file from another: its size, and the tag or time that its disk or server gives.
+
+    None: it gives neither.
+
+    Raises:
+        InputError: the file cannot be reached.
+    """
+    try:
+        fs, path = url_to_fs(url)
+        told = fs.info(path)
+    except Exception as problem:
+        raise _unreadable(url, problem) from problem
+    written = next((str(told[name]) for name in _STAMPS if told.get(name) is not None), None)
+    return None if written is None else f"{told.get('size')} {written}"
 
 
 def read_bytes(url: str, offset: int = 0, length: int | None = None) -> Iterator[bytes]:

@@ -6,7 +6,6 @@ and not the corpus's, so equal passages have equal rows in every part and build.
 the scale are metadata of the file.
 """
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -15,9 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from rag_model.corpus.token_file import ROWS, Offsets, column_of, offsets_of, spread
-from rag_model.errors import InputError
-from rag_model.partition import Partition
+from rag_model.corpus.ragged_file import Offsets, Ragged, RaggedFile, RaggedWriter, column_of
 
 MOST_TERMS = 1 << 24  # of a vocabulary
 MOST_WEIGHT = 255
@@ -26,107 +23,55 @@ _COLUMN = "terms"
 
 
 @dataclass(frozen=True, slots=True)
-class SparseVectors:
+class SparseVectors(Ragged):
     """The weighted terms of m passages, end to end: passage i has those in [offsets[i], offsets[i + 1])."""
 
     terms: npt.NDArray[np.int32]  # (t,) ascending within a passage
     weights: npt.NDArray[np.uint8]  # (t,) in units, at least 1
     offsets: Offsets  # (m + 1,) int64, ascending from 0 to t
 
+    def columns(self) -> tuple[npt.NDArray[Any], ...]:
+        """Return the terms and their weights."""
+        return self.terms, self.weights
+
     @classmethod
-    def joined(cls, pieces: Sequence["SparseVectors"]) -> Self:
-        """Return the passages of all pieces, one piece after another."""
-        lengths = np.concatenate([np.zeros(0, np.int64), *(np.diff(piece.offsets) for piece in pieces)])
-        terms = np.concatenate([np.zeros(0, np.int32), *(piece.terms for piece in pieces)])
-        return cls(
-            terms, np.concatenate([np.zeros(0, np.uint8), *(one.weights for one in pieces)]), offsets_of(lengths)
-        )
-
-    def __len__(self) -> int:
-        """Return the number of passages."""
-        return len(self.offsets) - 1
-
-    def take(self, rows: npt.NDArray[np.int64]) -> "SparseVectors":
-        """Return the passages at `rows`, (m,) in any order."""
-        lengths = self.offsets[rows + 1] - self.offsets[rows]
-        places = spread(self.offsets[rows], lengths)
-        return SparseVectors(self.terms[places], self.weights[places], offsets_of(lengths))
+    def none(cls) -> Self:
+        """Return no passages."""
+        return cls(np.zeros(0, np.int32), np.zeros(0, np.uint8), np.zeros(1, np.int64))
 
 
-class SparseWriter:
+class SparseWriter(RaggedWriter[SparseVectors]):
     """Write a part's weighted terms, batch by batch in row order."""
 
     def __init__(self, path: Path, dim: int, scale: int) -> None:
         """Begin the file of a vocabulary of `dim` terms, with `scale` units for a weight of 1."""
         pair = pa.struct([("term", pa.int32()), ("weight", pa.uint8())])
-        told = {"dim": str(dim), "scale": str(scale)}
-        self._schema = pa.schema([pa.field(_COLUMN, pa.list_(pair))], metadata=told)
-        self._sink = pa.OSFile(str(path), "wb")
-        self._writer = pa.ipc.new_file(self._sink, self._schema)
+        super().__init__(path, _COLUMN, pair, {"dim": str(dim), "scale": str(scale)})
 
-    def write(self, rows: SparseVectors) -> None:
-        """Append passages."""
-        for first in range(0, len(rows), ROWS):
-            offsets = rows.offsets[first : first + ROWS + 1]
-            terms, weights = rows.terms[offsets[0] : offsets[-1]], rows.weights[offsets[0] : offsets[-1]]
-            pairs = pa.StructArray.from_arrays([pa.array(terms), pa.array(weights)], ["term", "weight"])
-            column = pa.ListArray.from_arrays(pa.array(offsets - offsets[0], pa.int32()), pairs)
-            self._writer.write_batch(pa.record_batch([column], schema=self._schema))
-
-    def __enter__(self) -> Self:
-        """Return itself."""
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        """Finish the file."""
-        self._writer.close()
-        self._sink.close()
+    def values(self, rows: SparseVectors, first: int, last: int) -> pa.Array:
+        """Return pairs of a term and its weight as Arrow has them."""
+        pairs = [pa.array(rows.terms[first:last]), pa.array(rows.weights[first:last])]
+        return pa.StructArray.from_arrays(pairs, ["term", "weight"])
 
 
-class SparseFile:
+class SparseFile(RaggedFile[SparseVectors]):
     """A part's weighted terms, memory-mapped."""
 
-    def __init__(self, path: Path) -> None:
-        """Map the file and read where its batches begin.
-
-        Raises:
-            InputError: it is missing, damaged, or holds something else.
-        """
-        self.path = path
-        try:
-            self._reader = pa.ipc.open_file(pa.memory_map(str(path)))
-            told = self._reader.schema.metadata or {}
-            self.dim, self.scale = int(told[b"dim"]), int(told[b"scale"])
-            self._batches = [self._read(number) for number in range(self._reader.num_record_batches)]
-        except (OSError, LookupError, AttributeError, ValueError, pa.ArrowException) as broken:
-            raise InputError(f"{path} is no complete file of weighted terms: encode its part again") from broken
-        self._partition = Partition(map(len, self._batches))
-        self.n = self._partition.n  # passages
+    rows, holds = SparseVectors, "weighted terms"
 
     @property
     def postings(self) -> int:
         """The number of pairs of a passage and a term."""
         return sum(len(batch.terms) for batch in self._batches)
 
-    def blocks(self) -> Iterator[SparseVectors]:
-        """Yield the passages in row order, one record batch at a time."""
-        yield from self._batches
+    def describe(self, schema: pa.Schema) -> None:
+        """Set the size of the vocabulary and the scale."""
+        told = schema.metadata or {}
+        self.dim, self.scale = int(told[b"dim"]), int(told[b"scale"])
 
-    def take(self, rows: npt.NDArray[np.int64]) -> SparseVectors:
-        """Return the passages at ascending `rows`."""
-        pieces = [self._batches[number].take(local) for number, _, local in self._partition.split(rows)]
-        return SparseVectors.joined(pieces)
-
-    def _read(self, number: int) -> SparseVectors:
-        batch = self._reader.get_batch(number)
-        batch.validate(full=True)  # offsets ascend and lie inside
-        column = batch.column(0)
-        if column.null_count or column.values.null_count:
-            raise ValueError("a row without terms")
-        pairs = column.flatten()
-        terms, weights = (_numbers(pairs.field(name)) for name in ("term", "weight"))
-        offsets = column.offsets.to_numpy().astype(np.int64)
-        found = SparseVectors(terms, weights, offsets - offsets[0])
+    def of(self, values: pa.Array, offsets: Offsets) -> SparseVectors:
+        """Return the terms of a record batch."""
+        found = SparseVectors(_numbers(values.field("term")), _numbers(values.field("weight")), offsets)
         _check(found, self.dim)
         return found
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 import numpy.typing as npt
 
+from rag_model.corpus.ragged_file import offsets_of
 from rag_model.corpus.sparse_file import SparseVectors
-from rag_model.corpus.token_file import offsets_of
 from rag_model.encoders.files import CONFIG, longest_input, optional_object
 from rag_model.encoders.space import BAG, Space, digest_tokenizer, tokenizer_files
 from rag_model.encoders.sparse_spec import RECORDED as SPARSE

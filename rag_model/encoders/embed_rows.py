@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pyarrow.compute as pc
 
 from rag_model.corpus.passages import PassageFile, hashes_of
-from rag_model.corpus.token_file import ROWS
+from rag_model.corpus.ragged_file import ROWS
 from rag_model.encoders.embed import EmbedFacts
 
 _NONE = -1

@@ -55,12 +55,14 @@ class Encoder:
         device: str | None = None,
         dtype: str | None = None,
         threads: int | None = None,
+        trainable: bool = False,
     ) -> Self:
         """Load the encoder in folder `name`, or of that hub name.
 
         `overrides` replace fields of the spec. `device` (`cpu`, `cuda:1`): by default a GPU, a different one for each
         worker of a machine, else the CPU. `dtype`: by default bf16 on GPUs and on CPUs with fast bf16, else float32.
-        `threads` sets torch's and tokenizers' for the whole process; None does not change them.
+        `threads` sets torch's and tokenizers' for the whole process; None does not change them. `trainable`: with the
+        model as transformers trains and saves it.
 
         Raises:
             InputError: it is not found, a file is missing or corrupt, or it is another kind of model.
@@ -70,11 +72,12 @@ class Encoder:
         folder = resolve_folder(name)
         _check_role(folder, role)
         spec = read_spec(folder, {**known_prompts(str(name)), **(overrides or {})})
+        torch = require("torch", "model")
         if threads is not None:
-            require("torch", "model").set_num_threads(threads)
+            torch.set_num_threads(threads)
             limit_tokenizer(threads)
-        require("transformers", "model")
-        model = import_module("rag_model.encoders.model").load_model(folder, spec, device, dtype)
+        models = import_module("rag_model.encoders.model")
+        model = models.load_model(folder, spec, device, dtype, trainable=trainable)
         return cls(str(name), folder, spec, load_tokenizer(folder, spec.max_length), model)
 
     @property

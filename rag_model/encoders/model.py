@@ -3,39 +3,37 @@
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-import transformers
 from torch import Tensor, nn
-from transformers.utils import logging
 
 from rag_model.encoders.architecture import DPR_ENCODERS, check_kind
 from rag_model.encoders.batches import LENGTH_MULTIPLE, STEADY_TOKENS, by_length, padded
-from rag_model.encoders.files import CONFIG, read_object
-from rag_model.encoders.pretrained import load_pretrained
+from rag_model.encoders.bert import Bert
+from rag_model.encoders.pretrained import check_config
 from rag_model.encoders.spec import EncoderSpec
 from rag_model.encoders.tokens import TokenIds
-from rag_model.errors import InputError, UsageError
+from rag_model.errors import UsageError
+from rag_model.extras import require
 
 # Tokens of a batch, padding included. On two cores with AMX 2,048 to 4,096 are the fastest (larger batches do not fit
 # the cache); a GPU needs batches so large that kernel launches cost little.
 CPU_BATCH_TOKENS = 4096
 CUDA_BATCH_TOKENS = 65_536
 _WITHOUT_AVX512 = ("DEFAULT", "AVX2")  # torch's names of CPU capabilities
-logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-logging.disable_progress_bar()  # type: ignore[no-untyped-call]
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
     """A loaded encoder on its device."""
 
-    whole: nn.Module  # the model as transformers loads and saves it
-    body: nn.Module  # its part from ids and mask to hidden states
+    whole: nn.Module | None  # the model as transformers loads, trains and saves it; None: its layers are `Bert`
+    body: nn.Module | Bert  # from ids and mask to hidden states
     projection: nn.Module | None  # DPR's `encode_proj`
     spec: EncoderSpec
     dim: int
@@ -85,31 +83,28 @@ class Model:
         return hidden.sum(1, dtype=torch.float32) / lengths[:, None]  # (b, t, h) -> (b, h), divided by (b, 1)
 
 
-def load_model(folder: Path, spec: EncoderSpec, device: str | None = None, dtype: str | None = None) -> Model:
-    """Load the encoder of `folder` for inference, by default on one of the GPUs, else on the CPU.
+def load_model(
+    folder: Path, spec: EncoderSpec, device: str | None = None, dtype: str | None = None, *, trainable: bool = False
+) -> Model:
+    """Load the encoder of `folder`, by default on one of the GPUs, else on the CPU.
+
+    For inference BERT and its like need no transformers; a `trainable` model is always one of transformers.
 
     Raises:
         InputError: weights are missing, pickled, corrupt, or of another kind of model.
+        MissingExtraError: transformers is needed and not installed.
         UsageError: this machine has no such device.
     """
     check_kind(folder)
     where, kind = arithmetic(device, dtype)
-    whole = pretrained(_class_of(folder), folder, kind, "give a bi-encoder")
+    if not trainable:
+        check_config(folder)
+        if (bert := Bert.load(folder, where, kind)) is not None:
+            shape = bert.shape
+            return Model(None, bert, None, spec, shape.hidden, shape.pad_id, where, kind, _budget(where))
+    require("transformers", "model")
+    whole = import_module("rag_model.encoders.transformer").load_transformer(folder, kind)
     return model_of(whole, spec, where)
-
-
-def pretrained(kind: Any, folder: Path, dtype: torch.dtype, advice: str = "fetch it again") -> Any:
-    """Load a transformers model of class `kind` from a folder, from safetensors alone; no code of the folder runs.
-
-    Raises:
-        InputError: weights are missing or corrupt; where transformers cannot read them, the sentence ends in `advice`.
-    """
-    whole, loading = load_pretrained(
-        kind, folder, "encoder", advice, dtype=dtype, use_safetensors=True, output_loading_info=True
-    )
-    if missing := sorted(name for name in loading["missing_keys"] if "pooler" not in name):
-        raise InputError(f"encoder {folder} lacks {len(missing)} tensors, the first is {missing[0]}: fetch it again")
-    return whole
 
 
 def model_of(whole: Any, spec: EncoderSpec, device: torch.device, batch_tokens: int | None = None) -> Model:
@@ -119,18 +114,16 @@ def model_of(whole: Any, spec: EncoderSpec, device: torch.device, batch_tokens: 
     body, projection = (inner.bert_model, getattr(inner, "encode_proj", None)) if inner else (whole, None)
     dim = projection.out_features if projection is not None else whole.config.hidden_size
     pad_id = getattr(whole.config, "pad_token_id", None) or 0
-    budget = batch_tokens or (CUDA_BATCH_TOKENS if device.type == "cuda" else CPU_BATCH_TOKENS)
-    return Model(whole, body, projection, spec, dim, pad_id, device, whole.dtype, budget)
+    return Model(whole, body, projection, spec, dim, pad_id, device, whole.dtype, batch_tokens or _budget(device))
+
+
+def _budget(device: torch.device) -> int:
+    return CUDA_BATCH_TOKENS if device.type == "cuda" else CPU_BATCH_TOKENS
 
 
 def device_of(turn: int) -> str:
     """Return the device of part or worker number `turn`: the GPUs in rotation, else the CPU."""
     return f"cuda:{turn % torch.cuda.device_count()}" if torch.cuda.is_available() else "cpu"
-
-
-def _class_of(folder: Path) -> Any:
-    architecture = next(iter(read_object(folder / CONFIG).get("architectures") or [""]))
-    return getattr(transformers, architecture) if architecture in DPR_ENCODERS else transformers.AutoModel
 
 
 def arithmetic(device: str | None, dtype: str | None) -> tuple[torch.device, torch.dtype]:

@@ -9,6 +9,8 @@ layers and labels as the config says, before it looks at the tensors.
 import os
 import re
 from collections.abc import Iterator
+from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -43,11 +45,20 @@ def load_pretrained(kind: Any, folder: Path, noun: str, advice: str, **given: An
         InputError: as `check_config`, or transformers cannot read the folder.
     """
     check_config(folder)
+    _quieten()
     try:
         return kind.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False, **given)
     except Exception as broken:  # whatever follows from a strange config: divisions by zero, absent packages, memory
         sentence = str(broken).strip().partition("\n")[0] or type(broken).__name__
         raise InputError(f"{noun} {folder} cannot be loaded ({sentence}): {advice}") from broken
+
+
+@cache
+def _quieten() -> None:
+    """Keep transformers' warnings and bars off the terminal."""
+    logging = import_module("transformers.utils.logging")
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
 
 
 def check_config(folder: Path) -> None:

@@ -16,11 +16,12 @@ from torch import Tensor, nn
 from rag_model.encoders.bag import terms_of
 from rag_model.encoders.files import CONFIG
 from rag_model.encoders.max_products import max_products
-from rag_model.encoders.model import device_named, pretrained
+from rag_model.encoders.model import device_named
 from rag_model.encoders.space import Space
 from rag_model.encoders.sparse_spec import RECORDED, SparseSpec
 from rag_model.encoders.spec import RECORD_FILE
 from rag_model.encoders.tokens import copy_tokenizer, load_tokenizer
+from rag_model.encoders.transformer import pretrained
 from rag_model.encoders.weights import WEIGHTS, stored_tensors
 from rag_model.errors import InputError
 

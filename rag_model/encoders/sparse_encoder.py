@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 import numpy.typing as npt
 
+from rag_model.corpus.ragged_file import offsets_of
 from rag_model.corpus.sparse_file import MOST_WEIGHT, QUESTION_UNITS, SparseVectors
-from rag_model.corpus.token_file import offsets_of
 from rag_model.digest import digest_json
 from rag_model.encoders.batches import STEADY_TOKENS, by_length, padded
 from rag_model.encoders.encoder import Vectors

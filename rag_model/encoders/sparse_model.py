@@ -7,8 +7,9 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from rag_model.encoders.model import device_named, pretrained
+from rag_model.encoders.model import device_named
 from rag_model.encoders.sparse_spec import SparseSpec
+from rag_model.encoders.transformer import pretrained
 
 
 class SparseModel(nn.Module):

@@ -11,9 +11,10 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from rag_model.encoders.files import CONFIG, read_object
-from rag_model.encoders.model import device_named, pretrained
+from rag_model.encoders.model import device_named
 from rag_model.encoders.space import tokenizer_files
 from rag_model.encoders.token_spec import METADATA, TokenSpec, dense_folder
+from rag_model.encoders.transformer import pretrained
 from rag_model.encoders.weights import WEIGHTS, StoredTensor, stored_tensors
 from rag_model.errors import InputError
 

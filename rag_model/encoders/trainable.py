@@ -22,7 +22,7 @@ from rag_model.encoders.model import Model
 from rag_model.encoders.space import Space, asked_space, space_of
 from rag_model.encoders.spec import RECORD_FILE, EncoderSpec, TextInput
 from rag_model.encoders.tokens import copy_tokenizer, tokenize
-from rag_model.errors import InputError
+from rag_model.errors import InputError, UsageError
 
 Text = str | tuple[str, str]  # a question or a passage without title; or a passage's title and text
 _UNUSED = "pooler"  # BERT's: vectors do not depend on it, and several GPUs would wait for its gradient
@@ -32,8 +32,14 @@ class TrainableEncoder(nn.Module):
     """A question or passage encoder, or both in one; make it with `load`."""
 
     def __init__(self, encoder: Encoder, role: Role) -> None:
-        """Wrap the transformers model that `encoder` runs."""
+        """Wrap the transformers model that `encoder` runs.
+
+        Raises:
+            UsageError: it was not loaded as `trainable`.
+        """
         super().__init__()
+        if encoder.model.whole is None:
+            raise UsageError(f"encoder {encoder.name} was loaded to encode alone: load it as trainable")
         self.whole = encoder.model.whole
         self.role = role
         self.folder = encoder.folder
@@ -54,7 +60,7 @@ class TrainableEncoder(nn.Module):
             InputError: as `Encoder.load`.
         """
         overrides = spec.to_json() if spec else None
-        encoder = Encoder.load(folder, role, overrides, device=device, dtype="float32")
+        encoder = Encoder.load(folder, role, overrides, device=device, dtype="float32", trainable=True)
         return cls(encoder, role).train()
 
     @property

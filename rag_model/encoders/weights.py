@@ -37,6 +37,10 @@ class StoredTensor:
     shape: tuple[int, ...]
     offset: int  # bytes from the start of the file
 
+    def fits(self, shape: tuple[int, ...]) -> bool:
+        """Return whether it holds numbers of a shape, which are no codes of a quantised model."""
+        return self.shape == shape and self.dtype in _STORED_AS
+
     def digest(self) -> str:
         """Return the digest of the values as little-endian fp32, cast some megabytes at a time.
 
@@ -53,14 +57,26 @@ class StoredTensor:
         """
         return np.frombuffer(b"".join(self._chunks()), "<f4").reshape(self.shape).copy()
 
-    def _chunks(self) -> Iterator[bytes]:
+    def mapped(self) -> npt.NDArray[Any]:
+        """Return the values as they are stored, bf16 as its bits, mapped from the file; writing changes a copy.
+
+        Raises:
+            InputError: as `digest`.
+        """
+        return np.memmap(self.path, self._type, "c", self.offset, self.shape)
+
+    @property
+    def _type(self) -> str:
         if self.dtype not in _STORED_AS:
             raise InputError(f"model file {self.path} holds {self.dtype} tensors: save the model as fp32, fp16 or bf16")
-        left = math.prod(self.shape)
+        return _STORED_AS[self.dtype]
+
+    def _chunks(self) -> Iterator[bytes]:
+        kind, left = self._type, math.prod(self.shape)
         with self.path.open("rb") as file:
             file.seek(self.offset)
             while left:
-                values = np.fromfile(file, _STORED_AS[self.dtype], min(left, _CHUNK))
+                values = np.fromfile(file, kind, min(left, _CHUNK))
                 if not len(values):  # it was cut off after its header was read
                     raise InputError(f"model file {self.path} is truncated: fetch it again")
                 yield _as_float32(values, self.dtype).tobytes()
@@ -81,7 +97,7 @@ def digest_weights(folder: Path) -> str:
 
 def digest_tensors(stored: Mapping[str, StoredTensor]) -> str:
     """Return the digest of tensors by name, as `digest_weights` does."""
-    tensors = _canonical_names(stored)
+    tensors = canonical_names(stored)
     return digest_json({name: [list(tensor.shape), tensor.digest()] for name, tensor in tensors.items()})
 
 
@@ -155,7 +171,8 @@ def _placed(path: Path, entry: Mapping[str, Any], start: int) -> StoredTensor:
     return StoredTensor(path, dtype, shape, start + first)
 
 
-def _canonical_names(tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
+def canonical_names(tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
+    """Return the tensors that determine a vector by their names in BERT's own class, as `digest_weights` has them."""
     named = {tuple(name.split(".")): tensor for name, tensor in tensors.items()}
     used = {parts: tensor for parts, tensor in named.items() if not _UNUSED & set(parts)}
     skip = 0

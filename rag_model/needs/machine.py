@@ -44,9 +44,8 @@ class Work:
 
     def held(self, cores: int) -> dict[str, int]:
         """Return the bytes of each stage on so many cores, the process that runs the flow included."""
-        flow = LAUNCHER if self.workers else PROCESS
-        times = {stage: cores if self.workers and stage not in _ALONE else 1 for stage in self.stages}
-        return {stage: flow + times[stage] * size for stage, size in self.stages.items()}
+        flow, tasks = (LAUNCHER, cores) if self.workers else (PROCESS, 1)
+        return {stage: flow + size * (1 if stage in _ALONE else tasks) for stage, size in self.stages.items()}
 
 
 @dataclass(frozen=True, slots=True)

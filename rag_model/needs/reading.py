@@ -4,8 +4,8 @@ They are upper bounds: every passage counts as a long one.
 """
 
 from rag_model.encoders.architecture import Architecture
+from rag_model.retrieve.indexes import sizes_of
 from rag_model.retrieve.survey import survey
-from rag_model.store.versions.paths import EXACT, embeddings_path
 from rag_model.store.versions.snapshot import Snapshot
 
 QUESTION = 32  # tokens of a question
@@ -21,19 +21,14 @@ def weights(*models: Architecture) -> int:
 
 
 def retriever_bytes(snapshot: Snapshot, retriever: str | None) -> int:
-    """Return the bytes of a retriever's indexes in memory: their files'; of `exact` the vectors', which are mapped.
+    """Return the bytes of a retriever's indexes in memory: their files', and those of the vectors that rank.
 
     `retriever` is an expression; None: the snapshot's default. A model that reranks is not counted.
 
     Raises:
         UsageError: the expression is wrong, or the snapshot has no such index.
     """
-    content = snapshot.manifest.content
-    paths: list[str] = []
-    for index in survey(snapshot, retriever).indexes:
-        exact = index == EXACT and EXACT not in content.indexes
-        paths += [embeddings_path(part.name) for part in snapshot.parts] if exact else [content.index_file(index)]
-    return sum(content.files[path].size for path in paths if path in content.files)
+    return sum(sum(sizes_of(snapshot, index).values()) for index in survey(snapshot, retriever).indexes)
 
 
 def decoding_bytes(generator: Architecture, texts: int, answer: int) -> int:

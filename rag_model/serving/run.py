@@ -2,7 +2,6 @@
 
 import logging
 import resource
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -11,22 +10,21 @@ from pathlib import Path
 from rag_model.digest import digest_bytes
 from rag_model.errors import BookwheelError, UsageError
 from rag_model.evaluation.questions.files import read_questions
-from rag_model.reading.model import model_id
 from rag_model.reading.settings import ReaderSettings
-from rag_model.secrets import without_secrets
+from rag_model.serving.following.folder import Pulled
 from rag_model.serving.following.follower import Followed
 from rag_model.serving.http.app import create_app
 from rag_model.serving.http.certificate import Certificate, CertificateFiles
 from rag_model.serving.http.health import Exposition, create_health_app
 from rag_model.serving.http.server import HealthPort, Server, address, bound
 from rag_model.serving.http.tokens import Tokens
+from rag_model.serving.process import prepare
 from rag_model.serving.service import Service
 from rag_model.serving.service_settings import ANY_HOST, LOOPBACK, ServiceSettings
 from rag_model.serving.watching.metrics import CONTENT_TYPE, Metrics
 from rag_model.serving.watching.quality import Quality
 from rag_model.store.objects.cache import cache_folder
 from rag_model.store.objects.files import Files
-from rag_model.store.store import Store
 
 _LOG = logging.getLogger(__name__)
 __all__ = [
@@ -34,6 +32,7 @@ __all__ = [
     "Doors",
     "Followed",
     "Listening",
+    "Pulled",
     "ReaderSettings",
     "ServiceSettings",
     "default_dest",
@@ -43,7 +42,6 @@ __all__ = [
 ]
 _LOOPBACK = ("localhost", "::1")
 _LAST_PORT = 65_535
-_SWITCH = 0.001  # seconds that one thread may keep Python from the others: at 5 ms, its default, questions queue up
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +74,7 @@ class Listening:
 
 
 def run(
-    followed: Followed,
+    followed: Followed | Pulled,
     settings: ServiceSettings,
     doors: Doors,
     questions: Sequence[str] = (),
@@ -98,21 +96,17 @@ def run(
             index.
         RefusedError: the model's questions ask into another space than the snapshot's.
     """
-    _log()
+    prepare()
+    logging.getLogger("uvicorn").setLevel(logging.ERROR)  # what is wrong with a request is told who sent it
     if ANY_HOST in settings.hosts:
         _LOG.warning(
             "programs may ask under any host name, and pages and GET only by an address or a name without dots: give "
             "--allow-host NAME, the name that the service is asked by"
         )
-    sys.setswitchinterval(_SWITCH)
     _allow_files()
     tokens = None if doors.tokens is None else Tokens(doors.tokens)
     certificate = None if doors.certificate is None else Certificate(doors.certificate)
-    if followed.on_disk() is None:  # otherwise it can serve that without the store
-        store = Store.open(followed.url)
-        store.snapshots.trusted(followed.ref)
-        if followed.model is not None:
-            model_id(store, followed.model)
+    followed.check()
     failures: list[BookwheelError] = []
     servers: list[Server] = []
 
@@ -163,22 +157,8 @@ def default_dest(url: str) -> Path:
     return cache_folder() / "served" / digest_bytes(Files(url).url.encode())[-16:]
 
 
-class _Discreet(logging.Formatter):
-    def format(self, record: logging.LogRecord) -> str:
-        return without_secrets(super().format(record))
-
-
 def _allow_files() -> None:
     """Take as many file descriptors as this process may have: connections of many clients need them."""
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     with suppress(ValueError, OSError):  # some systems have a lower limit than they say
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-
-
-def _log() -> None:
-    """Log to standard error, without secrets: what changes, and what goes wrong."""
-    handler = logging.StreamHandler()
-    handler.setFormatter(_Discreet("%(asctime)s %(levelname)s %(message)s"))
-    logging.basicConfig(level=logging.WARNING, handlers=[handler])
-    logging.getLogger("rag_model.serving").setLevel(logging.INFO)
-    logging.getLogger("uvicorn").setLevel(logging.ERROR)  # what is wrong with a request is told who sent it

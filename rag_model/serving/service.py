@@ -11,6 +11,7 @@ from rag_model.serving.answering.edition import answer_workers_of, threads_of, w
 from rag_model.serving.answering.growing import Growing
 from rag_model.serving.answering.work import Answered, Found
 from rag_model.serving.following.desk import Desk
+from rag_model.serving.following.folder import FolderFollower, Pulled
 from rag_model.serving.following.follower import Followed, Follower
 from rag_model.serving.service_settings import ServiceSettings
 from rag_model.serving.watching.observer import Observer, tell
@@ -21,7 +22,7 @@ class Service:
 
     def __init__(
         self,
-        followed: Followed,
+        followed: Followed | Pulled,
         settings: ServiceSettings | None = None,
         observer: Observer | None = None,
         hopeless: Callable[[BookwheelError], None] = lambda error: None,
@@ -29,7 +30,10 @@ class Service:
         """Put it together; `start` begins to follow. `hopeless` is called with the reason if nothing can be served."""
         self.followed, self.settings, self.observer = followed, settings or ServiceSettings(), observer or Observer()
         self.desk = Desk(partial(tell, self.observer.freed))
-        self.follower = Follower(followed, self.desk, self.settings, self.observer, hopeless)
+        around = self.desk, self.settings, self.observer, hopeless
+        self.follower = (
+            FolderFollower(followed, *around) if isinstance(followed, Pulled) else Follower(followed, *around)
+        )
         self.draining = False
         self._searches: Batcher[Found] = Batcher(
             "search",

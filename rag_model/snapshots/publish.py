@@ -41,8 +41,12 @@ def vitals(manifest: Manifest) -> Vitals:
     )
 
 
-def publish(store: Store, manifest: Manifest, ref: str, judge: Callable[[Vitals | None], Verdict]) -> Published:
+def publish(
+    store: Store, manifest: Manifest, ref: str, judge: Callable[[Vitals | None], Verdict], base: str | None = None
+) -> Published:
     """Write a manifest, then move `ref` to it if `judge`, given the vitals of the ref's current snapshot, agrees.
+
+    With `base` it is given those of the current snapshot of that ref, which does not move.
 
     A ref that already names the snapshot is not moved, so a rerun does not change its history.
 
@@ -52,7 +56,7 @@ def publish(store: Store, manifest: Manifest, ref: str, judge: Callable[[Vitals 
         writer, or cannot be written.
     """
     with _held(store, manifest):
-        return _publish(store, manifest, ref, judge)
+        return _publish(store, manifest, ref, judge, base or ref)
 
 
 def put_in_place(store: Store, snapshot: str, manifest: Manifest) -> list[RefMove]:
@@ -126,16 +130,18 @@ def _refuse(store: Store, manifest: Manifest, pages: Collection[str]) -> None:
         )
 
 
-def _publish(store: Store, manifest: Manifest, ref: str, judge: Callable[[Vitals | None], Verdict]) -> Published:
-    before = store.refs.current(ref)
+def _publish(
+    store: Store, manifest: Manifest, ref: str, judge: Callable[[Vitals | None], Verdict], base: str
+) -> Published:
+    before = store.refs.current(base)
     parents = (before.snapshot,) if before and before.snapshot != manifest.id else ()
     snapshot = _put(store, replace(manifest, parents=parents))
     for _ in range(_TRIES):
-        now = store.refs.current(ref)
+        now, below = store.refs.current(ref), store.refs.current(base)
         try:
-            parent = vitals(store.snapshots.get(now.snapshot)) if now else None
+            parent = vitals(store.snapshots.get(below.snapshot)) if below else None
         except StoreError:
-            if store.refs.current(ref) == now:
+            if store.refs.current(base) == below:
                 raise
             continue  # the ref has moved, and its earlier snapshot has expired
         verdict = judge(parent)

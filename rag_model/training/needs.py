@@ -10,32 +10,38 @@ from rag_model.training.loop.loop_settings import LoopSettings
 from rag_model.training.objectives.objective import LEARNED, Costs
 
 
-def work_of(finetuning: Finetuning) -> Work:
+def work_of(finetuning: Finetuning, rebuild: Work | None = None) -> Work:
     """Return the work of a fine-tuning, without loading a model and without mining.
+
+    `rebuild` is the work of one rebuild of its index, which is done beside the training; None: not counted.
 
     Raises:
         InputError: a model's folder is incomplete.
         UsageError: the snapshot has no such index.
     """
-    job = finetuning.job
+    objective, job = finetuning.objective, finetuning.job
     models = {part: architecture_of(resolve_folder(name)) for part, name in job.origins.names.items()}
-    loop, costs = job.settings.loop, finetuning.objective.costs(job, models)
-    every = [_spent(one, one.loop or loop) for one in (*costs.before, costs)]
+    loop, costs = job.settings.loop, objective.costs(job, models)
+    parts, held = (*costs.before, costs), weights(*models.values())
+    every = [_spent(one, one.loop or loop) for one in parts]
     steps, operations = (sum(column) for column in zip(*every, strict=True))
-    stages = {name: held for one in (*costs.before, costs) for name, held in one.stages.items()}
-    held = weights(*models.values())
-    read = (
-        {"examples": len(job.examples["train"])} if finetuning.objective.takes_examples else {"texts": job.snapshot.n}
-    )
-    sizes = {"steps": f"{steps:,}", **{name: f"{n:,}" for name, n in read.items()}, "weights": gigabytes(held)}
+    stages = {name: size for one in parts for name, size in one.stages.items()}
+    disk = len(every) * (loop.keep + 1) * (LEARNED - 1) * held
+    read, n = ("examples", len(job.examples["train"])) if objective.takes_examples else ("texts", job.snapshot.n)
+    sizes = {"steps": f"{steps:,}", read: f"{n:,}", "weights": gigabytes(held)}
     if costs.rebuilds:
-        seconds = costs.rebuild / CORE
-        sizes["rebuilds of the index"] = (
-            f"{costs.rebuilds:,}, each {seconds:,.0f} s of a core ({costs.rebuild:.1e} FLOPs)"
-        )
+        sizes["rebuilds of the index"] = f"{costs.rebuilds:,}, each {_told(costs.rebuild)}"
+    if rebuild is not None:
+        peak, disk = max(rebuild.held(1).values()), disk + rebuild.disk
+        stages["rebuild"] = max(costs.stages.values()) + peak
+        sizes["a rebuild takes"] = f"{gigabytes(peak)} of memory, {gigabytes(rebuild.disk)} of disk"
     if costs.once:
-        sizes["scores of the generator"] = f"{costs.once / CORE:,.0f} s of a core ({costs.once:.1e} FLOPs)"
-    return Work(sizes, stages, operations, disk=len(every) * (loop.keep + 1) * (LEARNED - 1) * held)
+        sizes["scores of the generator"] = _told(costs.once)
+    return Work(sizes, stages, operations, disk=disk)
+
+
+def _told(operations: float) -> str:
+    return f"{operations / CORE:,.0f} s of a core ({operations:.1e} FLOPs)"
 
 
 def _spent(costs: Costs, loop: LoopSettings) -> tuple[int, float]:

@@ -28,7 +28,8 @@ from typing import Any
 import numpy as np
 from token_data import Data, K, add_options, exhaustive, interval, ndcg, read
 
-from rag_model.corpus.token_file import TokenVectors, offsets_of
+from rag_model.corpus.ragged_file import offsets_of
+from rag_model.corpus.token_file import TokenVectors
 from rag_model.encoders.token_pooling import pooled
 from rag_model.index.files.engine import Vectors, faiss
 from rag_model.index.graphs.graph_file import GraphFile

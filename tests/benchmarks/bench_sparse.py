@@ -28,8 +28,8 @@ from alone import alone
 from passages import demo_passages, drawn
 from scipy.sparse import csr_matrix
 
+from rag_model.corpus.ragged_file import offsets_of
 from rag_model.corpus.sparse_file import QUESTION_UNITS, SparseVectors, SparseWriter
-from rag_model.corpus.token_file import offsets_of
 from rag_model.encoders.sparse_encoder import SparseEncoder
 from rag_model.index.files.engine import Vectors
 from rag_model.index.files.pieces import opener

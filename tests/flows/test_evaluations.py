@@ -134,3 +134,32 @@ def test_what_names_no_evaluation_is_one_sentence(store: Path, bookwheel: Bookwh
     for verb in ("show", "verify"):
         ran = bookwheel(verb, "evaluation:abcd", "--store", store)
         assert (ran.code, "no evaluation or ref 'abcd'" in ran.complaint) == (1, True)
+
+
+def test_two_evaluations_are_compared_question_by_question(
+    store: Path, questions: Path, tmp_path: Path, bookwheel: Bookwheel
+) -> None:
+    words = ["evaluate", "--store", store, "--questions", questions, "--json"]
+    first, second = (bookwheel(*words, "-k", k).json for k in (5, 20))
+    names = [f"evaluation:{one['evaluation'][:12]}" for one in (first, second)]
+    found = bookwheel("diff", *names, "--store", store, "--json").json
+    pairs = found["retrievers"]["hnsw"]
+    assert list(pairs) == ["Success@1", "Success@5"]
+    assert pairs["Success@5"]["difference"] == {"value": 0.0, "low": 0.0, "high": 0.0}
+    assert pairs["Success@5"]["n"] == 3
+    assert found["settings"] == {"k": [5, 20]}
+    text = bookwheel("diff", *names, "--store", store).out
+    assert "setting   k: 5 -> 20\n" in text
+    assert "+0.000 [+0.000, +0.000] over 3 questions" in text
+    mixed = bookwheel("diff", names[0], "latest", "--store", store)
+    assert (mixed.code, "compared with another one" in mixed.complaint) == (2, True)
+    out = bookwheel("export", names[1], tmp_path / "out", "--store", store, "--json").json
+    assert out["evaluation"] == second["evaluation"]
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {
+        "outcome.json",
+        "report.html",
+        "rows.jsonl",
+        "values.json",
+    }
+    expired = bookwheel("expire", "--store", store, "--keep", 1, "--older-than", "0d", "--json").json
+    assert expired["evaluations"] == []

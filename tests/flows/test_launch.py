@@ -1,6 +1,7 @@
 """A rebuild is sized before it is launched: what its dump and its encoder need is what Prefect's workers are told."""
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from contextlib import suppress
@@ -19,7 +20,7 @@ from beam_jobs.workers import cores, worker_memory
 from flows.evaluate import evaluate
 from flows.finetune import finetune
 from flows.launch import launch
-from flows.launch_model import launch_evaluate, launch_finetune
+from flows.launch_model import launch_evaluate, launch_finetune, weigh_training
 from flows.machine.pools import Launched, job_variables
 from flows.maintain import watch
 from flows.reindex import reindex
@@ -94,7 +95,7 @@ def test_a_launched_run_carries_what_the_estimate_gave_and_that_grows_with_the_d
 
 @pytest.mark.parametrize(
     ("launched", "target", "left_out"),
-    [(launch, reindex, {"dry_run"}), (launch_finetune, finetune, {"work"}), (launch_evaluate, evaluate, set())],
+    [(launch, reindex, {"dry_run", "base"}), (launch_finetune, finetune, {"work"}), (launch_evaluate, evaluate, set())],
     ids=["reindex", "finetune", "evaluate"],
 )
 def test_the_form_of_a_launch_is_that_of_its_run_with_the_limits(
@@ -265,6 +266,21 @@ def test_a_fine_tuning_gets_what_its_models_and_batches_need(
     assert run.job_variables["memory_limit"] == f"{-(-large.needs.memory // 2**20)}Mi"
     with pytest.raises(ResourceError, match=r"GB of memory to train, and a run may have 64\.0 GB"):
         launched(1_000_000)
+
+
+def test_a_training_that_rebuilds_its_index_is_told_what_a_rebuild_needs(
+    library: Path, examples: dict[str, str], tmp_path: Path
+) -> None:
+    common: dict[str, Any] = {"store": str(library), "ref": "latest", "recipe": None, "max_steps": 2, **examples}
+    common |= {"encoder": None, "generator": str(save_bart(tmp_path / "bart")), "teacher": None}
+    work = weigh_training(16 << 30, kind="rag-end2end", **common)
+    content = Snapshot.open(str(library)).manifest.content
+    over = [name for name in content.indexes if content.over(name) == "embeddings"]
+    assert work.stages["rebuild"] > work.stages["train"] + LAUNCHER
+    assert work.disk > sum(content.files[content.index_file(name)].size for name in over)
+    assert re.fullmatch(r"[\d.]+ GB of memory, \d+ MB of disk", work.sizes["a rebuild takes"])
+    plain = weigh_training(16 << 30, kind="rag-token", **common)
+    assert ("rebuild" in plain.stages, "a rebuild takes" in plain.sizes) == (False, False)
 
 
 def test_trainings_that_rerank_are_weighed_with_their_teacher(

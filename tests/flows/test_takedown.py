@@ -59,13 +59,18 @@ def vectors_of(store: Path, snapshot: Snapshot, page: str) -> list[bytes]:
 
 
 @pytest.mark.usefixtures("prefect_server")
-def test_a_page_leaves_every_byte(store: Path, bookwheel: Any, reindex: Any, mini_dump: Path) -> None:
+def test_a_page_leaves_every_byte(store: Path, bookwheel: Any, reindex: Any, mini_dump: Path, tmp_path: Path) -> None:
     with Snapshot.open(str(store)) as before:
         old, vectors, titles = before.id, vectors_of(store, before, PAGE), pages_of(before)
     assert told(store, SENTENCE.encode())
     assert PAGE in titles
 
+    (tmp_path / "asked.jsonl").write_text('{"question": "what is anarchism?", "answers": ["Proudhon"]}\n')
+    measured = bookwheel("evaluate", "--store", store, "--questions", tmp_path / "asked.jsonl", "--json").json
+    assert len(told(store, f'"title": "{TITLE}"'.encode())) >= 1
+
     rehearsed = bookwheel("takedown", PAGE, "--store", store, "--json").json
+    assert rehearsed["evaluations"] == [measured["evaluation"]]
     assert rehearsed["dry_run"]
     assert rehearsed["wiki"] == "enwiki"
     (holder,) = rehearsed["snapshots"]
@@ -85,6 +90,7 @@ def test_a_page_leaves_every_byte(store: Path, bookwheel: Any, reindex: Any, min
     (record,) = opened.takedowns.records()
     assert (record.wiki, record.pages, record.reason, done["record"]) == ("enwiki", (PAGE,), "a request", 1)
     assert (list(done["replaced"]), done["moves"], done["waiting"]) == ([old], 1, [])
+    assert (done["evaluations"], opened.evaluations.list()) == ([measured["evaluation"]], [])
     new = done["replaced"][old]
     assert opened.snapshots.list() == [new]
     assert verify(opened, new) == []
@@ -99,7 +105,7 @@ def test_a_page_leaves_every_byte(store: Path, bookwheel: Any, reindex: Any, min
 
     deleted = bookwheel("gc", "--grace", 0, "--store", store, "--yes", "--json").json
     assert deleted["files"] > 0
-    assert told(store, SENTENCE.encode()) == []
+    assert told(store, SENTENCE.encode()) == told(store, f'"title": "{TITLE}"'.encode()) == []
     blobs = [path.read_bytes() for path in (store / "blobs").glob("??/*")]
     assert not [1 for vector in vectors for blob in blobs if vector in blob]
     assert bookwheel("verify", "--store", store).code == 0

@@ -22,12 +22,13 @@ from rag_model.corpus.decode import read_slice
 from rag_model.corpus.documents import where
 from rag_model.corpus.pages import parse_pages
 from rag_model.corpus.passages import PassageFile, PassageWriter
+from rag_model.corpus.ragged_file import offsets_of
 from rag_model.corpus.records import Passage, Slice
 from rag_model.corpus.rows import READERS
 from rag_model.corpus.salient import Salient
 from rag_model.corpus.span_file import SpanFile, SpanWriter
 from rag_model.corpus.sparse_file import SparseFile
-from rag_model.corpus.token_file import TokenFile, TokenVectors, TokenWriter, offsets_of
+from rag_model.corpus.token_file import TokenFile, TokenVectors, TokenWriter
 from rag_model.encoders.tokens import load_tokenizer, tokenize
 from rag_model.encoders.weights import digest_weights
 from rag_model.evaluation.questions.files import read_questions

@@ -31,15 +31,14 @@ def gigabytes(count: float) -> str:
     return f"{count / 1e9:,.1f} GB" if count >= 1e9 else f"{count / 1e6:,.0f} MB"
 
 
-def check_disk(place: Path, needed: int, work: str, other: str) -> None:
-    """Check that the disk of a folder has room for `needed` bytes; the last two are words of the refusal.
+def check_disk(place: Path, size: int, work: str, other: str) -> None:
+    """Check that the disk of a folder has room for `size` bytes; the last two are words of the refusal.
 
     Raises:
         ResourceError: it has not.
     """
     free = shutil.disk_usage(place).free
-    if needed > free:
+    if size > free:
         raise ResourceError(
-            f"{work} needs {gigabytes(needed)} of disk in {place}, and {gigabytes(free)} are free: free some, or "
-            f"{other}"
+            f"{work} needs {gigabytes(size)} of disk in {place}, and {gigabytes(free)} are free: free some, or {other}"
         )

@@ -4,7 +4,7 @@ A recipe that names its structure keeps it; if it cannot fit, it is refused with
 leaves it open gets the best that fits: a graph over float32, float16 or 8-bit vectors, then lists of codes.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from rag_model.errors import ResourceError
@@ -13,7 +13,7 @@ from rag_model.index.recipe import LINKS, PQ_SAMPLE, IndexRecipe, VectorPlan, li
 from rag_model.index.sizing.amounts import gigabytes
 from rag_model.index.sizing.estimate import estimate
 
-_LESS = (1, 2, 4, 8)  # times as many cells, or as few vectors to train on: both lose recall
+_LESS = (2, 4, 8)  # times as many cells, or as few vectors to train on: both lose recall
 _LEAST_POINTS = 10  # training points per centroid: with fewer, some lists are random
 
 
@@ -25,15 +25,12 @@ def choose(
     Raises:
         ResourceError: none fits; the message names the memory that the smallest needs.
     """
-    least = 0
-    for other in _ladder(recipe, d):
-        plan, needed = _smallest(other, n, d, memory_bytes, part_rows, serving=serving)
-        if needed <= memory_bytes:
-            return plan
-        least = min(least or needed, needed)
+    plan, needed = _best(_ladder(recipe, d), n, d, memory_bytes, part_rows, serving=serving)
+    if needed <= memory_bytes:
+        return plan
     raise ResourceError(
         f"no index of {n:,} vectors of {d} dimensions fits {gigabytes(memory_bytes)} of memory: "
-        f"the smallest needs {gigabytes(least)}"
+        f"the smallest needs {gigabytes(needed)}"
     )
 
 
@@ -53,7 +50,7 @@ def fitted(
     Raises:
         ResourceError: it does not fit; the message gives the memory needed and a factory string that would fit.
     """
-    plan, needed = _smallest(recipe, n, d, memory_bytes, part_rows, serving=serving)
+    plan, needed = _best([recipe], n, d, memory_bytes, part_rows, serving=serving)
     if needed <= memory_bytes:
         return plan
     other = choose(recipe, n, d, memory_bytes, part_rows, serving=serving)
@@ -63,12 +60,12 @@ def fitted(
     )
 
 
-def _smallest(
-    recipe: IndexRecipe, n: int, d: int, memory_bytes: int, part_rows: int | None, *, serving: bool
+def _best(
+    recipes: Iterable[IndexRecipe], n: int, d: int, memory_bytes: int, part_rows: int | None, *, serving: bool
 ) -> tuple[VectorPlan, int]:
-    """Return the first plan of a recipe that fits, or the smallest, and the memory that it needs."""
-    plans = _plans(recipe, resolve(recipe, n, d))
-    tried = [(plan, estimate(plan, part_rows).needed_bytes(serving=serving)) for plan in plans]
+    """Return the first plan of the recipes that fits, or the smallest, and the memory that it needs."""
+    plans = (plan for recipe in recipes for plan in _plans(recipe, resolve(recipe, n, d)))
+    tried = ((plan, estimate(plan, part_rows).needed_bytes(serving=serving)) for plan in plans)
     return min(tried, key=lambda one: max(memory_bytes, one[1]))
 
 
@@ -76,7 +73,7 @@ def _plans(recipe: IndexRecipe, plan: VectorPlan) -> Iterator[VectorPlan]:
     """Yield the plan, then smaller ones, as far as the recipe leaves the number of cells and the sample open."""
     yield plan
     least = min(plan.train_sample, max(PQ_SAMPLE, _LEAST_POINTS * lists_in(plan)))
-    for times in _LESS[1:]:
+    for times in _LESS:
         sample = recipe.train_sample or max(least, plan.train_sample // times)
         less = resolve(replace(recipe, cells=recipe.cells or times * plan.cells, train_sample=sample), plan.n, plan.d)
         changed = f"{less.cells:,} cells" if less.shards else f"trained on {less.train_sample:,} vectors"

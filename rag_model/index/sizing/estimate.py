@@ -73,16 +73,14 @@ def _graph(plan: VectorPlan, empty: FaissIndex, part_rows: int) -> Sums:
 
 
 def _lists(plan: VectorPlan, empty: FaissIndex, part_rows: int) -> Sums:
-    factory, vector = parse(plan.factory), 4 * plan.d
+    asked, vector = parse(plan.factory), 4 * plan.d
     trained, code, row = float(_HEADER), 0, vector
-    if isinstance(factory, Lists):
+    if isinstance(asked, Lists):
         lists: FaissIndex = lists_of(empty)
         width, code = 4 * int(lists.d), int(lists.code_size) + _ID
         row = code + (int(empty.refine_index.sa_code_size()) if isinstance(empty, faiss.IndexRefine) else 0)
-        trained += int(lists.nlist) * (width + 8 + (_node_bytes(factory.coarse) if factory.coarse else 0))
-        trained += (width << factory.codes.bits) * (factory.codes.name == "PQ") + width * plan.d * bool(
-            factory.rotation
-        )
+        trained += int(lists.nlist) * (width + 8 + (_node_bytes(asked.coarse) if asked.coarse else 0))
+        trained += (width << asked.codes.bits) * (asked.codes.name == "PQ") + width * plan.d * bool(asked.rotation)
     stages = {
         "train": 3 * vector * plan.train_sample + trained,  # the sample, rotated, and its residuals
         "scatter": trained + 3 * BLOCK_BYTES + 3 * part_rows * code,

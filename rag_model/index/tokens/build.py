@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from rag_model.corpus.token_file import offsets_of
+from rag_model.corpus.ragged_file import offsets_of
 from rag_model.index.files.engine import Vectors
 from rag_model.index.files.pieces import Array, Opener, Piece, stamp_of, write_piece
 from rag_model.index.files.tensors import Stream, write_tensors

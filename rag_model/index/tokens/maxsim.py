@@ -6,7 +6,7 @@ passage without tokens scores -inf.
 
 import numpy as np
 
-from rag_model.corpus.token_file import Offsets
+from rag_model.corpus.ragged_file import Offsets
 from rag_model.index.files.engine import Vectors
 
 

@@ -11,7 +11,8 @@ from typing import Any, Self
 
 import numpy as np
 
-from rag_model.corpus.token_file import TokenVectors, offsets_of, spread
+from rag_model.corpus.ragged_file import offsets_of, spread
+from rag_model.corpus.token_file import TokenVectors
 from rag_model.errors import InputError, UsageError
 from rag_model.index.exact.scan import best_of
 from rag_model.index.files.engine import Rows, Vectors

@@ -81,6 +81,19 @@ class Followed:
         """
         return remembered(self.dest, Files(self.url).url, self.ref)
 
+    def check(self) -> None:
+        """Check that there is something to serve; what is on the disk can be served without the store.
+
+        Raises:
+            StoreError: the store has no such snapshot or model; or it cannot be reached, and nothing that the ref named
+                before is on the disk.
+        """
+        if self.on_disk() is None:
+            store = Store.open(self.url)
+            store.snapshots.trusted(self.ref)
+            if self.model is not None:
+                model_id(store, self.model)
+
 
 @dataclass(frozen=True, slots=True)
 class _Target:

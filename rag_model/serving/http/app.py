@@ -20,7 +20,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import asdict
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -33,13 +32,14 @@ from rag_model.serving.answering.batcher import BusyError, ClosingError, LateErr
 from rag_model.serving.following.desk import NotReadyError
 from rag_model.serving.http import messages, page
 from rag_model.serving.http.guard import Guard
-from rag_model.serving.http.health import Exposition, add_health, unready
+from rag_model.serving.http.health import Exposition, add_health
 from rag_model.serving.http.leaving import while_connected
 from rag_model.serving.http.messages import AnswerReply, AnswerRequest, MalformedError, SearchReply, SearchRequest
 from rag_model.serving.http.problems import Problem, problem
 from rag_model.serving.http.streaming import TYPE, AnswerStream
 from rag_model.serving.http.tokens import Tokens
 from rag_model.serving.service import Service
+from rag_model.serving.told import told, unready
 from rag_model.serving.watching.observer import tell
 
 _LOG = logging.getLogger(__name__)
@@ -131,27 +131,9 @@ def _state(app: FastAPI, service: Service) -> None:
     async def snapshot() -> Response:
         """Say what is served, and what was refused."""
         try:
-            return JSONResponse(_snapshot(service))
+            return JSONResponse(told(service))
         except NotReadyError:
             return problem(503, unready(service))
-
-
-def _snapshot(service: Service) -> dict[str, Any]:
-    refusal = service.follower.refusal
-    with service.desk.edition() as edition:
-        named = edition.named
-        return {
-            "snapshot": named.snapshot,
-            "ref": named.ref,
-            "number": named.number or None,
-            "created_at": named.created_at or None,
-            "passages": edition.snapshot.n,
-            "indexes": list(edition.indexes),
-            "retrievers": list(edition.retrievers),
-            "model": edition.model.id if edition.model else None,
-            "refused": None if refusal is None else {k: v for k, v in asdict(refusal).items() if k != "ref"},
-            "store_problem": service.follower.problem or None,
-        }
 
 
 async def _replied(service: Service, verb: str, request: Request, kind: Any, reply: Any) -> Response:

@@ -12,6 +12,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse
 
 from rag_model.serving.http.problems import Problem, problem
 from rag_model.serving.service import Service
+from rag_model.serving.told import unready
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,14 +50,3 @@ def add_health(app: FastAPI, service: Service, metrics: Exposition | None = None
         def exposed() -> Response:
             """Return the metrics of this service in Prometheus' text format."""
             return Response(exposition.text(), media_type=exposition.media_type)
-
-
-def unready(service: Service) -> str:
-    """Return why questions cannot be answered now, as one sentence."""
-    if service.draining:
-        return "the service is ending"
-    if service.desk.named is not None and service.problem:
-        return service.problem
-    refusal = service.follower.refusal
-    reason = service.follower.problem or service.problem or (refusal.reason if refusal else "it is on its way")
-    return f"no snapshot is open yet: {reason}"

@@ -223,7 +223,7 @@ def read_request(kind: type[SearchRequest | AnswerRequest], body: bytes, setting
         request = kind.model_validate_json(body)
     except ValidationError as wrong:
         raise _sentence(wrong) from None
-    _check(request, settings)
+    check_request(request, settings)
     return request
 
 
@@ -236,7 +236,12 @@ def _sentence(wrong: ValidationError) -> UsageError:
     return MalformedError(f"{' '.join(place.split())} {wanted}")
 
 
-def _check(request: SearchRequest | AnswerRequest, settings: ServiceSettings) -> None:
+def check_request(request: SearchRequest | AnswerRequest, settings: ServiceSettings) -> None:
+    """Check a request against the service's bounds.
+
+    Raises:
+        UsageError: it exceeds one, or a question is empty.
+    """
     if len(request.questions) > settings.max_questions:
         raise UsageError(f"{len(request.questions)} questions are too many: ask up to {settings.max_questions} at once")
     if longest := next((text for text in request.questions if len(text) > settings.max_question_chars), ""):

@@ -55,6 +55,22 @@ def tag(store: Store, snapshot: str, ref: str, note: str = "") -> RefMove:
     return _move(store, shelf, ref, identity, now, note)
 
 
+def advance(store: Store, snapshot: str, ref: str, now: RefMove | None, note: str = "") -> RefMove:
+    """Move `ref` from the move `now` (None: it is new) to a snapshot, a full id, and return the ref's current move.
+
+    Use it where the decision rests on what the ref named: another writer's move in between is kept.
+
+    Raises:
+        StoreError: there is no such snapshot.
+        RefusedError: as `tag`; the ref did not move.
+        RefConflictError: another writer moved the ref meanwhile; its move is kept.
+    """
+    identity = store.snapshots.trusted(snapshot)
+    if now is not None and now.snapshot == identity:
+        return now
+    return _move(store, store.snapshots, ref, identity, now, note)
+
+
 def rollback(store: Store, ref: str, to: int | None = None) -> RefMove:
     """Move `ref` to the snapshot that its move `to` names, and return the move, a new one.
 

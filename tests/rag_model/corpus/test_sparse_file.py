@@ -7,9 +7,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rag_model.corpus import sparse_file
+from rag_model.corpus import ragged_file
+from rag_model.corpus.ragged_file import offsets_of
 from rag_model.corpus.sparse_file import SparseFile, SparseVectors, SparseWriter
-from rag_model.corpus.token_file import TokenWriter, offsets_of
+from rag_model.corpus.token_file import TokenWriter
 from rag_model.errors import InputError
 from tests.fixtures.impacts import zipfian
 
@@ -27,7 +28,7 @@ def written(rows: SparseVectors, path: Path) -> Path:
 def test_rows_are_read_back(tmp_path: Path, count: int, seed: int, wanted: list[int], batch: int) -> None:
     rows = zipfian(count, DIM, 12, seed)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sparse_file, "ROWS", batch)
+        patch.setattr(ragged_file, "ROWS", batch)
         file = SparseFile(written(rows, tmp_path / f"{count}-{seed}-{batch}"))
     assert (file.n, file.dim, file.scale, file.postings) == (count, DIM, 64, len(rows.terms))
     places = np.array(sorted({row for row in wanted if row < count}), np.int64)

@@ -5,7 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rag_model.corpus.token_file import ROWS, TokenFile, TokenVectors, TokenWriter, is_token_file, offsets_of
+from rag_model.corpus.ragged_file import ROWS, offsets_of
+from rag_model.corpus.token_file import TokenFile, TokenVectors, TokenWriter, is_token_file
 from rag_model.errors import InputError
 
 

@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rag_model.corpus.token_file import TokenVectors, offsets_of
+from rag_model.corpus.ragged_file import offsets_of
+from rag_model.corpus.token_file import TokenVectors
 from rag_model.encoders.muvera import Muvera, nearest
 from rag_model.errors import UsageError
 from rag_model.index.recipe import IndexRecipe

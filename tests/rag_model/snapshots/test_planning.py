@@ -10,9 +10,8 @@ from rag_model.errors import InputError, ResourceError, UsageError
 from rag_model.index.recipe import IndexRecipe
 from rag_model.snapshots.cut_part import CutPart
 from rag_model.snapshots.parent import Parent
-from rag_model.snapshots.planning import plan_parts
+from rag_model.snapshots.planning import plan_indexes, plan_parts
 from rag_model.snapshots.recipe import Recipe
-from rag_model.snapshots.sizing import plan_indexes
 from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.store import Store
 from rag_model.store.versions.manifest import Content, Manifest, PartEntry

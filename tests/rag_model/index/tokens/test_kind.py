@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rag_model.corpus.token_file import TokenVectors, TokenWriter, offsets_of
+from rag_model.corpus.ragged_file import offsets_of
+from rag_model.corpus.token_file import TokenVectors, TokenWriter
 from rag_model.errors import InputError, UsageError
 from rag_model.index.files.tensors import Array, Stream, read_tensors, write_tensors
 from rag_model.index.kind import IndexFiles, TokenTrial

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from rag_model.corpus.token_file import offsets_of
+from rag_model.corpus.ragged_file import offsets_of
 from rag_model.index.tokens.maxsim import maxsim
 
 

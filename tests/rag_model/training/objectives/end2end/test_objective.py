@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rag_model.errors import UsageError
-from rag_model.needs.machine import CORE
+from rag_model.needs.machine import CORE, Work
 from rag_model.needs.reading import PASSAGE
 from rag_model.store.store import Store
 from rag_model.store.versions.snapshot import Snapshot
@@ -44,6 +44,16 @@ def test_the_price_of_the_rebuilds_is_shown_before_the_run(given: Path) -> None:
     told = often.sizes["rebuilds of the index"]
     assert told == f"3, each {rebuild / CORE:,.0f} s of a core ({rebuild:.1e} FLOPs)"
     assert never.sizes["rebuilds of the index"].startswith("1, "), "the one at the end"
+
+
+def test_a_run_has_memory_and_disk_for_a_rebuild_beside_the_training(given: Path) -> None:
+    job, rebuild = Finetuning(END2END, job_of(given)), Work({}, {"embed": 1 << 30, "merge": 3 << 30}, disk=7 << 30)
+    alone, beside = work_of(job), work_of(job, rebuild)
+    peak = max(rebuild.held(1).values())
+    assert beside.stages == {**alone.stages, "rebuild": max(alone.stages.values()) + peak}
+    assert beside.disk == alone.disk + (7 << 30)
+    assert beside.sizes["a rebuild takes"] == "4.3 GB of memory, 7.5 GB of disk"
+    assert "a rebuild takes" not in alone.sizes
 
 
 def test_statements_are_part_of_the_key(given: Path, tmp_path: Path) -> None:

@@ -1,0 +1,1 @@
+"""A snapshot as tools of an agent, by the Model Context Protocol (MCP)."""

@@ -1,0 +1,121 @@
+"""One question on the command line beside bare scripts: CPU seconds and memory of the whole process.
+
+One JSON line. `bookwheel search` of a small store of the demo's passages runs in turns with two scripts that do what it
+cannot do without: import torch, encode the question, open the index with faiss and search it. `script` loads the
+encoder as bookwheel does, `transformers` as its users do. `ratio` is of the script's CPU seconds, the median of the
+rounds; no script opens a store, checks a digest or reads a passage.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from served import given, offer, publish
+
+from rag_model.store import Snapshot, Store
+from rag_model.store.versions.paths import QUESTION_ENCODER
+
+QUESTION = "Who wrote Animal Farm?"
+K = 5
+SCRIPT = """
+import sys
+import torch, tokenizers, faiss
+from pathlib import Path
+from rag_model.encoders.encoder import Encoder
+asked = Encoder.load(Path(sys.argv[1]), "question").encode_questions([sys.argv[3]])
+print(faiss.read_index(sys.argv[2]).search(asked, int(sys.argv[4])))
+"""
+TRANSFORMERS = """
+import sys
+import torch, faiss
+from transformers import AutoModel, PreTrainedTokenizerFast
+tokenizer = PreTrainedTokenizerFast(tokenizer_file=sys.argv[1] + "/tokenizer.json")
+model = AutoModel.from_pretrained(sys.argv[1]).eval()
+with torch.inference_mode():
+    hidden = model(torch.tensor([tokenizer(sys.argv[3])["input_ids"]]))[0]
+    asked = torch.nn.functional.normalize(hidden.mean(1)).numpy()
+print(faiss.read_index(sys.argv[2]).search(asked, int(sys.argv[4])))
+"""
+WATCHER = """
+import os, sys
+silent = [(os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0)]
+_, status, usage = os.wait4(os.posix_spawn(sys.argv[1], sys.argv[1:], os.environ, file_actions=silent), 0)
+print(usage.ru_utime + usage.ru_stime, usage.ru_maxrss)
+sys.exit(os.waitstatus_to_exitcode(status))
+"""  # of few bytes itself: the kernel counts those of the process that starts another one as the other's
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """What one process took."""
+
+    cpu_seconds: float
+    peak_mb: float  # resident, mapped files included
+
+
+def spent(command: list[str]) -> Spent:
+    """Run a command and return what it took; a failure ends the benchmark."""
+    ran = subprocess.run(
+        [sys.executable, "-S", "-c", WATCHER, *command], stdout=subprocess.PIPE, text=True, check=False
+    )
+    if ran.returncode:
+        raise SystemExit(f"{command[0]} ended with {ran.returncode}: see what it said above")
+    seconds, kilobytes = map(float, ran.stdout.split())
+    return Spent(seconds, kilobytes * 1024 / 1e6)
+
+
+def commands(store: Path, folder: Path) -> dict[str, list[str]]:
+    """Return the three ways to answer the question."""
+    program = str(Path(sys.executable).with_name("bookwheel"))
+    with Snapshot.open(str(store), "latest") as snapshot:
+        encoder, index = snapshot.folder(QUESTION_ENCODER), snapshot.path("index/hnsw.faiss")
+        asked = [str(encoder), str(index), QUESTION, str(K)]
+    return {
+        "bookwheel": [program, "search", QUESTION, "-k", str(K), "--store", str(store)],
+        "script": [sys.executable, "-c", SCRIPT, *asked],
+        "transformers": [sys.executable, "-c", TRANSFORMERS, *asked],
+    }
+
+
+def measure(ways: dict[str, list[str]], rounds: int) -> dict[str, Any]:
+    """Run all in turns, each once before for the disk's cache; return the report."""
+    for command in ways.values():
+        spent(command)
+    found = [{name: spent(command) for name, command in ways.items()} for _ in range(rounds)]
+    seconds = {name: [round(one[name].cpu_seconds, 2) for one in found] for name in ways}
+    return {
+        "ratio": _times(seconds["script"], seconds["bookwheel"]),
+        "times_script": _times(seconds["bookwheel"], seconds["script"]),
+        "times_transformers": _times(seconds["bookwheel"], seconds["transformers"]),
+        "cpu_seconds": {name: statistics.median(one) for name, one in seconds.items()},
+        "peak_mb": {name: round(max(one[name].peak_mb for one in found), 1) for name in ways},
+        "rounds": seconds,
+    }
+
+
+def _times(these: list[float], those: list[float]) -> float:
+    return round(statistics.median(one / other for one, other in zip(these, those, strict=True)), 2)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    offer(parser, count=300)
+    parser.add_argument("--rounds", type=int, default=5)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        rows, vectors, _ = given(options, Path(name))
+        store = Path(name, "store")
+        publish(Store.open(str(store), create=True), rows, vectors, Path(name, "work"))
+        size = round(sum(file.stat().st_size for file in store.rglob("*") if file.is_file()) / 1e6, 1)
+        report = {"benchmark": "cli", "passages": options.count, "store_mb": size}
+        print(json.dumps({**report, **measure(commands(store, Path(name)), options.rounds)}))
+
+
+if __name__ == "__main__":
+    main()

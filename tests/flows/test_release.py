@@ -1,0 +1,304 @@
+"""The chain from a dump to the ref that services follow: rebuild, train, evaluate, judge, move."""
+
+import bz2
+import json
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prefect.client.orchestration import get_client
+from prefect.exceptions import ParameterTypeError
+
+from flows.release import Training
+from flows.release import release as flow
+from rag_model.evaluation.answers.settings import Evaluation
+from rag_model.evaluation.records.acceptance import Acceptance
+from rag_model.store.store import Store
+from rag_model.store.versions.models import Made, put_model
+from tests.fixtures.tiny_generators import save_bart
+from tests.fixtures.tiny_rag import save_tiny_rag
+
+pytestmark = pytest.mark.xdist_group("flows")  # one library for all of them
+
+TRAINING = """
+kind = "rag-sequence"
+name = "reader"
+max_steps = 1
+train = "{train}"
+dev = "{dev}"
+generator = "{generator}"
+
+[recipe.loop]
+learning_rate = 1e-3
+cpu = true
+
+[recipe.rag]
+k = 2
+batch_size = 2
+answered = 2
+max_new_tokens = 3
+refuse_collapse = false
+"""
+
+
+@pytest.fixture
+def store(library: Path, tmp_path: Path) -> Path:
+    """A copy of the library."""
+    return Path(shutil.copytree(library, tmp_path / "store"))
+
+
+@pytest.fixture(scope="module")
+def grown_dump(demo_dump: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The next dump: a few more pages."""
+    path = tmp_path_factory.mktemp("grown") / "grown.xml.bz2"
+    pages = bz2.decompress(demo_dump.read_bytes()).split(b"</page>\n")[:55]
+    path.write_bytes(bz2.compress(b"</page>\n".join([*pages, b"</mediawiki>\n"])))
+    return path
+
+
+@pytest.fixture
+def questions(tmp_path: Path) -> Path:
+    asked = {"What is anarchism?": "anarchism", "What is autism?": "autism", "Where is Albedo used?": "albedo"}
+    path = tmp_path / "questions.jsonl"
+    path.write_text("".join(json.dumps({"question": one, "answers": [two]}) + "\n" for one, two in asked.items()))
+    return path
+
+
+@pytest.fixture
+def release(
+    bookwheel: Callable[..., Any], store: Path, tiny: Path, recipe: Path, questions: Path, mini_dump: Path
+) -> Callable[..., Any]:
+    """Run `release --json` over the store's copy."""
+
+    def run(*flags: object, dump: Path = mini_dump, into: Path = store) -> Any:
+        given = {"dump": dump, "store": into, "questions": questions, "encoder": tiny, "recipe": recipe}
+        return bookwheel(
+            "release", *(word for name, one in given.items() for word in (f"--{name}", one)), *flags, "--json"
+        )
+
+    return run
+
+
+def named(store: Path) -> dict[str, tuple[int, str]]:
+    """The refs of a store: the number of their moves, and what they name."""
+    opened = Store.open(str(store))
+    found = {name: opened.refs.current(name) for name in opened.refs.names()}
+    return {name: (move.number, move.snapshot) for name, move in found.items() if move}
+
+
+def files(store: Path) -> dict[str, float]:
+    passing = ("intents", "sweeps")
+    return {str(path): path.stat().st_mtime for path in store.rglob("*.json") if path.parent.name not in passing}
+
+
+@pytest.mark.usefixtures("prefect_server")
+def test_a_first_release_moves_the_ref_and_a_second_one_has_nothing_to_do(
+    release: Callable[..., Any], tmp_path: Path, bookwheel: Callable[..., Any]
+) -> None:
+    fresh = tmp_path / "fresh"
+    ran = release("--floor", "Success@20=0.1", into=fresh)
+    assert ran.code == 0, ran.err
+    first = ran.json
+    assert first["done"] == {"reindex": True, "evaluate": True, "move": True}
+    assert (first["number"], first["present"], first["nothing_new"]) == (1, None, False)
+    assert named(fresh) == dict.fromkeys(["latest", "latest-candidate"], (1, first["snapshot"]))
+    (move,) = bookwheel("log", "--store", fresh, "--json").json
+    assert move["note"] == f"release, evaluation {first['evaluation'][:12]}"
+    (listed,) = bookwheel("show", "--store", fresh, "--json").json["evaluations"]
+    assert listed["id"] == first["evaluation"]
+
+    before = files(fresh)
+    again = release("--floor", "Success@20=0.1", into=fresh).json
+    assert again["done"] == {"reindex": False, "evaluate": False, "move": False}
+    assert (again["nothing_new"], again["number"], again["evaluation"]) == (True, 1, first["evaluation"])
+    assert files(fresh) == before
+    with get_client(sync_client=True) as client:
+        asked = {"artifacts": {"key": {"like_": "release-steps"}}, "sort": "CREATED_DESC", "limit": 1}
+        (artifact,) = client.request("POST", "/artifacts/filter", json=asked).json()
+    assert {"what": "reindex", "value": "as before"} in json.loads(artifact["data"])
+    assert "latest@1 names it" in artifact["description"]
+
+
+def test_a_refused_candidate_is_kept_to_look_at_and_released_when_it_is_accepted(
+    release: Callable[..., Any], store: Path, grown_dump: Path, bookwheel: Callable[..., Any]
+) -> None:
+    served = named(store)
+    refused = release("--floor", "RR@20=0.999", dump=grown_dump)
+    assert refused.code == 3
+    told = refused.json
+    assert told["snapshot"] != served["latest"][1]
+    assert named(store) == {**served, "latest-candidate": (1, told["snapshot"])}
+    assert f"latest did not move to snapshot {told['snapshot'][:12]}: RR@20 is " in refused.err
+    assert f"`show evaluation:{told['evaluation'][:12]}`" in refused.err
+    assert bookwheel("show", f"evaluation:{told['evaluation']}", "--store", store).code == 0
+    assert told["done"] == {"reindex": True, "evaluate": True, "move": False}
+    parents = bookwheel("show", "latest-candidate", "--store", store, "--json").json["parents"]
+    assert parents == [served["latest"][1]]
+
+    lost = bookwheel(
+        "diff", f"evaluation:{told['present'][:12]}", f"evaluation:{told['evaluation'][:12]}", "--store", store
+    )
+    assert lost.code == 0, lost.err
+
+    accepted = release("--tolerance", 1, dump=grown_dump).json
+    assert accepted["done"] == {"reindex": False, "evaluate": False, "move": True}
+    assert accepted["evaluation"] == told["evaluation"]
+    assert named(store)["latest"] == (2, told["snapshot"])
+    (check,) = accepted["gate"]["checks"]
+    assert (check["name"], check["passed"]) == ("Success@20 against the present one", True)
+    assert release("--tolerance", 1, dump=grown_dump).json["nothing_new"]
+
+
+def test_a_loss_against_the_present_snapshot_is_refused(
+    release: Callable[..., Any], store: Path, mini_dump: Path, tmp_path: Path
+) -> None:
+    """The candidate lacks the article that one of three questions is about."""
+    lines = bz2.decompress(mini_dump.read_bytes()).replace(b"utism", b"uxism").replace(b"AUTISM", b"AUXISM")
+    (tmp_path / "poor.xml.bz2").write_bytes(bz2.compress(lines))
+    served = named(store)["latest"]
+    ran = release(dump=tmp_path / "poor.xml.bz2")
+    assert ran.code == 3, ran.out
+    assert "Success@20 against the present one is -0.333 [-1.000, +0.000], from 1.000 to 0.667" in ran.err
+    assert named(store)["latest"] == served
+    assert release("--tolerance", -1, dump=tmp_path / "poor.xml.bz2").json["number"] == 2
+
+
+def test_a_move_by_another_is_seen_and_judged_again(
+    release: Callable[..., Any], store: Path, grown_dump: Path, bookwheel: Callable[..., Any]
+) -> None:
+    old = named(store)["latest"][1]
+    new = release("--tolerance", 1, dump=grown_dump).json["snapshot"]
+    bookwheel("rollback", "latest", "--store", store)
+    assert named(store)["latest"] == (3, old)
+    again = release("--tolerance", 1, dump=grown_dump).json
+    assert again["done"] == {"reindex": False, "evaluate": False, "move": True}
+    assert named(store)["latest"] == (4, new)
+
+
+def test_a_model_is_trained_on_the_candidate_and_moves_with_it(
+    release: Callable[..., Any], store: Path, questions: Path, tmp_path: Path, bookwheel: Callable[..., Any]
+) -> None:
+    given = {"train": questions, "dev": questions, "generator": save_bart(tmp_path / "bart")}
+    (tmp_path / "training.toml").write_text(TRAINING.format(**given))
+    words = ("--training", tmp_path / "training.toml", "--tolerance", 1)
+    first = release(*words)
+    assert first.code in {0, 3}, first.err
+    told = first.json
+    opened = Store.open(str(store))
+    candidate = opened.models.refs.current("reader-candidate")
+    assert candidate is not None
+    assert candidate.snapshot == told["model"]
+    assert told["done"]["finetune"]
+    assert {"Success@20", "EM"} <= told["figures"].keys()
+    reader = opened.models.refs.current("reader")
+    assert (reader is None) == (first.code == 3)
+    again = release(*words).json
+    assert again["done"] == {**dict.fromkeys(told["done"], False)}
+    assert again["evaluation"] == told["evaluation"]
+
+
+def test_a_model_of_the_store_answers(release: Callable[..., Any], store: Path, tiny: Path, tmp_path: Path) -> None:
+    put_model(Store.open(str(store)), save_tiny_rag(tmp_path / "rag", tiny), Made("rag-sequence", None, {}), "reader")
+    ran = release("--model", "reader")
+    told = ran.json
+    assert {"Success@20", "EM", "F1"} <= told["figures"].keys()
+    assert told["present"] == told["evaluation"]  # the same snapshot and model
+    assert [check["name"] for check in told["gate"]["checks"]][:1] == ["EM against the present one"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", ["evaluations/*.json"])
+def test_a_release_that_was_killed_goes_on(
+    moment: str,
+    release: Callable[..., Any],
+    store: Path,
+    grown_dump: Path,
+    executable: Path,
+    tiny: Path,
+    recipe: Path,
+    questions: Path,
+) -> None:
+    served, before = named(store)["latest"], set(store.glob(moment))
+    given = {"dump": grown_dump, "store": store, "questions": questions, "encoder": tiny, "recipe": recipe}
+    words = [executable, "release", *(word for name, one in given.items() for word in (f"--{name}", one))]
+    with subprocess.Popen([*words, "--tolerance", "1"], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as running:
+        while set(store.glob(moment)) <= before:
+            assert running.poll() is None, "the moment was not seen before the process ended"
+            time.sleep(0.001)
+        running.kill()
+    assert named(store)["latest"] == served
+    ran = release("--tolerance", 1, dump=grown_dump)
+    assert ran.code == 0, ran.err
+    assert named(store)["latest"] == (served[0] + 1, ran.json["snapshot"])
+    assert release("--tolerance", 1, dump=grown_dump).json["nothing_new"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "why"),
+    [
+        (["--floor", "Success@20"], 2, "is no measure and share"),
+        (["--floor", "Success@20=60"], 2, "give a share from 0 to 1"),
+        (["--floor", "Sucess@20=0.6"], 2, "'Sucess@20' was not measured: choose from Success@1"),
+        (["--ref", f"{'r' * 95}"], 2, "is not a ref name"),
+        (["--judge", "pages"], 2, "names no pages"),
+    ],
+)
+def test_what_cannot_be_is_one_sentence(
+    release: Callable[..., Any], store: Path, flags: list[str], code: int, why: str
+) -> None:
+    served = named(store)
+    ran = release(*flags)
+    assert (ran.code, why in ran.complaint) == (code, True), ran.err
+    assert {**named(store), **served} == named(store)
+
+
+@pytest.mark.parametrize(
+    ("kind", "more", "why"),
+    [
+        ("dpr", "", "makes no model that answers questions"),
+        ("rag-end2end", "", "makes an index of its own"),
+        ("rag-sequence", "model", "leave one of them out"),
+        ("rag-sequence", "steps = 1", "has no setting 'steps'"),
+    ],
+)
+def test_a_training_that_does_not_fit_is_refused_first(
+    release: Callable[..., Any], store: Path, tmp_path: Path, kind: str, more: str, why: str
+) -> None:
+    path = tmp_path / "training.toml"
+    path.write_text(f'kind = "{kind}"\n{more if "=" in more else ""}\n')
+    before = files(store)
+    ran = release("--training", path, *(["--model", "reader"] if more == "model" else []))
+    assert (ran.code, why in ran.complaint) == (2, True), ran.err
+    assert files(store) == before
+
+
+def test_a_dump_that_was_touched_is_read_again_and_gives_the_same(
+    release: Callable[..., Any], mini_dump: Path, tmp_path: Path
+) -> None:
+    dump = Path(shutil.copy(mini_dump, tmp_path / "dump.xml.bz2"))
+    first = release(dump=dump).json
+    assert not release(dump=dump).json["done"]["reindex"]
+    os.utime(dump, (1, 1))
+    again = release(dump=dump).json
+    assert again["done"] == {"reindex": True, "evaluate": False, "move": False}
+    assert again["snapshot"] == first["snapshot"]
+
+
+def test_a_form_gives_a_release_its_records() -> None:
+    given = {
+        "dump": "d",
+        "store": "s",
+        "questions": "q",
+        "training": {"kind": "rag-token", "recipe": {"loop": {"seed": 1}}},
+    }
+    found = flow.validate_parameters({**given, "acceptance": {"floors": {"EM": 0.5}}, "settings": {"depth": 5}})
+    assert found["training"] == Training("rag-token", recipe={"loop": {"seed": 1}})
+    assert found["acceptance"] == Acceptance({"EM": 0.5})
+    assert found["settings"] == Evaluation(depth=5)
+    with pytest.raises(ParameterTypeError, match=r"training\.kind"):
+        flow.validate_parameters({**given, "training": {"kind": "magic"}})

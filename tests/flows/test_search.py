@@ -1,0 +1,40 @@
+"""What `bookwheel search` loads: a question costs little more than torch and the encoder."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rag_model.store.store import Store
+from tests.fixtures.tiny_snapshot import publish_tiny
+
+pytestmark = pytest.mark.xdist_group("flows")
+
+ARTICLES = {"Animal Farm": "a story that was written by the king of music", "Rivers": "the river of the city"}
+UNUSED = {  # slow to import; `bookwheel[all]` or the tests install them
+    *("transformers", "prefect", "apache_beam", "fastapi", "pydantic", "rich", "onnxruntime", "s3fs", "numba"),
+    *("scipy", "sklearn", "pandas", "matplotlib", "sympy", "huggingface_hub", "sentence_transformers"),
+}
+PROGRAM = """
+import sys
+from flows.cli import run
+code = run(["search", "who wrote it?", *sys.argv[1:]])
+print(*sorted(%r & set(sys.modules)), file=sys.stderr)
+sys.exit(code)
+"""
+
+
+@pytest.fixture(scope="module")
+def store(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store of two passages."""
+    folder = tmp_path_factory.mktemp("searched")
+    publish_tiny(Store.open(str(folder / "store"), create=True), tiny, ARTICLES, folder)
+    return folder / "store"
+
+
+def test_a_dense_search_imports_nothing_that_it_does_not_need(store: Path) -> None:
+    asked = [sys.executable, "-c", PROGRAM % UNUSED, "--store", str(store), "-k", "2"]
+    ran = subprocess.run(asked, check=False, capture_output=True, text=True)
+    assert (ran.returncode, ran.stderr.split()) == (0, [])
+    assert "a story that was written" in ran.stdout

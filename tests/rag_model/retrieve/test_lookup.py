@@ -1,0 +1,63 @@
+"""A passage is found by its id, whatever its source, in the part that it must be in."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from rag_model.errors import NotFoundError
+from rag_model.retrieve.lookup import locate
+from rag_model.store.store import Store
+from rag_model.store.versions.manifest import Manifest
+from rag_model.store.versions.snapshot import Snapshot
+from tests.fixtures.months import OLD, RECIPE, build
+from tests.fixtures.tiny import save_bert
+
+SMALL = replace(RECIPE, part_bytes=500)
+SOURCES = ["dump.xml", "documents.jsonl", "passages.tsv"]
+
+
+@pytest.fixture(scope="module", params=SOURCES)
+def library(
+    request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory,
+    page_xml: Callable[..., str],
+    export_xml: Callable[..., bytes],
+    make_multistream: Callable[..., str],
+) -> Snapshot:
+    """A snapshot of several parts of each kind of source."""
+    folder = tmp_path_factory.mktemp("lookup")
+    source = folder / request.param
+    kind = source.suffix
+    if kind == ".xml":
+        source.write_bytes(export_xml(*(page_xml(page.page_id, page.text(), rev_id=page.rev_id) for page in OLD)))
+        source = Path(make_multistream(folder, source, pages_a_stream=2))
+    elif kind == ".jsonl":
+        source.write_text("\n".join(json.dumps({"id": f"a:{page.page_id}", "text": page.text()}) for page in OLD))
+    else:
+        rows = [f"{page.page_id}\t{' '.join(page.text().split())}\tTitle {page.page_id // 30}" for page in OLD]
+        source.write_text("\n".join(["id\ttext\ttitle", *rows]))
+    built = build(Store.open(str(folder / "store"), create=True), str(source), save_bert(folder / "tiny"), SMALL)
+    return Snapshot.of(built.store, Manifest(built.content))
+
+
+def test_every_passage_is_found_with_its_neighbours(library: Snapshot) -> None:
+    assert len(library.parts) > 1
+    every = library.passages(range(library.n))
+    for row, passage in enumerate(every):
+        found = locate(library, passage.id)
+        assert (found.row, found.passage) == (row, passage)
+        for step, near in ((-1, found.previous), (1, found.next)):
+            beside = every[row + step] if 0 <= row + step < library.n else None
+            of_page = beside is not None and beside.page_id == passage.page_id
+            assert near == (beside.id if of_page and beside else None)
+
+
+@pytest.mark.parametrize("identity", ["", ":", "10", "10:999", "9" * 30 + ":0", "²:0", "a:10:-1", "\ud800", "x" * 500])
+def test_an_id_that_is_not_there_is_told(library: Snapshot, identity: str) -> None:
+    if identity in {passage.id for passage in library.passages(range(library.n))}:
+        pytest.skip("this source has such an id")
+    with pytest.raises(NotFoundError, match="has no passage"):
+        locate(library, identity)

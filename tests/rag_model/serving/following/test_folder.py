@@ -1,0 +1,62 @@
+"""A pulled folder is served, and what another pull puts there; what is damaged leaves the old snapshot serving."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rag_model.errors import BookwheelError, StoreError
+from rag_model.serving.following.desk import Desk
+from rag_model.serving.following.folder import FolderFollower, Pulled
+from rag_model.serving.watching.observer import Observer
+from rag_model.store.pulling.pull import pull
+from tests.fixtures.serving import QUICK, Library
+
+
+class Folder:
+    """A folder, and what looks at it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.desk, self.hopeless = path, Desk(), list[BookwheelError]()
+        self.follower = FolderFollower(Pulled(path), self.desk, QUICK, Observer(), self.hopeless.append)
+
+    def served(self) -> str | None:
+        self.follower.look()
+        return None if self.desk.named is None else self.desk.named.snapshot
+
+
+@pytest.fixture
+def folder(made_library: Library, dest: Path) -> Iterator[Folder]:
+    pull(made_library.store, made_library.red, dest)
+    found = Folder(dest)
+    yield found
+    found.desk.close()
+
+
+def test_the_next_pull_is_served(folder: Folder, made_library: Library) -> None:
+    assert folder.served() == made_library.red
+    before = folder.desk.current
+    assert folder.served() == made_library.red
+    assert folder.desk.current is before
+    pull(made_library.store, made_library.blue, folder.path, keep=1)
+    assert folder.served() == made_library.blue
+    assert folder.desk.held == 1
+
+
+def test_a_damaged_snapshot_leaves_the_old_one_serving(folder: Folder, made_library: Library) -> None:
+    assert folder.served() == made_library.red
+    pulled = pull(made_library.store, made_library.blue, folder.path).path
+    (pulled / "index" / "hnsw.faiss").unlink()
+    assert folder.served() == made_library.red
+    assert "hnsw.faiss was not pulled" in folder.follower.problem
+    assert folder.hopeless == []
+    pull(made_library.store, made_library.red, folder.path)
+    assert folder.served() == made_library.red
+
+
+def test_a_folder_without_a_usable_snapshot_is_told(folder: Folder, tmp_path: Path) -> None:
+    (next(folder.path.glob("*/index")) / "hnsw.faiss").write_bytes(b"")
+    assert folder.served() is None
+    assert [type(error) for error in folder.hopeless] == [StoreError]
+    with pytest.raises(StoreError, match="no pulled snapshot"):
+        Pulled(tmp_path / "nowhere").check()
