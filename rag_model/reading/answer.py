@@ -1,6 +1,7 @@
 """The record of an answer: its text, the passages that it was read from, and what it cost."""
 
 import math
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -99,7 +100,12 @@ def answer_json(answer: Answer) -> dict[str, Any]:
     if answer.usage is not None:
         value["usage"] = asdict(answer.usage)
     if all(one.posterior is None for one in answer.support):
-        value["context"] = [asdict(one) for one in answer.context]
-        value["statements"] = [asdict(one) for one in answer.statements]
+        value["context"] = [asdict(one, dict_factory=_listed) for one in answer.context]
+        value["statements"] = [asdict(one, dict_factory=_listed) for one in answer.statements]
         value["citations"] = [one.number for one in answer.citations]
     return value
+
+
+def _listed(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """Return a record's fields with lists for tuples, as JSON has them."""
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in pairs}

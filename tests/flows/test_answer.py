@@ -15,7 +15,7 @@ from rag_model.generate.rag import Rag, RagSettings
 from rag_model.store.store import Store
 from rag_model.store.versions.models import Made, put_model
 from tests.fixtures.scripted import event, replies, scripted, streams
-from tests.fixtures.tiny_generators import save_bart
+from tests.fixtures.tiny_generators import save_bart, save_llama
 
 USAGE = {"prompt_tokens": 70, "completion_tokens": 5}
 ASKED = ["who wrote about anarchism?", "Où est 東京 🗼?"]
@@ -90,6 +90,52 @@ def test_a_model_of_another_space_is_refused(
     folder = save_model(tmp_path, other_tiny, "token")
     ran = bookwheel("answer", ASKED[0], "--store", library, "--model", folder)
     assert (ran.code, "weights differ" in ran.complaint) == (3, True)
+
+
+@pytest.fixture(scope="module")
+def generator(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_llama(tmp_path_factory.mktemp("llama"), chat=True, longest=1024)
+
+
+def test_all_passages_are_read_in_one_prompt(
+    library: Path, models: Callable, generator: Path, bookwheel: Callable, tmp_path: Path
+) -> None:
+    prompt = tmp_path / "prompt.txt"
+    prompt.write_text("Be brief.\n---\n{context}\n\n{question}\n", encoding="utf-8")
+    given = ["--store", library, "--reader", "concat", "--order", "ends", "--budget", "150", "--prompt", prompt]
+    for model in (generator, models("token")):
+        ran = bookwheel("answer", *ASKED, *given, "--model", model, "-k", "3", "--cite", "--json")
+        assert ran.code == 0, ran.err
+        assert ran.json["model"] == str(model)
+        searched = bookwheel("search", *ASKED, "--store", library, "-k", 3, "--json").json
+        for one, hits in zip(ran.json["answers"], searched["results"], strict=True):
+            assert [passage["id"] for passage in one["passages"]] == [hit["id"] for hit in hits["hits"]]
+            assert [passage["posterior"] for passage in one["passages"]] == [None] * 3
+            assert [entry["number"] for entry in one["context"]] == [*range(1, 1 + len(one["context"]))]
+            assert 0 < one["usage"]["prompt_tokens"] < 150 + 150
+            assert {"citations", "statements", "log_likelihood"} <= set(one)
+    said = bookwheel("answer", ASKED[0], *given, "--model", generator)
+    assert (said.code, "  [1] " in said.out, "CC BY-SA" in said.out) == (0, True, True)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (["--order", "rank"], 2, "--order says how passages become one prompt: give --reader concat too"),
+        (["--reader", "concat", "--budget", "0"], 2, "the budget is 0 tokens"),
+        (["--reader", "concat", "--budget", "5"], 2, "a budget of 5 tokens has no room for one passage"),
+        (["--reader", "concat", "--prompt", "missing.txt"], 1, "missing.txt cannot be read"),
+        (["--reader", "concat", "--asks", "x"], 2, "has no question encoder"),
+        (["--reader", "marginal", "--model", "openai:any"], 2, "its answers cannot be marginalised"),
+        (["--model", "openai:any", "--beams", "2"], 2, "has no beams"),
+    ],
+)
+def test_what_does_not_go_into_one_prompt_is_one_sentence(
+    words: list[str], code: int, says: str, library: Path, generator: Path, bookwheel: Callable
+) -> None:
+    model = [] if "--model" in words else ["--model", generator]
+    ran = bookwheel("answer", ASKED[0], "--store", library, *model, *words)
+    assert (ran.code, says in ran.complaint) == (code, True), ran.err
 
 
 @pytest.mark.parametrize(

@@ -92,6 +92,36 @@ def test_a_model_is_measured_and_its_answers_are_made_once(
     assert "unchanged" in again["collapse"]
 
 
+def test_readers_are_compared_on_the_same_passages(
+    shelf: Path, questions: Path, tmp_path: Path, bookwheel: Callable[..., Any]
+) -> None:
+    page = tmp_path / "page.html"
+    given = ["evaluate", "--store", shelf, "--model", "reader", "--questions", questions, "--index", "exact", "-k", "2"]
+    given += ["--reader", "marginal", "--reader", "concat", "--budget", "120"]
+    before = kept(shelf)
+    found = bookwheel(*given, "--json", "--report", page).json
+    assert (found["reader"], kept(shelf)) == ("marginal", before + 2)
+    first, other = found["ablations"]
+    assert [first["condition"], other["condition"]] == ["open book", "concat, open book"]
+    assert (first["k"], first["n"]) == (other["k"], other["n"]) == (2, 3)
+    assert set(other["against_open"]["F1"]) == {"value", "low", "high", "n"}
+    for row in (first, other):
+        assert set(row["costs"]) == {"seconds", "read", "written"}
+        assert row["costs"]["read"] > row["costs"]["written"] > 0
+    assert found["costs"] == first["costs"]
+    assert "concat, open book" in parsed(page.read_text()).text
+    said = bookwheel(*given).out
+    assert "by marginal" in said
+    assert "minus the first reader: EM +0.000 [+0.000, +0.000]" in said
+    assert said.count("tokens read") == 2
+    assert kept(shelf) == before + 2  # nothing was answered again
+    other_budget = bookwheel(*given[:-1], "130", "--json")
+    assert (other_budget.code, kept(shelf)) == (0, before + 3)  # another prompt is another answer; the first is kept
+    alone = bookwheel(*given[:-6], "--reader", "concat", "--budget", "120", "--json").json
+    assert alone["reader"] == "concat"
+    assert kept(shelf) == before + 3
+
+
 def artifacts(prefix: str) -> dict[str, Any]:
     with get_client(sync_client=True) as client:
         found = client.request("POST", "/artifacts/filter", json={"limit": 200}).json()
@@ -134,6 +164,9 @@ def test_an_edited_model_folder_is_another_model(
     ("given", "code", "told"),
     [
         (["--ablations"], 2, "--ablations needs a model"),
+        (["--reader", "concat"], 2, "--reader needs a model"),
+        (["--model", "reader", "--reader", "concat", "--reader", "concat"], 2, "name each once"),
+        (["--model", "reader", "--cite"], 2, "--cite says how passages become one prompt"),
         (["--kilt", "page.jsonl"], 2, "--kilt needs a model"),
         (["--model", "reader", "--retriever", "hnsw", "--retriever", "exact"], 2, "a model answers from one retriever"),
         (["--judge", "passages"], 2, "question 'p' names no passages"),

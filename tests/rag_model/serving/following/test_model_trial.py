@@ -14,6 +14,7 @@ from rag_model.store.pulling.pull import pull
 from rag_model.store.pulling.pulled import CURRENT
 from rag_model.store.versions.manifest import Manifest
 from tests.fixtures.serving import QUICK, Library, serving
+from tests.fixtures.tiny_generators import save_llama
 
 TRIAL = "rag_model.serving.following.model_trial"
 CONFIG = "encoder/question/config.json"
@@ -64,5 +65,11 @@ def test_a_model_that_passed_is_not_tried_again_and_one_that_died_neither(
 
 def test_a_rag_model_answers_in_a_child_first(model: Path, dest: Path) -> None:
     try_model(dest, model, "marginal")
+    (record,) = (dest / ".trials").iterdir()
+    assert json.loads(record.read_bytes()) == {"died": ""}
+
+
+def test_a_generator_alone_answers_in_a_child_first(dest: Path, tmp_path: Path) -> None:
+    try_model(dest, save_llama(tmp_path / "generator", chat=True), "concat")
     (record,) = (dest / ".trials").iterdir()
     assert json.loads(record.read_bytes()) == {"died": ""}
