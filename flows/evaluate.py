@@ -7,6 +7,7 @@ Requires: the extras model and train; a store that this machine can write to, si
 """
 
 import secrets
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -24,6 +25,7 @@ from flows.stage import deployed, stage
 from rag_model.evaluation.answers.ablation import Condition
 from rag_model.evaluation.answers.answering import Answering
 from rag_model.evaluation.answers.examination import Examination
+from rag_model.evaluation.answers.rivals import open_rivals, whole_corpus
 from rag_model.evaluation.answers.scores import check_golds
 from rag_model.evaluation.answers.settings import Evaluation
 from rag_model.evaluation.questions.files import read_questions
@@ -32,9 +34,12 @@ from rag_model.evaluation.records.values import Values
 from rag_model.evaluation.reports.answers import AnswerReport, read_courses, render
 from rag_model.evaluation.reports.run_files import check_paths, write_answers, write_kilt, write_page
 from rag_model.evaluation.retrieval.judging import Judge
-from rag_model.reading.model import model_folder_of, model_id
+from rag_model.reading.marginal import MarginalReader
+from rag_model.reading.model import ReadingModel, model_folder_of, model_id
 from rag_model.reading.opening import open_model
 from rag_model.reading.reader import Reader
+from rag_model.retrieve.found import SnapshotRetriever
+from rag_model.retrieve.retriever import Hit
 from rag_model.store.store import Store
 from rag_model.store.versions.evaluation_manifest import Subject
 from rag_model.store.versions.snapshot import Snapshot
@@ -141,6 +146,8 @@ class Work:
             judged_by=examined.judge.by,
             refusal=examined.collapse.reason(examined.settings.limits),
             ablations=[row.to_json() for row in examined.rows] if len(examined.rows) > 1 else [],
+            search=examined.search,
+            worth=examined.worth,
             seconds=seconds,
             report=report,
         )
@@ -161,12 +168,15 @@ def prepare(store: Store, model: str, questions: str, ref: str, settings: Evalua
         "retriever": settings.expression or snapshot.manifest.content.default_retriever,
         "versions": {name: version(name) for name in ("torch", "transformers")},
     }
+    readers = {name: loaded.reader(found, way) for name, way in ways.items()}
     first, *others = (
         (name, Answering(store, partial(_same, reader), {**inputs, "reader": name, **reader.decides}))
-        for name, reader in ((name, loaded.reader(found, way)) for name, way in ways.items())
+        for name, reader in readers.items()
     )
     k = settings.k or loaded.k
-    examination = Examination(found, first[1], asked, k, snapshot.n, settings, dict(others))
+    texts = [question.text for question in asked.questions]
+    rivals, whole = _ablated(store, loaded, found, readers[first[0]], settings, texts)
+    examination = Examination(found, first[1], asked, k, snapshot.n, settings, dict(others), rivals, whole)
     subject = answers_subject(store, snapshot, named, asked, settings, asks)
     folder = model_folder_of(store, named)
     return Work(store, snapshot, named, next(iter(ways)), folder, examination, subject)
@@ -174,6 +184,25 @@ def prepare(store: Store, model: str, questions: str, ref: str, settings: Evalua
 
 def _same(reader: Reader) -> Reader:
     return reader
+
+
+def _ablated(
+    store: Store,
+    loaded: ReadingModel,
+    found: SnapshotRetriever,
+    reader: Reader,
+    settings: Evaluation,
+    texts: Sequence[str],
+) -> tuple[dict[str, SnapshotRetriever], list[Hit]]:
+    """Return what the ablations compare the reader's retriever with: other ones, and all passages where they fit."""
+    if settings.ablations is None:
+        return {}, []
+    encoder = None
+    if isinstance(reader, MarginalReader):
+        if reader.rag.settings.weighed_by == "scores":
+            return {}, []  # p(z|x) is made of the scores of its own retriever
+        encoder = loaded.question
+    return open_rivals(found.snapshot, store, settings.expression, encoder), whole_corpus(reader, found, texts)
 
 
 def _weights(named: str) -> object:
@@ -234,6 +263,8 @@ def _page(work: Work, outcome: Evaluated) -> AnswerReport:
         intervals=examined.intervals,
         collapse=examined.collapse,
         collapsed=outcome.refusal,
+        search=examined.search,
+        worth=outcome.worth,
         courses=read_courses(work.folder / "metrics.jsonl") if work.folder else {},
         lineage={
             "model": outcome.model,

@@ -95,6 +95,8 @@ class Evaluated:
     judged_by: str  # how relevance was judged: answers, pages or passages
     refusal: str  # one sentence that says what has collapsed; empty: nothing
     ablations: list[dict[str, Any]] = field(default_factory=list)  # one per condition, the open book first
+    search: dict[str, float] = field(default_factory=dict)  # milliseconds a question of each stage of retrieval
+    worth: str = ""  # one sentence: whether retrieval earns its price; empty: closed book was not measured
     seconds: dict[str, float] = field(default_factory=dict)  # by stage
     report: str | None = None  # the HTML report
     evaluation: str | None = None  # full id in the store; None: it is not there

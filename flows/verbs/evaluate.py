@@ -79,7 +79,12 @@ def evaluate(
     asks: AsksName = None,
     beams: Annotated[int, Parameter(help="With --model: beams of the search for an answer; 1 is greedy.")] = 1,
     ablations: Annotated[
-        bool, Parameter(negative="", help="With --model: also closed book, gold passage, shuffled passages, k swept.")
+        bool,
+        Parameter(
+            negative="",
+            help="With --model: also closed book, gold passage, shuffled passages, k swept, BM25, frozen retriever, "
+            "all passages where they fit into one prompt; and a sentence that says whether retrieval earns its price.",
+        ),
     ] = False,
     report: Annotated[Path | None, Parameter(help="Write an HTML report to this file.")] = None,
     kilt: Annotated[Path | None, Parameter(help="With --model: write KILT's prediction file to this file.")] = None,
@@ -205,4 +210,6 @@ def _words(outcome: "Evaluated") -> str:
         lines += _against(row) if row["condition"] in read else []
     seen = outcome.collapse
     lines.append(f"{seen['distinct']:,} distinct passages, spread {seen['spread']:.2f}")
+    if outcome.worth:
+        lines.append(outcome.worth)
     return "\n".join([*lines, *([f"report       {outcome.report}"] if outcome.report else []), kept(outcome)])

@@ -30,11 +30,6 @@ def serve(
         ),
     ] = None,
     asks: AsksName = None,
-    reader: ReadBy = None,
-    order: OrderName = None,
-    budget: BudgetTokens = None,
-    prompt: PromptFile = None,
-    cite: Cite = False,
     folder: Annotated[
         Path | None,
         Parameter(help="Serve passages of this pulled folder instead of a store; another pull to it is noticed."),
@@ -46,6 +41,11 @@ def serve(
             help="Serve tools of an agent (search, passage, snapshot) by MCP over standard input and output, not HTTP.",
         ),
     ] = False,
+    reader: ReadBy = None,
+    order: OrderName = None,
+    budget: BudgetTokens = None,
+    prompt: PromptFile = None,
+    cite: Cite = False,
     host: Annotated[str, Parameter(help="Address to listen at; 0.0.0.0: also reachable from elsewhere.")] = "127.0.0.1",
     port: Annotated[int, Parameter(help="0 takes a free one.")] = 8000,
     health_port: Annotated[
@@ -126,7 +126,8 @@ def serve(
         hosts=running.hosts_of(host, allow_host),
         connections_per_client=connections_per_client,
     )
-    reading = running.ReaderSettings(reader, concat=concat_of([reader], model or "", order, budget, prompt, cite))
+    concat = concat_of([reader], model or "", order, budget, prompt, cite)
+    reading = running.ReaderSettings(reader, concat=concat)
     followed = _followed(running, store, ref, dest, folder, model, asks, reading)
     if mcp:
         _serve_tools(followed, settings, model)

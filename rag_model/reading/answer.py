@@ -55,6 +55,15 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
+class Confidence:
+    """How sure an answer is, by one signal (`confidence`)."""
+
+    signal: str
+    score: float  # larger is surer
+    least: float  # below it the answer is withheld
+
+
+@dataclass(frozen=True, slots=True)
 class Answer:
     """The answer to a question, and the passages that it comes from."""
 
@@ -66,6 +75,9 @@ class Answer:
     ended: bool = True  # False: cut at the most tokens of an answer
     usage: Usage | None = None  # None: not counted
     context: tuple[Excerpt, ...] = ()  # what was in the prompt; a hit in none of them did not fit
+    closed_book: float | None = None  # log p(text|question alone) in nats, the end token included; None: not computed
+    confidence: Confidence | None = None  # None: there is no threshold
+    abstained: bool = False  # the reader was not sure enough: the text is empty
 
     @property
     def statements(self) -> tuple[Statement, ...]:
@@ -97,6 +109,12 @@ def answer_json(answer: Answer) -> dict[str, Any]:
         "passages": passages,
         "tokens": [{"text": one.text, "posterior": list(one.posterior)} for one in answer.tokens],
     }
+    if answer.closed_book is not None:
+        value["closed_book_log_likelihood"] = answer.closed_book if math.isfinite(answer.closed_book) else None
+    if answer.confidence is not None:
+        score = answer.confidence.score
+        sure = {**asdict(answer.confidence), "score": score if math.isfinite(score) else None}
+        value |= {"abstained": answer.abstained, "confidence": sure}
     if answer.usage is not None:
         value["usage"] = asdict(answer.usage)
     if all(one.posterior is None for one in answer.support):

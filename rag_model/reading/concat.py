@@ -78,6 +78,19 @@ class ConcatReader:
         written = self.writer.write(prompts, stop, tell)
         return [_answer(*one) for one in zip(questions, hits, contexts, written, strict=True)]
 
+    def log_likelihood(
+        self, questions: Sequence[str], hits: Sequence[Sequence[Hit]], texts: Sequence[str]
+    ) -> list[float]:
+        """Return log p(text|question, passages) of each in nats, the end token included; closed book without passages.
+
+        Raises:
+            UsageError: as `answer_from`; or the writer's model does not tell likelihoods.
+        """
+        check_lists(questions, hits)
+        contexts = [self.context(*pair) for pair in zip(questions, hits, strict=True)]
+        prompts = [self.prompt(*pair) for pair in zip(questions, contexts, strict=True)]
+        return self.writer.log_likelihood(prompts, texts)
+
     def context(self, question: str, hits: Sequence[Hit]) -> Context:
         """Return the passages as the prompt has them: at most the budget, and at most what the writer has room for.
 

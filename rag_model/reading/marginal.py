@@ -105,6 +105,31 @@ class MarginalReader:
         return [found[place] for place in range(len(questions))]
 
     @torch.inference_mode()
+    def log_likelihood(
+        self, questions: Sequence[str], hits: Sequence[Sequence[Hit]], texts: Sequence[str]
+    ) -> list[float]:
+        """Return log p(text|question, passages) of each in nats, the end token included; closed book without passages.
+
+        Raises:
+            UsageError: there are not as many lists of passages or texts as questions, or one has no inner product.
+        """
+        check_lists(questions, hits)
+        check_lists(texts, hits)
+        found: dict[int, float] = {}
+        beside = [list(some) or [CLOSED_BOOK] for some in hits]
+        generator = self.rag.generator
+        with _at_rest(self.rag):
+            for places in _batches([len(some) for some in beside], self._batch):
+                given = [beside[place] for place in places]
+                asked = [questions[place] for place in places]
+                contexts = generator.contexts(asked, [[hit.passage for hit in some] for some in given])
+                scores = torch.tensor([self._logits(some) for some in given], device=contexts.tokens.device)
+                targets = generator.targets([texts[place] for place in places])
+                log_p = self.rag.log_likelihood(scores, contexts, targets).log_p
+                found.update(zip(places, log_p.tolist(), strict=True))
+        return [found[place] for place in range(len(questions))]
+
+    @torch.inference_mode()
     def _read(self, generator: Generator, questions: Sequence[str], hits: Sequence[Sequence[Hit]]) -> list[Answer]:
         """Answer questions together that have equally many passages."""
         contexts = generator.contexts(questions, [[hit.passage for hit in some] for some in hits])

@@ -86,9 +86,12 @@ def test_a_model_is_measured_and_its_answers_are_made_once(
     assert again["ranks"] == found["ranks"]
     names = [row["condition"] for row in again["ablations"]]
     swept = [f"open book, k = {k}" for k in (1, 2, 5, 10, 20)]
-    assert names == ["open book", "closed book", "gold passage", "shuffled passages", *swept]
-    assert [row["k"] for row in again["ablations"]] == [3, 0, 1, 3, 1, 2, 5, 10, 20]
-    assert kept(shelf) == before + 9  # eight more; the open book's are those of before
+    assert names == ["open book", "closed book", "gold passage", "shuffled passages", *swept, "frozen retriever"]
+    assert [row["k"] for row in again["ablations"]] == [3, 0, 1, 3, 1, 2, 5, 10, 20, 3]
+    assert kept(shelf) == before + 10  # nine more; the open book's are those of before
+    assert "retrieval" in again["worth"]
+    assert found["worth"] == ""  # closed book was not measured
+    assert {"question encoder", "exact"} == set(again["search"])
     assert "unchanged" in again["collapse"]
 
 

@@ -6,12 +6,14 @@
   open book the retriever's;
 * *shuffled passages*: another question's: a model that answers equally well does not use its passages (`collapse`);
 * *k swept*: how many passages are needed (Lewis et al. 2020, figure 3);
+* *BM25* and *frozen retriever*: the k passages of another retriever (`rivals`; table 6 of the paper);
+* *whole corpus*: every passage, where all of them fit into one prompt: then nothing needs to be found;
 * *another reader*: the same passages, read in another way.
 """
 
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeVar
 
 from rag_model.errors import UsageError
@@ -24,6 +26,7 @@ from rag_model.retrieve.retriever import Hit
 
 Some = TypeVar("Some", bound=Sequence[Hit])
 OPEN, CLOSED, GOLD, SHUFFLED = "open book", "closed book", "gold passage", "shuffled passages"
+BM25, FROZEN, WHOLE = "BM25", "frozen retriever", "whole corpus"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +53,8 @@ class Condition:
     name: str
     k: int  # passages per question; 0: closed book
     questions: tuple[Question, ...]
-    hits: tuple[tuple[Hit, ...], ...]  # one row of k per question
+    hits: tuple[tuple[Hit, ...], ...]  # of each question up to k: by words fewer may be found
+    rival: str = ""  # the retriever that found them and weighs them, if not the model's own
     reader: str = ""  # of several readers, the one that answers; empty: the first
 
 
@@ -85,9 +89,8 @@ class Row:
 
 
 def open_book(outcomes: Sequence[Retrieved], k: int) -> Condition:
-    """Return the questions with the first `k` retrieved passages, or all if the corpus has fewer."""
-    deepest = min([k, *(len(outcome.hits) for outcome in outcomes)])
-    return _condition(OPEN, [(outcome.question, outcome.hits[:deepest]) for outcome in outcomes])
+    """Return the questions with the first `k` retrieved passages, or all if fewer were found."""
+    return _condition(OPEN, [(outcome.question, outcome.hits[:k]) for outcome in outcomes])
 
 
 def conditions(outcomes: Sequence[Retrieved], k: int, ablations: Ablations) -> Iterator[Condition]:
@@ -111,9 +114,20 @@ def conditions(outcomes: Sequence[Retrieved], k: int, ablations: Ablations) -> I
             yield Condition(f"{OPEN}, k = {depth}", depth, swept.questions, swept.hits)
 
 
+def rival_book(name: str, questions: Sequence[Question], hits: Sequence[Sequence[Hit]], k: int) -> Condition:
+    """Return the questions with the first `k` passages that another retriever found."""
+    pairs = [(question, tuple(found[:k])) for question, found in zip(questions, hits, strict=True)]
+    return replace(_condition(name, pairs), rival=name)
+
+
+def whole_book(questions: Sequence[Question], corpus: Sequence[Hit]) -> Condition:
+    """Return the questions, each with every passage of the corpus."""
+    return _condition(WHOLE, [(question, tuple(corpus)) for question in questions])
+
+
 def _condition(name: str, pairs: Sequence[tuple[Question, tuple[Hit, ...]]]) -> Condition:
     questions, hits = tuple(question for question, _ in pairs), tuple(hits for _, hits in pairs)
-    return Condition(name, len(hits[0]) if hits else 0, questions, hits)
+    return Condition(name, max(map(len, hits), default=0), questions, hits)
 
 
 def _gold(outcome: Retrieved, depth: int) -> Hit | None:

@@ -41,11 +41,11 @@ class Answering:
         n = len(condition.questions)
         for start in range(0, n, _BATCH):
             some = slice(start, start + _BATCH)
-            found.append(self._batch(condition.questions[some], condition.hits[some]))
+            found.append(self._batch(condition.questions[some], condition.hits[some], condition.rival))
             tell(min(start + _BATCH, n), n)
         return list(chain.from_iterable(found))
 
-    def _batch(self, questions: Sequence[Question], hits: Sequence[Sequence[Hit]]) -> list[Reading]:
+    def _batch(self, questions: Sequence[Question], hits: Sequence[Sequence[Hit]], rival: str) -> list[Reading]:
         def produce(folder: Path) -> Produced:
             readings = read(self.reader(), questions, hits)
             lines = (json.dumps(one.to_json(), ensure_ascii=False, allow_nan=False) for one in readings)
@@ -53,16 +53,16 @@ class Answering:
             path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
             return Produced({_FILE: path}, {"answers": len(readings)})
 
-        record, _ = self.store.memo.once(STAGE, self._key(questions, hits), produce)
+        record, _ = self.store.memo.once(STAGE, self._key(questions, hits, rival), produce)
         return self._load(record)
 
-    def _key(self, questions: Sequence[Question], hits: Sequence[Sequence[Hit]]) -> dict[str, Any]:
-        """Return the inputs of a batch's answers; the scores are functions of model, snapshot and question."""
+    def _key(self, questions: Sequence[Question], hits: Sequence[Sequence[Hit]], rival: str) -> dict[str, Any]:
+        """Return the inputs of a batch's answers; scores are functions of retriever, model, snapshot and question."""
         asked = [
             [question.id, question.text, [hit.passage.hash for hit in found]]
             for question, found in zip(questions, hits, strict=True)
         ]
-        return {**self.inputs, "version": VERSION, "asked": asked}
+        return {**self.inputs, "version": VERSION, "asked": asked, **({"rival": rival} if rival else {})}
 
     def _load(self, record: Record) -> list[Reading]:
         path = self.store.blobs.local(record.outputs[_FILE])

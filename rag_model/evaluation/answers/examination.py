@@ -10,20 +10,35 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from rag_model.evaluation.answers.ablation import OPEN, SHUFFLED, Condition, Row, conditions, measure, open_book
+from rag_model.evaluation.answers.ablation import (
+    OPEN,
+    SHUFFLED,
+    Condition,
+    Row,
+    conditions,
+    measure,
+    open_book,
+    rival_book,
+    whole_book,
+)
 from rag_model.evaluation.answers.answering import Answering
 from rag_model.evaluation.answers.collapse import Collapse, unchanged_share
 from rag_model.evaluation.answers.collapse import measure as measure_collapse
+from rag_model.evaluation.answers.price import worth
 from rag_model.evaluation.answers.readings import Reading
-from rag_model.evaluation.answers.scores import check_golds
+from rag_model.evaluation.answers.scores import check_golds, right_by
 from rag_model.evaluation.answers.settings import Evaluation
 from rag_model.evaluation.bootstrap import Estimate
 from rag_model.evaluation.questions.files import QuestionSet
 from rag_model.evaluation.retrieval.judging import Judge, ranks_of
 from rag_model.evaluation.retrieval.retrieved import Retrieved, ask
-from rag_model.retrieve.retriever import Retriever
+from rag_model.evaluation.retrieval.staged import ENCODER
+from rag_model.evaluation.retrieval.timing import Timing, time_stages
+from rag_model.retrieve.found import SnapshotRetriever
+from rag_model.retrieve.retriever import Hit, Retriever
 
 Tell = Callable[[int, int], None]  # done, total
+_TIMING = Timing(questions=20, seconds=3.0)  # asked one by one: answering takes far longer
 
 
 def _silent(done: int, total: int) -> None:
@@ -42,6 +57,8 @@ class Examination:
         corpus: int,
         settings: Evaluation | None = None,
         beside: Mapping[str, Answering] | None = None,
+        rivals: Mapping[str, Retriever] | None = None,
+        whole: Sequence[Hit] = (),
     ) -> None:
         """Prepare to ask.
 
@@ -53,6 +70,8 @@ class Examination:
             corpus: passages that there are.
             settings: everything else.
             beside: other readers, by name, which answer from the same passages.
+            rivals: other retrievers, by the name of their condition; asked with the ablations.
+            whole: every passage, if the reader has room for all at once; read with the ablations.
 
         Raises:
             UsageError: no question has an answer of the kind that the settings name, or one names nothing to judge by.
@@ -65,22 +84,34 @@ class Examination:
         self.depth = min(self.settings.deepest(self.k), corpus)
         self.outcomes: list[Retrieved] = []
         self.rows: list[Row] = []
+        self.search: dict[str, float] = {}  # milliseconds a question of each stage of retrieval, once retrieved
         self._retriever = retriever
         self._answering: Mapping[str, Answering] = {"": answering, **(beside or {})}
+        self._rivals = (rivals or {}) if self.settings.ablations else {}
+        self._whole = whole if self.settings.ablations else ()
+        self._rival_hits: dict[str, list[list[Hit]]] = {}
 
     def retrieve(self, tell: Tell = _silent) -> None:
-        """Search every question, as deep as its conditions need."""
+        """Search every question, as deep as its conditions need; by its rivals too, and time the stages."""
         questions = self.asked.questions
         found = ask(self._retriever, questions, self.depth, patterns=self.settings.kind == "patterns")
         for outcome in found:
             self.outcomes.append(outcome)
             tell(len(self.outcomes), len(questions))
+        texts = [question.text for question in questions]
+        self._rival_hits = {name: one.search(texts, self.k) for name, one in self._rivals.items()}
+        if isinstance(self._retriever, SnapshotRetriever):
+            costs = time_stages([self._retriever], texts, self.k, _TIMING)[0]
+            self.search = {**({ENCODER: sum(costs.encoders.values())} if costs.encoders else {}), **costs.stages}
 
     def conditions(self) -> list[Condition]:
         """Return what to answer under, the open book first; call `retrieve` before."""
         book, ablations = open_book(self.outcomes, self.k), self.settings.ablations
-        others = [replace(book, name=f"{name}, {OPEN}", reader=name) for name in self._answering if name]
-        return [book, *others, *(conditions(self.outcomes, self.k, ablations) if ablations else ())]
+        readers = [replace(book, name=f"{name}, {OPEN}", reader=name) for name in self._answering if name]
+        rivals = [rival_book(name, book.questions, hits, book.k) for name, hits in self._rival_hits.items()]
+        whole = [whole_book(book.questions, self._whole)] if self._whole else []
+        ablated = conditions(self.outcomes, self.k, ablations) if ablations else ()
+        return [book, *readers, *ablated, *rivals, *whole]
 
     def answer(self, condition: Condition, tell: Tell = _silent) -> Row:
         """Answer a condition's questions, measure the answers, and keep the row."""
@@ -126,6 +157,11 @@ class Examination:
         """Return `ranks_of` the outcomes; for labels only the figures from evidence."""
         ranks = ranks_of(self.outcomes, self._measured)
         return {name: value for name, value in ranks.items() if self.settings.kind != "labels" or name[:3] != "RR@"}
+
+    @property
+    def worth(self) -> str:
+        """Return `price.worth` of what was answered."""
+        return worth(self.rows, right_by(self.settings.kind), self.search)
 
     @property
     def collapse(self) -> Collapse:

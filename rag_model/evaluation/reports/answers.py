@@ -37,6 +37,8 @@ class AnswerReport:
     collapsed: str = ""  # one sentence, if retrieval has collapsed or passages are not used
     courses: Mapping[str, Sequence[tuple[float, float]]] = field(default_factory=dict)  # curves: step and value
     lineage: Mapping[str, str] = field(default_factory=dict)
+    search: Mapping[str, float] = field(default_factory=dict)  # milliseconds a question of each stage of retrieval
+    worth: str = ""  # one sentence: whether retrieval earns its price here
     most_wrong: int = 100  # wrong answers shown
 
 
@@ -69,6 +71,7 @@ def _sections(report: AnswerReport) -> Iterator[Node]:
     yield section(*_verdict(report), class_="verdict no" if report.collapsed else "verdict")
     yield tiles((name, f"{one.value:.3f}") for name, one in book.figures.items())
     yield _figures(report, book)
+    yield from _prices(report)
     if len(report.rows) > 1:
         yield _ablations(report)
     if report.courses:
@@ -126,7 +129,7 @@ def _ablations(report: AnswerReport) -> Node:
     shown = [name for name in dict.fromkeys((right_by(report.kind), "F1")) if name in figures]
     titles = ["passages", "k", "questions", *(title for name in shown for title in (name, "minus open book"))]
     rows = [_ablation(row, shown) for row in report.rows]
-    swept = [row for row in report.rows if row.name.startswith(OPEN)]
+    swept = _swept(report.rows)
     return section(
         "Where the loss is",
         table(titles, rows),
@@ -153,6 +156,40 @@ def _ablation(row: Row, shown: Sequence[str]) -> tuple[Child, ...]:
 def _bracketed(one: Estimate, sign: str) -> Node:
     ends = f" [{one.low:{sign}.3f}, {one.high:{sign}.3f}]"
     return join(f"{one.value:{sign}.3f}", tag("span", ends, class_="ends"))
+
+
+def _prices(report: AnswerReport) -> Iterator[Node]:
+    """Yield what search and reading cost, stage by stage and condition by condition, where anything is known."""
+    costs = {f"{row.name}, k = {row.k}" if row.name == OPEN else row.name: row.costs for row in report.rows}
+    search = [(name, f"{milliseconds:.1f}", "–", "–") for name, milliseconds in report.search.items()]
+    if not search and not any(costs.values()):
+        return
+    title = "What it costs" if not report.worth else f"{report.worth[0].upper()}{report.worth[1:]}."
+    titles = ("stage", "ms a question", "tokens read", "tokens written")
+    note = (
+        "Search: the median of questions that were asked one by one. Reading: means over the questions, a question's "
+        "time a share of its batch's, as measured when it was answered."
+    )
+    curve = [Point(row.k, ms, ms, ms) for row in _swept(report.rows) if (ms := _milliseconds(row.costs)) is not None]
+    series = {"reading": curve}
+    pictures = (pair(courses(series, "milliseconds", "passages per question", log=True)),) if len(curve) > 1 else ()
+    yield section(title, table(titles, [*search, *_reading(costs)]), tag("p", note, class_="note"), *pictures)
+
+
+def _reading(costs: Mapping[str, Mapping[str, float]]) -> Iterator[tuple[Child, ...]]:
+    for name, one in costs.items():
+        yield (
+            f"reading, {name}",
+            *(_figure(value, 1) for value in (_milliseconds(one), one.get("read"), one.get("written"))),
+        )
+
+
+def _milliseconds(costs: Mapping[str, float]) -> float | None:
+    return 1000 * costs["seconds"] if "seconds" in costs else None
+
+
+def _swept(rows: Sequence[Row]) -> list[Row]:
+    return sorted((row for row in rows if row.name.startswith(OPEN)), key=lambda row: row.k)
 
 
 def _sweep(rows: Sequence[Row]) -> tuple[Node, Node]:

@@ -60,7 +60,6 @@ class Followed:
     dest: Path  # where snapshots are pulled to
     model: str | None = None  # a model of the store, a folder, or `openai:MODEL`
     asks: str | None = None  # the passage encoder that the model's questions ask, where it does not say so
-
     reading: ReaderSettings = field(default_factory=ReaderSettings)  # how the model reads
 
     @property

@@ -1,0 +1,83 @@
+"""Other retrievers and the whole corpus, over a real snapshot."""
+
+from pathlib import Path
+
+import pytest
+
+from rag_model.encoders.encoder import Encoder
+from rag_model.evaluation.answers.ablation import BM25, CLOSED, FROZEN, GOLD, OPEN, SHUFFLED, WHOLE, Ablations
+from rag_model.evaluation.answers.answering import Answering
+from rag_model.evaluation.answers.examination import Examination
+from rag_model.evaluation.answers.rivals import open_rivals, whole_corpus
+from rag_model.evaluation.answers.settings import Evaluation
+from rag_model.evaluation.questions.files import Question, QuestionSet
+from rag_model.reading.concat import ConcatReader
+from rag_model.retrieve.factory import open_retriever
+from rag_model.store.store import Store
+from rag_model.store.versions.snapshot import Snapshot
+from tests.fixtures.quoting import Quoting
+from tests.fixtures.tiny import save_bert
+from tests.fixtures.tiny_snapshot import publish_tiny
+
+ARTICLES = {"Farm": "a novel by Orwell", "Nile": "it flows to the Mediterranean", "Rome": "a city on the Tiber"}
+ASKED = [
+    Question("a", "Who wrote the novel?", ("Orwell",)),
+    Question("b", "Which city lies on the Tiber?", ("Rome",)),
+    Question("c", "zzz", ("x",)),  # no passage has its word
+]
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_bert(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    return Store.open(str(tmp_path_factory.mktemp("rivals")), create=True)
+
+
+@pytest.fixture(scope="module")
+def snapshot(store: Store, tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Snapshot:
+    return publish_tiny(store, tiny, ARTICLES, tmp_path_factory.mktemp("work"), words=True)
+
+
+def test_a_snapshot_gives_what_it_has(store: Store, snapshot: Snapshot, tiny: Path) -> None:
+    encoder = Encoder.load(tiny, "question", threads=1)
+    found = open_rivals(snapshot, store, "exact", encoder)
+    assert list(found) == [BM25, FROZEN]
+    assert [hit.passage.title for hit in found[BM25].search(["Tiber"], 2)[0]] == ["Rome"]
+    assert all(hit.inner_product is not None for one in found.values() for hit in one.search(["novel"], 1)[0])
+    assert list(open_rivals(snapshot, store, "bm25", None)) == []  # its own, and passages are not weighed
+    assert list(open_rivals(snapshot, store, None, None)) == [BM25]
+
+
+def test_a_corpus_that_fits_into_a_prompt_is_read_whole(store: Store, snapshot: Snapshot) -> None:
+    retriever = open_retriever(snapshot, "bm25")
+    questions = [one.text for one in ASKED]
+    hits = whole_corpus(ConcatReader(retriever, Quoting()), retriever, questions)
+    assert [hit.passage.title for hit in hits] == list(ARTICLES)
+    assert whole_corpus(ConcatReader(retriever, Quoting(room=40)), retriever, questions) == []
+
+
+def test_every_condition_is_measured_and_priced(store: Store, snapshot: Snapshot) -> None:
+    retriever = open_retriever(snapshot, "bm25(k1=1.2)")
+    reader = ConcatReader(retriever, Quoting())
+    answering = Answering(store, lambda: reader, {"test": "rivals"})
+    whole = whole_corpus(reader, retriever, [one.text for one in ASKED])
+    others = open_rivals(snapshot, store, "bm25(k1=1.2)", None)
+    settings = Evaluation(ablations=Ablations(sweep=(2,)), depth=3)
+    seen = Examination(retriever, answering, QuestionSet(tuple(ASKED)), 1, snapshot.n, settings, None, others, whole)
+    seen.retrieve()
+    for condition in seen.conditions():
+        seen.answer(condition)
+    rows = {row.name: row for row in seen.rows}
+    assert {OPEN, CLOSED, GOLD, SHUFFLED, BM25, WHOLE} <= set(rows)
+    assert rows[OPEN].figures["EM"].value == rows[BM25].figures["EM"].value == pytest.approx(1 / 3)
+    assert rows[WHOLE].k == snapshot.n
+    assert rows[WHOLE].figures["citation-precision"].value == pytest.approx(1)  # it says what the entry says
+    cited = rows[OPEN].figures["cited"]
+    assert (cited.value, cited.n) == (1, 2)  # of the third question nothing was found, and it alone is closed book
+    assert list(seen.search) == ["bm25(k1=1.2)"]
+    assert "EM is 0.000 higher than closed book" in seen.worth
+    assert seen.worth.endswith("tokens more a question")
