@@ -85,7 +85,7 @@ def _identity(model: str, given: Mapping[str, Any]) -> str:
 
 
 def _endpoint(model: str) -> dict[str, Any]:
-    writing: Any = import_module("rag_model.reading.writers.endpoint")  # the extra llm
+    writing: Any = import_module("rag_model.reading.writers.endpoint")  # HTTP for an endpoint alone
     name = model.removeprefix(ENDPOINT)
     found: dict[str, Any] = writing.decided_by(name, writing.ChatSettings.of(), writing.Place.of())
     return found
