@@ -69,7 +69,6 @@ def answers_subject(
         "retriever": retriever,
         "judged_by": Judge.of(asked, settings.judged_by, patterns=settings.kind == "patterns").by,
         "asks": asks,
-        "endpoint": _endpoint(model),
         "models": _pinned(store, snapshot, [retriever], asks),
         "libraries": {name: version(name) for name in _LIBRARIES},
         "version": VERSION,
@@ -92,15 +91,6 @@ def _endpoint(model: str) -> dict[str, Any]:
     name = model.removeprefix(ENDPOINT)
     found: dict[str, Any] = writing.decided_by(name, writing.ChatSettings.of(), writing.Place.of())
     return found
-
-
-def _endpoint(model: str) -> dict[str, Any] | None:
-    if not model.startswith(ENDPOINT):
-        return None
-    from rag_model.reading.writers.chat.place import Place  # noqa: PLC0415 - the extra llm
-    from rag_model.reading.writers.chat.settings import ChatSettings  # noqa: PLC0415
-
-    return {"address": Place.of().url, **ChatSettings.of().decides()}
 
 
 def digest_questions(asked: QuestionSet) -> str:
