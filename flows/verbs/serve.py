@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from flows.command.reading import BudgetTokens, Cite, OrderName, PromptFile, ReadBy, concat_of
+from flows.command.reading import AbstainBelow, BudgetTokens, Cite, OrderName, PromptFile, ReadBy, concat_of
 from flows.command.reply import AsksName, Common, MaybeStoreUrl, SnapshotName, whole
 from rag_model.errors import UsageError
 from rag_model.extras import require
@@ -46,6 +46,7 @@ def serve(
     budget: BudgetTokens = None,
     prompt: PromptFile = None,
     cite: Cite = False,
+    abstain_below: AbstainBelow = None,
     host: Annotated[str, Parameter(help="Address to listen at; 0.0.0.0: also reachable from elsewhere.")] = "127.0.0.1",
     port: Annotated[int, Parameter(help="0 takes a free one.")] = 8000,
     health_port: Annotated[
@@ -127,7 +128,8 @@ def serve(
         connections_per_client=connections_per_client,
     )
     concat = concat_of([reader], model or "", order, budget, prompt, cite)
-    reading = running.ReaderSettings(reader, concat=concat)
+    threshold = None if abstain_below is None else running.Threshold.read(abstain_below)
+    reading = running.ReaderSettings(reader, concat=concat, threshold=threshold)
     followed = _followed(running, store, ref, dest, folder, model, asks, reading)
     if mcp:
         _serve_tools(followed, settings, model)

@@ -10,6 +10,7 @@ from pathlib import Path
 from rag_model.digest import digest_bytes
 from rag_model.errors import BookwheelError, UsageError
 from rag_model.evaluation.questions.files import read_questions
+from rag_model.reading.confidence import Threshold
 from rag_model.reading.settings import ReaderSettings
 from rag_model.serving.following.folder import Pulled
 from rag_model.serving.following.follower import Followed
@@ -35,6 +36,7 @@ __all__ = [
     "Pulled",
     "ReaderSettings",
     "ServiceSettings",
+    "Threshold",
     "default_dest",
     "hosts_of",
     "read_questions",

@@ -10,6 +10,7 @@ from rag_model.digest import digest_file, digest_json
 from rag_model.evaluation.answers.settings import Evaluation
 from rag_model.evaluation.questions.files import Question, QuestionSet
 from rag_model.evaluation.retrieval.judging import Judge
+from rag_model.reading.writers.writer import ENDPOINT
 from rag_model.retrieve.survey import survey
 from rag_model.store.store import MODEL, Store
 from rag_model.store.versions.evaluation_manifest import Subject
@@ -52,7 +53,9 @@ def retrieval_subject(
 def answers_subject(
     store: Store, snapshot: Snapshot, model: str, asked: QuestionSet, settings: Evaluation, asks: str | None = None
 ) -> Subject:
-    """Return the subject of an evaluation of a model: `model` is its id, or its folder.
+    """Return the subject of an evaluation of a model: `model` is its id, its folder, or `openai:MODEL`.
+
+    What an endpoint gives under a name may change: it is known by its address, its name and its settings.
 
     Raises:
         StoreError: a model that the retriever names is not in the store.
@@ -65,6 +68,7 @@ def answers_subject(
         "retriever": retriever,
         "judged_by": Judge.of(asked, settings.judged_by, patterns=settings.kind == "patterns").by,
         "asks": asks,
+        "endpoint": _endpoint(model),
         "models": _pinned(store, snapshot, [retriever], asks),
         "libraries": {name: version(name) for name in _LIBRARIES},
         "version": VERSION,
@@ -76,6 +80,15 @@ def answers_subject(
         digest_questions(asked),
         given,
     )
+
+
+def _endpoint(model: str) -> dict[str, Any] | None:
+    if not model.startswith(ENDPOINT):
+        return None
+    from rag_model.reading.writers.chat.place import Place  # noqa: PLC0415 - the extra llm
+    from rag_model.reading.writers.chat.settings import ChatSettings  # noqa: PLC0415
+
+    return {"address": Place.of().url, **ChatSettings.of().decides()}
 
 
 def digest_questions(asked: QuestionSet) -> str:
