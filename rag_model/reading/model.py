@@ -108,7 +108,7 @@ def _has_questions(store: Store | None, identity: str) -> bool:
 
 
 def _endpoint(identity: str, decoding: Decoding) -> Writer:
-    from rag_model.reading.writers.chat.settings import ChatSettings  # noqa: PLC0415 - the extra llm
+    from rag_model.reading.writers.chat.settings import ChatSettings  # noqa: PLC0415 - HTTP for an endpoint alone
     from rag_model.reading.writers.endpoint import EndpointWriter  # noqa: PLC0415
 
     if decoding.beams > 1:

@@ -12,6 +12,7 @@ from prefect.client.orchestration import get_client
 from rag_model.store.store import Store
 from rag_model.store.versions.models import Made, put_model
 from tests.fixtures.pages import assert_harmless, parsed
+from tests.fixtures.scripted import WHOLE, scripted, streams
 from tests.fixtures.tiny_rag import save_tiny_rag
 
 pytestmark = pytest.mark.xdist_group("flows")
@@ -222,3 +223,22 @@ def test_a_threshold_is_chosen_measured_and_used(
     assert answered["answers"][0]["abstained"] is False
     silent = bookwheel("answer", "What is autism?", *common, "--index", "exact", "--abstain-below", "1")
     assert "(the library does not hold it)" in silent.out
+
+
+@pytest.mark.parametrize(("temperature", "asked"), [("0", 3), ("0.7", 6)])
+def test_an_endpoints_answers_are_kept_unless_they_are_drawn(
+    temperature: str,
+    asked: int,
+    shelf: Path,
+    questions: Path,
+    bookwheel: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with scripted(streams(*WHOLE)) as server:
+        monkeypatch.setenv("OPENAI_BASE_URL", server.url)
+        monkeypatch.setenv("BOOKWHEEL_LLM_TEMPERATURE", temperature)
+        given = ["evaluate", "--store", shelf, "--model", "openai:tiny", "--questions", questions, "--json"]
+        first, second = bookwheel(*given), bookwheel(*given)
+    assert first.code == second.code == 0, first.err
+    assert first.json["metrics"] == second.json["metrics"]
+    assert len(server.bodies) == asked

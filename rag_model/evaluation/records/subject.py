@@ -1,7 +1,8 @@
 """What identifies an evaluation: everything that decides its figures, named so that a moved ref does not change it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -73,13 +74,24 @@ def answers_subject(
         "libraries": {name: version(name) for name in _LIBRARIES},
         "version": VERSION,
     }
+    if model.startswith(ENDPOINT):
+        given["endpoint"] = _endpoint(model)
+    return Subject(snapshot.id, _identity(model, given), digest_questions(asked), given)
+
+
+def _identity(model: str, given: Mapping[str, Any]) -> str:
+    """Return an id, or the digest of a folder or of what names an endpoint's model."""
+    if "endpoint" in given:
+        return digest_json(given["endpoint"])
     folder = Path(model)
-    return Subject(
-        snapshot.id,
-        digest_json(digest_folder(folder)) if folder.is_dir() else model,
-        digest_questions(asked),
-        given,
-    )
+    return digest_json(digest_folder(folder)) if folder.is_dir() else model
+
+
+def _endpoint(model: str) -> dict[str, Any]:
+    writing: Any = import_module("rag_model.reading.writers.endpoint")  # HTTP for an endpoint alone
+    name = model.removeprefix(ENDPOINT)
+    found: dict[str, Any] = writing.decided_by(name, writing.ChatSettings.of(), writing.Place.of())
+    return found
 
 
 def _endpoint(model: str) -> dict[str, Any] | None:

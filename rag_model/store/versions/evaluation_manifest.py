@@ -33,9 +33,7 @@ class Subject:
     """What was evaluated: all that the id of an evaluation depends on."""
 
     snapshot: str  # full id
-    model: (
-        str  # full id; of a folder the digest of its files, sha256:…; of an endpoint openai:…; empty: retrieval alone
-    )
+    model: str  # full id; of a folder, or of what is behind an endpoint, a digest, sha256:…; empty: retrieval alone
     questions: str  # digest of the questions as they were read, sha256:…
     settings: Mapping[str, Any]  # everything else that decides the figures
 
