@@ -12,7 +12,7 @@ from prefect.client.orchestration import get_client
 from rag_model.store.store import Store
 from rag_model.store.versions.models import Made, put_model
 from tests.fixtures.pages import assert_harmless, parsed
-from tests.fixtures.scripted import WHOLE, scripted, streams
+from tests.fixtures.scripted import WHOLE, event, scripted, streams
 from tests.fixtures.tiny_rag import save_tiny_rag
 
 pytestmark = pytest.mark.xdist_group("flows")
@@ -100,8 +100,8 @@ def test_readers_are_compared_on_the_same_passages(
 ) -> None:
     page = tmp_path / "page.html"
     given = ["evaluate", "--store", shelf, "--model", "reader", "--questions", questions, "--index", "exact", "-k", "2"]
-    given += ["--reader", "marginal", "--reader", "concat", "--budget", "120"]
-    before = kept(shelf)  # another test may have marginalised already, and none reads within this budget
+    given += ["--reader", "marginal", "--beams", "2", "--reader", "concat", "--budget", "120"]
+    before = kept(shelf)
     found = bookwheel(*given, "--json", "--report", page).json
     once = kept(shelf)
     assert found["reader"] == "marginal"
@@ -122,9 +122,24 @@ def test_readers_are_compared_on_the_same_passages(
     assert kept(shelf) == once  # nothing was answered again
     other_budget = bookwheel(*given[:-1], "130", "--json")
     assert (other_budget.code, kept(shelf)) == (0, once + 1)  # another prompt is another answer; the first is kept
-    alone = bookwheel(*given[:-6], "--reader", "concat", "--budget", "120", "--json").json
+    alone = bookwheel(*given[:-8], "--beams", "2", "--reader", "concat", "--budget", "120", "--json").json
     assert alone["reader"] == "concat"
     assert kept(shelf) == once + 1
+
+
+def test_a_model_behind_an_endpoint_is_measured(
+    shelf: Path, questions: Path, bookwheel: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = ["evaluate", "--store", shelf, "--model", "openai:tiny", "--questions", questions, "--index", "exact"]
+    with scripted(streams(event("Proudhon [1]."), event("", "stop"))) as server:
+        monkeypatch.setenv("OPENAI_BASE_URL", server.url)
+        ran = bookwheel(*given, "--cite", "--json", "-k", "2")
+        assert ran.code == 0, ran.err
+        asked = len(server.bodies)
+        assert bookwheel(*given, "--cite", "--json", "-k", "2").json["evaluation"] == ran.json["evaluation"]
+        assert asked == len(server.bodies) == len(QUESTIONS)  # the answers were kept
+    assert (ran.json["model"], ran.json["reader"]) == ("openai:tiny", "concat")
+    assert (ran.json["metrics"]["EM"], ran.json["unrecorded"]) == (pytest.approx(1 / 3), "")
 
 
 def artifacts(prefix: str) -> dict[str, Any]:
