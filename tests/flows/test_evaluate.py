@@ -189,6 +189,9 @@ def test_an_edited_model_folder_is_another_model(
         (["--model", "reader", "--cite"], 2, "--cite says how passages become one prompt"),
         (["--kilt", "page.jsonl"], 2, "--kilt needs a model"),
         (["--abstain", "t.json"], 2, "--abstain needs a model"),
+        (["--label", "SUPPORTS=true"], 2, "--label needs a model"),
+        (["--model", "reader", "--label", "SUPPORTS"], 2, "give one such as SUPPORTS=true"),
+        (["--model", "reader", "--label", "A=the", "--label", "B=of"], 2, "give --answers labels too"),
         (["--model", "reader", "--risk", "0.1"], 2, "give --abstain too"),
         (["--model", "reader", "--abstain-below", "nowhere.json"], 1, "nowhere.json holds no threshold"),
         (["--model", "reader", "--retriever", "hnsw", "--retriever", "exact"], 2, "a model answers from one retriever"),
@@ -209,6 +212,20 @@ def test_what_can_not_be_asked(
     ran = bookwheel("evaluate", "--store", shelf, "--questions", questions, *given)
     assert ran.code == code
     assert told in ran.complaint
+
+
+def test_claims_are_labelled_by_one_token(shelf: Path, tmp_path: Path, bookwheel: Callable[..., Any]) -> None:
+    claims, rows = tmp_path / "claims.jsonl", tmp_path / "rows.jsonl"
+    labels = ["SUPPORTS", "REFUTES", "NOT ENOUGH INFO"]
+    claims.write_text(
+        "".join(json.dumps({**one, "answers": [label]}) + "\n" for one, label in zip(QUESTIONS, labels, strict=True))
+    )
+    given = ["evaluate", "--store", shelf, "--model", "reader", "--questions", claims, "--index", "exact", "--json"]
+    words = [word for pair in zip(labels, ["the", "of", "who"], strict=True) for word in ("--label", "=".join(pair))]
+    ran = bookwheel(*given, "--answers", "labels", *words, "--rows", rows)
+    assert ran.code == 0, ran.err
+    assert {json.loads(line)["prediction"] for line in rows.read_text().splitlines()} <= set(labels)
+    assert ran.json["metrics"].keys() >= {"Acc-3way", "Acc-2way", "AC"}
 
 
 def test_a_threshold_is_chosen_measured_and_used(
