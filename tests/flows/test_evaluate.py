@@ -12,7 +12,7 @@ from prefect.client.orchestration import get_client
 from rag_model.store.store import Store
 from rag_model.store.versions.models import Made, put_model
 from tests.fixtures.pages import assert_harmless, parsed
-from tests.fixtures.scripted import event, scripted, streams
+from tests.fixtures.scripted import WHOLE, scripted, streams
 from tests.fixtures.tiny_rag import save_tiny_rag
 
 pytestmark = pytest.mark.xdist_group("flows")
@@ -125,21 +125,6 @@ def test_readers_are_compared_on_the_same_passages(
     assert kept(shelf) == before + 3
 
 
-def test_a_model_behind_an_endpoint_is_measured(
-    shelf: Path, questions: Path, bookwheel: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    given = ["evaluate", "--store", shelf, "--model", "openai:tiny", "--questions", questions, "--index", "exact"]
-    with scripted(streams(event("Proudhon [1]."), event("", "stop"))) as server:
-        monkeypatch.setenv("OPENAI_BASE_URL", server.url)
-        ran = bookwheel(*given, "--cite", "--json", "-k", "2")
-        assert ran.code == 0, ran.err
-        asked = len(server.bodies)
-        assert bookwheel(*given, "--cite", "--json", "-k", "2").json["evaluation"] == ran.json["evaluation"]
-        assert asked == len(server.bodies) == len(QUESTIONS)  # the answers were kept
-    assert (ran.json["model"], ran.json["reader"]) == ("openai:tiny", "concat")
-    assert (ran.json["metrics"]["EM"], ran.json["unrecorded"]) == (pytest.approx(1 / 3), "")
-
-
 def artifacts(prefix: str) -> dict[str, Any]:
     with get_client(sync_client=True) as client:
         found = client.request("POST", "/artifacts/filter", json={"limit": 200}).json()
@@ -186,6 +171,9 @@ def test_an_edited_model_folder_is_another_model(
         (["--model", "reader", "--reader", "concat", "--reader", "concat"], 2, "name each once"),
         (["--model", "reader", "--cite"], 2, "--cite says how passages become one prompt"),
         (["--kilt", "page.jsonl"], 2, "--kilt needs a model"),
+        (["--abstain", "t.json"], 2, "--abstain needs a model"),
+        (["--model", "reader", "--risk", "0.1"], 2, "give --abstain too"),
+        (["--model", "reader", "--abstain-below", "nowhere.json"], 1, "nowhere.json holds no threshold"),
         (["--model", "reader", "--retriever", "hnsw", "--retriever", "exact"], 2, "a model answers from one retriever"),
         (["--judge", "passages"], 2, "question 'p' names no passages"),
         (["--model", "reader", "--judge", "pages"], 2, "question 'p' names no pages"),
@@ -204,3 +192,53 @@ def test_what_can_not_be_asked(
     ran = bookwheel("evaluate", "--store", shelf, "--questions", questions, *given)
     assert ran.code == code
     assert told in ran.complaint
+
+
+def test_a_threshold_is_chosen_measured_and_used(
+    shelf: Path, questions: Path, tmp_path: Path, bookwheel: Callable[..., Any]
+) -> None:
+    path, page = tmp_path / "threshold.json", tmp_path / "page.html"
+    common = ["--store", shelf, "--model", "reader"]
+    given = ["evaluate", *common, "--questions", questions, "--answers", "patterns", "--index", "exact"]
+    every = tmp_path / "every.jsonl"  # any answer matches
+    every.write_text("".join(json.dumps({**one, "answers": [".*"]}) + "\n" for one in QUESTIONS))
+    chosen = bookwheel(*[every if one is questions else one for one in given], "--abstain", path, "--report", page)
+    assert chosen.code == 0, chosen.err
+    assert "100% of the questions are answered, and 0.0% of these wrong" in chosen.out
+    assert "Area under each curve" in parsed(page.read_text()).text
+    kept_one = json.loads(path.read_text())
+    assert kept_one["signal"] in {"likelihood", "retrieval", "passages"}
+    assert kept_one["wanted_risk"] == 0.2
+
+    none = bookwheel(*given, "--abstain", tmp_path / "other.json", "--risk", 0)
+    assert none.code == 3
+    assert "No threshold keeps the risk at 0 or below" in none.err
+    assert not (tmp_path / "other.json").exists()
+
+    measured = bookwheel(*given, "--abstain-below", path, "--json").json
+    assert measured["abstaining"]["at"] == {"coverage": 1, "risk": 1}
+    answered = bookwheel(
+        "answer", "What is autism?", *common, "--index", "exact", "--abstain-below", path, "--json"
+    ).json
+    assert answered["answers"][0]["abstained"] is False
+    silent = bookwheel("answer", "What is autism?", *common, "--index", "exact", "--abstain-below", "1")
+    assert "(the library does not hold it)" in silent.out
+
+
+@pytest.mark.parametrize(("temperature", "asked"), [("0", 3), ("0.7", 6)])
+def test_an_endpoints_answers_are_kept_unless_they_are_drawn(
+    temperature: str,
+    asked: int,
+    shelf: Path,
+    questions: Path,
+    bookwheel: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with scripted(streams(*WHOLE)) as server:
+        monkeypatch.setenv("OPENAI_BASE_URL", server.url)
+        monkeypatch.setenv("BOOKWHEEL_LLM_TEMPERATURE", temperature)
+        given = ["evaluate", "--store", shelf, "--model", "openai:tiny", "--questions", questions, "--json"]
+        first, second = bookwheel(*given), bookwheel(*given)
+    assert first.code == second.code == 0, first.err
+    assert first.json["metrics"] == second.json["metrics"]
+    assert len(server.bodies) == asked
