@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -51,17 +52,11 @@ def retrieval_subject(
 
 
 def answers_subject(
-    store: Store,
-    snapshot: Snapshot,
-    model: str,
-    asked: QuestionSet,
-    settings: Evaluation,
-    asks: str | None = None,
-    readers: Mapping[str, Any] | None = None,
+    store: Store, snapshot: Snapshot, model: str, asked: QuestionSet, settings: Evaluation, asks: str | None = None
 ) -> Subject:
-    """Return the subject of an evaluation of a model: `model` is its id, its folder, or its name behind an endpoint.
+    """Return the subject of an evaluation of a model: `model` is its id, its folder, or `openai:MODEL`.
 
-    `readers` has what determines the answers of each, by name (`Reader.decides`).
+    What an endpoint gives under a name may change: it is known by its address, its name and its settings.
 
     Raises:
         StoreError: a model that the retriever names is not in the store.
@@ -74,19 +69,28 @@ def answers_subject(
         "retriever": retriever,
         "judged_by": Judge.of(asked, settings.judged_by, patterns=settings.kind == "patterns").by,
         "asks": asks,
-        "readers": dict(readers or {}),
         "models": _pinned(store, snapshot, [retriever], asks),
         "libraries": {name: version(name) for name in _LIBRARIES},
         "version": VERSION,
     }
-    return Subject(snapshot.id, _identity(model), digest_questions(asked), given)
-
-
-def _identity(model: str) -> str:
-    """Return the id of a model, or a digest: of a folder's files, or of the name that an endpoint knows."""
     if model.startswith(ENDPOINT):
-        return digest_json([model])
-    return digest_json(digest_folder(Path(model))) if Path(model).is_dir() else model
+        given["endpoint"] = _endpoint(model)
+    return Subject(snapshot.id, _identity(model, given), digest_questions(asked), given)
+
+
+def _identity(model: str, given: Mapping[str, Any]) -> str:
+    """Return an id, or the digest of a folder or of what names an endpoint's model."""
+    if "endpoint" in given:
+        return digest_json(given["endpoint"])
+    folder = Path(model)
+    return digest_json(digest_folder(folder)) if folder.is_dir() else model
+
+
+def _endpoint(model: str) -> dict[str, Any]:
+    writing: Any = import_module("rag_model.reading.writers.endpoint")  # HTTP for an endpoint alone
+    name = model.removeprefix(ENDPOINT)
+    found: dict[str, Any] = writing.decided_by(name, writing.ChatSettings.of(), writing.Place.of())
+    return found
 
 
 def digest_questions(asked: QuestionSet) -> str:
