@@ -13,6 +13,7 @@ from rag_model.generate.named import load_named, rag_folder, rag_id
 from rag_model.generate.rag import Rag
 from rag_model.reading.concat import ConcatReader, K
 from rag_model.reading.confidence import abstaining
+from rag_model.reading.labels import LabelReader
 from rag_model.reading.marginal import MarginalReader
 from rag_model.reading.reader import Reader, ReaderName
 from rag_model.reading.settings import ReaderSettings
@@ -52,6 +53,8 @@ class ReadingModel:
             return abstaining(concat, settings.threshold)
         if self.rag is None:
             raise UsageError(f"model {self.id} is a generator alone, which has no p(z|x): give --reader concat")
+        if settings.labels:
+            return abstaining(LabelReader(retriever, self.rag, settings.labels, passages=most), settings.threshold)
         return abstaining(MarginalReader(retriever, self.rag, settings.decoding, passages=most), settings.threshold)
 
     def _writer(self, decoding: Decoding) -> Writer:
