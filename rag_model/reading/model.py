@@ -12,6 +12,7 @@ from rag_model.generate.load import load_generator
 from rag_model.generate.named import load_named, rag_folder, rag_id
 from rag_model.generate.rag import Rag
 from rag_model.reading.concat import ConcatReader, K
+from rag_model.reading.confidence import abstaining
 from rag_model.reading.marginal import MarginalReader
 from rag_model.reading.reader import Reader, ReaderName
 from rag_model.reading.settings import ReaderSettings
@@ -47,10 +48,11 @@ class ReadingModel:
         """
         most = None if retriever is None else retriever.most
         if settings.of(self.id) == "concat":
-            return ConcatReader(retriever, self._writer(settings.decoding), settings.concat, self.k, most)
+            concat = ConcatReader(retriever, self._writer(settings.decoding), settings.concat, self.k, most)
+            return abstaining(concat, settings.threshold)
         if self.rag is None:
             raise UsageError(f"model {self.id} is a generator alone, which has no p(z|x): give --reader concat")
-        return MarginalReader(retriever, self.rag, settings.decoding, passages=most)
+        return abstaining(MarginalReader(retriever, self.rag, settings.decoding, passages=most), settings.threshold)
 
     def _writer(self, decoding: Decoding) -> Writer:
         if self.generator is not None:

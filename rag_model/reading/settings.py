@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from rag_model.errors import UsageError
 from rag_model.generate.decoding import Decoding
+from rag_model.reading.confidence import Threshold
 from rag_model.reading.prompts import Concat
 from rag_model.reading.reader import ReaderName
 from rag_model.reading.writers.writer import ENDPOINT
@@ -16,6 +17,7 @@ class ReaderSettings:
     reader: ReaderName | None = None  # None: an endpoint's model in one prompt, every other as the paper does
     decoding: Decoding = field(default_factory=Decoding)
     concat: Concat = field(default_factory=Concat)  # of the reader `concat`
+    threshold: Threshold | None = None  # below which no answer is given; None: every answer is
 
     def of(self, model: str) -> ReaderName:
         """Return the reader of a model by its name.

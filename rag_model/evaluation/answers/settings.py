@@ -9,6 +9,7 @@ from rag_model.evaluation.answers.scores import AnswerKind
 from rag_model.evaluation.bootstrap import RESAMPLING, Resampling
 from rag_model.evaluation.retrieval.judging import JudgedBy
 from rag_model.generate.decoding import Decoding
+from rag_model.reading.confidence import Threshold
 from rag_model.reading.prompts import Concat
 from rag_model.reading.reader import ReaderName
 from rag_model.reading.settings import ReaderSettings
@@ -31,12 +32,18 @@ class Evaluation:
     ablations: Ablations | None = None  # None: only the open book
     limits: Limits = LIMITS  # beyond which retrieval counts as collapsed
     resampling: Resampling = RESAMPLING  # of the intervals
+    risk: float | None = None  # choose a threshold at this risk, at most; None: choose none
+    threshold: Threshold | None = None  # measure this one; None: measure none
 
     def __post_init__(self) -> None:
         if min(self.depth, 1 if self.k is None else self.k) < 1:
             raise UsageError(f"k is {self.k} and depth {self.depth}: an evaluation needs at least 1 of each")
         if len(set(self.readers)) < len(self.readers):
             raise UsageError(f"readers are {', '.join(self.readers)}: name each once")
+        if self.risk is not None and not 0 <= self.risk < 1:
+            raise UsageError(f"a risk of {self.risk} is no share of wrong answers: give one from 0 to below 1")
+        if self.risk is not None and self.threshold is not None:
+            raise UsageError("a threshold is chosen or measured: give a risk or a threshold, not both")
         one_of(self.index, self.retriever)
 
     @property

@@ -56,6 +56,8 @@ def answers_subject(
 ) -> Subject:
     """Return the subject of an evaluation of a model: `model` is its id, its folder, or `openai:MODEL`.
 
+    What an endpoint gives under a name may change: it is known by its address, its name and its settings.
+
     Raises:
         StoreError: a model that the retriever names is not in the store.
         UsageError: the questions cannot be judged so, or the retriever is wrong.

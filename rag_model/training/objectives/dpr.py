@@ -25,7 +25,6 @@ from rag_model.training.objectives.biencoder import BiEncoder
 from rag_model.training.objectives.contrastive import in_batch_loss, of_all_processes
 from rag_model.training.objectives.group_task import GroupRecipe, GroupTask
 from rag_model.training.objectives.objective import (
-    UNIT_TEMPERATURE,
     Costs,
     Examples,
     Job,
@@ -169,6 +168,7 @@ class Dpr(Objective[DprTraining]):
     summary = "a question and a passage encoder"
     options = frozenset({"encoder"})
     settings = DprTraining
+    tempered = "dpr"
     result = Result(
         says="A pair of encoders, for questions and for passages, trained to tell each question's passage from others "
         "(DPR, Karpukhin et al. 2020).",
@@ -176,10 +176,6 @@ class Dpr(Objective[DprTraining]):
         role="sentence-similarity",
         parts=frozenset({"question", "passage"}),
     )
-
-    def defaults(self, *, unit_vectors: bool) -> Mapping[str, Mapping[str, Any]]:
-        """Return a temperature for vectors of unit length."""
-        return {"dpr": {"temperature": UNIT_TEMPERATURE}} if unit_vectors else {}
 
     def origins(self, store: Store, snapshot: Snapshot, named: Named) -> Origins:
         """Return the named encoders, else the one that the snapshot carries; see `pair_of`."""

@@ -8,7 +8,7 @@ import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -30,7 +30,7 @@ from rag_model.training.loop.task import Goal, Measures
 from rag_model.training.objectives.biencoder import BiEncoder
 from rag_model.training.objectives.contrastive import in_batch_loss, of_all_processes
 from rag_model.training.objectives.group_task import GroupRecipe
-from rag_model.training.objectives.objective import BACKWARD, LEARNED, UNIT_TEMPERATURE, Costs, Job, Objective, Result
+from rag_model.training.objectives.objective import BACKWARD, LEARNED, Costs, Job, Objective, Result
 from rag_model.training.objectives.ranking import Ranking
 from rag_model.training.objectives.text_task import TextTask
 from rag_model.training.origins import Named, Origins, pair_of
@@ -134,6 +134,7 @@ class IctObjective(Objective[IctTraining]):
     summary = "a question and a passage encoder, from the snapshot's own sentences"
     options = frozenset({"encoder"})
     settings = IctTraining
+    tempered = "ict"
     takes_examples = False
     result = Result(
         says="A pair of encoders, for questions and for passages, trained to find the passage that a sentence was "
@@ -142,10 +143,6 @@ class IctObjective(Objective[IctTraining]):
         role="sentence-similarity",
         parts=frozenset({"question", "passage"}),
     )
-
-    def defaults(self, *, unit_vectors: bool) -> Mapping[str, Mapping[str, Any]]:
-        """Return a temperature for vectors of unit length."""
-        return {"ict": {"temperature": UNIT_TEMPERATURE}} if unit_vectors else {}
 
     def origins(self, store: Store, snapshot: Snapshot, named: Named) -> Origins:
         """Return the named encoders, else the one that the snapshot carries; see `pair_of`."""

@@ -4,7 +4,7 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -23,7 +23,6 @@ from rag_model.training.objectives.biencoder import BiEncoder
 from rag_model.training.objectives.group_task import GroupRecipe, GroupTask
 from rag_model.training.objectives.listwise import as_lists, margin_mse
 from rag_model.training.objectives.objective import (
-    UNIT_TEMPERATURE,
     Costs,
     Examples,
     Job,
@@ -117,6 +116,7 @@ class MarginMse(Objective[MarginMseTraining]):
     summary = "a question and a passage encoder, taught by a cross-encoder"
     options = frozenset({"encoder", "teacher"})
     settings = MarginMseTraining
+    tempered = "margin_mse"
     result = Result(
         says="A pair of encoders, for questions and for passages, trained to differ in their scores as a cross-encoder "
         "does (MarginMSE, Hofstätter et al. 2020).",
@@ -124,10 +124,6 @@ class MarginMse(Objective[MarginMseTraining]):
         role="sentence-similarity",
         parts=frozenset({"question", "passage"}),
     )
-
-    def defaults(self, *, unit_vectors: bool) -> Mapping[str, Mapping[str, Any]]:
-        """Return a temperature for vectors of unit length."""
-        return {"margin_mse": {"temperature": UNIT_TEMPERATURE}} if unit_vectors else {}
 
     def origins(self, store: Store, snapshot: Snapshot, named: Named) -> Origins:
         """Return the encoders, as for DPR, and the teacher."""

@@ -113,6 +113,7 @@ class Objective(Protocol[S]):
     options: frozenset[Option]  # the command-line options that it accepts
     settings: type[S]
     result: Result
+    tempered: str = ""  # the table of `settings` whose `temperature` suits the length of the vectors; empty: none
     takes_examples: bool = True  # False: it learns from the snapshot's own text, and `Job.examples` are empty
     version: int = 0  # increased when the same inputs would give another model, so that earlier ones are not reused
 
@@ -121,7 +122,7 @@ class Objective(Protocol[S]):
 
         `unit_vectors`: the initial encoder makes vectors of length 1, so that scores differ little.
         """
-        return {}
+        return {self.tempered: {"temperature": UNIT_TEMPERATURE}} if unit_vectors and self.tempered else {}
 
     def origins(self, store: Store, snapshot: Snapshot, named: Named) -> Origins:
         """Return the models that the training begins with; what is not among `options` is not named.

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from rag_model.encoders.architecture import Architecture
 from rag_model.encoders.trainable import TrainableEncoder
@@ -13,7 +12,7 @@ from rag_model.store.store import Store
 from rag_model.store.versions.snapshot import Snapshot
 from rag_model.training.loop.loop_settings import LoopSettings
 from rag_model.training.loop.task import Measures
-from rag_model.training.objectives.objective import BACKWARD, LEARNED, UNIT_TEMPERATURE, Costs, Job, Objective, Result
+from rag_model.training.objectives.objective import BACKWARD, LEARNED, Costs, Job, Objective, Result
 from rag_model.training.objectives.rag_task import RagRecipe, RagTask
 from rag_model.training.origins import Named, Origins, reader_of
 
@@ -44,6 +43,7 @@ class RagObjective(Objective[RagTraining]):
 
     options = frozenset({"encoder", "generator"})
     settings = RagTraining
+    tempered = "rag"
 
     def __init__(self, marginal: Variant, when: str) -> None:
         """Name the objective after its marginal; `when` says, in the card, when passages are summed over."""
@@ -57,10 +57,6 @@ class RagObjective(Objective[RagTraining]):
             role="question-answering",
             parts=frozenset({"question", "generator"}),
         )
-
-    def defaults(self, *, unit_vectors: bool) -> Mapping[str, Mapping[str, Any]]:
-        """Return a temperature for vectors of unit length."""
-        return {"rag": {"temperature": UNIT_TEMPERATURE}} if unit_vectors else {}
 
     def origins(self, store: Store, snapshot: Snapshot, named: Named) -> Origins:
         """Return the named question encoder, else the snapshot's, and the generator; see `reader_of`."""

@@ -17,7 +17,7 @@ from rag_model.training.loop.task import Measures
 from rag_model.training.moving.moving_index import MovingIndex
 from rag_model.training.objectives.end2end.settings import LEADS, NONE, End2EndTraining
 from rag_model.training.objectives.end2end.task import End2EndTask
-from rag_model.training.objectives.objective import BACKWARD, LEARNED, UNIT_TEMPERATURE, Costs, Job, Objective, Result
+from rag_model.training.objectives.objective import BACKWARD, LEARNED, Costs, Job, Objective, Result
 from rag_model.training.objectives.rag import RagObjective, RagTraining
 from rag_model.training.origins import Named, Origins, reader_and_pair_of
 
@@ -31,6 +31,7 @@ class End2EndObjective(Objective[End2EndTraining]):
     summary = "a RAG model whose passage encoder learns too, beside an index that is rebuilt"
     options = frozenset({"encoder", "generator"})
     settings = End2EndTraining
+    tempered = "rag"
     result = Result(
         says="A question encoder, a passage encoder and a generator, trained together over retrieved passages, beside "
         "an index that was rebuilt as they learned (Siriwardhana et al. 2023). Its own index is the snapshot of its "
@@ -40,10 +41,6 @@ class End2EndObjective(Objective[End2EndTraining]):
         parts=frozenset({"question", "passage", "generator"}),
         rebuilds=True,
     )
-
-    def defaults(self, *, unit_vectors: bool) -> Mapping[str, Mapping[str, Any]]:
-        """Return a temperature for vectors of unit length."""
-        return {"rag": {"temperature": UNIT_TEMPERATURE}} if unit_vectors else {}
 
     def origins(self, store: Store, snapshot: Snapshot, named: Named) -> Origins:
         """Return the named encoders, else the snapshot's, and the generator; see `reader_and_pair_of`."""

@@ -32,7 +32,6 @@ from rag_model.training.loop.task import Task
 from rag_model.training.objectives.objective import (
     BACKWARD,
     LEARNED,
-    UNIT_TEMPERATURE,
     Costs,
     Job,
     Objective,
@@ -58,6 +57,7 @@ class RaDit(Objective[RaDitTraining]):
     summary = "a generator tuned to read what is found, then a question encoder tuned to find what it prefers"
     options = frozenset({"encoder", "generator"})
     settings = RaDitTraining
+    tempered = "ra_dit"
     result = Result(
         says="A generator tuned to answer from retrieved passages, one at a time, and a question encoder tuned to find "
         "the passages that make the generator's answers likely (RA-DIT, Lin et al. 2023).",
@@ -65,10 +65,6 @@ class RaDit(Objective[RaDitTraining]):
         role="question-answering",
         parts=frozenset({"question", "generator"}),
     )
-
-    def defaults(self, *, unit_vectors: bool) -> Mapping[str, Mapping[str, Any]]:
-        """Return a temperature for vectors of unit length."""
-        return {"ra_dit": {"temperature": UNIT_TEMPERATURE}} if unit_vectors else {}
 
     def origins(self, store: Store, snapshot: Snapshot, named: Named) -> Origins:
         """Return the named question encoder, else the snapshot's, and the generator; see `reader_of`."""

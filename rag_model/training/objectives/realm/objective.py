@@ -17,7 +17,7 @@ from rag_model.training.loop.task import Task
 from rag_model.training.moving.moving_index import MovingIndex
 from rag_model.training.moving.moving_settings import MovingSettings
 from rag_model.training.objectives.biencoder import BiEncoder
-from rag_model.training.objectives.objective import BACKWARD, LEARNED, UNIT_TEMPERATURE, Costs, Job, Objective, Result
+from rag_model.training.objectives.objective import BACKWARD, LEARNED, Costs, Job, Objective, Result
 from rag_model.training.objectives.realm.model import Realm
 from rag_model.training.objectives.realm.recipe import RealmTraining
 from rag_model.training.objectives.realm.task import RealmTask
@@ -33,6 +33,7 @@ class RealmObjective(Objective[RealmTraining]):
     summary = "a question and a passage encoder and a masked language model, from the snapshot's own text"
     options = frozenset({"encoder", "generator"})
     settings = RealmTraining
+    tempered = "realm"
     takes_examples = False
     result = Result(
         says="A question encoder, a passage encoder and a masked language model, trained together to fill masks in a "
@@ -43,10 +44,6 @@ class RealmObjective(Objective[RealmTraining]):
         parts=frozenset({"question", "passage", MASKED_LM}),
         rebuilds=True,
     )
-
-    def defaults(self, *, unit_vectors: bool) -> Mapping[str, Mapping[str, Any]]:
-        """Return a temperature for vectors of unit length."""
-        return {"realm": {"temperature": UNIT_TEMPERATURE}} if unit_vectors else {}
 
     def origins(self, store: Store, snapshot: Snapshot, named: Named) -> Origins:
         """Return the encoders, as for DPR, and the masked language model; see `masked_of`."""
