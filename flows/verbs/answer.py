@@ -60,7 +60,7 @@ def answer(
     asked, named_retriever = asked_of(question, questions_file), one_of(index, retriever)
     concat = concat_of([reader], model, order, budget, prompt, cite)
     threshold = None if abstain_below is None else Threshold.read(abstain_below)
-    settings = ReaderSettings(reader, Decoding(beams=beams), concat, threshold)
+    settings = ReaderSettings(reader, Decoding(beams=beams), concat, threshold=threshold)
     snapshot = Snapshot.open(store, ref)
     named, opened = open_reader(snapshot, store, model, named_retriever, settings, asks)
     with live(_head(asked[0]), common) as shown:

@@ -82,6 +82,14 @@ def evaluate(
             "(Jeopardy: the question is an entity, the answer a clue that asks for it)."
         ),
     ] = "spans",
+    label: Annotated[
+        tuple[str, ...],
+        Parameter(
+            negative="",
+            help="With --answers labels: a label and the word of one token that the model says for it, such as "
+            "SUPPORTS=true; again for each. The likeliest is the answer, instead of one that is written.",
+        ),
+    ] = (),
     asks: AsksName = None,
     beams: Annotated[int, Parameter(help="With --model: beams of the search for an answer; 1 is greedy.")] = 1,
     ablations: Annotated[
@@ -126,6 +134,7 @@ def evaluate(
     retrievers = all_of(index, retriever)
     if model is None:
         of_models: dict[str, Any] = {"--ablations": ablations, "--kilt": kilt, "--asks": asks, "--reader": reader}
+        of_models |= {"--label": label}
         of_models |= {"--abstain": abstain, "--risk": risk, "--abstain-below": abstain_below}
         of_models |= {"--order": order, "--budget": budget, "--prompt": prompt, "--cite": cite}
         _refuse(of_models, "needs a model: give one with --model")
@@ -143,11 +152,19 @@ def evaluate(
     settings["ablations"] = Ablations() if ablations else None
     if risk is not None and abstain is None:
         raise UsageError("--risk says how a threshold is chosen: give --abstain too")
+    settings["labels"] = _labels(label)
     settings["risk"] = (_RISK if risk is None else risk) if abstain is not None else None
     settings["threshold"] = None if abstain_below is None else Threshold.read(abstain_below)
     check_paths(None if abstain is None else str(abstain), questions=questions)
     named = {"rows": rows, "kilt": kilt, "report": report, "asks": asks}
     return _answer(store, model, questions, ref, settings, beams, named, abstain)
+
+
+def _labels(given: Sequence[str]) -> dict[str, str]:
+    pairs = [one.partition("=") for one in given]
+    if bad := next((one for one, pair in zip(given, pairs, strict=True) if not pair[0] or not pair[2]), None):
+        raise UsageError(f"--label {bad!r} is no label with a word: give one such as SUPPORTS=true")
+    return {label.strip(): word.strip() for label, _, word in pairs}
 
 
 def _refuse(given: dict[str, Any], why: str) -> None:

@@ -1,5 +1,6 @@
 """How passages are read: the settings of readers."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from rag_model.errors import UsageError
@@ -17,6 +18,7 @@ class ReaderSettings:
     reader: ReaderName | None = None  # None: an endpoint's model in one prompt, every other as the paper does
     decoding: Decoding = field(default_factory=Decoding)
     concat: Concat = field(default_factory=Concat)  # of the reader `concat`
+    labels: Mapping[str, str] = field(default_factory=dict)  # of claims, each with its word of one token; empty: none
     threshold: Threshold | None = None  # below which no answer is given; None: every answer is
 
     def of(self, model: str) -> ReaderName:
@@ -26,6 +28,8 @@ class ReaderSettings:
             UsageError: an endpoint's model is to be marginalised.
         """
         behind = model.startswith(ENDPOINT)
+        if self.labels and (behind or self.reader == "concat"):
+            raise UsageError("labels are chosen by their likelihood over all passages: leave --reader concat out")
         if behind and self.reader == "marginal":
             raise UsageError(
                 f"{model} does not tell the likelihood of a given text, so its answers cannot be marginalised: leave "

@@ -12,7 +12,7 @@ from prefect.client.orchestration import get_client
 from rag_model.store.store import Store
 from rag_model.store.versions.models import Made, put_model
 from tests.fixtures.pages import assert_harmless, parsed
-from tests.fixtures.scripted import WHOLE, scripted, streams
+from tests.fixtures.scripted import WHOLE, event, scripted, streams
 from tests.fixtures.tiny_rag import save_tiny_rag
 
 pytestmark = pytest.mark.xdist_group("flows")
@@ -100,8 +100,8 @@ def test_readers_are_compared_on_the_same_passages(
 ) -> None:
     page = tmp_path / "page.html"
     given = ["evaluate", "--store", shelf, "--model", "reader", "--questions", questions, "--index", "exact", "-k", "2"]
-    given += ["--reader", "marginal", "--reader", "concat", "--budget", "120"]
-    before = kept(shelf)  # another test may have marginalised already, and none reads within this budget
+    given += ["--reader", "marginal", "--beams", "2", "--reader", "concat", "--budget", "120"]
+    before = kept(shelf)
     found = bookwheel(*given, "--json", "--report", page).json
     once = kept(shelf)
     assert found["reader"] == "marginal"
@@ -122,9 +122,24 @@ def test_readers_are_compared_on_the_same_passages(
     assert kept(shelf) == once  # nothing was answered again
     other_budget = bookwheel(*given[:-1], "130", "--json")
     assert (other_budget.code, kept(shelf)) == (0, once + 1)  # another prompt is another answer; the first is kept
-    alone = bookwheel(*given[:-6], "--reader", "concat", "--budget", "120", "--json").json
+    alone = bookwheel(*given[:-8], "--beams", "2", "--reader", "concat", "--budget", "120", "--json").json
     assert alone["reader"] == "concat"
     assert kept(shelf) == once + 1
+
+
+def test_a_model_behind_an_endpoint_is_measured(
+    shelf: Path, questions: Path, bookwheel: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = ["evaluate", "--store", shelf, "--model", "openai:tiny", "--questions", questions, "--index", "exact"]
+    with scripted(streams(event("Proudhon [1]."), event("", "stop"))) as server:
+        monkeypatch.setenv("OPENAI_BASE_URL", server.url)
+        ran = bookwheel(*given, "--cite", "--json", "-k", "2")
+        assert ran.code == 0, ran.err
+        asked = len(server.bodies)
+        assert bookwheel(*given, "--cite", "--json", "-k", "2").json["evaluation"] == ran.json["evaluation"]
+        assert asked == len(server.bodies) == len(QUESTIONS)  # the answers were kept
+    assert (ran.json["model"], ran.json["reader"]) == ("openai:tiny", "concat")
+    assert (ran.json["metrics"]["EM"], ran.json["unrecorded"]) == (pytest.approx(1 / 3), "")
 
 
 def artifacts(prefix: str) -> dict[str, Any]:
@@ -174,6 +189,9 @@ def test_an_edited_model_folder_is_another_model(
         (["--model", "reader", "--cite"], 2, "--cite says how passages become one prompt"),
         (["--kilt", "page.jsonl"], 2, "--kilt needs a model"),
         (["--abstain", "t.json"], 2, "--abstain needs a model"),
+        (["--label", "SUPPORTS=true"], 2, "--label needs a model"),
+        (["--model", "reader", "--label", "SUPPORTS"], 2, "give one such as SUPPORTS=true"),
+        (["--model", "reader", "--label", "A=the", "--label", "B=of"], 2, "give --answers labels too"),
         (["--model", "reader", "--risk", "0.1"], 2, "give --abstain too"),
         (["--model", "reader", "--abstain-below", "nowhere.json"], 1, "nowhere.json holds no threshold"),
         (["--model", "reader", "--retriever", "hnsw", "--retriever", "exact"], 2, "a model answers from one retriever"),
@@ -194,6 +212,20 @@ def test_what_can_not_be_asked(
     ran = bookwheel("evaluate", "--store", shelf, "--questions", questions, *given)
     assert ran.code == code
     assert told in ran.complaint
+
+
+def test_claims_are_labelled_by_one_token(shelf: Path, tmp_path: Path, bookwheel: Callable[..., Any]) -> None:
+    claims, rows = tmp_path / "claims.jsonl", tmp_path / "rows.jsonl"
+    labels = ["SUPPORTS", "REFUTES", "NOT ENOUGH INFO"]
+    claims.write_text(
+        "".join(json.dumps({**one, "answers": [label]}) + "\n" for one, label in zip(QUESTIONS, labels, strict=True))
+    )
+    given = ["evaluate", "--store", shelf, "--model", "reader", "--questions", claims, "--index", "exact", "--json"]
+    words = [word for pair in zip(labels, ["the", "of", "who"], strict=True) for word in ("--label", "=".join(pair))]
+    ran = bookwheel(*given, "--answers", "labels", *words, "--rows", rows)
+    assert ran.code == 0, ran.err
+    assert {json.loads(line)["prediction"] for line in rows.read_text().splitlines()} <= set(labels)
+    assert ran.json["metrics"].keys() >= {"Acc-3way", "Acc-2way", "AC"}
 
 
 def test_a_threshold_is_chosen_measured_and_used(
