@@ -32,8 +32,9 @@ from rag_model.evaluation.answers.settings import Evaluation
 from rag_model.evaluation.questions.files import read_questions
 from rag_model.evaluation.records.subject import answers_subject, digest_folder
 from rag_model.evaluation.records.values import Values
-from rag_model.evaluation.reports.answers import AnswerReport, read_courses, render
+from rag_model.evaluation.reports.answers import AnswerReport, render
 from rag_model.evaluation.reports.run_files import check_paths, write_answers, write_kilt, write_page
+from rag_model.evaluation.reports.training import Curves, read_curves
 from rag_model.evaluation.retrieval.judging import Judge
 from rag_model.reading.marginal import MarginalReader
 from rag_model.reading.model import ReadingModel, model_folder_of, model_id
@@ -181,7 +182,9 @@ def prepare(store: Store, model: str, questions: str, ref: str, settings: Evalua
     texts = [question.text for question in asked.questions]
     rivals, whole = _ablated(store, loaded, found, readers[first[0]], settings, texts)
     examination = Examination(found, first[1], asked, k, snapshot.n, settings, dict(others), rivals, whole)
-    subject = answers_subject(store, snapshot, named, asked, settings, asks)
+    subject = answers_subject(
+        store, snapshot, named, asked, settings, asks, {name: one.decides for name, one in readers.items()}
+    )
     folder = model_folder_of(store, named)
     return Work(store, snapshot, named, next(iter(ways)), folder, examination, subject)
 
@@ -270,7 +273,7 @@ def _page(work: Work, outcome: Evaluated) -> AnswerReport:
         search=examined.search,
         worth=outcome.worth,
         abstaining=examined.abstaining,
-        courses=read_courses(work.folder / "metrics.jsonl") if work.folder else {},
+        curves=read_curves(work.folder / "metrics.jsonl") if work.folder else Curves(),
         lineage={
             "model": outcome.model,
             "snapshot": outcome.snapshot,

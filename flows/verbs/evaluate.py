@@ -127,6 +127,9 @@ def evaluate(
 
     With a model also exact match, F1 and the like. Answers are kept in the store: the same questions to the same
     snapshot and model are not answered twice.
+
+    What was measured is kept in the store as an evaluation, once for the same snapshot, model, questions and settings:
+    `show` lists it, `diff` compares it. In a store that cannot be written nothing is kept, and the reply says so.
     """
     retrievers = all_of(index, retriever)
     if model is None:

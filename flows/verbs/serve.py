@@ -137,16 +137,18 @@ def serve(
     if (tls_certificate is None) != (tls_key is None):
         raise UsageError("--tls-certificate and --tls-key belong together: give both, or none")
     files = running.CertificateFiles(tls_certificate, tls_key) if tls_certificate is not None else None
-    doors = running.Doors(host, port, health_port, tokens, files)
+    entrance = running.Entrance(host, port, health_port, tokens, files)
     asked = [question.text for question in running.read_questions(questions).questions] if questions else ()
+
+    served = ref if folder is None else str(folder)
 
     def listening(at: Any) -> None:
         if common is not None and common.json:
-            print(json.dumps({"url": at.url, "health": at.health, "ref": ref}), flush=True)
+            print(json.dumps({"url": at.url, "health": at.health, "ref": served}), flush=True)
         health = f", its health at {at.health}" if at.health else ""
-        print(f"serving {ref} at {at.url}{health}", file=sys.stderr, flush=True)
+        print(f"serving {served} at {at.url}{health}", file=sys.stderr, flush=True)
 
-    running.run(followed, settings, doors, asked, listening)
+    running.run(followed, settings, entrance, asked, listening)
 
 
 def _followed(

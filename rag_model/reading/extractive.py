@@ -56,8 +56,12 @@ class SpanModel:
             raise InputError(f"model {folder} has no head for spans ({head}): give one trained to answer questions")
         loader: Any = transformers.DPRReader if kind == _DPR else transformers.AutoModelForQuestionAnswering
         try:
-            module = loader.from_pretrained(folder, use_safetensors=True, local_files_only=True)
-            tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+            module = loader.from_pretrained(
+                folder, use_safetensors=True, local_files_only=True, trust_remote_code=False
+            )
+            tokenizer = transformers.AutoTokenizer.from_pretrained(
+                folder, local_files_only=True, trust_remote_code=False
+            )
         except (OSError, ValueError, RuntimeError, KeyError) as broken:
             raise InputError(f"model {folder} cannot be loaded ({broken}): fetch it again") from broken
         return cls(module.eval(), tokenizer, kind)

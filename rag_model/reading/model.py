@@ -91,17 +91,16 @@ def load_model(store: Store | None, identity: str, reader: ReaderName, asks: str
         RefusedError: the model records another passage space than `asks`.
         UsageError: `asks` is given, and the model asks nothing.
     """
-    if reader == "extractive" and not identity.startswith(ENDPOINT):
+    folder = model_folder_of(store, identity)
+    if folder is not None and reader == "extractive":
         if asks is not None:
             raise UsageError(f"model {identity} has no question encoder, so --asks says nothing of it: leave it out")
-        return ReadingModel(identity, spans=SpanModel.load(rag_folder(store, identity)))
-    alone = identity.startswith(ENDPOINT) or (reader == "concat" and not _has_questions(store, identity))
-    if not alone:
+        return ReadingModel(identity, spans=SpanModel.load(folder))
+    if folder is not None and (reader == "marginal" or holds_rag(folder)):
         rag = load_named(store, identity, asks)
         return ReadingModel(identity, rag, rag.generator)
     if asks is not None:
         raise UsageError(f"model {identity} has no question encoder, so --asks says nothing of it: leave it out")
-    folder = model_folder_of(store, identity)
     return ReadingModel(identity, generator=None if folder is None else load_generator(folder))
 
 
@@ -114,15 +113,14 @@ def model_folder_of(store: Store | None, identity: str) -> Path | None:
     return None if identity.startswith(ENDPOINT) else rag_folder(store, identity)
 
 
-def _has_questions(store: Store | None, identity: str) -> bool:
+def holds_rag(folder: Path) -> bool:
     """Return whether a folder holds a RAG model, and not a generator alone."""
-    folder = rag_folder(store, identity)
-    record = optional_object(folder / RECORD_FILE)
-    return "settings" in record or optional_object(folder / CONFIG).get("model_type") == "rag"
+    recorded = "settings" in optional_object(folder / RECORD_FILE)
+    return recorded or optional_object(folder / CONFIG).get("model_type") == "rag"
 
 
 def _endpoint(identity: str, decoding: Decoding) -> Writer:
-    from rag_model.reading.writers.chat.settings import ChatSettings  # noqa: PLC0415 - the extra llm
+    from rag_model.reading.writers.chat.settings import ChatSettings  # noqa: PLC0415 - HTTP for an endpoint alone
     from rag_model.reading.writers.endpoint import EndpointWriter  # noqa: PLC0415
 
     if decoding.beams > 1:

@@ -12,6 +12,7 @@ from prefect.client.orchestration import get_client
 from rag_model.store.store import Store
 from rag_model.store.versions.models import Made, put_model
 from tests.fixtures.pages import assert_harmless, parsed
+from tests.fixtures.scripted import WHOLE, event, scripted, streams
 from tests.fixtures.tiny_rag import save_tiny_rag
 from tests.fixtures.tiny_spans import save_span_model
 
@@ -100,10 +101,12 @@ def test_readers_are_compared_on_the_same_passages(
 ) -> None:
     page = tmp_path / "page.html"
     given = ["evaluate", "--store", shelf, "--model", "reader", "--questions", questions, "--index", "exact", "-k", "2"]
-    given += ["--reader", "marginal", "--reader", "concat", "--budget", "120"]
+    given += ["--reader", "marginal", "--beams", "2", "--reader", "concat", "--budget", "120"]
     before = kept(shelf)
     found = bookwheel(*given, "--json", "--report", page).json
-    assert (found["reader"], kept(shelf)) == ("marginal", before + 2)
+    once = kept(shelf)
+    assert found["reader"] == "marginal"
+    assert once > before
     first, other = found["ablations"]
     assert [first["condition"], other["condition"]] == ["open book", "concat, open book"]
     assert (first["k"], first["n"]) == (other["k"], other["n"]) == (2, 3)
@@ -117,12 +120,27 @@ def test_readers_are_compared_on_the_same_passages(
     assert "by marginal" in said
     assert "minus the first reader: EM +0.000 [+0.000, +0.000]" in said
     assert said.count("tokens read") == 2
-    assert kept(shelf) == before + 2  # nothing was answered again
+    assert kept(shelf) == once  # nothing was answered again
     other_budget = bookwheel(*given[:-1], "130", "--json")
-    assert (other_budget.code, kept(shelf)) == (0, before + 3)  # another prompt is another answer; the first is kept
-    alone = bookwheel(*given[:-6], "--reader", "concat", "--budget", "120", "--json").json
+    assert (other_budget.code, kept(shelf)) == (0, once + 1)  # another prompt is another answer; the first is kept
+    alone = bookwheel(*given[:-8], "--beams", "2", "--reader", "concat", "--budget", "120", "--json").json
     assert alone["reader"] == "concat"
-    assert kept(shelf) == before + 3
+    assert kept(shelf) == once + 1
+
+
+def test_a_model_behind_an_endpoint_is_measured(
+    shelf: Path, questions: Path, bookwheel: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = ["evaluate", "--store", shelf, "--model", "openai:tiny", "--questions", questions, "--index", "exact"]
+    with scripted(streams(event("Proudhon [1]."), event("", "stop"))) as server:
+        monkeypatch.setenv("OPENAI_BASE_URL", server.url)
+        ran = bookwheel(*given, "--cite", "--json", "-k", "2")
+        assert ran.code == 0, ran.err
+        asked = len(server.bodies)
+        assert bookwheel(*given, "--cite", "--json", "-k", "2").json["evaluation"] == ran.json["evaluation"]
+        assert asked == len(server.bodies) == len(QUESTIONS)  # the answers were kept
+    assert (ran.json["model"], ran.json["reader"]) == ("openai:tiny", "concat")
+    assert (ran.json["metrics"]["EM"], ran.json["unrecorded"]) == (pytest.approx(1 / 3), "")
 
 
 def artifacts(prefix: str) -> dict[str, Any]:
@@ -257,3 +275,22 @@ def test_a_threshold_is_chosen_measured_and_used(
     assert answered["answers"][0]["abstained"] is False
     silent = bookwheel("answer", "What is autism?", *common, "--index", "exact", "--abstain-below", "1")
     assert "(the library does not hold it)" in silent.out
+
+
+@pytest.mark.parametrize(("temperature", "asked"), [("0", 3), ("0.7", 6)])
+def test_an_endpoints_answers_are_kept_unless_they_are_drawn(
+    temperature: str,
+    asked: int,
+    shelf: Path,
+    questions: Path,
+    bookwheel: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with scripted(streams(*WHOLE)) as server:
+        monkeypatch.setenv("OPENAI_BASE_URL", server.url)
+        monkeypatch.setenv("BOOKWHEEL_LLM_TEMPERATURE", temperature)
+        given = ["evaluate", "--store", shelf, "--model", "openai:tiny", "--questions", questions, "--json"]
+        first, second = bookwheel(*given), bookwheel(*given)
+    assert first.code == second.code == 0, first.err
+    assert first.json["metrics"] == second.json["metrics"]
+    assert len(server.bodies) == asked

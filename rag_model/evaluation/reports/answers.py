@@ -2,9 +2,7 @@
 passages and their weights, which show whether the retriever, the generator or the gold answer is the cause.
 """
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,10 +15,9 @@ from rag_model.evaluation.bootstrap import Estimate
 from rag_model.evaluation.reports.charts import Point, courses, legend
 from rag_model.evaluation.reports.markup import Child, Node, join, tag
 from rag_model.evaluation.reports.page import document, pair, section, table, tiles
-from rag_model.json_text import parse_json
+from rag_model.evaluation.reports.training import Curves, training_sections
 
 _SHOWN_TEXT = 400  # characters of a passage
-_POINTS = 300  # points of a curve: a screen shows no more
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,30 +33,12 @@ class AnswerReport:
     collapse: Collapse
     intervals: Mapping[str, Estimate] = field(default_factory=dict)  # intervals of these, if known
     collapsed: str = ""  # one sentence, if retrieval has collapsed or passages are not used
-    courses: Mapping[str, Sequence[tuple[float, float]]] = field(default_factory=dict)  # curves: step and value
+    curves: Curves = field(default_factory=Curves)  # of its training
     lineage: Mapping[str, str] = field(default_factory=dict)
     search: Mapping[str, float] = field(default_factory=dict)  # milliseconds a question of each stage of retrieval
     abstaining: Abstaining | None = None  # None: no threshold was asked for
     worth: str = ""  # one sentence: whether retrieval earns its price here
     most_wrong: int = 100  # wrong answers shown
-
-
-def read_courses(path: Path) -> dict[str, list[tuple[float, float]]]:
-    """Return the curves of a training's `metrics.jsonl`: values by step, by kind and name; empty without the file.
-
-    A curve of more than 300 points is thinned evenly. Lines and values in another format are left out: the curves are
-    only an illustration.
-    """
-    found: dict[str, list[tuple[float, float]]] = {}
-    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
-    for line in lines:
-        with suppress(ValueError, TypeError, KeyError):
-            row = parse_json(line, finite=False)
-            step = float(row["step"])
-            for name, value in row.items():
-                if name not in {"kind", "step"} and isinstance(value, int | float) and math.isfinite(value):
-                    found.setdefault(f"{row['kind']} {name}", []).append((step, float(value)))
-    return {name: points[:: -(-len(points) // _POINTS)] for name, points in found.items()}
 
 
 def render(report: AnswerReport) -> str:
@@ -78,8 +57,7 @@ def _sections(report: AnswerReport) -> Iterator[Node]:
         yield _abstaining(report.abstaining)
     if len(report.rows) > 1:
         yield _ablations(report)
-    if report.courses:
-        yield _training(report.courses)
+    yield from training_sections(report.curves)
     wrong = [one for one in book.scored if one.measures.get(right_by(report.kind), 1.0) < 1]
     if wrong:
         yield _wrong(wrong, len(book.scored), report.most_wrong)
@@ -218,15 +196,6 @@ def _sweep(rows: Sequence[Row]) -> tuple[Node, Node]:
         for name in names
     }
     return legend(series), pair(courses(series, "measures", "passages per question", log=True))
-
-
-def _training(found: Mapping[str, Sequence[tuple[float, float]]]) -> Node:
-    pictures = [
-        tag("div", tag("h3", name), courses({name: [Point(x, y, y, y) for x, y in points]}, name, "steps"))
-        for name, points in found.items()
-        if points
-    ]
-    return section("Training", pair(*pictures))
 
 
 def _wrong(wrong: Sequence[Scored], asked: int, most: int) -> Node:
