@@ -20,6 +20,7 @@ import transformers
 from torch import Tensor
 
 from rag_model.encoders.files import CONFIG, optional_object
+from rag_model.encoders.pretrained import load_pretrained
 from rag_model.encoders.weights import stored_tensors
 from rag_model.errors import InputError, StoppedError
 from rag_model.reading.answer import Answer, Support, Usage
@@ -55,15 +56,8 @@ class SpanModel:
         if not any(head in name for name in names):
             raise InputError(f"model {folder} has no head for spans ({head}): give one trained to answer questions")
         loader: Any = transformers.DPRReader if kind == _DPR else transformers.AutoModelForQuestionAnswering
-        try:
-            module = loader.from_pretrained(
-                folder, use_safetensors=True, local_files_only=True, trust_remote_code=False
-            )
-            tokenizer = transformers.AutoTokenizer.from_pretrained(
-                folder, local_files_only=True, trust_remote_code=False
-            )
-        except (OSError, ValueError, RuntimeError, KeyError) as broken:
-            raise InputError(f"model {folder} cannot be loaded ({broken}): fetch it again") from broken
+        module = load_pretrained(loader, folder, "model", "fetch it again", use_safetensors=True)
+        tokenizer = load_pretrained(transformers.AutoTokenizer, folder, "the tokenizer of model", "fetch it again")
         return cls(module.eval(), tokenizer, kind)
 
     @property
