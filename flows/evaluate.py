@@ -23,6 +23,7 @@ from flows.progress import StageClock
 from flows.recording import KILT, REPORT, ROWS, Found, Kept, figures, keep
 from flows.stage import deployed, stage
 from rag_model.evaluation.answers.ablation import Condition
+from rag_model.evaluation.answers.abstaining import abstention_words
 from rag_model.evaluation.answers.answering import Answering
 from rag_model.evaluation.answers.examination import Examination
 from rag_model.evaluation.answers.rivals import open_rivals, whole_corpus
@@ -131,6 +132,7 @@ class Work:
     def outcome(self, seconds: dict[str, float], report: str | None) -> Evaluated:
         """Return what was found, as plain values."""
         examined, book = self.examination, self.examination.rows[0]
+        abstaining = examined.abstaining
         answered = {name: one.value for name, one in book.figures.items()}
         return Evaluated(
             snapshot=self.snapshot.id,
@@ -148,6 +150,8 @@ class Work:
             refusal=examined.collapse.reason(examined.settings.limits),
             ablations=[row.to_json() for row in examined.rows] if len(examined.rows) > 1 else [],
             search=examined.search,
+            abstaining=None if abstaining is None else abstaining.to_json(),
+            abstained="" if abstaining is None else abstention_words(abstaining),
             worth=examined.worth,
             seconds=seconds,
             report=report,
@@ -178,7 +182,9 @@ def prepare(store: Store, model: str, questions: str, ref: str, settings: Evalua
     texts = [question.text for question in asked.questions]
     rivals, whole = _ablated(store, loaded, found, readers[first[0]], settings, texts)
     examination = Examination(found, first[1], asked, k, snapshot.n, settings, dict(others), rivals, whole)
-    subject = answers_subject(store, snapshot, named, asked, settings, asks)
+    subject = answers_subject(
+        store, snapshot, named, asked, settings, asks, {name: one.decides for name, one in readers.items()}
+    )
     folder = model_folder_of(store, named)
     return Work(store, snapshot, named, next(iter(ways)), folder, examination, subject)
 
@@ -266,6 +272,7 @@ def _page(work: Work, outcome: Evaluated) -> AnswerReport:
         collapsed=outcome.refusal,
         search=examined.search,
         worth=outcome.worth,
+        abstaining=examined.abstaining,
         curves=read_curves(work.folder / "metrics.jsonl") if work.folder else Curves(),
         lineage={
             "model": outcome.model,

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rag_model.evaluation.answers.ablation import OPEN, Row
+from rag_model.evaluation.answers.abstaining import Abstaining, abstention_words
 from rag_model.evaluation.answers.collapse import Collapse
 from rag_model.evaluation.answers.readings import Shown
 from rag_model.evaluation.answers.scores import AnswerKind, Scored, right_by
@@ -35,6 +36,7 @@ class AnswerReport:
     curves: Curves = field(default_factory=Curves)  # of its training
     lineage: Mapping[str, str] = field(default_factory=dict)
     search: Mapping[str, float] = field(default_factory=dict)  # milliseconds a question of each stage of retrieval
+    abstaining: Abstaining | None = None  # None: no threshold was asked for
     worth: str = ""  # one sentence: whether retrieval earns its price here
     most_wrong: int = 100  # wrong answers shown
 
@@ -51,6 +53,8 @@ def _sections(report: AnswerReport) -> Iterator[Node]:
     yield tiles((name, f"{one.value:.3f}") for name, one in book.figures.items())
     yield _figures(report, book)
     yield from _prices(report)
+    if report.abstaining is not None:
+        yield _abstaining(report.abstaining)
     if len(report.rows) > 1:
         yield _ablations(report)
     yield from training_sections(report.curves)
@@ -164,6 +168,21 @@ def _reading(costs: Mapping[str, Mapping[str, float]]) -> Iterator[tuple[Child, 
 
 def _milliseconds(costs: Mapping[str, float]) -> float | None:
     return 1000 * costs["seconds"] if "seconds" in costs else None
+
+
+def _abstaining(found: Abstaining) -> Node:
+    series: dict[str, list[Point]] = {
+        signal: [Point(one.coverage, one.risk, one.risk, one.risk) for one in points]
+        for signal, points in found.curves.items()
+    }
+    areas = ", ".join(f"{signal} {value:.3f}" for signal, value in found.areas.items())
+    note = f"Risk: the share of wrong answers among those given. Area under each curve, smaller is better: {areas}."
+    return section(
+        abstention_words(found),
+        tag("p", note, class_="note"),
+        legend(series),
+        pair(courses(series, "risk", "coverage")),
+    )
 
 
 def _swept(rows: Sequence[Row]) -> list[Row]:
