@@ -23,6 +23,7 @@ from flows.progress import StageClock
 from flows.recording import KILT, REPORT, ROWS, Found, Kept, figures, keep
 from flows.stage import deployed, stage
 from rag_model.evaluation.answers.ablation import Condition
+from rag_model.evaluation.answers.abstaining import abstention_words
 from rag_model.evaluation.answers.answering import Answering
 from rag_model.evaluation.answers.examination import Examination
 from rag_model.evaluation.answers.rivals import open_rivals, whole_corpus
@@ -31,8 +32,9 @@ from rag_model.evaluation.answers.settings import Evaluation
 from rag_model.evaluation.questions.files import read_questions
 from rag_model.evaluation.records.subject import answers_subject, digest_folder
 from rag_model.evaluation.records.values import Values
-from rag_model.evaluation.reports.answers import AnswerReport, read_courses, render
+from rag_model.evaluation.reports.answers import AnswerReport, render
 from rag_model.evaluation.reports.run_files import check_paths, write_answers, write_kilt, write_page
+from rag_model.evaluation.reports.training import Curves, read_curves
 from rag_model.evaluation.retrieval.judging import Judge
 from rag_model.reading.marginal import MarginalReader
 from rag_model.reading.model import ReadingModel, model_folder_of, model_id
@@ -130,6 +132,7 @@ class Work:
     def outcome(self, seconds: dict[str, float], report: str | None) -> Evaluated:
         """Return what was found, as plain values."""
         examined, book = self.examination, self.examination.rows[0]
+        abstaining = examined.abstaining
         answered = {name: one.value for name, one in book.figures.items()}
         return Evaluated(
             snapshot=self.snapshot.id,
@@ -147,6 +150,8 @@ class Work:
             refusal=examined.collapse.reason(examined.settings.limits),
             ablations=[row.to_json() for row in examined.rows] if len(examined.rows) > 1 else [],
             search=examined.search,
+            abstaining=None if abstaining is None else abstaining.to_json(),
+            abstained="" if abstaining is None else abstention_words(abstaining),
             worth=examined.worth,
             seconds=seconds,
             report=report,
@@ -177,7 +182,9 @@ def prepare(store: Store, model: str, questions: str, ref: str, settings: Evalua
     texts = [question.text for question in asked.questions]
     rivals, whole = _ablated(store, loaded, found, readers[first[0]], settings, texts)
     examination = Examination(found, first[1], asked, k, snapshot.n, settings, dict(others), rivals, whole)
-    subject = answers_subject(store, snapshot, named, asked, settings, asks)
+    subject = answers_subject(
+        store, snapshot, named, asked, settings, asks, {name: one.decides for name, one in readers.items()}
+    )
     folder = model_folder_of(store, named)
     return Work(store, snapshot, named, next(iter(ways)), folder, examination, subject)
 
@@ -265,7 +272,8 @@ def _page(work: Work, outcome: Evaluated) -> AnswerReport:
         collapsed=outcome.refusal,
         search=examined.search,
         worth=outcome.worth,
-        courses=read_courses(work.folder / "metrics.jsonl") if work.folder else {},
+        abstaining=examined.abstaining,
+        curves=read_curves(work.folder / "metrics.jsonl") if work.folder else Curves(),
         lineage={
             "model": outcome.model,
             "snapshot": outcome.snapshot,

@@ -87,5 +87,11 @@ class Examiner:
             return refused.outcome
 
     def _collapsed(self, found: EvaluationManifest) -> str:
-        told: Any = parse_json(self.store.blobs.read(found.content.files[OUTCOME]))
-        return str(told.get("refusal", "")) if isinstance(told, dict) else ""
+        try:
+            told: Any = parse_json(self.store.blobs.read(found.content.files[OUTCOME]), finite=False)
+            return str(told.get("refusal", ""))
+        except (AttributeError, KeyError, ValueError) as broken:
+            raise StoreError(
+                f"{OUTCOME} of evaluation {found.id[:12]} in {self.store.url} is damaged ({broken}): restore it from a "
+                "copy"
+            ) from broken

@@ -13,7 +13,7 @@ from rag_model.errors import StoreError
 from rag_model.evaluation.records.values import FILE, Values
 from rag_model.store.store import Store
 from rag_model.store.versions.evaluation_manifest import Figure, Figures, Subject
-from rag_model.store.versions.evaluations import record
+from rag_model.store.versions.evaluations import record, stands
 
 OUTCOME, ROWS, REPORT, KILT = "outcome.json", "rows.jsonl", "report.html", "kilt.jsonl"
 
@@ -37,10 +37,12 @@ class Found:
 
 
 def keep(store: Store, subject: Subject, found: Found, questions: str, seconds: Mapping[str, float]) -> Kept:
-    """Record an evaluation once. In a store that cannot be written nothing is recorded, and the result says why.
+    """Record an evaluation, unless it stands in the store. In one that cannot be written the result says why not.
 
     `questions` names their file, for people; `seconds` are those of the stages.
     """
+    if stands(store, subject):
+        return Kept(subject.id)
     made = {
         "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "questions": Path(questions).name,

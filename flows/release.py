@@ -25,7 +25,7 @@ from rag_model.evaluation.answers.settings import Evaluation
 from rag_model.evaluation.gate import Verdict
 from rag_model.evaluation.records.acceptance import Acceptance, accept
 from rag_model.evaluation.records.differences import beside
-from rag_model.generate.named import rag_id
+from rag_model.reading.model import model_id
 from rag_model.snapshots.rebuilt import Inputs, inputs_of, known, remember
 from rag_model.snapshots.recipe import Recipe, check_fit
 from rag_model.store.store import MODEL, Store
@@ -82,7 +82,7 @@ def release(
         recipe: all other settings that decide the snapshot; by default the default recipe.
         ref: the ref to move to the new snapshot, when it is accepted.
         limit: read at most this many articles, for a quick test.
-        model: a RAG model of the store that answers the questions; by default retrieval alone is measured.
+        model: what answers the questions, as `evaluate` takes it; by default retrieval alone is measured.
         training: train a RAG model on the new snapshot instead; its ref moves with the snapshot's.
         settings: of the evaluation, the retriever among them; `depth` is the number of passages that are measured.
         acceptance: floors on figures, and the loss against the present snapshot and model that is tolerated.
@@ -115,7 +115,8 @@ def release(
         before = examine(base, served) if base and compared else None
         done["evaluate"] = found.new or (before is not None and before.new)
         with clock("judge"):
-            verdict = decide(target, acceptance, examine.headline(answering), found, before)
+            withdrawn = moved_away(target, ref, snapshot, now)
+            verdict = decide(target, acceptance, examine.headline(answering), found, before, withdrawn)
         with clock("move"):
             moved = move(target, verdict, Candidate(ref, snapshot, training, answering, found.manifest.id), now)
         done["move"] = verdict.passed and moved != now
@@ -196,7 +197,7 @@ def models(store: Store, model: str | None, training: Training | None) -> tuple[
     if training is not None:
         current = store.models.refs.current(training.ref)
         return (current.snapshot if current else None), None
-    answering = rag_id(store, model) if model else None
+    answering = model_id(store, model) if model else None
     return answering, answering
 
 
@@ -220,13 +221,23 @@ def train(training: Training, store: str, snapshot: str, beam_options: Sequence[
     return made.model, made.trained
 
 
+def moved_away(store: Store, ref: str, snapshot: str, now: RefMove | None) -> str:
+    """Return the last move by which a ref named a snapshot that it names no longer; empty: there is none."""
+    if now is None or now.snapshot == snapshot:
+        return ""
+    named = [move.number for move in store.refs.history(ref) if move.snapshot == snapshot]
+    return f"{ref}@{named[-1]}" if named else ""
+
+
 @stage
-def decide(store: Store, acceptance: Acceptance, headline: str, found: Examined, before: Examined | None) -> Verdict:
+def decide(
+    store: Store, acceptance: Acceptance, headline: str, found: Examined, before: Examined | None, withdrawn: str
+) -> Verdict:
     """Hold the candidate's evaluation to its floors, and beside that of what the ref names now."""
     lost = None
     if before is not None:
         (lost,) = beside(store, before.manifest, found.manifest).pairs.values()
-    return accept(acceptance, found.figures, lost, headline, found.collapsed)
+    return accept(acceptance, found.figures, lost, headline, found.collapsed, withdrawn)
 
 
 @stage

@@ -24,11 +24,11 @@ def briefly(manifest: EvaluationManifest) -> dict[str, Any]:
 
 
 def line_of(manifest: EvaluationManifest) -> str:
-    """Return one line: the id, the model, the questions, and the figures of each retriever."""
+    """Return an evaluation in one line: the id, the model, the questions, and the figures of each retriever."""
     subject, made = manifest.content.subject, manifest.provenance
     by = f"model {subject.model.removeprefix('sha256:')[:12]}" if subject.model else "retrieval"
     figures = "; ".join(f"{retriever}: {_values(some)}" for retriever, some in _figures(manifest).items())
-    return f"evaluated {manifest.id[:12]}: {by}, {made.get('n')} questions of {made.get('questions')}, {figures}"
+    return f"{manifest.id[:12]}: {by}, {made.get('n')} questions of {made.get('questions')}, {figures}"
 
 
 def compared(found: Beside) -> Reply:

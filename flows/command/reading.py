@@ -38,6 +38,14 @@ PromptFile = Annotated[
         "{question}.",
     ),
 ]
+AbstainBelow = Annotated[
+    str | None,
+    Parameter(
+        allow_leading_hyphen=True,
+        help="Give no answer where its score is below this: a number, of log p(y|x) in nats, or the file of `evaluate "
+        "--abstain`.",
+    ),
+]
 Cite = Annotated[bool, Parameter(negative="", help=f"{CONCAT}ask for citations: the number of a passage, [1].")]
 
 

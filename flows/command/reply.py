@@ -8,7 +8,10 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 StoreUrl = Annotated[str, Parameter(name="--store", help="The store of snapshots: file:///…, s3://… or a folder.")]
-MaybeStoreUrl = Annotated[str | None, Parameter(name="--store", help="The store of snapshots: as in the other verbs.")]
+MaybeStoreUrl = Annotated[
+    str | None,
+    Parameter(name="--store", help="The store of snapshots: file:///…, s3://… or a folder; none with --folder."),
+]
 SnapshotName = Annotated[str, Parameter(help="A ref, ref@number, an id, or a unique prefix of one.")]
 IndexName = Annotated[
     str | None, Parameter(help="An index of the snapshot, or `exact`: the short form of --retriever.")

@@ -5,11 +5,12 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from flows.command.live import live
-from flows.command.reading import BudgetTokens, Cite, OrderName, PromptFile, ReadBy, concat_of
+from flows.command.reading import AbstainBelow, BudgetTokens, Cite, OrderName, PromptFile, ReadBy, concat_of
 from flows.command.reply import AsksName, Common, IndexName, Reply, RetrieverName, SnapshotName, StoreUrl
 from flows.verbs.search import asked_of
 from rag_model.generate.decoding import Decoding
 from rag_model.reading.answer import Answer, Excerpt, Support, answer_json
+from rag_model.reading.confidence import Threshold
 from rag_model.reading.opening import open_reader
 from rag_model.reading.settings import ReaderSettings
 from rag_model.retrieve.expression import one_of
@@ -39,6 +40,7 @@ def answer(
     budget: BudgetTokens = None,
     prompt: PromptFile = None,
     cite: Cite = False,
+    abstain_below: AbstainBelow = None,
     questions_file: Annotated[
         str | None,
         Parameter(name="--questions", allow_leading_hyphen=True, help="A file of questions; `-` reads standard input."),
@@ -57,7 +59,8 @@ def answer(
     """
     asked, named_retriever = asked_of(question, questions_file), one_of(index, retriever)
     concat = concat_of([reader], model, order, budget, prompt, cite)
-    settings = ReaderSettings(reader, Decoding(beams=beams), concat)
+    threshold = None if abstain_below is None else Threshold.read(abstain_below)
+    settings = ReaderSettings(reader, Decoding(beams=beams), concat, threshold=threshold)
     snapshot = Snapshot.open(store, ref)
     named, opened = open_reader(snapshot, store, model, named_retriever, settings, asks)
     with live(_head(asked[0]), common) as shown:
@@ -68,7 +71,9 @@ def answer(
 
 
 def _words(answer: Answer) -> str:
-    lines = [f"{_head(answer.question)}{answer.text or '(nothing)'}{'' if answer.ended else ' …'}"]
+    nothing = "(the library does not hold it)" if answer.abstained else "(nothing)"
+    cut = "" if answer.ended or answer.abstained else " …"
+    lines = [f"{_head(answer.question)}{answer.text or nothing}{cut}"]
     if answer.context:
         return "\n".join([*lines, *(line for one in answer.context for line in _entry(one, answer) if line.strip())])
     for one in sorted(answer.support, key=_share, reverse=True):

@@ -6,18 +6,21 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 from cyclopts import Parameter
 
-from flows.command.reading import BudgetTokens, Cite, OrderName, PromptFile, concat_of
+from flows.command.reading import AbstainBelow, BudgetTokens, Cite, OrderName, PromptFile, concat_of
 from flows.command.reply import AsksName, Common, EncoderName, Reply, SnapshotName, StoreUrl, whole
 from rag_model.errors import UsageError
 from rag_model.evaluation.answers.ablation import OPEN, Ablations
 from rag_model.evaluation.answers.scores import AnswerKind
+from rag_model.evaluation.reports.run_files import check_paths
 from rag_model.evaluation.retrieval.judging import JudgedBy
+from rag_model.reading.confidence import Threshold
 from rag_model.reading.reader import ReaderName
 from rag_model.retrieve.expression import all_of
 
 if TYPE_CHECKING:
     from flows.outcome import Evaluated
 
+_RISK = 0.2  # share of wrong answers among those given, at most, unless told otherwise
 _DEPTH = 20  # passages that retrieval is measured to, unless told otherwise
 
 
@@ -74,8 +77,19 @@ def evaluate(
     cite: Cite = False,
     answers: Annotated[
         AnswerKind,
-        Parameter(help="What the answers are: `spans`, `patterns` (CuratedTREC), `labels` (FEVER) or `texts`."),
+        Parameter(
+            help="What the answers are: `spans`, `patterns` (CuratedTREC), `labels` (FEVER), `texts`, or `clues` "
+            "(Jeopardy: the question is an entity, the answer a clue that asks for it)."
+        ),
     ] = "spans",
+    label: Annotated[
+        tuple[str, ...],
+        Parameter(
+            negative="",
+            help="With --answers labels: a label and the word of one token that the model says for it, such as "
+            "SUPPORTS=true; again for each. The likeliest is the answer, instead of one that is written.",
+        ),
+    ] = (),
     asks: AsksName = None,
     beams: Annotated[int, Parameter(help="With --model: beams of the search for an answer; 1 is greedy.")] = 1,
     ablations: Annotated[
@@ -86,6 +100,17 @@ def evaluate(
             "all passages where they fit into one prompt; and a sentence that says whether retrieval earns its price.",
         ),
     ] = False,
+    abstain: Annotated[
+        Path | None,
+        Parameter(
+            help="With --model: choose on these questions the score below which the model gives no answer, at the "
+            "risk of --risk, and write it to this file."
+        ),
+    ] = None,
+    risk: Annotated[
+        float | None, Parameter(help="With --abstain: wrong answers among those given, at most; by default 0.2.")
+    ] = None,
+    abstain_below: AbstainBelow = None,
     report: Annotated[Path | None, Parameter(help="Write an HTML report to this file.")] = None,
     kilt: Annotated[Path | None, Parameter(help="With --model: write KILT's prediction file to this file.")] = None,
     trec: Annotated[Path | None, Parameter(help="Write a TREC run to this file.")] = None,
@@ -102,10 +127,15 @@ def evaluate(
 
     With a model also exact match, F1 and the like. Answers are kept in the store: the same questions to the same
     snapshot and model are not answered twice.
+
+    What was measured is kept in the store as an evaluation, once for the same snapshot, model, questions and settings:
+    `show` lists it, `diff` compares it. In a store that cannot be written nothing is kept, and the reply says so.
     """
     retrievers = all_of(index, retriever)
     if model is None:
         of_models: dict[str, Any] = {"--ablations": ablations, "--kilt": kilt, "--asks": asks, "--reader": reader}
+        of_models |= {"--label": label}
+        of_models |= {"--abstain": abstain, "--risk": risk, "--abstain-below": abstain_below}
         of_models |= {"--order": order, "--budget": budget, "--prompt": prompt, "--cite": cite}
         _refuse(of_models, "needs a model: give one with --model")
         asked = {"k": _DEPTH if k is None else k, "judged_by": judge, "patterns": answers == "patterns"}
@@ -120,8 +150,21 @@ def evaluate(
     settings["retriever"] = retrievers[0] if retrievers else None
     settings["readers"], settings["concat"] = reader, concat_of(reader, model, order, budget, prompt, cite)
     settings["ablations"] = Ablations() if ablations else None
+    if risk is not None and abstain is None:
+        raise UsageError("--risk says how a threshold is chosen: give --abstain too")
+    settings["labels"] = _labels(label)
+    settings["risk"] = (_RISK if risk is None else risk) if abstain is not None else None
+    settings["threshold"] = None if abstain_below is None else Threshold.read(abstain_below)
+    check_paths(None if abstain is None else str(abstain), questions=questions)
     named = {"rows": rows, "kilt": kilt, "report": report, "asks": asks}
-    return _answer(store, model, questions, ref, settings, beams, named)
+    return _answer(store, model, questions, ref, settings, beams, named, abstain)
+
+
+def _labels(given: Sequence[str]) -> dict[str, str]:
+    pairs = [one.partition("=") for one in given]
+    if bad := next((one for one, pair in zip(given, pairs, strict=True) if not pair[0] or not pair[2]), None):
+        raise UsageError(f"--label {bad!r} is no label with a word: give one such as SUPPORTS=true")
+    return {label.strip(): word.strip() for label, _, word in pairs}
 
 
 def _refuse(given: dict[str, Any], why: str) -> None:
@@ -157,6 +200,7 @@ def _answer(
     settings: dict[str, Any],
     beams: int,
     others: dict[str, Path | str | None],
+    abstain: Path | None,
 ) -> Reply:
     # Torch and Prefect, which `--help` does without.
     from flows.evaluate import evaluate as evaluate_flow  # noqa: PLC0415
@@ -171,7 +215,20 @@ def _answer(
         outcome, refusal = run_flow(evaluate_flow, store, model, questions, ref, examined, **named), ""
     except CollapseRefusedError as refused:
         outcome, refusal = refused.outcome, str(refused)
+    if abstain is not None:
+        refusal = _write_threshold(outcome, abstain) or refusal
     return Reply({**outcome.to_json(), "index": outcome.retriever}, _words(outcome), refusal)
+
+
+def _write_threshold(outcome: "Evaluated", path: Path) -> str:
+    """Write the threshold that was chosen; return one sentence where none was."""
+    found = outcome.abstaining or {}
+    if found.get("threshold") is None:
+        return f"{outcome.abstained}: {path} is not written; give a larger --risk"
+    chosen = {"model": outcome.model, "snapshot": outcome.snapshot, "retriever": outcome.retriever, "n": outcome.n}
+    rest = {name: value for name, value in found.items() if name != "threshold"}
+    Threshold(**found["threshold"]).write(path, **rest, **chosen)
+    return ""
 
 
 def _against(row: dict[str, Any]) -> list[str]:
@@ -210,6 +267,5 @@ def _words(outcome: "Evaluated") -> str:
         lines += _against(row) if row["condition"] in read else []
     seen = outcome.collapse
     lines.append(f"{seen['distinct']:,} distinct passages, spread {seen['spread']:.2f}")
-    if outcome.worth:
-        lines.append(outcome.worth)
+    lines += [sentence for sentence in (outcome.worth, outcome.abstained) if sentence]
     return "\n".join([*lines, *([f"report       {outcome.report}"] if outcome.report else []), kept(outcome)])

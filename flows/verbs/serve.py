@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from flows.command.reading import BudgetTokens, Cite, OrderName, PromptFile, ReadBy, concat_of
+from flows.command.reading import AbstainBelow, BudgetTokens, Cite, OrderName, PromptFile, ReadBy, concat_of
 from flows.command.reply import AsksName, Common, MaybeStoreUrl, SnapshotName, whole
 from rag_model.errors import UsageError
 from rag_model.extras import require
@@ -46,6 +46,7 @@ def serve(
     budget: BudgetTokens = None,
     prompt: PromptFile = None,
     cite: Cite = False,
+    abstain_below: AbstainBelow = None,
     host: Annotated[str, Parameter(help="Address to listen at; 0.0.0.0: also reachable from elsewhere.")] = "127.0.0.1",
     port: Annotated[int, Parameter(help="0 takes a free one.")] = 8000,
     health_port: Annotated[
@@ -127,7 +128,8 @@ def serve(
         connections_per_client=connections_per_client,
     )
     concat = concat_of([reader], model or "", order, budget, prompt, cite)
-    reading = running.ReaderSettings(reader, concat=concat)
+    threshold = None if abstain_below is None else running.Threshold.read(abstain_below)
+    reading = running.ReaderSettings(reader, concat=concat, threshold=threshold)
     followed = _followed(running, store, ref, dest, folder, model, asks, reading)
     if mcp:
         _serve_tools(followed, settings, model)
@@ -135,16 +137,18 @@ def serve(
     if (tls_certificate is None) != (tls_key is None):
         raise UsageError("--tls-certificate and --tls-key belong together: give both, or none")
     files = running.CertificateFiles(tls_certificate, tls_key) if tls_certificate is not None else None
-    doors = running.Doors(host, port, health_port, tokens, files)
+    entrance = running.Entrance(host, port, health_port, tokens, files)
     asked = [question.text for question in running.read_questions(questions).questions] if questions else ()
+
+    served = ref if folder is None else str(folder)
 
     def listening(at: Any) -> None:
         if common is not None and common.json:
-            print(json.dumps({"url": at.url, "health": at.health, "ref": ref}), flush=True)
+            print(json.dumps({"url": at.url, "health": at.health, "ref": served}), flush=True)
         health = f", its health at {at.health}" if at.health else ""
-        print(f"serving {ref} at {at.url}{health}", file=sys.stderr, flush=True)
+        print(f"serving {served} at {at.url}{health}", file=sys.stderr, flush=True)
 
-    running.run(followed, settings, doors, asked, listening)
+    running.run(followed, settings, entrance, asked, listening)
 
 
 def _followed(

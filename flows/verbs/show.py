@@ -52,7 +52,7 @@ def _beside(
 ) -> Reply:
     """Return what a version is, with its evaluations and its signature."""
     document = manifest.to_json() | {"evaluations": [briefly(one) for one in found], "signed": signed}
-    return Reply(document, "\n".join([*lines, *map(line_of, found), f"signature {signed}"]))
+    return Reply(document, "\n".join([*lines, *(f"evaluated {line_of(one)}" for one in found), f"signature {signed}"]))
 
 
 def _lines(manifest: Manifest) -> list[str]:

@@ -20,7 +20,7 @@ def pause_before(attempt: int, settings: ClientSettings, asked: str | None = Non
     """
     if attempt > settings.tries:
         return None
-    longest = min(settings.most_pause, settings.first_pause * 2.0 ** (attempt - 2))
+    longest = min(settings.most_pause, settings.first_pause * 2.0 ** min(attempt - 2, 60))
     wait = max(longest * random.uniform(0.5, 1), _seconds(asked))
     return wait if wait <= settings.most_pause else None
 

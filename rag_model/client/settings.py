@@ -22,7 +22,9 @@ class ClientSettings:
         Raises:
             UsageError: a number is not finite, or below the least that makes sense.
         """
-        for field in fields(self):
-            value, least = getattr(self, field.name), 1 if field.name == "tries" else 0
-            if not math.isfinite(value) or value < least or (field.name.endswith("_seconds") and value == 0):
-                raise UsageError(f"{field.name} of the client is {value}: give a finite number above {least}")
+        for name in (field.name for field in fields(self)):
+            value, least = getattr(self, name), 1 if name == "tries" else 0
+            if not math.isfinite(value) or value < least:
+                raise UsageError(f"{name} of the client is {value}: give a finite number of at least {least}")
+            if name.endswith("_seconds") and value == 0:
+                raise UsageError(f"{name} of the client is 0, so no reply could come in time: give more")

@@ -1,4 +1,4 @@
-"""Retrievers for other frameworks, over a store, a pulled folder or a running service; each is a file of its own.
+"""Retrievers for other frameworks, each a file: over a store, a pulled folder or a running service.
 
 | framework | class |
 | --- | --- |
@@ -6,5 +6,5 @@
 | LlamaIndex | `llamaindex.BookwheelRetriever` |
 | Haystack | `haystack.BookwheelRetriever` |
 
-They only translate: `source` says what they ask, `local` and `remote` answer.
+They only translate: `source` says what they ask; `local`, `following` and `remote` answer.
 """

@@ -35,6 +35,7 @@ class BookwheelRetriever:
         *,
         store: str | None = None,
         ref: str | None = None,
+        dest: str | None = None,
         folder: str | None = None,
         service: str | None = None,
         token: Secret | None = None,
@@ -49,7 +50,7 @@ class BookwheelRetriever:
         """
         _check(top_k)
         secret = None if token is None else token.resolve_value()
-        self.source = Opening(Place(store, ref, folder, service, secret, retriever, encoder))
+        self.source = Opening(Place(store, ref, dest, folder, service, secret, retriever, encoder))
         self.token, self.top_k = token, top_k
 
     def warm_up(self) -> None:

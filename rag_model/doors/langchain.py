@@ -28,6 +28,7 @@ class BookwheelRetriever(BaseRetriever):
     ref: str | None = Field(
         None, description="A snapshot of the store; by default `latest`, as it is at the first use."
     )
+    dest: str | None = Field(None, description="Where the store's snapshots are pulled to: then the ref is followed.")
     folder: str | None = Field(None, description="A folder that `bookwheel pull` wrote.")
     service: str | None = Field(None, description="URL of a running `bookwheel serve`.")
     token: SecretStr | None = Field(None, description="Of the service; by default BOOKWHEEL_TOKEN of the environment.")
@@ -48,7 +49,8 @@ class BookwheelRetriever(BaseRetriever):
     def source(self) -> Opening:
         """Where the passages come from; `close` frees what it opened."""
         token = None if self.token is None else self.token.get_secret_value()
-        return Opening(Place(self.store, self.ref, self.folder, self.service, token, self.retriever, self.encoder))
+        where = (self.store, self.ref, self.dest, self.folder, self.service)
+        return Opening(Place(*where, token, self.retriever, self.encoder))
 
     def _get_relevant_documents(
         self, query: str, *, run_manager: CallbackManagerForRetrieverRun, k: int | None = None

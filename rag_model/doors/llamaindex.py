@@ -28,6 +28,7 @@ class BookwheelRetriever(BaseRetriever):
         *,
         store: str | None = None,
         ref: str | None = None,
+        dest: str | None = None,
         folder: str | None = None,
         service: str | None = None,
         token: str | None = None,
@@ -43,7 +44,7 @@ class BookwheelRetriever(BaseRetriever):
         super().__init__()
         if k < 1:
             raise UsageError(f"k is {k}: ask for at least 1 passage")
-        self.source, self.k = Opening(Place(store, ref, folder, service, token, retriever, encoder)), k
+        self.source, self.k = Opening(Place(store, ref, dest, folder, service, token, retriever, encoder)), k
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
         given = self.source.find(query_bundle.query_str, self.k)

@@ -9,6 +9,8 @@ from typing import Any, Protocol
 from rag_model.errors import UsageError
 from rag_model.retrieve.shown import ShownHit
 
+_BELONGS = {"ref": ["store"], "dest": ["store"], "token": ["service"], "encoder": ["store", "folder"]}
+
 
 @dataclass(frozen=True, slots=True)
 class Given:
@@ -41,6 +43,7 @@ class Place:
 
     store: str | None = None  # URL or folder
     ref: str | None = None  # of the store: a ref, ref@number, an id or a unique prefix; None: latest
+    dest: str | None = None  # folder that the store's snapshots are pulled to; with it, the ref is followed
     folder: str | None = None  # that `bookwheel pull` wrote
     service: str | None = None  # URL of a running `bookwheel serve`
     token: str | None = field(default=None, repr=False)  # of the service; None: the environment's BOOKWHEEL_TOKEN
@@ -57,9 +60,11 @@ class Place:
         if len(given) != 1:
             named = " and ".join(given) or "none of them is given"
             raise UsageError(f"passages come from a store, a folder or a service ({named}): give one of the three")
-        for name, of in (("ref", ["store"]), ("token", ["service"]), ("encoder", ["store", "folder"])):
+        for name, of in _BELONGS.items():
             if getattr(self, name) and given[0] not in of:
                 raise UsageError(f"{name} belongs to a {' or a '.join(of)}, not to a {given[0]}: leave it out")
+        if self.dest and self.encoder:
+            raise UsageError("a ref is followed with the encoders that its snapshots carry: leave encoder or dest out")
 
 
 class Opening:
@@ -94,12 +99,13 @@ class Opening:
 
 
 def open_source(place: Place) -> Source:
-    """Open a place: a snapshot keeps the version that it was opened with, a service follows its ref by itself.
+    """Open a place. A snapshot stays the version that it was opened with, but for `dest`; a service follows its ref.
 
     Raises:
         BookwheelError: there is no such store, snapshot, folder or retriever, or the URL is not that of a service.
     """
-    module: Any = import_module(f"rag_model.doors.{'local' if place.service is None else 'remote'}")  # faiss, or httpx
+    kind = "remote" if place.service else "following" if place.dest else "local"
+    module: Any = import_module(f"rag_model.doors.{kind}")  # with httpx, torch or faiss
     opened: Source = module.open_at(place)
     return opened
 

@@ -37,6 +37,9 @@ _PLAIN: Mapping[str, tuple[Any, ...]] = {  # what a config may say of such a mod
     "is_decoder": (False, None),
     "add_cross_attention": (False, None),
     "projection_dim": (0, None),
+    "chunk_size_feed_forward": (0, None),
+    "pruned_heads": ({}, None),
+    "quantization_config": (None,),
 }
 _PARTS: Mapping[str, tuple[str, ...]] = {  # of a layer as `_Layer` has them: sizes of what each gives and takes
     "attention.self.query": ("hidden", "hidden"),

@@ -12,7 +12,7 @@ Which signal, and from which score on, is chosen on questions with known answers
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol, Self, get_args
 
@@ -149,6 +149,11 @@ class AbstainingReader:
         """The other's."""
         return self._reader.k
 
+    @property
+    def decides(self) -> dict[str, Any]:
+        """The other's settings, and the threshold."""
+        return {**self._reader.decides, "abstain_below": asdict(self.threshold)}
+
     def answer(
         self, questions: Sequence[str], k: int | None = None, stop: Stop | None = None, tell: Tell | None = None
     ) -> list[Answer]:
@@ -174,3 +179,12 @@ class AbstainingReader:
             if tell is not None and one.text:
                 tell(place, one.text)
         return sure
+
+
+def abstaining(reader: Reader, threshold: Threshold | None) -> Reader:
+    """Return a reader that withholds answers below a threshold; without one, the reader itself.
+
+    Raises:
+        UsageError: as `AbstainingReader`.
+    """
+    return reader if threshold is None else AbstainingReader(reader, threshold)

@@ -12,6 +12,8 @@ from rag_model.generate.load import load_generator
 from rag_model.generate.named import load_named, rag_folder, rag_id
 from rag_model.generate.rag import Rag
 from rag_model.reading.concat import ConcatReader, K
+from rag_model.reading.confidence import abstaining
+from rag_model.reading.labels import LabelReader
 from rag_model.reading.marginal import MarginalReader
 from rag_model.reading.reader import Reader, ReaderName
 from rag_model.reading.settings import ReaderSettings
@@ -47,10 +49,13 @@ class ReadingModel:
         """
         most = None if retriever is None else retriever.most
         if settings.of(self.id) == "concat":
-            return ConcatReader(retriever, self._writer(settings.decoding), settings.concat, self.k, most)
+            concat = ConcatReader(retriever, self._writer(settings.decoding), settings.concat, self.k, most)
+            return abstaining(concat, settings.threshold)
         if self.rag is None:
             raise UsageError(f"model {self.id} is a generator alone, which has no p(z|x): give --reader concat")
-        return MarginalReader(retriever, self.rag, settings.decoding, passages=most)
+        if settings.labels:
+            return abstaining(LabelReader(retriever, self.rag, settings.labels, passages=most), settings.threshold)
+        return abstaining(MarginalReader(retriever, self.rag, settings.decoding, passages=most), settings.threshold)
 
     def _writer(self, decoding: Decoding) -> Writer:
         if self.generator is not None:
@@ -79,13 +84,12 @@ def load_model(store: Store | None, identity: str, reader: ReaderName, asks: str
         RefusedError: the model records another passage space than `asks`.
         UsageError: `asks` is given, and the model asks nothing.
     """
-    alone = identity.startswith(ENDPOINT) or (reader == "concat" and not _has_questions(store, identity))
-    if not alone:
+    folder = model_folder_of(store, identity)
+    if folder is not None and (reader == "marginal" or holds_rag(folder)):
         rag = load_named(store, identity, asks)
         return ReadingModel(identity, rag, rag.generator)
     if asks is not None:
         raise UsageError(f"model {identity} has no question encoder, so --asks says nothing of it: leave it out")
-    folder = model_folder_of(store, identity)
     return ReadingModel(identity, generator=None if folder is None else load_generator(folder))
 
 
@@ -98,15 +102,14 @@ def model_folder_of(store: Store | None, identity: str) -> Path | None:
     return None if identity.startswith(ENDPOINT) else rag_folder(store, identity)
 
 
-def _has_questions(store: Store | None, identity: str) -> bool:
+def holds_rag(folder: Path) -> bool:
     """Return whether a folder holds a RAG model, and not a generator alone."""
-    folder = rag_folder(store, identity)
-    record = optional_object(folder / RECORD_FILE)
-    return "settings" in record or optional_object(folder / CONFIG).get("model_type") == "rag"
+    recorded = "settings" in optional_object(folder / RECORD_FILE)
+    return recorded or optional_object(folder / CONFIG).get("model_type") == "rag"
 
 
 def _endpoint(identity: str, decoding: Decoding) -> Writer:
-    from rag_model.reading.writers.chat.settings import ChatSettings  # noqa: PLC0415 - the extra llm
+    from rag_model.reading.writers.chat.settings import ChatSettings  # noqa: PLC0415 - HTTP for an endpoint alone
     from rag_model.reading.writers.endpoint import EndpointWriter  # noqa: PLC0415
 
     if decoding.beams > 1:

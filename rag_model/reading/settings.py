@@ -1,9 +1,11 @@
 """How passages are read: the settings of readers."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from rag_model.errors import UsageError
 from rag_model.generate.decoding import Decoding
+from rag_model.reading.confidence import Threshold
 from rag_model.reading.prompts import Concat
 from rag_model.reading.reader import ReaderName
 from rag_model.reading.writers.writer import ENDPOINT
@@ -16,6 +18,8 @@ class ReaderSettings:
     reader: ReaderName | None = None  # None: an endpoint's model in one prompt, every other as the paper does
     decoding: Decoding = field(default_factory=Decoding)
     concat: Concat = field(default_factory=Concat)  # of the reader `concat`
+    labels: Mapping[str, str] = field(default_factory=dict)  # of claims, each with its word of one token; empty: none
+    threshold: Threshold | None = None  # below which no answer is given; None: every answer is
 
     def of(self, model: str) -> ReaderName:
         """Return the reader of a model by its name.
@@ -24,6 +28,8 @@ class ReaderSettings:
             UsageError: an endpoint's model is to be marginalised.
         """
         behind = model.startswith(ENDPOINT)
+        if self.labels and (behind or self.reader == "concat"):
+            raise UsageError("labels are chosen by their likelihood over all passages: leave --reader concat out")
         if behind and self.reader == "marginal":
             raise UsageError(
                 f"{model} does not tell the likelihood of a given text, so its answers cannot be marginalised: leave "

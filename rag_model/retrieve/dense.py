@@ -128,7 +128,8 @@ def gives_products(indexes: Mapping[str, Mapping[str, Any]], name: str) -> bool:
     elif isinstance(factory, Graph):
         plain = factory.storage == "Flat"
     else:
-        plain = factory.codes.name == "Flat" or factory.refine == "Flat" or entry.get("refine") == "vectors"
+        kept = factory.codes.name == "Flat" and factory.rotation is None  # a transform may drop or shift dimensions
+        plain = kept or factory.refine == "Flat" or entry.get("refine") == "vectors"
     return plain and entry.get("metric") == "ip"
 
 

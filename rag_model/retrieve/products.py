@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from rag_model.index.files.engine import Vectors
 from rag_model.index.files.vectors import VectorFiles
 from rag_model.retrieve.dense import check_asks
 from rag_model.retrieve.found import Found, SnapshotRetriever
@@ -45,8 +46,18 @@ class WithProducts(SnapshotRetriever):
         products = np.zeros(found.rows.shape, np.float32)
         for vector, rows, line in zip(asked.vectors(self._encoder), found.rows, products, strict=True):
             kept = rows >= 0
-            line[kept] = taken[np.searchsorted(wanted, rows[kept])] @ vector
+            line[kept] = inner_products(taken[np.searchsorted(wanted, rows[kept])], vector)
         return replace(found, products=products)
+
+
+def inner_products(vectors: Vectors, asked: Vectors) -> Vectors:
+    """Return the inner products of (…, k, d) vectors with (…, d) questions, (…, k) float32, summed in float64.
+
+    Readers and trainings both take these, so a passage has one p(z|x); float32 sums differ by their order, and a low
+    temperature makes much of it.
+    """
+    found: Vectors = np.einsum("...kd,...d->...k", vectors, asked, dtype=np.float64).astype(np.float32)
+    return found
 
 
 def with_products(retriever: SnapshotRetriever, encoder: QuestionEncoder) -> SnapshotRetriever:

@@ -10,6 +10,7 @@ from pathlib import Path
 from rag_model.digest import digest_bytes
 from rag_model.errors import BookwheelError, UsageError
 from rag_model.evaluation.questions.files import read_questions
+from rag_model.reading.confidence import Threshold
 from rag_model.reading.settings import ReaderSettings
 from rag_model.serving.following.folder import Pulled
 from rag_model.serving.following.follower import Followed
@@ -29,12 +30,13 @@ from rag_model.store.objects.files import Files
 _LOG = logging.getLogger(__name__)
 __all__ = [
     "CertificateFiles",
-    "Doors",
+    "Entrance",
     "Followed",
     "Listening",
     "Pulled",
     "ReaderSettings",
     "ServiceSettings",
+    "Threshold",
     "default_dest",
     "hosts_of",
     "read_questions",
@@ -45,7 +47,7 @@ _LAST_PORT = 65_535
 
 
 @dataclass(frozen=True, slots=True)
-class Doors:
+class Entrance:
     """Where a service listens, and who may come in."""
 
     host: str
@@ -76,7 +78,7 @@ class Listening:
 def run(
     followed: Followed | Pulled,
     settings: ServiceSettings,
-    doors: Doors,
+    entrance: Entrance,
     questions: Sequence[str] = (),
     listening: Callable[[Listening], None] = lambda at: None,
 ) -> None:
@@ -85,7 +87,7 @@ def run(
     Args:
         followed: what to serve.
         settings: how.
-        doors: where to listen.
+        entrance: where to listen.
         questions: of the evaluation; how far live ones drift from them is measured.
         listening: called with the URLs once connections are taken, which may be long before questions can be answered.
 
@@ -104,8 +106,8 @@ def run(
             "--allow-host NAME, the name that the service is asked by"
         )
     _allow_files()
-    tokens = None if doors.tokens is None else Tokens(doors.tokens)
-    certificate = None if doors.certificate is None else Certificate(doors.certificate)
+    tokens = None if entrance.tokens is None else Tokens(entrance.tokens)
+    certificate = None if entrance.certificate is None else Certificate(entrance.certificate)
     followed.check()
     failures: list[BookwheelError] = []
     servers: list[Server] = []
@@ -116,10 +118,10 @@ def run(
             server.should_exit = True
 
     with ExitStack() as stack:
-        socket = stack.enter_context(bound(doors.host, doors.port))
+        socket = stack.enter_context(bound(entrance.host, entrance.port))
         health = None
-        if doors.health_port is not None:
-            health = stack.enter_context(bound(doors.host, doors.health_port, "--health-port"))
+        if entrance.health_port is not None:
+            health = stack.enter_context(bound(entrance.host, entrance.health_port, "--health-port"))
         metrics = Metrics(settings, Quality(questions=questions))
         service, exposition = (
             Service(followed, settings, metrics, hopeless),

@@ -8,6 +8,7 @@ import json
 import platform
 import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property
@@ -18,6 +19,8 @@ from typing import Any
 import torch
 
 from rag_model.errors import StoreError, UsageError
+from rag_model.evaluation.reports.training import read_curves, render
+from rag_model.landing import landing
 from rag_model.store.objects.memo import Memo
 from rag_model.store.store import MODEL
 from rag_model.store.versions.model_parts import parts_of
@@ -32,7 +35,7 @@ from rag_model.training.loop.task import Task, TellingTask
 from rag_model.training.moving.rebuild import Rebuild
 from rag_model.training.objectives.objective import Job, Objective, Stage, loops_of
 
-STAGE = "finetune"
+STAGE, PAGE = "finetune", "training.html"
 VERSION = 2  # increased when the same inputs would give another model
 _DECIDING = ("bookwheel", "torch", "transformers", "tokenizers", "accelerate", "numpy", "faiss-cpu")
 
@@ -106,6 +109,8 @@ class Finetuning:
         `rebuild` makes the rebuilds of a moving index. `report` is also called with kind `stage NAME` before each of
         several stages, whose `evaluate_every` is its value, and with kind `score` while a stage's data are scored.
 
+        `training.html` in `work` shows the curves, and how the index moved.
+
         Raises:
             BookwheelError: as the objective, its tasks and the loop; the checkpoints stay.
         """
@@ -115,12 +120,22 @@ class Finetuning:
                 report(f"stage {stage.name}", 0, 0, {"evaluate_every": stage.loop.evaluate_every})
             torch.manual_seed(stage.loop.seed)  # for weights that a folder lacks, such as a pooler's
             task = stage.task(found[-1].best if found else None, _scoring(report))
-            trained = train(task, stage.loop, work / stage.name, report)
+            try:
+                trained = train(task, stage.loop, work / stage.name, report)
+            finally:
+                self._draw(work, [*(one.name for one in told), stage.name])
             self.objective.check(task, trained.after)
             found.append(trained)
             told.append(_told(stage, task, trained))
         self._told = told
         return _joined(found)
+
+    def _draw(self, work: Path, stages: Sequence[str]) -> None:
+        """Write the page of the curves so far: of a training that was refused, too."""
+        curves = {one: read_curves(work / one / METRICS) for one in stages}
+        page = render(f"{self.objective.name}: the training", curves)
+        with suppress(OSError), landing(work / PAGE) as temporary:  # an illustration ends no training
+            temporary.write_text(page, encoding="utf-8")
 
     def publish(
         self, trained: Trained, work: Path, name: str, seconds: Mapping[str, float]

@@ -1,17 +1,19 @@
-"""End-to-end RAG: what a step costs beside a plain loop, and what each learning part is worth.
+"""End-to-end RAG: what a step costs beside a plain loop, what each learning part is worth, what a stale index costs.
 
-1. One training step (question encoder, passage encoder, generator, marginal, backward, AdamW; with the search of the
-   index and all tokenizing) beside a plain loop of the same equations in torch and transformers, over the same weights,
-   batch and passages. Each runs in a process of its own, in turns: ratio of CPU seconds, of peak anonymous memory, and
-   the losses' largest relative difference.
-2. A made corpus of names that the encoder has never seen (`made_world`): frozen retriever, learned question side,
-   end-to-end, end-to-end with reconstruction, at equal steps: Success@1 and 5 and EM on questions about other subjects
-   than those of training, each with its interval.
-3. Staleness, of the last arm: the index is rebuilt every n, 4n, 30n steps, and never. With `--asynchronous` also the
-   steps/s beside rebuilds in child processes.
+1. `step`: one training step (question encoder, passage encoder, generator, marginal, backward, AdamW; with the search
+   of the index and all tokenizing) beside a plain loop of the same equations in torch and transformers, over the same
+   weights, batch and passages. Each runs in a process of its own, in turns: ratio of CPU seconds, of peak anonymous
+   memory, and the losses' largest relative difference.
+2. `arms`: a made corpus of names that the encoder has never seen (`made_world`): frozen retriever, learned question
+   side, end-to-end, end-to-end with reconstruction, at equal steps: Success@1 and 5 and EM on questions about other
+   subjects than those of training, each with its interval; with several seeds a line for all their questions.
+3. `stale`: an arm whose index is rebuilt every n, 4n, 30n steps, and never (`--ages`).
+4. `beside`: an arm without rebuilds, and beside rebuilds in child processes (asynchronous).
 
-`python tests/benchmarks/bench_end2end.py --encoder DIR [--subjects 12] [--steps 20] [--stale N] [--asynchronous]`, two
-minutes. DIR is a bi-encoder such as all-MiniLM-L6-v2. 125 subjects have 2,000 passages. One JSON line a part.
+`--layers` takes the encoder's first layers, and of its vocabulary what the corpus uses: a step costs a fifth. Success
+and EM are of an index that the trained passage encoder makes, asked exactly; `dev` is the nll over the steps, of the
+index that was asked then. `python tests/benchmarks/bench_end2end.py --encoder DIR`; DIR is a bi-encoder such as
+all-MiniLM-L6-v2. 125 subjects have 2,000 passages. A line is printed as soon as it is there.
 """
 
 import argparse
@@ -30,7 +32,7 @@ from typing import Any
 import numpy as np
 import torch
 from alone import Spent, alone
-from made_world import examples, facts, write_corpus, write_reader
+from made_world import FORM, examples, facts, write_corpus, write_reader, write_short_encoder
 from torch import Tensor
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, BertModel
 
@@ -43,7 +45,6 @@ from rag_model.evaluation.answers.measures import exact_match
 from rag_model.evaluation.bootstrap import mean_interval
 from rag_model.evaluation.questions.match import Answers
 from rag_model.generate.decoding import Decoding
-from rag_model.generate.inputs import PaperForm
 from rag_model.generate.load import load_generator
 from rag_model.generate.rag import Rag
 from rag_model.index.recipe import IndexRecipe
@@ -63,7 +64,6 @@ from rag_model.training.objectives.end2end.settings import LOOP, End2EndRecipe, 
 from rag_model.training.objectives.end2end.task import End2EndTask
 from rag_model.training.objectives.rag_task import RagRecipe
 
-FORM = PaperForm(title_sep="", doc_sep=" / ", max_length=60, max_answer=24)
 TEMPERATURE = 0.05
 ARMS = ("frozen", "question", "end2end", "end2end + reconstruction")
 
@@ -117,15 +117,18 @@ def prepare(folder: Path, options: argparse.Namespace, seed: int) -> Given:
     folder.mkdir()
     world = facts(options.subjects, seed)
     write_corpus(world, folder / "corpus.jsonl")
+    encoder = options.encoder
+    if options.layers:
+        encoder = str(write_short_encoder(Path(encoder), options.layers, world, folder / "encoder"))
     recipe = Recipe(index={"hnsw": IndexRecipe("HNSW32")})
     with redirect_stderr(StringIO()):
-        reindex.fn(str(folder / "corpus.jsonl"), str(folder / "store"), options.encoder, recipe)
+        reindex.fn(str(folder / "corpus.jsonl"), str(folder / "store"), encoder, recipe)
     asked = examples(world)
     half = len(asked) // 16 * 8
     train, rest = asked[:half], asked[half:]
     if options.reader is None:
         write_reader(folder / "reader", options.reader_steps)
-    return Given(folder, options.encoder, train, rest[:8], rest[: options.test], options)
+    return Given(folder, encoder, train, rest[: options.dev], rest[: options.test], options)
 
 
 def settings_of(given: Given, every: int, mode: Any = "synchronous") -> End2EndTraining:
@@ -133,11 +136,12 @@ def settings_of(given: Given, every: int, mode: Any = "synchronous") -> End2EndT
     loop = replace(
         LOOP, max_steps=options.steps, accumulation=1, learning_rate=options.rate, warmup_share=0.1, schedule="constant"
     )
-    loop = replace(loop, max_gradient_norm=1.0, evaluate_every=10**6, checkpoint_every=10**6, cpu=True)
+    looks = options.steps // options.looks if options.looks else 10**6
+    loop = replace(loop, max_gradient_norm=1.0, evaluate_every=looks, checkpoint_every=10**6, cpu=True)
     rag = RagRecipe(options.k, TEMPERATURE, 0.0, batch_size=options.batch, answered=0, refuse_collapse=False)
     marginal = End2EndRecipe("sequence", options.candidates)
     settings = End2EndTraining(loop, rag, marginal, moving=MovingSettings(every, mode))
-    return replace(settings, reconstruction=replace(settings.reconstruction, batch_size=options.batch))
+    return replace(settings, reconstruction=replace(settings.reconstruction, batch_size=options.batch // 2))
 
 
 def task_of(given: Given, work: Path, settings: End2EndTraining, arm: str, rebuild: Any = None) -> End2EndTask:
@@ -190,16 +194,19 @@ def trained(given: Given, arm: str, every: int, rebuild: Any = None, mode: Any =
         task = task_of(given, Path(work), settings, "frozen" if arm == "untrained" else arm, rebuild)
         if arm == "untrained":
             return measured(task, given.test, settings.rag.k)
-        began = time.perf_counter()
+        began, cpu = time.perf_counter(), time.process_time()
         train(task, settings.loop, Path(work))
-        seconds = time.perf_counter() - began
-        rows = [row for row in read_metrics(Path(work)) if row["kind"] == "train"]
+        seconds, cpu = time.perf_counter() - began, time.process_time() - cpu
+        written = read_metrics(Path(work))
+    rows = [row for row in written if row["kind"] == "train"]
     waited, last = sum(row["waited_seconds"] for row in rows), [row["loss"] for row in rows[-10:]]
     return {
         **measured(task, given.test, settings.rag.k),
         "loss": [round(rows[0]["loss"], 3), round(statistics.mean(last), 3)],
-        "seconds": round(seconds),
-        "waited_seconds": round(waited),
+        "dev": [[row["step"], round(row["nll"], 3)] for row in written if row["kind"] == "dev"],
+        "seconds": round(seconds, 1),
+        "cpu_seconds": round(cpu, 1),
+        "waited_seconds": round(waited, 1),
         "refreshes": len({row["snapshot"] for row in rows}) - 1,
         "encoding_seconds": round(rows[-1]["encoding_seconds"], 1),
         "steps_per_s": round(len(rows) / seconds, 3),
@@ -305,58 +312,89 @@ def one_step(given: Given) -> dict[str, Any]:
 
 
 def beside(given: Given, every: int) -> dict[str, Any]:
-    """Train in asynchronous mode, with rebuilds in child processes."""
+    """Train without rebuilds and in asynchronous mode, with rebuilds in child processes: a thread and a core each.
+
+    On a machine that others use too, read CPU seconds a step: what the trainer itself pays for rebuilds.
+    """
+    alone = trained(given, given.options.aged, 0)
     with ExitStack() as stack:
-        made = stack.enter_context(rebuilds(given.store, "moving", ()))
-        return trained(given, ARMS[-1], every, made, "asynchronous")
+        made = stack.enter_context(rebuilds(given.store, "moving", ("--direct_num_workers=1",)))
+        found = trained(given, given.options.aged, every, made, "asynchronous")
+    return {
+        "cpu_ratio": round(found["cpu_seconds"] / alone["cpu_seconds"], 3),
+        "steps_per_s_ratio": round(found["steps_per_s"] / alone["steps_per_s"], 3),
+        "waited_share": round(found["waited_seconds"] / found["seconds"], 3),
+        "asynchronous": found,
+        "never": alone,
+    }
 
 
 def main() -> None:
     """Run the parts and print a line each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--encoder", default=demo_encoder())
-    parser.add_argument("--parts", nargs="+", choices=["step", "arms", "stale"], default=["step", "arms"])
+    parser.add_argument("--layers", type=int, default=2, help="take the first layers of the encoder; 0: all")
+    parser.add_argument("--parts", nargs="+", choices=["step", "arms", "stale", "beside"], default=["step", "arms"])
     parser.add_argument("--subjects", type=int, default=12, help="16 passages each")
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--every", type=int, default=6, help="steps between two rebuilds")
-    parser.add_argument("--stale", type=int, default=4, help="n of the staleness arms")
     parser.add_argument(
-        "--asynchronous", action="store_true", help="with the part `stale`: n again, beside the trainer"
+        "--ages", type=int, nargs="+", default=[1, 4, 30, 0], help="steps between two rebuilds, of `stale`"
     )
+    parser.add_argument("--aged", choices=ARMS[2:], default="end2end", help="the arm of `stale` and `beside`")
     parser.add_argument("--arms", nargs="+", default=["untrained", *ARMS])
-    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("-k", type=int, default=4)
+    parser.add_argument("-k", type=int, default=8)
     parser.add_argument("--candidates", type=int, default=0)
-    parser.add_argument("--rate", type=float, default=3e-5)
-    parser.add_argument("--reader-steps", type=int, default=800)
+    parser.add_argument("--rate", type=float, default=1e-4)
+    parser.add_argument("--reader-steps", type=int, default=300)
     parser.add_argument("--reader", type=Path, help="a folder that `write_reader` made, with 1,500 steps for example")
     parser.add_argument("--test", type=int, default=400, help="questions at most")
+    parser.add_argument("--dev", type=int, default=8, help="questions whose nll is measured beside the training")
+    parser.add_argument("--looks", type=int, default=0, help="how often it is measured; 0: before and after")
     parser.add_argument("--timed", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=1)
     options = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(prefix="bench-end2end-") as at:
-        for seed in range(options.seeds):
+        rows = list[dict[str, Any]]()
+        for seed in options.seeds:
             given = prepare(Path(at) / f"seed-{seed}", options, seed)
             told = {"seed": seed, "passages": 16 * options.subjects, "train": len(given.train), "test": len(given.test)}
             told |= {"steps": options.steps, "batch": options.batch, "k": options.k, "learning_rate": options.rate}
-            if "step" in options.parts and not seed:
+            if "step" in options.parts and seed == options.seeds[0]:
                 print(json.dumps({"benchmark": "end2end step", **told, **one_step(given)}), flush=True)
             for arm in options.arms if "arms" in options.parts else ():
                 found = {"arm": arm, "every": options.every, **trained(given, arm, options.every)}
+                rows.append({"part": "arms", **found})
                 print(json.dumps({"benchmark": "end2end arms", **told, **found}), flush=True)
-            for every in (options.stale * many for many in (1, 4, 30, 0)) if "stale" in options.parts else ():
-                found = {"arm": ARMS[-1], "every": every, **trained(given, ARMS[-1], every)}
+            for every in options.ages if "stale" in options.parts else ():
+                found = {"arm": options.aged, "every": every, **trained(given, options.aged, every)}
+                rows.append({"part": "stale", **found})
                 print(json.dumps({"benchmark": "end2end staleness", **told, **found}), flush=True)
-            if "stale" in options.parts and options.asynchronous:
-                found = {
-                    "arm": ARMS[-1],
-                    "every": options.stale,
-                    "mode": "asynchronous",
-                    **beside(given, options.stale),
-                }
-                print(json.dumps({"benchmark": "end2end staleness", **told, **found}), flush=True)
+            if "beside" in options.parts:
+                found = {"arm": options.aged, "every": options.every, **beside(given, options.every)}
+                print(json.dumps({"benchmark": "end2end beside", **told, **found}), flush=True)
+        if len(options.seeds) > 1:
+            for line in of_all_seeds(rows, len(given.test)):
+                print(json.dumps({"benchmark": "end2end", "seeds": options.seeds, **line}), flush=True)
+
+
+def of_all_seeds(rows: Sequence[dict[str, Any]], asked: int) -> list[dict[str, Any]]:
+    """Return each arm's means over the questions of all seeds with 95 % intervals, and the mean of each seed."""
+    found = []
+    named = ("part", "arm", "every")
+    for key in dict.fromkeys(tuple(row[name] for name in named) for row in rows):
+        own = [row for row in rows if tuple(row[name] for name in named) == key]
+        line: dict[str, Any] = dict(zip(named, key, strict=True))
+        for name in ("Success@1", "Success@5", "EM"):
+            means = [row[name][0] for row in own]
+            rights = [round(mean * asked) for mean in means]
+            whole = mean_interval([float(at < right) for right in rights for at in range(asked)])
+            line[name] = [round(x, 3) for x in (whole.value, whole.low, whole.high)], means
+        found.append(line)
+    return found
 
 
 if __name__ == "__main__":

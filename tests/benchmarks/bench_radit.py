@@ -20,6 +20,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,17 +30,20 @@ import torch
 from alone import Spent, alone
 from bench_dpr import Data, read_data, rounded
 from bench_rag_finetune import library
+from made_world import examples, facts, write_reader, write_short_encoder
 
+from flows.demo import demo_encoder
 from rag_model.encoders.trainable import TrainableEncoder
 from rag_model.evaluation.bootstrap import difference_interval, mean_interval
 from rag_model.generate.folder import load_rag
 from rag_model.generate.generator import Generator
 from rag_model.generate.load import load_generator
+from rag_model.retrieve.retriever import Hit
 from rag_model.store.store import Store
 from rag_model.store.versions.paths import QUESTION_ENCODER
 from rag_model.store.versions.snapshot import Snapshot
 from rag_model.training.data.answer_scores import Reading, score_one
-from rag_model.training.data.examples import Example
+from rag_model.training.data.examples import Example, passage_of
 from rag_model.training.data.memory import Memory
 from rag_model.training.finetuning import Finetuning
 from rag_model.training.loop.journal import read_metrics
@@ -154,15 +158,44 @@ class Examiner:
             self._read |= {(name, one.id, row): value for row, value in zip(new, found, strict=True)}
 
 
-def worth(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Train, and measure each stage and both beside the models as they were."""
-    torch.set_num_threads(options.threads)
+Arms = dict[str, dict[str, list[float]]]  # arm -> measure -> one value a question
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """Questions, a store of what they are asked of, and the generator that reads it."""
+
+    data: Data
+    store: Store
+
+
+def real(options: argparse.Namespace, folder: Path) -> World:
+    """Return questions with gold contexts over real passages."""
     data = read_data(options)
-    store = Store.open(str(library(data.corpus, folder)))
-    snapshot = Snapshot.from_store(store, "latest")
-    started = time.perf_counter()
-    models = train(options, data, store, folder)
-    trained = time.perf_counter() - started
+    return World(data, Store.open(str(library(data.corpus, folder))))
+
+
+def made(options: argparse.Namespace, folder: Path, seed: int) -> World:
+    """Return questions about one half of the subjects of a made world to learn from, and about the other to test."""
+    world = facts(options.made, seed)
+    asked, half = examples(world), options.made // 2 * 8
+    corpus = [passage_of("", one.told(form)) for one in world for form in (0, 1)]
+    encoder = write_short_encoder(Path(demo_encoder()), options.layers, world, folder / "encoder")
+    data = Data(asked[:half], asked[half : half + options.dev], asked[half:][: options.test], corpus, _no_words)
+    return World(data, Store.open(str(library(corpus, folder, str(encoder)))))
+
+
+def _no_words(questions: Sequence[str], k: int) -> list[list[Hit]]:
+    raise NotImplementedError("RA-DIT mines nothing")
+
+
+def worth(options: argparse.Namespace, folder: Path, world: World) -> tuple[dict[str, Any], Arms]:
+    """Train, and measure each stage and both beside the models as they were; return facts, and each arm's values."""
+    torch.set_num_threads(options.threads)
+    data, snapshot = world.data, Snapshot.from_store(world.store, "latest")
+    started = time.process_time()
+    models = train(options, data, world.store, folder)
+    trained = time.process_time() - started
     examiner = Examiner(snapshot, data.test, options)
     encoders = {"initial": TrainableEncoder.load(snapshot.folder(QUESTION_ENCODER), "question", device="cpu")}
     encoders |= {name: load_rag(models[name], device="cpu").question for name in PREFERENCES}
@@ -179,18 +212,36 @@ def worth(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         for arm, (question, generator) in arms.items()
     }
     return {
-        "arms": {arm: {name: rounded(mean_interval(some)) for name, some in one.items()} for arm, one in found.items()},
-        "differences": {
-            arm: {name: rounded(difference_interval(some, found["before"][name])) for name, some in one.items()}
-            for arm, one in found.items()
-            if arm != "before"
-        },
         "target_entropy": {
             name: round(float(np.mean(_entropies(folder / name / "retriever"))), 3) for name in PREFERENCES
         },
         "uniform_entropy": round(float(np.log(options.k)), 3),
-        "training_s": round(trained),
+        "training_cpu_s": round(trained),
         "sizes": {name: len(getattr(data, name)) for name in ("train", "dev", "test", "corpus")},
+    }, found
+
+
+def told(found: Arms) -> dict[str, Any]:
+    """Return each arm's means and its differences to the models before, and of both to either, with intervals."""
+
+    def minus(arm: str, other: str) -> dict[str, Any]:
+        return {name: rounded(difference_interval(some, found[other][name])) for name, some in found[arm].items()}
+
+    against = {arm: minus(arm, "before") for arm in found if arm != "before"}
+    for name in PREFERENCES:
+        both = f"both {name}"
+        against |= {f"{both} - LM-ft": minus(both, "LM-ft"), f"{both} - R-ft": minus(both, f"R-ft {name}")}
+    return {
+        "arms": {arm: {name: rounded(mean_interval(some)) for name, some in one.items()} for arm, one in found.items()},
+        "differences": against,
+    }
+
+
+def pooled(many: Sequence[Arms]) -> Arms:
+    """Return the values of the questions of all seeds, arm by arm."""
+    return {
+        arm: {name: [value for one in many for value in one[arm][name]] for name in measures}
+        for arm, measures in many[0].items()
     }
 
 
@@ -219,10 +270,14 @@ def main() -> None:
     parser.add_argument("--lm-steps", type=int, default=6)
     parser.add_argument("--lm-batch", type=int, default=2)
     parser.add_argument("--lm-rate", type=float, default=1e-5)
-    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1])
+    parser.add_argument(
+        "--made", type=int, default=0, help="subjects of a made world, 16 passages each, in place of files"
+    )
+    parser.add_argument("--layers", type=int, default=2, help="of the encoder of a made world")
+    parser.add_argument("--reader-steps", type=int, default=300, help="of the generator of a made world")
     parser.add_argument("--gpu", action="store_true")
     options = parser.parse_args()
-    named = ("k", "text_share", "steps", "batch", "lm_steps", "lm_batch", "learning_rate", "lm_rate", "read", "seed")
     report: dict[str, Any] = {"benchmark": "radit", "threads": options.threads}
     with tempfile.TemporaryDirectory(prefix="bench-radit-") as workdir:
         folder = Path(workdir)
@@ -230,11 +285,29 @@ def main() -> None:
         if options.rounds:
             radit_steps.prepare(folder / "steps")
             report["step"] = {stage: step(folder / "steps", stage, options) for stage in ("lm", "retriever")}
+        if options.made and not options.generator:
+            options.generator = folder / "reader"
+            report["reader_loss"] = write_reader(options.generator, options.reader_steps)
         if options.generator:
-            settings = {name: getattr(options, name) for name in named}
-            report |= {"generator": Path(options.generator).name, "settings": settings, **worth(options, folder)}
+            report |= trained(options, folder)
     report["peak_mb"] = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
     print(json.dumps(report))
+
+
+def trained(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Train and measure by every seed; with several, a line is printed for each, and the result is of all questions."""
+    named = ("k", "text_share", "steps", "batch", "lm_steps", "lm_batch", "learning_rate", "lm_rate", "read", "seeds")
+    settings = {name: getattr(options, name) for name in named}
+    many = list[Arms]()
+    for seed in options.seeds:
+        options.seed, own = seed, folder / f"seed-{seed}"
+        own.mkdir()
+        world = made(options, own, seed) if options.made else real(options, own)
+        facts, found = worth(options, own, world)
+        many.append(found)
+        if len(options.seeds) > 1:
+            print(json.dumps({"benchmark": "radit", "seed": options.seed, **facts, **told(found)}), flush=True)
+    return {"generator": Path(options.generator).name, "settings": settings, **facts, **told(pooled(many))}
 
 
 if __name__ == "__main__":

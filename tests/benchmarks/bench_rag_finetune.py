@@ -54,16 +54,17 @@ Figures = dict[str, list[float]]  # by measure, one value a question
 _DECODING = Decoding(max_new_tokens=16)
 
 
-def library(corpus: Sequence[Passage], folder: Path) -> Path:
-    """Import the passages and MiniLM's vectors of them as a snapshot; return its store."""
+def library(corpus: Sequence[Passage], folder: Path, encoder: str = "") -> Path:
+    """Import the passages and an encoder's vectors of them as a snapshot, by default MiniLM's; return its store."""
+    encoder = encoder or demo_encoder()
     rows = [{"id": f"p{number}", "title": one.title, "text": one.text} for number, one in enumerate(corpus)]
     (folder / "passages.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    encoder = Encoder.load(demo_encoder(), device="cpu")
-    vectors = encoder.encode_passages([one.title for one in corpus], [one.text for one in corpus])
+    model = Encoder.load(encoder, device="cpu")
+    vectors = model.encode_passages([one.title for one in corpus], [one.text for one in corpus])
     np.save(folder / "vectors.npy", vectors, allow_pickle=False)
     recipe = Recipe(index={"hnsw": IndexRecipe("HNSW32")}, gate=GateRecipe(max_passage_loss=1.0))
     files = (str(folder / "vectors.npy"),)
-    adopt_library(str(folder / "passages.jsonl"), files, str(folder / "store"), demo_encoder(), recipe)
+    adopt_library(str(folder / "passages.jsonl"), files, str(folder / "store"), encoder, recipe)
     return folder / "store"
 
 

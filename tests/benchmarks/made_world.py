@@ -6,16 +6,20 @@ a made word, questions by an English one: which belongs to which has to be learn
 
 import json
 import random
+import re
+import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import BartConfig, BartForConditionalGeneration, set_seed
 
-from rag_model.generate.inputs import PaperForm
+from rag_model.encoders.spec import RECORD_FILE
+from rag_model.generate.inputs import PaperForm, form_to_json
 from rag_model.generate.load import load_generator
 from rag_model.training.data.examples import Example, passage_of
 
@@ -40,7 +44,10 @@ WORDS = [
     *RELATIONS,
     *RELATIONS.values(),
 ]
+FORM = PaperForm(title_sep="", doc_sep=" / ", max_length=60, max_answer=24)
 _BEGIN, _PAD, _END = 0, 1, 2
+_WORDS = "embeddings.word_embeddings.weight"
+_LAYER = re.compile(r"encoder\.layer\.(\d+)\.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +95,31 @@ def examples(world: Sequence[Fact]) -> list[Example]:
     ]
 
 
+def write_short_encoder(folder: Path, layers: int, world: Sequence[Fact], to: Path) -> Path:
+    """Write a BERT with its first layers, and of its vocabulary what the world's texts use; return where.
+
+    The world's texts are cut into the same pieces; a step costs a tenth.
+    """
+    shutil.copytree(folder, to)
+    tokens = json.loads((to / "tokenizer.json").read_text())
+    known = {at: piece for piece, at in tokens["model"]["vocab"].items()}
+    cut = Tokenizer.from_file(str(to / "tokenizer.json"))
+    cut.no_padding()
+    texts = ["<p>", *(text for one in world for text in (one.question, one.told(0), one.told(1)))]
+    used = {at for read in cut.encode_batch(texts) for at in read.ids}
+    rows = sorted(used | set(range(1 + max(one["id"] for one in tokens["added_tokens"]))))
+    tokens["model"]["vocab"] = {known[row]: at for at, row in enumerate(rows)}
+    (to / "tokenizer.json").write_text(json.dumps(tokens))
+    (to / "vocab.txt").write_text("".join(f"{known[row]}\n" for row in rows))
+    weights = load_file(to / "model.safetensors")
+    kept = {name: one for name, one in weights.items() if int((*_LAYER.findall(name), 0)[0]) < layers}
+    kept[_WORDS] = kept[_WORDS][rows].contiguous()
+    save_file(kept, to / "model.safetensors", {"format": "pt"})
+    config = json.loads((to / "config.json").read_text())
+    (to / "config.json").write_text(json.dumps({**config, "num_hidden_layers": layers, "vocab_size": len(rows)}))
+    return to
+
+
 def write_reader(folder: Path, steps: int, seed: int = 1, batch: int = 64) -> float:
     """Write a small BART that copies answers and statements from passages of other worlds; return its last loss."""
     pieces = [*WORDS, *SYLLABLES, *(f"##{one}" for one in SYLLABLES)]
@@ -109,7 +141,7 @@ def write_reader(folder: Path, steps: int, seed: int = 1, batch: int = 64) -> fl
     names: dict[str, Any] = {"bos_token": "<s>", "pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", **names, "model_max_length": 64}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-    reader = load_generator(folder, PaperForm(title_sep="", doc_sep=" / ", max_length=60, max_answer=24), device="cpu")
+    reader = load_generator(folder, FORM, device="cpu")
     optimizer = torch.optim.AdamW(reader.module.parameters(), lr=2e-3, betas=(0.9, 0.98))
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-3, total_steps=steps, pct_start=0.1)
     value = float("nan")
@@ -123,6 +155,7 @@ def write_reader(folder: Path, steps: int, seed: int = 1, batch: int = 64) -> fl
         schedule.step()
         value = float(loss.detach())
     reader.module.save_pretrained(folder)
+    (folder / RECORD_FILE).write_text(json.dumps({"form": form_to_json(FORM)}))
     return value
 
 

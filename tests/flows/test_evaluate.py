@@ -12,6 +12,7 @@ from prefect.client.orchestration import get_client
 from rag_model.store.store import Store
 from rag_model.store.versions.models import Made, put_model
 from tests.fixtures.pages import assert_harmless, parsed
+from tests.fixtures.scripted import WHOLE, event, scripted, streams
 from tests.fixtures.tiny_rag import save_tiny_rag
 
 pytestmark = pytest.mark.xdist_group("flows")
@@ -99,10 +100,12 @@ def test_readers_are_compared_on_the_same_passages(
 ) -> None:
     page = tmp_path / "page.html"
     given = ["evaluate", "--store", shelf, "--model", "reader", "--questions", questions, "--index", "exact", "-k", "2"]
-    given += ["--reader", "marginal", "--reader", "concat", "--budget", "120"]
+    given += ["--reader", "marginal", "--beams", "2", "--reader", "concat", "--budget", "120"]
     before = kept(shelf)
     found = bookwheel(*given, "--json", "--report", page).json
-    assert (found["reader"], kept(shelf)) == ("marginal", before + 2)
+    once = kept(shelf)
+    assert found["reader"] == "marginal"
+    assert once > before
     first, other = found["ablations"]
     assert [first["condition"], other["condition"]] == ["open book", "concat, open book"]
     assert (first["k"], first["n"]) == (other["k"], other["n"]) == (2, 3)
@@ -116,12 +119,27 @@ def test_readers_are_compared_on_the_same_passages(
     assert "by marginal" in said
     assert "minus the first reader: EM +0.000 [+0.000, +0.000]" in said
     assert said.count("tokens read") == 2
-    assert kept(shelf) == before + 2  # nothing was answered again
+    assert kept(shelf) == once  # nothing was answered again
     other_budget = bookwheel(*given[:-1], "130", "--json")
-    assert (other_budget.code, kept(shelf)) == (0, before + 3)  # another prompt is another answer; the first is kept
-    alone = bookwheel(*given[:-6], "--reader", "concat", "--budget", "120", "--json").json
+    assert (other_budget.code, kept(shelf)) == (0, once + 1)  # another prompt is another answer; the first is kept
+    alone = bookwheel(*given[:-8], "--beams", "2", "--reader", "concat", "--budget", "120", "--json").json
     assert alone["reader"] == "concat"
-    assert kept(shelf) == before + 3
+    assert kept(shelf) == once + 1
+
+
+def test_a_model_behind_an_endpoint_is_measured(
+    shelf: Path, questions: Path, bookwheel: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = ["evaluate", "--store", shelf, "--model", "openai:tiny", "--questions", questions, "--index", "exact"]
+    with scripted(streams(event("Proudhon [1]."), event("", "stop"))) as server:
+        monkeypatch.setenv("OPENAI_BASE_URL", server.url)
+        ran = bookwheel(*given, "--cite", "--json", "-k", "2")
+        assert ran.code == 0, ran.err
+        asked = len(server.bodies)
+        assert bookwheel(*given, "--cite", "--json", "-k", "2").json["evaluation"] == ran.json["evaluation"]
+        assert asked == len(server.bodies) == len(QUESTIONS)  # the answers were kept
+    assert (ran.json["model"], ran.json["reader"]) == ("openai:tiny", "concat")
+    assert (ran.json["metrics"]["EM"], ran.json["unrecorded"]) == (pytest.approx(1 / 3), "")
 
 
 def artifacts(prefix: str) -> dict[str, Any]:
@@ -170,6 +188,12 @@ def test_an_edited_model_folder_is_another_model(
         (["--model", "reader", "--reader", "concat", "--reader", "concat"], 2, "name each once"),
         (["--model", "reader", "--cite"], 2, "--cite says how passages become one prompt"),
         (["--kilt", "page.jsonl"], 2, "--kilt needs a model"),
+        (["--abstain", "t.json"], 2, "--abstain needs a model"),
+        (["--label", "SUPPORTS=true"], 2, "--label needs a model"),
+        (["--model", "reader", "--label", "SUPPORTS"], 2, "give one such as SUPPORTS=true"),
+        (["--model", "reader", "--label", "A=the", "--label", "B=of"], 2, "give --answers labels too"),
+        (["--model", "reader", "--risk", "0.1"], 2, "give --abstain too"),
+        (["--model", "reader", "--abstain-below", "nowhere.json"], 1, "nowhere.json holds no threshold"),
         (["--model", "reader", "--retriever", "hnsw", "--retriever", "exact"], 2, "a model answers from one retriever"),
         (["--judge", "passages"], 2, "question 'p' names no passages"),
         (["--model", "reader", "--judge", "pages"], 2, "question 'p' names no pages"),
@@ -188,3 +212,67 @@ def test_what_can_not_be_asked(
     ran = bookwheel("evaluate", "--store", shelf, "--questions", questions, *given)
     assert ran.code == code
     assert told in ran.complaint
+
+
+def test_claims_are_labelled_by_one_token(shelf: Path, tmp_path: Path, bookwheel: Callable[..., Any]) -> None:
+    claims, rows = tmp_path / "claims.jsonl", tmp_path / "rows.jsonl"
+    labels = ["SUPPORTS", "REFUTES", "NOT ENOUGH INFO"]
+    claims.write_text(
+        "".join(json.dumps({**one, "answers": [label]}) + "\n" for one, label in zip(QUESTIONS, labels, strict=True))
+    )
+    given = ["evaluate", "--store", shelf, "--model", "reader", "--questions", claims, "--index", "exact", "--json"]
+    words = [word for pair in zip(labels, ["the", "of", "who"], strict=True) for word in ("--label", "=".join(pair))]
+    ran = bookwheel(*given, "--answers", "labels", *words, "--rows", rows)
+    assert ran.code == 0, ran.err
+    assert {json.loads(line)["prediction"] for line in rows.read_text().splitlines()} <= set(labels)
+    assert ran.json["metrics"].keys() >= {"Acc-3way", "Acc-2way", "AC"}
+
+
+def test_a_threshold_is_chosen_measured_and_used(
+    shelf: Path, questions: Path, tmp_path: Path, bookwheel: Callable[..., Any]
+) -> None:
+    path, page = tmp_path / "threshold.json", tmp_path / "page.html"
+    common = ["--store", shelf, "--model", "reader"]
+    given = ["evaluate", *common, "--questions", questions, "--answers", "patterns", "--index", "exact"]
+    every = tmp_path / "every.jsonl"  # any answer matches
+    every.write_text("".join(json.dumps({**one, "answers": [".*"]}) + "\n" for one in QUESTIONS))
+    chosen = bookwheel(*[every if one is questions else one for one in given], "--abstain", path, "--report", page)
+    assert chosen.code == 0, chosen.err
+    assert "100% of the questions are answered, and 0.0% of these wrong" in chosen.out
+    assert "Area under each curve" in parsed(page.read_text()).text
+    kept_one = json.loads(path.read_text())
+    assert kept_one["signal"] in {"likelihood", "retrieval", "passages"}
+    assert kept_one["wanted_risk"] == 0.2
+
+    none = bookwheel(*given, "--abstain", tmp_path / "other.json", "--risk", 0)
+    assert none.code == 3
+    assert "No threshold keeps the risk at 0 or below" in none.err
+    assert not (tmp_path / "other.json").exists()
+
+    measured = bookwheel(*given, "--abstain-below", path, "--json").json
+    assert measured["abstaining"]["at"] == {"coverage": 1, "risk": 1}
+    answered = bookwheel(
+        "answer", "What is autism?", *common, "--index", "exact", "--abstain-below", path, "--json"
+    ).json
+    assert answered["answers"][0]["abstained"] is False
+    silent = bookwheel("answer", "What is autism?", *common, "--index", "exact", "--abstain-below", "1")
+    assert "(the library does not hold it)" in silent.out
+
+
+@pytest.mark.parametrize(("temperature", "asked"), [("0", 3), ("0.7", 6)])
+def test_an_endpoints_answers_are_kept_unless_they_are_drawn(
+    temperature: str,
+    asked: int,
+    shelf: Path,
+    questions: Path,
+    bookwheel: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with scripted(streams(*WHOLE)) as server:
+        monkeypatch.setenv("OPENAI_BASE_URL", server.url)
+        monkeypatch.setenv("BOOKWHEEL_LLM_TEMPERATURE", temperature)
+        given = ["evaluate", "--store", shelf, "--model", "openai:tiny", "--questions", questions, "--json"]
+        first, second = bookwheel(*given), bookwheel(*given)
+    assert first.code == second.code == 0, first.err
+    assert first.json["metrics"] == second.json["metrics"]
+    assert len(server.bodies) == asked

@@ -20,7 +20,7 @@ from beam_jobs.workers import cores, worker_memory
 from flows.evaluate import evaluate
 from flows.finetune import finetune
 from flows.launch import launch
-from flows.launch_model import launch_evaluate, launch_finetune, weigh_training
+from flows.launch_model import launch_evaluate, launch_finetune, weigh_evaluation, weigh_training
 from flows.machine.pools import Launched, job_variables
 from flows.maintain import watch
 from flows.reindex import reindex
@@ -34,7 +34,7 @@ from rag_model.generate.folder import save_rag
 from rag_model.generate.inputs import PaperForm
 from rag_model.generate.load import load_generator
 from rag_model.generate.rag import Rag, RagSettings
-from rag_model.needs.machine import LAUNCHER, Most, Needs
+from rag_model.needs.machine import LAUNCHER, Most, Needs, Work
 from rag_model.store.versions.snapshot import Snapshot
 from tests.fixtures.tiny import save_cross_encoder, save_onnx
 from tests.fixtures.tiny_generators import save_bart
@@ -324,3 +324,18 @@ def test_an_evaluation_gets_what_its_model_and_questions_need(
         launched(Evaluation(index="none"))
     with pytest.raises(UsageError, match="there is no deployment evaluate/nowhere"):
         launch_evaluate(str(library), str(tmp_path / "rag"), examples["dev"], deployment="evaluate/nowhere", most=MOST)
+
+
+def test_a_generator_alone_is_weighed_and_an_endpoint_weighs_nothing(
+    library: Path, examples: dict[str, str], tmp_path: Path
+) -> None:
+    def weighed(model: str, *readers: Any) -> Work:
+        settings = Evaluation(readers=readers)
+        return weigh_evaluation(
+            0, store=str(library), model=model, questions=examples["dev"], ref="latest", settings=settings
+        )
+
+    alone, behind = weighed(str(save_bart(tmp_path / "bart")), "concat"), weighed("openai:any")
+    assert alone.stages["answer"] - alone.stages["retrieve"] > 1 << 26  # what decoding takes
+    assert behind.stages["answer"] == behind.stages["retrieve"] < alone.stages["retrieve"]
+    assert (behind.operations, alone.operations > 0) == (0, True)

@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 from prefect.client.orchestration import get_client
 from prefect.exceptions import ParameterTypeError
+from prefect.utilities.callables import parameter_schema
 
+from flows.launch import launch
 from flows.release import Training
 from flows.release import release as flow
 from rag_model.evaluation.answers.settings import Evaluation
@@ -168,16 +170,19 @@ def test_a_loss_against_the_present_snapshot_is_refused(
     assert release("--tolerance", -1, dump=tmp_path / "poor.xml.bz2").json["number"] == 2
 
 
-def test_a_move_by_another_is_seen_and_judged_again(
+def test_what_people_rolled_back_is_not_released_again(
     release: Callable[..., Any], store: Path, grown_dump: Path, bookwheel: Callable[..., Any]
 ) -> None:
     old = named(store)["latest"][1]
     new = release("--tolerance", 1, dump=grown_dump).json["snapshot"]
     bookwheel("rollback", "latest", "--store", store)
     assert named(store)["latest"] == (3, old)
-    again = release("--tolerance", 1, dump=grown_dump).json
-    assert again["done"] == {"reindex": False, "evaluate": False, "move": True}
-    assert named(store)["latest"] == (4, new)
+    again = release("--tolerance", 1, dump=grown_dump)
+    assert again.code == 3
+    assert "the candidate's past is named by latest@2 and moved away from, wanted new to the ref" in again.err
+    assert named(store)["latest"] == (3, old)
+    assert bookwheel("tag", new, "latest", "--store", store).code == 0
+    assert release("--tolerance", 1, dump=grown_dump).json["nothing_new"]
 
 
 def test_a_model_is_trained_on_the_candidate_and_moves_with_it(
@@ -209,6 +214,29 @@ def test_a_model_of_the_store_answers(release: Callable[..., Any], store: Path, 
     assert {"Success@20", "EM", "F1"} <= told["figures"].keys()
     assert told["present"] == told["evaluation"]  # the same snapshot and model
     assert [check["name"] for check in told["gate"]["checks"]][:1] == ["EM against the present one"]
+
+
+def test_indexes_are_judged_beside_what_is_served(release: Callable[..., Any], store: Path) -> None:
+    served = named(store)
+    ran = release("--limit", 1)
+    assert (ran.code, "passages lost since the parent is" in ran.err) == (3, True)
+    assert named(store) == served
+
+
+def test_with_a_trust_file_only_signed_evaluations_count(
+    release: Callable[..., Any], trusted: Path, bookwheel: Callable[..., Any], tmp_path: Path
+) -> None:
+    fresh = tmp_path / "fresh"
+    first = release("--trust", trusted, into=fresh).json
+    assert release("--trust", trusted, into=fresh).json["nothing_new"]
+    made = f"evaluation:{first['evaluation']}"
+    assert bookwheel("verify", made, "--store", fresh, "--trust", trusted).code == 0
+    (signature,) = fresh.glob("evaluations/*.sig")
+    signature.unlink()
+    assert bookwheel("verify", made, "--store", fresh, "--trust", trusted).code == 3
+    again = release("--trust", trusted, into=fresh).json
+    assert again["done"] == {"reindex": False, "evaluate": True, "move": False}
+    assert bookwheel("verify", made, "--store", fresh, "--trust", trusted).code == 0
 
 
 @pytest.mark.slow
@@ -302,3 +330,11 @@ def test_a_form_gives_a_release_its_records() -> None:
     assert found["settings"] == Evaluation(depth=5)
     with pytest.raises(ParameterTypeError, match=r"training\.kind"):
         flow.validate_parameters({**given, "training": {"kind": "magic"}})
+
+
+def test_a_launch_and_a_watch_may_start_a_release() -> None:
+    """They give a run the parameters of a rebuild; the questions are the deployment's own."""
+    given = set(parameter_schema(launch).properties) - {"deployment", "most", "hours"}
+    schema = parameter_schema(flow)
+    assert given <= set(schema.properties)
+    assert set(schema.required) - given == {"questions"}

@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 from safetensors.numpy import save_file
 from tokenizers import BertWordPieceTokenizer
 
+from flows.command.evaluations import briefly, evaluation, line_of
 from rag_model.corpus.decode import read_slice
 from rag_model.corpus.documents import where
 from rag_model.corpus.pages import parse_pages
@@ -32,6 +33,7 @@ from rag_model.corpus.token_file import TokenFile, TokenVectors, TokenWriter
 from rag_model.encoders.tokens import load_tokenizer, tokenize
 from rag_model.encoders.weights import digest_weights
 from rag_model.evaluation.questions.files import read_questions
+from rag_model.evaluation.records.differences import beside
 from rag_model.index.files.intake import cut, look
 from rag_model.index.files.vectors import VectorFiles
 from rag_model.index.kind import IndexFiles
@@ -45,6 +47,7 @@ from rag_model.index.tokens.search import TokenIndexFile
 from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.objects.memo import parsed
 from rag_model.store.store import Store
+from rag_model.store.versions.evaluation_manifest import EvaluationContent, EvaluationManifest, Figure, Subject
 from rag_model.store.versions.manifest import Content, Manifest, PartEntry
 from rag_model.store.versions.mapped import MappedPassages, write_mapped
 from rag_model.store.versions.model_manifest import ModelContent, ModelManifest
@@ -89,6 +92,32 @@ def _manifest(folder: Path) -> Path:
 def _model(folder: Path) -> Path:
     content = ModelContent("dpr", {"model.safetensors": BlobRef("sha256:" + "a" * 64, 5)}, {}, {"a": 1})
     return _written(folder, "model.json", ModelManifest(content).to_json())
+
+
+def _evaluation(folder: Path) -> Path:
+    subject = Subject(_ID, "", "sha256:" + "a" * 64, {"k": 20, "retrievers": ["hnsw"]})
+    files = {"values.json": BlobRef("sha256:" + "a" * 64, 5)}
+    content = EvaluationContent(subject, {"hnsw": {"Success@20": Figure(0.5, 0.4, 0.6), "EM": Figure(0.25)}}, files)
+    made = {"created_at": "2026", "questions": "dev.jsonl", "n": 3}
+    return _written(folder, "evaluation.json", EvaluationManifest(content, made).to_json())
+
+
+def _read_evaluation(path: Path) -> object:
+    manifest = EvaluationManifest.from_bytes(path.read_bytes())
+    return evaluation(manifest, "").text, briefly(manifest), line_of(manifest)
+
+
+def _values(folder: Path) -> Path:
+    columns = {"Success@20": [1.0, 0.0, 1.0], "EM": [0.5, None, 1]}
+    return _written(folder, "values.json", {"questions": ["a", "b", "c"], "retrievers": {"hnsw": columns}})
+
+
+def _read_values(path: Path) -> object:
+    store = Store.open(str(path.parent / "store"), create=True)
+    subject, files = Subject(_ID, "", "sha256:" + "a" * 64, {}), {"values.json": store.blobs.put_file(path)}
+    figures = {"hnsw": {"Success@20": Figure(0.5), "EM": Figure(0.25)}}
+    found = EvaluationManifest(EvaluationContent(subject, figures, files))
+    return beside(store, found, found)
 
 
 def _read_manifest(path: Path) -> object:
@@ -336,6 +365,8 @@ _FAISS = {
 KINDS = [
     Kind("manifest", _manifest, _read_manifest),
     Kind("model manifest", _model, _read_model),
+    Kind("evaluation manifest", _evaluation, _read_evaluation),
+    Kind("evaluation values", _values, _read_values),
     Kind("ref", _move, partial(_in_store, "refs/latest/00000001.json", lambda store: store.refs.history("latest"))),
     Kind("takedown", _takedown, partial(_in_store, "takedowns/00000001.json", lambda store: store.takedowns.records())),
     Kind(

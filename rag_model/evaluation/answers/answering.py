@@ -20,7 +20,7 @@ from rag_model.store.objects.memo import Produced, Record
 from rag_model.store.store import Store
 
 STAGE = "answer"
-VERSION = 2  # of the code that determines an answer; a new number discards earlier answers
+VERSION = 3  # of the code that determines an answer; a new number discards earlier answers
 _BATCH = 32  # questions per record: at most lost by a kill, and enough to fill a generator's batch
 _FILE = "readings.jsonl"
 

@@ -21,6 +21,8 @@ from rag_model.evaluation.answers.ablation import (
     rival_book,
     whole_book,
 )
+from rag_model.evaluation.answers.abstaining import Abstaining, choose
+from rag_model.evaluation.answers.abstaining import measure as measure_threshold
 from rag_model.evaluation.answers.answering import Answering
 from rag_model.evaluation.answers.collapse import Collapse, unchanged_share
 from rag_model.evaluation.answers.collapse import measure as measure_collapse
@@ -162,6 +164,14 @@ class Examination:
     def worth(self) -> str:
         """Return `price.worth` of what was answered."""
         return worth(self.rows, right_by(self.settings.kind), self.search)
+
+    @property
+    def abstaining(self) -> Abstaining | None:
+        """Return the threshold that the open book chooses, or what a given one does; None: neither is asked for."""
+        right, scored = right_by(self.settings.kind), self.rows[0].scored
+        if self.settings.threshold is not None:
+            return measure_threshold(scored, right, self.settings.threshold)
+        return None if self.settings.risk is None else choose(scored, right, self.settings.risk)
 
     @property
     def collapse(self) -> Collapse:

@@ -8,6 +8,8 @@ A passage *holds* an answer by DPR's token match over its text, its title left o
   holds one: the model had read the answer and gave another one.
 * `supported`: the share of answers that a passage read supports (`support`), over the answers that are not empty. It
   needs no gold answer, so a service can watch it.
+* `from-passages`: the share of answers that the passages make more likely than the question alone does, where the model
+  tells likelihoods: log p(y|x) > log p(y|question). The others come from the memory of the weights.
 
 Closed book nothing was read, and none of them applies.
 """
@@ -19,7 +21,7 @@ from rag_model.evaluation.answers.support import supports
 from rag_model.evaluation.questions.files import Question
 from rag_model.evaluation.retrieval.retrieved import matcher
 
-UNHELD, OVERRIDE, SUPPORTED = "EM-unheld", "override", "supported"
+UNHELD, OVERRIDE, SUPPORTED, FROM_PASSAGES = "EM-unheld", "override", "supported", "from-passages"
 
 
 def grounds(question: Question, reading: Reading, right: float, *, patterns: bool = False) -> Mapping[str, float]:
@@ -38,4 +40,6 @@ def grounds(question: Question, reading: Reading, right: float, *, patterns: boo
         found[UNHELD] = right
     if reading.answer.strip():
         found[SUPPORTED] = float(any(supports([one.text], reading.answer, question.text) for one in reading.passages))
+    if reading.log_likelihood is not None and reading.closed_book is not None:
+        found[FROM_PASSAGES] = float(reading.log_likelihood > reading.closed_book)
     return found

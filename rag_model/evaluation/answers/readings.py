@@ -8,9 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol, Self
 
+from rag_model.errors import UsageError
 from rag_model.evaluation.questions.files import Question
 from rag_model.reading.answer import Answer, Usage
 from rag_model.reading.citations import Statement
+from rag_model.reading.confidence import with_closed_book
 from rag_model.retrieve.retriever import Hit
 
 
@@ -56,6 +58,7 @@ class Reading:
     context: tuple[ReadExcerpt, ...] = ()  # by number, from 1; empty: passages were not numbered
     statements: tuple[Statement, ...] = ()  # of the answer, with what each cites; where there is a context
     usage: Usage | None = None  # tokens; None: not counted
+    closed_book: float | None = None  # log p(answer|question alone), nats; None: not known
     seconds: float | None = field(default=None, compare=False)  # to answer, a share of its batch's; None: not measured
 
     @property
@@ -83,6 +86,7 @@ class Reading:
             tuple(ReadExcerpt(one["title"], one["text"], tuple(one["places"])) for one in value["context"]),
             tuple(Statement(one["text"], tuple(one["cited"]), tuple(one["unknown"])) for one in value["statements"]),
             None if value["usage"] is None else Usage(**value["usage"]),
+            value["closed_book"],
             value["seconds"],
         )
 
@@ -92,6 +96,7 @@ def read(reader: Reads, questions: Sequence[Question], hits: Sequence[Sequence[H
     began = time.perf_counter()
     answers = reader.answer_from([question.text for question in questions], hits)
     seconds = (time.perf_counter() - began) / max(1, len(questions))
+    answers = _with_memory(reader, answers)
     return [_reading(question.id, answer, seconds) for question, answer in zip(questions, answers, strict=True)]
 
 
@@ -108,16 +113,30 @@ def _reading(identity: str, answer: Answer, seconds: float) -> Reading:
         )
         for one in answer.support
     )
-    likelihood = answer.log_likelihood
-    known = likelihood if likelihood is not None and math.isfinite(likelihood) else None
     return Reading(
         identity,
         answer.plain,
-        known,
+        _finite(answer.log_likelihood),
         tuple(shown),
         answer.ended,
         tuple(ReadExcerpt(one.title, one.text, one.places) for one in answer.context),
         answer.statements if answer.context else (),
         answer.usage,
+        _finite(answer.closed_book),
         seconds,
     )
+
+
+def _with_memory(reader: Reads, answers: Sequence[Answer]) -> Sequence[Answer]:
+    """Return the answers with their likelihood from the question alone, where the reader tells likelihoods."""
+    scores: Any = reader
+    if not hasattr(reader, "log_likelihood"):
+        return answers
+    try:
+        return with_closed_book(scores, answers)
+    except UsageError:
+        return answers  # an endpoint, say
+
+
+def _finite(likelihood: float | None) -> float | None:
+    return likelihood if likelihood is not None and math.isfinite(likelihood) else None

@@ -1,8 +1,9 @@
 """The measures of a set of answers: every measure for the kind of answer, each with its interval.
 
-The measures depend on the kind of answers: spans (Natural Questions, TriviaQA, WebQuestions), patterns
-(CuratedTREC), labels (FEVER) or texts (MS MARCO, Jeopardy). Spans and patterns are also looked for in the passages read
-(`grounds`), and the n-grams of texts are counted (`diversity`). If questions name evidence, KILT's scores are added.
+The measures depend on the kind of answers: spans (Natural Questions, TriviaQA, WebQuestions), patterns (CuratedTREC),
+labels (FEVER), texts (MS MARCO) or clues, which ask for the entity given (Jeopardy). Spans and patterns are also looked
+for in the passages read (`grounds`), and the n-grams of texts and clues are counted (`diversity`). If questions name
+evidence, KILT's scores are added.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -26,6 +27,7 @@ from rag_model.evaluation.answers.measures import (
     rouge_l,
     token_f1,
 )
+from rag_model.evaluation.answers.qbleu import q_bleu
 from rag_model.evaluation.answers.readings import Reading
 from rag_model.evaluation.bootstrap import (
     RESAMPLING,
@@ -39,7 +41,7 @@ from rag_model.evaluation.questions.files import Question
 from rag_model.evaluation.questions.kilt import r_precision, recall_at, strict_match
 from rag_model.evaluation.questions.patterns import compile_pattern, pattern_match
 
-AnswerKind = Literal["spans", "patterns", "labels", "texts"]
+AnswerKind = Literal["spans", "patterns", "labels", "texts", "clues"]
 _Measure = Callable[[str, Sequence[str]], float | None]
 _MEASURES: Mapping[AnswerKind, Mapping[str, _Measure]] = {  # the first one decides whether an answer is correct
     "spans": {"EM": exact_match, "F1": token_f1},
@@ -50,9 +52,11 @@ _MEASURES: Mapping[AnswerKind, Mapping[str, _Measure]] = {  # the first one deci
         "AC": strict_match,
     },
     "texts": {"ROUGE-L": rouge_l, "F1": token_f1},
+    "clues": {"Q-BLEU-1": q_bleu, "ROUGE-L": rouge_l},
 }
 KINDS: tuple[AnswerKind, ...] = get_args(AnswerKind)
 _HELD = ("spans", "patterns")  # kinds whose answers a passage may hold word for word
+_WRITTEN = ("texts", "clues")  # kinds of whole sentences
 _BLEU_ORDERS = (1, 4)  # of texts; BLEU is a measure of the set, not of one answer
 _RECALL_AT = 5  # KILT's own depth
 
@@ -111,7 +115,7 @@ def check_golds(questions: Sequence[Question], kind: AnswerKind) -> None:
             compile_pattern(gold)
     if kind == "labels" and all(label_match(gold, [gold], FEVER_3WAY) is None for gold in golds):
         raise UsageError(f"no question has one of the labels {', '.join(FEVER_3WAY)}: measure its answers as spans")
-    if kind == "texts":
+    if kind in _WRITTEN:
         rouge_l("a", ["a"])
         bleu_counts("a", ["a"])
 
@@ -119,7 +123,7 @@ def check_golds(questions: Sequence[Question], kind: AnswerKind) -> None:
 def estimate(
     scored: Sequence[Scored], kind: AnswerKind = "spans", resampling: Resampling = RESAMPLING
 ) -> dict[str, Estimate]:
-    """Return each measure of the set, in [0, 1], with its interval; for texts also BLEU-1 and BLEU-4, and distinct-3.
+    """Return each measure of the set, in [0, 1], with its interval; of texts also BLEU-1, BLEU-4 and distinct-3.
 
     distinct-3 is the ratio of distinct to all trigrams of the answers, gold-distinct-3 that of each first gold answer.
 
@@ -136,7 +140,7 @@ def estimate(
         for name, value in one.measures.items():
             columns.setdefault(name, []).append(value)
     means = {name: mean_interval(values, resampling) for name, values in columns.items()}
-    return {**means, **_bleus(scored, resampling), **_diversity(scored, resampling)} if kind == "texts" else means
+    return {**means, **_bleus(scored, resampling), **_diversity(scored, resampling)} if kind in _WRITTEN else means
 
 
 def _bleus(scored: Sequence[Scored], resampling: Resampling) -> dict[str, Estimate]:

@@ -1,5 +1,6 @@
 """The settings of an evaluation."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from rag_model.errors import UsageError
@@ -9,6 +10,7 @@ from rag_model.evaluation.answers.scores import AnswerKind
 from rag_model.evaluation.bootstrap import RESAMPLING, Resampling
 from rag_model.evaluation.retrieval.judging import JudgedBy
 from rag_model.generate.decoding import Decoding
+from rag_model.reading.confidence import Threshold
 from rag_model.reading.prompts import Concat
 from rag_model.reading.reader import ReaderName
 from rag_model.reading.settings import ReaderSettings
@@ -31,12 +33,21 @@ class Evaluation:
     ablations: Ablations | None = None  # None: only the open book
     limits: Limits = LIMITS  # beyond which retrieval counts as collapsed
     resampling: Resampling = RESAMPLING  # of the intervals
+    labels: Mapping[str, str] = field(default_factory=dict)  # choose one by its word of one token; empty: write answers
+    risk: float | None = None  # choose a threshold at this risk, at most; None: choose none
+    threshold: Threshold | None = None  # measure this one; None: measure none
 
     def __post_init__(self) -> None:
         if min(self.depth, 1 if self.k is None else self.k) < 1:
             raise UsageError(f"k is {self.k} and depth {self.depth}: an evaluation needs at least 1 of each")
         if len(set(self.readers)) < len(self.readers):
             raise UsageError(f"readers are {', '.join(self.readers)}: name each once")
+        if self.labels and self.kind != "labels":
+            raise UsageError(f"labels are given, and the answers are {self.kind}: give --answers labels too")
+        if self.risk is not None and not 0 <= self.risk < 1:
+            raise UsageError(f"a risk of {self.risk} is no share of wrong answers: give one from 0 to below 1")
+        if self.risk is not None and self.threshold is not None:
+            raise UsageError("a threshold is chosen or measured: give a risk or a threshold, not both")
         one_of(self.index, self.retriever)
 
     @property
@@ -50,7 +61,7 @@ class Evaluation:
         Raises:
             UsageError: one does not go with the model of this name.
         """
-        given = [ReaderSettings(one, self.decoding, self.concat) for one in self.readers or (None,)]
+        given = [ReaderSettings(one, self.decoding, self.concat, self.labels) for one in self.readers or (None,)]
         return {one.of(model): one for one in given}
 
     def deepest(self, k: int) -> int:

@@ -37,7 +37,12 @@ class Acceptance:
 
 
 def accept(
-    acceptance: Acceptance, found: Measured, lost: Mapping[str, Pair] | None, headline: str, collapsed: str = ""
+    acceptance: Acceptance,
+    found: Measured,
+    lost: Mapping[str, Pair] | None,
+    headline: str,
+    collapsed: str = "",
+    withdrawn: str = "",
 ) -> Verdict:
     """Decide whether a ref may move to what was evaluated.
 
@@ -47,11 +52,17 @@ def accept(
         lost: beside those of what the ref names now, by measure; None: the ref is new, or nothing is compared.
         headline: the measure that is compared if none is named.
         collapsed: why the model's retrieval has collapsed; empty: it has not.
+        withdrawn: the move by which the ref named the candidate before it was moved away; empty: it never did.
 
     Raises:
         UsageError: a measure is named that was not measured.
     """
-    checks = [*_reaches(acceptance, found), *_keeps(acceptance, lost, headline), *_reads(collapsed)]
+    checks = [
+        *_reaches(acceptance, found),
+        *_keeps(acceptance, lost, headline),
+        *_reads(collapsed),
+        *_stands(withdrawn),
+    ]
     return Verdict(all(check.passed for check in checks), tuple(checks))
 
 
@@ -77,7 +88,7 @@ def _keeps(acceptance: Acceptance, lost: Mapping[str, Pair] | None, headline: st
             f"{name} against the present one",
             least >= -acceptance.tolerance,
             f"{pair.difference.value:+.3f}{_ends(pair)}, from {pair.before.value:.3f} to {pair.after.value:.3f}",
-            f"{'' if pair.difference.low is None else 'an interval from '}{-acceptance.tolerance:+.3f} or more",
+            f"{'' if pair.difference.low is None else 'a lower end of '}{-acceptance.tolerance:+.3f} or more",
             "The candidate may be worse than what is served: compare the two with `diff`, or ask more questions.",
         )
 
@@ -86,6 +97,13 @@ def _reads(collapsed: str) -> Iterator[Check]:
     if collapsed:
         why = "The model does not use its passages: train it longer, or look at its ablations."
         yield Check("use of passages", False, collapsed, "no collapse", why)
+
+
+def _stands(withdrawn: str) -> Iterator[Check]:
+    """Refuse what people have rolled back: a schedule must not undo it."""
+    if withdrawn:
+        why = "The ref was moved away from this snapshot: release a new one, or move the ref by hand with `tag`."
+        yield Check("the candidate's past", False, f"named by {withdrawn} and moved away from", "new to the ref", why)
 
 
 def _named(some: Mapping[str, One], name: str) -> One:

@@ -1,7 +1,8 @@
 """What identifies an evaluation: everything that decides its figures, named so that a moved ref does not change it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from rag_model.digest import digest_file, digest_json
 from rag_model.evaluation.answers.settings import Evaluation
 from rag_model.evaluation.questions.files import Question, QuestionSet
 from rag_model.evaluation.retrieval.judging import Judge
+from rag_model.reading.writers.writer import ENDPOINT
 from rag_model.retrieve.survey import survey
 from rag_model.store.store import MODEL, Store
 from rag_model.store.versions.evaluation_manifest import Subject
@@ -50,9 +52,18 @@ def retrieval_subject(
 
 
 def answers_subject(
-    store: Store, snapshot: Snapshot, model: str, asked: QuestionSet, settings: Evaluation, asks: str | None = None
+    store: Store,
+    snapshot: Snapshot,
+    model: str,
+    asked: QuestionSet,
+    settings: Evaluation,
+    asks: str | None = None,
+    readers: Mapping[str, Any] | None = None,
 ) -> Subject:
-    """Return the subject of an evaluation of a model: `model` is its id, or its folder.
+    """Return the subject of an evaluation of a model: `model` is its id, its folder, or `openai:MODEL`.
+
+    What an endpoint gives under a name may change: it is known by its address, its name and its settings.
+    `readers` has what determines the answers of each, by name (`Reader.decides`).
 
     Raises:
         StoreError: a model that the retriever names is not in the store.
@@ -65,17 +76,29 @@ def answers_subject(
         "retriever": retriever,
         "judged_by": Judge.of(asked, settings.judged_by, patterns=settings.kind == "patterns").by,
         "asks": asks,
+        "readers": dict(readers or {}),
         "models": _pinned(store, snapshot, [retriever], asks),
         "libraries": {name: version(name) for name in _LIBRARIES},
         "version": VERSION,
     }
+    if model.startswith(ENDPOINT):
+        given["endpoint"] = _endpoint(model)
+    return Subject(snapshot.id, _identity(model, given), digest_questions(asked), given)
+
+
+def _identity(model: str, given: Mapping[str, Any]) -> str:
+    """Return an id, or the digest of a folder or of what names an endpoint's model."""
+    if "endpoint" in given:
+        return digest_json(given["endpoint"])
     folder = Path(model)
-    return Subject(
-        snapshot.id,
-        digest_json(digest_folder(folder)) if folder.is_dir() else model,
-        digest_questions(asked),
-        given,
-    )
+    return digest_json(digest_folder(folder)) if folder.is_dir() else model
+
+
+def _endpoint(model: str) -> dict[str, Any]:
+    writing: Any = import_module("rag_model.reading.writers.endpoint")  # HTTP for an endpoint alone
+    name = model.removeprefix(ENDPOINT)
+    found: dict[str, Any] = writing.decided_by(name, writing.ChatSettings.of(), writing.Place.of())
+    return found
 
 
 def digest_questions(asked: QuestionSet) -> str:

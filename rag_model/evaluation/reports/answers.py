@@ -2,13 +2,12 @@
 passages and their weights, which show whether the retriever, the generator or the gold answer is the cause.
 """
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from rag_model.evaluation.answers.ablation import OPEN, Row
+from rag_model.evaluation.answers.abstaining import Abstaining, abstention_words
 from rag_model.evaluation.answers.collapse import Collapse
 from rag_model.evaluation.answers.readings import Shown
 from rag_model.evaluation.answers.scores import AnswerKind, Scored, right_by
@@ -16,10 +15,9 @@ from rag_model.evaluation.bootstrap import Estimate
 from rag_model.evaluation.reports.charts import Point, courses, legend
 from rag_model.evaluation.reports.markup import Child, Node, join, tag
 from rag_model.evaluation.reports.page import document, pair, section, table, tiles
-from rag_model.json_text import parse_json
+from rag_model.evaluation.reports.training import Curves, training_sections
 
 _SHOWN_TEXT = 400  # characters of a passage
-_POINTS = 300  # points of a curve: a screen shows no more
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,29 +33,12 @@ class AnswerReport:
     collapse: Collapse
     intervals: Mapping[str, Estimate] = field(default_factory=dict)  # intervals of these, if known
     collapsed: str = ""  # one sentence, if retrieval has collapsed or passages are not used
-    courses: Mapping[str, Sequence[tuple[float, float]]] = field(default_factory=dict)  # curves: step and value
+    curves: Curves = field(default_factory=Curves)  # of its training
     lineage: Mapping[str, str] = field(default_factory=dict)
     search: Mapping[str, float] = field(default_factory=dict)  # milliseconds a question of each stage of retrieval
+    abstaining: Abstaining | None = None  # None: no threshold was asked for
     worth: str = ""  # one sentence: whether retrieval earns its price here
     most_wrong: int = 100  # wrong answers shown
-
-
-def read_courses(path: Path) -> dict[str, list[tuple[float, float]]]:
-    """Return the curves of a training's `metrics.jsonl`: values by step, by kind and name; empty without the file.
-
-    A curve of more than 300 points is thinned evenly. Lines and values in another format are left out: the curves are
-    only an illustration.
-    """
-    found: dict[str, list[tuple[float, float]]] = {}
-    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
-    for line in lines:
-        with suppress(ValueError, TypeError, KeyError):
-            row = parse_json(line, finite=False)
-            step = float(row["step"])
-            for name, value in row.items():
-                if name not in {"kind", "step"} and isinstance(value, int | float) and math.isfinite(value):
-                    found.setdefault(f"{row['kind']} {name}", []).append((step, float(value)))
-    return {name: points[:: -(-len(points) // _POINTS)] for name, points in found.items()}
 
 
 def render(report: AnswerReport) -> str:
@@ -72,10 +53,11 @@ def _sections(report: AnswerReport) -> Iterator[Node]:
     yield tiles((name, f"{one.value:.3f}") for name, one in book.figures.items())
     yield _figures(report, book)
     yield from _prices(report)
+    if report.abstaining is not None:
+        yield _abstaining(report.abstaining)
     if len(report.rows) > 1:
         yield _ablations(report)
-    if report.courses:
-        yield _training(report.courses)
+    yield from training_sections(report.curves)
     wrong = [one for one in book.scored if one.measures.get(right_by(report.kind), 1.0) < 1]
     if wrong:
         yield _wrong(wrong, len(book.scored), report.most_wrong)
@@ -188,6 +170,21 @@ def _milliseconds(costs: Mapping[str, float]) -> float | None:
     return 1000 * costs["seconds"] if "seconds" in costs else None
 
 
+def _abstaining(found: Abstaining) -> Node:
+    series: dict[str, list[Point]] = {
+        signal: [Point(one.coverage, one.risk, one.risk, one.risk) for one in points]
+        for signal, points in found.curves.items()
+    }
+    areas = ", ".join(f"{signal} {value:.3f}" for signal, value in found.areas.items())
+    note = f"Risk: the share of wrong answers among those given. Area under each curve, smaller is better: {areas}."
+    return section(
+        abstention_words(found),
+        tag("p", note, class_="note"),
+        legend(series),
+        pair(courses(series, "risk", "coverage")),
+    )
+
+
 def _swept(rows: Sequence[Row]) -> list[Row]:
     return sorted((row for row in rows if row.name.startswith(OPEN)), key=lambda row: row.k)
 
@@ -199,15 +196,6 @@ def _sweep(rows: Sequence[Row]) -> tuple[Node, Node]:
         for name in names
     }
     return legend(series), pair(courses(series, "measures", "passages per question", log=True))
-
-
-def _training(found: Mapping[str, Sequence[tuple[float, float]]]) -> Node:
-    pictures = [
-        tag("div", tag("h3", name), courses({name: [Point(x, y, y, y) for x, y in points]}, name, "steps"))
-        for name, points in found.items()
-        if points
-    ]
-    return section("Training", pair(*pictures))
 
 
 def _wrong(wrong: Sequence[Scored], asked: int, most: int) -> Node:

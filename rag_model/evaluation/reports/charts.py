@@ -18,6 +18,7 @@ _X0, _X1 = _LEFT, _WIDTH - _RIGHT
 _Y0, _Y1 = _HEIGHT - _BOTTOM, _TOP
 _SHADES = 4  # colours of the page for lines, then repeated
 _FEET = 6  # labels below a chart
+_DASHES = 60  # dashed lines of a chart at most
 _GAP = 0.5  # on either side of a column
 _RECALLS = (0.0, 0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999)  # levels of recall; higher ones are not distinguished
 _PRICES = {"distances": "distance computations per query", "milliseconds": "milliseconds per query"}
@@ -176,7 +177,9 @@ class Point:
     high: float
 
 
-def courses(series: Mapping[str, Sequence[Point]], what: str, across: str, *, log: bool = False) -> Node:
+def courses(
+    series: Mapping[str, Sequence[Point]], what: str, across: str, *, log: bool = False, marks: Sequence[float] = ()
+) -> Node:
     """Return values against a quantity, one line per series in the order of `legend`; a whisker is the interval.
 
     Args:
@@ -184,17 +187,23 @@ def courses(series: Mapping[str, Sequence[Point]], what: str, across: str, *, lo
         what: the values' name.
         across: the quantity's name.
         log: whether the axis is logarithmic; the quantity must be above 0 then.
+        marks: quantities with a dashed line, where something happened; more than 60 are not drawn.
     """
     points = [point for some in series.values() for point in some] or [Point(1, 0, 0, 1)]
     left, right = min(p.x for p in points), max(p.x for p in points)
     bottom, top = min(p.low for p in points), max(p.high for p in points)
     room = (top - bottom or abs(top) or 1.0) / 20
     x, y = Scale(left, right, _X0 + 8, _X1 - 8, log=log), Scale(bottom - room, top + room, _Y0, _Y1)
-    marks = _marks(sorted({point.x for point in points}), log=log)
+    named = _marks(sorted({point.x for point in points}), log=log)
     levels = [_level(y(tick), f"{tick:g}") for tick in _ticks(bottom - room, top + room)]
-    feet = [_foot(x(tick), f"{tick:,g}") for tick in marks]
+    feet = [_foot(x(tick), f"{tick:,g}") for tick in named]
+    dashes = [_dash(x(mark), f"{mark:,g}") for mark in marks if left <= mark <= right and len(marks) <= _DASHES]
     lines = [_course(n, name, some, x, y) for n, (name, some) in enumerate(series.items(), start=1)]
-    return _figure(f"{what} by {across}", join(*levels, *feet, _caption(across), *lines))
+    return _figure(f"{what} by {across}", join(*levels, *feet, *dashes, _caption(across), *lines))
+
+
+def _dash(x: float, title: str) -> Node:
+    return tag("line", tag("title", title), x1=x, x2=x, y1=_Y0, y2=_Y1, class_="dash")
 
 
 def _marks(asked: Sequence[float], *, log: bool) -> list[float]:

@@ -100,6 +100,8 @@ def _answer_row(one: Scored) -> dict[str, Any]:
         "prediction": said["answer"],
         "ended": said["ended"],
         "log_likelihood": said["log_likelihood"],
+        "closed_book_log_likelihood": said["closed_book"],
+        "statements": said["statements"],
         "metrics": dict(one.measures),
         "passages": [{"rank": rank, **passage} for rank, passage in enumerate(said["passages"], start=1)],
     }

@@ -60,7 +60,7 @@ class EndpointWriter:
     def decides(self) -> dict[str, Any]:
         """Return what determines this writer's answers, for memo keys; the key to the endpoint does not."""
         once = {} if self.settings.repeatable else {"once": self._once}  # what is drawn is no answer for a later time
-        return {"endpoint": self.place.url, "model": self.model, "settings": self.settings.decides(), **once}
+        return {**decided_by(self.model, self.settings, self.place), **once}
 
     def count(self, texts: Sequence[str]) -> list[int]:
         """Return the tokens of each text by the model's tokenizer; without it one a byte, which none exceeds."""
@@ -123,6 +123,11 @@ class EndpointWriter:
         usage = Usage(read, new, None if prices is None else prices.of(read, new), estimated=reply.usage is None)
         weights = reply.log_likelihoods
         return Written(reply.text, usage, reply.ended, None if weights is None else math.fsum(weights))
+
+
+def decided_by(model: str, settings: ChatSettings, place: Place) -> dict[str, Any]:
+    """Return what tells an endpoint's model from others: its address, its name, and how it is asked."""
+    return {"endpoint": place.url, "model": model, "settings": settings.decides()}
 
 
 def _messages(prompt: Prompt) -> list[dict[str, str]]:

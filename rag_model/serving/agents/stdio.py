@@ -5,6 +5,8 @@ print there goes to standard error.
 """
 
 import json
+import os
+import signal
 from importlib.metadata import version
 
 import anyio
@@ -25,7 +27,7 @@ _ONLY_READS = types.ToolAnnotations(read_only_hint=True, idempotent_hint=True, o
 
 
 def run(followed: Followed | Pulled, settings: ServiceSettings) -> None:
-    """Serve the tools until standard input ends.
+    """Serve the tools until standard input ends, or a signal comes.
 
     Raises:
         StoreError: there is no such snapshot, or nothing was pulled to the folder.
@@ -70,11 +72,21 @@ def server_of(service: Service) -> "Server[dict[str, object]]":
 
 
 async def _serve(followed: Followed | Pulled, settings: ServiceSettings) -> None:
-    async with stdio_server() as (read, write):
+    async with stdio_server() as (read, write), anyio.create_task_group() as beside:
         service = Service(followed, settings)
         service.start()
         try:
+            beside.start_soon(_end_by_signal, service)
             server = server_of(service)
             await server.run(read, write, server.create_initialization_options())
         finally:
             service.close()
+            beside.cancel_scope.cancel()
+
+
+async def _end_by_signal(service: Service) -> None:
+    """End the process at the first signal: the thread that reads standard input cannot be woken, so it is left."""
+    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        async for _ in signals:
+            service.close()
+            os._exit(0)

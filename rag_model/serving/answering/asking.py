@@ -12,6 +12,7 @@ from rag_model.encoders.encoder import Encoder
 from rag_model.encoders.space import Space
 from rag_model.index.files.engine import Vectors
 from rag_model.reading.concat import ConcatReader
+from rag_model.reading.confidence import abstaining
 from rag_model.reading.model import ReadingModel, load_model
 from rag_model.reading.reader import Reader
 from rag_model.reading.settings import ReaderSettings
@@ -92,7 +93,8 @@ class ServedModel:
         """Return a reader over what a retriever finds."""
         if self.writer is None:
             return self.model.reader(retriever, self.settings)
-        return ConcatReader(retriever, self.writer, self.settings.concat, self.model.k, retriever.most)
+        concat = ConcatReader(retriever, self.writer, self.settings.concat, self.model.k, retriever.most)
+        return abstaining(concat, self.settings.threshold)
 
     def close(self) -> None:
         """Close the connections to an endpoint."""

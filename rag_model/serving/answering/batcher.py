@@ -80,6 +80,9 @@ class Batcher(Generic[_Reply]):
         self._working = 0  # requests that are worked on
         self._workers = workers
         self._idle = 0  # workers that wait for a batch: they share what there is
+        self._wanted: list[
+            int
+        ] = []  # requests that each sleeping worker is to be woken for: waking costs more than one
         self._closing = False
         self.threads = [WatchedThread(name, partial(self._run, begin), died) for _ in range(workers)]
         for thread in self.threads:
@@ -139,7 +142,8 @@ class Batcher(Generic[_Reply]):
             if self._queue and self._queue.questions + len(ask.questions) > self._most_waiting:
                 self._make_room(ask)
             self._queue.add(ask)
-            self._changed.notify()
+            if self._wanted and self._enough(min(self._wanted)):
+                self._changed.notify_all()
 
     def _make_room(self, ask: Ask[_Reply]) -> None:
         """Refuse the newest asks of the client that has most questions in the queue, which may be this one."""
@@ -184,19 +188,28 @@ class Batcher(Generic[_Reply]):
                 self._working += len(taken)
             finally:
                 self._idle -= 1
-            self._changed.notify()  # of the rest
+            if self._queue:
+                self._changed.notify_all()  # of the rest
             return taken
 
     def _awaited(self, last: int) -> list[Ask[_Reply]]:
         taken: list[Ask[_Reply]] = []
         while not taken and (self._queue or not self._closing):  # another thread may have taken the asks
-            self._changed.wait_for(lambda: self._queue or self._closing)
+            while not self._enough(1):
+                self._sleep(1)
             wanted = -(-(self._working + last) // self._workers)  # so that all batches are of one size
             until = time.monotonic() + self._wait
             while not self._enough(wanted) and (rest := until - time.monotonic()) > 0:
-                self._changed.wait(rest)
+                self._sleep(wanted, rest)
             taken = self._taken(min(self._most, -(-self._queue.questions // self._idle)))
         return taken
+
+    def _sleep(self, wanted: int, seconds: float | None = None) -> None:
+        self._wanted.append(wanted)
+        try:
+            self._changed.wait(seconds)
+        finally:
+            self._wanted.remove(wanted)
 
     def _taken(self, share: int) -> list[Ask[_Reply]]:
         """Take asks of `share` questions in all out of the queue, or the first one whatever it brings."""

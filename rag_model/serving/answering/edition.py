@@ -261,6 +261,11 @@ def answer_workers_of(settings: ServiceSettings, model: str | None) -> int:
     return settings.answer_workers or (_AT_ENDPOINT if model is not None and model.startswith(ENDPOINT) else 1)
 
 
+def answer_threads_of(settings: ServiceSettings, model: str | None) -> int:
+    """Return how many threads compute a batch of answers: all, since the first word waits for the whole prompt."""
+    return settings.threads or max(1, _cores() // answer_workers_of(settings, model))
+
+
 def threads_of(settings: ServiceSettings) -> int:
     """Return how many threads encode and search a batch."""
     return settings.threads or max(1, _cores() // workers_of(settings))

@@ -13,6 +13,8 @@ from rag_model.secrets import without_secrets
 from rag_model.serving.answering.edition import Edition, ServedRef
 from rag_model.serving.answering.offer import Offer
 from rag_model.serving.following.desk import Desk
+from rag_model.serving.following.memory import check_memory
+from rag_model.serving.following.model_trial import try_encoders
 from rag_model.serving.following.trial import try_indexes
 from rag_model.serving.service_settings import ServiceSettings
 from rag_model.serving.threads import WatchedThread
@@ -86,9 +88,12 @@ class FolderFollower:
 
     def _opened(self, root: Path, serving: Edition | None) -> Edition:
         with closing(Snapshot.from_folder(root)) as snapshot:
-            offer, identity = Offer.of(snapshot, self._settings, weighs=False), snapshot.id
+            content, identity = snapshot.manifest.content, snapshot.id
+            offer = Offer.of(snapshot, self._settings, weighs=False)
+            check_memory(content, offer.indexes, self._settings)
             if self._settings.trial:
-                try_indexes(root, snapshot.manifest.content, offer.indexes)
+                try_indexes(root, content, offer.indexes)
+                try_encoders(root, content, offer.indexes)
         edition = Edition.open(root, ServedRef(CURRENT, 0, identity, ""), self._settings, None, serving)
         try:
             edition.warm()

@@ -163,6 +163,14 @@ class Statement(BaseModel):
     unknown: list[int] = Field(description="Numbers that the context does not have.")
 
 
+class Confidence(BaseModel):
+    """How sure an answer is."""
+
+    signal: str = Field(description="What the score is: likelihood, retrieval or passages.")
+    score: float | None = Field(description="Larger is surer; null: minus infinity.")
+    least: float = Field(description="Below it no answer is given.")
+
+
 class Answer(BaseModel):
     """One question and its answer."""
 
@@ -172,6 +180,17 @@ class Answer(BaseModel):
     log_likelihood: float | None
     passages: list[ReadPassage]
     tokens: list[Token]
+    closed_book_log_likelihood: float | None = Field(
+        None, description="Of the same answer without passages, in nats.", exclude_if=lambda one: one is None
+    )
+    abstained: bool | None = Field(
+        None,
+        description="The score is below the service's threshold: the library does not hold it.",
+        exclude_if=lambda one: one is None,
+    )
+    confidence: Confidence | None = Field(
+        None, description="Where the service has a threshold.", exclude_if=lambda one: one is None
+    )
     usage: Usage | None = Field(None, description="Where tokens were counted.", exclude_if=lambda one: one is None)
     context: list[Excerpt] | None = Field(None, description=_ONE_PROMPT, exclude_if=lambda one: one is None)
     statements: list[Statement] | None = Field(None, description=_ONE_PROMPT, exclude_if=lambda one: one is None)

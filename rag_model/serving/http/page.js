@@ -119,9 +119,9 @@ function said(answer) {
   const text = make("p", { className: "said" });
   const note = make("p", { className: "soft token-note", role: "status" });
   const tokens = (answer.tokens ?? []).filter((token) => token.text);
-  if (!answer.answer) text.append(make("span", { className: "soft", textContent: "The model gave no answer." }));
+  if (!answer.answer) text.append(make("span", { className: "soft", textContent: answer.abstained ? "The library does not hold it." : "The model gave no answer." }));
   else if (tokens.length) text.append(...tokens.map((token, place) => spoken(token, place, note)));
-  else text.append(answer.answer);
+  else text.append(...cited(answer));
   if (answer.ended === false) text.append(make("span", { className: "soft", textContent: " …", title: "cut: it is too long" }));
   const shared = passages.length > 0 && passages.every((one) => Number.isFinite(one.posterior)); // marginalised
   const bar = make("div", { className: "parts", role: "img" });
@@ -134,6 +134,18 @@ function said(answer) {
   }
   if (tokens.length > 1) text.addEventListener("keydown", walk);
   return [text, shared ? bar : "", tokens.length ? note : ""];
+}
+
+// An answer whose citations lead to the article's revision that they name; other brackets stay text.
+function cited(answer) {
+  const known = new Set(answer.citations ?? []);
+  return answer.answer.split(/(\[[\d\s,;\u2013-]+\])/).flatMap((piece, place) => {
+    if (place % 2 === 0 || !piece.match(/\d+/g)?.some((number) => known.has(Number(number)))) return piece ? [piece] : [];
+    return piece.split(/(\d+)/).map((part) => {
+      const entry = known.has(Number(part)) && part.trim() ? answer.context[Number(part) - 1] : undefined;
+      return entry ? link(entry.url, part) : part;
+    });
+  });
 }
 
 // A token of RAG-Token's answer: in the colour of the passage that carries it most; the arrow keys go from one to the next.

@@ -20,10 +20,12 @@ from prometheus_client import (
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
+from rag_model.evaluation.questions.match import tokens
 from rag_model.reading.answer import Answer
 from rag_model.serving.answering.edition import Edition, ServedRef
 from rag_model.serving.service_settings import ServiceSettings
 from rag_model.serving.threads import THREADS, WatchedThread
+from rag_model.serving.watching.grounding import GIVEN, OUTCOMES, is_overriding, outcome_of
 from rag_model.serving.watching.observer import Batch, Observer, Refusal
 from rag_model.serving.watching.quality import Quality
 from rag_model.serving.watching.state import Served, State
@@ -57,7 +59,17 @@ class Metrics(Observer):
         self._deaths = self._counter("thread_deaths", "Threads that died and were started again.", "thread")
         for thread in THREADS:
             self._deaths.labels(thread)
-        for counter, outcomes in ((self._swaps, ("ok", "refused")), (self._looks, ("ok", "failed"))):
+        text = "Answers: given, empty (the model wrote nothing), or abstained (below the threshold)."
+        self._answers = self._counter("answers", text, "outcome")
+        text = "Answers given of which no passage read holds the words, numbers and names: `supports`."
+        self._unsupported = self._counter("answers_unsupported", text)
+        self._cited = self._counter("answers_numbered", "Answers given from numbered passages: cited, or not.", "cited")
+        for counter, outcomes in (
+            (self._answers, OUTCOMES),
+            (self._cited, ("yes", "no")),
+            (self._swaps, ("ok", "refused")),
+            (self._looks, ("ok", "failed")),
+        ):
             for outcome in outcomes:
                 counter.labels(outcome)  # 0 from the start, so that Prometheus sees the first increase
         self.quality, self._clock = quality or Quality(), clock
@@ -93,8 +105,15 @@ class Metrics(Observer):
             self.quality.saw(batch.edition.id, batch.questions, batch.vectors, batch.ks, batch.hits)
 
     def answered(self, edition: Edition, answers: Sequence[Answer]) -> None:
-        """Note which passages answers were read from."""
+        """Note which passages answers were read from, and whether they agree with them."""
         self.quality.saw_answers(edition.id, answers)
+        for one in answers:
+            outcome = outcome_of(one)
+            self._answers.labels(outcome).inc()
+            if outcome == GIVEN and is_overriding(one):
+                self._unsupported.inc()
+            if outcome == GIVEN and one.context:
+                self._cited.labels("yes" if one.citations else "no").inc()
 
     def serves(self, edition: Edition, seconds: float) -> None:
         """Note what is served from now on, and watch it."""
@@ -104,6 +123,8 @@ class Metrics(Observer):
         self._editions.inc()
         encode = None if edition.asker is None else edition.asker.encode_questions
         self.quality.follow(edition.snapshot, *(edition.watched or (None, {})), encode=encode)
+        if edition.model is not None:
+            tokens("")  # what it prepares once takes half a second, which the first answer need not wait for
         self.renamed(edition, edition.named)
 
     def renamed(self, edition: Edition, named: ServedRef) -> None:

@@ -25,6 +25,7 @@ from rag_model.store.versions.checks import (
 
 FORMAT = 1
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+_ELSEWHERE = re.compile(r"[a-z0-9]+:[!-~]{1,200}")  # of a model behind an endpoint; also a digest
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,14 +33,14 @@ class Subject:
     """What was evaluated: all that the id of an evaluation depends on."""
 
     snapshot: str  # full id
-    model: str  # full id; of a folder the digest of its files, sha256:…; empty: retrieval alone
+    model: str  # full id; of a folder, or of what is behind an endpoint, a digest, sha256:…; empty: retrieval alone
     questions: str  # digest of the questions as they were read, sha256:…
     settings: Mapping[str, Any]  # everything else that decides the figures
 
     def __post_init__(self) -> None:
         """Refuse what is no id and no digest."""
         check(isinstance(self.snapshot, str) and ID.fullmatch(self.snapshot), f"snapshot {self.snapshot!r}")
-        named = isinstance(self.model, str) and (ID.fullmatch(self.model) or _DIGEST.fullmatch(self.model))
+        named = isinstance(self.model, str) and (ID.fullmatch(self.model) or _ELSEWHERE.fullmatch(self.model))
         check(named or self.model == "", f"model {self.model!r}")
         check(isinstance(self.questions, str) and _DIGEST.fullmatch(self.questions), f"questions {self.questions!r}")
         check(isinstance(self.settings, Mapping), "field 'settings', which is not an object")

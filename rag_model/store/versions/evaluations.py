@@ -18,8 +18,9 @@ from rag_model.errors import RefusedError, StoreError
 from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.pulling.export import write_files
 from rag_model.store.store import Store
-from rag_model.store.upkeep.verify import absent
+from rag_model.store.upkeep.verify import absent, lacking
 from rag_model.store.versions.evaluation_manifest import EvaluationContent, EvaluationManifest, Figures, Subject
+from rag_model.store.versions.signatures import signs
 
 _THREADS = 8  # reading is waiting
 
@@ -35,10 +36,9 @@ class Recorded:
 def record(
     store: Store, subject: Subject, figures: Figures, files: Mapping[str, Path], provenance: Mapping[str, Any]
 ) -> Recorded:
-    """Put an evaluation and its files into the store, unless it is there.
+    """Put an evaluation and its files into the store, unless one `stands` there: then nothing is written.
 
-    Signed as other manifests are. One that is there unsigned, in a store where this writer signs, is replaced: its
-    figures may be a stranger's.
+    Signed as other manifests are.
 
     Raises:
         StoreError: the store cannot be written, or the snapshot or the model was deleted or taken down meanwhile.
@@ -48,11 +48,27 @@ def record(
     needs = {store.evaluations.path(made.id), *subjects(store, subject), *(blob.path for blob in blobs.values())}
     with store.intents.held(f"evaluation-{secrets.token_hex(8)}", needs):
         _check_subject(store, subject)
+        if stands(store, subject):
+            return Recorded(made.id, new=False)
         for path in files.values():
             store.blobs.put_file(path)
+        if lacking(store, store.evaluations, made.id):
+            store.files.remove(store.evaluations.path(made.id))
         fresh = store.evaluations.add(made)
         _check_still(store, made.id, subject)
     return Recorded(made.id, fresh)
+
+
+def stands(store: Store, subject: Subject) -> bool:
+    """Return whether an evaluation is in the store that a writer leaves as it is: it has all its files.
+
+    For a writer who signs it must be signed by a key of the trust file, without one by the own key: the figures of
+    another one may be a stranger's.
+
+    Raises:
+        StoreError: it is damaged, or of a newer format.
+    """
+    return known(store, subject) is not None and (not signs() or store.evaluations.vouched(subject.id))
 
 
 def known(store: Store, subject: Subject) -> EvaluationManifest | None:

@@ -12,6 +12,7 @@ from rag_model.encoders.space import Space
 from rag_model.errors import UsageError
 from rag_model.partition import Partition
 from rag_model.retrieve.factory import open_retriever
+from rag_model.retrieve.products import inner_products
 from rag_model.retrieve.questions import QuestionEncoder, Questions
 from rag_model.retrieve.retriever import Hit
 from rag_model.store.versions.snapshot import Snapshot
@@ -70,7 +71,7 @@ class Memory:
         found = self._retriever.ask(Questions.encoded(questions, self._encoder, asked), k)
         hits = [self._filled(some, k) for some in found]
         vectors = self.vectors(_rows(hits))
-        products = np.einsum("bd,bkd->bk", asked, vectors).tolist()  # (b, d), (b, k, d) -> (b, k)
+        products = inner_products(vectors, asked).tolist()  # (b, k, d), (b, d) -> (b, k)
         return Recalled([_with_products(*pair) for pair in zip(hits, products, strict=True)], vectors)
 
     def recalled(self, ranked: Sequence[Sequence[Ranked]]) -> Recalled:

@@ -259,7 +259,8 @@ class RagTask:
         """
         if self._recipe.weighed_by == "scores":
             return torch.tensor([[hit.score for hit in some] for some in recalled.hits]).to(asked)
-        return (self._vectors(recalled).to(asked) * asked[:, None]).sum(-1)  # (b, k, d) * (b, 1, d) -> (b, k)
+        vectors = self._vectors(recalled).to(asked)  # summed as `rag_model.retrieve.products.inner_products`
+        return (vectors * asked[:, None]).sum(-1, dtype=torch.float64).to(asked)  # (b, k, d) * (b, 1, d) -> (b, k)
 
     def _vectors(self, recalled: Recalled) -> Tensor:
         """Return (b, k, d) vectors of the snapshot; if a passage encoder is trained, its own vectors, with gradient."""

@@ -16,6 +16,7 @@ from rag_model.generate.inputs import PromptForm
 from rag_model.generate.load import load_generator
 from rag_model.generate.rag import Rag, RagSettings
 from rag_model.reading.answer import CLOSED_BOOK, Answer
+from rag_model.reading.confidence import with_closed_book
 from rag_model.reading.marginal import MarginalReader
 from rag_model.retrieve.retriever import Hit
 from tests.fixtures.tabled import TabledGenerator
@@ -91,6 +92,22 @@ def test_likelihood_and_posterior_are_those_that_the_model_gives_the_answer(kind
         assert answer.log_likelihood == pytest.approx(float(likelihood.log_p), abs=1e-5)
         expected = likelihood.posterior[0].exp().tolist()
         assert [one.posterior for one in answer.support] == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["sequence", "token"])
+def test_given_answers_are_as_likely_as_when_they_were_found(kind: str) -> None:
+    asked = reader(kind, batch=2)
+    hits = SHELF.search(QUESTIONS, 3)
+    hits[1] = hits[1][:1]  # as many as were found
+    hits[2] = []  # closed book
+    answers = asked.answer_from(QUESTIONS, hits)
+    found = asked.log_likelihood(QUESTIONS, hits, [one.text for one in answers])
+    assert found == pytest.approx([one.log_likelihood for one in answers], abs=1e-5)
+    closed = asked.log_likelihood(QUESTIONS, [[]] * 4, [one.text for one in answers])
+    assert [one.closed_book for one in with_closed_book(asked, answers)] == pytest.approx(closed, abs=1e-5)
+    assert closed[2] == pytest.approx(answers[2].log_likelihood, abs=1e-5)
+    with pytest.raises(UsageError, match="give one list a question"):
+        asked.log_likelihood(QUESTIONS, hits[1:], QUESTIONS)
 
 
 def test_a_token_s_support_is_its_own() -> None:

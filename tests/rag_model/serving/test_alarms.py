@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from rag_model.reading.answer import Answer, Excerpt, Support
+from rag_model.retrieve.questions import Questions
 from rag_model.store.store import Store
 from rag_model.store.versions.moves import tag
 from tests.fixtures.alarms import DASHBOARD, assert_firing, expressions_of, metrics_in, rules
@@ -139,6 +141,21 @@ def test_questions_about_other_things(library: Watched, tmp_path: Path) -> None:
     library.search([f"{draw.randrange(10**6)}.{draw.randrange(10**6)}" for _ in range(60)])
     until(lambda: library.value("bookwheel_question_drift_ratio") > 0.1)
     assert_firing(tmp_path, before, library.scrape(), "BookwheelQuestionsDrifted")
+
+
+@pytest.mark.parametrize(
+    ("text", "alarm"), [("a whale", "BookwheelOverriding"), ("", "BookwheelUnanswered"), ("of", "BookwheelUncited")]
+)
+def test_answers_that_do_not_agree_with_their_passages(library: Watched, tmp_path: Path, text: str, alarm: str) -> None:
+    before = library.healthy()
+    with library.service.desk.edition() as edition:
+        (hits,) = edition.search(Questions(LIVE[:1]), 1)
+        entry = Excerpt(1, "", "", "", 0, (0,), hits[0].passage.text)
+        said = text and (hits[0].passage.text.split()[0] if alarm == "BookwheelUncited" else text)
+        one = Answer("?", said, None, (Support(hits[0]),), context=(entry,) if alarm == "BookwheelUncited" else ())
+        cited = [replace(one, text=f"{said} [1]")] * 40 if alarm == "BookwheelUncited" else []
+        library.metrics.answered(edition, [one] * 200 + cited)
+    assert_firing(tmp_path, before, library.scrape(), alarm)
 
 
 def test_an_index_that_is_blind(bert: Path, tmp_path: Path) -> None:

@@ -4,8 +4,6 @@ import json
 import socket
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +13,6 @@ import pytest
 from rag_model.generate.seq2seq import Seq2SeqGenerator
 from rag_model.reading.answer import answer_json
 from rag_model.reading.opening import open_reader
-from rag_model.reading.prompts import Concat
-from rag_model.reading.settings import ReaderSettings
 from rag_model.retrieve.dense import DenseRetriever
 from rag_model.retrieve.retriever import hit_json
 from rag_model.serving.http import messages
@@ -24,7 +20,6 @@ from rag_model.store.versions.snapshot import Snapshot
 from tests.fixtures.serving import (
     PASSAGES,
     PATIENCE,
-    QUICK,
     Gate,
     Library,
     Serving,
@@ -33,7 +28,6 @@ from tests.fixtures.serving import (
     until,
     with_limits,
 )
-from tests.fixtures.tiny_generators import save_llama
 
 JSON = {"Content-Type": "application/json"}
 HEAD = b"POST /search HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n"
@@ -67,47 +61,6 @@ def test_answer_replies_as_the_verb_does(served: Serving, made_library: Library,
             reply = served.client.post("/answer", json=asked).json()
             answers = [answer_json(one) for one in reader.answer(ASKED, k)]
             assert reply == rounded({"snapshot": made_library.red, "model": name, "answers": answers})
-
-
-@pytest.fixture(scope="module")
-def generator(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_llama(tmp_path_factory.mktemp("generator"), chat=True, longest=1024)
-
-
-CONCAT = ReaderSettings("concat", concat=Concat(order="ends", budget=200))
-
-
-@pytest.fixture(scope="module")
-def in_one_prompt(
-    made_library: Library, generator: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Serving]:
-    settings = replace(QUICK, batch_wait_ms=200.0, workers=1)
-    given = {"model": str(generator), "reading": CONCAT}
-    with serving(made_library.url, tmp_path_factory.mktemp("dest"), settings, **given) as found:
-        yield found
-
-
-def test_passages_are_read_in_one_prompt_by_a_generator_alone(
-    in_one_prompt: Serving, made_library: Library, generator: Path
-) -> None:
-    with Snapshot.open(made_library.url) as snapshot:
-        name, reader = open_reader(snapshot, made_library.url, str(generator), None, CONCAT)
-        reply = in_one_prompt.client.post("/answer", json={"questions": ASKED, "k": 3}).json()
-        answers = [answer_json(one) for one in reader.answer(ASKED, 3)]
-    assert reply == rounded({"snapshot": made_library.red, "model": name, "answers": answers})
-    assert {place for one in reply["answers"][0]["context"] for place in one["places"]} <= {0, 1, 2}
-    assert reply["answers"][0]["usage"]["prompt_tokens"] > reply["answers"][0]["usage"]["new_tokens"]
-    assert messages.AnswerReply.model_validate(reply).model_dump(mode="json") == reply
-
-
-def test_a_question_without_room_fails_no_other_request(in_one_prompt: Serving) -> None:
-    def ask(question: str) -> httpx.Response:
-        return in_one_prompt.client.post("/answer", json={"questions": [question], "k": 2})
-
-    with ThreadPoolExecutor(3) as pool:
-        long, *short = pool.map(ask, ["é" * 1_500, *ASKED])
-    assert (long.status_code, "has no room" in long.text) == (400, True)
-    assert [one.status_code for one in short] == [200] * len(short)
 
 
 def test_the_models_describe_what_is_sent(served: Serving) -> None:

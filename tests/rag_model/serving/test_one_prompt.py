@@ -2,9 +2,11 @@
 
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from rag_model.generate.causal import CausalGenerator
@@ -59,6 +61,16 @@ def test_words_come_one_by_one_while_the_batch_is_written(served: Serving, monke
     for place, answer in enumerate(told[-1][1]["answers"]):
         pieces = [one["text"] for name, one in told[:-1] if name == "text" and one["answer"] == place]
         assert "".join(pieces) == answer["answer"]
+
+
+def test_a_question_without_room_fails_no_other_request(served: Serving) -> None:
+    def ask(question: str) -> httpx.Response:
+        return served.client.post("/answer", json={"questions": [question], "k": 2})
+
+    with ThreadPoolExecutor(3) as pool:
+        long, *short = pool.map(ask, ["é" * 1_500, *ASKED])
+    assert (long.status_code, "has no room" in long.text) == (400, True)
+    assert [one.status_code for one in short] == [200] * len(short)
 
 
 def test_requests_may_compose_retrievers_for_it(served: Serving) -> None:

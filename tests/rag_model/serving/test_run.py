@@ -4,13 +4,13 @@ import pytest
 
 from rag_model.errors import UsageError
 from rag_model.serving.http.server import bound
-from rag_model.serving.run import Doors
+from rag_model.serving.run import Entrance
 
 
 @pytest.mark.parametrize(("ports", "words"), [((65_536,), "--port is 65536"), ((0, -5), "--health-port is -5")])
 def test_what_is_no_port_is_refused(ports: tuple[int, ...], words: str) -> None:
     with pytest.raises(UsageError, match=f"{words}: give 1 to 65535"):
-        Doors("127.0.0.1", *ports)
+        Entrance("127.0.0.1", *ports)
 
 
 @pytest.mark.parametrize("host", ["nohost.invalid", "192.0.2.1", "a..b"])

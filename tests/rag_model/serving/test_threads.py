@@ -6,7 +6,10 @@ from pathlib import Path
 
 import httpx
 import pytest
+import torch
 
+from rag_model.index.files.engine import faiss
+from rag_model.serving.service import _limit_threads
 from rag_model.serving.threads import WatchedThread
 from rag_model.serving.watching.metrics import Metrics
 from rag_model.store.store import Store
@@ -112,3 +115,22 @@ def test_what_dies_after_the_end_is_not_started_again() -> None:
     thread.join()
     assert ran == [True]
     assert "has ended" in thread.problem or "died of PanicError" in thread.problem
+
+
+def test_each_thread_keeps_its_own_share_of_the_cores() -> None:
+    known: dict[int, list[int]] = {1: [], 3: []}
+    set_all = threading.Barrier(2, timeout=PATIENCE)
+
+    def compute(threads: int) -> None:
+        _limit_threads(threads)
+        set_all.wait()
+        known[threads] += [torch.get_num_threads(), faiss.omp_get_max_threads()]
+
+    before = torch.get_num_threads()
+    workers = [threading.Thread(target=compute, args=(threads,)) for threads in known]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    torch.set_num_threads(before)
+    assert known == {1: [1, 1], 3: [3, 3]}

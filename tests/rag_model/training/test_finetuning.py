@@ -34,6 +34,7 @@ def test_what_is_published_is_known_by_its_inputs(job: Job[ToyTraining], tmp_pat
     manifest = job.store.models.get(put.model)
     assert (manifest.content.kind, manifest.content.space) == ("toy", None), "it has no question encoder"
     assert [one["snapshot"] for one in manifest.provenance["asked"]] == [job.snapshot.id]
+    assert "train loss by steps" in (tmp_path / "one" / "training.html").read_text()
     other = replace(job, settings=replace(job.settings, loop=LoopSettings(max_steps=3, cpu=True)))
     assert Finetuning(TOY, other).known() is None
 
@@ -54,3 +55,12 @@ def test_a_part_that_is_promised_and_not_saved_is_refused(job: Job[ToyTraining],
     with pytest.raises(UsageError, match=r"objective 'toy' saved no question in .*: write them in its `save`"):
         broken.publish(trained, tmp_path / "one", "toy", {})
     assert job.store.models.list() == []
+
+
+def test_the_curves_of_a_training_that_was_refused_are_drawn(job: Job[ToyTraining], tmp_path: Path) -> None:
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one" / "metrics.jsonl").write_text('{"kind": "dev", "step": 0, "error": 2.0}\n')
+    (tmp_path / "one" / "training.json").write_text("{}")
+    with pytest.raises(UsageError, match="another training"):
+        Finetuning(TOY, job).run(tmp_path / "one")
+    assert "dev error by steps" in (tmp_path / "one" / "training.html").read_text()

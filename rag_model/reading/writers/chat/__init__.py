@@ -6,7 +6,3 @@ request.Chat              one request: streamed, within its time and its bytes
 tries.with_tries          what is worth trying again, and when
 problems                  one sentence for each way to fail
 """
-
-from rag_model.extras import require
-
-require("httpx", "llm")

@@ -122,6 +122,11 @@ def test_a_collapse_is_refused_whatever_the_figures() -> None:
     assert verdict.reason == "use of passages is retrieval has collapsed, wanted no collapse"
 
 
+def test_what_was_withdrawn_is_refused() -> None:
+    verdict = accept(Acceptance(), FOUND, lost(0.1, 0.1), "Success@20", withdrawn="latest@2")
+    assert verdict.reason == "the candidate's past is named by latest@2 and moved away from, wanted new to the ref"
+
+
 @pytest.mark.parametrize("acceptance", [Acceptance({"EM": 0.1}), Acceptance(measures=("EM",))])
 def test_a_measure_that_was_not_measured_is_named(acceptance: Acceptance) -> None:
     with pytest.raises(UsageError, match="'EM' was not measured: choose from Success@20"):

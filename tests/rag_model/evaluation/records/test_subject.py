@@ -119,3 +119,22 @@ def test_a_folder_is_known_by_its_files(store: Store, snapshot: Snapshot, asked:
     assert first.stored_model is None
     (folder / "config.json").write_text("{ }")
     assert answers_subject(store, snapshot, str(folder), asked, Evaluation()).model != first.model
+
+
+def test_an_endpoints_model_is_known_by_its_address_and_settings(
+    store: Store, snapshot: Snapshot, asked: QuestionSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def of(model: str = "openai:small") -> str:
+        return answers_subject(store, snapshot, model, asked, Evaluation()).id
+
+    monkeypatch.setenv("BOOKWHEEL_LLM_BASE_URL", "http://localhost:8000/v1")
+    monkeypatch.setenv("BOOKWHEEL_LLM_API_KEY", "a-key")
+    first = of()
+    assert of("openai:large") != first
+    monkeypatch.setenv("BOOKWHEEL_LLM_API_KEY", "another-key")
+    assert of() == first
+    monkeypatch.setenv("BOOKWHEEL_LLM_CONTEXT", "4096")
+    assert of() != first
+    monkeypatch.delenv("BOOKWHEEL_LLM_CONTEXT")
+    monkeypatch.setenv("BOOKWHEEL_LLM_BASE_URL", "http://localhost:9000/v1")
+    assert of() != first

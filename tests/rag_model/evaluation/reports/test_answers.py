@@ -1,9 +1,6 @@
 """The report of a model's answers: one safe page that shows the loss, the curves and the mistakes."""
 
-import json
-import math
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -13,7 +10,8 @@ from rag_model.evaluation.answers.readings import Reading, Shown
 from rag_model.evaluation.answers.scores import compare, estimate, score
 from rag_model.evaluation.bootstrap import mean_interval
 from rag_model.evaluation.questions.files import Question
-from rag_model.evaluation.reports.answers import AnswerReport, read_courses, render
+from rag_model.evaluation.reports.answers import AnswerReport, render
+from rag_model.evaluation.reports.training import Curves
 from tests.fixtures.pages import EVIL, assert_harmless, parsed
 
 
@@ -39,7 +37,7 @@ def report() -> AnswerReport:
         retrieval={"Success@5": 0.75, "nDCG@10": 0.5},
         intervals={"Success@5": mean_interval([1, 1, 1, 0])},
         collapse=measure([["a"], ["b"], ["c"], ["a"]], 10, unchanged=0.25),
-        courses={"loss": [(0, 4.0), (100, 2.5)], EVIL: []},
+        curves=Curves({"loss": [(0, 4.0), (100, 2.5)], EVIL: []}),
         lineage={"data": EVIL},
     )
 
@@ -95,19 +93,3 @@ def test_a_report_of_nearly_nothing_is_still_a_page(report: AnswerReport) -> Non
     page = parsed(render(bare))
     assert "svg" not in {name for name, _ in page.seen}
     assert "not right" not in page.text
-
-
-def test_a_training_s_curves_are_read_from_its_metrics(tmp_path: Path) -> None:
-    assert read_courses(tmp_path / "metrics.jsonl") == {}
-    rows = [{"kind": "dev", "step": 0, "nll": 4.0, "EM": None, "F1": math.nan}, {"kind": "train", "step": 1, "loss": 3}]
-    lines = [*map(json.dumps, rows), "[1]", "{", json.dumps({"kind": "dev", "step": 1, "nll": 2.5})]
-    (tmp_path / "metrics.jsonl").write_text("\n".join(lines))
-    assert read_courses(tmp_path / "metrics.jsonl") == {"dev nll": [(0, 4.0), (1, 2.5)], "train loss": [(1, 3.0)]}
-
-
-def test_a_long_curve_is_thinned(tmp_path: Path) -> None:
-    rows = "".join(json.dumps({"kind": "train", "step": n, "loss": 1 / (n + 1)}) + "\n" for n in range(1000))
-    (tmp_path / "metrics.jsonl").write_text(rows)
-    (points,) = read_courses(tmp_path / "metrics.jsonl").values()
-    assert len(points) == 250
-    assert points[:2] == [(0, 1.0), (4, 0.2)]

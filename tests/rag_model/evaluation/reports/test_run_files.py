@@ -103,6 +103,8 @@ def test_answers_have_a_row_a_question(tmp_path: Path, scored: list[Scored]) -> 
         "prediction": "paris",
         "ended": False,
         "log_likelihood": -0.5,
+        "closed_book_log_likelihood": None,
+        "statements": [],
         "metrics": {"EM": 1.0, "F1": 1.0, "EM-unheld": 1.0, "supported": 0.0},
     }
     assert [passage["rank"] for passage in passages] == [1, 2, 3]

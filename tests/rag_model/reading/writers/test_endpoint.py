@@ -1,5 +1,7 @@
 """A model behind an HTTP API: what it writes and costs, and one clear sentence for every way to fail."""
 
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -230,3 +232,9 @@ def test_what_was_drawn_is_no_answer_for_a_later_time() -> None:
     assert drawn.decides == drawn.decides != again.decides
     for writer in writers:
         writer.close()
+
+
+def test_no_model_is_loaded_here() -> None:
+    told = "import sys, rag_model.reading.writers.endpoint; print({'torch', 'transformers'} & {*sys.modules})"
+    run = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "set()"

@@ -4,11 +4,13 @@ import asyncio
 import json
 import os
 import shutil
+import signal
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from mcp import ClientSession, StdioServerParameters, stdio_client
 from mcp.types import CallToolResult, TextContent
@@ -108,6 +110,9 @@ def test_an_agent_searches_reads_on_is_told_what_is_wrong_and_follows_the_ref(
                 pass
         found = await given(session, "search", question=ASKED, k=1)
         assert "blue" in found["hits"][0]["text"]
+        (process,) = [one for one in psutil.Process().children() if "--mcp" in one.cmdline()]
+        process.send_signal(signal.SIGINT)  # which ends it, though its standard input is open
+        assert psutil.wait_procs([process], PATIENCE)[0] == [process]
 
     shutil.copytree(passed, tmp_path / "dest" / passed.name)
     converse(["--store", library.url, "--dest", str(tmp_path / "dest")], tmp_path / "log", talk)

@@ -1,5 +1,6 @@
 """A pulled folder is served, and what another pull puts there; what is damaged leaves the old snapshot serving."""
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,9 +9,11 @@ import pytest
 from rag_model.errors import BookwheelError, StoreError
 from rag_model.serving.following.desk import Desk
 from rag_model.serving.following.folder import FolderFollower, Pulled
+from rag_model.serving.service import Service
+from rag_model.serving.told import told
 from rag_model.serving.watching.observer import Observer
 from rag_model.store.pulling.pull import pull
-from tests.fixtures.serving import QUICK, Library
+from tests.fixtures.serving import QUICK, Library, until
 
 
 class Folder:
@@ -41,6 +44,16 @@ def test_the_next_pull_is_served(folder: Folder, made_library: Library) -> None:
     pull(made_library.store, made_library.blue, folder.path, keep=1)
     assert folder.served() == made_library.blue
     assert folder.desk.held == 1
+
+
+def test_a_service_answers_from_a_folder(folder: Folder, made_library: Library) -> None:
+    service = Service(Pulled(folder.path), QUICK)
+    service.start()
+    until(lambda: service.ready)
+    found = asyncio.run(service.search(["who?"], 2))
+    assert (found.snapshot, len(found.hits[0])) == (made_library.red, 2)
+    assert (told(service)["ref"], told(service)["number"], told(service)["store_problem"]) == ("current", None, None)
+    service.close()
 
 
 def test_a_damaged_snapshot_leaves_the_old_one_serving(folder: Folder, made_library: Library) -> None:

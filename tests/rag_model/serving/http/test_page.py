@@ -230,6 +230,37 @@ def test_an_answer_shows_what_it_was_read_from(
         expect(page.locator(".passage")).to_have_count(3)
 
 
+def test_a_citation_leads_to_the_revision_that_it_names(page: Page, service: Serving) -> None:
+    entry = {
+        "number": 1,
+        "title": "Denali",
+        "section": "",
+        "revision": 7,
+        "places": [0],
+        "text": "of Alaska",
+        "cut": False,
+    }
+    context = [
+        {**entry, "url": "https://en.wikipedia.org/?oldid=7"},
+        {**entry, "number": 2, "url": "javascript:alert()"},
+    ]
+    answer = {"question": "?", "answer": "Denali [1, 2] in [2024] <b>", "ended": True, "log_likelihood": None}
+    answer |= {"passages": [], "tokens": [], "context": context, "statements": [], "citations": [1, 2]}
+    reply = {"snapshot": service.snapshot()["snapshot"], "model": "m", "answers": [answer]}
+    page.route("**/snapshot", lambda route: route.fulfill(json={**service.snapshot(), "model": "m"}))
+    page.route("**/answer", lambda route: route.fulfill(json=reply))
+    page.goto(service.url)
+    ask(page, "Which is the highest mountain?")
+    expect(page.locator(".said")).to_have_text("Denali [1, 2] in [2024] <b>")
+    links = page.locator(".said a")
+    expect(links).to_have_count(1)
+    expect(links).to_have_attribute("href", "https://en.wikipedia.org/?oldid=7")
+    answer |= {"answer": "", "citations": [], "abstained": True}
+    page.get_by_label("Your question").fill("Who?")
+    page.keyboard.press("Enter")
+    expect(page.locator(".said")).to_have_text("The library does not hold it.")
+
+
 def _check_tokens(page: Page, told: list[dict[str, Any]]) -> None:
     """Of RAG-Token, each token can be asked whose it is, from the keyboard."""
     tokens, note = page.locator(".token"), page.locator(".token-note")

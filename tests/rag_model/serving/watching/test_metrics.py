@@ -1,6 +1,7 @@
 """What is scraped says what is so: of a service that swaps, is refused, and of manifests that say anything."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
+from rag_model.corpus.records import Passage
+from rag_model.reading.answer import CLOSED_BOOK, Answer, Excerpt, Support
+from rag_model.retrieve.retriever import Hit
 from rag_model.serving.answering.edition import ServedRef
 from rag_model.serving.service_settings import ServiceSettings
 from rag_model.serving.watching.metrics import Metrics
@@ -128,3 +132,29 @@ _JSON = st.recursive(
 def test_a_manifest_may_say_anything(metrics: dict[str, Any], created: Any) -> None:
     served = Served.of(manifest(metrics=metrics, provenance={"created_at": created}), NAMED, "hnsw")
     assert served.recall_mean is None or 0 <= served.recall_mean <= 1
+
+
+def test_answers_are_counted_by_what_their_passages_say(library: Library, dest: Path, metrics: Metrics) -> None:
+    found = Hit(
+        1, 0.5, 0, Passage("1-0", "1", 1, "T", "", "by Orwell", 0, 2, Passage.hash_of("T", "by Orwell")), "", ""
+    )
+    entry = Excerpt(1, "T", "", "", 1, (0,), "by Orwell")
+    given = Answer("who?", "Orwell [1].", None, (Support(found),), context=(entry,))
+    answers = [
+        given,
+        replace(given, text="Huxley"),
+        replace(given, text="", abstained=True),
+        replace(given, text=" "),
+        Answer("who?", "Huxley", -1.0, (Support(CLOSED_BOOK, 1.0, 1.0),)),  # read nothing, so nothing is overridden
+    ]
+    with serving(library.url, dest, observer=metrics) as service, service.service.desk.edition() as edition:
+        metrics.answered(edition, answers)
+    seen = {name: value for name, value in scraped(metrics).items() if name.startswith("bookwheel_answers")}
+    assert {name: value for name, value in seen.items() if "created" not in name} == {
+        "bookwheel_answers_total given": 3,
+        "bookwheel_answers_total empty": 1,
+        "bookwheel_answers_total abstained": 1,
+        "bookwheel_answers_unsupported_total": 1,
+        "bookwheel_answers_numbered_total yes": 1,
+        "bookwheel_answers_numbered_total no": 1,
+    }

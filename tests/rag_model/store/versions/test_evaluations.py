@@ -13,8 +13,9 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rag_model.digest import digest_file
 from rag_model.errors import NotFoundError, RefusedError, StoreError, UsageError
-from rag_model.store import Store
+from rag_model.store import BlobRef, Store
 from rag_model.store.pulling.pull import pull
 from rag_model.store.upkeep.expire import Policy, expire
 from rag_model.store.upkeep.gc import gc
@@ -99,11 +100,21 @@ def test_it_is_recorded_once(any_store: Store, publish: Callable[..., str], put:
     assert sum(tally.files for tally in gc(any_store, 0.0).values()) == 0
 
 
-def test_one_whose_files_are_lost_is_not_known(store: Store, publish: Callable[..., str], put: Record) -> None:
+def test_one_whose_files_are_lost_is_not_known_and_made_again(
+    store: Store, publish: Callable[..., str], put: Record, rows: Path
+) -> None:
     made = put(store, publish(store), k=1)
     manifest = store.evaluations.get(made.evaluation)
     store.files.remove(manifest.content.files["rows.jsonl"].path)
     assert known(store, manifest.content.subject) is None
+    assert put(store, manifest.content.subject.snapshot, k=1) == Recorded(made.evaluation, False)  # the same bytes
+    assert known(store, manifest.content.subject) == manifest
+    store.files.remove(manifest.content.files["rows.jsonl"].path)
+    rows.write_text("other rows\n")
+    assert put(store, manifest.content.subject.snapshot, k=1) == Recorded(made.evaluation, True)
+    again = known(store, manifest.content.subject)
+    assert again is not None
+    assert again.content.files != manifest.content.files
 
 
 def test_of_two_writers_one_is_kept(store: Store, publish: Callable[..., str], put: Record, rows: Path) -> None:
@@ -111,6 +122,7 @@ def test_of_two_writers_one_is_kept(store: Store, publish: Callable[..., str], p
     rows.write_text("other rows\n")
     subject = store.evaluations.get(made.evaluation).content.subject
     assert not record(store, subject, {}, {"rows.jsonl": rows}, {}).new
+    assert not store.blobs.exists(BlobRef(digest_file(rows), rows.stat().st_size)), "nothing is written"
     assert store.evaluations.get(made.evaluation).content.figures == FIGURES
 
 

@@ -1,0 +1,157 @@
+"""The first word of a streamed answer: `bookwheel serve --reader concat` beside the bare model with the same prompt.
+
+One JSON line. Each question is asked of the service, then its prompt is given to the model alone, by the same writer in
+this process; `ratio` is the median time to the first word of the service by that of the bare model. The service's time
+has all else in it too: HTTP, encoding, the search, the events. By default the model is a Llama of 6 layers with random
+weights, and passages and questions are the demo's; in earnest
+
+    python tests/benchmarks/bench_stream.py --model FOLDER --passages passages.jsonl.xz --questions a.jsonl.xz
+"""
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any
+
+import torch
+from served import K, given, memory_mb, offer, publish, service
+from transformers import LlamaConfig, LlamaForCausalLM, set_seed
+
+from flows.demo import demo_encoder
+from rag_model.encoders.resolve import resolve_folder
+from rag_model.errors import StoppedError
+from rag_model.reading.opening import open_reader
+from rag_model.reading.settings import ReaderSettings
+from rag_model.reading.writers.writer import Prompt
+from rag_model.store import Snapshot, Store
+
+_WAITS = "OMP_WAIT_POLICY"
+
+
+@dataclass(frozen=True, slots=True)
+class First:
+    """What came of one question, in milliseconds from asking."""
+
+    passages: float
+    word: float
+    bare: float  # the first word of the model alone
+
+
+def random_llama(folder: Path) -> Path:
+    """Write a Llama of 6 layers over the demo encoder's tokens."""
+    set_seed(1)
+    config = LlamaConfig(
+        vocab_size=30_522,
+        hidden_size=384,
+        intermediate_size=1024,
+        num_hidden_layers=6,
+        num_attention_heads=6,
+        num_key_value_heads=6,
+        max_position_embeddings=4096,
+        bos_token_id=101,
+        eos_token_id=102,
+        pad_token_id=0,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+    shutil.copy(resolve_folder(demo_encoder()) / "tokenizer.json", folder)
+    special = {"bos_token": "[CLS]", "eos_token": "[SEP]", "pad_token": "[PAD]", "unk_token": "[UNK]"}
+    tokens = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 4096, **special}
+    (folder / "tokenizer_config.json").write_text(json.dumps(tokens))
+    return folder
+
+
+def streamed(address: str, question: str) -> tuple[float, float]:
+    """Return the milliseconds to the passages and to the first word; then leave, so that the service stops."""
+    connection = HTTPConnection(address)
+    began, passages = time.perf_counter(), 0.0
+    body = json.dumps({"questions": [question], "k": K, "stream": True})
+    connection.request("POST", "/answer", body, {"Content-Type": "application/json", "Host": "localhost"})
+    reply = connection.getresponse()
+    while line := reply.readline():
+        if line.startswith(b"event: passages"):
+            passages = (time.perf_counter() - began) * 1e3
+        if line.startswith((b"event: text", b"event: answer")):
+            word = (time.perf_counter() - began) * 1e3
+            reply.close()
+            connection.close()
+            return passages, word
+    raise SystemExit(f"the stream ended without a word: {reply.status}")
+
+
+def bare(writer: Any, prompt: Prompt) -> float:
+    """Return the milliseconds to the first word of a model that is given a prompt."""
+    told: list[float] = []
+    began = time.perf_counter()
+    with suppress(StoppedError):
+        writer.write([prompt], lambda: bool(told), lambda place, text: told.append(time.perf_counter()))
+    return (told[0] - began) * 1e3 if told else (time.perf_counter() - began) * 1e3
+
+
+def measure(folder: Path, model: Path, questions: Sequence[str]) -> dict[str, Any]:
+    """Ask both, question by question; return the report."""
+    settings, found = ReaderSettings("concat"), []
+    options = ("--model", str(model), "--reader", "concat", "--poll", "60")
+    with (
+        Snapshot.open(str(folder / "store")) as snapshot,
+        service(str(folder / "store"), folder / "dest", *options) as (address, process),
+    ):
+        reader: Any = open_reader(snapshot, str(folder / "store"), str(model), None, settings)[1]
+        prompts = [reader.prompt(one, reader.context(one, hits)) for one, hits in _found(reader, questions)]
+        bare(reader.writer, prompts[0])
+        streamed(address, questions[0])  # warm
+        for question, prompt in zip(questions, prompts, strict=True):
+            passages, word = streamed(address, question)
+            found.append(First(passages, word, bare(reader.writer, prompt)))
+        peak = memory_mb(process, "VmHWM")
+        tokens = statistics.median(reader.writer.count([one.user for one in prompts]))
+    return {
+        "benchmark": "stream",
+        "questions": len(questions),
+        "prompt_tokens": tokens,
+        "ratio": round(_median(found, "word") / _median(found, "bare"), 3),
+        "first_word_ms": _median(found, "word"),
+        "bare_first_word_ms": _median(found, "bare"),
+        "passages_ms": _median(found, "passages"),
+        "ratios": [round(one.word / one.bare, 2) for one in found],
+        "threads": torch.get_num_threads(),
+        "peak_mb": peak,
+    }
+
+
+def _found(reader: Any, questions: Sequence[str]) -> list[tuple[str, Any]]:
+    return list(zip(questions, reader.retriever.search(questions, K), strict=True))
+
+
+def _median(found: Sequence[First], name: str) -> float:
+    return round(statistics.median(float(getattr(one, name)) for one in found), 1)
+
+
+def main() -> None:
+    if os.environ.get(_WAITS) != "passive":  # as the service sets it: threads that spin would slow the bare model down
+        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, _WAITS: "passive"})
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    offer(parser, count=300)
+    parser.set_defaults(asked=10)
+    parser.add_argument("--model", type=Path, help="a folder of a generator; by default one of random weights")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        rows, vectors, questions = given(options, Path(name))
+        publish(Store.open(f"{name}/store", create=True), rows, vectors, Path(name, "work"))
+        if options.model is None:
+            Path(name, "llama").mkdir()
+        model = options.model or random_llama(Path(name, "llama"))
+        print(json.dumps(measure(Path(name), model, questions)))
+
+
+if __name__ == "__main__":
+    main()

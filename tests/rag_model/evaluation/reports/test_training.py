@@ -1,0 +1,91 @@
+"""The curves of a training, and the page that shows how its index moved."""
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rag_model.evaluation.reports.training import Curves, read_curves, render
+from tests.fixtures.pages import EVIL, assert_harmless, parsed
+
+
+def written(folder: Path, rows: Iterable[Mapping[str, Any]]) -> Path:
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder / "metrics.jsonl"
+
+
+@pytest.fixture
+def moved(tmp_path: Path) -> Path:
+    """The metrics of a training that moved to another index before its third and its fifth step."""
+    rows: list[dict[str, Any]] = [{"kind": "dev", "step": 0, "snapshot": "a", "nll": 4.0}]
+    for step, (snapshot, age, encoding, waited) in enumerate(
+        [("a", 0, 0.0, 0.0), ("a", 1, 0.0, 0.0), ("b", 0, 2.5, 3.5), ("b", 1, 2.5, 0.0), ("c", 0, 2.0, 3.0)], start=1
+    ):
+        told = {"snapshot_age": age, "encoding_seconds": encoding, "rebuild_seconds": 1 + encoding, "swap_seconds": 0.1}
+        told |= {"waited_seconds": waited, "refreshes_failed": 0, "loss": 1 / step}
+        rows.append({"kind": "train", "step": step, "snapshot": snapshot, **told})
+    return written(tmp_path, [*rows, {"kind": "dev", "step": 5, "snapshot": "c", "nll": 2.0}])
+
+
+def test_curves_are_read_from_metrics(tmp_path: Path) -> None:
+    assert read_curves(tmp_path / "metrics.jsonl") == Curves()
+    rows = [{"kind": "dev", "step": 0, "nll": 4.0, "EM": None, "F1": math.nan}, {"kind": "train", "step": 1, "loss": 3}]
+    lines = [*map(json.dumps, rows), "[1]", "{", '{"step": 1}', json.dumps({"kind": "dev", "step": 1, "nll": 2.5})]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines))
+    values = {"dev nll": [(0, 4.0), (1, 2.5)], "train loss": [(1, 3.0)]}
+    assert read_curves(tmp_path / "metrics.jsonl") == Curves(values)
+
+
+def test_a_long_curve_is_thinned(tmp_path: Path) -> None:
+    path = written(tmp_path, ({"kind": "train", "step": n, "loss": 1 / (n + 1)} for n in range(1000)))
+    (points,) = read_curves(path).values.values()
+    assert len(points) == 250
+    assert points[:2] == [(0, 1.0), (4, 0.2)]
+
+
+def test_moves_are_found_and_waits_are_added_up(moved: Path) -> None:
+    curves = read_curves(moved)
+    assert curves.moves == (3, 5)
+    assert [value for _, value in curves.values["train waited_seconds"]] == [0, 0, 3.5, 3.5, 6.5]
+
+
+def test_no_wait_is_lost_where_a_curve_is_thinned(tmp_path: Path) -> None:
+    path = written(tmp_path, ({"kind": "train", "step": n, "waited_seconds": float(n == 501)} for n in range(1000)))
+    assert read_curves(path).values["train waited_seconds"][-1][1] == 1
+
+
+def test_the_page_shows_the_moving_index_beside_the_dev_measure(moved: Path) -> None:
+    page = parsed(render("rag-end2end", {"": read_curves(moved)}))
+    labels = [attributes["aria-label"] for name, attributes in page.seen if name == "svg"]
+    assert labels == [
+        "dev nll by steps",
+        "age of the index in steps by steps",
+        "seconds of the index that is asked by steps",
+        "seconds waited so far by steps",
+        "train loss by steps",
+    ]
+    assert "moved to a rebuilt index 2 times, at the dashed lines; 0 rebuilds failed" in page.text
+    assert [attributes.get("class") for name, attributes in page.seen if name == "line"].count("dash") == 2 * len(
+        labels
+    )
+    for piece in ("age, 4: 1", "encoding, 3: 2.5", "rebuild, 5: 3", "swap, 5: 0.1", "waited, 5: 6.5", "dev nll, 5: 2"):
+        assert piece in page.text
+
+
+def test_a_training_without_a_moving_index_has_its_curves_alone(tmp_path: Path) -> None:
+    rows = [{"kind": "dev", "step": 0, "nll": 4.0}, {"kind": "train", "step": 1, "loss": 3.0}]
+    page = parsed(render(EVIL, {"lm": read_curves(written(tmp_path, rows)), EVIL: Curves()}))
+    assert "moving index" not in page.text
+    assert [attributes["aria-label"] for name, attributes in page.seen if name == "svg"] == [
+        "dev nll by steps",
+        "train loss by steps",
+    ]
+
+
+def test_the_page_fetches_nothing_and_runs_nothing(moved: Path) -> None:
+    rows = [{"kind": "train", "step": 1, EVIL: 1.0}]
+    harmful = read_curves(written(moved.parent, rows))
+    assert_harmless(render(EVIL, {EVIL: harmful}))

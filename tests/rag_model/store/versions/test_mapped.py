@@ -1,0 +1,47 @@
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from rag_model.corpus.passages import PASSAGE_SCHEMA, PassageWriter
+from rag_model.corpus.records import Passage
+from rag_model.errors import InputError
+from rag_model.store.versions.mapped import MappedPassages, write_mapped
+
+PASSAGES = [
+    Passage(f"{n}-0", str(n), 2**40 + n, title, "", text, n, len(text.split()), Passage.hash_of(title, text))
+    for n, (title, text) in enumerate([("Zürich", "漢字 𝛑"), ("", ""), ("a\0b", "x" * 70_000)], start=1)
+]
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    """A mapped copy of three passages."""
+    with PassageWriter(tmp_path / "part.parquet") as writer:
+        for passage in PASSAGES:
+            writer.write(passage)
+    write_mapped(tmp_path / "part.parquet", tmp_path / "part.arrow")
+    return tmp_path / "part.arrow"
+
+
+def test_passages_come_back_as_they_were_written_in_any_order(copy: Path) -> None:
+    file = MappedPassages(copy)
+    assert file.rows([2, 0, 1, 0]) == [PASSAGES[n] for n in (2, 0, 1, 0)]
+    file.close()
+    with pytest.raises(IndexError, match="row 3 lies outside a copy of 3 passages"):
+        MappedPassages(copy).rows([3])
+
+
+def test_a_slice_and_missing_values_are_read_as_arrow_says(tmp_path: Path) -> None:
+    """Another writer's file may keep a mask of missing values beside columns that have none."""
+    columns = [pa.array([None, *(getattr(one, name) for one in PASSAGES)]) for name in PASSAGE_SCHEMA.names]
+    kept = [column.cast(field.type)[1:] for column, field in zip(columns, PASSAGE_SCHEMA, strict=True)]
+    with pa.OSFile(str(tmp_path / "other.arrow"), "wb") as sink, pa.ipc.new_file(sink, PASSAGE_SCHEMA) as writer:
+        writer.write_batch(pa.RecordBatch.from_arrays(kept, schema=PASSAGE_SCHEMA))
+    assert MappedPassages(tmp_path / "other.arrow").rows([0, 1, 2]) == PASSAGES
+
+
+def test_a_text_that_is_none_is_one_sentence(copy: Path) -> None:
+    copy.write_bytes(copy.read_bytes().replace("漢".encode(), b"\xff\xff\xff"))
+    with pytest.raises(InputError, match=r"row 0 of .*part\.arrow is damaged .*: pull it again"):
+        MappedPassages(copy).rows([0])
