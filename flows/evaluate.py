@@ -182,9 +182,7 @@ def prepare(store: Store, model: str, questions: str, ref: str, settings: Evalua
     texts = [question.text for question in asked.questions]
     rivals, whole = _ablated(store, loaded, found, readers[first[0]], settings, texts)
     examination = Examination(found, first[1], asked, k, snapshot.n, settings, dict(others), rivals, whole)
-    subject = answers_subject(
-        store, snapshot, named, asked, settings, asks, {name: one.decides for name, one in readers.items()}
-    )
+    subject = answers_subject(store, snapshot, named, asked, settings, asks)
     folder = model_folder_of(store, named)
     return Work(store, snapshot, named, next(iter(ways)), folder, examination, subject)
 

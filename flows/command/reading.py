@@ -15,7 +15,8 @@ ReadBy = Annotated[
     ReaderName | None,
     Parameter(
         help="`marginal`: each passage apart, answers weighed by p(z|x), as in the RAG paper; `concat`: all in one "
-        "prompt. By default marginal, and concat for a model behind an endpoint."
+        "prompt; `extractive`: a span of a passage, by a folder of a question-answering head or DPR's reader. By "
+        "default marginal, and concat for a model behind an endpoint."
     ),
 ]
 CONCAT = "--reader concat: "

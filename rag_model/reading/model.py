@@ -13,6 +13,7 @@ from rag_model.generate.named import load_named, rag_folder, rag_id
 from rag_model.generate.rag import Rag
 from rag_model.reading.concat import ConcatReader, K
 from rag_model.reading.confidence import abstaining
+from rag_model.reading.extractive import ExtractiveReader, SpanModel
 from rag_model.reading.labels import LabelReader
 from rag_model.reading.marginal import MarginalReader
 from rag_model.reading.reader import Reader, ReaderName
@@ -29,7 +30,8 @@ class ReadingModel:
 
     id: str  # in the store; of a folder its path; of an endpoint `openai:MODEL`
     rag: Rag | None = None  # None: it has no question encoder of its own
-    generator: Any = None  # None: it lies behind an endpoint
+    generator: Any = None  # None: it lies behind an endpoint, or finds spans
+    spans: SpanModel | None = None  # None: it writes answers
 
     @property
     def question(self) -> Any:
@@ -48,6 +50,10 @@ class ReadingModel:
             UsageError: the settings do not apply to this model.
         """
         most = None if retriever is None else retriever.most
+        if settings.of(self.id) == "extractive":
+            if self.spans is None:
+                raise UsageError(f"model {self.id} was loaded to write answers: give --reader extractive alone")
+            return abstaining(ExtractiveReader(retriever, self.spans, self.k, most), settings.threshold)
         if settings.of(self.id) == "concat":
             concat = ConcatReader(retriever, self._writer(settings.decoding), settings.concat, self.k, most)
             return abstaining(concat, settings.threshold)
@@ -76,7 +82,8 @@ def model_id(store: Store, model: str) -> str:
 def load_model(store: Store | None, identity: str, reader: ReaderName, asks: str | None = None) -> ReadingModel:
     """Load the model that `model_id` found; a folder needs no store.
 
-    `reader` is one that will be made of it: for `concat` it may be a generator alone. For `asks` see `load_named`.
+    `reader` is one that will be made of it: for `concat` it may be a generator alone, for `extractive` it is a folder
+    of a model of spans. For `asks` see `load_named`.
 
     Raises:
         StoreError: a file of the model is missing or damaged.
@@ -85,6 +92,10 @@ def load_model(store: Store | None, identity: str, reader: ReaderName, asks: str
         UsageError: `asks` is given, and the model asks nothing.
     """
     folder = model_folder_of(store, identity)
+    if folder is not None and reader == "extractive":
+        if asks is not None:
+            raise UsageError(f"model {identity} has no question encoder, so --asks says nothing of it: leave it out")
+        return ReadingModel(identity, spans=SpanModel.load(folder))
     if folder is not None and (reader == "marginal" or holds_rag(folder)):
         rag = load_named(store, identity, asks)
         return ReadingModel(identity, rag, rag.generator)

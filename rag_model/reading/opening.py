@@ -60,5 +60,5 @@ def open_model(
     """
     survey(snapshot, retriever)  # before a model is loaded
     marginal = "marginal" in readers
-    loaded = load_model(store, identity, "marginal" if marginal else "concat", asks)
+    loaded = load_model(store, identity, "marginal" if marginal else readers[0], asks)
     return loaded, open_retriever(snapshot, retriever, encoder=loaded.question, store=store, products=marginal)

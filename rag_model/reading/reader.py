@@ -7,7 +7,7 @@ from rag_model.errors import UsageError
 from rag_model.reading.answer import Answer
 from rag_model.retrieve.retriever import Hit, Retriever
 
-ReaderName = Literal["marginal", "concat"]
+ReaderName = Literal["marginal", "concat", "extractive"]
 Stop = Callable[[], bool]  # asked between two tokens: True once no caller waits for the answer any more
 Tell = Callable[[int, str], None]  # the place of a question in its batch, and the characters that its answer grew by
 

@@ -28,8 +28,10 @@ class ReaderSettings:
             UsageError: an endpoint's model is to be marginalised.
         """
         behind = model.startswith(ENDPOINT)
-        if self.labels and (behind or self.reader == "concat"):
-            raise UsageError("labels are chosen by their likelihood over all passages: leave --reader concat out")
+        if self.labels and (behind or self.reader not in (None, "marginal")):
+            raise UsageError("labels are chosen by their likelihood over all passages: give --reader marginal")
+        if behind and self.reader == "extractive":
+            raise UsageError(f"{model} writes answers, and finds no spans: leave --reader extractive out")
         if behind and self.reader == "marginal":
             raise UsageError(
                 f"{model} does not tell the likelihood of a given text, so its answers cannot be marginalised: leave "

@@ -1,9 +1,11 @@
 """`bookwheel serve` beside a bare loop of encode and search without HTTP: questions a second, and how long one waits.
 
 One JSON line. Each of so many clients asks one question at a time; the bare loop encodes and searches as many at once,
-in one process with the cores to itself, by the same library and the same pulled snapshot. The clients run in a process
-of their own on the same cores. `ratio` is of questions a second at the most clients, the median of the rounds. By
-default the passages and questions are the demo's; in earnest
+in one process with the cores to itself (the service waits meanwhile), by the same library and the same pulled snapshot.
+The clients run in a process of their own on the same cores. The two take turns, with one number of clients after the
+other. `ratio` is of questions a second at the most clients, `cpu_ratio` of the CPU seconds of a question, clients left
+out: the one to go by where other programs run. Both are medians of the rounds. By default the passages and questions
+are the demo's; in earnest
 
     python tests/benchmarks/bench_serve.py --passages passages.jsonl.xz --questions a.jsonl.xz --count 60000
         --asked 3000 --seconds 20 --cache FOLDER
@@ -65,16 +67,18 @@ def served(at: tuple[str, int], questions: list[str], clients: int, seconds: flo
 
 
 def measure(folder: Path, questions: list[str], options: argparse.Namespace) -> dict[str, Any]:
-    """Serve and ask, then loop, in turns; return the report."""
+    """Ask a service and loop, in turns; return the report."""
     ours: list[dict[int, Rate]] = []
     theirs: list[dict[int, Rate]] = []
-    peak = 0.0
-    for _ in range(options.rounds):
-        with service(str(folder / "store"), folder / "dest", "--poll", "60") as at:
-            load(at[0], questions, max(options.clients), 2.0)  # warm
-            ours.append({n: served(at, questions, n, options.seconds) for n in options.clients})
-            peak = max(peak, memory_mb(at[1], "VmHWM"))
-        theirs.append({n: bare_best(str(folder / "dest"), questions, n, options.seconds) for n in options.clients})
+    with service(str(folder / "store"), folder / "dest", "--poll", "60") as at:
+        load(at[0], questions, max(options.clients), 2.0)  # warm
+        for _ in range(options.rounds):
+            ours.append({})
+            theirs.append({})
+            for n in options.clients:
+                ours[-1][n] = served(at, questions, n, options.seconds)
+                theirs[-1][n] = bare_best(str(folder / "dest"), questions, n, options.seconds)
+        peak = memory_mb(at[1], "VmHWM")
     report = {str(n): _of_clients([one[n] for one in ours], [one[n] for one in theirs]) for n in options.clients}
     return {
         "benchmark": "serve",
@@ -92,6 +96,7 @@ def _of_clients(ours: list[Rate], theirs: list[Rate]) -> dict[str, Any]:
         "questions_s": round(statistics.median(one.questions_s for one in ours), 1),
         "bare_questions_s": round(statistics.median(one.questions_s for one in theirs), 1),
         "ratio": round(statistics.median(one.questions_s / other.questions_s for one, other in rounds), 2),
+        "cpu_ratio": round(statistics.median(other.cpu_ms / one.cpu_ms for one, other in rounds), 2),
         "p50_ms": statistics.median(percentile_ms(one.asked, 50) for one in ours),
         "p99_ms": statistics.median(percentile_ms(one.asked, 99) for one in ours),
         "cpu_ms": round(statistics.median(one.cpu_ms for one in ours), 2),

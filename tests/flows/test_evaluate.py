@@ -14,6 +14,7 @@ from rag_model.store.versions.models import Made, put_model
 from tests.fixtures.pages import assert_harmless, parsed
 from tests.fixtures.scripted import WHOLE, event, scripted, streams
 from tests.fixtures.tiny_rag import save_tiny_rag
+from tests.fixtures.tiny_spans import save_span_model
 
 pytestmark = pytest.mark.xdist_group("flows")
 
@@ -226,6 +227,23 @@ def test_claims_are_labelled_by_one_token(shelf: Path, tmp_path: Path, bookwheel
     assert ran.code == 0, ran.err
     assert {json.loads(line)["prediction"] for line in rows.read_text().splitlines()} <= set(labels)
     assert ran.json["metrics"].keys() >= {"Acc-3way", "Acc-2way", "AC"}
+
+
+def test_a_model_of_spans_is_a_baseline(
+    shelf: Path, questions: Path, tmp_path: Path, bookwheel: Callable[..., Any]
+) -> None:
+    folder = save_span_model(tmp_path / "spans", "bert")
+    common = ["--store", shelf, "--model", folder, "--reader", "extractive", "--index", "exact", "-k", 2]
+    ran = bookwheel("evaluate", *common, "--questions", questions, "--ablations", "--json")
+    assert ran.code in {0, 3}, ran.err  # 3: random weights may ignore the passages
+    assert ran.json["reader"] == "extractive"
+    assert {"EM", "supported"} <= ran.json["metrics"].keys()
+    assert ran.json["costs"]["written"] == 0
+    answered = bookwheel("answer", "What is autism?", *common, "--json").json["answers"][0]
+    assert any(answered["answer"] in one["text"] for one in answered["passages"])
+    refused = bookwheel("answer", "Who?", "--store", shelf, "--model", "reader", "--reader", "extractive")
+    assert refused.code == 1
+    assert "no head for spans" in refused.err
 
 
 def test_a_threshold_is_chosen_measured_and_used(

@@ -213,6 +213,7 @@ def test_a_model_of_the_store_answers(release: Callable[..., Any], store: Path, 
     told = ran.json
     assert {"Success@20", "EM", "F1"} <= told["figures"].keys()
     assert told["present"] == told["evaluation"]  # the same snapshot and model
+    assert release("--model", "reader").json["nothing_new"]
     assert [check["name"] for check in told["gate"]["checks"]][:1] == ["EM against the present one"]
 
 

@@ -58,12 +58,11 @@ def answers_subject(
     asked: QuestionSet,
     settings: Evaluation,
     asks: str | None = None,
-    readers: Mapping[str, Any] | None = None,
 ) -> Subject:
     """Return the subject of an evaluation of a model: `model` is its id, its folder, or `openai:MODEL`.
 
     What an endpoint gives under a name may change: it is known by its address, its name and its settings.
-    `readers` has what determines the answers of each, by name (`Reader.decides`).
+    What a reader `decides` is in the settings, so that the id is known before a model is loaded.
 
     Raises:
         StoreError: a model that the retriever names is not in the store.
@@ -76,7 +75,6 @@ def answers_subject(
         "retriever": retriever,
         "judged_by": Judge.of(asked, settings.judged_by, patterns=settings.kind == "patterns").by,
         "asks": asks,
-        "readers": dict(readers or {}),
         "models": _pinned(store, snapshot, [retriever], asks),
         "libraries": {name: version(name) for name in _LIBRARIES},
         "version": VERSION,

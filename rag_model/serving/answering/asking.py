@@ -60,7 +60,7 @@ class ServedModel:
     model: ReadingModel
     settings: ReaderSettings
     asker: Asker | None  # its own question encoder; None: the snapshot's asks
-    writer: Writer | None  # of all its readers of one prompt; None: passages are marginalised
+    writer: Writer | None  # of all its readers of one prompt; None: passages are read apart
 
     @classmethod
     def load(
@@ -87,7 +87,7 @@ class ServedModel:
     @property
     def is_here(self) -> bool:
         """Whether it is in this process's memory, and not behind an endpoint, whose answers may cost money."""
-        return self.model.generator is not None
+        return self.model.generator is not None or self.model.spans is not None
 
     def reader(self, retriever: SnapshotRetriever) -> Reader:
         """Return a reader over what a retriever finds."""
@@ -105,7 +105,7 @@ class ServedModel:
 
 def _writer(model: ReadingModel, settings: ReaderSettings, batch: int) -> Writer | None:
     """Return what writes for all readers; a batch is written at once, so that no first word waits for another text."""
-    if settings.of(model.id) == "marginal":
+    if settings.of(model.id) != "concat":
         return None
     if model.generator is not None:
         return LocalWriter(model.generator, model.id, settings.decoding, batch)

@@ -23,7 +23,7 @@ _MEMORY = 4 << 30  # bytes: what torch, transformers and a batch of questions ta
 _COPIES = 3  # of the weights: fp16 becomes float32, and a layout for the processor
 _SECONDS = 300.0  # for small files, on a busy machine
 _RATE = 20e6  # bytes of weights per second
-_KINDS: Mapping[ReaderName, str] = {"marginal": "RAG model", "concat": "generator"}
+_KINDS: Mapping[ReaderName, str] = {"marginal": "RAG model", "concat": "generator", "extractive": "model of spans"}
 _NEW_TOKENS = 4  # of an answer
 _QUESTIONS = (  # the second one is as long as a service takes
     "Who wrote it?",

@@ -217,3 +217,36 @@ def test_several_workers_answer_everything_once() -> None:
         worker.go.set()
         batcher.close()
     assert sorted(question for batch in worker.batches for question in batch) == list("abcdefghij")
+
+
+class Counted(threading.Condition):
+    """Counts how often it wakes a thread."""
+
+    woken = 0
+
+    def notify(self, n: int = 1) -> None:
+        self.woken += bool(self._waiters) and n > 0  # type: ignore[attr-defined]
+        super().notify(n)
+
+
+def test_a_thread_sleeps_until_its_batch_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threading, "Condition", Counted)
+    worker = Worker()
+    with batching(worker, wait_ms=1e3 * PATIENCE) as batcher:
+        changed: Any = batcher._changed
+
+        async def again() -> tuple[int, int]:
+            await gathered(batcher, worker, [["a"], ["b"], ["c"], ["d"], ["e"]])
+            await held(lambda: batcher._wanted == [1])
+            tasks = [asyncio.create_task(batcher.ask(["f"], 1, None, PATIENCE))]
+            await held(lambda: batcher._wanted == [4])  # as many as were answered together
+            before = changed.woken
+            tasks += [asyncio.create_task(batcher.ask([one], 1, None, PATIENCE)) for one in "gh"]
+            await held(lambda: batcher.waiting == 3)
+            meanwhile = changed.woken
+            await asyncio.gather(*tasks, batcher.ask(["i"], 1, None, PATIENCE))
+            return before, meanwhile
+
+        before, meanwhile = asyncio.run(again())
+    assert meanwhile == before
+    assert worker.batches == [["a"], ["b", "c", "d", "e"], ["f", "g", "h", "i"]]

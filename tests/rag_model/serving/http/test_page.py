@@ -1,5 +1,6 @@
 """The page in a real browser, on a real service: what people see, and what hostile text can't do."""
 
+import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,11 +11,15 @@ import httpx
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect
 
+from rag_model.generate.causal import CausalGenerator
+from rag_model.reading.prompts import Concat
+from rag_model.reading.settings import ReaderSettings
 from rag_model.store.store import Store
 from tests.fixtures.browser import PATIENCE, chromium
 from tests.fixtures.held import Held
 from tests.fixtures.serving import Gate, Serving, serving, until, with_limits
 from tests.fixtures.tiny import save_bert
+from tests.fixtures.tiny_generators import save_llama
 from tests.fixtures.tiny_rag import save_tiny_rag
 from tests.fixtures.tiny_snapshot import publish_tiny
 
@@ -308,3 +313,24 @@ def test_an_answer_that_fails_half_way_is_told(
             "That took too long. Try again in a moment. (no answer within"
         )
         held.go.set()
+
+
+def test_words_come_one_by_one_from_one_prompt(
+    page: Page, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "llama").mkdir()
+    model = save_llama(tmp_path / "llama", chat=True)
+    read = ReaderSettings("concat", concat=Concat(instruction="", budget=60))
+    with serving(store.url, tmp_path / "dest", model=str(model), reading=read) as reading:
+        page.goto(reading.url)
+        expect(page.locator("#foot")).to_contain_text("model")
+        held = Held(monkeypatch, CausalGenerator, free=24)
+        ask(page, "highest mountain?")
+        expect(page.locator(".growing")).to_have_text(re.compile(r"\S"))
+        expect(page.locator(".passage")).to_have_count(3)
+        assert not held.go.is_set()
+        held.go.set()
+        expect(page.locator("#status")).to_contain_text("3 passages in")
+        expect(page.locator(".growing")).to_have_count(0)
+        expect(page.locator(".said")).to_have_text(re.compile(r"\S"))
+        expect(page.locator(".meter, .parts")).to_have_count(0)  # no passage has a weight

@@ -1,0 +1,96 @@
+"""The paper in small: which relative findings of Lewis et al. 2020 hold for small models on two cores.
+
+Two parts. With `--data FOLDER --generator DIR` real models on real passages, nothing trained: questions, texts, clues
+and claims, each by RAG-Sequence, RAG-Token and closed book (`paper_questions` says how they are drawn, and that the
+claims are made). Always: a made world, where retriever and generator learn: learned, frozen and BM25 retrieval
+(table 6), more passages (figure 3), and two indexes whose facts differ (section 4.5).
+
+Prints a table, their figures beside ours, with the paired difference, its 95 % interval over the questions, and a
+verdict: reproduced (above 0), not reproduced (below), undecidable at this size (`paper_verdicts`). Figures of ours are
+no measure of the paper's models: only the direction is compared. Then one JSON line. There is no extractive reader
+here, so whether RAG does as well as one is not looked at.
+
+The default takes two minutes, and most of its verdicts are undecidable. For more:
+
+    python tests/benchmarks/bench_paper.py --data FOLDER --generator DIR --questions 40 --subjects 60 --steps 100
+        --made-questions 240 --seeds 2
+"""
+
+import argparse
+import json
+import resource
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+from paper_findings import FINDINGS
+from paper_made import made
+from paper_real import load, real
+from paper_verdicts import NOT, REPRODUCED, UNDECIDABLE, judge, table
+
+from flows.demo import demo_encoder
+from rag_model.evaluation.answers.scores import Scored
+
+
+def collect(options: argparse.Namespace) -> dict[str, list[Scored]]:
+    """Run both parts for each seed; return the answers by task and arm, of all seeds together."""
+    arms: dict[str, list[Scored]] = {}
+    generator = load(options.generator, options.dtype) if options.data and options.generator else None
+    with tempfile.TemporaryDirectory(prefix="bench-paper-") as name:
+        for seed in range(options.seeds):
+            folder = Path(name) / f"seed-{seed}"
+            folder.mkdir()
+            parts = [made(options, folder, seed)] if options.subjects else []
+            parts += [real(options, generator, folder, seed)] if generator is not None else []
+            for arm, scored in (pair for part in parts for pair in part.items()):
+                arms.setdefault(arm, []).extend(scored)
+    return arms
+
+
+def main() -> None:
+    """Run, print the table, and one line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, help="folder of passages, qa_* and train_triples, as .jsonl.xz")
+    parser.add_argument("--generator", type=Path, help="a decoder-only model: a folder, or one with a GGUF file")
+    parser.add_argument("--encoder", default=demo_encoder())
+    parser.add_argument("--questions", type=int, default=4, help="of each task with real models")
+    parser.add_argument("--library", type=int, default=200, help="passages beside those of the questions")
+    parser.add_argument("--dtype", default="bfloat16", help="of the generator")
+    parser.add_argument("--beams", type=int, default=1)
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("-k", type=int, default=3, help="passages of an answer")
+    parser.add_argument("--most", type=int, default=10, help="passages of figure 3")
+    parser.add_argument(
+        "--subjects", type=int, default=10, help="of the made world, 16 passages each; 0: no made world"
+    )
+    parser.add_argument("--made-questions", type=int, default=40, help="asked of the made world, at most")
+    parser.add_argument("--steps", type=int, default=10, help="of a retriever's training")
+    parser.add_argument("--rate", type=float, default=3e-5)
+    parser.add_argument("--reader-steps", type=int, default=600)
+    parser.add_argument("--reader", type=Path, help="a folder that `made_world.write_reader` made")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    began, spent = time.perf_counter(), time.process_time()
+    arms = collect(options)
+    judged = [one for finding in FINDINGS if (one := judge(finding, arms)) is not None]
+    print(table(judged), flush=True)
+    verdicts = [one.verdict for one in judged]
+    told = {
+        "benchmark": "paper",
+        "generator": options.generator.name if options.generator else None,
+        "questions": options.questions if options.data else 0,
+        "made_questions": options.made_questions,
+        "k": options.k,
+        "seeds": options.seeds,
+        "verdicts": {name: verdicts.count(name) for name in (REPRODUCED, NOT, UNDECIDABLE)},
+        "findings": [one.to_json() for one in judged],
+        "seconds": round(time.perf_counter() - began),
+        "cpu_seconds": round(time.process_time() - spent),
+        "peak_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3),
+    }
+    print(json.dumps(told))
+
+
+if __name__ == "__main__":
+    main()

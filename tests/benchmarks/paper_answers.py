@@ -1,0 +1,51 @@
+"""Libraries and answers for `bench_paper.py`: what the parts with real models and with the made world share."""
+
+import json
+from collections.abc import Sequence
+from contextlib import redirect_stderr
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+
+from flows.reindex import reindex
+from rag_model.evaluation.answers.readings import read
+from rag_model.evaluation.answers.scores import AnswerKind, Scored, score
+from rag_model.evaluation.questions.files import Question
+from rag_model.generate.decoding import Decoding
+from rag_model.generate.rag import Rag, Variant
+from rag_model.index.recipe import IndexRecipe
+from rag_model.reading.marginal import MarginalReader
+from rag_model.retrieve.retriever import Hit
+from rag_model.snapshots.recipe import Recipe
+
+TEMPERATURE = 0.05  # of p(z|x): MiniLM's vectors have unit length
+
+
+def publish(library: Sequence[tuple[str, str]], folder: Path, name: str, encoder: str) -> str:
+    """Build a snapshot of passages, title and text each, in the store in `folder`; return its id."""
+    rows = [{"id": str(at), "title": title, "text": text} for at, (title, text) in enumerate(library)]
+    path = folder / f"{name}.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    recipe = Recipe(index={"hnsw": IndexRecipe("HNSW32"), "bm25": IndexRecipe("BM25")})
+    with redirect_stderr(StringIO()):
+        made = reindex.fn(str(path), str(folder / "store"), encoder, recipe, name)
+    assert made.snapshot is not None
+    return made.snapshot
+
+
+def variant(rag: Rag, kind: Variant) -> Rag:
+    """Return the same model that marginalises in another way; weights are shared."""
+    return Rag(rag.question, rag.generator, replace(rag.settings, kind=kind))
+
+
+def answered(
+    rag: Rag,
+    questions: Sequence[Question],
+    hits: Sequence[Sequence[Hit]],
+    kind: AnswerKind,
+    decoding: Decoding,
+    batch: int = 4,
+) -> list[Scored]:
+    """Answer the questions from their hits, closed book without any, and measure the answers."""
+    readings = read(MarginalReader(None, rag, decoding, batch), questions, hits)
+    return [score(question, one, kind) for question, one in zip(questions, readings, strict=True)]

@@ -1,0 +1,129 @@
+"""What the paper finds by changing retriever, k and index, on a made world with a small trained reader.
+
+Facts that no model has seen, so closed book knows nothing, and a question encoder has something to learn. Each
+retriever's model is trained at equal steps from the same reader and MiniLM: `learned` trains question encoder and
+generator, `frozen` the generator alone, `BM25` the generator on the passages of BM25, whose scores weigh them.
+"""
+
+import argparse
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from made_world import Fact, facts, write_reader
+from paper_answers import TEMPERATURE, answered, publish, variant
+from paper_findings import CLOSED, FROZEN, LEARNED, MADE, SWAP, WORDS
+
+from rag_model.encoders.trainable import TrainableEncoder
+from rag_model.evaluation.answers.scores import Scored
+from rag_model.evaluation.questions.files import Question
+from rag_model.generate.decoding import Decoding
+from rag_model.generate.inputs import PaperForm
+from rag_model.generate.load import load_generator
+from rag_model.generate.rag import Rag
+from rag_model.retrieve.factory import open_retriever
+from rag_model.retrieve.found import SnapshotRetriever
+from rag_model.store.versions.snapshot import Snapshot
+from rag_model.training.data.examples import Example, passage_of
+from rag_model.training.loop.loop import train
+from rag_model.training.loop.loop_settings import LoopSettings
+from rag_model.training.objectives.rag_task import RagRecipe, RagTask
+
+_FORM = PaperForm(title_sep="", doc_sep=" / ", max_length=60, max_answer=24)
+_DECODING = Decoding(max_new_tokens=12)
+
+
+def made(options: argparse.Namespace, folder: Path, seed: int) -> dict[str, list[Scored]]:
+    """Build two worlds' indexes, train the retrievers' models, and ask of subjects that no training named."""
+    world = facts(options.subjects, seed)
+    half = len(world) // 16 * 8
+    told, asked = world[:half], world[half:][: options.made_questions]
+    reader = options.reader or folder / "reader"
+    if not reader.is_dir():
+        reader.mkdir()
+        write_reader(reader, options.reader_steps)
+    worlds = [world, changed(world)]
+    ids = [publish(_library(some), folder, f"world-{at}", options.encoder) for at, some in enumerate(worlds)]
+    questions, others = (_questions(some[half:][: len(asked)], seed) for some in worlds)
+    store = str(folder / "store")
+    with Snapshot.open(store, ids[0]) as first, Snapshot.open(store, ids[1]) as second:
+        rags = {name: trained(name, first, told, reader, options) for name in (LEARNED, FROZEN, WORDS)}
+        found = {
+            f"{MADE}: {name}": _asked(rag, _retriever(name, first, rag), questions, options.k)
+            for name, rag in rags.items()
+        }
+        rag = rags[LEARNED]
+        found[f"{MADE}: {CLOSED}"] = answered(rag, questions, [()] * len(questions), "spans", _DECODING, 16)
+        retrievers = [_retriever(LEARNED, one, rag) for one in (first, second)]
+        most = min(options.most, first.n)
+        for name, k in (("most passages", most), ("1 passage", 1)):
+            found[f"{MADE}: RAG-Sequence, {name}"] = _asked(rag, retrievers[0], questions, k)
+            found[f"{MADE}: RAG-Token, {name}"] = _asked(variant(rag, "token"), retrievers[0], questions, k)
+        for name, retriever, some in (
+            ("first index, its facts", retrievers[0], questions),
+            ("second index, the first's facts", retrievers[1], questions),
+            ("second index, its facts", retrievers[1], others),
+            ("first index, the second's facts", retrievers[0], others),
+        ):
+            found[f"{SWAP}: {name}"] = _asked(rag, retriever, some, options.k)
+    return found
+
+
+def changed(world: Sequence[Fact]) -> list[Fact]:
+    """Return the world with each value given to the next subject: no fact stays, no name is new."""
+    eight = 8  # relations of a subject
+    return [replace(one, value=world[(at + eight) % len(world)].value) for at, one in enumerate(world)]
+
+
+def trained(name: str, snapshot: Snapshot, told: Sequence[Fact], reader: Path, options: argparse.Namespace) -> Rag:
+    """Train the model of one retriever on questions about the facts told."""
+    torch.manual_seed(0)
+    words = name == WORDS
+    recipe = RagRecipe(
+        options.k,
+        1.0 if words else TEMPERATURE,
+        label_smoothing=0.0,
+        batch_size=8,
+        retriever="bm25" if words else "hnsw",
+        weighed_by="scores" if words else "products",
+        frozen="question" if name == FROZEN else "none",
+        answered=0,
+        refuse_collapse=False,
+    )
+    question = TrainableEncoder.load(options.encoder, "question", device="cpu")
+    rag = Rag(question, load_generator(reader, _FORM, device="cpu"), recipe.settings("sequence"))
+    examples = [Example(one.question, one.question, (one.value,), (passage_of("", one.told(0)),)) for one in told]
+    loop = LoopSettings(
+        max_steps=options.steps,
+        learning_rate=options.rate,
+        warmup_share=0.1,
+        schedule="constant",
+        max_gradient_norm=1.0,
+        evaluate_every=10**6,
+        checkpoint_every=10**6,
+        cpu=True,
+    )
+    with tempfile.TemporaryDirectory() as work:
+        train(RagTask(rag, snapshot, examples, examples[:8], recipe), loop, Path(work))
+    return rag.eval()
+
+
+def _library(world: Sequence[Fact]) -> list[tuple[str, str]]:
+    return [("", one.told(form)) for form in (0, 1) for one in world]
+
+
+def _questions(some: Sequence[Fact], seed: int) -> list[Question]:
+    return [Question(f"{seed}-{at}", one.question, (one.value,)) for at, one in enumerate(some)]
+
+
+def _retriever(name: str, snapshot: Snapshot, rag: Rag) -> SnapshotRetriever:
+    if name == WORDS:
+        return open_retriever(snapshot, "bm25")
+    return open_retriever(snapshot, "hnsw", encoder=rag.question, products=True)
+
+
+def _asked(rag: Rag, retriever: SnapshotRetriever, questions: Sequence[Question], k: int) -> list[Scored]:
+    hits = retriever.search([one.text for one in questions], k)
+    return answered(rag, questions, hits, "spans", _DECODING, 16)

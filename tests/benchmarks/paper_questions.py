@@ -1,0 +1,113 @@
+"""Questions, texts, clues and claims for `bench_paper.py`, and the library that they are asked of, from public files.
+
+* *Questions*: Natural Questions of `train_triples`, short answers.
+* *Texts*: questions of `qa_questions` of 7 words or more whose longest answer has 8 or more.
+* *Clues*: from an answer that is a name the question that people asked for it, as Jeopardy's clues are from the answer.
+* *Claims*: the data has VitaminC's passages, not its claims. So a claim is a sentence of such a passage that has a
+  number: as it stands (supported), or with another passage's number of as many characters in its place (refuted), in
+  turns. Of a page one revision is in the library. A claim repeats its passage's words: that favours BM25.
+
+The library is the passages that these were made from, and others drawn by the seed.
+"""
+
+import random
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paper_findings import CLUE, FACT, QA, TEXT
+from passages import lines
+
+from rag_model.evaluation.questions.files import Question
+
+SUPPORTS, REFUTES = "SUPPORTS", "REFUTES"
+_NUMBER = re.compile(r"(?<![\w.,])\d[\d,.]*\d(?![\w.,])")
+_NAME = re.compile(r"^(?:[A-Z][\w'.-]+ ){1,3}[A-Z][\w'.-]+$")
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Questions by task, and the library."""
+
+    tasks: dict[str, list[Question]]
+    library: list[tuple[str, str]]  # title and text
+
+
+def draw(folder: Path, count: int, others: int, seed: int) -> Asked:
+    """Draw `count` questions of each task and the passages of `others` more from the files in `folder`."""
+    dice = random.Random(f"paper {seed}")
+    triples, pages = lines(folder / "train_triples.jsonl.xz"), lines(folder / "passages.jsonl.xz")
+    dice.shuffle(triples)
+    named = [row for row in triples if _NAME.match(row["answers"][0])]
+    clues, held = named[:count], {row["context"] for row in named[:count]}
+    questions = [row for row in triples if row["context"] not in held and _short(row)][:count]
+    texts, said_in = _texts(folder, count, dice)
+    claims, told_in = _claims([row for row in pages if row["source"] == "vitaminc"], count, dice)
+    asked = {
+        QA: [(row["question"], row["answers"]) for row in questions],
+        TEXT: [(row["question"], row["answers"]) for row in texts],
+        CLUE: [(row["answers"][0], [row["question"]]) for row in clues],
+        FACT: claims,
+    }
+    rest = [row for row in pages if row["source"] != "vitaminc"]
+    drawn = dice.sample(rest, min(others, len(rest)))
+    library = [("", row["context"]) for row in (*questions, *clues)]
+    library += [(row["title"], row["text"]) for row in (*said_in, *told_in, *drawn)]
+    return Asked(
+        {
+            task: [Question(f"{seed}-{task}-{at}", text, tuple(golds)) for at, (text, golds) in enumerate(some)]
+            for task, some in asked.items()
+        },
+        list(dict.fromkeys((title, text) for title, text in library if text.strip())),
+    )
+
+
+def _short(row: Row) -> bool:
+    return all(len(answer.split()) <= 5 for answer in row["answers"])
+
+
+def _texts(folder: Path, count: int, dice: random.Random) -> tuple[list[Row], list[Row]]:
+    rows = [row for row in lines(folder / "qa_questions.jsonl.xz") if len(row["question"].split()) >= 7]
+    rows = [row for row in rows if max(len(answer.split()) for answer in row["answers"]) >= 8]
+    chosen = dice.sample(rows, min(count, len(rows)))
+    wanted = {row["paragraph"] for row in chosen}
+    return chosen, [row for row in lines(folder / "qa_paragraphs.jsonl.xz") if row["id"] in wanted]
+
+
+def _claims(pages: Sequence[Row], count: int, dice: random.Random) -> tuple[list[tuple[str, list[str]]], list[Row]]:
+    one_each = list({row["title"]: row for row in dice.sample(pages, len(pages))}.values())
+    numbers = [found for row in one_each for found in _NUMBER.findall(row["text"])]
+    claims, told_in = list[tuple[str, list[str]]](), list[Row]()
+    for row in one_each:
+        if len(claims) == count:
+            break
+        sentence = next(_sentences(row["text"]), None)
+        if sentence is None:
+            continue
+        refuted = len(claims) % 2 == 1
+        claims.append((swapped(sentence, numbers, dice), [REFUTES]) if refuted else (sentence, [SUPPORTS]))
+        told_in.append(row)
+    return claims, told_in
+
+
+def _sentences(text: str) -> Iterator[str]:
+    for sentence in re.split(r"(?<= \.) |(?<=[a-z]\.) (?=[A-Z])", text)[1:]:  # the first may begin in its middle
+        if 8 <= len(sentence.split()) <= 40 and sentence.rstrip().endswith(".") and _NUMBER.search(sentence):
+            yield sentence.strip()
+
+
+def swapped(sentence: str, numbers: Sequence[str], dice: random.Random) -> str:
+    """Return the sentence with its first number replaced by another one of as many characters.
+
+    >>> swapped("It has 120 rooms.", ["120", "77", "345"], random.Random(0))
+    'It has 345 rooms.'
+    """
+    found = _NUMBER.search(sentence)
+    assert found is not None
+    alike = [one for one in numbers if len(one) == len(found[0]) and one not in sentence]
+    other = dice.choice(alike) if alike else f"{found[0][:-1]}{(int(found[0][-1]) + 1) % 10}"
+    return sentence[: found.start()] + other + sentence[found.end() :]

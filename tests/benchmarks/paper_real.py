@@ -1,0 +1,114 @@
+"""The tasks of Lewis et al. 2020 with real small models: a frozen MiniLM and a decoder-only generator as it comes.
+
+Nothing is trained here, while the paper fine-tunes generator and question encoder for each task: a generator is told
+the task by its prompt. It reads k passages, or closed book the same prompt with an empty one.
+"""
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from paper_answers import TEMPERATURE, answered, publish, variant
+from paper_findings import CLOSED, CLUE, FACT, QA, SEQUENCE, TEXT, TOKEN, WORDS
+from paper_questions import REFUTES, SUPPORTS, draw
+
+from rag_model.encoders.trainable import TrainableEncoder
+from rag_model.evaluation.answers.readings import Reading
+from rag_model.evaluation.answers.scores import AnswerKind, Scored, score
+from rag_model.evaluation.questions.files import Question
+from rag_model.generate.causal import CausalGenerator
+from rag_model.generate.decoding import Decoding
+from rag_model.generate.inputs import PromptForm
+from rag_model.generate.likelihood import sequence_likelihood, token_likelihood
+from rag_model.generate.load import chat_form, load_generator
+from rag_model.generate.rag import Rag, RagSettings
+from rag_model.reading.answer import CLOSED_BOOK
+from rag_model.retrieve.factory import open_retriever
+from rag_model.retrieve.retriever import Hit
+from rag_model.store.versions.paths import QUESTION_ENCODER
+from rag_model.store.versions.snapshot import Snapshot
+
+_PASSAGE = "Title: {title}\nPassage: {text}\n\n"
+PROMPTS = {
+    QA: f"Answer the question in a few words, from the passage.\n\n{_PASSAGE}Question: {{question}}",
+    TEXT: f"{_PASSAGE}{{question}}\n\nAnswer in one sentence from the passage.",
+    CLUE: f"{_PASSAGE}Write a short trivia question about {{question}}. Do not name {{question}} in it.",
+    FACT: f"Is the claim true or false, by the passage?\n\n{_PASSAGE}Claim: {{question}}",
+}
+_CUES = {QA: "Answer:", TEXT: "", CLUE: "Question: Who", FACT: "The claim is"}  # how each answer begins
+_LONGEST = {QA: 12, TEXT: 32, CLUE: 24}  # tokens of an answer; longer ones are cut
+_KINDS: dict[str, AnswerKind] = {QA: "spans", TEXT: "texts", CLUE: "texts"}
+_LABELS = {"true": SUPPORTS, "false": REFUTES}  # one token each
+
+
+def real(options: argparse.Namespace, generator: CausalGenerator, folder: Path, seed: int) -> dict[str, list[Scored]]:
+    """Draw questions and a library, index it, and answer each task by each arm."""
+    asked = draw(options.data, options.questions, options.library, seed)
+    found: dict[str, list[Scored]] = {}
+    with Snapshot.open(str(folder / "store"), publish(asked.library, folder, "real", options.encoder)) as snapshot:
+        question = TrainableEncoder.load(snapshot.folder(QUESTION_ENCODER), "question", device="cpu")
+        dense = open_retriever(snapshot, "hnsw", encoder=question, products=True)
+        for task, questions in asked.tasks.items():
+            texts = [one.text for one in questions]
+            rag = Rag(question, _told(generator, task), RagSettings("sequence", options.k, TEMPERATURE))
+            hits = dense.search(texts, options.k)
+            if task == FACT:
+                by_words = open_retriever(snapshot, "bm25").search(texts, options.k)
+                found |= _claims(rag, questions, hits, by_words)
+                continue
+            settings = _KINDS[task], Decoding(options.beams, _LONGEST[task])
+            found[f"{task}: {SEQUENCE}"] = answered(rag, questions, hits, *settings)
+            found[f"{task}: {TOKEN}"] = answered(variant(rag, "token"), questions, hits, *settings)
+            found[f"{task}: {CLOSED}"] = answered(rag, questions, [()] * len(questions), *settings)
+    return found
+
+
+def load(path: Path, dtype: str) -> CausalGenerator:
+    """Load a decoder-only generator on the CPU."""
+    generator = load_generator(path, device="cpu", dtype=dtype)
+    if not isinstance(generator, CausalGenerator):
+        raise SystemExit(f"{path} is an encoder-decoder, which does not read prompts: give a decoder-only model")
+    return generator
+
+
+def _told(generator: CausalGenerator, task: str) -> CausalGenerator:
+    """Return the generator with a task's prompt, in its chat template if it has one; weights are shared."""
+    form = PromptForm(PROMPTS[task], max_length=256, max_answer=48)
+    if not generator.tokenizer.chat_template:
+        return replace(generator, form=replace(form, after=f"\n\n{_CUES[task]}"))
+    chat = chat_form(generator.tokenizer, form)
+    return replace(generator, form=replace(chat, after=f"{chat.after}{_CUES[task]}", answer_prefix=" "))
+
+
+def _claims(
+    rag: Rag, claims: Sequence[Question], hits: Sequence[Sequence[Hit]], by_words: Sequence[Sequence[Hit]]
+) -> dict[str, list[Scored]]:
+    """Label the claims from the passages of either retriever, and from none; BM25's scores weigh its passages."""
+    words = Rag(rag.question, rag.generator, replace(rag.settings, weighed_by="scores", temperature=1.0))
+    arms = {SEQUENCE: (rag, hits), WORDS: (words, by_words), CLOSED: (rag, [[CLOSED_BOOK]] * len(claims))}
+    return {f"{FACT}: {name}": labelled(model, claims, some) for name, (model, some) in arms.items()}
+
+
+@torch.inference_mode()
+def labelled(rag: Rag, claims: Sequence[Question], hits: Sequence[Sequence[Hit]]) -> list[Scored]:
+    """Label claims by the likelier of two tokens, true or false; one token, so RAG-Sequence and RAG-Token agree.
+
+    Half of the claims are true by construction. A model that was not trained prefers one of the words whatever it
+    reads: so the median of the log-odds of all claims is the bound between the labels.
+    """
+    firsts = rag.generator.targets(list(_LABELS)).tokens[:, 0]  # (2,)
+    odds = []
+    for claim, some in zip(claims, hits, strict=True):
+        contexts = rag.generator.contexts([claim.text], [[hit.passage for hit in some]])
+        logits, _ = rag.generator.begin(contexts)  # (k, v)
+        log_p = logits.float().log_softmax(-1)[:, firsts].T[:, :, None]  # (k, v) -> (2, k, 1)
+        prior = rag.prior(torch.tensor([[hit.score for hit in some]])).expand(2, -1)
+        given = prior, log_p, torch.ones(2, 1, dtype=torch.bool)
+        whole = sequence_likelihood(*given).log_p
+        torch.testing.assert_close(whole, token_likelihood(*given).log_p)
+        odds.append(float(whole[0] - whole[1]))
+    bound = torch.tensor(odds).quantile(0.5).item()
+    said = [SUPPORTS if one > bound else REFUTES for one in odds]
+    return [score(claim, Reading(claim.id, text, None, ()), "labels") for claim, text in zip(claims, said, strict=True)]

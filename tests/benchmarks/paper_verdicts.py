@@ -1,0 +1,168 @@
+"""When a relative finding of a paper counts as reproduced: a paired difference, its interval, and a word for it.
+
+Every finding is of one form: in the paper one side's figure is larger than the other's. Ours are of the same questions
+on both sides. The interval of our difference lies above 0: reproduced; below: not; it holds 0: undecidable at this
+size. Of fewer than 6 questions on which both sides differ nothing is concluded: a sign test of 5 that all agree has
+p = .0625, and a bootstrap of a handful says more than they do.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import NormalDist, fmean
+from typing import Any
+
+import numpy as np
+
+from rag_model.evaluation.answers.diversity import distinct_ngrams
+from rag_model.evaluation.answers.measures import bleu, bleu_counts
+from rag_model.evaluation.answers.scores import Scored
+from rag_model.evaluation.bootstrap import RESAMPLING, Estimate, difference_interval, interval_of_sums
+
+REPRODUCED, NOT, UNDECIDABLE = "reproduced", "not reproduced", "undecidable at this size"
+LEAST = 6  # questions that differ: 2 / 2^6 = .031
+NOTHING, GOLD = "nothing", "gold"  # sides that no model answers: a figure of 0, and what people wrote
+Arms = Mapping[str, Sequence[Scored]]  # answers by task and arm, `qa: closed book`; arms of a task share questions
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """That one side is larger than the other, in the paper."""
+
+    where: str  # in the paper
+    task: str
+    measure: str
+    larger: str  # an arm
+    smaller: str
+    theirs: tuple[float, float] | None = None  # percent, the larger first; None: only drawn, or another measure
+
+    @property
+    def claim(self) -> str:
+        return f"{self.task}: {self.larger} > {self.smaller}"
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A finding beside our figures."""
+
+    finding: Finding
+    ours: tuple[float, float]  # shares in [0, 1]
+    difference: Estimate
+    differing: int  # questions
+
+    @property
+    def verdict(self) -> str:
+        return verdict(self.difference, self.differing)
+
+    def to_json(self) -> dict[str, Any]:
+        one, gap = self.finding, self.difference
+        return {
+            "where": one.where,
+            "finding": one.claim,
+            "measure": one.measure,
+            "theirs": one.theirs,
+            "ours": [round(100 * value, 1) for value in self.ours],
+            "difference": [round(100 * value, 1) for value in (gap.value, gap.low, gap.high)],
+            "questions": gap.n,
+            "differing": self.differing,
+            "verdict": self.verdict,
+        }
+
+
+def verdict(difference: Estimate, differing: int) -> str:
+    """Return the word for a paired difference of which the paper's is above 0."""
+    if differing < LEAST or difference.low <= 0 <= difference.high:
+        return UNDECIDABLE
+    return REPRODUCED if difference.low > 0 else NOT
+
+
+def judge(finding: Finding, arms: Arms) -> Judged | None:
+    """Compare both sides of a finding over the questions of both; None if an arm was not run."""
+    larger, smaller = (_side(finding, name, arms) for name in (finding.larger, finding.smaller))
+    pairs = [(one, smaller[key]) for key, one in larger.items() if key in smaller]
+    if finding.measure in CORPUS:
+        return _of_corpus(finding, pairs) if pairs else None
+    name = finding.measure
+    both = [(a.measures[name], b.measures[name]) for a, b in pairs if name in a.measures and name in b.measures]
+    if not both:
+        return None
+    ours = [a for a, _ in both], [b for _, b in both]
+    differing = sum(a != b for a, b in both)
+    return Judged(finding, (fmean(ours[0]), fmean(ours[1])), difference_interval(*ours), differing)
+
+
+@dataclass(frozen=True, slots=True)
+class _Said:
+    """What one side says to a question."""
+
+    text: str
+    golds: Sequence[str]
+    measures: Mapping[str, float]
+
+
+def _side(finding: Finding, name: str, arms: Arms) -> dict[str, _Said]:
+    model = finding.larger if name == NOTHING else finding.smaller if name == GOLD else name
+    found = {}
+    for one in arms.get(f"{finding.task}: {model}", ()):
+        golds = one.question.answers
+        said = _Said(one.reading.answer, golds, one.measures)
+        if name == NOTHING:
+            said = _Said("", golds, dict.fromkeys(one.measures, 0.0))
+        elif name == GOLD:
+            said = _Said(golds[0], golds, {})
+        found[one.question.id] = said
+    return found
+
+
+def _of_corpus(finding: Finding, pairs: Sequence[tuple[_Said, _Said]]) -> Judged:
+    difference = CORPUS[finding.measure]
+    ours, gap = difference(pairs)
+    return Judged(finding, ours, gap, sum(a.text != b.text for a, b in pairs))
+
+
+def _bleu_1(pairs: Sequence[tuple[_Said, _Said]]) -> tuple[tuple[float, float], Estimate]:
+    """Compare corpus BLEU-1; the questions are drawn again, with both sides' counts."""
+    rows = [[bleu_counts(one.text, one.golds, order=1) for one in pair] for pair in pairs]
+    counts = np.array(rows).reshape(len(rows), -1)  # (n, 2, 4) -> (n, 8)
+    total = counts.sum(axis=0)
+    gap = interval_of_sums(counts, lambda sums: bleu(sums[:4]) - bleu(sums[4:]))
+    return (bleu(total[:4]), bleu(total[4:])), gap
+
+
+def _distinct_3(pairs: Sequence[tuple[_Said, _Said]]) -> tuple[tuple[float, float], Estimate]:
+    """Compare the ratio of distinct trigrams; value ± z s of the jackknife over the questions, as of one side."""
+    sides = [one.text for one, _ in pairs], [one.text for _, one in pairs]
+
+    def ratios(without: int | None) -> tuple[float, float]:
+        kept = [[text for at, text in enumerate(side) if at != without] for side in sides]
+        first, second = (distinct_ngrams(side) for side in kept)
+        return first.value if first else 0.0, second.value if second else 0.0
+
+    n, ours = len(pairs), ratios(None)
+    gaps = np.array([a - b for a, b in map(ratios, range(n))])
+    width = NormalDist().inv_cdf((1 + RESAMPLING.level) / 2)
+    width *= math.sqrt((n - 1) / n * float(np.square(gaps - gaps.mean()).sum()))
+    value = ours[0] - ours[1]
+    return ours, Estimate(value, value - width, value + width, n)
+
+
+_Difference = Callable[[Sequence[tuple[_Said, _Said]]], tuple[tuple[float, float], Estimate]]
+CORPUS: Mapping[str, _Difference] = {"BLEU-1": _bleu_1, "distinct-3": _distinct_3}  # of a set, not of one answer
+
+
+def table(judged: Sequence[Judged]) -> str:
+    """Return the findings as a table, theirs and ours side by side, in percent."""
+    head = ["in the paper", "finding", "measure", "theirs", "ours", "difference, 95 %", "n", "verdict"]
+    return "\n".join(_line(row) for row in (head, ["---"] * len(head), *map(_cells, judged)))
+
+
+def _cells(one: Judged) -> list[str]:
+    gap, finding = one.difference, one.finding
+    theirs = "{:.1f} v {:.1f}".format(*finding.theirs) if finding.theirs else "-"
+    ours = "{:.1f} v {:.1f}".format(*(100 * value for value in one.ours))
+    ends = f"{100 * gap.value:+.1f} [{100 * gap.low:+.1f}, {100 * gap.high:+.1f}]"
+    return [finding.where, finding.claim, finding.measure, theirs, ours, ends, str(gap.n), one.verdict]
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"

@@ -1,0 +1,82 @@
+"""The benchmark of the paper's findings: when it says `reproduced`, and that its smallest run ends."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rag_model.evaluation.answers.readings import Reading
+from rag_model.evaluation.answers.scores import AnswerKind, Scored, score
+from rag_model.evaluation.bootstrap import Estimate
+from rag_model.evaluation.questions.files import Question
+from tests.benchmarks.paper_verdicts import GOLD, NOT, REPRODUCED, UNDECIDABLE, Finding, Judged, judge, verdict
+
+BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "bench_paper.py"
+
+
+def answers(texts: list[str], gold: str, kind: AnswerKind) -> list[Scored]:
+    return [
+        score(Question(str(at), "?", (f"{gold} {at}",)), Reading(str(at), text, None, ()), kind)
+        for at, text in enumerate(texts)
+    ]
+
+
+def judged(measure: str, larger: list[Scored], smaller: list[Scored], other: str = "b") -> Judged:
+    found = judge(
+        Finding("table 1", "x", measure, "a", other), {"x: a": larger, f"x: {other}": smaller, "x: b": smaller}
+    )
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "differing", "said"),
+    [
+        (0.01, 0.2, 6, REPRODUCED),
+        (-0.2, -0.01, 6, NOT),
+        (-0.1, 0.1, 60, UNDECIDABLE),
+        (0.0, 0.1, 60, UNDECIDABLE),
+        (-0.1, 0.0, 60, UNDECIDABLE),
+        (1.0, 1.0, 5, UNDECIDABLE),  # five questions that agree: p = .0625
+    ],
+)
+def test_a_verdict_is_the_side_of_zero_on_which_the_interval_lies(
+    low: float, high: float, differing: int, said: str
+) -> None:
+    assert verdict(Estimate((low + high) / 2, low, high, 100), differing) == said
+
+
+def test_a_measure_of_each_answer_is_compared_question_by_question() -> None:
+    right, wrong = answers([f"king {at}" for at in range(8)], "king", "spans"), answers(["?"] * 8, "king", "spans")
+    assert judged("EM", right, wrong).verdict == REPRODUCED
+    assert judged("EM", wrong, right).verdict == NOT
+    few = judged("EM", right[:5], wrong)  # of the first only: the questions of both
+    assert (few.ours, few.difference.n, few.verdict) == ((1.0, 0.0), 5, UNDECIDABLE)
+    assert judge(Finding("table 1", "x", "EM", "a", "b"), {"x: a": right}) is None
+
+
+def test_a_measure_of_all_answers_is_compared_over_the_same_questions() -> None:
+    varied = answers([f"state {at} has king {at}" for at in range(9)], "state with some king", "texts")
+    alike = answers(["this state has a king"] * 9, "state with some king", "texts")
+    found = judged("distinct-3", varied, alike)
+    assert found.ours == (1.0, 3 / 27)
+    assert found.verdict == REPRODUCED
+    assert judged("distinct-3", alike, varied).verdict == NOT
+    gold = judge(Finding("table 5", "x", "distinct-3", GOLD, "b"), {"x: b": alike})
+    assert gold is not None
+    assert gold.ours == (11 / 27, 3 / 27)  # "state with some" and "with some king" stand in all nine
+    assert judged("BLEU-1", varied, varied).ours[0] > 0
+    assert judged("BLEU-1", varied, varied).verdict == UNDECIDABLE
+
+
+def test_the_smallest_run_judges_each_finding_of_the_made_world() -> None:
+    tiny = ["--subjects", "2", "--steps", "1", "--reader-steps", "1", "--made-questions", "2", "--most", "3"]
+    command = [sys.executable, str(BENCHMARK), *tiny]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    *table, line = done.stdout.splitlines()
+    found = json.loads(line)
+    assert len(table) == 2 + len(found["findings"])
+    assert found["verdicts"] == {REPRODUCED: 0, NOT: 0, UNDECIDABLE: 7}
+    assert {one["where"] for one in found["findings"]} == {"table 6", "section 4.5", "figure 3"}

@@ -1,0 +1,80 @@
+"""Spans of passages beside a restatement that tries every pair of tokens, with tiny random models."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from rag_model.corpus.records import Passage
+from rag_model.errors import InputError, StoppedError
+from rag_model.reading.extractive import ExtractiveReader, SpanModel
+from rag_model.retrieve.retriever import Hit
+from tests.fixtures.tiny import save_bert, write_json
+from tests.fixtures.tiny_spans import save_span_model
+
+QUESTION = "who was born in 1869?"
+TEXTS = ["the river was born in the city", "Émile, of 1869, was in Paris", "", "it is a river"]
+
+
+def hits(texts: list[str]) -> list[Hit]:
+    return [
+        Hit(rank, 1 / rank, rank - 1, Passage(f"{rank}", "1", 1, "", "", text, 0, 1, Passage.hash_of("", text)), "", "")
+        for rank, text in enumerate(texts, start=1)
+    ]
+
+
+@pytest.mark.parametrize("kind", ["bert", "dpr"])
+def test_the_best_span_is_found(tmp_path: Path, kind: str) -> None:
+    model = SpanModel.load(save_span_model(tmp_path, kind))
+    (answer,) = ExtractiveReader(None, model).answer_from([QUESTION], [hits(TEXTS)])
+    spans = model.score(QUESTION, TEXTS)
+    starts, ends = spans.starts.flatten().exp().sum().log(), spans.ends.flatten().exp().sum().log()
+    best, found = -math.inf, ""
+    for row, text in enumerate(TEXTS):
+        if spans.relevance is not None and row != int(spans.relevance.argmax()):
+            continue
+        for i in range(spans.starts.shape[1]):
+            for j in range(i, min(i + model.longest, spans.ends.shape[1])):
+                score = float(spans.starts[row, i] - starts + spans.ends[row, j] - ends)
+                if score > best:
+                    best, found = score, text[int(spans.offsets[row, i, 0]) : int(spans.offsets[row, j, 1])]
+    assert answer.text == found.strip()
+    assert answer.log_likelihood == pytest.approx(best, abs=1e-5)
+    assert any(answer.text and answer.text in text for text in TEXTS)
+    assert answer.usage is not None
+    assert answer.usage.prompt_tokens > 0
+
+
+def test_padding_and_order_change_nothing(tmp_path: Path) -> None:
+    model = SpanModel.load(save_span_model(tmp_path, "bert"))
+    together, alone = model.score(QUESTION, TEXTS[:2]), model.score(QUESTION, TEXTS[:1])
+    width = alone.starts.shape[1]
+    assert torch.allclose(together.starts[0, :width], alone.starts[0], atol=1e-5)
+    forwards, backwards = (
+        ExtractiveReader(None, model).answer_from([QUESTION], [hits(some)])[0] for some in (TEXTS, TEXTS[::-1])
+    )
+    assert forwards.text == backwards.text
+
+
+def test_what_is_not_there_is_not_said(tmp_path: Path) -> None:
+    reader = ExtractiveReader(None, SpanModel.load(save_span_model(tmp_path, "bert")))
+    answers = reader.answer_from([QUESTION] * 3, [[], hits([""]), hits(["x" * 3000])])
+    assert [one.text for one in answers[:2]] == ["", ""]
+    assert answers[0].log_likelihood is None
+    long = reader.answer_from(["who " * 500], [hits(TEXTS)])
+    assert long[0].text
+    told: list[str] = []
+    reader.answer_from([QUESTION], [hits(TEXTS)], tell=lambda place, text: told.append(text))
+    assert len(told) == 1
+    with pytest.raises(StoppedError):
+        reader.answer_from([QUESTION], [hits(TEXTS)], stop=lambda: True)
+
+
+def test_a_folder_without_such_a_head_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no head for spans"):
+        SpanModel.load(save_bert(tmp_path / "bert"))
+    folder = save_span_model(tmp_path / "qa", "bert")
+    write_json(folder / "tokenizer.json", {})
+    with pytest.raises(InputError, match="cannot be loaded"):
+        SpanModel.load(folder)
