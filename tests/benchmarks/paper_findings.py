@@ -18,6 +18,8 @@ FINDINGS = (
     Finding("table 2", TEXT, "ROUGE-L", SEQUENCE, CLOSED, (40.8, 38.2)),
     Finding("table 2", TEXT, "ROUGE-L", TOKEN, CLOSED, (40.1, 38.2)),
     Finding("table 2", TEXT, "BLEU-1", SEQUENCE, CLOSED, (44.2, 41.6)),
+    Finding("table 2", CLUE, "Q-BLEU-1", TOKEN, CLOSED, (22.2, 19.7)),
+    Finding("table 2", CLUE, "Q-BLEU-1", TOKEN, SEQUENCE, (22.2, 21.4)),
     Finding("table 2", CLUE, "BLEU-1", TOKEN, CLOSED, (17.3, 15.1)),
     Finding("table 2", CLUE, "BLEU-1", TOKEN, SEQUENCE, (17.3, 14.7)),
     Finding("table 5", TEXT, "distinct-3", SEQUENCE, CLOSED, (83.5, 70.7)),

@@ -21,6 +21,7 @@ from rag_model.evaluation.questions.files import Question
 from rag_model.generate.causal import CausalGenerator
 from rag_model.generate.decoding import Decoding
 from rag_model.generate.inputs import PromptForm
+from rag_model.generate.labels import label_log_p, label_tokens
 from rag_model.generate.likelihood import sequence_likelihood, token_likelihood
 from rag_model.generate.load import chat_form, load_generator
 from rag_model.generate.rag import Rag, RagSettings
@@ -37,9 +38,9 @@ PROMPTS = {
     CLUE: f"{_PASSAGE}Write a short trivia question about {{question}}. Do not name {{question}} in it.",
     FACT: f"Is the claim true or false, by the passage?\n\n{_PASSAGE}Claim: {{question}}",
 }
-_CUES = {QA: "Answer:", TEXT: "", CLUE: "Question: Who", FACT: "The claim is"}  # how each answer begins
+_CUES = {QA: "Answer:", TEXT: "", CLUE: "Question:", FACT: "The claim is"}  # how each answer begins
 _LONGEST = {QA: 12, TEXT: 32, CLUE: 24}  # tokens of an answer; longer ones are cut
-_KINDS: dict[str, AnswerKind] = {QA: "spans", TEXT: "texts", CLUE: "texts"}
+_KINDS: dict[str, AnswerKind] = {QA: "spans", TEXT: "texts", CLUE: "clues"}
 _LABELS = {"true": SUPPORTS, "false": REFUTES}  # one token each
 
 
@@ -93,17 +94,16 @@ def _claims(
 
 @torch.inference_mode()
 def labelled(rag: Rag, claims: Sequence[Question], hits: Sequence[Sequence[Hit]]) -> list[Scored]:
-    """Label claims by the likelier of two tokens, true or false; one token, so RAG-Sequence and RAG-Token agree.
+    """Label claims by one of two tokens, true or false; RAG-Sequence and RAG-Token are found to agree.
 
     Half of the claims are true by construction. A model that was not trained prefers one of the words whatever it
     reads: so the median of the log-odds of all claims is the bound between the labels.
     """
-    firsts = rag.generator.targets(list(_LABELS)).tokens[:, 0]  # (2,)
+    tokens = label_tokens(rag.generator, list(_LABELS))
     odds = []
     for claim, some in zip(claims, hits, strict=True):
         contexts = rag.generator.contexts([claim.text], [[hit.passage for hit in some]])
-        logits, _ = rag.generator.begin(contexts)  # (k, v)
-        log_p = logits.float().log_softmax(-1)[:, firsts].T[:, :, None]  # (k, v) -> (2, k, 1)
+        log_p = label_log_p(rag.generator, contexts, tokens).permute(2, 1, 0)  # (1, k, 2) -> (2, k, 1)
         prior = rag.prior(torch.tensor([[hit.score for hit in some]])).expand(2, -1)
         given = prior, log_p, torch.ones(2, 1, dtype=torch.bool)
         whole = sequence_likelihood(*given).log_p
