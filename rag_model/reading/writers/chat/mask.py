@@ -1,8 +1,6 @@
 """Takes the key of an endpoint out of what it writes: a server may repeat the headers that it was sent."""
 
-SHORTEST = (
-    16  # characters; a shorter key, as the `EMPTY` or `ollama` of a local server, is a word that answers may have
-)
+SHORTEST = 16  # characters; a shorter key, as the `ollama` of a local server, is a word that answers may have
 
 
 class Mask:
