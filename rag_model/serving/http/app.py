@@ -36,7 +36,7 @@ from rag_model.serving.http.health import Exposition, add_health
 from rag_model.serving.http.leaving import while_connected
 from rag_model.serving.http.messages import AnswerReply, AnswerRequest, MalformedError, SearchReply, SearchRequest
 from rag_model.serving.http.problems import Problem, problem
-from rag_model.serving.http.streaming import TYPE, AnswerStream
+from rag_model.serving.http.streaming import TYPE, AnswerStream, accepted
 from rag_model.serving.http.tokens import Tokens
 from rag_model.serving.service import Service
 from rag_model.serving.told import told, unready
@@ -115,7 +115,7 @@ def _ask(app: _App, service: Service) -> None:
         """Answer questions with the service's model, each answer with the passages it was read from."""
 
         async def reply(asked: AnswerRequest) -> bytes | AnswerStream:
-            if asked.stream if asked.stream is not None else TYPE in request.headers.get("accept", ""):
+            if asked.stream if asked.stream is not None else accepted(request.headers.get("accept", "")):
                 return await AnswerStream.begun(service, asked, _client(request), _explained)
             return messages.answer_reply(
                 await service.answer(asked.questions, asked.k, asked.expression, _client(request))
