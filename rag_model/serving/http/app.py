@@ -27,7 +27,7 @@ from fastapi.responses import JSONResponse
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
-from rag_model.errors import BookwheelError, EndpointError, UsageError
+from rag_model.errors import BookwheelError, EndpointError, PromptTooLongError, UsageError
 from rag_model.serving.answering.batcher import BusyError, ClosingError, LateError
 from rag_model.serving.following.desk import NotReadyError
 from rag_model.serving.http import messages, page
@@ -173,6 +173,12 @@ def _client(request: Request) -> str:
 def _explained(error: Exception) -> tuple[int, str]:
     """Return the status of a failure, and its sentence."""
     status = next((status for kind, status in _STATUS if isinstance(error, kind)), 500)
+    if isinstance(error, PromptTooLongError):
+        _LOG.error("a request failed: %s", error)
+        return (
+            status,
+            "the prompt is longer than the service's model reads: ask for fewer passages, or a shorter question",
+        )
     if status not in {500, 502}:
         return status, str(error)
     if isinstance(error, BookwheelError):
