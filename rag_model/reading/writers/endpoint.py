@@ -46,7 +46,7 @@ class EndpointWriter:
 
     @property
     def id(self) -> str:
-        """Return `openai:MODEL`."""
+        """Return the model's name, as a user gives it."""
         return f"{ENDPOINT}{self.model}"
 
     @property

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from rag_model.errors import BookwheelError, EndpointError, UsageError
+from rag_model.errors import BookwheelError, EndpointError, PromptTooLongError
 from rag_model.json_text import parse_json
 from rag_model.reading.writers.chat.events import said
 from rag_model.reading.writers.chat.place import Place
@@ -92,7 +92,7 @@ class Problems:
 
     def _too_long(self, words: str) -> FailedTryError:
         return FailedTryError(
-            UsageError(
+            PromptTooLongError(
                 f"the prompt is longer than {self.model} at {self.place.host} reads{self._told(words)}: give fewer "
                 "passages, or set BOOKWHEEL_LLM_CONTEXT to the tokens of its context"
             )

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from rag_model.errors import BookwheelError, EndpointError, StoppedError, UsageError
+from rag_model.errors import BookwheelError, EndpointError, PromptTooLongError, StoppedError, UsageError
 from rag_model.reading.writers.chat.place import Place
 from rag_model.reading.writers.chat.settings import ChatSettings, Prices
 from rag_model.reading.writers.endpoint import EndpointWriter
@@ -130,8 +130,8 @@ def test_what_passes_is_tried_again(step: Step) -> None:
         (replies(401, REFUSED), 1, EndpointError, "does not accept the key (401): set OPENAI_API_KEY"),
         (replies(403, b""), 1, EndpointError, "does not accept the key (403)"),
         (replies(404, {"error": {"message": "no such model"}}), 1, EndpointError, "has no model tiny"),
-        (replies(400, LONG), 1, UsageError, "the prompt is longer than tiny"),
-        (replies(413, b""), 1, UsageError, "reads: give fewer passages"),
+        (replies(400, LONG), 1, PromptTooLongError, "the prompt is longer than tiny"),
+        (replies(413, b""), 1, PromptTooLongError, "reads: give fewer passages"),
         (replies(400, {"error": "top_p is odd"}), 1, EndpointError, "refused the request (400) (top_p is odd)"),
         (replies(429, {"error": {"code": "insufficient_quota"}}), 1, EndpointError, "no budget left"),
         (replies(429, b"", Retry_After="3600"), 1, EndpointError, "is busy (429): ask again later"),
@@ -144,7 +144,12 @@ def test_what_passes_is_tried_again(step: Step) -> None:
         (streams(b"data: what?\n\n"), 1, EndpointError, "sent what is not a chat completion"),
         (streams(event("\x1b[2J", content=1).replace(b'"\\u001b[2J"', b"5")), 1, EndpointError, "content is no text"),
         (streams(*WHOLE[:2]), 3, EndpointError, "ended its answer half-way"),
-        (streams(b'data: {"error": {"message": "maximum context length"}}\n\n'), 1, UsageError, "the prompt is longer"),
+        (
+            streams(b'data: {"error": {"message": "maximum context length"}}\n\n'),
+            1,
+            PromptTooLongError,
+            "the prompt is longer",
+        ),
         (streams(*[event("x" * 1000)] * 20, *WHOLE), 1, EndpointError, "sent more than 9000 bytes"),
         (replies(200, b" " * 9001), 1, EndpointError, "sent more than 9000 bytes"),
         (hangs(), 3, EndpointError, "wrote no word within 0.2 s"),
