@@ -10,8 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from paper_answers import TEMPERATURE, answered, publish, variant
-from paper_findings import CLOSED, CLUE, FACT, QA, SEQUENCE, TEXT, TOKEN, WORDS
+from paper_answers import TEMPERATURE, answered, measured, publish, variant
+from paper_findings import CLOSED, CLUE, FACT, QA, SEQUENCE, SPANS, TEXT, TOKEN, WORDS
 from paper_questions import REFUTES, SUPPORTS, draw
 
 from rag_model.encoders.trainable import TrainableEncoder
@@ -26,6 +26,7 @@ from rag_model.generate.likelihood import sequence_likelihood, token_likelihood
 from rag_model.generate.load import chat_form, load_generator
 from rag_model.generate.rag import Rag, RagSettings
 from rag_model.reading.answer import CLOSED_BOOK
+from rag_model.reading.extractive import ExtractiveReader, SpanModel
 from rag_model.retrieve.factory import open_retriever
 from rag_model.retrieve.retriever import Hit
 from rag_model.store.versions.paths import QUESTION_ENCODER
@@ -63,6 +64,9 @@ def real(options: argparse.Namespace, generator: CausalGenerator, folder: Path, 
             found[f"{task}: {SEQUENCE}"] = answered(rag, questions, hits, *settings)
             found[f"{task}: {TOKEN}"] = answered(variant(rag, "token"), questions, hits, *settings)
             found[f"{task}: {CLOSED}"] = answered(rag, questions, [()] * len(questions), *settings)
+            if task == QA and options.spans:
+                spans = ExtractiveReader(None, SpanModel.load(options.spans))
+                found[f"{task}: {SPANS}"] = measured(spans, questions, hits, "spans")
     return found
 
 
