@@ -341,6 +341,7 @@ def main() -> None:
             ]
             after = {name: [run["after"][name] for run in runs] for name in ("nll", "utility")}
             told = {"arm": arm, **{name: getattr(options, name) for name in named}, "after": after, "runs": runs}
+            told |= {"passages": 16 * options.made} if options.made else {}
             print(json.dumps({"benchmark": "realm", "part": "learning", **sizes, **told}), flush=True)
 
 
