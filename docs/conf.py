@@ -28,7 +28,7 @@ myst_heading_anchors = 3
 copybutton_prompt_text = "$ "
 copybutton_line_continuation_character = "\\"
 
-PUBLIC = {"client", "corpus", "encoders", "errors", "evaluation", "index", "retrieve", "store"}
+PUBLIC = {"client", "corpus", "encoders", "errors", "evaluation", "index", "reading", "retrieve", "store"}
 LIBRARY = HERE.parent / "rag_model"
 apidoc_modules = [
     {

@@ -49,6 +49,10 @@ class UsageError(BookwheelError):
     exit_code = 2
 
 
+class PromptTooLongError(UsageError, EndpointError):
+    """A model behind an HTTP API says that a prompt is too long for it; the message names the endpoint."""
+
+
 class RefusedError(BookwheelError):
     """A gate or a verification failed: nothing was lost, and no ref was moved."""
 

@@ -62,7 +62,7 @@ _VARIABLES = {
 
 _USER = re.compile(r"(?<=://)[^@\s]+(?:@[^@\s]*)*@")  # user:password@ of an address; a password may hold / and @
 _QUERY = re.compile(r"(://[^\s?#]*)([?#])[^\s)\"']+")  # what signs an address
-_NAMES = re.compile(r"SECRET|TOKEN|PASSWORD|PASSWD|CREDENTIAL|API_KEY", re.IGNORECASE)
+_NAMES = re.compile(r"SECRET|TOKEN(?!IZER)|PASSWORD|PASSWD|CREDENTIAL|API_KEY", re.IGNORECASE)
 _SHORTEST = 6  # characters; shorter values are words
 
 

@@ -6,7 +6,8 @@ from typing import Any
 
 from flows.command.reply import Reply
 from rag_model.evaluation.records.differences import Beside, Pair
-from rag_model.store.versions.evaluation_manifest import EvaluationManifest, Figure
+from rag_model.reading.writers.writer import ENDPOINT
+from rag_model.store.versions.evaluation_manifest import EvaluationManifest, Figure, Subject
 
 
 def evaluation(manifest: EvaluationManifest, signed: str) -> Reply:
@@ -18,6 +19,7 @@ def briefly(manifest: EvaluationManifest) -> dict[str, Any]:
     """Return what a list of evaluations tells of one, as JSON values."""
     subject = manifest.content.subject
     told = {"id": manifest.id, "snapshot": subject.snapshot, "model": subject.model or None}
+    told |= {"model_name": _model_of(subject) or None}
     made = {name: manifest.provenance.get(name) for name in ("questions", "n", "created_at")}
     values = {name: {label: one.value for label, one in some.items()} for name, some in _figures(manifest).items()}
     return {**told, **made, "figures": values}
@@ -26,7 +28,7 @@ def briefly(manifest: EvaluationManifest) -> dict[str, Any]:
 def line_of(manifest: EvaluationManifest) -> str:
     """Return an evaluation in one line: the id, the model, the questions, and the figures of each retriever."""
     subject, made = manifest.content.subject, manifest.provenance
-    by = f"model {subject.model.removeprefix('sha256:')[:12]}" if subject.model else "retrieval"
+    by = f"model {_model_of(subject)}" if subject.model else "retrieval"
     figures = "; ".join(f"{retriever}: {_values(some)}" for retriever, some in _figures(manifest).items())
     return f"{manifest.id[:12]}: {by}, {made.get('n')} questions of {made.get('questions')}, {figures}"
 
@@ -73,7 +75,8 @@ def _lines(manifest: EvaluationManifest) -> Iterator[str]:
     subject = content.subject
     yield f"evaluation {manifest.id}"
     yield f"snapshot  {subject.snapshot}"
-    yield f"model     {subject.model or 'none: retrieval alone'}"
+    known = f"{_model_of(subject)} ({subject.model})" if _behind(subject) else subject.model
+    yield f"model     {known or 'none: retrieval alone'}"
     yield f"questions {made.get('n')} of {made.get('questions')} ({subject.questions})"
     yield from (f"setting   {name}: {value}" for name, value in subject.settings.items() if value not in (None, "", {}))
     for retriever, some in _figures(manifest).items():
@@ -81,6 +84,17 @@ def _lines(manifest: EvaluationManifest) -> Iterator[str]:
         yield from (f"figure    {name:<12} {figure}" for name, figure in some.items())
     yield from (f"file      {path}: {ref.size:,} bytes, {ref.path}" for path, ref in sorted(content.files.items()))
     yield f"made      {made.get('created_at', 'unknown')}"
+
+
+def _model_of(subject: Subject) -> str:
+    """Return how people know a model: `openai:MODEL` behind an endpoint, else 12 digits of its id or digest."""
+    return _behind(subject) or subject.model.removeprefix("sha256:")[:12]
+
+
+def _behind(subject: Subject) -> str:
+    """Return the name of a model behind an endpoint; empty for every other one."""
+    endpoint = subject.settings.get("endpoint")
+    return f"{ENDPOINT}{endpoint.get('model')}" if isinstance(endpoint, Mapping) else ""
 
 
 def _figures(manifest: EvaluationManifest) -> Mapping[str, Mapping[str, Figure]]:

@@ -224,7 +224,8 @@ def _write_threshold(outcome: "Evaluated", path: Path) -> str:
     """Write the threshold that was chosen; return one sentence where none was."""
     found = outcome.abstaining or {}
     if found.get("threshold") is None:
-        return f"{outcome.abstained}: {path} is not written; give a larger --risk"
+        why = f"{outcome.abstained[:1].lower()}{outcome.abstained[1:]}"
+        return f"{why}, so {path} is not written: give a larger --risk"
     chosen = {"model": outcome.model, "snapshot": outcome.snapshot, "retriever": outcome.retriever, "n": outcome.n}
     rest = {name: value for name, value in found.items() if name != "threshold"}
     Threshold(**found["threshold"]).write(path, **rest, **chosen)

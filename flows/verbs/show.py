@@ -7,6 +7,7 @@ from cyclopts import Parameter
 
 from flows.command.evaluations import briefly, evaluation, line_of
 from flows.command.reply import AnyVersion, Common, Reply, StoreUrl
+from rag_model.errors import UsageError
 from rag_model.snapshots.recipe_text import recipe_text
 from rag_model.store.store import Store
 from rag_model.store.versions.evaluation_manifest import EvaluationManifest
@@ -39,6 +40,8 @@ def show(
     shelf, name = opened.shelf(snapshot)
     manifest = shelf.get(shelf.resolve(name))
     if isinstance(manifest, EvaluationManifest):
+        if recipe:
+            raise UsageError(f"{snapshot} is an evaluation, which has no recipe: leave --recipe-only out")
         return evaluation(manifest, shelf.signed(name))
     if recipe:
         settings = _recipe(manifest)

@@ -109,7 +109,10 @@ def load_rag(folder: Path, device: str | None = None, dtype: str | None = None) 
         return Rag(question, load_generator(folder / GENERATOR, form, device, dtype), settings).eval()
     config = read_object(folder / CONFIG)
     if config.get("model_type") != "rag":
-        raise InputError(f"{folder} holds a {config.get('model_type')} model: give the folder of a RAG model")
+        raise InputError(
+            f"{folder} holds a {config.get('model_type')} model: give the folder of a RAG model, or read a "
+            "generator alone with --reader concat"
+        )
     with tempfile.TemporaryDirectory(prefix="bookwheel-rag-") as name:
         for part in (QUESTION, GENERATOR):
             _split(folder, config, part, Path(name) / part)

@@ -5,7 +5,7 @@ from typing import Any
 
 from rag_model.encoders.encoder import passage_space
 from rag_model.encoders.space import check_same_space
-from rag_model.errors import UsageError
+from rag_model.errors import InputError, UsageError
 from rag_model.generate.folder import load_rag
 from rag_model.generate.rag import Rag
 from rag_model.store.store import MODEL, Store
@@ -17,11 +17,14 @@ def rag_id(store: Store, model: str) -> str:
     """Return the current id of a named RAG model in the store, or the full path if `model` is a folder.
 
     Raises:
+        InputError: the name is that of a folder, and there is none.
         StoreError: the store has no such model.
         UsageError: the model has no generator.
     """
     if model and Path(model).is_dir():
         return str(Path(model).resolve())
+    if "/" in model:  # which no name in a store has
+        raise InputError(f"there is no model folder {model}: give a folder, or the name of a model of the store")
     found = store.models.trusted(model.removeprefix(MODEL))
     content = store.models.get(found).content
     if GENERATOR not in parts_of(content.files):

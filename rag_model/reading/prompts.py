@@ -55,13 +55,14 @@ class Concat:
 def read_prompt(path: Path, **settings: Any) -> dict[str, Any]:
     """Return `settings` of a `Concat` with the template in a file: instruction, a line `---`, the user's message.
 
-    Without such a line, the whole file is the user's message, and there is no instruction.
+    Without such a line, the whole file is the user's message, and there is no instruction. A byte order mark and blanks
+    at the ends of lines are left out.
 
     Raises:
         InputError: there is no such file, or it is not UTF-8.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = [line.rstrip() for line in path.read_text(encoding="utf-8-sig").splitlines()]
     except (OSError, UnicodeDecodeError) as broken:
         raise InputError(f"the prompt file {path} cannot be read ({broken}): give a UTF-8 text file") from broken
     cut = lines.index(_BETWEEN) if _BETWEEN in lines else -1

@@ -264,7 +264,7 @@ def test_a_threshold_is_chosen_measured_and_used(
 
     none = bookwheel(*given, "--abstain", tmp_path / "other.json", "--risk", 0)
     assert none.code == 3
-    assert "No threshold keeps the risk at 0 or below" in none.err
+    assert f"no threshold keeps the risk at 0 or below, so {tmp_path / 'other.json'} is not written" in none.err
     assert not (tmp_path / "other.json").exists()
 
     measured = bookwheel(*given, "--abstain-below", path, "--json").json
@@ -294,3 +294,6 @@ def test_an_endpoints_answers_are_kept_unless_they_are_drawn(
     assert first.code == second.code == 0, first.err
     assert first.json["metrics"] == second.json["metrics"]
     assert len(server.bodies) == asked
+    kept = first.json["evaluation"]
+    assert f"evaluated {kept[:12]}: model openai:tiny, " in bookwheel("show", "--store", shelf).out
+    assert "model     openai:tiny (sha256:" in bookwheel("show", f"evaluation:{kept}", "--store", shelf).out

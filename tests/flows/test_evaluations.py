@@ -70,6 +70,8 @@ def test_an_evaluation_of_retrieval_is_recorded_once_and_shown(
 
     shown = bookwheel("show", f"evaluation:{identity[:8]}", "--store", store, "--json").json
     assert shown["content"]["subject"]["snapshot"] == first["snapshot"]
+    without = bookwheel("show", f"evaluation:{identity}", "--recipe-only", "--store", store)
+    assert (without.code, "has no recipe: leave --recipe-only out" in without.complaint) == (2, True)
     files = shown["content"]["files"]
     assert set(files) == {"outcome.json", "report.html", "rows.jsonl", "values.json"}
     kept = {name: (store / "blobs" / its["id"][7:9] / its["id"][7:]).read_text() for name, its in files.items()}

@@ -15,7 +15,7 @@ from rag_model.corpus.wikimedia import newest
 from rag_model.encoders.resolve import resolve_folder
 from rag_model.errors import UsageError
 from rag_model.evaluation.questions.files import read_questions
-from rag_model.secrets import HARMLESS, refuse_secret, refuse_secrets
+from rag_model.secrets import HARMLESS, refuse_secret, refuse_secrets, without_secrets
 from rag_model.store.store import Store
 from rag_model.training.data.examples import read_examples
 
@@ -205,6 +205,12 @@ def test_the_variable_for_web_addresses_works(tmp_path: Path) -> None:
         server.server_close()
     assert told.stdout == b"b'who?\\n'\n", told.stderr
     assert set(asked) == {f"Bearer {S}"}
+
+
+def test_a_tokenizer_is_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BOOKWHEEL_LLM_TOKENIZER", "models/tokenizer.json")
+    monkeypatch.setenv("SOME_TOKENS", "hush-hush")
+    assert without_secrets("models/tokenizer.json and hush-hush") == "models/tokenizer.json and ***"
 
 
 def test_what_is_harmless_is_said() -> None:

@@ -102,7 +102,7 @@ def score_of(reading: Reading, signal: Signal) -> float | None:
 def abstention_words(found: Abstaining) -> str:
     """Return one sentence that says what a threshold gives, or that there is none."""
     if found.threshold is None:
-        return f"No threshold keeps the risk at {found.wanted:g} or below: answer everything, or nothing"
+        return f"No threshold keeps the risk at {found.wanted:g} or below"
     below = f"below {found.threshold.least:.4g} by {found.threshold.signal}"
     if found.at is None:
         return f"With no answer {below}, no question is answered"

@@ -1,7 +1,7 @@
 """A writer behind an HTTP API: any model that a chat-completions endpoint serves, as OpenAI's, vLLM's or llama.cpp's.
 
 Nothing is installed or loaded here but an HTTP client. The base URL and the key come from the environment
-(`chat.place`), and the key is in no message, no record and no log.
+(`chat.place`), and the key is in no message, no record and no log: where the endpoint repeats it, it is taken out.
 """
 
 import asyncio
@@ -19,11 +19,9 @@ from rag_model.reading.writers.chat.loop import Loop
 from rag_model.reading.writers.chat.place import Place
 from rag_model.reading.writers.chat.problems import FailedTryError
 from rag_model.reading.writers.chat.request import Chat
-from rag_model.reading.writers.chat.settings import ChatSettings
+from rag_model.reading.writers.chat.settings import AROUND, ChatSettings
 from rag_model.reading.writers.writer import ENDPOINT, Prompt, Written
 from rag_model.tokenizer import load_tokenizer_file
-
-_AROUND = 32  # tokens that a chat's format puts around two messages, at most
 
 
 class EndpointWriter:
@@ -48,13 +46,13 @@ class EndpointWriter:
 
     @property
     def id(self) -> str:
-        """Return `openai:MODEL`."""
+        """Return the model's name, as a user gives it."""
         return f"{ENDPOINT}{self.model}"
 
     @property
     def room(self) -> int:
         """Return the maximum tokens of a prompt: the context without the answer and the chat's own format."""
-        return self.settings.context - self.settings.max_new_tokens - _AROUND
+        return self.settings.context - self.settings.max_new_tokens - AROUND
 
     @property
     def decides(self) -> dict[str, Any]:

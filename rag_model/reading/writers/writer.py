@@ -33,7 +33,7 @@ class Writer(Protocol):
 
     @property
     def id(self) -> str:
-        """Return what names the model in replies and records: an id of the store, a folder, or `openai:MODEL`."""
+        """Return what names the model in replies and records, such as an id of the store or a folder."""
         ...
 
     @property

@@ -27,7 +27,7 @@ from fastapi.responses import JSONResponse
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
-from rag_model.errors import BookwheelError, EndpointError, UsageError
+from rag_model.errors import BookwheelError, EndpointError, PromptTooLongError, UsageError
 from rag_model.serving.answering.batcher import BusyError, ClosingError, LateError
 from rag_model.serving.following.desk import NotReadyError
 from rag_model.serving.http import messages, page
@@ -36,7 +36,7 @@ from rag_model.serving.http.health import Exposition, add_health
 from rag_model.serving.http.leaving import while_connected
 from rag_model.serving.http.messages import AnswerReply, AnswerRequest, MalformedError, SearchReply, SearchRequest
 from rag_model.serving.http.problems import Problem, problem
-from rag_model.serving.http.streaming import TYPE, AnswerStream
+from rag_model.serving.http.streaming import TYPE, AnswerStream, accepted
 from rag_model.serving.http.tokens import Tokens
 from rag_model.serving.service import Service
 from rag_model.serving.told import told, unready
@@ -115,7 +115,7 @@ def _ask(app: _App, service: Service) -> None:
         """Answer questions with the service's model, each answer with the passages it was read from."""
 
         async def reply(asked: AnswerRequest) -> bytes | AnswerStream:
-            if asked.stream if asked.stream is not None else TYPE in request.headers.get("accept", ""):
+            if asked.stream if asked.stream is not None else accepted(request.headers.get("accept", "")):
                 return await AnswerStream.begun(service, asked, _client(request), _explained)
             return messages.answer_reply(
                 await service.answer(asked.questions, asked.k, asked.expression, _client(request))
@@ -173,6 +173,12 @@ def _client(request: Request) -> str:
 def _explained(error: Exception) -> tuple[int, str]:
     """Return the status of a failure, and its sentence."""
     status = next((status for kind, status in _STATUS if isinstance(error, kind)), 500)
+    if isinstance(error, PromptTooLongError):
+        _LOG.error("a request failed: %s", error)
+        return (
+            status,
+            "the prompt is longer than the service's model reads: ask for fewer passages, or a shorter question",
+        )
     if status not in {500, 502}:
         return status, str(error)
     if isinstance(error, BookwheelError):

@@ -9,6 +9,7 @@
 """
 
 import asyncio
+import re
 from collections.abc import AsyncGenerator, Callable, Sequence
 from functools import partial
 from typing import Self
@@ -28,6 +29,7 @@ from rag_model.serving.service import Service
 TYPE = "text/event-stream"
 _HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}  # a proxy that gathers would hold the words back
 _OK, _GONE = 200, 499
+_REFUSED = re.compile(r"q=0(\.0*)?")  # of a media type in an Accept header: it is not wanted
 
 Explain = Callable[[Exception], tuple[int, str]]  # the status of a failure, and its sentence
 
@@ -96,6 +98,19 @@ def _end(growing: Growing, answered: "asyncio.Task[Answered]") -> None:
     growing.end()
     if not answered.cancelled():
         answered.exception()  # it is looked at, also where the client has left
+
+
+def accepted(accept: str) -> bool:
+    """Return whether an Accept header names event streams, and does not refuse them.
+
+    >>> accepted("application/json, text/event-stream"), accepted("text/event-stream;q=0, application/json")
+    (True, False)
+    """
+    for one in accept.lower().split(","):
+        kind, *parameters = (part.strip() for part in one.split(";"))
+        if kind == TYPE:
+            return not any(_REFUSED.fullmatch(part) for part in parameters)
+    return False
 
 
 def event(name: str, data: bytes) -> bytes:

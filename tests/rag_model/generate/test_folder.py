@@ -190,7 +190,10 @@ def test_each_half_of_a_plain_folder_opens_by_itself(parts: dict[str, Path], tmp
         (lambda folder: (folder / "bookwheel.json").write_text('{"settings": {}}'), "corrupt"),
         (lambda folder: (folder / "bookwheel.json").write_text('{"settings": {"x": 1}, "form": 1}'), "corrupt"),
         (lambda folder: (folder / "generator_tokenizer").rename(folder / "elsewhere"), "is not a complete RAG model"),
-        (lambda folder: (folder / "config.json").write_text('{"model_type": "bert"}'), "holds a bert model"),
+        (
+            lambda folder: (folder / "config.json").write_text('{"model_type": "bert"}'),
+            "holds a bert model.* --reader concat",
+        ),
         (lambda folder: [path.unlink() for path in folder.glob("*.json")], "holds no RAG model"),
     ],
 )

@@ -154,6 +154,8 @@ def test_a_prompt_file_has_an_instruction_and_a_message(tmp_path: Path) -> None:
     assert found == {"order": "ends", "instruction": "Be brief.\nAnd kind.", "template": "{context}\n---\n{question}"}
     path.write_text("{context}\n{question}", encoding="utf-8")
     assert read_prompt(path) == {"instruction": "", "template": "{context}\n{question}"}
+    path.write_bytes(b"\xef\xbb\xbf--- \r\n{context}\r\n{question}\r\n")  # as an editor of Windows writes it
+    assert read_prompt(path) == {"instruction": "", "template": "{context}\n{question}"}
     path.write_bytes(b"\xff")
     for broken in (path, tmp_path / "missing", tmp_path):
         with pytest.raises(InputError, match="give a UTF-8 text file"):

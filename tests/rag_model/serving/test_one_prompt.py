@@ -118,14 +118,21 @@ def test_questions_do_not_wait_for_one_that_an_endpoint_is_slow_with(
 def test_an_endpoint_that_fails_is_no_fault_of_the_question(
     shared_library: Library, dest: Path, endpoint: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
+    long = {"error": {"message": "This model's maximum context length is 10 tokens"}}
     with (
-        scripted(replies(401, {"error": {"message": "who are you?"}}), streams(event("one"))) as server,
+        scripted(
+            replies(401, {"error": {"message": "who are you?"}}), replies(400, long), streams(event("one"))
+        ) as server,
         serving(shared_library.url, dest, **endpoint(server)) as found,
     ):
         reply = found.client.post("/answer", json={"questions": ["who?"]})
         assert (reply.status_code, "the model behind the service" in reply.json()["detail"]) == (502, True)
         assert "set OPENAI_API_KEY to one that may use tiny" in caplog.text
         assert found.search("who?")["results"][0]["hits"]
+        reply = found.client.post("/answer", json={"questions": ["who?"]})
+        assert (reply.status_code, "ask for fewer passages" in reply.json()["detail"]) == (400, True)
+        assert "127.0.0.1" not in reply.text  # where the endpoint is
+        assert "set BOOKWHEEL_LLM_CONTEXT" in caplog.text
         with streamed(found.client, questions=["who?"]) as (_, events):
             told = list(events)
     assert [name for name, _ in told] == ["passages", "text", "error"]

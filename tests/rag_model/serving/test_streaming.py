@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from rag_model.generate.seq2seq import Seq2SeqGenerator
+from rag_model.serving.http.streaming import accepted
 from rag_model.serving.watching.observer import Observer
 from tests.fixtures.event_stream import streamed
 from tests.fixtures.held import Held
@@ -95,6 +96,22 @@ def test_the_passages_come_before_a_word_is_written(served: Serving, monkeypatch
         assert not held.go.is_set()
         held.go.set()
         assert [name for name, _ in events][-1] == "answer"
+
+
+@pytest.mark.parametrize(
+    ("accept", "wanted"),
+    [
+        ("text/event-stream", True),
+        ("application/json, Text/Event-Stream ; q=0.5", True),
+        ("text/event-stream;q=0, application/json", False),
+        ("text/event-stream; q=0.000", False),
+        ("text/event-streams", False),
+        ("*/*", False),
+        ("", False),
+    ],
+)
+def test_a_stream_is_sent_where_it_is_accepted(accept: str, wanted: bool) -> None:
+    assert accepted(accept) is wanted
 
 
 def test_a_stream_that_fails_ends_with_an_error(

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rag_model.json_text import parse_json
+from rag_model.reading.writers.chat.mask import Mask
 
 DONE = "[DONE]"
 
@@ -46,8 +47,9 @@ class Events:
 
 @dataclass(slots=True)
 class Reply:
-    """What has come of one completion so far."""
+    """What has come of one completion so far, without the key that it may repeat."""
 
+    mask: Mask = field(default_factory=Mask)
     parts: list[str] = field(default_factory=list)
     reason: str = ""  # why it ended; empty: it has not
     usage: tuple[int, int] | None = None  # tokens read and written
@@ -64,7 +66,7 @@ class Reply:
         return self.reason not in {"length", "content_filter"}
 
     def take(self, data: str) -> str:
-        """Take one event, or a whole reply, and return the text that it adds.
+        """Take one event, or a whole reply, and return the text that it adds; an end that may be the key's waits.
 
         Raises:
             ValueError: it is not JSON.
@@ -78,11 +80,15 @@ class Reply:
         if not value["choices"]:
             return ""
         choice = value["choices"][0]
-        self.reason = choice.get("finish_reason") or self.reason
+        self.reason = _text(choice, "finish_reason") or self.reason
         self._weigh(choice.get("logprobs"))
-        text = (choice.get("delta") or choice.get("message") or {}).get("content") or ""
-        if not isinstance(text, str):
-            raise TypeError("content is no text")
+        return self._add(self.mask.feed(_text(choice.get("delta") or choice.get("message") or {}, "content")))
+
+    def end(self) -> str:
+        """Return the text that waited."""
+        return self._add(self.mask.end())
+
+    def _add(self, text: str) -> str:
         if text:
             self.parts.append(text)
         return text
@@ -96,6 +102,13 @@ class Reply:
     def _weigh(self, given: Mapping[str, Any] | None) -> None:
         if given and given.get("content"):
             self.log_likelihoods = (self.log_likelihoods or []) + [float(one["logprob"]) for one in given["content"]]
+
+
+def _text(value: Mapping[str, Any], name: str) -> str:
+    text = value.get(name) or ""
+    if not isinstance(text, str):
+        raise TypeError(f"{name} is no text")
+    return text
 
 
 class EventError(Exception):

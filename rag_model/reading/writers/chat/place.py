@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from typing import Self
 from urllib.parse import urlsplit
 
+import httpx
+
 from rag_model.errors import UsageError
 from rag_model.secrets import refuse_secret
 
@@ -29,9 +31,14 @@ class Place:
         Raises:
             UsageError: the URL is no http(s) address, or names a user, a password or a query; or the key has a space.
         """
-        refuse_secret(self.url)
-        parts = urlsplit(self.url)
-        if parts.scheme not in {"http", "https"} or not parts.hostname or parts.query or parts.fragment:
+        try:
+            refuse_secret(self.url)
+        except UsageError:  # its advice is for stores; what it refused is not repeated
+            raise UsageError(
+                "the endpoint's base URL has a user, a password, a query or a port that is no number, which may be a "
+                f"secret: set a base URL such as http://localhost:8000/v1, and {self.variable} to the key"
+            ) from None
+        if not _can_be_asked(self.url):
             raise UsageError(
                 f"{self.url!r} is not the base URL of an endpoint: set one such as http://localhost:8000/v1"
             )
@@ -59,3 +66,15 @@ class Place:
     def hidden(self, text: str) -> str:
         """Return a text without the key."""
         return text.replace(self.key, "***") if self.key else text
+
+
+def _can_be_asked(url: str) -> bool:
+    """Return whether a request can be made of a URL; what fails only in the connection would be no sentence."""
+    try:
+        parts = urlsplit(url)
+        httpx.Request("POST", url)
+        (parts.hostname or "").encode("idna")  # as the name is looked up
+        whole = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+    except (ValueError, httpx.InvalidURL):
+        return False
+    return whole and not parts.query and not parts.fragment

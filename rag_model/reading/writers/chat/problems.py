@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from rag_model.errors import BookwheelError, EndpointError, UsageError
+from rag_model.errors import BookwheelError, EndpointError, PromptTooLongError
 from rag_model.json_text import parse_json
 from rag_model.reading.writers.chat.events import said
 from rag_model.reading.writers.chat.place import Place
@@ -48,7 +48,7 @@ class Problems:
 
     def redirects(self, target: str) -> FailedTryError:
         """Another address is named, which may be another host: neither the key nor the prompt goes there."""
-        place = self._clean(urlsplit(target).netloc or "another path")
+        place = self._clean(_host(target) or "another path")
         return self._failed(f"redirects to {place}, which is not followed: set that base URL if you trust it")
 
     def large(self, most: int) -> FailedTryError:
@@ -75,7 +75,7 @@ class Problems:
     def status(self, status: int, body: bytes, wait: float | None) -> FailedTryError:
         """Return what a reply of this status means."""
         words, code = _said(body)
-        told = f" ({self._clean(words)})" if words else ""
+        told = self._told(words)
         if status in {401, 403}:
             lacks = "accepts no request without a key" if not self.place.key else "does not accept the key"
             return self._failed(f"{lacks} ({status}): set {self.place.variable} to one that may use {self.model}")
@@ -92,8 +92,8 @@ class Problems:
 
     def _too_long(self, words: str) -> FailedTryError:
         return FailedTryError(
-            UsageError(
-                f"the prompt is longer than {self.model} at {self.place.host} reads ({self._clean(words)}): give fewer "
+            PromptTooLongError(
+                f"the prompt is longer than {self.model} at {self.place.host} reads{self._told(words)}: give fewer "
                 "passages, or set BOOKWHEEL_LLM_CONTEXT to the tokens of its context"
             )
         )
@@ -101,10 +101,21 @@ class Problems:
     def _failed(self, what: str, *, passing: bool = False, wait: float | None = None) -> FailedTryError:
         return FailedTryError(EndpointError(f"the endpoint at {self.place.host} {what}"), passing, wait)
 
+    def _told(self, words: str) -> str:
+        return f" ({self._clean(words)})" if words else ""
+
     def _clean(self, text: str) -> str:
         """Return what an endpoint says as a part of our sentence: without the key, in one line, and not long."""
         words = without_secrets(self.place.hidden(" ".join(text.split())))
         return printable(words)[:_SHOWN].rstrip(" .:;")
+
+
+def _host(target: str) -> str:
+    """Return the host that a redirect names; an address that cannot be parsed names none."""
+    try:
+        return urlsplit(target).netloc
+    except ValueError:
+        return "an invalid address"
 
 
 def _said(body: bytes) -> tuple[str, str]:

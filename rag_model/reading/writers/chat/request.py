@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 
 from rag_model.reading.writers.chat.events import DONE, EventError, Events, Reply
+from rag_model.reading.writers.chat.mask import Mask
 from rag_model.reading.writers.chat.place import Place
 from rag_model.reading.writers.chat.problems import FailedTryError, Problems
 from rag_model.reading.writers.chat.settings import ChatSettings
@@ -50,7 +51,7 @@ class Chat:
         await self._client.aclose()
 
     async def _tried(self, messages: list[dict[str, str]], grow: Grow | None) -> Reply:
-        reply = Reply()
+        reply = Reply(Mask(self._place.key))
         try:
             await self._stream(messages, reply, grow)
         except FailedTryError as failed:
@@ -66,13 +67,10 @@ class Chat:
                 response = await self._client.send(request, stream=True)
                 try:
                     await self._check(response)
-                    async for data in self._data(response):
-                        if data == DONE:
-                            return
-                        if text := self._take(reply, data):
-                            first.reschedule(None)
-                            if grow is not None:
-                                grow(text)
+                    async for text in self._texts(response, reply):
+                        first.reschedule(None)
+                        if grow is not None:
+                            grow(text)
                 finally:
                     await response.aclose()
         except TimeoutError:
@@ -81,6 +79,17 @@ class Chat:
             raise (self._problems.cut() if reply.parts else self._problems.unreachable(broken)) from broken
         if not reply.reason:
             raise self._problems.cut()
+
+    async def _texts(self, response: httpx.Response, reply: Reply) -> AsyncIterator[str]:
+        """Yield what the reply grows by, until its end."""
+        async for data in self._data(response):
+            if data == DONE:
+                reply.reason = reply.reason or "stop"
+                break
+            if text := self._take(reply, data):
+                yield text
+        if text := reply.end():
+            yield text
 
     async def _check(self, response: httpx.Response) -> None:
         """Refuse a reply that is no answer."""

@@ -9,6 +9,7 @@ from typing import Any, Literal, Self
 
 from rag_model.errors import UsageError
 
+AROUND = 32  # tokens that a chat's format puts around two messages, at most
 _PREFIX = "BOOKWHEEL_LLM_"
 _NUMBERS = ("context", "concurrency", "tries", "whole_seconds", "first_seconds", "connect_seconds")
 _WANTED = {
@@ -76,9 +77,10 @@ class ChatSettings:
                 raise UsageError(f"{name} is {value}: give a number above 0")
         if self.temperature is not None and not 0 <= self.temperature <= 2:
             raise UsageError(f"the temperature is {self.temperature}: give one from 0 to 2")
-        if self.max_new_tokens >= self.context:
+        if self.max_new_tokens + AROUND >= self.context:
             raise UsageError(
-                f"an answer of {self.max_new_tokens} tokens leaves no room in a context of {self.context}: give less"
+                f"an answer of {self.max_new_tokens} tokens, with {AROUND} for the chat's format, leaves no room in a "
+                f"context of {self.context}: ask for a shorter answer, or set BOOKWHEEL_LLM_CONTEXT"
             )
 
     @classmethod

@@ -5,13 +5,14 @@ import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from rag_model.errors import BookwheelError, EndpointError, StoppedError, UsageError
+from rag_model.errors import BookwheelError, EndpointError, PromptTooLongError, StoppedError, UsageError
 from rag_model.reading.writers.chat.place import Place
 from rag_model.reading.writers.chat.settings import ChatSettings, Prices
 from rag_model.reading.writers.endpoint import EndpointWriter
@@ -88,6 +89,16 @@ def test_what_is_sent_and_read() -> None:
     assert f"Bearer {KEY}" in server.heads[0]
 
 
+@pytest.mark.parametrize("sizes", [[1] * 60, [7, 9, 30], [60]])
+def test_an_endpoint_that_repeats_the_key_is_not_repeated(sizes: list[int]) -> None:
+    text, cuts = f"Bearer {KEY}, sk-not-to", list(accumulate(sizes, initial=0))
+    events = [event(text[start:end]) for start, end in pairwise(cuts) if text[start:end]]
+    shown: list[str] = []
+    with scripted(streams(*events, event("", "stop"))) as server:
+        found = written(server, tell=lambda place, piece: shown.append(piece))
+    assert found.text == "".join(shown) == "Bearer ***, sk-not-to"
+
+
 def test_an_endpoint_that_does_not_stream_is_read_whole_and_its_tokens_are_estimated() -> None:
     body = {"choices": [{"message": {"content": "été"}, "finish_reason": "stop"}]}
     with scripted(replies(200, body)) as server:
@@ -119,19 +130,26 @@ def test_what_passes_is_tried_again(step: Step) -> None:
         (replies(401, REFUSED), 1, EndpointError, "does not accept the key (401): set OPENAI_API_KEY"),
         (replies(403, b""), 1, EndpointError, "does not accept the key (403)"),
         (replies(404, {"error": {"message": "no such model"}}), 1, EndpointError, "has no model tiny"),
-        (replies(400, LONG), 1, UsageError, "the prompt is longer than tiny"),
-        (replies(413, b""), 1, UsageError, "the prompt is longer than tiny"),
+        (replies(400, LONG), 1, PromptTooLongError, "the prompt is longer than tiny"),
+        (replies(413, b""), 1, PromptTooLongError, "reads: give fewer passages"),
         (replies(400, {"error": "top_p is odd"}), 1, EndpointError, "refused the request (400) (top_p is odd)"),
         (replies(429, {"error": {"code": "insufficient_quota"}}), 1, EndpointError, "no budget left"),
         (replies(429, b"", Retry_After="3600"), 1, EndpointError, "is busy (429): ask again later"),
         (replies(502, REFUSED), 3, EndpointError, "failed (502) (Incorrect API key provided: ***. See the page)"),
         (replies(307, b"", Location="http://elsewhere.example/v1"), 1, EndpointError, "redirects to elsewhere.example"),
+        (replies(307, b"", Location="http://[bad/x"), 1, EndpointError, "redirects to an invalid address"),
+        (streams(event("a", ["stop"])), 1, EndpointError, "finish_reason is no text"),  # type: ignore[arg-type]
         (replies(200, b"<html>welcome</html>"), 1, EndpointError, "sent what is not a chat completion"),
         (replies(200, b'{"choices": [7]}'), 1, EndpointError, "sent what is not a chat completion"),
         (streams(b"data: what?\n\n"), 1, EndpointError, "sent what is not a chat completion"),
         (streams(event("\x1b[2J", content=1).replace(b'"\\u001b[2J"', b"5")), 1, EndpointError, "content is no text"),
         (streams(*WHOLE[:2]), 3, EndpointError, "ended its answer half-way"),
-        (streams(b'data: {"error": {"message": "maximum context length"}}\n\n'), 1, UsageError, "the prompt is longer"),
+        (
+            streams(b'data: {"error": {"message": "maximum context length"}}\n\n'),
+            1,
+            PromptTooLongError,
+            "the prompt is longer",
+        ),
         (streams(*[event("x" * 1000)] * 20, *WHOLE), 1, EndpointError, "sent more than 9000 bytes"),
         (replies(200, b" " * 9001), 1, EndpointError, "sent more than 9000 bytes"),
         (hangs(), 3, EndpointError, "wrote no word within 0.2 s"),

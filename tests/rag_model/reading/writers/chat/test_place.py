@@ -19,12 +19,26 @@ def test_each_address_gets_its_own_key() -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["http://me:hush@host/v1", "https://host/v1?key=hush", "ftp://host/v1", "host/v1", "http:///v1"]
+    "url",
+    [
+        "http://me:hush@host/v1",
+        "https://host/v1?key=hush",
+        "http://host:hush/v1",
+        "ftp://host/v1",
+        "host/v1",
+        "http:///v1",
+        "http://host:99999/v1",
+        "http://[::1/v1",
+        "http://a..b/v1",
+        "http://xn--/v1",
+        "http://h/\udcff",
+    ],
 )
 def test_what_is_no_address_of_an_endpoint_is_refused(url: str) -> None:
-    with pytest.raises(UsageError, match=r"base URL|may be a secret") as refused:
+    with pytest.raises(UsageError, match=r"base URL.* such as http://localhost:8000/v1") as refused:
         Place.of({"OPENAI_BASE_URL": url})
     assert "hush" not in str(refused.value)
+    assert ("and OPENAI_API_KEY to the key" in str(refused.value)) == ("hush" in url)
 
 
 def test_a_key_that_no_header_can_hold_is_refused_unsaid() -> None:
