@@ -158,7 +158,7 @@ class Bert:
 
     @classmethod
     def load(cls, folder: Path, device: torch.device, dtype: torch.dtype) -> Self | None:
-        """Load the encoder of a folder; None: it is another kind of model, or its tensors are there twice or do not fit.
+        """Load the encoder of a folder; None: it is of another kind, or its tensors are there twice or do not fit.
 
         Raises:
             InputError: a file is missing or corrupt.
