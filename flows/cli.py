@@ -213,3 +213,7 @@ def _print(reply: Any, common: Common) -> int:
     except BrokenPipeError:  # `bookwheel log | head`
         sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115 - so that the interpreter's last flush does not fail
     return _fail(reply.refusal, RefusedError.exit_code) if reply.refusal else 0
+
+
+if __name__ == "__main__":
+    main()

@@ -8,6 +8,7 @@ from rag_model.json_text import parse_json
 
 CONFIG = "config.json"
 _DEFAULT_MAX_LENGTH = 512  # tokens, if no file names a limit
+_BEHIND_PADDING = frozenset(("roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "mpnet", "longformer"))
 _UNBOUNDED = 100_000  # tokens; tokenizers write 1e30 for "no limit"
 
 
@@ -47,10 +48,23 @@ def optional_object(path: Path) -> dict[str, Any]:
 def longest_input(folder: Path) -> int:
     """Return how many tokens the model of `folder` can read: the smallest limit that its files name, else 512."""
     limits = [
-        optional_object(folder / CONFIG).get("max_position_embeddings"),
+        position_limit(folder),
         optional_object(folder / "tokenizer_config.json").get("model_max_length"),
     ]
     return min((int(limit) for limit in limits if limit and limit < _UNBOUNDED), default=_DEFAULT_MAX_LENGTH)
+
+
+def position_limit(folder: Path) -> int | None:
+    """Return how many tokens the positions of the model of `folder` are enough for; None: its config names no limit.
+
+    RoBERTa's begin behind the padding's (Liu et al. 2019), so that 514 positions are those of 512 tokens.
+    """
+    config = optional_object(folder / CONFIG)
+    limit = config.get("max_position_embeddings")
+    if not limit or config.get("model_type") not in _BEHIND_PADDING:
+        return limit or None
+    padding = config.get("pad_token_id")
+    return max(1, int(limit) - (padding if isinstance(padding, int) else 1) - 1)
 
 
 def vector_length(folder: Path) -> int:

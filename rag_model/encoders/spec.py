@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
-from rag_model.encoders.files import CONFIG, longest_input, optional_object, read_object
+from rag_model.encoders.files import CONFIG, longest_input, optional_object, position_limit, read_object
 from rag_model.encoders.sentence_transformers import MODULES, read_sentence_transformers
 from rag_model.errors import UsageError
 
@@ -89,7 +89,8 @@ def read_spec(folder: Path, overrides: Mapping[str, Any] | None = None) -> Encod
         UsageError: an override is not a field of the spec, or `max_length` exceeds the model's limit.
     """
     spec = replace(_own_spec(folder), **_checked(overrides or {}))
-    limit = read_object(folder / CONFIG).get("max_position_embeddings")
+    asked = "max_length" in (overrides or {})  # a record may have some more: then the tokenizer cuts
+    limit = position_limit(folder) if asked else read_object(folder / CONFIG).get("max_position_embeddings")
     if limit and spec.max_length > limit:
         raise UsageError(f"max_length {spec.max_length} is more than encoder {folder} reads: use {limit} or less")
     return spec

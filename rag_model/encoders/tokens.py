@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from rag_model.encoders.files import position_limit
 from rag_model.encoders.space import TOKENIZER, tokenizer_files
 from rag_model.encoders.spec import TextInput
 from rag_model.errors import BookwheelError, InputError
@@ -29,6 +30,8 @@ TokenIds = npt.NDArray[np.int32]
 def load_tokenizer(folder: Path, max_length: int) -> "Tokenizer":
     """Load the tokenizer of `folder`, cutting inputs at `max_length` tokens, special ones included.
 
+    Where the model has fewer positions, as a record may not know, inputs are cut at these.
+
     Raises:
         InputError: its files are missing or corrupt.
     """
@@ -41,7 +44,7 @@ def load_tokenizer(folder: Path, max_length: int) -> "Tokenizer":
         raise InputError(
             f"the tokenizer of encoder {folder} cannot be read ({broken}): fetch the model again"
         ) from broken
-    tokenizer.enable_truncation(max_length)
+    tokenizer.enable_truncation(min(max_length, position_limit(folder) or max_length))
     tokenizer.no_padding()
     return tokenizer
 

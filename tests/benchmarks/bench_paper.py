@@ -7,8 +7,8 @@ claims are made). Always: a made world, where retriever and generator learn: lea
 
 Prints a table, their figures beside ours, with the paired difference, its 95 % interval over the questions, and a
 verdict: reproduced (above 0), not reproduced (below), undecidable at this size (`paper_verdicts`). Figures of ours are
-no measure of the paper's models: only the direction is compared. Then one JSON line. There is no extractive reader
-here, so whether RAG does as well as one is not looked at.
+no measure of the paper's models: only the direction is compared. Then one JSON line. `--spans DIR` adds an extractive
+reader.
 
 The default takes two minutes, and most of its verdicts are undecidable. For more:
 
@@ -36,7 +36,7 @@ from rag_model.evaluation.answers.scores import Scored
 def collect(options: argparse.Namespace) -> dict[str, list[Scored]]:
     """Run both parts for each seed; return the answers by task and arm, of all seeds together."""
     arms: dict[str, list[Scored]] = {}
-    generator = load(options.generator, options.dtype) if options.data and options.generator else None
+    generator = load(options.generator, options.dtype) if options.generator else None
     with tempfile.TemporaryDirectory(prefix="bench-paper-") as name:
         for seed in range(options.seeds):
             folder = Path(name) / f"seed-{seed}"
@@ -53,6 +53,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, help="folder of passages, qa_* and train_triples, as .jsonl.xz")
     parser.add_argument("--generator", type=Path, help="a decoder-only model: a folder, or one with a GGUF file")
+    parser.add_argument(
+        "--spans", type=Path, help="a folder of a model with a question-answering head, or DPR's reader"
+    )
     parser.add_argument("--encoder", default=demo_encoder())
     parser.add_argument("--questions", type=int, default=4, help="of each task with real models")
     parser.add_argument("--library", type=int, default=200, help="passages beside those of the questions")
@@ -65,11 +68,13 @@ def main() -> None:
         "--subjects", type=int, default=10, help="of the made world, 16 passages each; 0: no made world"
     )
     parser.add_argument("--made-questions", type=int, default=40, help="asked of the made world, at most")
-    parser.add_argument("--steps", type=int, default=10, help="of a retriever's training")
-    parser.add_argument("--rate", type=float, default=3e-5)
+    parser.add_argument("--steps", type=int, default=20, help="of a retriever's training")
+    parser.add_argument("--rate", type=float, default=1e-4)
     parser.add_argument("--reader-steps", type=int, default=600)
     parser.add_argument("--reader", type=Path, help="a folder that `made_world.write_reader` made")
     options = parser.parse_args()
+    if (options.data is None) != (options.generator is None):
+        parser.error("--data and --generator belong together: give both, or neither for the made world alone")
     torch.set_num_threads(1)
     began, spent = time.perf_counter(), time.process_time()
     arms = collect(options)

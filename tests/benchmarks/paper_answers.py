@@ -8,7 +8,7 @@ from io import StringIO
 from pathlib import Path
 
 from flows.reindex import reindex
-from rag_model.evaluation.answers.readings import read
+from rag_model.evaluation.answers.readings import Reads, read
 from rag_model.evaluation.answers.scores import AnswerKind, Scored, score
 from rag_model.evaluation.questions.files import Question
 from rag_model.generate.decoding import Decoding
@@ -47,5 +47,12 @@ def answered(
     batch: int = 4,
 ) -> list[Scored]:
     """Answer the questions from their hits, closed book without any, and measure the answers."""
-    readings = read(MarginalReader(None, rag, decoding, batch), questions, hits)
+    return measured(MarginalReader(None, rag, decoding, batch), questions, hits, kind)
+
+
+def measured(
+    reader: Reads, questions: Sequence[Question], hits: Sequence[Sequence[Hit]], kind: AnswerKind
+) -> list[Scored]:
+    """Answer the questions by any reader, and measure the answers."""
+    readings = read(reader, questions, hits)
     return [score(question, one, kind) for question, one in zip(questions, readings, strict=True)]

@@ -10,8 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from paper_answers import TEMPERATURE, answered, publish, variant
-from paper_findings import CLOSED, CLUE, FACT, QA, SEQUENCE, TEXT, TOKEN, WORDS
+from paper_answers import TEMPERATURE, answered, measured, publish, variant
+from paper_findings import CLOSED, CLUE, FACT, QA, SEQUENCE, SPANS, TEXT, TOKEN, WORDS
 from paper_questions import REFUTES, SUPPORTS, draw
 
 from rag_model.encoders.trainable import TrainableEncoder
@@ -21,10 +21,12 @@ from rag_model.evaluation.questions.files import Question
 from rag_model.generate.causal import CausalGenerator
 from rag_model.generate.decoding import Decoding
 from rag_model.generate.inputs import PromptForm
+from rag_model.generate.labels import label_log_p, label_tokens
 from rag_model.generate.likelihood import sequence_likelihood, token_likelihood
 from rag_model.generate.load import chat_form, load_generator
 from rag_model.generate.rag import Rag, RagSettings
 from rag_model.reading.answer import CLOSED_BOOK
+from rag_model.reading.extractive import ExtractiveReader, SpanModel
 from rag_model.retrieve.factory import open_retriever
 from rag_model.retrieve.retriever import Hit
 from rag_model.store.versions.paths import QUESTION_ENCODER
@@ -37,9 +39,9 @@ PROMPTS = {
     CLUE: f"{_PASSAGE}Write a short trivia question about {{question}}. Do not name {{question}} in it.",
     FACT: f"Is the claim true or false, by the passage?\n\n{_PASSAGE}Claim: {{question}}",
 }
-_CUES = {QA: "Answer:", TEXT: "", CLUE: "Question: Who", FACT: "The claim is"}  # how each answer begins
+_CUES = {QA: "Answer:", TEXT: "", CLUE: "Question:", FACT: "The claim is"}  # how each answer begins
 _LONGEST = {QA: 12, TEXT: 32, CLUE: 24}  # tokens of an answer; longer ones are cut
-_KINDS: dict[str, AnswerKind] = {QA: "spans", TEXT: "texts", CLUE: "texts"}
+_KINDS: dict[str, AnswerKind] = {QA: "spans", TEXT: "texts", CLUE: "clues"}
 _LABELS = {"true": SUPPORTS, "false": REFUTES}  # one token each
 
 
@@ -62,6 +64,9 @@ def real(options: argparse.Namespace, generator: CausalGenerator, folder: Path, 
             found[f"{task}: {SEQUENCE}"] = answered(rag, questions, hits, *settings)
             found[f"{task}: {TOKEN}"] = answered(variant(rag, "token"), questions, hits, *settings)
             found[f"{task}: {CLOSED}"] = answered(rag, questions, [()] * len(questions), *settings)
+            if task == QA and options.spans:
+                spans = ExtractiveReader(None, SpanModel.load(options.spans))
+                found[f"{task}: {SPANS}"] = measured(spans, questions, hits, "spans")
     return found
 
 
@@ -93,17 +98,16 @@ def _claims(
 
 @torch.inference_mode()
 def labelled(rag: Rag, claims: Sequence[Question], hits: Sequence[Sequence[Hit]]) -> list[Scored]:
-    """Label claims by the likelier of two tokens, true or false; one token, so RAG-Sequence and RAG-Token agree.
+    """Label claims by one of two tokens, true or false; RAG-Sequence and RAG-Token are found to agree.
 
     Half of the claims are true by construction. A model that was not trained prefers one of the words whatever it
     reads: so the median of the log-odds of all claims is the bound between the labels.
     """
-    firsts = rag.generator.targets(list(_LABELS)).tokens[:, 0]  # (2,)
+    tokens = label_tokens(rag.generator, list(_LABELS))
     odds = []
     for claim, some in zip(claims, hits, strict=True):
         contexts = rag.generator.contexts([claim.text], [[hit.passage for hit in some]])
-        logits, _ = rag.generator.begin(contexts)  # (k, v)
-        log_p = logits.float().log_softmax(-1)[:, firsts].T[:, :, None]  # (k, v) -> (2, k, 1)
+        log_p = label_log_p(rag.generator, contexts, tokens).permute(2, 1, 0)  # (1, k, 2) -> (2, k, 1)
         prior = rag.prior(torch.tensor([[hit.score for hit in some]])).expand(2, -1)
         given = prior, log_p, torch.ones(2, 1, dtype=torch.bool)
         whole = sequence_likelihood(*given).log_p

@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -62,6 +63,11 @@ def test_help_and_version(bookwheel: Any) -> None:
     assert all(verb in ran.out for verb in VERBS)
     assert "Exit codes: 0 ok, 1 failure, 2 usage, 3" in ran.out
     assert bookwheel("--version").out.strip()[0].isdigit()
+
+
+def test_the_module_is_the_command_too() -> None:
+    ran = subprocess.run([sys.executable, "-m", "flows.cli", "nonsense"], capture_output=True, text=True, check=False)
+    assert (ran.returncode, "nonsense" in ran.stderr) == (2, True)
 
 
 def test_reindex_gives(built: Any) -> None:

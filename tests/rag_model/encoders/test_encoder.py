@@ -1,3 +1,4 @@
+import json
 import shutil
 import threading
 from collections.abc import Callable, Iterator
@@ -23,6 +24,7 @@ from transformers import (
 )
 
 from rag_model.encoders.encoder import Encoder, one_ahead
+from rag_model.encoders.spec import read_spec
 from rag_model.errors import InputError, UsageError
 
 Build = Callable[..., Path]
@@ -130,6 +132,13 @@ def test_positions_of_roberta_are_counted_past_the_padding(tmp_path: Path, tiny_
     encoder = Encoder.load(folder, dtype="float32")
     alone = np.concatenate([encoder.encode_passages([a], [b]) for a, b in zip(*texts, strict=True)])
     np.testing.assert_allclose(encoder.encode_passages(*texts), alone, atol=1e-5)
+    told = folder / "tokenizer_config.json"  # so that the config's positions alone limit a text
+    told.write_text(json.dumps({k: v for k, v in json.loads(told.read_text()).items() if k != "model_max_length"}))
+    assert read_spec(folder).max_length == 64
+    with pytest.raises(UsageError, match="use 64 or less"):
+        read_spec(folder, {"max_length": 65})
+    (folder / "bookwheel.json").write_text('{"spec": {"max_length": 66}}')  # as was recorded once
+    assert np.isfinite(Encoder.load(folder).encode_questions(["king " * 100])).all()
 
 
 def test_the_last_token_of_a_decoder_is_a_vector(tmp_path: Path, tiny_bert: Path, texts: Texts) -> None:
