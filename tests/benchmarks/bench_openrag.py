@@ -1,45 +1,63 @@
 """OpenRAG: what a frozen generator makes of the first passage, before and after its retriever learned from it.
 
-One JSON line. A SiDR is trained for `--sidr-steps` steps first (or `--sidr FOLDER` has `question/` and `passage/`):
-no trained one is shipped, and its figures are of so short a training. Arms, from the same weights and pools, at equal
-steps: `bags`, whose index never changes; `pools`, the offline half alone; `reindex`, which proposes by an index of
-the passages' own weights, encoded again every `--every` steps. Each has the share of right answers and the mean -log
-p of the gold one on dev questions, with the difference to `before` (95 % interval over questions), and the seconds
-that its refreshes took. `--transfer GENERATOR` reads the same passages by another generator: what the retriever
-learned there is carried over or not.
+A SiDR is trained for `--sidr-steps` steps first (or `--sidr FOLDER` has `question/` and `passage/`). Arms, from the
+same weights and pools, at equal steps: `bags`, whose index never changes; `pools`, the offline half alone; `reindex`,
+which proposes by an index of the passages' own weights, encoded again every `--every` steps and at the end. Each has
+Success@1 and 5, the share of right answers and the mean -log p of the gold one on questions that no arm learned from,
+the differences to `before` and to `reindex` (95 % intervals over questions), and the CPU seconds of its refreshes.
+`--transfer GENERATOR` reads the same passages by another generator: is what the retriever learned carried over?
 
-`--generator`, `--passages FILE` and `--questions FILE` (`question`, `answers`) are not ours to ship. A pair is read
-in a second or more on two cores: `--train`, `--depth` and `--steps` decide how long it takes.
-`python tests/benchmarks/bench_openrag.py --generator DIR --passages passages.jsonl.xz --questions questions.jsonl.xz`
+By default the world is made (`made_world`), and the generator a small BART that learns to copy first; most of the run
+is that, so `--generator` may name a folder that `write_reader` wrote. One JSON line a world, and for several `--seeds`
+one for all their questions. `--made 0` reads files instead: `--passages FILE` and `--questions FILE` (`question`,
+`answers`), by a generator that reads a pair in a second or more.
+`python tests/benchmarks/bench_openrag.py`
 """
 
 import argparse
 import json
+import random
 import resource
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from bench_sidr import indexed, learned
+from made_world import examples, facts, write_reader, write_short_encoder
 from passages import lines
 
+from flows.demo import demo_encoder
 from rag_model.corpus.records import Passage
 from rag_model.encoders.encoder import Vectors
-from rag_model.evaluation.bootstrap import difference_interval
+from rag_model.evaluation.bootstrap import difference_interval, mean_interval
 from rag_model.evaluation.questions.match import Answers
 from rag_model.generate.load import load_generator
 from rag_model.index.postings.impacts import ImpactIndex
 from rag_model.training.data.examples import Example, passage_of
-from rag_model.training.data.judging import Judge, JudgeSettings, Verdict, verdicts
+from rag_model.training.data.judging import Judge, JudgeSettings, verdicts
 from rag_model.training.data.pools import Pools, pools_of
 from rag_model.training.data.teaching import KeptScores
 from rag_model.training.objectives.openrag.task import Online, OpenRagRecipe, OpenRagTask
+from rag_model.training.objectives.ranking import first_answer
 from rag_model.training.objectives.sidr.pair import SidrPair
+
+Columns = dict[str, list[float]]  # measure -> one value a question
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    """Passages, questions, and examples that a new SiDR begins with."""
+
+    encoder: Path
+    corpus: list[Passage]
+    train: list[Example]
+    dev: list[Example]
+    starts: list[Example]
 
 
 class Proposals:
@@ -56,12 +74,12 @@ class Proposals:
 
 
 def by_weights(pair: SidrPair, corpus: list[Passage], work: Path) -> tuple[ImpactIndex, float]:
-    """Encode all passages and index their weights; return the seconds too."""
-    started = time.perf_counter()
+    """Encode all passages and index their weights; return the CPU seconds too."""
+    started = time.process_time()
     encoder = pair.eval().passage.encoder()
     rows = encoder.encode_passages([one.title for one in corpus], [one.text for one in corpus])
     index = indexed(rows, "Impact", encoder.dim, pair.passage.spec.scale, work)
-    return index, time.perf_counter() - started
+    return index, time.process_time() - started
 
 
 def by_bags(pair: SidrPair, corpus: list[Passage], work: Path) -> ImpactIndex:
@@ -77,34 +95,40 @@ def by_bags(pair: SidrPair, corpus: list[Passage], work: Path) -> ImpactIndex:
     return indexed(rows, "Impact1", size, 1, work)
 
 
-def firsts(pair: SidrPair, memory: Proposals, dev: Sequence[Example], recipe: OpenRagRecipe) -> list[Passage]:
-    """Return the first passage of each dev question: the bags propose, the pair orders."""
+def ranked(pair: SidrPair, memory: Proposals, dev: Sequence[Example], recipe: OpenRagRecipe) -> list[list[Passage]]:
+    """Return the passages of each dev question: the index proposes, the pair orders."""
     task: Any = OpenRagTask.__new__(OpenRagTask)  # only its order is wanted
     task.module, task._recipe, task._online = pair, recipe, Online(memory, None, JudgeSettings())  # type: ignore[arg-type]
-    return [own[0] for own in task.ranked([one.question for one in dev])]
+    return list(task.ranked([one.question for one in dev]))
 
 
-def read(judge: Any, dev: Sequence[Example], passages: Sequence[Passage]) -> list[Verdict]:
-    """Return what a generator makes of each question with its passage."""
-    return [verdicts(judge, one.question, [own])[0] for one, own in zip(dev, passages, strict=True)]
+def columns(readers: dict[str, Any], dev: Sequence[Example], found: Sequence[list[Passage]]) -> Columns:
+    """Return where an answer is, and what each generator makes of the first passage, a value a question."""
+    firsts = [first_answer(*both) for both in zip(dev, found, strict=True)]
+    told = {f"Success@{k}": [float(at is not None and at <= k) for at in firsts] for k in (1, 5)}
+    for name, judge in readers.items():
+        read = [verdicts(judge, one.question, [own[0]])[0] for one, own in zip(dev, found, strict=True)]
+        told |= {f"{name} right": [float(one.right) for one in read], f"{name} nll": [-one.log_p for one in read]}
+    return told
 
 
-def told(after: list[Verdict], before: list[Verdict]) -> dict[str, Any]:
-    """Return the measures of an arm, and their differences to `before`."""
-    right = [[float(one.right) for one in some] for some in (after, before)]
-    nll = [[-one.log_p for one in some] for some in (after, before)]
+def told(found: dict[str, Columns]) -> dict[str, Any]:
+    """Return the means of each arm, and differences to the start and to the arm that indexes again."""
+
+    def minus(one: str, other: str) -> dict[str, str]:
+        return {name: str(difference_interval(some, found[other][name])) for name, some in found[one].items()}
+
+    pairs = [(one, other) for one in found for other in ("before", "reindex") if other in found and one != other]
     return {
-        "right": round(float(np.mean(right[0])), 4),
-        "nll": round(float(np.mean(nll[0])), 3),
-        "right_difference": str(difference_interval(*right)),
-        "nll_difference": str(difference_interval(*nll)),
+        "arms": {arm: {name: str(mean_interval(some)) for name, some in one.items()} for arm, one in found.items()},
+        "differences": {f"{one} - {other}": minus(one, other) for one, other in pairs if one != "before"},
     }
 
 
 def arm(
     name: str, start: Path, pools: Pools, dev: Any, kit: Any, options: argparse.Namespace
-) -> tuple[SidrPair, dict[str, Any]]:
-    """Train one arm from the same weights; return the pair, and the seconds of its steps and refreshes."""
+) -> tuple[list[list[Passage]], dict[str, Any]]:
+    """Train one arm from the same weights; return what it finds, and the seconds of its steps and refreshes."""
     recipe, memory, judge, corpus, work = kit
     pair = SidrPair.load(start / "question", start / "passage", device="cpu")
     recipe = replace(recipe, online=name != "pools")
@@ -114,7 +138,7 @@ def arm(
         mine, refreshes = Proposals(corpus, index), 1
     task = OpenRagTask(pair, pools, dev, recipe, Online(mine, judge, JudgeSettings(max_new_tokens=options.tokens)))
     optimizer = torch.optim.AdamW([one for one in pair.parameters() if one.requires_grad], lr=options.rate)
-    started, done, epoch = time.perf_counter(), 0, 0
+    started, done, epoch = time.process_time(), 0, 0
     while done < options.steps:
         for batch in task.batches(epoch)[: options.steps - done]:
             if name == "reindex" and done and done % options.every == 0:
@@ -128,8 +152,12 @@ def arm(
             optimizer.zero_grad()
             done += 1
         epoch += 1
-    seconds = time.perf_counter() - started
-    return pair.eval(), {"seconds": round(seconds, 1), "refresh_s": round(refresh, 1), "refreshes": refreshes}
+    seconds = time.process_time() - started
+    if name == "reindex":  # what it is asked by after the training
+        mine.index, last = by_weights(pair, corpus, work)
+        refresh, refreshes = refresh + last, refreshes + 1
+    found = ranked(pair.eval(), mine, dev, recipe)
+    return found, {"cpu_s": round(seconds, 1), "refresh_cpu_s": round(refresh, 2), "refreshes": refreshes}
 
 
 def data_of(options: argparse.Namespace) -> tuple[list[Passage], list[Example]]:
@@ -150,79 +178,118 @@ def data_of(options: argparse.Namespace) -> tuple[list[Passage], list[Example]]:
     return list({one.hash: one for one in (*held.values(), *others)}.values()), wanted
 
 
-def measure(options: argparse.Namespace, work: Path) -> dict[str, Any]:
-    """Train all arms and measure them."""
+def made(options: argparse.Namespace, work: Path, seed: int) -> Data:
+    """Return a made world: questions about one half of its subjects to learn from, about the other to test.
+
+    The start learns from statements and their other telling: it finds names, and no word of a relation.
+    """
+    world, half = facts(options.made, seed), options.made // 2 * 8
+    encoder = write_short_encoder(options.encoder, options.layers, world, work / "encoder")
+    corpus = [passage_of("", one.told(form)) for one in world for form in (0, 1)]
+    dice = random.Random(seed)
+    asked = dice.sample(examples(world)[:half], min(options.train, half))
+    asked += dice.sample(examples(world)[half:], min(options.dev, half))
+    starts = [
+        Example(str(at), one.told(at % 2), (one.value,), (passage_of("", one.told(1 - at % 2)),))
+        for at, one in enumerate(dice.sample(world, min(options.examples, len(world))))
+    ]
+    return Data(encoder, corpus, asked[: options.train], asked[options.train :], starts)
+
+
+def real(options: argparse.Namespace) -> Data:
+    """Return the passages and questions of the files."""
     corpus, every = data_of(options)
-    train, dev = every[: options.train], every[options.train : options.train + options.dev]
+    dev = every[options.train : options.train + options.dev]
+    return Data(options.encoder, corpus, every[: options.train], dev, every[options.train + options.dev :])
+
+
+def measure(options: argparse.Namespace, work: Path, seed: int) -> tuple[dict[str, Any], dict[str, Columns]]:
+    """Train all arms; return what they took, and what each finds."""
+    work.mkdir()
+    data = made(options, work, seed) if options.made else real(options)
+    corpus, train, dev = data.corpus, data.train, data.dev
     start = options.sidr or work / "sidr"
     if options.sidr is None:
-        begin = argparse.Namespace(**{**vars(options), "steps": options.sidr_steps})
-        learned(options.encoder, every[options.train + options.dev :], begin)[0].save(start)
+        begin = argparse.Namespace(**{**vars(options), "steps": options.sidr_steps, "rate": options.sidr_rate})
+        learned(data.encoder, data.starts, begin)[0].save(start)
     pair = SidrPair.load(start / "question", start / "passage", device="cpu").eval()
     recipe = OpenRagRecipe(depth=options.depth, proposed=options.proposed, batch_size=options.openrag_batch)
+    by_bags(pair, corpus, work)  # compiles
+    started = time.process_time()
     memory = Proposals(corpus, by_bags(pair, corpus, work))
+    bags = time.process_time() - started
     bare = [replace(one, positives=()) for one in (*train, *dev)]
     settings = JudgeSettings(max_new_tokens=options.tokens)
-    generator = load_generator(options.generator, device="cpu")
-    judge = KeptScores(Judge(generator, bare, settings), "bench", work / "kept", block=1)
-    started = time.perf_counter()
-    found = memory.propose(pair.question.encoder().encode_questions([one.question for one in train]), recipe.depth)
-    judged = ((one, own, verdicts(judge, one.question, own)) for one, own in zip(bare, found, strict=False))
+    folders = {"generator": options.generator, **({"transfer": options.transfer} if options.transfer else {})}
+    readers: dict[str, Any] = {
+        name: KeptScores(Judge(load_generator(folder, device="cpu"), bare, settings), name, work / name, block=1)
+        for name, folder in folders.items()
+    }
+    judge = readers["generator"]
+    started = time.process_time()
+    proposed = memory.propose(pair.question.encoder().encode_questions([one.question for one in train]), recipe.depth)
+    judged = ((one, own, verdicts(judge, one.question, own)) for one, own in zip(bare, proposed, strict=False))
     pools = pools_of(judged, recipe.pooled)
-    offline = time.perf_counter() - started
-    before = firsts(pair, memory, dev, recipe)
-    readers = {"generator": judge}
-    if options.transfer:
-        readers["transfer"] = KeptScores(
-            Judge(load_generator(options.transfer, device="cpu"), bare, settings), "transfer", work / "kept2", block=1
-        )
-    base = {name: read(one, dev, before) for name, one in readers.items()}
-    arms: dict[str, Any] = {}
+    offline = time.process_time() - started
+    found, spent = {"before": columns(readers, dev, ranked(pair, memory, dev, recipe))}, dict[str, Any]()
     for name in options.arms:
-        trained, spent = arm(name, start, pools, dev, (recipe, memory, judge, corpus, work), options)
-        after = firsts(trained, memory, dev, recipe)
-        changed = sum(a.hash != b.hash for a, b in zip(before, after, strict=True))
-        arms[name] = {
-            **spent,
-            "changed": changed,
-            **{who: told(read(one, dev, after), base[who]) for who, one in readers.items()},
-        }
+        best, spent[name] = arm(name, start, pools, dev, (recipe, memory, judge, corpus, work), options)
+        found[name] = columns(readers, dev, best)
     return {
-        "benchmark": "openrag",
-        "passages": len(corpus),
-        "train": len(train),
-        "dev": len(dev),
-        "steps": options.steps,
+        "sizes": {"passages": len(corpus), "train": len(train), "dev": len(dev), "steps": options.steps},
         "pools": {"questions": len(pools), "all_right": pools.all_right, "all_wrong": pools.all_wrong},
         "agreement": str(pools.agreement),
-        "offline_s": round(offline, 1),
-        "before": {who: told(own, own) for who, own in base.items()},
-        **arms,
-        "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
-    }
+        "bags_cpu_s": round(bags, 2),  # once
+        "offline_cpu_s": round(offline, 1),
+        "spent": spent,
+    }, found
+
+
+def run(options: argparse.Namespace, work: Path) -> None:
+    """Print a line for each seed, and for several one for all their questions."""
+    many = list[dict[str, Columns]]()
+    for seed in options.seeds:
+        facts, found = measure(options, work / str(seed), seed)
+        many.append(found)
+        print(json.dumps({"benchmark": "openrag", "seed": seed, **facts, **told(found), "peak_mb": peak()}), flush=True)
+    if len(many) > 1:
+        pooled = {
+            arm: {name: [value for one in many for value in one[arm][name]] for name in some}
+            for arm, some in many[0].items()
+        }
+        print(json.dumps({"benchmark": "openrag", "seeds": options.seeds, **told(pooled)}), flush=True)
+
+
+def peak() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
 
 
 def main() -> None:
     """Run it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name in ("generator", "passages", "questions"):
-        parser.add_argument(f"--{name}", type=Path, required=True)
-    for name in ("sidr", "transfer", "encoder"):
+    for name in ("generator", "passages", "questions", "sidr", "transfer", "encoder"):
         parser.add_argument(f"--{name}", type=Path)
-    sizes = {"count": 150, "train": 12, "dev": 12, "examples": 100, "sidr-steps": 4, "batch": 8, "length": 96}
-    sizes |= {"depth": 5, "proposed": 5, "steps": 3, "every": 2, "openrag-batch": 4, "tokens": 10}
+    parser.add_argument("--made", type=int, default=40, help="subjects of a made world, 16 passages each; 0: the files")
+    parser.add_argument("--layers", type=int, default=2, help="of the encoder of a made world")
+    parser.add_argument("--reader-steps", type=int, default=1200, help="of the generator of a made world")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1])
+    sizes = {"count": 150, "train": 24, "dev": 40, "examples": 320, "sidr-steps": 32, "batch": 16, "length": 32}
+    sizes |= {"depth": 16, "proposed": 16, "steps": 12, "every": 4, "openrag-batch": 8, "tokens": 12}
     for name, default in sizes.items():
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--arms", nargs="+", default=["bags", "pools", "reindex"])
-    parser.add_argument("--rate", type=float, default=2e-5)
+    parser.add_argument("--rate", type=float, default=1e-4)
+    parser.add_argument("--sidr-rate", type=float, default=1e-4)
     options = parser.parse_args()
-    if options.encoder is None:
-        from flows.demo import demo_encoder  # noqa: PLC0415
-
-        options.encoder = Path(demo_encoder())
+    options.encoder = options.encoder or Path(demo_encoder())
+    if not options.made and not (options.generator and options.passages and options.questions):
+        parser.error("--made 0 needs --generator, --passages and --questions")
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as work:
-        print(json.dumps(measure(options, Path(work))), flush=True)
+        if options.generator is None:
+            options.generator = Path(work) / "reader"
+            write_reader(options.generator, options.reader_steps)
+        run(options, Path(work))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,10 @@
    before and after, of trainings with salient and with random masks at equal steps, each `--seeds` times; the mean of
    the texts' differences to a frozen retriever, if that is asked for (`--arms salient random frozen`).
 
-Both begin as all-MiniLM-L6-v2, which has no head for masks: the masked language model gets a new one, tied to its
+   `--made SUBJECTS` takes made worlds instead (`made_world`, one a seed): names are the spans, the encoders are
+   MiniLM's first layers, and the masked language model is a small one that learned to copy in other worlds.
+
+Else both begin as all-MiniLM-L6-v2, which has no head for masks: the masked language model gets a new one, tied to its
 embeddings, and some hundred steps teach it little of what passages say. `--reader DIR` begins with a trained one.
 `python tests/benchmarks/bench_realm.py [--reader DIR] [--passages 200] [--steps 10] [--seeds 1]`, two minutes of CPU.
 One JSON line a part.
@@ -27,6 +30,8 @@ from typing import Any
 
 import torch
 from alone import Spent, alone
+from made_masks import names_in, passages, write_masked_lm
+from made_world import facts, write_short_encoder
 from torch import Tensor
 from transformers import AutoTokenizer, BertForMaskedLM, BertModel
 
@@ -34,7 +39,7 @@ from flows.demo import demo_dump, demo_encoder
 from rag_model.corpus.chunk import ChunkRecipe, chunk_part
 from rag_model.corpus.passages import PassageFile, PassageWriter
 from rag_model.corpus.plan import plan_dump
-from rag_model.corpus.span_file import SpanFile
+from rag_model.corpus.span_file import SpanFile, SpanWriter
 from rag_model.encoders.embed import embed_part
 from rag_model.encoders.encoder import Encoder
 from rag_model.encoders.masked_lm import TrainableMaskedLM
@@ -47,6 +52,7 @@ from rag_model.store.versions.moves import tag
 from rag_model.store.versions.paths import spans_path
 from rag_model.store.versions.snapshot import Snapshot
 from rag_model.training.data.texts import TextBatch
+from rag_model.training.loop.journal import read_metrics
 from rag_model.training.loop.loop import train
 from rag_model.training.loop.loop_settings import LoopSettings
 from rag_model.training.objectives.biencoder import BiEncoder
@@ -74,13 +80,34 @@ class Shape:
 def library(folder: Path, count: int) -> Path:
     """Publish the first passages of the extract with their spans, vectors and an exact index; return the store."""
     plan = plan_dump(demo_dump(), workdir=folder, stage=str, part_bytes=1 << 30)
-    whole, spans, rows, array = (folder / name for name in ("whole.parquet", "whole.npy", "rows.parquet", "rows.npy"))
+    whole, spans, rows = (folder / name for name in ("whole.parquet", "whole.npy", "rows.parquet"))
     chunk_part(plan.parts[0], plan.siteinfo, ChunkRecipe(spans=True), whole, spans=spans)
     with PassageFile(whole) as file, PassageWriter(rows) as writer:
         for passage in file.rows(range(count)):
             writer.write(passage)
     SpanFile(spans).keep(range(count), folder / "spans.npy")
-    encoder = Encoder.load(demo_encoder(), device="cpu", dtype="float32")
+    return publish(folder, count, demo_encoder())
+
+
+def made(folder: Path, subjects: int, layers: int, seed: int) -> tuple[Path, str]:
+    """Publish a made world, whose names are its spans; return the store and the encoder."""
+    folder.mkdir()
+    world = facts(subjects, seed)
+    names = {name for one in world for name in (one.subject, one.value)}
+    encoder = str(write_short_encoder(Path(demo_encoder()), layers, world, folder / "encoder"))
+    spans = SpanWriter()
+    with PassageWriter(folder / "rows.parquet") as writer:
+        for passage in passages(world):
+            writer.write(passage)
+            spans.write(names_in(passage.text, names))
+    spans.save(folder / "spans.npy")
+    return publish(folder, 2 * len(world), encoder), encoder
+
+
+def publish(folder: Path, count: int, name: str) -> Path:
+    """Publish the rows and spans of a folder with vectors and an exact index; return the store."""
+    rows, array = folder / "rows.parquet", folder / "rows.npy"
+    encoder = Encoder.load(name, device="cpu", dtype="float32")
     embed_part(rows, array, encoder)
     index = resolve(IndexRecipe("HNSW32"), count, encoder.dim)
     build(index, [array], folder / "hnsw.faiss", folder)
@@ -91,8 +118,8 @@ def library(folder: Path, count: int) -> Path:
         spans_path(PART): folder / "spans.npy",
         "index/hnsw.faiss": folder / "hnsw.faiss",
         **{
-            f"encoder/question/{name}": path
-            for name, path in question_files(Path(demo_encoder()), encoder.spec, space, folder).items()
+            f"encoder/question/{file}": path
+            for file, path in question_files(Path(name), encoder.spec, space, folder).items()
         },
     }
     files = {name: store.blobs.put_file(path) for name, path in named.items()}
@@ -102,10 +129,10 @@ def library(folder: Path, count: int) -> Path:
     return folder / "store"
 
 
-def model(seed: int, reader: str = "", *, dropout: bool = True, frozen: bool = False) -> Realm:
-    """Load MiniLM three times, or a reader in its place; the seed draws the new head."""
+def model(seed: int, reader: str = "", encoder: str = "", *, dropout: bool = True, frozen: bool = False) -> Realm:
+    """Load MiniLM three times, or another encoder or reader in its place; the seed draws the new head."""
     torch.manual_seed(seed)
-    encoders = BiEncoder.load(demo_encoder(), device="cpu")
+    encoders = BiEncoder.load(encoder or demo_encoder(), device="cpu")
     realm = Realm(encoders, TrainableMaskedLM.load(reader or demo_encoder()), frozen=frozen)
     if not dropout:
         for one in realm.modules():
@@ -224,13 +251,15 @@ def compare(store: Path, shape: Shape, rounds: int, threads: int) -> dict[str, A
     }
 
 
-def learned(store: Path, folder: Path, arm: str, options: argparse.Namespace, seed: int) -> dict[str, Any]:
+def learned(
+    store: Path, folder: Path, arm: str, options: argparse.Namespace, seed: int, encoder: str = ""
+) -> dict[str, Any]:
     """Train one arm; return what salient masks of the texts held out say before and after."""
     sizes = {"batch_size": options.batch, "candidates": options.candidates, "dev_texts": options.dev}
     sizes |= {"question_tokens": options.question_tokens, "passage_tokens": options.passage_tokens, "seed": seed}
     recipe = replace(RECIPE, **sizes)
     snapshot = Snapshot.open(str(store))
-    realm = model(seed, options.reader, frozen=arm == "frozen")
+    realm = model(seed, options.reader, encoder, frozen=arm == "frozen")
     judge = RealmTask(realm, snapshot, replace(recipe, seed=1))  # salient masks, the same for all
     with torch.no_grad():
         realm.eval()
@@ -246,16 +275,21 @@ def learned(store: Path, folder: Path, arm: str, options: argparse.Namespace, se
         seed=seed,
         cpu=True,
     )
-    started = time.perf_counter()
+    started = time.process_time()
     train(RealmTask(realm, snapshot, replace(recipe, **ARMS[arm])), loop, folder)
     with torch.no_grad():
         realm.eval()
         after = judge.evaluate()
     kept = ("nll", "utility", "null_prior")
+    rows = [row["utility"] for row in read_metrics(folder) if row["kind"] == "train"]
+    quarter = max(1, len(rows) // 4)
     return {
+        "utility_by_quarter": [
+            round(statistics.mean(rows[at : at + quarter]), 2) for at in range(0, len(rows), quarter)
+        ],
         "before": {name: round(before[name], 3) for name in kept},
         "after": {name: round(after[name], 3) for name in kept},
-        "training_s": round(time.perf_counter() - started),
+        "training_cpu_s": round(time.process_time() - started),
     }
 
 
@@ -266,7 +300,10 @@ def main() -> None:
     parser.add_argument("--timed", type=int, default=3, help="timed steps, the first a warm-up; 0: none")
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--arms", nargs="*", choices=list(ARMS), default=["salient", "random"])
-    parser.add_argument("--reader", default=demo_encoder(), help="a masked language model to learn with")
+    parser.add_argument("--reader", default="", help="a masked language model to learn with, by default a new one")
+    parser.add_argument("--made", type=int, default=0, help="subjects of made worlds, 16 passages each; 0: the extract")
+    parser.add_argument("--layers", type=int, default=2, help="of the encoders of a made world")
+    parser.add_argument("--reader-steps", type=int, default=1000, help="of the masked language model of made worlds")
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--batch", type=int, default=4)
@@ -280,7 +317,7 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     with tempfile.TemporaryDirectory(prefix="bench-realm-") as workdir:
         folder = Path(workdir)
-        store = library(folder, options.passages)
+        store = library(folder, options.passages) if options.timed or not options.made else folder
         sizes = {"passages": options.passages, "threads": options.threads}
         if options.timed:
             shape = Shape(options.texts, RECIPE.candidates, options.timed)
@@ -288,9 +325,19 @@ def main() -> None:
             result = compare(store, shape, options.rounds, options.threads)
             print(json.dumps({"benchmark": "realm", "part": "step", **sizes, **told, **result}), flush=True)
         named = ("steps", "batch", "candidates", "question_tokens", "passage_tokens", "dev", "learning_rate")
+        worlds = range(1, options.seeds + 1)
+        stores = dict.fromkeys(worlds, (store, ""))
+        if options.made:
+            stores = {seed: made(folder / f"world-{seed}", options.made, options.layers, seed) for seed in worlds}
+            if not options.reader:
+                options.reader = str(folder / "reader")
+                print(
+                    json.dumps({"reader_nats": write_masked_lm(Path(options.reader), options.reader_steps)}), flush=True
+                )
         for arm in options.arms:
             runs = [
-                learned(store, folder / f"{arm}-{seed}", arm, options, seed) for seed in range(1, options.seeds + 1)
+                learned(stores[seed][0], folder / f"{arm}-{seed}", arm, options, seed, stores[seed][1])
+                for seed in worlds
             ]
             after = {name: [run["after"][name] for run in runs] for name in ("nll", "utility")}
             told = {"arm": arm, **{name: getattr(options, name) for name in named}, "after": after, "runs": runs}

@@ -1,0 +1,101 @@
+"""A made world for masks: names are the salient spans, and a small masked language model that copies from passages."""
+
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from made_world import SYLLABLES, WORDS, Fact, facts
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import BertConfig, BertForMaskedLM, set_seed
+
+from rag_model.corpus.records import Passage
+from rag_model.corpus.salient import LINK, Salient
+from rag_model.encoders.masked_lm import Hidden, TrainableMaskedLM
+from rag_model.training.data.examples import passage_of
+from rag_model.training.objectives.realm.masking import Limits, mask
+
+_SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+_LIMITS = Limits(48, 10, 0.15)
+_NAMES = 0.8  # of the lessons: a name is hidden; else words at random
+
+
+def passages(world: Sequence[Fact]) -> list[Passage]:
+    """Return both tellings of each fact, each a page of its own, in an order that tells nothing."""
+    every = [passage_of("", one.told(form)) for one in world for form in (0, 1)]
+    random.Random(0).shuffle(every)
+    return [replace(one, id=f"{at}-0", page_id=str(at)) for at, one in enumerate(every)]
+
+
+def names_in(text: str, names: set[str]) -> list[Salient]:
+    """Return where names of the world stand in a text."""
+    found, at = list[Salient](), 0
+    for word in text.split(" "):
+        if word in names:
+            found.append(Salient(at, at + len(word), LINK))
+        at += len(word) + 1
+    return found
+
+
+def write_masked_lm(folder: Path, steps: int, seed: int = 1, batch: int = 64) -> dict[str, float]:
+    """Write a small BERT that fills in masked names and words of other worlds, alone and beside the other telling.
+
+    Returns -log p of what is hidden, in nats a text, of the last step: alone, and beside the other telling.
+    """
+    _begin(folder, seed)
+    reader, dice = TrainableMaskedLM.load(folder), random.Random(f"masks {seed}")
+    optimizer = torch.optim.AdamW(reader.parameters(), lr=2e-3, betas=(0.9, 0.98))
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-3, total_steps=steps, pct_start=0.1)
+    told = {"alone": float("nan"), "beside": float("nan")}
+    for _ in range(steps):
+        inputs = _lessons(reader, dice, batch)
+        log_p = reader(inputs).sum(1)
+        (-log_p.mean()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        schedule.step()
+        alone = batch // 4
+        told = {"alone": -float(log_p[:alone].detach().mean()), "beside": -float(log_p[alone:].detach().mean())}
+    reader.save(folder)
+    return told
+
+
+def _begin(folder: Path, seed: int) -> None:
+    pieces = [*_SPECIAL, *WORDS, *SYLLABLES, *(f"##{one}" for one in SYLLABLES)]
+    vocabulary = {token: at for at, token in enumerate(dict.fromkeys(pieces))}
+    tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))  # type: ignore[arg-type]
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.add_special_tokens(_SPECIAL)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[(one, vocabulary[one]) for one in ("[CLS]", "[SEP]")],
+    )
+    set_seed(seed)
+    sizes: dict[str, Any] = {"hidden_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
+    sizes |= {"intermediate_size": 192, "max_position_embeddings": 96, "vocab_size": len(vocabulary)}
+    config = BertConfig(**sizes, pad_token_id=0, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    BertForMaskedLM(config).save_pretrained(folder)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    names = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", **names, "mask_token": "[MASK]", "model_max_length": 96}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+
+
+def _lessons(reader: TrainableMaskedLM, dice: random.Random, batch: int) -> list[Hidden]:
+    """Return texts with masks; the first quarter stand alone, the others beside the other telling."""
+    some = [dice.choice(facts(1, dice.randrange(1 << 40))) for _ in range(batch)]
+    forms = [dice.randrange(2) for _ in some]
+    texts = [one.told(form) for one, form in zip(some, forms, strict=True)]
+    tokens, found = reader.tokens, list[Hidden]()
+    others = tokens.pieces([one.told(1 - form) for one, form in zip(some, forms, strict=True)])
+    for at, (one, text, cut) in enumerate(zip(some, texts, tokens.pieces(texts), strict=True)):
+        spans = [span[:2] for span in names_in(text, {one.subject, one.value})] if dice.random() < _NAMES else None
+        masked = mask(text, cut, spans, dice, tokens, _LIMITS)
+        ids, types = tokens.join(masked.ids, others[at].ids if at >= batch // 4 else ())
+        before = len(tokens.frame.before)
+        found.append(Hidden(ids, types, [before + place for place in masked.places], masked.targets))
+    return found
