@@ -31,7 +31,7 @@ fuzz: .venv/dev
 # The tests of models as a processor with AVX2 alone computes: with other kernels, and its encoders in float32.
 test-avx2: .venv/dev
 	ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 $(PYTEST) $(addprefix tests/rag_model/, \
-	  encoders generate training serving/following/test_desk.py) --ignore-glob='*/test_benchmarks.py' $(ARGS)
+	  encoders generate reading training serving/following/test_desk.py) --ignore-glob='*/test_benchmarks.py' $(ARGS)
 
 lint: .venv/dev
 	$(BIN)/ruff check .

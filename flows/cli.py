@@ -91,9 +91,9 @@ app = App(
 )
 app.command("flows.verbs.demo:demo", help="Build, check and search a small real library: no account, no network.")
 app.command("flows.verbs.reindex:reindex", help="Build a snapshot from a dump, check it, publish it, move the ref.")
-app.command("flows.verbs.search:search", help="Answer questions with passages of a snapshot.")
-app.command("flows.verbs.answer:answer", help="Answer questions with a RAG model, from passages of a snapshot.")
-app.command("flows.verbs.evaluate:evaluate", help="Measure retrieval on questions with known answers.")
+app.command("flows.verbs.search:search", help="Find passages of a snapshot for questions.")
+app.command("flows.verbs.answer:answer", help="Answer questions with a model that reads passages of a snapshot.")
+app.command("flows.verbs.evaluate:evaluate", help="Measure retrieval, or a model, on questions with known answers.")
 app.command(
     "flows.verbs.finetune:finetune",
     help="Train encoders, a reranker or a RAG model on a snapshot; keep it in the store.",

@@ -115,6 +115,7 @@ def release(
         before = examine(base, served) if base and compared else None
         done["evaluate"] = found.new or (before is not None and before.new)
         with clock("judge"):
+            now = standing(target, ref, snapshot, now)
             withdrawn = moved_away(target, ref, snapshot, now)
             verdict = decide(target, acceptance, examine.headline(answering), found, before, withdrawn)
         with clock("move"):
@@ -219,6 +220,12 @@ def train(training: Training, store: str, snapshot: str, beam_options: Sequence[
         beam_options,
     )
     return made.model, made.trained
+
+
+def standing(store: Store, ref: str, snapshot: str, now: RefMove | None) -> RefMove | None:
+    """Return the move that a release starts from: `now`, or that of another release which was first with the same."""
+    current = store.refs.current(ref)
+    return current if current is not None and current.snapshot == snapshot else now
 
 
 def moved_away(store: Store, ref: str, snapshot: str, now: RefMove | None) -> str:

@@ -6,6 +6,7 @@
 | search by question | `retrieve.factory.open_retriever`; by vector `retrieve.dense.DenseRetriever` |
 | ask a running service over HTTP | `client.Client` |
 | search from LangChain, LlamaIndex or Haystack | `doors` |
+| answer questions from passages | `reading.opening.open_reader`; with your own model `reading.concat.ConcatReader` |
 | turn texts into vectors | `encoders.encoder.Encoder.load` |
 | build an index over vectors | `index.recipe.resolve`, `index.stages.build`, `index.search.open_index` |
 | read, clean and chunk a dump | `corpus.plan.plan_dump`, `corpus.wikitext.clean`, `corpus.chunk.chunk_part` |

@@ -31,7 +31,8 @@ def release(
     ref: Annotated[str, Parameter(help="The ref to move when the evaluation is accepted.")] = "latest",
     limit: Annotated[int | None, Parameter(help="Read at most this many articles, for a quick test.")] = None,
     model: Annotated[
-        str | None, Parameter(help="Answer the questions too, with this RAG model of the store, or folder of one.")
+        str | None,
+        Parameter(help="Answer the questions too, with this RAG model of the store, a folder of one, or openai:MODEL."),
     ] = None,
     training: Annotated[
         Path | None,

@@ -19,6 +19,7 @@ from rag_model.client.replies import AnswerReply, SearchReply, SnapshotReply, re
 from rag_model.client.retries import BUSY, pause_before
 from rag_model.client.settings import ClientSettings
 from rag_model.errors import ServiceError, UsageError
+from rag_model.http_client import http_client
 from rag_model.json_text import parse_json
 
 TOKEN = "BOOKWHEEL_TOKEN"  # the environment variable that holds one
@@ -53,13 +54,14 @@ class Client:
             pause: waits for a number of seconds between two tries.
 
         Raises:
-            UsageError: the URL is not that of a service, or the token cannot be sent.
+            UsageError: the URL is not that of a service, or the token or the environment's proxy cannot be used.
         """
         self.url, self.settings = _checked_url(url), settings or ClientSettings()
         self._pause, given = pause, token or os.environ.get(TOKEN)
         if given and not _PRINTABLE.fullmatch(given):
             raise UsageError("the service's token holds a space or what is no printable ASCII: give it as it was made")
-        self._http = httpx.Client(
+        self._http = http_client(
+            httpx.Client,
             base_url=self.url,
             headers={"Authorization": f"Bearer {given}"} if given else {},
             timeout=httpx.Timeout(self.settings.reply_seconds, connect=self.settings.connect_seconds),
@@ -174,6 +176,7 @@ def _checked_url(url: str) -> str:
     try:
         parts = urlsplit(url.strip())
         host, port = httpx.URL(url.strip()).host, parts.port
+        host.encode("idna")  # as the name is looked up
     except (ValueError, httpx.InvalidURL) as wrong:
         raise UsageError(
             f"the service's URL cannot be read ({wrong}): give one such as http://localhost:8000"

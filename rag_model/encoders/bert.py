@@ -158,7 +158,7 @@ class Bert:
 
     @classmethod
     def load(cls, folder: Path, device: torch.device, dtype: torch.dtype) -> Self | None:
-        """Load the encoder of a folder; None: it is another kind of model, or its tensors do not fit its config.
+        """Load the encoder of a folder; None: it is of another kind, or its tensors are there twice or do not fit.
 
         Raises:
             InputError: a file is missing or corrupt.
@@ -169,6 +169,8 @@ class Bert:
         stored = canonical_names(stored_tensors(folder))
         wanted = dict(shape.tensors())
         if any(name not in stored or not stored[name].fits(sizes) for name, sizes in wanted.items()):
+            return None
+        if any(name.partition(".")[2] in wanted for name in stored):  # as well with a prefix: which are meant?
             return None
         return cls._of(shape, {name: _tensor(stored[name], device, dtype) for name in wanted})
 

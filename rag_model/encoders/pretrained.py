@@ -24,6 +24,7 @@ _IMPLEMENTATIONS = {  # of torch itself; flash_attention_2 and all others may be
     "attn_implementation": ("eager", "sdpa", "flex_attention"),
     "experts_implementation": ("eager", "batched_mm", "grouped_mm"),
 }
+_POSITIONS = ("relative_key", "relative_key_query", "alibi")  # transformers no longer reads them, and does not say so
 _FOREIGN = re.compile(r"timm|backbone")  # of vision models, which load weights and code of other packages
 _LAYERS = re.compile(r"(^|_)layers?$")  # num_hidden_layers, encoder_layers, n_layer
 _COUNTS = re.compile(r"(^|_)(labels|heads|experts|groups|blocks|group_num)$")
@@ -65,8 +66,8 @@ def check_config(folder: Path) -> None:
     """Check what the config of a folder asks of transformers; a folder without one, of a GGUF file, asks nothing.
 
     Raises:
-        InputError: it names code to load, quantised weights or an adapter, or more layers, heads or labels than the
-            model can have; or a file is missing or corrupt.
+        InputError: it names code to load, quantised weights, positions that are not absolute or an adapter, or more
+            layers, heads or labels than the model can have; or a file is missing or corrupt.
     """
     if (folder / _ADAPTER).exists():
         raise InputError(f"model {folder} is an adapter ({_ADAPTER}): merge it into its model, and give that folder")
@@ -97,6 +98,8 @@ def _unwanted(key: str, value: Any) -> str | None:
             return f"names {key} {_shown(value)}, which is code of others: remove it, or choose {', '.join(known)}"
     if key in _QUANTISED and value:
         return f"has a {key}, and quantised weights are not read: save the model as fp32, fp16 or bf16"
+    if key == "position_embedding_type" and value in _POSITIONS:
+        return f"says {key} {_shown(value)}, and such positions are not read: give a model whose positions are absolute"
     if value and (_FOREIGN.search(key) or (key == "model_type" and _FOREIGN.search(str(value)))):
         return f"names {_shown(key)} {_shown(value)}, and models of images are not read: give a model of texts"
     return None

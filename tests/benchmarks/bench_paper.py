@@ -10,7 +10,7 @@ verdict: reproduced (above 0), not reproduced (below), undecidable at this size 
 no measure of the paper's models: only the direction is compared. Then one JSON line. `--spans DIR` adds an extractive
 reader.
 
-The default takes two minutes, and most of its verdicts are undecidable. For more:
+The default takes two minutes, three with real models, and most of its verdicts are undecidable. For more:
 
     python tests/benchmarks/bench_paper.py --data FOLDER --generator DIR --questions 40 --subjects 60 --steps 100
         --made-questions 240 --seeds 2
@@ -70,7 +70,7 @@ def main() -> None:
     parser.add_argument("--made-questions", type=int, default=40, help="asked of the made world, at most")
     parser.add_argument("--steps", type=int, default=20, help="of a retriever's training")
     parser.add_argument("--rate", type=float, default=1e-4)
-    parser.add_argument("--reader-steps", type=int, default=600)
+    parser.add_argument("--reader-steps", type=int, default=500)
     parser.add_argument("--reader", type=Path, help="a folder that `made_world.write_reader` made")
     options = parser.parse_args()
     if (options.data is None) != (options.generator is None):

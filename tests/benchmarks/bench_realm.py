@@ -14,7 +14,7 @@
 
 Else both begin as all-MiniLM-L6-v2, which has no head for masks: the masked language model gets a new one, tied to its
 embeddings, and some hundred steps teach it little of what passages say. `--reader DIR` begins with a trained one.
-`python tests/benchmarks/bench_realm.py [--reader DIR] [--passages 200] [--steps 4] [--seeds 1]`, two minutes of CPU.
+`python tests/benchmarks/bench_realm.py [--reader DIR] [--passages 200] [--steps 2] [--seeds 1]`, two minutes of CPU.
 One JSON line a part.
 """
 
@@ -305,7 +305,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=2, help="of the encoders of a made world")
     parser.add_argument("--reader-steps", type=int, default=1000, help="of the masked language model of made worlds")
     parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--steps", type=int, default=2)
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--candidates", type=int, default=4)
     parser.add_argument("--question-tokens", type=int, default=48)

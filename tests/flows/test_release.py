@@ -16,7 +16,7 @@ from prefect.exceptions import ParameterTypeError
 from prefect.utilities.callables import parameter_schema
 
 from flows.launch import launch
-from flows.release import Training
+from flows.release import Training, moved_away, standing
 from flows.release import release as flow
 from rag_model.evaluation.answers.settings import Evaluation
 from rag_model.evaluation.records.acceptance import Acceptance
@@ -179,10 +179,23 @@ def test_what_people_rolled_back_is_not_released_again(
     assert named(store)["latest"] == (3, old)
     again = release("--tolerance", 1, dump=grown_dump)
     assert again.code == 3
-    assert "the candidate's past is named by latest@2 and moved away from, wanted new to the ref" in again.err
+    assert (
+        "the candidate is a snapshot that latest@2 named and that the ref was moved away from, wanted one" in again.err
+    )
     assert named(store)["latest"] == (3, old)
     assert bookwheel("tag", new, "latest", "--store", store).code == 0
     assert release("--tolerance", 1, dump=grown_dump).json["nothing_new"]
+
+
+def test_a_release_of_the_same_that_was_first_is_no_rollback(tmp_path: Path) -> None:
+    store = Store.open(str(tmp_path / "store"), create=True)
+    first = store.refs.move("latest", "a" * 64, 0)
+    store.refs.move("latest", "b" * 64, first.number)  # meanwhile, by another release
+    now = standing(store, "latest", "b" * 64, first)
+    assert now is not None
+    assert (now.number, moved_away(store, "latest", "b" * 64, now)) == (2, "")
+    assert standing(store, "latest", "c" * 64, first) == first
+    assert moved_away(store, "latest", "a" * 64, now) == "latest@1"
 
 
 def test_a_model_is_trained_on_the_candidate_and_moves_with_it(

@@ -103,7 +103,8 @@ def _stands(withdrawn: str) -> Iterator[Check]:
     """Refuse what people have rolled back: a schedule must not undo it."""
     if withdrawn:
         why = "The ref was moved away from this snapshot: release a new one, or move the ref by hand with `tag`."
-        yield Check("the candidate's past", False, f"named by {withdrawn} and moved away from", "new to the ref", why)
+        left = f"a snapshot that {withdrawn} named and that the ref was moved away from"
+        yield Check("the candidate", False, left, "one that the ref never left", why)
 
 
 def _named(some: Mapping[str, One], name: str) -> One:

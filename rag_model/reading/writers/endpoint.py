@@ -31,7 +31,7 @@ class EndpointWriter:
         """Prepare to ask `model`, as the endpoint names it; nothing is asked yet.
 
         Raises:
-            UsageError: the environment names no usable address or key, or the model has no name.
+            UsageError: the environment names no usable address, key or proxy, or the model has no name.
             InputError: the tokenizer cannot be read.
         """
         if not model.strip():
@@ -41,8 +41,8 @@ class EndpointWriter:
         file = self.settings.tokenizer
         self._tokenizer: Any = None if file is None else load_tokenizer_file(file)
         self._once = secrets.token_hex(8)
-        self._loop = Loop()
         self._chat = Chat(self.place, model, self.settings)
+        self._loop = Loop()
 
     @property
     def id(self) -> str:

@@ -5,7 +5,7 @@
 | `passages` | `snapshot`, `model`, and of each question its `passages`; a second one begins again |
 | `text` | `answer`, the place of a question in the request, and the `text` that its answer grew by |
 | `answer` | the whole reply, as `POST /answer` gives it; the last event |
-| `error` | `detail`, one sentence, and the `status` that the reply had had; the last event |
+| `error` | `detail`, one sentence, and the `status` that a reply without a stream has; the last event |
 """
 
 import asyncio

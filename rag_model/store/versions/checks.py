@@ -16,6 +16,13 @@ _DEEPEST = 16  # folders within folders
 T = TypeVar("T")
 
 
+PULL_AGAIN = ": pull it again, or verify the store"  # what to do about a manifest that is no JSON
+
+
+class NewerFormatError(StoreError):
+    """A manifest was written by a newer bookwheel: it is sound, and must be left as it is."""
+
+
 def check(good: object, what: str) -> None:
     """Check that a part of a manifest is `good`.
 
@@ -84,7 +91,9 @@ def check_format(value: Any, newest: int, noun: str) -> int:
     written = value.get("format")
     check(type(written) is int and written >= 1, f"format {written!r}")
     if written > newest:
-        raise StoreError(f"the {noun} is of format {written}, this bookwheel reads up to {newest}: upgrade bookwheel")
+        raise NewerFormatError(
+            f"the {noun} is of format {written}, this bookwheel reads up to {newest}: upgrade bookwheel"
+        )
     return int(written)
 
 
@@ -97,5 +106,5 @@ def from_bytes(data: bytes, from_json: Callable[[Any], T]) -> T:
     try:
         value = parse_json(data)
     except ValueError as broken:
-        raise StoreError(f"the manifest is damaged ({broken}): pull it again, or verify the store") from broken
+        raise StoreError(f"the manifest is damaged ({broken}){PULL_AGAIN}") from broken
     return from_json(value)

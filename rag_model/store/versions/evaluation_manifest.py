@@ -11,9 +11,12 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
+from rag_model.errors import StoreError
 from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.versions.checks import (
     ID,
+    PULL_AGAIN,
+    NewerFormatError,
     check,
     check_format,
     check_objects,
@@ -162,5 +165,16 @@ class EvaluationManifest:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
-        """Read a manifest file."""
-        return from_bytes(data, cls.from_json)
+        """Read a manifest file.
+
+        Raises:
+            StoreError: it is damaged; the message says what to do, since every verb that deletes must read it.
+            NewerFormatError: a newer bookwheel wrote it.
+        """
+        try:
+            return from_bytes(data, cls.from_json)
+        except NewerFormatError:
+            raise
+        except StoreError as broken:
+            what = str(broken).removesuffix(PULL_AGAIN)
+            raise StoreError(f"{what}; delete this file, and evaluate again") from broken

@@ -110,6 +110,13 @@ def test_tensors_that_are_missing_or_of_another_size_are_named_by_transformers(t
             Encoder.load(folder)
 
 
+def test_tensors_that_are_there_twice_are_left_to_transformers(tmp_path: Path, tiny_bert: Path) -> None:
+    tensors, folder = load_file(tiny_bert / "model.safetensors"), changed(tiny_bert, tmp_path / "twice")
+    others = {f"bert.{name}": one + 1 for name, one in tensors.items()}
+    save_file({**tensors, **others}, folder / "model.safetensors", {"format": "pt"})
+    assert Bert.load(folder, CPU, torch.float32) is None
+
+
 def test_what_was_loaded_to_encode_is_not_trained(tiny_bert: Path) -> None:
     with pytest.raises(UsageError, match="load it as trainable"):
         TrainableEncoder(Encoder.load(tiny_bert), "question")

@@ -122,3 +122,13 @@ def test_kernels_of_the_hub_are_not_used_unless_the_operator_asks() -> None:
 def test_whatever_transformers_raises_is_one_sentence(tiny_bert: Path) -> None:
     with pytest.raises(InputError, match=r"^encoder .* cannot be loaded"):
         load_pretrained(transformers.AutoModelForImageClassification, tiny_bert, "encoder", "give another")
+
+
+@pytest.mark.parametrize(("kind", "load"), SEVERAL)
+@pytest.mark.parametrize("positions", ["relative_key", "relative_key_query", "alibi"])
+def test_positions_that_would_be_ignored_are_refused(
+    folders: dict[str, Path], tmp_path: Path, kind: str, load: Load, positions: str
+) -> None:
+    folder = changed(folders[kind], tmp_path / "model", position_embedding_type=positions)
+    with pytest.raises(InputError, match=f"says position_embedding_type '{positions}', and such positions are not"):
+        load(folder)

@@ -6,6 +6,7 @@ from typing import Any
 
 import httpx
 
+from rag_model.http_client import http_client
 from rag_model.reading.writers.chat.events import DONE, EventError, Events, Reply
 from rag_model.reading.writers.chat.mask import Mask
 from rag_model.reading.writers.chat.place import Place
@@ -28,7 +29,8 @@ class Chat:
         self._problems = Problems(place, model)
         self._free = asyncio.Semaphore(settings.concurrency)
         key = {"Authorization": f"Bearer {place.key}"} if place.key else {}
-        self._client = httpx.AsyncClient(
+        self._client = http_client(
+            httpx.AsyncClient,
             headers={"User-Agent": _CLIENT, "Accept": "text/event-stream, application/json", **key},
             timeout=httpx.Timeout(None, connect=settings.connect_seconds),
             follow_redirects=False,  # a redirect would carry the prompt, and maybe the key, to another host

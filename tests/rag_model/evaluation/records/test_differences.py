@@ -124,7 +124,10 @@ def test_a_collapse_is_refused_whatever_the_figures() -> None:
 
 def test_what_was_withdrawn_is_refused() -> None:
     verdict = accept(Acceptance(), FOUND, lost(0.1, 0.1), "Success@20", withdrawn="latest@2")
-    assert verdict.reason == "the candidate's past is named by latest@2 and moved away from, wanted new to the ref"
+    assert verdict.reason == (
+        "the candidate is a snapshot that latest@2 named and that the ref was moved away from, "
+        "wanted one that the ref never left"
+    )
 
 
 @pytest.mark.parametrize("acceptance", [Acceptance({"EM": 0.1}), Acceptance(measures=("EM",))])

@@ -226,12 +226,27 @@ def test_it_has_no_refs_and_is_not_pulled(
     assert report.bytes == 12
 
 
-def test_a_damaged_one_stops_expire(store: Store, publish: Callable[..., str], put: Record) -> None:
-    made = put(store, publish(store), k=1)
-    store.files.put(store.evaluations.path(made.evaluation), b"{}")
-    with pytest.raises(StoreError, match="cannot be used"):
+@pytest.mark.parametrize("data", [b"{}", b"{", b""])
+def test_a_damaged_one_stops_expire_until_its_file_is_deleted(
+    store: Store, publish: Callable[..., str], put: Record, data: bytes
+) -> None:
+    snapshot = publish(store)
+    path = store.evaluations.path(put(store, snapshot, k=1).evaluation)
+    store.files.put(path, data)
+    told = rf"{path} cannot be used: [^;]+; delete this file, and evaluate again$"
+    with pytest.raises(StoreError, match=told):
         expire(store, AT_ONCE)
-    with pytest.raises(StoreError, match="cannot be used"):
+    with pytest.raises(StoreError, match=told):
+        gc(store, 0.0)
+    store.files.remove(path)
+    assert put(store, snapshot, k=1).new
+    gc(store, 0.0)
+
+
+def test_one_of_a_newer_format_is_not_to_be_deleted(store: Store, publish: Callable[..., str], put: Record) -> None:
+    path = store.evaluations.path(put(store, publish(store), k=1).evaluation)
+    store.files.put(path, json.dumps({**(store.files.read_json(path) or {}), "format": 99}).encode())
+    with pytest.raises(StoreError, match=r"upgrade bookwheel$"):
         gc(store, 0.0)
 
 
