@@ -8,6 +8,7 @@ import os
 import re
 import ssl
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -67,6 +68,7 @@ class Client:
             timeout=httpx.Timeout(self.settings.reply_seconds, connect=self.settings.connect_seconds),
             verify=tls or True,
         )
+        weakref.finalize(self, self._http.close)  # a retriever that is dropped leaves no connection open
 
     def search(self, questions: Sequence[str], k: int = 5, retriever: str | None = None) -> SearchReply:
         """Return the best `k` passages of each question, best first, in the order of the questions.

@@ -28,7 +28,9 @@ def spelled(tokenizer: Any, texts: Sequence[str], foreign: Sequence[Sequence[Spa
     In the spans of `foreign` the name of a special token is cut in two behind its first character, and the text on both
     sides is tokenised apart. Texts without such names are tokenised as a whole.
     """
-    found = tokenizer(list(texts), add_special_tokens=special, return_attention_mask=False)
+    found = tokenizer(
+        list(texts), add_special_tokens=special, return_attention_mask=False, verbose=False
+    )  # not verbose: the caller cuts what is too long
     names = tuple(
         sorted(str(one) for one in tokenizer.added_tokens_decoder.values() if one.special and len(str(one)) > 1)
     )
@@ -56,7 +58,7 @@ def _in_pieces(tokenizer: Any, text: str, cuts: Sequence[int], whole: Spelled) -
     """Tokenise the text between `cuts`, and put what the tokenizer adds around the whole text around it again."""
     before, after = _around(whole)
     pieces = list(pairwise([0, *cuts, len(text)]))
-    found = tokenizer([text[first:end] for first, end in pieces], add_special_tokens=False)
+    found = tokenizer([text[first:end] for first, end in pieces], add_special_tokens=False, verbose=False)
     ids, offsets = list(before), [(0, 0)] * len(before)
     for (start, _), encoding in zip(pieces, found.encodings, strict=True):
         ids += encoding.ids

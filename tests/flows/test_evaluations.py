@@ -32,8 +32,12 @@ def questions(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def store(library: Path, tmp_path: Path) -> Path:
-    """A copy of the library."""
-    return Path(shutil.copytree(library, tmp_path / "store"))
+    return copied(library, tmp_path / "store")
+
+
+def copied(library: Path, to: Path) -> Path:
+    """Copy the library without the evaluations that other tests left there."""
+    return Path(shutil.copytree(library, to, ignore=shutil.ignore_patterns("evaluations")))
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +119,7 @@ def test_an_evaluation_of_a_model_names_it_however_its_ref_moves(
 def test_a_store_that_cannot_be_written_is_evaluated_and_nothing_is_recorded(
     library: Path, questions: Path, on_a_disk_of: Any, tmp_path: Path, executable: Path
 ) -> None:
-    store = Path(shutil.copytree(library, tmp_path / "store"))
+    store = copied(library, tmp_path / "store")
     words = on_a_disk_of("1m", tmp_path / "unused")
     bound = f"mount --bind '{store}' '{store}' && mount -o remount,bind,ro '{store}' && "
     words[-1] = bound + words[-1]
