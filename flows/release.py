@@ -103,16 +103,19 @@ def release(
         with clock("look"):
             inputs = look(target, dump, encoder, recipe or Recipe(), limit)
             snapshot = made_before(target, inputs, base)
+        served, answering = models(target, model, training)
+        answers = training is not None or answering is not None
+        compared = base is not None and acceptance.tolerance is not None and (served is not None) == answers
+        before = examine(base, served) if base and compared else None
+        if before is not None:
+            acceptance.check(before.figures)  # a misspelt measure is told before hours of building
         if done.setdefault("reindex", snapshot is None):
             snapshot = reindex.fn(dump, store, encoder, recipe, candidate, limit, False, beam_options, ref).snapshot
             keep(target, inputs, base, snapshot)
         assert snapshot is not None  # only a rehearsal has none
-        served, answering = models(target, model, training)
         if training is not None:
             answering, done["finetune"] = train(training, store, snapshot, beam_options)
         found = examine(snapshot, answering)
-        compared = base is not None and acceptance.tolerance is not None and (served is None) == (answering is None)
-        before = examine(base, served) if base and compared else None
         done["evaluate"] = found.new or (before is not None and before.new)
         with clock("judge"):
             now = standing(target, ref, snapshot, now)
