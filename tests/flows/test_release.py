@@ -299,6 +299,15 @@ def test_what_cannot_be_is_one_sentence(
     assert {**named(store), **served} == named(store)
 
 
+def test_a_misspelt_measure_is_told_before_anything_is_built(
+    release: Callable[..., Any], store: Path, grown_dump: Path
+) -> None:
+    before = sorted(path.name for path in (store / "snapshots").iterdir())
+    ran = release("--floor", "Sucess@20=0.6", dump=grown_dump)
+    assert (ran.code, "'Sucess@20' was not measured" in ran.complaint) == (2, True), ran.err
+    assert sorted(path.name for path in (store / "snapshots").iterdir()) == before
+
+
 @pytest.mark.parametrize(
     ("kind", "more", "why"),
     [
