@@ -67,7 +67,7 @@ def _rehearsed(store: Store, pages: Sequence[str], wiki: str | None) -> Reply:
             {"snapshot": one.manifest.id, "refs": list(one.refs), "passages": one.passages, "pages": list(one.pages)}
             for one in found
         ],
-        "evaluations": [its.id for one in found for its in evaluations_of(store, one.manifest.id)],
+        "evaluations": sorted(its.id for one in found for its in evaluations_of(store, one.manifest.id)),
     }
     deleted = [f"evaluation {one[:12]}: would be deleted" for one in document["evaluations"]]
     return Reply(document, "\n".join([*deleted, *_lines(found, pages)]))
