@@ -22,6 +22,7 @@ from rag_model.evaluation.questions.files import Question
 from rag_model.evaluation.retrieval.retrieved import matcher
 
 UNHELD, OVERRIDE, SUPPORTED, FROM_PASSAGES = "EM-unheld", "override", "supported", "from-passages"
+GROUNDS = (UNHELD, OVERRIDE, SUPPORTED, FROM_PASSAGES)
 
 
 def grounds(question: Question, reading: Reading, right: float, *, patterns: bool = False) -> Mapping[str, float]:
