@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from flows.cli import run
+from rag_model.corpus.source import expand, read_bytes, size_of, stamp_of
 from rag_model.errors import MissingExtraError, StoreError
 from rag_model.store import RefMove, Store
 from rag_model.store.objects.clouds import cloud_of
@@ -321,6 +322,28 @@ def test_google_credentials_that_are_not_there(
     assert run(["log", "--store", "gs://bucket/store"]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("bookwheel: not allowed to open gs://bucket/store")
+
+
+def test_without_credentials_google_s_public_buckets_are_read(
+    gcs: Service, gcs_store_url: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    Store.open(gcs_store_url, create=True).files.put("file", b"public")
+    monkeypatch.delenv("STORAGE_EMULATOR_HOST")
+    for name, value in {"API_ENDPOINT_OVERRIDE": gcs.endpoint, "NO_GCE_CHECK": "true", "HOME": str(tmp_path)}.items():
+        monkeypatch.setenv(name, value)
+    gcs.forget()
+    assert Store.open(gcs_store_url).files.read("file") == b"public"
+
+
+def test_a_dump_there_is_found_and_read(service: Service) -> None:
+    with service.reached() as url:
+        store = Store.open(url, create=True)
+        for name, data in (("part-10", b"later"), ("part-2", b"0123456789")):
+            store.files.put(f"dumps/{name}", data)
+        second, tenth = expand(f"{url}/dumps/part-*")
+        assert (second.endswith("part-2"), tenth.endswith("part-10"), size_of(tenth)) == (True, True, 5)
+        assert b"".join(read_bytes(second, 3, 4)) == b"3456"
+        assert stamp_of(second) is not None
 
 
 @pytest.mark.parametrize(
