@@ -42,6 +42,7 @@ class Excerpt:
     places: tuple[int, ...]  # in `Answer.support`, ascending: the hits whose text it holds; equal texts are one entry
     text: str  # as the writer read it
     cut: bool = False  # its end did not fit into the budget; the text then ends with an ellipsis
+    revised: str | None = None  # when the revision was saved, ISO 8601 in UTC; None: unknown
 
 
 @dataclass(frozen=True, slots=True)

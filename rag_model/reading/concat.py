@@ -105,7 +105,7 @@ class ConcatReader:
                 "reads before an answer: ask a shorter question, or for a shorter answer"
             )
         budget = left if self.settings.budget is None else min(left, self.settings.budget)
-        return assemble(hits, self.writer.count, budget, self.settings.order)
+        return assemble(hits, self.writer.count, budget, self.settings.order, dated=self.settings.dated)
 
     def prompt(self, question: str, context: Context) -> Prompt:
         """Return what the writer continues."""
