@@ -10,7 +10,7 @@ A passage *holds* an answer by DPR's token match over its text, its title left o
   needs no gold answer, so a service can watch it.
 * `from-passages`: the share of answers that the passages make more likely than the question alone does, where the model
   tells likelihoods: log p(y|x) > log p(y|question). The others come from the memory of the weights. It applies to
-  answers without citations: closed book there is nothing to cite, so a citation is likelier with passages, whatever was answered.
+  answers without citations: closed book there is nothing to cite, so passages make any citation likelier.
 * `override-live`: the share of answers that are neither supported nor from passages: the override rate of a service,
   which has no gold answer (`serving.watching.grounding`). Beside `override` it says what that rate means here.
 
