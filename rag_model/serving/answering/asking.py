@@ -17,7 +17,6 @@ from rag_model.reading.confidence import Scores, abstaining
 from rag_model.reading.model import ReadingModel, load_model
 from rag_model.reading.reader import Reader
 from rag_model.reading.settings import ReaderSettings
-from rag_model.reading.writers.local import LocalWriter
 from rag_model.reading.writers.writer import Writer
 from rag_model.retrieve.found import SnapshotRetriever
 from rag_model.retrieve.questions import QuestionEncoder
@@ -69,11 +68,12 @@ class ServedModel:
     ) -> Self:
         """Load the model that `model_id` found; for `asks` see `load_named`; a folder needs no store.
 
-        `batch` is how many questions are answered at once.
+        `batch` is how many questions are answered at once: a batch is written at once, so that no first word waits for
+        another text.
         """
         model = load_model(store, identity, settings.of(identity), asks)
         asker = None if model.question is None else Asker(model.question)
-        return cls(model, settings, asker, _writer(model, settings, batch))
+        return cls(model, settings, asker, model.writer(settings, batch) if settings.of(identity) == "concat" else None)
 
     @property
     def id(self) -> str:
@@ -121,14 +121,3 @@ class ServedModel:
         if not self.is_here and self.writer is not None:
             behind: Any = self.writer
             behind.close()
-
-
-def _writer(model: ReadingModel, settings: ReaderSettings, batch: int) -> Writer | None:
-    """Return what writes for all readers; a batch is written at once, so that no first word waits for another text."""
-    if settings.of(model.id) != "concat":
-        return None
-    if model.generator is not None:
-        return LocalWriter(model.generator, model.id, settings.decoding, batch)
-    reader: Any = model.reader(None, settings)
-    writer: Writer = reader.writer
-    return writer
