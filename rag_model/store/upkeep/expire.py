@@ -73,15 +73,13 @@ def expire(store: Store, policy: Policy | None = None, *, dry_run: bool = False)
     files = rehearse(store, plan) if dry_run else sweep(store, plan, threads=1)
     moves = [move for file in files if (move := _MOVE.fullmatch(file.path))]
     manifests = sorted(manifest.groups() for file in files if (manifest := _MANIFEST.fullmatch(file.path)))
-    of_kind = {
-        kind: tuple(identity for folder, identity in manifests if folder == kind)
+    snapshots, models, evaluations = (
+        tuple(identity for folder, identity in manifests if folder == kind)
         for kind in ("snapshots", "models", "evaluations")
-    }
-    return Expired(
-        tuple(f"{MODEL if move[1] else ''}{move[2]}@{int(move[3])}" for move in moves),
-        **of_kind,
-        trainings=tuple(sorted({found[1] for file in files if (found := RECORD.fullmatch(file.path))})),
     )
+    trainings = {found[1] for file in files if (found := RECORD.fullmatch(file.path))}
+    named = tuple(f"{MODEL if move[1] else ''}{move[2]}@{int(move[3])}" for move in moves)
+    return Expired(named, snapshots, models, evaluations, tuple(sorted(trainings)))
 
 
 @dataclass(frozen=True, slots=True)
