@@ -33,6 +33,7 @@ class Azure(Bucket):
         """
         super().__init__(**kwargs)
         self._client = _client()
+        self.closes(self._client.close)
 
     def head(self, bucket: str, key: str) -> dict[str, Any] | None:
         """Get the blob's properties."""

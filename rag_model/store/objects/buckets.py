@@ -7,11 +7,12 @@ is what names have in common before a slash.
 import errno
 import re
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from pathlib import Path
 from typing import Any
+from weakref import finalize
 
 from fsspec import AbstractFileSystem
 
@@ -25,6 +26,10 @@ class Bucket(AbstractFileSystem):  # type: ignore[misc]
     """The files of all buckets (Azure: containers) that one set of credentials reaches."""
 
     root_marker = ""
+
+    def closes(self, close: Callable[[], None]) -> None:
+        """Let `close` end the connections when this object goes; not at exit, where a fork would end its parent's."""
+        finalize(self, close).atexit = False
 
     @abstractmethod
     def head(self, bucket: str, key: str) -> dict[str, Any] | None:

@@ -35,6 +35,7 @@ class GCS(Bucket):
         """
         super().__init__(**kwargs)
         self._client = _client()
+        self.closes(self._client.close)
 
     def head(self, bucket: str, key: str) -> dict[str, Any] | None:
         """Get the object's metadata."""
