@@ -6,9 +6,8 @@ rules (`separation`); the texts of all others are split whole.
 """
 
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -42,6 +41,24 @@ class Reading:
     unknown: int | None = None  # the id that does not count
 
 
+class _Known(dict[str, bytes | None]):
+    """Ids of words, as bytes; a new word's are made when it is looked up. None: see `Words.line`."""
+
+    def __init__(self, line: Callable[[str], bytes | None], older: Mapping[str, bytes | None]) -> None:
+        super().__init__()
+        self._line, self._older = line, older
+
+    def __missing__(self, word: str) -> bytes | None:
+        older = self._older
+        line = self[word] = older[word] if word in older else self._line(word)
+        return line
+
+    def next(self) -> "_Known":
+        """Return an empty one that finds the words of this one, and not those of the one before."""
+        self._older = {}
+        return _Known(self._line, self)
+
+
 @dataclass(slots=True)
 class Words:
     """A tokenizer, and the tokens of the words that it has split; make it with `load`."""
@@ -50,8 +67,10 @@ class Words:
     reading: Reading
     separation: Separation | None  # None: texts are split whole
     added: frozenset[int] = frozenset()  # ids of tokens that are found in a text before it is split into words
-    _known: dict[str, bytes | None] = field(default_factory=dict)  # ids of words, as bytes; None: see `_line`
-    _older: dict[str, bytes | None] = field(default_factory=dict)
+    _known: _Known = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._known = _Known(self.line, {})
 
     @classmethod
     def load(cls, folder: Path, spec: EncoderSpec) -> Self:
@@ -84,29 +103,24 @@ class Words:
         most = _ID * self.reading.tokens
         return [np.frombuffer(line[:most], np.int32) for line in lines]
 
+    def line(self, word: str) -> bytes | None:
+        """Return the ids of a word, as bytes; None: they depend on its neighbours, so that its text is split whole.
+
+        Raises:
+            InputError: the tokenizer has no tokens for it.
+        """
+        ids = next(self._split([word]))
+        alone = self.separation == "spaces" or (word and self.added.isdisjoint(ids))
+        return self._kept(ids) if alone else None
+
     def _looked_up(self, texts: Sequence[str]) -> list[bytes]:
-        split = [text.split(" ") for text in texts]
-        known = self._learn(split)
-        lines = [_joined(known, words) for words in split]
+        known = self._known  # another thread may begin a new one meanwhile
+        lines = [_joined(known, text.split(" ")) for text in texts]
+        if len(known) >= _MOST_WORDS:
+            self._known = known.next()
         whole = [row for row, line in enumerate(lines) if line is None]
         again = dict(zip(whole, self._whole([texts[row] for row in whole]), strict=True))
         return [again[row] if line is None else line for row, line in enumerate(lines)]
-
-    def _learn(self, split: Sequence[Sequence[str]]) -> Mapping[str, bytes | None]:
-        """Return the ids of all words, of which new ones are split first; other threads may do so at the same time."""
-        if len(self._known) >= _MOST_WORDS:
-            self._known, self._older = {}, self._known
-        known, older = self._known, self._older
-        missing = set(chain.from_iterable(split)).difference(known)
-        known.update((word, older[word]) for word in missing & older.keys())
-        new = list(missing.difference(known))
-        known.update((word, self._line(word, ids)) for word, ids in zip(new, self._split(new), strict=True))
-        return known
-
-    def _line(self, word: str, ids: list[int]) -> bytes | None:
-        """Return the ids of a word; None: they depend on its neighbours, so that its text must be split whole."""
-        alone = self.separation == "spaces" or (word and self.added.isdisjoint(ids))
-        return self._kept(ids) if alone else None
 
     def _whole(self, texts: Sequence[str]) -> list[bytes]:
         return [self._kept(ids) for ids in self._split(texts)]
@@ -117,6 +131,9 @@ class Words:
 
     def _split(self, texts: Sequence[str]) -> Iterator[list[int]]:
         try:
+            if len(texts) == 1:  # half as slow as a batch of one
+                yield self.tokenizer.encode(texts[0], add_special_tokens=False).ids
+                return
             for start in range(0, len(texts), _AT_ONCE):
                 piece = list(texts[start : start + _AT_ONCE])
                 yield from [one.ids for one in self.tokenizer.encode_batch_fast(piece, add_special_tokens=False)]
@@ -134,7 +151,8 @@ def reading(tokenizer: "Tokenizer", rules: Mapping[str, Any], spec: EncoderSpec)
         return Reading(spec.max_length)
     vocabulary = tokenizer.get_vocab()
     characters = spec.max_length * int(np.median([len(token) for token in vocabulary]))
-    return Reading(spec.max_length, characters, vocabulary.get((rules.get("model") or {}).get("unk_token")))
+    unknown = rules["model"].get("unk_token")
+    return Reading(spec.max_length, characters, vocabulary.get(unknown) if isinstance(unknown, str) else None)
 
 
 def separation(rules: Mapping[str, Any]) -> Separation | None:
