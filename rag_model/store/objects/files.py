@@ -7,6 +7,7 @@ import errno
 import io
 import json
 import math
+import os
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -199,6 +200,14 @@ class Files:
                     shutil.copyfile(source, temporary)
             else:
                 self._put_remote(source, path)
+
+    def link(self, source: Path, path: str) -> None:
+        """Store a local file that never changes: as a further link to it on the store's own disk, elsewhere a copy."""
+        if self.is_local:
+            with suppress(OSError), landing(self.local_path(path)) as temporary:  # another disk, or one without links
+                os.link(source, temporary)
+                return
+        self.upload(source, path)
 
     def delete(self, folder: str) -> None:
         """Delete a folder with its contents; do nothing if there is none."""
