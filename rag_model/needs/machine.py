@@ -53,12 +53,10 @@ class Work:
 class Needs:
     """The resources of a run, and its work."""
 
-    work: Mapping[str, str]  # the work, as text for people
-    stages: Mapping[str, int]  # bytes of memory of each stage, all its workers together
+    work: Work
     memory: int  # bytes, launcher and workers together
     cores: int
     gpus: int
-    disk: int  # bytes, without the store
     hours: float
 
 
@@ -92,4 +90,4 @@ def needs_of(work: Work, most: Most, hours: float) -> Needs:
             f"it takes {gigabytes(memory)} of memory to {worst}, and a run may have {gigabytes(free)}: raise the "
             "limit, or take smaller batches, fewer passages or a smaller model"
         )
-    return Needs(work.sizes, stages, memory, cores, gpus, work.disk, (left / cores + on_gpus) / 3600)
+    return Needs(work, memory, cores, gpus, (left / cores + on_gpus) / 3600)

@@ -180,7 +180,7 @@ import json, sys
 from flows.launch_model import launch_finetune
 from rag_model.needs.machine import Most
 told = launch_finetune("toy", **json.loads(sys.argv[1]), most=Most("8GB", 2))
-print(json.dumps([told.run, dict(told.needs.work)]))
+print(json.dumps([told.run, dict(told.needs.work.sizes)]))
 """
 
 

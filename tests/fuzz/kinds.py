@@ -170,7 +170,7 @@ def _passages(folder: Path) -> Path:
         for number in range(60):
             text = f"passage {number} is of pigs and {'very ' * (number % 5)}wise"
             digest = Passage.hash_of("Pigs", text)
-            writer.write(Passage(f"{number}", "1", 7, "Pigs", "", text, 0, len(text.split()), digest))
+            writer.write(Passage(f"{number}", "1", 7, "Pigs", "", text, 0, len(text.split()), digest, number or None))
     return folder / "part.parquet"
 
 
