@@ -156,6 +156,7 @@ def prepare(store: Store, kind: str, train: str | None, dev: str | None, ref: st
         raise UsageError(f"{kind} learns from no teacher: leave --teacher out")
     taken = {option: getattr(given.named, option) for option in chosen.options}  # others may be set for another verb
     origins = chosen.origins(store, snapshot, Named(**taken))
+    origins.check_trainable()
     settings = training_of(kind, given.tables, given.max_steps, unit_vectors=origins.unit_vectors())
     examples = _examples(chosen, train, dev, settings.loop)
     scorer = partial(score.run, launch=Launch.new(store.url, given.beam_options))

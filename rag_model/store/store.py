@@ -28,7 +28,8 @@ class Store:
     """Blobs, memo, snapshots, models, evaluations, trainings, refs and run reports below one URL.
 
     A store pickles as its URL, so it travels to workers. Credentials and endpoints come from the environment,
-    as fsspec and the AWS libraries read it: `AWS_ACCESS_KEY_ID`, `AWS_ENDPOINT_URL`, `FSSPEC_S3_…`.
+    as fsspec and the clouds' libraries read it: `AWS_ACCESS_KEY_ID`, `AWS_ENDPOINT_URL`, `FSSPEC_S3_…`,
+    `GOOGLE_APPLICATION_CREDENTIALS`, `AZURE_STORAGE_ACCOUNT_NAME`.
     """
 
     def __init__(self, files: Files) -> None:
@@ -64,7 +65,7 @@ class Store:
 
     @classmethod
     def open(cls, url: str, *, create: bool = False) -> "Store":
-        """Open the store at an fsspec URL (`s3://bucket/prefix`, `file:///…`, `memory://…`) or a local path.
+        """Open the store at a URL (`s3://bucket/prefix`, `gs://…`, `az://…`, `file:///…`) or a local path.
 
         `create` makes a store if there is none.
 
