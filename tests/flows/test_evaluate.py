@@ -92,7 +92,12 @@ def test_a_model_is_measured_and_its_answers_are_made_once(
     assert kept(shelf) == before + 10  # nine more; the open book's are those of before
     assert "retrieval" in again["worth"]
     assert found["worth"] == ""  # closed book was not measured
-    assert {"question encoder", "exact"} == set(again["search"])
+    assert list(again["search"]) == ["question encoder", "exact", "reading of passages"]
+    assert list(again["stages"]) == [*again["search"], "assembly", "generation"]
+    (book,) = (row for row in again["ablations"] if row["condition"] == "open book")
+    answering = [again["stages"][name] for name in ("assembly", "generation")]
+    assert sum(answering) == pytest.approx(1000 * book["costs"]["seconds"])  # no time between two stages is lost
+    assert list(book["stages"].values()) == answering
     assert "unchanged" in again["collapse"]
 
 
@@ -115,7 +120,9 @@ def test_readers_are_compared_on_the_same_passages(
         assert set(row["costs"]) == {"seconds", "read", "written"}
         assert row["costs"]["read"] > row["costs"]["written"] > 0
     assert found["costs"] == first["costs"]
-    assert "concat, open book" in parsed(page.read_text()).text
+    shown = parsed(page.read_text()).text
+    assert "concat, open book" in shown
+    assert all(name in shown for name in ("reading of passages", "assembly", "generation", "all stages, open book"))
     said = bookwheel(*given).out
     assert "by marginal" in said
     assert "minus the first reader: EM +0.000 [+0.000, +0.000]" in said

@@ -4,15 +4,16 @@ An encoder's space is read from its folder, which may be pruned while its weight
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
 from rag_model.encoders.encoder import Encoder
 from rag_model.encoders.space import Space
+from rag_model.errors import UsageError
 from rag_model.index.files.engine import Vectors
 from rag_model.reading.concat import ConcatReader
-from rag_model.reading.confidence import abstaining
+from rag_model.reading.confidence import Scores, abstaining
 from rag_model.reading.model import ReadingModel, load_model
 from rag_model.reading.reader import Reader
 from rag_model.reading.settings import ReaderSettings
@@ -95,6 +96,25 @@ class ServedModel:
             return self.model.reader(retriever, self.settings)
         concat = ConcatReader(retriever, self.writer, self.settings.concat, self.model.k, retriever.most)
         return abstaining(concat, self.settings.threshold)
+
+    @property
+    def tells_likelihoods(self) -> bool:
+        """Whether it tells how likely a given answer is; one behind an endpoint, of spans or of labels does not."""
+        return self.model.generator is not None and not self.settings.labels
+
+    def scores(self) -> Scores:
+        """Return what tells how likely given answers are, by prompts that ask for no citations.
+
+        Raises:
+            UsageError: the model does not tell it.
+        """
+        if not self.tells_likelihoods:
+            raise UsageError(f"model {self.id} does not tell the likelihood of a given answer")
+        if self.writer is not None:
+            return ConcatReader(None, self.writer, replace(self.settings.concat, cite=False), self.model.k)
+        told: Any = self.model.reader(None, replace(self.settings, threshold=None))
+        scores: Scores = told
+        return scores
 
     def close(self) -> None:
         """Close the connections to an endpoint."""
