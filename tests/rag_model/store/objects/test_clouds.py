@@ -18,6 +18,7 @@ from rag_model.corpus.source import expand, read_bytes, size_of, stamp_of
 from rag_model.errors import MissingExtraError, StoreError
 from rag_model.store import RefMove, Store
 from rag_model.store.objects.clouds import cloud_of
+from rag_model.store.objects.probe import probe
 from tests.fixtures.clouds import CONTAINER, Service
 from tests.fixtures.faulty import FaultyServer, Request, faulty
 
@@ -151,6 +152,13 @@ def test_what_never_recovers_is_given_up(cloud: Proxied, monkeypatch: pytest.Mon
     with pytest.raises(StoreError, match="cannot read"):
         cloud.store.files.read("file")
     assert 1 < len(cloud.server.requests) <= 20
+
+
+def test_the_probe_finds_nothing_amiss(cloud: Proxied) -> None:
+    probed = probe(cloud.store)
+    assert probed.excludes
+    assert abs(probed.skew) <= 2  # Azure's times are whole seconds
+    assert cloud.store.files.names("probe") == []
 
 
 def test_what_is_not_there_is_asked_for_once(cloud: Proxied) -> None:
