@@ -124,7 +124,10 @@ def has_static_layout(folder: Path) -> bool:
     """
     if (folder / MODULES).is_file():
         return _MODULE in modules_of(folder)
-    return (folder / WEIGHTS).is_file() and _EMBEDDINGS in stored_tensors(folder)
+    if not (folder / WEIGHTS).is_file():
+        return False
+    stored = stored_tensors(folder)
+    return _EMBEDDINGS in stored or stored.keys() == {_EMBEDDING}
 
 
 def static_body(folder: Path) -> Path:

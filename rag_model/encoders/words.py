@@ -29,6 +29,7 @@ _WITHIN_WORDS = frozenset(("Punctuation", "Digits"))
 _ACROSS = ("dropout", "ignore_merges", "continuing_subword_prefix", "end_of_word_suffix")  # settings of a BPE
 _ID = 4  # bytes of an id
 _MOST_WORDS = 1 << 17  # remembered before the older half is forgotten: 25 MB each half
+_LONGEST = 64  # characters of a word that is remembered: some languages put no spaces between words
 _AT_ONCE = 1024  # words or texts for the tokenizer, whose result takes 20 times the memory of the ids
 
 
@@ -50,7 +51,9 @@ class _Known(dict[str, bytes | None]):
 
     def __missing__(self, word: str) -> bytes | None:
         older = self._older
-        line = self[word] = older[word] if word in older else self._line(word)
+        line = older[word] if word in older else self._line(word)
+        if len(word) <= _LONGEST:
+            self[word] = line
         return line
 
     def next(self) -> "_Known":

@@ -70,8 +70,10 @@ class Service:
         """Begin to follow the ref."""
         self.follower.start()
 
-    async def search(self, questions: Sequence[str], k: int, retriever: str | None = None, client: str = "") -> Found:
-        """Return passages for questions of a client; clients take turns.
+    async def search(
+        self, questions: Sequence[str], k: int, retriever: str | None = None, client: str = "", *, alone: bool = False
+    ) -> Found:
+        """Return passages for questions of a client; clients take turns. `alone`: see `Batcher.ask`.
 
         Raises:
             BusyError, LateError, ClosingError: see `Batcher.ask`.
@@ -79,7 +81,7 @@ class Service:
             UsageError: the retriever is wrong or not served here, or it gives fewer passages than `k`.
         """
         seconds = self.settings.request_seconds
-        return await self._searches.ask(questions, k, retriever, seconds, self._asked("search"), client)
+        return await self._searches.ask(questions, k, retriever, seconds, self._asked("search"), client, alone=alone)
 
     async def answer(
         self,

@@ -1,20 +1,22 @@
 """A real snapshot of given passages, a service of it in a process of its own, and clients in another.
 
 Clients keep their connections and ask one question at a time, each as soon as it has its answer. They speak HTTP by
-hand, since a client library takes more CPU than the service.
+hand over plain sockets, one thread for all of them, and prepare their requests: a client library, or an event loop in
+Python, takes as much CPU of the cores that they share as the service takes for HTTP.
 """
 
 import argparse
-import asyncio
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from selectors import EVENT_READ, BaseSelector, DefaultSelector
 from typing import Any
 
 import numpy as np
@@ -35,6 +37,8 @@ from rag_model.store.versions.moves import tag
 
 Vectors = npt.NDArray[np.float32]
 K = 5
+_PIECE = 1 << 16  # bytes that are read at once
+_LOOK = 0.05  # seconds between two looks at whether the load ends
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,67 +121,105 @@ def service(url: str, dest: Path, *options: str) -> Iterator[tuple[str, int]]:
 
 def get(address: str, path: str) -> tuple[int, Any]:
     """Ask once, on a connection of its own."""
-
-    async def once() -> tuple[int, bytes]:
-        return await _exchange(*await _connected(address), _request("GET", path, b""))
-
-    status, body = asyncio.run(once())
-    return status, json.loads(body)
+    connection = _Connection(address)
+    with connection.socket:
+        connection.socket.sendall(_request("GET", path, b""))
+        while (reply := connection.read()) is None:
+            pass
+    return reply[0], json.loads(reply[1])
 
 
 def load(address: str, questions: Sequence[str], clients: int, until: Path | float) -> list[Asked]:
     """Ask with so many clients, for so many seconds or until a file is there; return all requests, in order."""
-    return asyncio.run(_load(address, questions, clients, until))
-
-
-async def _load(address: str, questions: Sequence[str], clients: int, until: Path | float) -> list[Asked]:
+    bodies = (json.dumps({"questions": [question], "k": K}).encode() for question in questions)
+    requests = [_request("POST", "/search", body) for body in bodies]
+    began = looked = time.monotonic()
     found: list[Asked] = []
-    began, goes_on = time.monotonic(), True
-
-    async def client(first: int) -> None:
-        connection, place = await _connected(address), first
-        while goes_on:
-            body = json.dumps({"questions": [questions[place % len(questions)]], "k": K}).encode()
-            asked, place = time.monotonic(), place + clients
-            try:
-                status, reply = await _exchange(*connection, _request("POST", "/search", body))
-            except (OSError, asyncio.IncompleteReadError):
-                found.append(Asked(asked, time.monotonic(), 0, "", False))
-                connection = await _connected(address)
-                continue
-            found.append(_seen(asked, time.monotonic(), status, reply))
-        connection[1].close()
-
-    tasks = [asyncio.create_task(client(number)) for number in range(clients)]
-    while (not until.exists()) if isinstance(until, Path) else (time.monotonic() < began + until):
-        await asyncio.sleep(0.05)
-    goes_on = False
-    await asyncio.gather(*tasks)
+    with DefaultSelector() as selector:
+        for number in range(clients):
+            first = number % len(requests)
+            _Client(address, requests[first:] + requests[:first], clients, selector).ask()
+        goes_on = True
+        while selector.get_map():
+            for key, _ in selector.select(_LOOK):
+                if (asked := key.data.look()) is None:
+                    continue
+                found.append(asked)
+                key.data.ask() if goes_on else key.data.close()
+            if (now := time.monotonic()) > looked + _LOOK:
+                goes_on, looked = (not until.exists() if isinstance(until, Path) else now < began + until), now
     return found
+
+
+class _Connection:
+    """A connection that is kept: a request is sent, and its reply read in as many pieces as it comes in."""
+
+    def __init__(self, address: str) -> None:
+        host, port = address.rsplit(":", 1)
+        self.socket = socket.create_connection((host, int(port)))
+        self._reply, self._ends = b"", 0
+
+    def read(self) -> tuple[int, bytes] | None:
+        """Wait for some bytes and return status and body; None: more has to come."""
+        piece = self.socket.recv(_PIECE)
+        if not piece:
+            raise ConnectionError("the service has closed the connection")
+        self._reply += piece
+        head = self._reply.find(b"\r\n\r\n") + 4
+        if not self._ends and head > 3:
+            length = self._reply[:head].lower().partition(b"content-length:")[2].partition(b"\r\n")[0]
+            self._ends = head + int(length)
+        if not self._ends or len(self._reply) < self._ends:
+            return None
+        reply, self._reply, self._ends = self._reply, b"", 0
+        return int(reply[9:12]), reply[head:]
+
+
+class _Client:
+    """Asks one of the questions after the other; `selector` says when there is something to read."""
+
+    def __init__(self, address: str, requests: Sequence[bytes], step: int, selector: BaseSelector) -> None:
+        self._address, self._requests, self._step, self._selector = address, requests, step, selector
+        self._place, self._began = 0, 0.0
+        self._connect()
+
+    def ask(self) -> None:
+        """Send the next question."""
+        self._began = time.monotonic()
+        with suppress(OSError):  # it is broken: so `look` finds it
+            self._connection.socket.sendall(self._requests[self._place])
+        self._place = (self._place + self._step) % len(self._requests)
+
+    def look(self) -> Asked | None:
+        """Read what has come; None: the reply is not whole."""
+        try:
+            reply = self._connection.read()
+        except OSError:
+            self.close()
+            self._connect()
+            return Asked(self._began, time.monotonic(), 0, "", False)
+        return None if reply is None else _seen(self._began, time.monotonic(), *reply)
+
+    def close(self) -> None:
+        """End the connection."""
+        self._selector.unregister(self._connection.socket)
+        self._connection.socket.close()
+
+    def _connect(self) -> None:
+        self._connection = _Connection(self._address)
+        self._selector.register(self._connection.socket, EVENT_READ, self)
 
 
 def _seen(began: float, ended: float, status: int, reply: bytes) -> Asked:
     """Look for the marks, the snapshots' colours, at the beginning of titles; cheaply, as clients share the cores."""
     snapshot = reply[13:77].decode(errors="replace") if status == 200 else ""
-    marks = {piece[:3] for piece in reply.split(b'"title":"')[1:]}
-    return Asked(began, ended, status, snapshot, len(marks & {b"RED", b"BLU"}) > 1)
-
-
-async def _connected(address: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    host, port = address.rsplit(":", 1)
-    return await asyncio.open_connection(host, int(port))
+    mixed = b'"title":"RED' in reply and b'"title":"BLU' in reply
+    return Asked(began, ended, status, snapshot, mixed)
 
 
 def _request(method: str, path: str, body: bytes) -> bytes:
     head = f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
-
-
-async def _exchange(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: bytes) -> tuple[int, bytes]:
-    writer.write(request)
-    head = await reader.readuntil(b"\r\n\r\n")
-    length = int(head.lower().partition(b"content-length:")[2].split(b"\r\n", 1)[0])
-    return int(head[9:12]), await reader.readexactly(length)
 
 
 def percentile_ms(asked: Sequence[Asked], share: float) -> float:

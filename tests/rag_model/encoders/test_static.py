@@ -229,6 +229,13 @@ def test_pickled_weights_and_missing_tokenizers_are_refused(tmp_path: Path) -> N
         Encoder.load(cut)
 
 
+def test_its_only_tensor_tells_it_without_modules(tmp_path: Path) -> None:
+    folder = save_static_embedding(tmp_path / "static")
+    space = Encoder.load(folder).space()
+    (folder / "modules.json").unlink()
+    assert Encoder.load(folder).space().digest == space.digest
+
+
 def test_a_config_is_not_needed(tmp_path: Path) -> None:
     folder = save_model2vec(tmp_path / "static", normalize=False)
     wanted = Encoder.load(folder).encode_questions(TEXTS)

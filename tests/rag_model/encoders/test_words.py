@@ -162,6 +162,14 @@ def test_what_is_remembered_is_bounded_and_rare_words_are_forgotten_first(monkey
         assert "king" in held
 
 
+def test_texts_without_spaces_are_not_remembered() -> None:
+    tokenizer, _ = KNOWN["uncased"]
+    words, text = Words(tokenizer, Reading(99), "spaces"), "king" * 17
+    assert words.tokens([text])[0].tolist() == tokenizer.encode(text, add_special_tokens=False).ids
+    words.tokens(["king"])
+    assert [*words._known] == ["king"]
+
+
 def test_a_tokenizer_that_fails_is_named(tmp_path: Path) -> None:
     file = tmp_path / "tokenizer.json"
     file.write_text(json.dumps(changed(levels, lambda own: own["model"].update(unk_token="absent"))))

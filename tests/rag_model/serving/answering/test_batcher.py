@@ -250,3 +250,78 @@ def test_a_thread_sleeps_until_its_batch_is_there(monkeypatch: pytest.MonkeyPatc
         before, meanwhile = asyncio.run(again())
     assert meanwhile == before
     assert worker.batches == [["a"], ["b", "c", "d", "e"], ["f", "g", "h", "i"]]
+
+
+class Here(Worker):
+    """Says which thread it was called in."""
+
+    def __call__(self, asks: Sequence[Ask[Any]]) -> list[Any]:
+        replies = super().__call__(asks)
+        return [one if isinstance(one, Exception) else [threading.get_ident(), *one] for one in replies]
+
+
+async def quick(batcher: Batcher[Any]) -> None:
+    """Ask alone until the calling thread does the work."""
+    async with asyncio.timeout(PATIENCE):
+        while (await batcher.ask(["a"], 1, None, PATIENCE, alone=True))[0] != threading.get_ident():
+            pass
+
+
+def test_who_asks_alone_and_is_answered_quickly_is_answered_in_the_calling_thread() -> None:
+    worker, begun = Here(), list[int]()
+
+    async def asked() -> None:
+        here = threading.get_ident()
+        await quick(batcher)
+        assert (await batcher.ask(["b"], 1, None, PATIENCE, alone=True)) == [here, "b"]
+        assert (await batcher.ask(["b"], 1, None, PATIENCE))[0] != here
+        for questions, k in ((["a", "b"], 1), (["a" * 10_000], 1), (["a"], 100)):
+            assert (await batcher.ask(questions, k, None, PATIENCE, alone=True))[0] != here
+        assert begun.count(here) == 1
+
+    worker.go.set()
+    batcher: Batcher[Any] = Batcher(
+        "test", worker, waiting=9, batch=9, begin=lambda: begun.append(threading.get_ident())
+    )
+    asyncio.run(asked())
+    batcher.close()
+
+
+def test_who_asks_alone_waits_behind_others_without_keeping_the_loop() -> None:
+    worker = Here()
+
+    async def asked(batcher: Batcher[Any]) -> None:
+        await quick(batcher)
+        worker.go.clear()
+        worker.at_work.clear()
+        first = asyncio.create_task(batcher.ask(["a"], 1, None, PATIENCE))
+        await asyncio.to_thread(worker.at_work.wait, PATIENCE)
+        second = asyncio.create_task(batcher.ask(["b"], 1, None, PATIENCE, alone=True))
+        await held(lambda: batcher.waiting == 1)
+        worker.go.set()
+        assert [one[1:] for one in await asyncio.gather(first, second)] == [["a"], ["b"]]
+
+    worker.go.set()
+    with batching(worker) as batcher:
+        asyncio.run(asked(batcher))
+
+
+def test_who_asks_alone_is_refused_as_others_are() -> None:
+    worker = Here()
+
+    async def asked(batcher: Batcher[Any]) -> None:
+        for question, error in (("never", UsageError), ("unheard of", ValueError)):
+            await quick(batcher)
+            with pytest.raises(error):
+                await batcher.ask([question], 1, None, PATIENCE, alone=True)
+        await quick(batcher)
+        with pytest.raises(LateError, match="within 0 s"):
+            await batcher.ask(["late"], 1, None, 0, alone=True)
+        await quick(batcher)
+        batcher.close()
+        with pytest.raises(ClosingError):
+            await batcher.ask(["closed"], 1, None, PATIENCE, alone=True)
+
+    worker.go.set()
+    with batching(worker) as batcher:
+        asyncio.run(asked(batcher))
