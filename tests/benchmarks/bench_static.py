@@ -9,7 +9,8 @@ differences with intervals.
 `--model FOLDER` is a trained static encoder; by default one is distilled from MiniLM, which finds less. `--passages`
 and `--questions` are JSON lines, plain or .xz (`title`, `text`; `question`, `answers`, and `paragraph`, the id of the
 gold one); `--paragraphs` holds the gold ones (`id` too); by default all are the demo's, which names no gold ones.
-`python tests/benchmarks/bench_static.py`, about a minute. Prints one JSON line.
+`--rounds 0` leaves out the speed, `--asked 0` the quality. Prints one JSON line.
+`python tests/benchmarks/bench_static.py`, about a minute.
 """
 
 import argparse
@@ -236,8 +237,10 @@ def main() -> None:
         static = str(options.model or distilled(Encoder.load(minilm, device="cpu"), Path(work, "static")))
         told = {"benchmark": "static", "model": options.model.name if options.model else "distilled from MiniLM"}
         told["dim"] = Encoder.load(static).dim
-        told |= {"speed": speed(static, minilm, chosen(rows, options.count), options.slow, options.rounds)}
-        told |= {"quality": quality(static, minilm, corpus, asked, options)}
+        if options.rounds:
+            told |= {"speed": speed(static, minilm, chosen(rows, options.count), options.slow, options.rounds)}
+        if asked:
+            told |= {"quality": quality(static, minilm, corpus, asked, options)}
     print(json.dumps(told))
 
 
