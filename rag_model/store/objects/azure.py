@@ -26,7 +26,7 @@ class Azure(Bucket):
     protocol = ("az", "abfs", "abfss")
 
     def connect(self) -> BlobServiceClient:
-        """Use the environment's account and its key, or whoever is logged in.
+        """Use the environment's account and its key, or the login of this machine.
 
         Raises:
             UsageError: the environment names no account, or its settings cannot be read.
