@@ -6,8 +6,9 @@ rules (`separation`); the texts of all others are split whole.
 """
 
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 Separation = Literal["spaces", "marks"]
+Known = dict[str, bytes | None]
 _MARK = "▁"  # stands for the space before a word: SentencePiece's
 _BY_CHARACTER = frozenset(("BertNormalizer", "Lowercase", "NFC", "NFD", "NFKC", "NFKD", "StripAccents"))
 _AT_SPACES = frozenset(("BertPreTokenizer", "Whitespace", "WhitespaceSplit"))
@@ -30,7 +32,8 @@ _ACROSS = ("dropout", "ignore_merges", "continuing_subword_prefix", "end_of_word
 _ID = 4  # bytes of an id
 _MOST_WORDS = 1 << 17  # remembered before the older half is forgotten: 25 MB each half
 _LONGEST = 64  # characters of a word that is remembered: some languages put no spaces between words
-_AT_ONCE = 1024  # words or texts for the tokenizer, whose result takes 20 times the memory of the ids
+_TOGETHER = 64  # new words that are split as one text
+_AT_ONCE = 1024  # texts for the tokenizer, whose result takes 20 times the memory of the ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,24 +45,28 @@ class Reading:
     unknown: int | None = None  # the id that does not count
 
 
-class _Known(dict[str, bytes | None]):
-    """Ids of words, as bytes; a new word's are made when it is looked up. None: see `Words.line`."""
+@dataclass(frozen=True, slots=True)
+class Parting:
+    """How the ids of a text of ASCII words are parted into those of each.
 
-    def __init__(self, line: Callable[[str], bytes | None], older: Mapping[str, bytes | None]) -> None:
-        super().__init__()
-        self._line, self._older = line, older
+    No such word has a mark of its own, or two. One that has a separator within it, or whose mark the tokenizer does not
+    know, shows in the number of lines.
+    """
 
-    def __missing__(self, word: str) -> bytes | None:
-        older = self._older
-        line = older[word] if word in older else self._line(word)
-        if len(word) <= _LONGEST:
-            self[word] = line
-        return line
+    between: str  # stands between the words of the text
+    first: frozenset[int] = frozenset()  # ids that begin a word
+    separator: int = -1  # the id of what stands between two words
 
-    def next(self) -> "_Known":
-        """Return an empty one that finds the words of this one, and not those of the one before."""
-        self._older = {}
-        return _Known(self._line, self)
+    def lines(self, ids: Sequence[int]) -> list[list[int]]:
+        """Return the ids of each word; where they are not as many as the words, no word's can be told."""
+        lines, line = list[list[int]](), list[int]()
+        for own in ids:
+            if own == self.separator or (own in self.first and line):
+                lines.append(line)
+                line = []
+            if own != self.separator:
+                line.append(own)
+        return [*lines, line]
 
 
 @dataclass(slots=True)
@@ -69,11 +76,10 @@ class Words:
     tokenizer: "Tokenizer"
     reading: Reading
     separation: Separation | None  # None: texts are split whole
+    parting: Parting | None = None  # how the ids of words that were split together are parted; None: each is alone
     added: frozenset[int] = frozenset()  # ids of tokens that are found in a text before it is split into words
-    _known: _Known = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._known = _Known(self.line, {})
+    _known: Known = field(default_factory=dict)  # ids of words, as bytes; None: see `_line`
+    _older: Known = field(default_factory=dict)
 
     @classmethod
     def load(cls, folder: Path, spec: EncoderSpec) -> Self:
@@ -87,7 +93,7 @@ class Words:
         tokenizer.no_truncation()
         own = separation(rules)
         added = frozenset(tokenizer.get_added_tokens_decoder()) if own == "marks" else frozenset[int]()
-        return cls(tokenizer, reading(tokenizer, rules, spec), own, added)
+        return cls(tokenizer, reading(tokenizer, rules, spec), own, parting_of(tokenizer, own), added)
 
     @property
     def size(self) -> int:
@@ -106,24 +112,40 @@ class Words:
         most = _ID * self.reading.tokens
         return [np.frombuffer(line[:most], np.int32) for line in lines]
 
-    def line(self, word: str) -> bytes | None:
-        """Return the ids of a word, as bytes; None: they depend on its neighbours, so that its text is split whole.
-
-        Raises:
-            InputError: the tokenizer has no tokens for it.
-        """
-        ids = next(self._split([word]))
-        alone = self.separation == "spaces" or (word and self.added.isdisjoint(ids))
-        return self._kept(ids) if alone else None
-
     def _looked_up(self, texts: Sequence[str]) -> list[bytes]:
-        known = self._known  # another thread may begin a new one meanwhile
-        lines = [_joined(known, text.split(" ")) for text in texts]
-        if len(known) >= _MOST_WORDS:
-            self._known = known.next()
+        split = [text.split(" ") for text in texts]
+        known = self._learned({*chain.from_iterable(split)})
+        lines = [_joined(known, words) for words in split]
         whole = [row for row, line in enumerate(lines) if line is None]
         again = dict(zip(whole, self._whole([texts[row] for row in whole]), strict=True))
         return [again[row] if line is None else line for row, line in enumerate(lines)]
+
+    def _learned(self, words: set[str]) -> Known:
+        """Return the ids of words, of which new ones are split; other threads may do so at the same time."""
+        if len(self._known) >= _MOST_WORDS:
+            self._known, self._older = {}, self._known
+        known, older = self._known, self._older
+        missing = words.difference(known)
+        known.update((word, older[word]) for word in missing & older.keys())
+        new = [word for word in missing.difference(known) if len(word) <= _LONGEST]
+        plain = [word for word in new if word and word.isascii() and word.isprintable()] if self.parting else []
+        other = list({*new}.difference(plain))
+        for some, lines in ((plain, self._parted(plain)), (other, self._split(other))):
+            known.update((word, self._line(word, ids)) for word, ids in zip(some, lines, strict=True))
+        return known
+
+    def _line(self, word: str, ids: list[int]) -> bytes | None:
+        """Return the ids of a word; None: they depend on its neighbours, so that its text must be split whole."""
+        alone = self.separation == "spaces" or (word and self.added.isdisjoint(ids))
+        return self._kept(ids) if alone else None
+
+    def _parted(self, words: Sequence[str]) -> Iterator[list[int]]:
+        """Yield the ids of each word; several are split as one text, which takes a third of the time."""
+        parting = self.parting or Parting("")
+        pieces = [words[start : start + _TOGETHER] for start in range(0, len(words), _TOGETHER)]
+        for piece, ids in zip(pieces, self._split([parting.between.join(piece) for piece in pieces]), strict=True):
+            lines = parting.lines(ids)
+            yield from lines if len(lines) == len(piece) else self._split(piece)
 
     def _whole(self, texts: Sequence[str]) -> list[bytes]:
         return [self._kept(ids) for ids in self._split(texts)]
@@ -134,14 +156,25 @@ class Words:
 
     def _split(self, texts: Sequence[str]) -> Iterator[list[int]]:
         try:
-            if len(texts) == 1:  # half as slow as a batch of one
-                yield self.tokenizer.encode(texts[0], add_special_tokens=False).ids
-                return
             for start in range(0, len(texts), _AT_ONCE):
                 piece = list(texts[start : start + _AT_ONCE])
                 yield from [one.ids for one in self.tokenizer.encode_batch_fast(piece, add_special_tokens=False)]
         except Exception as failed:  # tokenizers raises only Exception
             raise InputError(f"the model's tokenizer cannot split a text ({failed}): fetch the model again") from failed
+
+
+def parting_of(tokenizer: "Tokenizer", separation: Separation | None) -> Parting | None:
+    """Return how ids are parted: at a special token between words, or before each token with a mark."""
+    if separation == "marks":
+        marked = (number for token, number in tokenizer.get_vocab().items() if token.startswith(_MARK))
+        return Parting(" ", first=frozenset(marked))
+    if separation is None:
+        return None
+    unknown = getattr(tokenizer.model, "unk_token", None)
+    for number, own in tokenizer.get_added_tokens_decoder().items():
+        if own.content != unknown and not (own.normalized or own.single_word):
+            return Parting(f" {own.content} ", separator=number)
+    return None
 
 
 def reading(tokenizer: "Tokenizer", rules: Mapping[str, Any], spec: EncoderSpec) -> Reading:
@@ -208,8 +241,8 @@ def _merges_no_words(model: Mapping[str, Any]) -> bool:
 
 
 def _joined(known: Mapping[str, bytes | None], words: Sequence[str]) -> bytes | None:
-    """Return the ids of words, one behind the other; None: one has none of its own."""
+    """Return the ids of words, one behind the other; None: one is too long, or has none of its own."""
     try:
         return b"".join(map(known.__getitem__, words))  # type: ignore[arg-type]
-    except TypeError:
+    except (KeyError, TypeError):
         return None

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
 
 from rag_model.encoders import words as module
-from rag_model.encoders.words import Reading, Words, separation
+from rag_model.encoders.words import Reading, Words, parting_of, separation
 
 CORPUS = ["the king of the river city wrote music", "a theory, of war: the war's 12 rivers", "Ünïcodé kings (and 漢字)"]
 SPECIAL = ["<unk>", "<s>", "[SEP]"]
@@ -98,7 +98,8 @@ def made(kind: str) -> tuple[Tokenizer, Words]:
     tokenizer = make()
     own = separation(json.loads(tokenizer.to_str()))
     assert own == wanted
-    return tokenizer, Words(tokenizer, Reading(10**6), own, frozenset(tokenizer.get_added_tokens_decoder()))
+    added = frozenset(tokenizer.get_added_tokens_decoder())
+    return tokenizer, Words(tokenizer, Reading(10**6), own, parting_of(tokenizer, own), added)
 
 
 KNOWN = {kind: made(kind) for kind in KINDS}
@@ -157,9 +158,19 @@ def test_what_is_remembered_is_bounded_and_rare_words_are_forgotten_first(monkey
     for number in range(50):
         text = f"king {number} river{number}"
         assert words.tokens([text])[0].tolist() == tokenizer.encode(text, add_special_tokens=False).ids
-        held = {*words._known, *words._known._older}
+        held = {*words._known, *words._older}
         assert len(held) < 12
         assert "king" in held
+
+
+def test_new_words_are_split_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_TOGETHER", 3)
+    for kind, make in KINDS.items():
+        tokenizer, words = made(kind)
+        assert words.parting is not None or make[0] is levels
+        text = " ".join([*CORPUS, "[SEP] a[SEP]b <s> x<unk> rivers' zzz", *SPECIAL])
+        for own in (text, "king"):
+            assert words.tokens([own])[0].tolist() == tokenizer.encode(own, add_special_tokens=False).ids
 
 
 def test_texts_without_spaces_are_not_remembered() -> None:
